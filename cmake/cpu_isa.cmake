@@ -1,0 +1,15 @@
+# One object per instruction set: src/cpu/isa/<isa>.cpp compiles the shared algorithms of src/cpu/generic for that set.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(flash_attention_isa_flags_avx2 -march=x86-64-v3)
+  set(flash_attention_isa_flags_avx512 -march=x86-64-v4)
+  set(flash_attention_isa_flags_amx -march=x86-64-v4 -mamx-tile -mamx-bf16 -mavx512bf16)
+  list(FILTER flash_attention_sources EXCLUDE REGEX "/src/cpu/isa/neon.cpp$")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  list(FILTER flash_attention_sources EXCLUDE REGEX "/src/cpu/isa/(avx2|avx512|amx).cpp$")
+else()
+  list(FILTER flash_attention_sources EXCLUDE REGEX "/src/cpu/isa/(avx2|avx512|amx|neon).cpp$")
+endif()
+foreach(isa generic neon avx2 avx512 amx)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/isa/${isa}.cpp PROPERTIES
+    COMPILE_OPTIONS "${flash_attention_isa_flags_${isa}};-O3;-ffp-contract=fast;-fno-math-errno;-fno-trapping-math")
+endforeach()

@@ -1,0 +1,30 @@
+# The core library. Its objects are compiled once and linked twice: into the library that users get, which exports the
+# public API alone, and into a static one that tests link, which shows everything.
+file(GLOB_RECURSE flash_attention_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cpp)
+list(FILTER flash_attention_sources EXCLUDE REGEX "/src/emulator/runtime/")  # compiled with each emulated kernel
+
+include(embed_kernels)  # sets flash_attention_embedded_source
+include(cpu_isa)        # per-file flags of src/cpu
+
+find_package(Threads REQUIRED)
+add_library(flash_attention_objects OBJECT ${flash_attention_sources} ${flash_attention_embedded_source})
+target_include_directories(flash_attention_objects
+  PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+  PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/kernels)
+target_link_libraries(flash_attention_objects PRIVATE flash_attention_flags Threads::Threads)
+
+configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in ${PROJECT_BINARY_DIR}/include/flash_attention/version.h @ONLY)
+
+add_library(flash_attention $<TARGET_OBJECTS:flash_attention_objects>)
+add_library(flash_attention::flash_attention ALIAS flash_attention)
+target_include_directories(flash_attention PUBLIC
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(flash_attention PUBLIC cxx_std_20)
+target_link_libraries(flash_attention PRIVATE Threads::Threads ${CMAKE_DL_LIBS} $<BUILD_INTERFACE:flash_attention_flags>)
+set_target_properties(flash_attention PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+
+add_library(flash_attention_internal STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:flash_attention_objects>)
+target_include_directories(flash_attention_internal PUBLIC
+  ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/kernels)
+target_link_libraries(flash_attention_internal PUBLIC Threads::Threads ${CMAKE_DL_LIBS} flash_attention_flags)

@@ -1,0 +1,11 @@
+# Flags that all our own code is compiled with.
+add_library(flash_attention_flags INTERFACE)
+target_compile_options(flash_attention_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
+if(FLASH_ATTENTION_WERROR)
+  target_compile_options(flash_attention_flags INTERFACE -Werror)
+endif()
+if(FLASH_ATTENTION_SANITIZE)
+  target_compile_options(flash_attention_flags INTERFACE -fsanitize=${FLASH_ATTENTION_SANITIZE} -fno-omit-frame-pointer
+                         -fno-sanitize-recover=all)
+  target_link_options(flash_attention_flags INTERFACE -fsanitize=${FLASH_ATTENTION_SANITIZE})
+endif()

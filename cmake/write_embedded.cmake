@@ -1,0 +1,10 @@
+# Writes OUTPUT, a C++ file that defines the table declared in src/jit/embedded.h from the files below ROOT.
+file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/*.h ${ROOT}/*.cuh ${ROOT}/*.cu)
+list(SORT files)
+set(text "#include \"jit/embedded.h\"\n\nnamespace flash_attention::jit {\nnamespace {\nconstexpr EmbeddedFile files[] = {\n")
+foreach(name ${files})
+  file(READ ${ROOT}/${name} content)
+  string(APPEND text "{\"${name}\", R\"kernel_source(${content})kernel_source\"},\n")
+endforeach()
+string(APPEND text "};\n}  // namespace\nstd::span<const EmbeddedFile> embedded_files() { return files; }\n}  // namespace flash_attention::jit\n")
+file(WRITE ${OUTPUT} "${text}")

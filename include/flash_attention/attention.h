@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "flash_attention/device.h"
+#include "flash_attention/error.h"
+#include "flash_attention/export.h"
+#include "flash_attention/plan.h"
+#include "flash_attention/problem.h"
+
+/// Exact attention in O(seq) memory, forward and backward, on CPUs and NVIDIA GPUs.
+///
+///     flash_attention::Problem problem{.batch = 2, .seq_q = 1024, .seq_kv = 1024, .heads_q = 8, .heads_kv = 8,
+///                                      .head_dim = 64, .causal = true};
+///     flash_attention::forward(problem, {.q = q, .k = k, .v = v, .out = out, .lse = lse});
+namespace flash_attention {
+
+/// Pointers, and nothing else. Which of them must be set follows from the Problem; a wrong one is refused by name.
+/// They point to memory of Options::device. Shapes are in terms of the Problem's fields.
+struct Buffers {
+  const void* q = nullptr;  ///< [batch, seq_q, heads_q, head_dim]; packed: [total_q, heads_q, head_dim]
+  const void* k = nullptr;  ///< [batch, seq_kv, heads_kv, head_dim]; packed: [total_kv, heads_kv, head_dim]
+  const void* v = nullptr;  ///< [batch, seq_kv, heads_kv, head_dim_v]; packed: [total_kv, heads_kv, head_dim_v]
+  void* out = nullptr;      ///< [batch, seq_q, heads_q, head_dim_v]; forward writes it, backward reads it
+  float* lse = nullptr;     ///< [batch, heads_q, seq_q]; packed: [heads_q, total_q]. May be null in forward
+
+  const void* bias = nullptr;           ///< Problem::bias
+  const std::uint8_t* mask = nullptr;   ///< Problem::mask; nonzero = visible
+  const float* alibi_slopes = nullptr;  ///< Problem::alibi; [heads_q] or [batch, heads_q]
+  const float* sink = nullptr;          ///< Problem::sink; [heads_q]
+
+  const std::int32_t* cu_seqlens_q = nullptr;   ///< Problem::packed; [batch + 1]
+  const std::int32_t* cu_seqlens_kv = nullptr;  ///< Problem::packed; [batch + 1]
+  const std::int32_t* seqused_q = nullptr;      ///< Problem::seqused_q; [batch]
+  const std::int32_t* seqused_kv = nullptr;     ///< Problem::seqused_kv; [batch]
+  const std::int32_t* key_lengths = nullptr;    ///< Problem::key_lengths; [batch]
+
+  // Backward only. Gradients are overwritten, never added to.
+  const void* dout = nullptr;   ///< shape of out
+  const float* dlse = nullptr;  ///< shape of lse; may be null (no gradient through lse)
+  void* dq = nullptr;           ///< shape of q
+  void* dk = nullptr;           ///< shape of k
+  void* dv = nullptr;           ///< shape of v
+  void* dbias = nullptr;        ///< dense [batch|1, heads_q|1, seq_q|1, seq_kv], 1 where bias broadcasts; may be null
+  float* dsink = nullptr;       ///< [heads_q]; may be null
+};
+
+/// How one call is carried out; nothing here changes what is computed, except the dropout seed.
+struct Options {
+  Device device;                    ///< where the buffers are and the work runs
+  void* stream = nullptr;           ///< CUDA: the caller's CUstream; the call returns before the work is done
+  void* workspace = nullptr;        ///< at least workspace_bytes(...) bytes, 256-byte aligned, on the device
+  std::size_t workspace_bytes = 0;  ///< what the caller provides
+  std::uint64_t seed = 0;           ///< dropout
+  std::uint64_t offset = 0;         ///< dropout
+  std::string_view kernel;          ///< empty: the planner's choice; else a name such as "forward/sm90"
+};
+
+/// out = softmax(score(q, k)) v, and lse.
+FLASH_ATTENTION_API void forward(const Problem& problem, const Buffers& buffers, const Options& options = {});
+
+/// Gradients from out, lse and dout.
+FLASH_ATTENTION_API void backward(const Problem& problem, const Buffers& buffers, const Options& options = {});
+
+/// The textbook algorithm, which stores the full score matrices in the workspace: a baseline to compare with.
+FLASH_ATTENTION_API void standard_forward(const Problem& problem, const Buffers& buffers, const Options& options = {});
+FLASH_ATTENTION_API void standard_backward(const Problem& problem, const Buffers& buffers, const Options& options = {});
+
+/// Bytes of workspace that the call needs; often 0.
+FLASH_ATTENTION_API std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& options = {});
+
+/// Which kernel the call would use, and why each faster one was not chosen: text for people.
+FLASH_ATTENTION_API std::string explain(const Problem& problem, Pass pass, const Options& options = {});
+
+/// True where dropout keeps the score of query i and key j. The same function on every backend; docs/numerics.md.
+FLASH_ATTENTION_API bool dropout_keeps(std::uint64_t seed, std::uint64_t offset, float dropout_p, std::int64_t batch_idx, std::int64_t head_idx,
+                   std::int64_t heads_q, std::int64_t i, std::int64_t j);
+
+}  // namespace flash_attention

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flash_attention/export.h"
+
+namespace flash_attention {
+
+enum class DeviceKind : std::uint8_t {
+  cpu,
+  cuda,
+  emulator,  ///< runs the CUDA kernels on the CPU: slow, exact, for tests and learning
+};
+
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  int index = 0;          ///< which GPU; 0 elsewhere
+  int emulated_arch = 0;  ///< emulator only: the architecture it plays, 80 or 90 (0 = 90)
+
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// Instruction sets of the CPU backend, from the plainest to the most capable.
+enum class CpuIsa : std::uint8_t { generic, neon, avx2, avx512, amx };
+
+/// Facts about a device, asked once and passed as a value. The planner decides from these alone.
+struct DeviceInfo {
+  Device device;
+  std::string name;
+  int arch = 0;                        ///< CUDA and emulator: compute capability, 90 for 9.0
+  int num_sms = 0;                     ///< CUDA and emulator
+  std::int64_t shared_bytes = 0;       ///< CUDA and emulator: shared memory that one block may use
+  std::int64_t l2_bytes = 0;           ///< last-level cache
+  std::int64_t memory_bytes = 0;       ///< total memory of the device
+  CpuIsa isa = CpuIsa::generic;        ///< CPU
+  int threads = 1;                     ///< CPU: workers, the caller included
+
+  friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
+};
+
+/// Facts about one device. Throws Error(unavailable) where it does not exist.
+FLASH_ATTENTION_API DeviceInfo device_info(Device device);
+
+/// Every device this process can use: the CPU first, then the GPUs. The emulator is not listed.
+FLASH_ATTENTION_API std::vector<DeviceInfo> devices();
+
+/// The fastest device here: the first GPU with a compiler at hand, else the CPU.
+FLASH_ATTENTION_API Device best_device();
+
+FLASH_ATTENTION_API std::string_view to_string(DeviceKind kind);
+FLASH_ATTENTION_API std::string_view to_string(CpuIsa isa);
+FLASH_ATTENTION_API std::string to_string(Device device);  ///< "cpu", "cuda:0", "emulator:sm_90"
+
+/// The inverse of to_string; also takes "cuda" and "emulator". Throws Error(invalid_argument).
+FLASH_ATTENTION_API Device parse_device(std::string_view text);
+
+}  // namespace flash_attention

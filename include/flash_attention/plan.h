@@ -1,0 +1,68 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flash_attention/device.h"
+#include "flash_attention/export.h"
+#include "flash_attention/problem.h"
+
+namespace flash_attention {
+
+/// One GPU kernel launch: which unit of kernels/, how it is configured, how large.
+struct Launch {
+  std::string unit;    ///< file below kernels/ without its ending, e.g. "forward/portable"
+  std::string entry;   ///< the template in it, e.g. "forward_portable"
+  std::string config;  ///< its template argument in C++, e.g. "ForwardConfig{.head_dim = 64, ...}"
+  std::array<int, 3> grid{1, 1, 1};
+  int block = 1;
+  int cluster = 1;
+  int shared_bytes = 0;
+  int min_blocks_per_sm = 1;
+
+  friend bool operator==(const Launch&, const Launch&) = default;
+};
+
+/// A kernel that could have been chosen.
+struct Candidate {
+  std::string kernel;
+  std::string reason;  ///< why not; empty for the chosen one
+
+  friend bool operator==(const Candidate&, const Candidate&) = default;
+};
+
+/// How a Problem is solved on a device. Made by a pure function, constant once made.
+struct Plan {
+  std::string kernel;  ///< "forward/sm90", "cpu/prefill", ...
+  Pass pass = Pass::forward;
+  int block_q = 0;    ///< rows of the score matrix in one tile
+  int block_kv = 0;   ///< columns of the score matrix in one tile
+  int num_splits = 1; ///< parts the keys are divided into, merged at the end
+  std::size_t workspace_bytes = 0;
+  std::array<std::int64_t, 8> workspace_offsets{};  ///< where each part of the workspace begins; the kernel says what it is
+  std::vector<Launch> launches;       ///< CUDA and emulator; in order
+  std::vector<Candidate> candidates;  ///< in the order in which they were considered, up to the chosen one
+
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+/// The best kernel for the problem on that device. Pure: no driver call, no environment, no globals.
+/// `kernel` names one to use instead of the best. Throws Error(invalid_argument | unsupported).
+FLASH_ATTENTION_API Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel = {});
+
+/// A kernel the library has, and what it can do.
+struct KernelSummary {
+  std::string name;
+  Pass pass;
+  DeviceKind device;
+  std::string requirements;  ///< in words
+};
+FLASH_ATTENTION_API std::vector<KernelSummary> kernels();
+
+FLASH_ATTENTION_API std::string to_string(const Plan& plan);
+
+}  // namespace flash_attention

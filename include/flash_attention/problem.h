@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "flash_attention/export.h"
+
+namespace flash_attention {
+
+enum class Dtype : std::uint8_t { float32, float16, bfloat16 };
+
+/// Where the diagonal of a causal mask or a window lies when seq_q != seq_kv.
+enum class Alignment : std::uint8_t {
+  bottom_right,  ///< the last query sees the last key: diagonal at j = i + seq_kv - seq_q
+  top_left,      ///< the first query sees the first key: diagonal at j = i
+};
+
+enum class Pass : std::uint8_t { forward, backward, standard_forward, standard_backward };
+
+/// Strides in elements. The last axis (head_dim) always has stride 1.
+struct Strides {
+  static constexpr std::int64_t dense = std::numeric_limits<std::int64_t>::min();
+
+  std::int64_t batch = dense;  ///< ignored for packed tensors
+  std::int64_t seq = dense;
+  std::int64_t head = dense;
+
+  friend bool operator==(const Strides&, const Strides&) = default;
+};
+
+/// A tensor that lies over the scores, [batch, heads_q, seq_q, seq_kv]. A stride of 0 broadcasts that axis; the last
+/// stride is 1. In a packed problem the indices are those inside each sequence.
+struct ScoreTensor {
+  bool present = false;
+  Dtype dtype = Dtype::float32;  ///< of a bias; a boolean mask is one byte an element
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t q_stride = 0;
+
+  friend bool operator==(const ScoreTensor&, const ScoreTensor&) = default;
+};
+
+/// What is to be computed: sizes, strides and options, no pointers. Comparable, hashable, printable.
+///
+///     S = scale * Q K^T;  S = softcap * tanh(S / softcap);  S += bias;  S -= slope * |i + seq_kv - seq_q - j|
+///     P = dropout(softmax(S where visible, -inf elsewhere));  O = P V
+struct Problem {
+  std::int64_t batch = 1;
+  std::int64_t seq_q = 0;   ///< packed: the longest query sequence (0 = total_q)
+  std::int64_t seq_kv = 0;  ///< packed: the longest key sequence (0 = total_kv)
+  std::int64_t heads_q = 1;
+  std::int64_t heads_kv = 1;    ///< divides heads_q
+  std::int64_t head_dim = 0;    ///< a multiple of 8, at most 256
+  std::int64_t head_dim_v = 0;  ///< 0 = head_dim
+  Dtype dtype = Dtype::float32;
+
+  bool packed = false;  ///< sequences lie end to end; cu_seqlens say where each begins
+  std::int64_t total_q = 0;
+  std::int64_t total_kv = 0;
+
+  // Dense by default: [batch, seq, heads, dim] without gaps. dq, dk, dv and dout follow q, k, v and out in shape.
+  Strides q_strides, k_strides, v_strides, out_strides;
+  Strides dout_strides, dq_strides, dk_strides, dv_strides;
+
+  std::optional<float> scale;  ///< 1 / sqrt(head_dim) if not given
+  float softcap = 0;           ///< 0 = off
+  ScoreTensor bias;
+  bool alibi = false;
+  std::int64_t alibi_batch_stride = 0;  ///< 0: one slope per head for the whole batch
+
+  bool causal = false;  ///< the same as window_right = 0
+  Alignment alignment = Alignment::bottom_right;
+  std::int64_t window_left = -1;   ///< keys before the diagonal that are visible; -1 = all
+  std::int64_t window_right = -1;  ///< keys after the diagonal that are visible; -1 = all
+  ScoreTensor mask;
+  bool key_lengths = false;  ///< keys j >= key_lengths[b] are hidden; the diagonal stays where seq_kv puts it
+  bool seqused_q = false;    ///< sequence b has seqused_q[b] queries; the diagonal follows. Rows past it are zero
+  bool seqused_kv = false;   ///< sequence b has seqused_kv[b] keys; the diagonal follows
+
+  bool sink = false;     ///< one more logit per head in the denominator
+  float dropout_p = 0;   ///< in [0, 1)
+  bool deterministic = false;  ///< backward: the same bits in every run
+
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+FLASH_ATTENTION_API std::size_t hash_value(const Problem& problem);
+
+FLASH_ATTENTION_API std::string to_string(const Problem& problem);
+FLASH_ATTENTION_API std::string_view to_string(Dtype dtype);
+FLASH_ATTENTION_API std::string_view to_string(Pass pass);
+FLASH_ATTENTION_API std::string_view to_string(Alignment alignment);
+FLASH_ATTENTION_API std::size_t size_of(Dtype dtype);
+
+/// Multiplications and additions that the visible scores need: 2 * (head_dim + head_dim_v) a score, 2.5 times that for
+/// backward. Lengths known only on the device (packed, key lengths, masks) count as full.
+FLASH_ATTENTION_API double flops(const Problem& problem, Pass pass);
+
+}  // namespace flash_attention

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flash_attention/attention.h"
+#include "flash_attention/export.h"
+
+/// The process around the calls: messages, threads, the kernel cache, diagnosis.
+namespace flash_attention {
+
+/// Receives what the library has to say (a long compile, a healed cache file). It never prints by itself.
+using LogCallback = void (*)(std::string_view message, void* context);
+FLASH_ATTENTION_API void set_log_callback(LogCallback callback, void* context);
+
+/// Lets an engine run the CPU backend on its own threads: must call body(body_context, i) once for each i in
+/// [0, count) and return when all are done. nullptr restores the library's own pool.
+using ParallelFor = void (*)(void* context, std::int64_t count, void (*body)(void* body_context, std::int64_t index),
+                             void* body_context);
+FLASH_ATTENTION_API void set_parallel_for(ParallelFor parallel_for, void* context, int threads);
+
+/// Compiles and loads what the call would need, so that the call itself never waits for a compiler.
+FLASH_ATTENTION_API void prewarm(const Problem& problem, Pass pass, const Options& options);
+
+/// One thing that `doctor` looks at.
+struct Finding {
+  std::string subject;  ///< "NVRTC", "driver", "CPU", ...
+  bool ok = false;
+  std::string detail;   ///< what was found, or what was tried and missed
+  std::string advice;   ///< the next step where it is not ok
+};
+FLASH_ATTENTION_API std::vector<Finding> diagnose();
+
+/// One file of the kernel cache on disk.
+struct CacheEntry {
+  std::string path;
+  std::string kernel;  ///< unit, architecture and configuration, in words
+  std::int64_t bytes = 0;
+  bool intact = false;  ///< header and payload hash agree
+};
+FLASH_ATTENTION_API std::string cache_directory();
+FLASH_ATTENTION_API std::vector<CacheEntry> cache_entries();
+FLASH_ATTENTION_API std::int64_t clear_cache();  ///< removes every entry; returns the bytes freed
+
+}  // namespace flash_attention

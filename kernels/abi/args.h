@@ -1,0 +1,82 @@
+#pragma once
+
+// The one parameter of every attention kernel. Plain data: no includes, the same layout on host and device.
+
+namespace flash_attention::abi {
+
+/// An encoded TMA descriptor (cuTensorMapEncodeTiled), or the emulator's own.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+/// [batch, seq, heads, dim] with unit last stride; strides in elements. Packed: [total, heads, dim].
+struct TensorView {
+  void* data;
+  long long batch_stride;
+  long long seq_stride;
+  long long head_stride;
+};
+
+/// [batch, heads_q, seq_q, seq_kv] with unit last stride; a stride of 0 broadcasts.
+struct ScoreView {
+  const void* data;
+  long long batch_stride;
+  long long head_stride;
+  long long q_stride;
+};
+
+struct AttentionArgs {
+  TensorMap maps[8];  // TMA kernels only; each kernel says which tensor is where
+
+  TensorView Q, K, V, O;
+  TensorView dO, dQ, dK, dV;  // backward
+  float* lse;                 // natural log; [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
+  const float* dlse;          // layout of lse; may be null
+
+  const int* cu_seqlens_q;   // [batch + 1] or null
+  const int* cu_seqlens_kv;  // [batch + 1] or null
+  const int* seqused_q;      // [batch] or null
+  const int* seqused_kv;     // [batch] or null
+  const int* key_lengths;    // [batch] or null
+
+  ScoreView bias;
+  ScoreView mask;             // one byte an element, nonzero = visible
+  const float* alibi_slopes;  // [batch?, heads_q] or null
+  long long alibi_batch_stride;
+  const float* sink;  // [heads_q] or null
+
+  void* dbias;                  // dense [batch|1, heads_q|1, seq_q|1, seq_kv] or null
+  long long dbias_batch_stride;  // 0 where bias broadcasts
+  long long dbias_head_stride;
+  long long dbias_q_stride;
+  float* dsink;  // [heads_q] or null
+
+  void* workspace;
+  long long workspace_offsets[8];  // bytes; each kernel says what is where
+
+  int batch;
+  int seq_q;    // the longest, in a packed problem
+  int seq_kv;
+  int heads_q;
+  int heads_kv;
+  int group;    // heads_q / heads_kv
+  int total_q;  // batch * seq_q, or the packed total
+  int total_kv;
+  int num_splits;
+
+  int window_left;   // meaningful where Features says so
+  int window_right;
+  float scale;
+  float softcap;
+
+  // Dropout: keep where the Philox word is >= drop_threshold; docs/numerics.md.
+  unsigned long long seed;
+  unsigned long long offset;
+  unsigned drop_threshold;
+  float keep_scale;  // 1 / (1 - p)
+};
+
+static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);
+static_assert(sizeof(AttentionArgs) <= 4096, "the parameter space of a kernel");
+
+}  // namespace flash_attention::abi

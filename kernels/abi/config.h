@@ -1,0 +1,55 @@
+#pragma once
+
+// What a kernel is compiled for. The planner fills one of these, prints it as C++ and the generated unit passes it as a
+// template value, so a feature that is off leaves no instruction behind. Plain data: no includes, the same on host and device.
+
+namespace flash_attention::abi {
+
+enum class Type : int { float32, float16, bfloat16 };
+
+/// The options of the contract that change code. Each kernel applies them with `if constexpr`.
+struct Features {
+  Type dtype = Type::float32;       // q, k, v, out and their gradients
+  Type bias_dtype = Type::float32;  // bias and dbias
+  bool packed = false;              // cu_seqlens
+  bool seqused_q = false;
+  bool seqused_kv = false;
+  bool key_lengths = false;
+  bool window_left = false;   // a bound on keys before the diagonal
+  bool window_right = false;  // a bound on keys after the diagonal; causal is window_right with a bound of 0
+  bool top_left = false;      // the diagonal is j = i
+  bool softcap = false;
+  bool bias = false;
+  bool alibi = false;
+  bool mask = false;
+  bool dropout = false;
+  bool sink = false;
+};
+
+struct ForwardConfig {
+  Features features;
+  int head_dim = 0;  // of the tensors; tiles round up
+  int head_dim_v = 0;
+  int block_q = 0;   // query rows of a tile
+  int block_kv = 0;  // key rows of a tile
+  int num_warps = 0;
+  int num_stages = 1;   // K/V tiles in flight
+  int group = 1;        // heads_q / heads_kv where the kernel packs them, else 1
+  bool pair_tiles = false;  // sm90: a block takes a long and a short row tile in turn
+};
+
+struct BackwardConfig {
+  Features features;
+  int head_dim = 0;
+  int head_dim_v = 0;
+  int block_q = 0;
+  int block_kv = 0;
+  int num_warps = 0;
+  int num_stages = 1;
+  bool deterministic = false;
+  bool dlse = true;   // a gradient flows through lse
+  bool dbias = false;
+  bool dsink = false;
+};
+
+}  // namespace flash_attention::abi

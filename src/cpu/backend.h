@@ -1,0 +1,15 @@
+#pragma once
+
+#include <memory>
+
+#include "plan/kernel.h"
+
+namespace flash_attention::cpu {
+
+/// The CPU as a device: its instruction set (detected, or forced by the settings), threads and caches.
+DeviceInfo info();
+
+/// The function table of the plan's kernel for that instruction set.
+std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
+
+}  // namespace flash_attention::cpu

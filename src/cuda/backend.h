@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "flash_attention/runtime.h"
+#include "plan/kernel.h"
+
+namespace flash_attention::cuda {
+
+/// Every GPU of this process; empty without a driver.
+std::vector<DeviceInfo> devices();
+
+/// Facts about one GPU. Throws Error(unavailable) with the reason and the next step.
+DeviceInfo info(int index);
+
+/// Compiles (or finds in the cache) and loads the plan's kernels on that GPU.
+std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
+
+/// What `doctor` says about the driver and the GPUs.
+std::vector<Finding> diagnose();
+
+}  // namespace flash_attention::cuda

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace flash_attention::jit {
+
+struct EmbeddedFile {
+  std::string_view name;  // below kernels/, e.g. "tile/softmax.cuh"
+  std::string_view text;
+};
+
+/// Every file of kernels/, as it was when the library was built.
+std::span<const EmbeddedFile> embedded_files();
+
+}  // namespace flash_attention::jit

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "abi/args.h"
+#include "abi/config.h"
+#include "flash_attention/attention.h"
+
+namespace flash_attention::plan {
+
+/// The compile-time features of a normalised problem.
+abi::Features features_of(const Problem& problem);
+
+/// C++ source of a configuration, for Launch::config: "ForwardConfig{.features = {...}, .head_dim = 64, ...}".
+std::string to_source(const abi::ForwardConfig& config);
+std::string to_source(const abi::BackwardConfig& config);
+
+/// The kernel parameter of a call, all but the tensor maps. Reads no memory behind the pointers.
+/// workspace_offsets come from the plan's kernel family: see Plan::workspace_offsets.
+abi::AttentionArgs make_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options);
+
+/// What a TMA kernel wants in AttentionArgs::maps[slot]. The driver or the emulator encodes it.
+struct TensorMapSpec {
+  int slot = 0;
+  const void* data = nullptr;
+  Dtype dtype = Dtype::bfloat16;
+  int rank = 0;
+  std::uint64_t sizes[5] = {};         // elements, innermost first
+  std::uint64_t strides_bytes[4] = {}; // of dimensions 1..rank-1
+  std::uint32_t box[5] = {};
+  int swizzle_bytes = 128;  // 0, 32, 64 or 128
+};
+
+/// The maps a plan's kernels need for this call; empty for kernels that use no TMA.
+std::vector<TensorMapSpec> tensor_maps(const Problem& problem, const Plan& plan, const Buffers& buffers);
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <memory>
+
+#include "flash_attention/attention.h"
+
+namespace flash_attention {
+
+/// A plan made executable: a CPU function, or loaded GPU modules. Holds no shapes of its own; safe to launch from
+/// several threads. Each backend makes these from a Plan (cpu::load_kernel, cuda::load_kernel, emulator::load_kernel).
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const = 0;
+};
+
+}  // namespace flash_attention

@@ -1,0 +1,67 @@
+#include "plan/kernel_table.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "flash_attention/error.h"
+
+namespace flash_attention::plan {
+
+std::span<const KernelEntry> kernel_table() {
+  static const std::vector<KernelEntry> table = [] {
+    std::vector<KernelEntry> rows;
+    for (auto family : {cpu_kernels, portable_kernels, standard_kernels}) {
+      const auto entries = family();
+      rows.insert(rows.end(), entries.begin(), entries.end());
+    }
+    return rows;
+  }();
+  return table;
+}
+
+namespace {
+
+bool serves(const KernelEntry& entry, Pass pass, const DeviceInfo& device) {
+  const DeviceKind kind = device.device.kind == DeviceKind::emulator ? DeviceKind::cuda : device.device.kind;
+  return entry.pass == pass && entry.device == kind;
+}
+
+std::string names_of(Pass pass, const DeviceInfo& device) {
+  std::string names;
+  for (const KernelEntry& entry : kernel_table()) {
+    if (!serves(entry, pass, device)) continue;
+    if (!names.empty()) names += ", ";
+    names += entry.name;
+  }
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel) {
+  Plan plan;
+  plan.pass = pass;
+  bool found = false;
+  for (const KernelEntry& entry : kernel_table()) {
+    if (!serves(entry, pass, device)) continue;
+    if (kernel.empty() ? !entry.automatic : entry.name != kernel) continue;
+    found = true;
+    std::string reason = entry.reject(problem, device);
+    const bool chosen = reason.empty();
+    plan.candidates.push_back({std::string(entry.name), std::move(reason)});
+    if (!chosen) continue;
+    plan.kernel = entry.name;
+    entry.lay_out(problem, device, plan);
+    return plan;
+  }
+  const std::string where = std::string(to_string(pass)) + " on " + to_string(device.device);
+  if (!found && !kernel.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "kernel: '" + std::string(kernel) + "' does not exist for " + where + "; there are: " + names_of(pass, device));
+  }
+  std::string message = "no kernel for " + where + " takes this problem";
+  for (const Candidate& candidate : plan.candidates) message += "; " + candidate.kernel + ": " + candidate.reason;
+  throw Error(ErrorCode::unsupported, message);
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "flash_attention/plan.h"
+
+namespace flash_attention::plan {
+
+/// One row of the capability table: what a kernel can do, and how a problem is laid out for it.
+/// The planner takes the first row of the table that serves the pass and the device and does not reject the problem.
+struct KernelEntry {
+  std::string_view name;
+  Pass pass;
+  DeviceKind device;  // rows for cuda serve the emulator too
+  std::string_view requirements;
+  bool automatic = true;  // false: only when asked for by name (the ladder)
+
+  /// Why the kernel cannot take the (normalised) problem; empty where it can.
+  std::string (*reject)(const Problem& problem, const DeviceInfo& device);
+  /// Fills block sizes, launches and workspace of the plan.
+  void (*lay_out)(const Problem& problem, const DeviceInfo& device, Plan& plan);
+};
+
+// The families, each in a file of its own; kernel_table.cpp puts them in order, the fastest first.
+std::span<const KernelEntry> cpu_kernels();
+std::span<const KernelEntry> portable_kernels();
+std::span<const KernelEntry> standard_kernels();
+
+std::span<const KernelEntry> kernel_table();
+
+/// The planner proper: the problem is validated and normalised.
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel);
+
+}  // namespace flash_attention::plan
