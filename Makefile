@@ -1,0 +1,48 @@
+# Two commands: `make run` shows flash attention beside standard attention, `make test` runs every check that can run here.
+VENV ?= .venv
+BUILD := build/release
+PYTHON := $(VENV)/bin/python
+COMMAND := $(BUILD)/flash-attention
+export VENV
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench format lint fuzz install clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+run: ## flash against standard attention on the best device here: a table, and plots in build/run/
+	@tools/setup.sh build run
+	@tools/build.sh release flash-attention
+	@$(PYTHON) tools/plot_run.py --command $(COMMAND) --output build/run
+
+test: ## set up, build and run every test; ends with passed, failed, skipped
+	@tools/setup.sh build run test
+	@$(PYTHON) tools/run_tests.py
+
+bench: ## measure this machine; JSON and tables in build/bench/
+	@tools/setup.sh build run
+	@tools/build.sh release flash-attention
+	@mkdir -p build/bench
+	@$(COMMAND) bench --json build/bench/bench.json
+
+format: ## rewrite C++ with clang-format and Python with ruff
+	@tools/setup.sh lint
+	@$(PYTHON) tools/lint.py --fix
+
+lint: ## check format, clang-tidy, ruff and the table of allowed includes
+	@tools/setup.sh build lint
+	@$(PYTHON) tools/lint.py
+
+fuzz: ## libFuzzer for a minute (needs clang++); FUZZ_SECONDS=600 for longer
+	@tools/setup.sh build fuzz
+	@tools/fuzz.sh
+
+install: ## install library, headers and command below PREFIX (default /usr/local)
+	@tools/setup.sh build
+	@tools/build.sh release
+	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+
+clean: ## remove what was built (the virtual environment stays)
+	@rm -rf build

@@ -1,0 +1,76 @@
+"""Checks who includes whom: data walks through the house in one direction (docs/house.md), and this is the table of it."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# room -> rooms it may include besides itself. Every room of the library may include the public headers, `include`.
+ALLOWED = {
+    "include": set(),
+    "src/support": set(),
+    "src/plan": {"include", "kernels/abi", "src/support"},
+    "src/jit": {"include", "src/plan", "src/support"},
+    "src/cuda": {"include", "kernels/abi", "src/jit", "src/plan", "src/support"},
+    "src/cpu": {"include", "src/plan", "src/support"},
+    "src/emulator": {"include", "kernels/abi", "src/jit", "src/plan", "src/support", "kernels", "kernels/ptx", "kernels/tile"},
+    "src/api": {"include", "src/plan", "src/jit", "src/cuda", "src/cpu", "src/emulator", "src/support"},
+    "kernels/abi": set(),
+    "kernels/ptx": {"kernels/abi"},
+    "kernels/tile": {"kernels/abi", "kernels/ptx"},
+    "kernels": {"kernels/abi", "kernels/ptx", "kernels/tile"},  # forward, backward, decode, ladder, primer
+    "cli": {"include"},
+    "python": {"include"},
+    "examples": {"include"},
+}
+
+# Single files that a room may include although their room is not on its list.
+ALLOWED_FILES = {
+    "cli": {"src/cuda/memory.h", "src/emulator/counters.h", "src/cpu/peaks.h"},
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+SOURCES = {".h", ".hpp", ".cpp", ".c", ".cu", ".cuh"}
+
+
+def room_of(path: str) -> str | None:
+    """The longest room that holds the path."""
+    held = [room for room in ALLOWED if path.startswith(room + "/")]
+    return max(held, key=len) if held else None
+
+
+def resolve(including: Path, text: str) -> str | None:
+    """The included file, relative to the root; None where it is none of ours (or made by the build)."""
+    for base in (including.parent, ROOT / "include", ROOT / "src", ROOT / "kernels", ROOT):
+        candidate = (base / text).resolve()
+        if candidate.is_file() and candidate.is_relative_to(ROOT):
+            return candidate.relative_to(ROOT).as_posix()
+    return None
+
+
+def wrong_edges() -> list[str]:
+    wrong = []
+    for top in sorted({room.split("/")[0] for room in ALLOWED}):
+        for file in sorted((ROOT / top).rglob("*")):
+            if file.suffix not in SOURCES:
+                continue
+            source = file.relative_to(ROOT).as_posix()
+            room = room_of(source)
+            if room is None:
+                wrong.append(f"{source}: lies in no room; the rooms are {', '.join(sorted(ALLOWED))}")
+                continue
+            for text in INCLUDE.findall(file.read_text(encoding="utf-8")):
+                target = resolve(file, text)
+                target_room = room_of(target) if target else None
+                if target_room in (None, room) or target_room in ALLOWED[room] or target in ALLOWED_FILES.get(room, ()):
+                    continue
+                allowed = ", ".join(sorted(ALLOWED[room])) or "nothing"
+                wrong.append(f"{source}: includes {target}; {room} may include itself and {allowed}")
+    return wrong
+
+
+if __name__ == "__main__":
+    problems = wrong_edges()
+    print("\n".join(problems), end="\n" if problems else "")
+    sys.exit(1 if problems else 0)

@@ -1,0 +1,154 @@
+"""Builds and runs every test that can run on this machine; `make test` calls it.
+
+The stages, in order; `--only NAME` (may be repeated) takes some of them:
+
+  includes  the table of allowed includes between rooms
+  gtest     every GoogleTest program of the release build: unit, compile, emulated, gpu
+  pytest    tests/**/test_*.py: the Python package, the command, the install tree with the examples
+  asan      unit tests under the address and undefined-behaviour sanitizers
+  tsan      the tests that share memory between threads under the thread sanitizer
+
+The bounded fuzz run is one of the GoogleTest programs, so it runs in `gtest` and again in `asan`.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from test_results import Result, print_summary, read_junit
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build" / "test-reports"
+PROGRAM_LIMIT_S = 900
+
+# Which programs are worth a second build: those that handle memory by index (asan) and those with threads (tsan).
+SANITIZED = {
+    "asan": re.compile(r"^(api|plan|support|cpu|jit|fuzz)_.*(?<!_gpu)(?<!_emulated)(?<!_compile)_test$"),
+    "tsan": re.compile(r"^(cpu_thread|cpu_pool|cpu_parallel|jit_cache|jit_memory|api_concurrent|api_thread).*_test$"),
+}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def includes() -> list[Result]:
+    done = subprocess.run([sys.executable, "tools/check_includes.py"], cwd=ROOT, capture_output=True, text=True)
+    return [Result("includes: table of allowed edges", "failed" if done.returncode else "passed", done.stdout + done.stderr)]
+
+
+def build(preset: str, targets: list[str]) -> list[Result]:
+    """Empty where the build succeeded."""
+    if subprocess.run(["tools/build.sh", preset, *targets], cwd=ROOT).returncode == 0:
+        return []
+    return [Result(f"build {preset}", "failed", "the compiler's messages are above")]
+
+
+def programs(preset: str) -> list[tuple[str, str]]:
+    """(name, label) of the GoogleTest programs of a configured build."""
+    text = subprocess.run(
+        ["ctest", "--test-dir", f"build/{preset}", "--show-only=json-v1"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    found = []
+    for test in json.loads(text)["tests"]:
+        labels = [p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"]
+        found.append((test["name"], labels[0][0] if labels else "unit"))
+    return found
+
+
+def run_program(preset: str, name: str, label: str) -> list[Result]:
+    prefix = f"{label}/{name}" if preset == "release" else f"{preset}/{name}"
+    report = REPORTS / preset / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [ROOT / "build" / preset / "tests" / name, f"--gtest_output=xml:{report}", "--gtest_brief=1"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROGRAM_LIMIT_S,
+        )
+        code, output = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired:
+        code, output = -1, f"still running after {PROGRAM_LIMIT_S} s"
+    results = read_junit(report, prefix)
+    if code != 0 and not any(r.outcome == "failed" for r in results):
+        results.append(Result(prefix, "failed", f"exit code {code}\n" + "\n".join(output.splitlines()[-60:])))
+    if code == 0 and not results:
+        results.append(Result(prefix, "failed", "ran, but reported no test"))
+    bad = sum(r.outcome == "failed" for r in results)
+    say(f"  {time.monotonic() - start:6.1f} s  {prefix}  {len(results)} tests" + (f", {bad} FAILED" if bad else ""))
+    return results
+
+
+def run_programs(preset: str, chosen: list[tuple[str, str]]) -> list[Result]:
+    (REPORTS / preset).mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return [r for results in pool.map(lambda p: run_program(preset, *p), chosen) for r in results]
+
+
+def gtest() -> list[Result]:
+    return build("release", []) or run_programs("release", programs("release"))
+
+
+def pytest() -> list[Result]:
+    report = REPORTS / "pytest.xml"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    if not any((ROOT / "tests").rglob("test_*.py")):
+        return []
+    failed_build = build("release", [])
+    if failed_build:
+        return failed_build
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "tests"], cwd=ROOT)
+    results = read_junit(report, "pytest")
+    if done.returncode not in (0, 1, 5):
+        results.append(Result("pytest", "failed", f"exit code {done.returncode}"))
+    return results
+
+
+def sanitized(preset: str) -> list[Result]:
+    failed_build = build(preset, ["flash_attention_objects"])  # configures, too
+    if failed_build:
+        return failed_build
+    chosen = [p for p in programs(preset) if SANITIZED[preset].match(p[0])]
+    if not chosen:
+        return []
+    return build(preset, [name for name, _ in chosen]) or run_programs(preset, chosen)
+
+
+STAGES = {
+    "includes": includes,
+    "gtest": gtest,
+    "pytest": pytest,
+    "asan": lambda: sanitized("asan"),
+    "tsan": lambda: sanitized("tsan"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=STAGES, help="run this stage; may be repeated")
+    chosen = parser.parse_args().only or list(STAGES)
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    results = []
+    for name in chosen:
+        start = time.monotonic()
+        say(f"== {name}")
+        results += STAGES[name]()
+        say(f"== {name} took {time.monotonic() - start:.0f} s")
+        if any(r.name == "build release" for r in results):
+            break
+    return print_summary(results)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

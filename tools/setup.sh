@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# tools/setup.sh STAGE...: makes sure that what a stage needs is here; costs nothing when it is.
+#
+#   build   compiler, CMake, Ninja, GoogleTest, Google Benchmark, pkg-config
+#   run     the virtual environment with what draws plots; NVRTC where there is an NVIDIA GPU
+#   test    Python headers and every package the tests import
+#   lint    clang-format, clang-tidy, ruff
+#   fuzz    clang++
+#
+# System packages are installed with apt where that is allowed (root, or sudo without a password); otherwise the exact
+# line to type is printed. Python packages go into $VENV (default .venv) and nowhere else.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${VENV:-.venv}
+
+missing=()
+need_command() { command -v "$1" >/dev/null || missing+=("$2"); }
+need_header() { [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ] || missing+=("$2"); }
+
+for stage in "$@"; do
+  case $stage in
+    build)
+      need_command g++ g++
+      need_command cmake cmake
+      need_command ninja ninja-build
+      need_command pkg-config pkg-config
+      need_header gtest/gtest.h libgtest-dev
+      need_header benchmark/benchmark.h libbenchmark-dev
+      ;;
+    run) need_command python3 python3 ;;
+    test) need_command python3 python3 ;;
+    lint)
+      need_command python3 python3
+      need_command clang-format clang-format
+      need_command clang-tidy clang-tidy
+      ;;
+    fuzz) need_command clang++ clang ;;
+    *)
+      echo "setup: unknown stage '$stage'; allowed: build run test lint fuzz" >&2
+      exit 2
+      ;;
+  esac
+done
+
+wants_python=false
+for stage in "$@"; do
+  case $stage in run | test | lint) wants_python=true ;; esac
+done
+if $wants_python && [ ! -x "$venv/bin/python" ]; then
+  if ! command -v python3 >/dev/null; then
+    missing+=(python3-venv python3-dev)
+  else
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    python3 -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+      missing+=(python3-dev)
+  fi
+fi
+
+if [ ${#missing[@]} -gt 0 ]; then
+  install="apt-get install -y --no-install-recommends ${missing[*]}"
+  if ! command -v apt-get >/dev/null; then
+    echo "setup: missing: ${missing[*]} (Debian's names). Install them with your system's package manager." >&2
+    exit 1
+  elif [ "$(id -u)" = 0 ]; then
+    as_root=()
+  elif sudo -n true 2>/dev/null; then
+    as_root=(sudo -n)
+  else
+    echo "setup: some system packages are missing and I may not install them. Please type:" >&2
+    echo "  sudo apt-get update && sudo $install" >&2
+    exit 1
+  fi
+  echo "setup: $install" >&2
+  export DEBIAN_FRONTEND=noninteractive
+  ${as_root[@]+"${as_root[@]}"} apt-get update -qq
+  # shellcheck disable=SC2086
+  ${as_root[@]+"${as_root[@]}"} $install -qq >/dev/null
+fi
+
+$wants_python || exit 0
+requirements=()
+for stage in "$@"; do
+  case $stage in
+    run)
+      requirements+=(tools/requirements/run.txt)
+      [ ! -e /dev/nvidiactl ] || requirements+=(tools/requirements/nvrtc.txt)
+      ;;
+    test)
+      requirements+=(tools/requirements/run.txt tools/requirements/nvrtc.txt tools/requirements/test.txt)
+      [ ! -e tests/python/requirements.txt ] || requirements+=(tests/python/requirements.txt)
+      ;;
+    lint) requirements+=(tools/requirements/lint.txt) ;;
+  esac
+done
+mapfile -t requirements < <(printf '%s\n' "${requirements[@]}" | sort -u)
+
+# A stamp per requirement file, named by its content: nothing to do where all are there.
+todo=()
+stamps=()
+for file in "${requirements[@]}"; do
+  stamp="$venv/.installed-$(sha256sum "$file" | cut -c1-16)"
+  [ -e "$stamp" ] || { todo+=(-r "$file"); stamps+=("$stamp"); }
+done
+[ ${#todo[@]} -gt 0 ] || exit 0
+
+if [ ! -x "$venv/bin/python" ]; then
+  echo "setup: making $venv" >&2
+  python3 -m venv "$venv"
+fi
+echo "setup: pip install ${todo[*]}" >&2
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${todo[@]}"
+touch "${stamps[@]}"
