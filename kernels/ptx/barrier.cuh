@@ -1,0 +1,17 @@
+#pragma once
+
+// Named barriers of a block, 0..15; 0 is that of __syncthreads (PTX ISA 9.7.13.1, barrier).
+
+namespace flash_attention::ptx {
+
+/// bar.sync: waits until `threads` threads (whole warps) have come to barrier `id`, by sync or by arrive.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// bar.arrive: counts as having come, without waiting.
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace flash_attention::ptx
