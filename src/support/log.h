@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string_view>
+
+namespace flash_attention::support {
+
+/// Hands a message to the callback of set_log_callback (runtime.h); without one it is dropped.
+void log(std::string_view message);
+
+}  // namespace flash_attention::support

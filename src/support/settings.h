@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "flash_attention/device.h"
+
+namespace flash_attention::support {
+
+/// Everything the library takes from the environment. Read once; the rest of the library asks settings().
+struct Settings {
+  std::filesystem::path cache_dir;                         // where compiled kernels are kept
+  std::int64_t cache_limit_bytes = std::int64_t{1} << 30;  // the oldest entries go when the cache grows past this
+  std::filesystem::path aot_dir;                           // read-only kernels made ahead of time; empty: none given
+  bool jit = true;                                         // false: never compile, only use what is in the caches
+  std::filesystem::path nvrtc;                             // the NVRTC library, or the folder it is in; empty: search
+  std::string nvrtc_options;                               // more options for NVRTC, separated by spaces
+  std::filesystem::path driver;                            // the CUDA driver library; empty: libcuda.so.1
+  std::filesystem::path kernel_dir;                        // read the kernel sources from here; empty: those in the library
+  std::optional<CpuIsa> cpu_isa;                           // empty: the best this CPU has
+  int threads = 0;                                         // of the CPU backend; 0: one a core
+  std::uint64_t emulator_seed = 0;                         // of the emulator's schedule
+  std::string cxx = "c++";                                 // the compiler of the emulator
+  std::string cxx_flags;                                   // more flags for it, separated by spaces
+
+  // Of the surroundings rather than of this library: where to look for NVRTC. Empty where not set.
+  std::filesystem::path home;
+  std::filesystem::path cuda_home;
+  std::filesystem::path conda_prefix;
+  std::filesystem::path virtual_env;
+};
+
+/// The value of an environment variable, or nullptr.
+using Environment = std::function<const char*(const char* name)>;
+
+/// Throws Error(invalid_argument) that names the variable, its value and what is allowed.
+Settings read_settings(const Environment& environment);
+
+/// The process's settings, read at the first call.
+const Settings& settings();
+
+/// One variable as the documentation has it.
+struct SettingDescription {
+  std::string_view variable;
+  std::string_view allowed;
+  std::string_view initially;
+  std::string_view meaning;
+};
+std::span<const SettingDescription> setting_descriptions();
+
+}  // namespace flash_attention::support
