@@ -1,0 +1,52 @@
+#pragma once
+
+// Atomic additions and the loads and stores that order blocks of a grid (PTX ISA 9.7.13.6 atom, 9.7.13.7 red, 9.7.9 ld/st).
+
+#include "ptx/memory.cuh"
+
+namespace flash_attention::ptx {
+
+/// red.global.add.f32: adds without giving back the old value.
+__device__ __forceinline__ void reduce_add(float* address, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+
+/// red.global.add.v4.f32 (sm_90): four neighbours, 16-byte aligned; each addition is atomic by itself.
+__device__ __forceinline__ void reduce_add(float* address, const Vector<float, 4>& values) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(values[0]), "f"(values[1]),
+               "f"(values[2]), "f"(values[3])
+               : "memory");
+}
+
+/// atom.global.add: gives back the old value. Orders nothing.
+__device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value) {
+  unsigned old;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  return old;
+}
+
+/// atom.global.acq_rel.add: what this thread wrote before is visible to whoever sees the new value, and the other way round.
+__device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
+  unsigned old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  return old;
+}
+
+/// ld.acquire.gpu: later reads see what was written before the release that stored this value.
+__device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+/// st.release.gpu: earlier writes are visible to whoever acquires this value.
+__device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/// red.release.gpu.global.add: a release that counts.
+__device__ __forceinline__ void reduce_add_release(unsigned* address, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+}  // namespace flash_attention::ptx

@@ -1,0 +1,70 @@
+#pragma once
+
+// Arithmetic that C++ has no operator for (PTX ISA 9.7.3 floating point, 9.7.1 integer).
+
+namespace flash_attention::ptx {
+
+/// ex2.approx.ftz: 2^x, 2 ulp; 0 for -inf, no branch.
+__device__ __forceinline__ float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// lg2.approx: log2(x); -inf for 0.
+__device__ __forceinline__ float log2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// tanh.approx (sm_75): relative error 2^-11, enough where the result is rounded to 16 bits.
+__device__ __forceinline__ float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// rcp.approx.ftz: 1 / x, 1 ulp.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// fma.rn: x * y + z, rounded once.
+__device__ __forceinline__ float fma(float x, float y, float z) {
+  float result;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(x), "f"(y), "f"(z));
+  return result;
+}
+
+/// max: the other operand where one is NaN.
+__device__ __forceinline__ float max(float x, float y) {
+  float result;
+  asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+
+/// min: the other operand where one is NaN.
+__device__ __forceinline__ float min(float x, float y) {
+  float result;
+  asm("min.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+
+/// abs.
+__device__ __forceinline__ float abs(float x) {
+  float result;
+  asm("abs.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/// mul.hi.u32: the upper half of the 64-bit product.
+__device__ __forceinline__ unsigned multiply_high(unsigned x, unsigned y) {
+  unsigned result;
+  asm("mul.hi.u32 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+  return result;
+}
+
+}  // namespace flash_attention::ptx
