@@ -1,10 +1,19 @@
-# Writes OUTPUT, a C++ file that defines the table declared in src/jit/embedded.h from the files below ROOT.
-file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/*.h ${ROOT}/*.cuh ${ROOT}/*.cu)
-list(SORT files)
-set(text "#include \"jit/embedded.h\"\n\nnamespace flash_attention::jit {\nnamespace {\nconstexpr EmbeddedFile files[] = {\n")
-foreach(name ${files})
-  file(READ ${ROOT}/${name} content)
-  string(APPEND text "{\"${name}\", R\"kernel_source(${content})kernel_source\"},\n")
-endforeach()
-string(APPEND text "};\n}  // namespace\nstd::span<const EmbeddedFile> embedded_files() { return files; }\n}  // namespace flash_attention::jit\n")
-file(WRITE ${OUTPUT} "${text}")
+# Writes OUTPUT, a C++ file that defines the table declared in src/jit/embedded.h from kernels/ and
+# src/emulator/runtime/ below ROOT. A file's text never becomes part of a CMake list, which would drop its semicolons.
+function(embed folder prefix)
+  file(GLOB_RECURSE names RELATIVE "${ROOT}/${folder}"
+       "${ROOT}/${folder}/*.h" "${ROOT}/${folder}/*.cuh" "${ROOT}/${folder}/*.cu" "${ROOT}/${folder}/*.cpp")
+  list(SORT names)
+  foreach(name IN LISTS names)
+    file(READ "${ROOT}/${folder}/${name}" content)
+    file(APPEND "${OUTPUT}" "{\"${prefix}${name}\", R\"kernel_source(${content})kernel_source\"},\n")
+  endforeach()
+endfunction()
+
+file(WRITE "${OUTPUT}" "#include \"jit/embedded.h\"\n\nnamespace flash_attention::jit {\nnamespace {\n"
+                       "constexpr EmbeddedFile files[] = {\n")
+embed(kernels "")
+embed(src/emulator/runtime "emulator/")
+file(APPEND "${OUTPUT}" "};\n}  // namespace\n"
+                        "std::span<const EmbeddedFile> embedded_files() { return files; }\n"
+                        "}  // namespace flash_attention::jit\n")

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "jit/product.h"
+#include "jit/store.h"
+#include "support/settings.h"
+
+namespace flash_attention::jit {
+
+/// The products on disk: kernels made ahead of time, which are only read, then this user's cache.
+class ProductCache {
+ public:
+  explicit ProductCache(const support::Settings& settings);
+
+  /// The product of the recipe: found, or made by `produce` and kept. Whatever is wrong with the disk, the caller gets its
+  /// product. Of the processes and threads that ask at the same time, one produces and the others wait for it.
+  /// Throws Error(unavailable) where it is not found and FLASH_ATTENTION_JIT is off, and what `produce` throws.
+  Artifact get(const Recipe& recipe, const std::function<Product()>& produce) const;
+
+  /// Only looks.
+  std::optional<Artifact> find(const Recipe& recipe) const;
+
+  const Store& ahead_of_time() const { return ahead_of_time_; }
+  const Store& store() const { return store_; }
+
+ private:
+  Store ahead_of_time_;
+  Store store_;
+  bool may_produce_;
+};
+
+/// The cache that the process's settings describe.
+const ProductCache& product_cache();
+
+}  // namespace flash_attention::jit

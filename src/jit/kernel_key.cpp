@@ -1,0 +1,26 @@
+#include "jit/kernel_key.h"
+
+namespace flash_attention::jit {
+
+KernelKey make_key(const Launch& launch, int arch) {
+  return {launch.unit, launch.entry, launch.config, arch, launch.block, launch.min_blocks_per_sm};
+}
+
+std::string to_string(const KernelKey& key) {
+  return key.unit + " " + arch_name(key.arch) + (key.config.empty() ? "" : " " + key.config);
+}
+
+std::string arch_name(int arch) { return "sm_" + std::to_string(arch) + (arch >= 90 ? "a" : ""); }
+
+std::string emit(const KernelKey& key, const std::string& kernel_file) {
+  const std::string bounds = std::to_string(key.block_threads) + ", " + std::to_string(key.min_blocks_per_sm);
+  std::string text = "// " + key.unit + " for " + arch_name(key.arch) + "\n";
+  text += "#include \"" + kernel_file + "\"\n\n";
+  text += "using namespace flash_attention;\nusing namespace flash_attention::abi;\n\n";
+  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds +
+          ") kernel(const __grid_constant__ AttentionArgs args) {\n";
+  text += "  " + key.entry + (key.config.empty() ? "" : "<" + key.config + ">") + "(args);\n}\n";
+  return text;
+}
+
+}  // namespace flash_attention::jit

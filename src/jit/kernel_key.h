@@ -1,0 +1,34 @@
+#pragma once
+
+#include <compare>
+#include <string>
+
+#include "flash_attention/plan.h"
+
+namespace flash_attention::jit {
+
+/// What makes one compiled kernel different from another: a Launch without its sizes, for an architecture.
+struct KernelKey {
+  std::string unit;    // "forward/portable"
+  std::string entry;   // "forward_portable"
+  std::string config;  // "ForwardConfig{...}"; empty: the entry is not a template
+  int arch = 0;        // compute capability, 90 for 9.0
+  int block_threads = 1;
+  int min_blocks_per_sm = 1;
+
+  friend auto operator<=>(const KernelKey&, const KernelKey&) = default;
+};
+
+KernelKey make_key(const Launch& launch, int arch);
+
+/// "forward/portable sm_90a ForwardConfig{...}"
+std::string to_string(const KernelKey& key);
+
+/// How NVRTC names the architecture: "sm_80", "sm_90a". From 9.0 on, the features that only this architecture has.
+std::string arch_name(int arch);
+
+/// The translation unit: a few lines that include the kernel and instantiate it as `extern "C" kernel`. It is what NVRTC
+/// compiles, what the emulator compiles, and what lies beside the cubin in the cache.
+std::string emit(const KernelKey& key, const std::string& kernel_file);
+
+}  // namespace flash_attention::jit

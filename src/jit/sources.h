@@ -1,0 +1,22 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace flash_attention::jit {
+
+/// One kernel source as a compiler is given it. Kernel sources include each other by their name below kernels/.
+struct SourceFile {
+  std::string name;  // "tile/softmax.cuh"
+  std::string text;
+};
+
+/// The file and everything it includes, sorted by name. From the library itself, or from `kernel_dir` (kernels/ of a
+/// source tree) where that is not empty. Throws Error(invalid_argument) where the file does not exist.
+std::vector<SourceFile> sources_of(const std::string& name, const std::filesystem::path& kernel_dir);
+
+/// The file that holds a unit: "forward/portable" -> "forward/portable.cuh". Throws Error(invalid_argument).
+std::string file_of_unit(const std::string& unit, const std::filesystem::path& kernel_dir);
+
+}  // namespace flash_attention::jit

@@ -1,0 +1,174 @@
+#include "jit/store.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "jit/entry.h"
+#include "support/files.h"
+#include "support/log.h"
+#include "support/sha256.h"
+
+namespace flash_attention::jit {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+constexpr auto lock_name = "lock";
+constexpr auto abandoned_after = 10min;  // a temporary this old belongs to a process that was killed
+
+std::string digest(std::string_view text, std::size_t digits) {
+  return support::to_hex(support::sha256(text)).substr(0, digits);
+}
+
+/// How the file names of a recipe begin, whichever compiler it is for.
+std::string beginning(const Recipe& recipe) { return recipe.stem + "-" + digest(recipe.content, 32) + "-"; }
+
+std::string file_name(const Recipe& recipe) { return beginning(recipe) + digest(recipe.compiler, 8) + "." + recipe.kind; }
+
+bool is_product(const fs::path& path) {
+  const std::string ending = path.extension().string();
+  return (ending == ".cubin" || ending == ".ptx" || ending == ".so") && !support::is_temporary(path);
+}
+
+struct File {
+  fs::path path;
+  std::int64_t bytes = 0;
+  fs::file_time_type used;
+};
+
+std::vector<File> files_in(const fs::path& folder) {
+  std::vector<File> files;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;  // another process may remove files meanwhile
+    if (!it->is_regular_file(gone) || it->path().filename() == lock_name) continue;
+    File file{it->path(), static_cast<std::int64_t>(it->file_size(gone)), it->last_write_time(gone)};
+    if (!gone) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+}  // namespace
+
+Store::Store(fs::path folder, Access access, std::int64_t limit_bytes)
+    : folder_(std::move(folder)), access_(access), limit_bytes_(limit_bytes) {
+  if (access_ == Access::read_write) {
+    problem_ =
+        limit_bytes_ == 0 ? "FLASH_ATTENTION_CACHE_LIMIT is 0" : support::prepare_private_folder(folder_).value_or("");
+    return;
+  }
+  std::error_code error;
+  problem_ =
+      fs::is_directory(folder_, error) ? support::why_untrusted(folder_).value_or("") : "no folder " + folder_.string();
+}
+
+std::optional<Artifact> Store::load(const fs::path& path, const Recipe& recipe) const {
+  std::error_code error;
+  if (!fs::is_regular_file(fs::symlink_status(path, error))) return std::nullopt;
+  if (const auto reason = support::why_untrusted(path)) {
+    support::log("flash_attention: not loaded: " + *reason);
+    return std::nullopt;
+  }
+  const auto bytes = support::read_file(path);
+  if (!bytes) return std::nullopt;
+  const std::optional<Entry> entry = decode(*bytes);
+  if (entry && entry->content == digest(recipe.content, 64) &&
+      (recipe.compiler.empty() || entry->compiler == recipe.compiler)) {
+    if (access_ == Access::read_write) fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // used just now
+    return Artifact{entry->payload, entry->notes, path, false};
+  }
+  if (access_ == Access::read_write) fs::remove(path, error);
+  support::log("flash_attention: the cached kernel " + path.string() + " is damaged; it is compiled again");
+  return std::nullopt;
+}
+
+std::optional<Artifact> Store::find(const Recipe& recipe) const {
+  if (!problem_.empty()) return std::nullopt;
+  // Kernels made ahead of time are right whatever compiler made them; so is any where there is no compiler.
+  if (access_ == Access::read_write && !recipe.compiler.empty()) return load(folder_ / file_name(recipe), recipe);
+  Recipe any = recipe;
+  any.compiler.clear();
+  const std::string start = beginning(recipe);
+  for (const File& file : files_in(folder_)) {
+    if (!file.path.filename().string().starts_with(start) || file.path.extension() != "." + recipe.kind) continue;
+    if (auto artifact = load(file.path, any)) return artifact;
+  }
+  return std::nullopt;
+}
+
+fs::path Store::keep(const Recipe& recipe, const Product& product) const {
+  if (!problem_.empty() || access_ == Access::read_only) return {};
+  const fs::path path = folder_ / file_name(recipe);
+  fs::path source_path = path;
+  source_path.replace_extension(".cu");
+  auto failure = support::write_file_atomically(source_path, product.source);
+  if (!failure) {
+    failure = support::write_file_atomically(
+        path, encode({recipe.name, digest(recipe.content, 64), recipe.compiler, product.notes, product.payload}));
+  }
+  if (failure) {
+    support::log("flash_attention: the compiled kernel is not kept: " + *failure);
+    std::error_code error;
+    if (!fs::exists(path, error)) fs::remove(source_path, error);
+    return {};
+  }
+  make_room();
+  std::error_code error;
+  return fs::exists(path, error) ? path : fs::path{};
+}
+
+void Store::make_room() const {
+  std::vector<File> files = files_in(folder_);
+  std::ranges::sort(files, {}, &File::used);
+  std::int64_t total = 0;
+  for (const File& file : files) total += file.bytes;
+  const auto now = fs::file_time_type::clock::now();
+  for (const File& file : files) {
+    std::error_code error;
+    if (support::is_temporary(file.path)) {
+      if (now - file.used > abandoned_after && fs::remove(file.path, error)) total -= file.bytes;
+    } else if (total > limit_bytes_ && is_product(file.path)) {
+      fs::path source_path = file.path;
+      source_path.replace_extension(".cu");
+      const auto source_bytes = fs::file_size(source_path, error);
+      if (!error && fs::remove(source_path, error)) total -= static_cast<std::int64_t>(source_bytes);
+      if (fs::remove(file.path, error)) total -= file.bytes;
+    }
+  }
+}
+
+std::optional<support::FileLock> Store::lock(const Recipe& recipe, std::chrono::milliseconds patience) const {
+  if (!problem_.empty() || access_ == Access::read_only) return std::nullopt;
+  std::uint64_t slot = 0;
+  for (const std::uint8_t byte : support::sha256(file_name(recipe))) slot = slot << 8 | byte;
+  return support::FileLock::acquire(folder_ / lock_name, slot, patience);
+}
+
+std::vector<CacheEntry> Store::entries() const {
+  std::vector<CacheEntry> entries;
+  if (!problem_.empty()) return entries;
+  for (const File& file : files_in(folder_)) {
+    if (!is_product(file.path)) continue;
+    const auto bytes = support::read_file(file.path);
+    const auto entry = bytes ? decode(*bytes) : std::nullopt;
+    entries.push_back({file.path.string(), entry ? entry->name : file.path.stem().string(), file.bytes, entry.has_value()});
+  }
+  std::ranges::sort(entries, {}, &CacheEntry::path);
+  return entries;
+}
+
+std::int64_t Store::clear() const {
+  std::int64_t freed = 0;
+  if (!problem_.empty() || access_ == Access::read_only) return freed;
+  for (const File& file : files_in(folder_)) {
+    const bool ours = is_product(file.path) || file.path.extension() == ".cu" || support::is_temporary(file.path);
+    std::error_code error;
+    if (ours && fs::remove(file.path, error)) freed += file.bytes;
+  }
+  return freed;
+}
+
+}  // namespace flash_attention::jit

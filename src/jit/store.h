@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flash_attention/runtime.h"
+#include "jit/product.h"
+#include "support/file_lock.h"
+
+namespace flash_attention::jit {
+
+/// A folder of compiled products. What is found there is code, so nothing is taken from a folder or file that another
+/// user could have written. Safe for any number of processes at once.
+class Store {
+ public:
+  enum class Access { read_only, read_write };
+
+  /// Touches nothing but the folder itself, which is made (mode 0700) where it is to be written.
+  Store(std::filesystem::path folder, Access access, std::int64_t limit_bytes);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  /// Why the folder is not used; empty where it is.
+  const std::string& problem() const { return problem_; }
+
+  /// The product, verified. A damaged file is removed (where that is allowed), reported and not found.
+  std::optional<Artifact> find(const Recipe& recipe) const;
+
+  /// Keeps the product and its source; returns its path, or an empty one where it could not be kept (reported).
+  std::filesystem::path keep(const Recipe& recipe, const Product& product) const;
+
+  /// A lock on this recipe between all processes that use the folder.
+  std::optional<support::FileLock> lock(const Recipe& recipe, std::chrono::milliseconds patience) const;
+
+  std::vector<CacheEntry> entries() const;
+  std::int64_t clear() const;  // returns the bytes freed
+
+ private:
+  std::optional<Artifact> load(const std::filesystem::path& path, const Recipe& recipe) const;
+  void make_room() const;
+
+  std::filesystem::path folder_;
+  Access access_;
+  std::int64_t limit_bytes_;
+  std::string problem_;
+};
+
+}  // namespace flash_attention::jit
