@@ -1,0 +1,171 @@
+#pragma once
+
+#include "ptx/shared.cuh"
+#include "tile/dropout.cuh"
+#include "tile/product.cuh"
+#include "tile/score.cuh"
+
+// Attention forward on CUDA cores: every option, every dtype, every head_dim, any GPU. The net under the faster kernels.
+//
+// One block of 256 threads takes 64 queries of one head:
+//
+//   for each tile of 64 keys that the queries see:
+//     S = Q K^T                            chunks of 32 of head_dim through shared memory
+//     S = score(S), hidden where masked
+//     P = exp(S - max so far)              O and the sums so far are scaled down where the maximum grew
+//     O = O + P V                          chunks of 16 keys through shared memory
+//   O = O / sum,  lse = max + log(sum)
+
+namespace flash_attention {
+
+using namespace abi;
+
+template <ForwardConfig config>
+struct ForwardPortable {
+  static constexpr Features features = config.features;
+  static constexpr int dim = config.head_dim, dim_v = config.head_dim_v;
+  static constexpr int columns = tile::columns_per_thread(dim_v);
+  using Element = ptx::Element<features.dtype>;
+  static_assert(config.block_q == tile::block_rows && config.block_kv == tile::block_rows && config.num_warps == 8);
+
+  struct SharedStorage {
+    tile::ProductStorage<dim_v> product;
+    tile::WeightTile P;
+  };
+
+  /// The thread's part of the running softmax and output.
+  struct State {
+    float row_max[4];
+    float row_sum[4];
+    float O[4][columns];
+  };
+
+  /// Scores from dot products; hidden ones are marked where the tile is not all visible.
+  __device__ static void score_tile(float (&S)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
+                                    bool some_hidden) {
+    const tile::ThreadPlace place;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int i = q_begin + place.row + r, j = kv_begin + place.column + c;
+        if (i >= score.len_q || (some_hidden && !score.visible(i, j))) {
+          S[r][c] = tile::hidden();
+        } else {
+          S[r][c] = score.capped(S[r][c]) + score.added(i, j);
+        }
+      }
+    }
+  }
+
+  /// S becomes exp(S - row_max), the state is brought to the new maximum, and the sums take the new terms.
+  __device__ static void softmax_tile(float (&S)[4][4], State& state) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      float tile_max = -tile::infinity;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (!tile::is_hidden(S[r][c])) tile_max = ptx::max(tile_max, S[r][c]);
+      }
+      const float new_max = ptx::max(state.row_max[r], tile::row_maximum(tile_max));
+      // A row that has seen nothing but -inf keeps finite arithmetic: exp(-inf - 0) = 0.
+      const float reference = new_max == -tile::infinity ? 0 : new_max;
+      const float shrink = tile::exp(state.row_max[r] - reference);
+      state.row_max[r] = new_max;
+      float total = 0;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (tile::is_hidden(S[r][c])) continue;
+        S[r][c] = tile::exp(S[r][c] - reference);
+        total += S[r][c];
+      }
+      state.row_sum[r] = state.row_sum[r] * shrink + total;
+#pragma unroll
+      for (int n = 0; n < columns; ++n) state.O[r][n] *= shrink;
+    }
+  }
+
+  __device__ static void drop_tile(float (&P)[4][4], const tile::Dropout& dropout, int q_begin, int kv_begin) {
+    const tile::ThreadPlace place;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int c = 0; c < 4; c += 2) {
+        float first, second;
+        dropout.pair(q_begin + place.row + r, kv_begin + place.column + c, first, second);
+        if (!tile::is_hidden(P[r][c])) P[r][c] *= first;
+        if (!tile::is_hidden(P[r][c + 1])) P[r][c + 1] *= second;
+      }
+    }
+  }
+
+  /// Divides by the sums, the sink included, and writes O and lse.
+  __device__ static void finish(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int q_begin,
+                                State& state) {
+    const tile::ThreadPlace place;
+    float factor[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int i = q_begin + place.row + r;
+      float sum = tile::row_total(state.row_sum[r]);
+      float row_max = state.row_max[r];
+      if (features.sink && i < sequence.len_q) {
+        const float sink = args.sink[head_idx];
+        const float new_max = ptx::max(row_max, sink);
+        const float reference = new_max == -tile::infinity ? 0 : new_max;
+        // The output was summed relative to row_max; so is its divisor.
+        factor[r] = sum == 0 ? 0 : 1 / (sum + tile::exp(sink - row_max));
+        sum = sum * tile::exp(row_max - reference) + tile::exp(sink - reference);
+        row_max = new_max;
+      } else {
+        factor[r] = sum == 0 ? 0 : 1 / sum;
+      }
+      if (args.lse != nullptr && i < sequence.rows_q && place.column == 0) {
+        float* lse = args.lse + tile::statistics_offset<features>(args, sequence, head_idx);
+        lse[i] = sum == 0 ? -tile::infinity : row_max + tile::log(sum);
+      }
+    }
+    const auto O = tile::query_rows<Element, features>(args.O, sequence, head_idx).from(q_begin);
+    tile::store_rows<dim_v>(O, state.O, factor);
+  }
+};
+
+template <ForwardConfig config>
+__device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
+  using Kernel = ForwardPortable<config>;
+  constexpr Features features = config.features;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+
+  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  const int q_begin = block.tile_idx * config.block_q;
+  if (q_begin >= sequence.rows_q) return;
+
+  const int kv_head_idx = block.head_idx / args.group;
+  const auto Q = tile::query_rows<const typename Kernel::Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
+  auto K = tile::key_rows<const typename Kernel::Element, features>(args.K, sequence, kv_head_idx);
+  auto V = tile::key_rows<const typename Kernel::Element, features>(args.V, sequence, kv_head_idx);
+  K.count = V.count = sequence.visible_kv;
+
+  const tile::Score<features> score(args, sequence, block.head_idx);
+  const tile::Dropout dropout(args, block.batch_idx, block.head_idx);
+  typename Kernel::State state{};
+  for (float& row_max : state.row_max) row_max = -tile::infinity;
+
+  const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+#pragma unroll 1
+  for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
+    const int kv_begin = tile_idx * config.block_kv;
+    const bool some_hidden = !score.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
+    float S[4][4]{};
+    tile::add_dot_products<config.head_dim>(S, Q, K.from(kv_begin), storage.product);
+    Kernel::score_tile(S, score, q_begin, kv_begin, some_hidden);
+    Kernel::softmax_tile(S, state);
+    if constexpr (features.dropout) Kernel::drop_tile(S, dropout, q_begin, kv_begin);
+    tile::store_weights_by_column(storage.P, S);
+    tile::add_weighted_rows<config.head_dim_v>(state.O, storage.P, V.from(kv_begin), storage.product, some_hidden);
+  }
+  Kernel::finish(args, sequence, block.head_idx, q_begin, state);
+}
+
+}  // namespace flash_attention

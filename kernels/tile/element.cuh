@@ -1,0 +1,48 @@
+#pragma once
+
+#include "abi/config.h"
+#include "ptx/convert.cuh"
+#include "ptx/memory.cuh"
+
+// Groups of four elements of a tensor as floats. Four is what moves with one instruction whatever the type: 16 bytes of
+// float, 8 of a 16-bit type.
+
+namespace flash_attention::tile {
+
+using namespace abi;
+using Four = ptx::Vector<float, 4>;
+
+/// True where every group of four elements in rows `stride` apart can move with one instruction.
+template <typename Element>
+__device__ __forceinline__ bool moves_by_four(const Element* data, long long stride) {
+  return reinterpret_cast<unsigned long long>(data) % (4 * sizeof(Element)) == 0 && stride % 4 == 0;
+}
+
+template <typename Element>
+__device__ __forceinline__ Four load_four(const Element* from, bool by_four) {
+  Four result;
+  if (by_four) {
+    const auto raw = *reinterpret_cast<const ptx::Vector<Element, 4>*>(from);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) result[c] = ptx::to_float(raw[c]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) result[c] = ptx::to_float(from[c]);
+  }
+  return result;
+}
+
+template <typename Element>
+__device__ __forceinline__ void store_four(Element* to, const Four& values, bool by_four) {
+  ptx::Vector<Element, 4> rounded;
+#pragma unroll
+  for (int c = 0; c < 4; ++c) rounded[c] = ptx::from_float<Element>(values[c]);
+  if (by_four) {
+    *reinterpret_cast<ptx::Vector<Element, 4>*>(to) = rounded;
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = rounded[c];
+  }
+}
+
+}  // namespace flash_attention::tile

@@ -1,0 +1,29 @@
+#pragma once
+
+#include "ptx/math.cuh"
+
+namespace flash_attention::tile {
+
+constexpr float log2_e = 1.4426950408889634f;
+constexpr float ln_2 = 0.6931471805599453f;
+constexpr float infinity = __builtin_huge_valf();
+
+__device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+__device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
+
+/// exp(x). The subtraction of a maximum belongs before the call: there it is exact for close numbers.
+__device__ __forceinline__ float exp(float x) { return ptx::exp2(x * log2_e); }
+__device__ __forceinline__ float log(float x) { return ptx::log2(x) * ln_2; }
+
+/// tanh(x) to a few units in the last place of 1. Not tanh.approx: its error of 2^-11, times a soft cap of 50, would be
+/// seen in the probabilities.
+__device__ __forceinline__ float tanh(float x) {
+  const float x2 = x * x;
+  const float near_zero = x * (1.0f + x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315))));
+  const float elsewhere = 1.0f - 2.0f / (1.0f + exp(2.0f * x));
+  return x2 < 0.04f ? near_zero : elsewhere;
+}
+
+}  // namespace flash_attention::tile

@@ -1,0 +1,137 @@
+#pragma once
+
+#include "tile/element.cuh"
+#include "tile/sequence.cuh"
+
+// From the dot product of a query and a key to the score, and which scores exist: docs/numerics.md in code. A feature that
+// is off leaves nothing behind.
+
+namespace flash_attention::tile {
+
+/// A range of tiles, the last one excluded.
+struct TileRange {
+  int begin;
+  int end;
+};
+
+/// The scores of one sequence and head.
+template <Features features>
+struct Score {
+  /// Without soft cap, bias and ALiBi a score is the dot product times a constant, which softmax folds into its exponent.
+  static constexpr bool linear = !(features.softcap || features.bias || features.alibi);
+  /// True where keys may be hidden from some queries and not from others.
+  static constexpr bool hides = features.window_left || features.window_right || features.mask;
+  using Bias = ptx::Element<features.bias_dtype>;
+
+  int len_q;
+  int len_kv;
+  int visible_kv;
+  int diagonal;  // the key on the diagonal of query 0
+  int window_left;
+  int window_right;
+  float scale;
+  float softcap;
+  float slope;
+  const Bias* bias;
+  long long bias_stride;
+  const unsigned char* mask;
+  long long mask_stride;
+
+  __device__ __forceinline__ Score(const AttentionArgs& args, const Sequence& sequence, int head_idx)
+      : len_q(sequence.len_q),
+        len_kv(sequence.len_kv),
+        visible_kv(sequence.visible_kv),
+        diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),
+        window_left(args.window_left),
+        window_right(args.window_right),
+        scale(args.scale) {
+    if constexpr (features.softcap) softcap = args.softcap;
+    if constexpr (features.alibi) slope = args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];
+    if constexpr (features.bias) {
+      bias = static_cast<const Bias*>(args.bias.data) + sequence.batch_idx * args.bias.batch_stride +
+             head_idx * args.bias.head_stride;
+      bias_stride = args.bias.q_stride;
+    }
+    if constexpr (features.mask) {
+      mask = static_cast<const unsigned char*>(args.mask.data) + sequence.batch_idx * args.mask.batch_stride +
+             head_idx * args.mask.head_stride;
+      mask_stride = args.mask.q_stride;
+    }
+  }
+
+  /// Whether query i sees key j; false outside of the sequence.
+  __device__ __forceinline__ bool visible(int i, int j) const {
+    bool result = i < len_q && j < visible_kv;
+    if constexpr (features.window_left) result = result && j >= i + diagonal - window_left;
+    if constexpr (features.window_right) result = result && j <= i + diagonal + window_right;
+    if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
+    return result;
+  }
+
+  /// scale * dot, soft-capped.
+  __device__ __forceinline__ float capped(float dot) const {
+    if constexpr (features.softcap) return softcap * tanh(dot * scale / softcap);
+    return dot * scale;
+  }
+
+  /// d capped / d (scale * dot), from the capped score.
+  __device__ __forceinline__ float capped_slope(float score) const {
+    if constexpr (features.softcap) return 1.0f - (score / softcap) * (score / softcap);
+    return 1.0f;
+  }
+
+  /// What bias and ALiBi add to a score. Only for i and j inside of the sequence.
+  __device__ __forceinline__ float added(int i, int j) const {
+    float result = 0;
+    if constexpr (features.bias) result = ptx::to_float(bias[i * bias_stride + j]);
+    if constexpr (features.alibi) {
+      const int distance = i + len_kv - len_q - j;
+      result -= slope * static_cast<float>(distance < 0 ? -distance : distance);
+    }
+    return result;
+  }
+
+  /// The score in units of unit_scale(): the dot product itself where the score is linear in it.
+  __device__ __forceinline__ float in_units(float dot, int i, int j) const {
+    if constexpr (linear) return dot;
+    return capped(dot) + added(i, j);
+  }
+  __device__ __forceinline__ float unit_scale() const { return linear ? scale : 1.0f; }
+
+  /// The tiles of block_kv keys of which the queries [q_begin, q_begin + block_q) see something.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ TileRange key_tiles(int q_begin) const {
+    const int q_last = smaller(q_begin + block_q, len_q) - 1;
+    int begin = 0;
+    int end = q_begin < len_q ? visible_kv : 0;
+    if constexpr (features.window_left) begin = larger(begin, q_begin + diagonal - window_left);
+    if constexpr (features.window_right) end = smaller(end, q_last + diagonal + window_right + 1);
+    if (begin >= end) return {0, 0};
+    return {begin / block_kv, ceil_div(end, block_kv)};
+  }
+
+  /// The tiles of block_q queries that see something of the keys [kv_begin, kv_begin + block_kv).
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ TileRange query_tiles(int kv_begin) const {
+    const int kv_last = smaller(kv_begin + block_kv, visible_kv) - 1;
+    int begin = 0;
+    int end = kv_begin < visible_kv ? len_q : 0;
+    if constexpr (features.window_right) begin = larger(begin, kv_begin - diagonal - window_right);
+    if constexpr (features.window_left) end = smaller(end, kv_last - diagonal + window_left + 1);
+    if (begin >= end) return {0, 0};
+    return {begin / block_q, ceil_div(end, block_q)};
+  }
+
+  /// True where every query of the tile that exists sees every key of the tile: no score of it needs a mask.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
+    if constexpr (features.mask) return false;
+    const int q_last = smaller(q_begin + block_q, len_q) - 1;
+    bool result = kv_begin + block_kv <= visible_kv;
+    if constexpr (features.window_left) result = result && kv_begin >= q_last + diagonal - window_left;
+    if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;
+    return result;
+  }
+};
+
+}  // namespace flash_attention::tile

@@ -1,0 +1,92 @@
+#pragma once
+
+#include "abi/args.h"
+#include "abi/config.h"
+#include "tile/math.cuh"
+
+// Where a sequence of the batch lies and how long it is.
+
+namespace flash_attention::tile {
+
+using namespace abi;
+
+struct Sequence {
+  int batch_idx;
+  int rows_q;  // rows that the tensors hold for this sequence
+  int rows_kv;
+  int len_q;  // Lq and Lk of docs/numerics.md: the rows in use
+  int len_kv;
+  int visible_kv;     // keys at or past it are hidden from every query
+  long long start_q;  // first row in a packed tensor, else 0
+  long long start_kv;
+};
+
+template <Features features>
+__device__ __forceinline__ Sequence make_sequence(const AttentionArgs& args, int batch_idx) {
+  Sequence sequence{batch_idx, args.seq_q, args.seq_kv, 0, 0, 0, 0, 0};
+  if constexpr (features.packed) {
+    sequence.start_q = args.cu_seqlens_q[batch_idx];
+    sequence.start_kv = args.cu_seqlens_kv[batch_idx];
+    sequence.rows_q = static_cast<int>(args.cu_seqlens_q[batch_idx + 1] - sequence.start_q);
+    sequence.rows_kv = static_cast<int>(args.cu_seqlens_kv[batch_idx + 1] - sequence.start_kv);
+  }
+  sequence.len_q = sequence.rows_q;
+  sequence.len_kv = sequence.rows_kv;
+  if constexpr (features.seqused_q) sequence.len_q = larger(0, smaller(sequence.rows_q, args.seqused_q[batch_idx]));
+  if constexpr (features.seqused_kv) sequence.len_kv = larger(0, smaller(sequence.rows_kv, args.seqused_kv[batch_idx]));
+  sequence.visible_kv = sequence.len_kv;
+  if constexpr (features.key_lengths)
+    sequence.visible_kv = larger(0, smaller(sequence.len_kv, args.key_lengths[batch_idx]));
+  return sequence;
+}
+
+/// Rows of one head of one sequence: row r begins at data + r * stride. Rows at or past `count` do not exist.
+template <typename Element>
+struct Rows {
+  Element* data;
+  long long stride;
+  int count;
+
+  __device__ __forceinline__ Rows from(int first) const { return {data + first * stride, stride, count - first}; }
+};
+
+/// The first element of a sequence and head in a tensor whose rows begin at `start`.
+template <Features features>
+__device__ __forceinline__ long long offset_of(const TensorView& view, int batch_idx, long long start, int head_idx) {
+  const long long sequence_offset = features.packed ? start * view.seq_stride : batch_idx * view.batch_stride;
+  return sequence_offset + head_idx * view.head_stride;
+}
+
+template <typename Element, Features features>
+__device__ __forceinline__ Rows<Element> query_rows(const TensorView& view, const Sequence& sequence, int head_idx) {
+  const long long offset = offset_of<features>(view, sequence.batch_idx, sequence.start_q, head_idx);
+  return {static_cast<Element*>(view.data) + offset, view.seq_stride, sequence.rows_q};
+}
+
+template <typename Element, Features features>
+__device__ __forceinline__ Rows<Element> key_rows(const TensorView& view, const Sequence& sequence, int head_idx) {
+  const long long offset = offset_of<features>(view, sequence.batch_idx, sequence.start_kv, head_idx);
+  return {static_cast<Element*>(view.data) + offset, view.seq_stride, sequence.rows_kv};
+}
+
+/// Where the row statistics (lse, dlse, delta) of a sequence and head begin.
+template <Features features>
+__device__ __forceinline__ long long statistics_offset(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
+  if constexpr (features.packed) return static_cast<long long>(head_idx) * args.total_q + sequence.start_q;
+  return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_q;
+}
+
+/// What a block of a one-dimensional grid works on. The tile index runs fastest, from the last to the first: under a causal
+/// mask the longest rows then start first.
+struct BlockCoordinates {
+  int tile_idx;
+  int head_idx;
+  int batch_idx;
+};
+
+__device__ __forceinline__ BlockCoordinates block_coordinates(int block_idx, int num_tiles, int num_heads) {
+  const int rest = block_idx / num_tiles;
+  return {num_tiles - 1 - block_idx % num_tiles, rest % num_heads, rest / num_heads};
+}
+
+}  // namespace flash_attention::tile

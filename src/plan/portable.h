@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+#include "abi/config.h"
+#include "flash_attention/plan.h"
+
+// Pieces of a plan that several CUDA kernel families share.
+
+namespace flash_attention::plan {
+
+/// Why no kernel with a one-dimensional grid of tiles can take the problem; empty where it can.
+std::string reject_grid(const Problem& problem);
+
+/// Appends a launch of that many blocks; nothing where there are none.
+void add_launch(Plan& plan, Launch launch, std::int64_t blocks);
+
+/// The configuration of the kernels in backward/portable, backward/delta and backward/dbias.
+abi::BackwardConfig portable_backward_config(const Problem& problem);
+
+/// workspace_offsets[0]: delta, one float for each row and head, in the layout of lse.
+void reserve_row_delta(const Problem& problem, Plan& plan);
+
+/// Fills it.
+void add_delta_launch(const Problem& problem, Plan& plan);
+
+/// dbias and dsink, where the problem has a bias or a sink. They need delta.
+void add_bias_and_sink_launches(const Problem& problem, Plan& plan);
+
+}  // namespace flash_attention::plan
