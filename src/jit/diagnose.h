@@ -1,0 +1,12 @@
+#pragma once
+
+#include <vector>
+
+#include "flash_attention/runtime.h"
+
+namespace flash_attention::jit {
+
+/// What `doctor` says about NVRTC and the kernel caches.
+std::vector<Finding> diagnose();
+
+}  // namespace flash_attention::jit

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace flash_attention::jit {
+
+/// What the assembler said about the kernel (--ptxas-options=-v).
+struct CompileReport {
+  int registers = 0;
+  int stack_bytes = 0;
+  int spill_store_bytes = 0;
+  int spill_load_bytes = 0;
+  int shared_bytes = 0;  // static
+  /// Lines about wgmma that the assembler had to make slow: serialised, or with a wait or an arrive put in.
+  std::vector<std::string> wgmma_warnings;
+};
+
+CompileReport read_report(std::string_view log);
+
+}  // namespace flash_attention::jit
