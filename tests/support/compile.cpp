@@ -1,0 +1,164 @@
+#include "support/compile.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "flash_attention/error.h"
+#include "jit/compile.h"
+#include "jit/nvrtc.h"
+#include "support/settings.h"
+
+namespace flash_attention::testing {
+namespace {
+
+/// The report as numbers, then one warning a line.
+std::string to_text(const jit::CompileReport& report) {
+  std::ostringstream text;
+  text << report.registers << ' ' << report.stack_bytes << ' ' << report.spill_store_bytes << ' ' << report.spill_load_bytes
+       << ' ' << report.shared_bytes << '\n';
+  for (const std::string& warning : report.wgmma_warnings) text << warning << '\n';
+  return text.str();
+}
+
+jit::CompileReport from_text(const std::string& text) {
+  std::istringstream in(text);
+  jit::CompileReport report;
+  in >> report.registers >> report.stack_bytes >> report.spill_store_bytes >> report.spill_load_bytes >>
+      report.shared_bytes;
+  in.ignore();
+  for (std::string line; std::getline(in, line);) report.wgmma_warnings.push_back(line);
+  return report;
+}
+
+struct Child {
+  pid_t pid = -1;
+  int pipe = -1;
+};
+
+Child start(const jit::KernelKey& key) {
+  int ends[2];
+  if (::pipe(ends) != 0) return {};
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::close(ends[0]);
+    ::setenv("FLASH_ATTENTION_CACHE_LIMIT", "0", 1);  // read by settings() below, for the first time in this process
+    std::string text;
+    try {
+      text.append("+").append(to_text(jit::compiled(key)->report));
+    } catch (const std::exception& error) {
+      text.append("-").append(error.what());
+    }
+    for (std::size_t at = 0; at < text.size();) {
+      const ssize_t written = ::write(ends[1], text.data() + at, text.size() - at);
+      if (written <= 0) break;
+      at += static_cast<std::size_t>(written);
+    }
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  return {pid, ends[0]};
+}
+
+CompileOutcome finish(const Child& child, const jit::KernelKey& key) {
+  CompileOutcome outcome{to_string(key), {}, {}};
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got = 0; (got = ::read(child.pipe, buffer, sizeof(buffer))) > 0;)
+    text.append(buffer, static_cast<std::size_t>(got));
+  ::close(child.pipe);
+  int status = 0;
+  ::waitpid(child.pid, &status, 0);
+  if (WIFSIGNALED(status)) {
+    outcome.error = "the compiler crashed with signal " + std::to_string(WTERMSIG(status));
+  } else if (text.empty() || text[0] != '+') {
+    outcome.error = text.empty() ? "the child process said nothing" : text.substr(1);
+  } else {
+    outcome.report = from_text(text.substr(1));
+  }
+  return outcome;
+}
+
+}  // namespace
+
+std::vector<CompileOutcome> compile_in_children(const std::vector<jit::KernelKey>& keys) {
+  constexpr std::size_t at_a_time = 2;
+  std::vector<CompileOutcome> outcomes;
+  std::vector<Child> children;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    for (; children.size() < std::min(keys.size(), i + at_a_time);) children.push_back(start(keys[children.size()]));
+    outcomes.push_back(finish(children[i], keys[i]));
+  }
+  return outcomes;
+}
+
+std::string why_no_compiler() {
+  // In a child, so that the test's own process never loads NVRTC before it forks.
+  static const std::string reason = [] {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      try {
+        jit::Nvrtc::instance();
+      } catch (const Error&) {
+        ::_exit(1);
+      }
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0
+               ? std::string()
+               : std::string("NVRTC was not found: pip install nvidia-cuda-nvrtc==13.0.88, or set FLASH_ATTENTION_NVRTC");
+  }();
+  return reason;
+}
+
+int shared_limit(int arch) {
+  switch (arch) {
+    case 70:
+      return 96 * 1024;
+    case 75:
+      return 64 * 1024;
+    case 80:
+    case 87:
+      return 163 * 1024;
+    case 86:
+    case 89:
+    case 120:
+      return 99 * 1024;
+    default:
+      return 227 * 1024;
+  }
+}
+
+void expect_plans_compile(const std::vector<Plan>& plans, int arch) {
+  std::set<jit::KernelKey> seen;
+  std::vector<jit::KernelKey> keys;
+  std::vector<int> dynamic_bytes;
+  for (const Plan& plan : plans) {
+    for (const Launch& launch : plan.launches) {
+      const jit::KernelKey key = jit::make_key(launch, arch);
+      if (!seen.insert(key).second) continue;
+      keys.push_back(key);
+      dynamic_bytes.push_back(launch.shared_bytes);
+    }
+  }
+  const auto outcomes = compile_in_children(keys);
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    const auto& [name, error, report] = outcomes[i];
+    SCOPED_TRACE(name);
+    EXPECT_EQ(error, "");
+    EXPECT_EQ(report.spill_store_bytes, 0) << "registers are spilled to memory";
+    EXPECT_EQ(report.spill_load_bytes, 0) << "registers are spilled to memory";
+    EXPECT_LE(dynamic_bytes[i] + report.shared_bytes, shared_limit(arch)) << "shared memory of one block";
+    for (const std::string& warning : report.wgmma_warnings) ADD_FAILURE() << warning;
+  }
+}
+
+void expect_plan_compiles(const Plan& plan, int arch) { expect_plans_compile({plan}, arch); }
+
+}  // namespace flash_attention::testing
