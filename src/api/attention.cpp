@@ -1,0 +1,48 @@
+#include "flash_attention/attention.h"
+
+#include <memory>
+
+#include "api/prepared.h"
+#include "api/validate.h"
+#include "flash_attention/runtime.h"
+
+namespace flash_attention {
+namespace {
+
+void run(const Problem& problem, Pass pass, const Buffers& buffers, const Options& options) {
+  const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
+  api::validate(prepared->problem, prepared->plan, buffers, options);
+  if (prepared->problem.batch == 0) return;
+  prepared->kernel().launch(prepared->problem, prepared->plan, buffers, options);
+}
+
+}  // namespace
+
+void forward(const Problem& problem, const Buffers& buffers, const Options& options) {
+  run(problem, Pass::forward, buffers, options);
+}
+
+void backward(const Problem& problem, const Buffers& buffers, const Options& options) {
+  run(problem, Pass::backward, buffers, options);
+}
+
+void standard_forward(const Problem& problem, const Buffers& buffers, const Options& options) {
+  run(problem, Pass::standard_forward, buffers, options);
+}
+
+void standard_backward(const Problem& problem, const Buffers& buffers, const Options& options) {
+  run(problem, Pass::standard_backward, buffers, options);
+}
+
+std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& options) {
+  return api::prepare(problem, pass, options)->plan.workspace_bytes;
+}
+
+std::string explain(const Problem& problem, Pass pass, const Options& options) {
+  const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
+  return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan);
+}
+
+void prewarm(const Problem& problem, Pass pass, const Options& options) { api::prepare(problem, pass, options)->kernel(); }
+
+}  // namespace flash_attention

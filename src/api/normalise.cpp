@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "api/refuse.h"
+#include "api/validate.h"
+
+namespace flash_attention::api {
+namespace {
+
+constexpr std::int64_t max_size = std::numeric_limits<std::int32_t>::max();
+
+void check_size(const char* argument, std::int64_t got, std::int64_t smallest) {
+  if (got >= smallest && got <= max_size) return;
+  refuse(argument, std::to_string(got), "allowed are " + std::to_string(smallest) + " to " + std::to_string(max_size));
+}
+
+void check_dtype(const char* argument, Dtype got) {
+  require(got == Dtype::float32 || got == Dtype::float16 || got == Dtype::bfloat16, argument, static_cast<std::int64_t>(got),
+          "allowed are float32, float16 and bfloat16");
+}
+
+void check_head_dim(const char* argument, std::int64_t got) {
+  require(got >= 8 && got <= 256 && got % 8 == 0, argument, got, "allowed are multiples of 8 from 8 to 256");
+}
+
+/// Dense strides where the caller gave none; refuses a tensor whose offsets would leave 64 bits.
+Strides resolve(const char* argument, const Strides& given, const Problem& p, std::int64_t seq, std::int64_t heads,
+                std::int64_t dim) {
+  const auto check_reach = [argument](std::int64_t stride, std::int64_t size) {
+    const bool good = std::abs(static_cast<double>(stride)) * static_cast<double>(size) <= 0x1p60;
+    require(good, argument, stride, "offsets must stay below 2^60 elements");
+  };
+  Strides s = given;
+  if (s.head == Strides::dense) s.head = dim;
+  if (s.seq == Strides::dense) s.seq = heads * dim;
+  check_reach(s.head, heads);
+  check_reach(s.seq, seq);
+  if (p.packed) {
+    s.batch = 0;
+  } else if (s.batch == Strides::dense) {
+    check_reach(heads * dim, seq);
+    s.batch = seq * heads * dim;
+  }
+  check_reach(s.batch, p.batch);
+  return s;
+}
+
+/// An output whose own elements share memory would be written twice.
+void check_distinct(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq, std::int64_t heads,
+                    std::int64_t dim) {
+  std::array<std::pair<std::int64_t, std::int64_t>, 3> axes{
+      {{std::abs(strides.batch), batch}, {std::abs(strides.seq), seq}, {std::abs(strides.head), heads}}};
+  std::sort(axes.begin(), axes.end());
+  std::int64_t reach = dim;  // elements that the smaller axes cover
+  for (const auto& [stride, size] : axes) {
+    if (size <= 1) continue;
+    if (stride < reach) {
+      refuse(argument, "(" + std::to_string(strides.batch) + ", " + std::to_string(strides.seq) + ", " + std::to_string(strides.head) + ")",
+             "an output must not overlap itself");
+    }
+    reach += stride * (size - 1);
+  }
+}
+
+void check_sizes(const Problem& p) {
+  check_size("batch", p.batch, 0);
+  check_size("seq_q", p.seq_q, 0);
+  check_size("seq_kv", p.seq_kv, 0);
+  check_size("heads_q", p.heads_q, 1);
+  check_size("heads_kv", p.heads_kv, 1);
+  require(p.heads_q % p.heads_kv == 0, "heads_q", p.heads_q, "it must be a multiple of heads_kv");
+  check_size("batch * heads_q", p.batch * p.heads_q, 0);
+  check_head_dim("head_dim", p.head_dim);
+  check_head_dim("head_dim_v", p.head_dim_v);
+  check_dtype("dtype", p.dtype);
+  check_size("total_q", p.packed ? p.total_q : p.batch * p.seq_q, 0);
+  check_size("total_kv", p.packed ? p.total_kv : p.batch * p.seq_kv, 0);
+  if (p.packed) {
+    require(p.seq_q <= p.total_q, "seq_q", p.seq_q, "the longest packed sequence is at most total_q");
+    require(p.seq_kv <= p.total_kv, "seq_kv", p.seq_kv, "the longest packed sequence is at most total_kv");
+  }
+}
+
+void check_options(const Problem& p) {
+  require(std::isfinite(*p.scale), "scale", *p.scale, "it must be finite");
+  require(std::isfinite(p.softcap) && p.softcap >= 0, "softcap", p.softcap, "allowed are 0 (off) and positive numbers");
+  require(p.dropout_p >= 0 && p.dropout_p < 1, "dropout_p", p.dropout_p, "allowed is [0, 1)");
+  require(p.window_left >= -1, "window_left", p.window_left, "allowed are -1 (no bound) and up");
+  require(p.window_right >= -1, "window_right", p.window_right, "allowed are -1 (no bound) and up");
+  require(p.alignment == Alignment::bottom_right || p.alignment == Alignment::top_left, "alignment",
+          static_cast<std::int64_t>(p.alignment), "allowed are bottom_right and top_left");
+  if (p.bias.present) check_dtype("bias.dtype", p.bias.dtype);
+}
+
+/// A bound that no score of this problem can cross costs mask work for nothing.
+void drop_idle_window(Problem& p) {
+  if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;
+  if (p.window_right >= p.seq_q + p.seq_kv) p.window_right = -1;
+  const bool one_query_at_the_end = p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right;
+  if (one_query_at_the_end) p.window_right = -1;
+  p.causal = p.window_right == 0;
+}
+
+}  // namespace
+
+Problem normalise(const Problem& problem, Pass pass) {
+  Problem p = problem;
+  if (p.head_dim_v == 0) p.head_dim_v = p.head_dim;
+  check_sizes(p);
+  if (p.packed) {
+    if (p.seq_q == 0) p.seq_q = p.total_q;
+    if (p.seq_kv == 0) p.seq_kv = p.total_kv;
+  } else {
+    require(p.total_q == 0 || p.total_q == p.batch * p.seq_q, "total_q", p.total_q, "it belongs to packed problems");
+    require(p.total_kv == 0 || p.total_kv == p.batch * p.seq_kv, "total_kv", p.total_kv, "it belongs to packed problems");
+  }
+  if (p.causal) p.window_right = 0;
+  if (!p.scale) p.scale = p.head_dim > 0 ? 1.0f / std::sqrt(static_cast<float>(p.head_dim)) : 1.0f;
+  check_options(p);
+  drop_idle_window(p);
+
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q;
+  const std::int64_t rows_kv = p.packed ? p.total_kv : p.seq_kv;
+  p.q_strides = resolve("q_strides", p.q_strides, p, rows_q, p.heads_q, p.head_dim);
+  p.k_strides = resolve("k_strides", p.k_strides, p, rows_kv, p.heads_kv, p.head_dim);
+  p.v_strides = resolve("v_strides", p.v_strides, p, rows_kv, p.heads_kv, p.head_dim_v);
+  p.out_strides = resolve("out_strides", p.out_strides, p, rows_q, p.heads_q, p.head_dim_v);
+  p.dout_strides = resolve("dout_strides", p.dout_strides, p, rows_q, p.heads_q, p.head_dim_v);
+  p.dq_strides = resolve("dq_strides", p.dq_strides, p, rows_q, p.heads_q, p.head_dim);
+  p.dk_strides = resolve("dk_strides", p.dk_strides, p, rows_kv, p.heads_kv, p.head_dim);
+  p.dv_strides = resolve("dv_strides", p.dv_strides, p, rows_kv, p.heads_kv, p.head_dim_v);
+
+  const std::int64_t batches = p.packed ? 1 : p.batch;
+  if (pass == Pass::forward || pass == Pass::standard_forward) {
+    check_distinct("out_strides", p.out_strides, batches, rows_q, p.heads_q, p.head_dim_v);
+    p.dout_strides = p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0};  // one plan whatever they were
+  } else {
+    check_distinct("dq_strides", p.dq_strides, batches, rows_q, p.heads_q, p.head_dim);
+    check_distinct("dk_strides", p.dk_strides, batches, rows_kv, p.heads_kv, p.head_dim);
+    check_distinct("dv_strides", p.dv_strides, batches, rows_kv, p.heads_kv, p.head_dim_v);
+  }
+  if (p.total_q == 0) p.total_q = p.batch * p.seq_q;
+  if (p.total_kv == 0) p.total_kv = p.batch * p.seq_kv;
+  return p;
+}
+
+}  // namespace flash_attention::api

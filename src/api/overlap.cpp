@@ -1,0 +1,75 @@
+#include "api/overlap.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "api/refuse.h"
+
+namespace flash_attention::api {
+namespace {
+
+struct Range {
+  std::intptr_t first, last;  // bytes, last is one past the end
+};
+
+bool empty(const Extent& e) {
+  return e.data == nullptr || std::any_of(e.sizes.begin(), e.sizes.end(), [](std::int64_t size) { return size == 0; });
+}
+
+Range range(const Extent& e) {
+  std::int64_t low = 0, high = 1;
+  for (int axis = 0; axis < 4; ++axis) {
+    const std::int64_t reach = (e.sizes[axis] - 1) * e.strides[axis];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto base = reinterpret_cast<std::intptr_t>(e.data);
+  return {base + low * e.element_bytes, base + high * e.element_bytes};
+}
+
+/// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Each step of a
+/// non-overlapping layout can only be the quotient or its neighbour, so two tries an axis are enough.
+bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides, const std::array<int, 4>& order,
+               int axis, std::int64_t distance) {
+  if (axis == 4) return distance == 0;
+  const int index = order[axis];
+  const std::int64_t stride = strides[index];
+  if (stride == 0) return reachable(a, b, strides, order, axis + 1, distance);
+  const std::int64_t quotient = distance / stride;
+  for (const std::int64_t step : {quotient - 1, quotient, quotient + 1}) {
+    if (step > a.sizes[index] - 1 || -step > b.sizes[index] - 1) continue;
+    if (reachable(a, b, strides, order, axis + 1, distance - step * stride)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool overlaps(const Extent& a, const Extent& b) {
+  if (empty(a) || empty(b)) return false;
+  const Range ra = range(a), rb = range(b);
+  if (ra.last <= rb.first || rb.last <= ra.first) return false;
+  const std::intptr_t bytes = b.data - a.data;
+  if (a.element_bytes != b.element_bytes || bytes % a.element_bytes != 0) return true;
+  std::array<std::int64_t, 4> strides;  // of both; the stride of an axis of size 1 means nothing
+  for (int axis = 0; axis < 4; ++axis) {
+    strides[axis] = a.sizes[axis] > 1 ? a.strides[axis] : b.strides[axis];
+    if (a.sizes[axis] > 1 && b.sizes[axis] > 1 && a.strides[axis] != b.strides[axis]) return true;
+  }
+  std::array<int, 4> order{0, 1, 2, 3};
+  std::sort(order.begin(), order.end(), [&](int x, int y) { return std::abs(strides[x]) > std::abs(strides[y]); });
+  return reachable(a, b, strides, order, 0, bytes / a.element_bytes);
+}
+
+void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs) {
+  for (auto output = outputs.begin(); output != outputs.end(); ++output) {
+    for (const Extent& input : inputs) {
+      if (overlaps(*output, input)) refuse(output->name, std::string("memory shared with ") + input.name, "an output must not overlap an input");
+    }
+    for (auto other = outputs.begin(); other != output; ++other) {
+      if (overlaps(*output, *other)) refuse(output->name, std::string("memory shared with ") + other->name, "outputs must not overlap");
+    }
+  }
+}
+
+}  // namespace flash_attention::api

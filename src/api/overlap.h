@@ -1,0 +1,25 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+
+namespace flash_attention::api {
+
+/// The memory of a strided tensor. A null pointer or an empty axis occupies nothing.
+struct Extent {
+  const char* name;
+  const char* data;
+  std::int64_t element_bytes;
+  std::array<std::int64_t, 4> sizes;
+  std::array<std::int64_t, 4> strides;  // elements
+};
+
+/// True where some element of one is some element of the other. Exact for tensors that interleave in one buffer with
+/// the same strides (q, k and v of one packed projection); tensors whose ranges cross in any other way count as overlapping.
+bool overlaps(const Extent& a, const Extent& b);
+
+/// Refuses outputs that share memory with an input or with another output.
+void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs);
+
+}  // namespace flash_attention::api

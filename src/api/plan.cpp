@@ -1,0 +1,40 @@
+#include "flash_attention/plan.h"
+
+#include <sstream>
+
+#include "api/validate.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention {
+
+Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel) {
+  return plan::choose(api::normalise(problem, pass), pass, device, kernel);
+}
+
+std::vector<KernelSummary> kernels() {
+  std::vector<KernelSummary> all;
+  for (const plan::KernelEntry& entry : plan::kernel_table()) {
+    all.push_back({std::string(entry.name), entry.pass, entry.device, std::string(entry.requirements)});
+  }
+  return all;
+}
+
+std::string to_string(const Plan& plan) {
+  std::ostringstream out;
+  out << "kernel     " << plan.kernel << '\n';
+  out << "tile       " << plan.block_q << " queries x " << plan.block_kv << " keys";
+  if (plan.num_splits > 1) out << ", keys in " << plan.num_splits << " parts";
+  out << "\nworkspace  " << plan.workspace_bytes << " bytes\n";
+  for (const Launch& launch : plan.launches) {
+    out << "launch     " << launch.entry << " (" << launch.unit << ") grid " << launch.grid[0] << 'x' << launch.grid[1] << 'x'
+        << launch.grid[2] << ", " << launch.block << " threads, " << launch.shared_bytes << " bytes shared";
+    if (launch.cluster > 1) out << ", clusters of " << launch.cluster;
+    out << "\n           " << launch.config << '\n';
+  }
+  for (const Candidate& candidate : plan.candidates) {
+    if (!candidate.reason.empty()) out << "not        " << candidate.kernel << ": " << candidate.reason << '\n';
+  }
+  return out.str();
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,99 @@
+#include "api/prepared.h"
+
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "api/validate.h"
+#include "cpu/backend.h"
+#include "cuda/backend.h"
+#include "emulator/backend.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention::api {
+namespace {
+
+struct Key {
+  Problem problem;  // as the caller gave it
+  Pass pass;
+  Device device;
+  std::string kernel;
+};
+
+/// The same without owning the name, so that a hit allocates nothing.
+struct KeyView {
+  const Problem& problem;
+  Pass pass;
+  Device device;
+  std::string_view kernel;
+};
+
+KeyView view(const Key& key) { return {key.problem, key.pass, key.device, key.kernel}; }
+KeyView view(const KeyView& key) { return key; }
+
+struct Hash {
+  using is_transparent = void;
+  std::size_t operator()(const auto& key) const {
+    const KeyView v = view(key);
+    const std::size_t rest = static_cast<std::size_t>(v.pass) + 8 * static_cast<std::size_t>(v.device.kind) +
+                             64 * static_cast<std::size_t>(v.device.index) + 4096 * static_cast<std::size_t>(v.device.emulated_arch);
+    return hash_value(v.problem) ^ (rest * 0x9E3779B97F4A7C15ull) ^ std::hash<std::string_view>{}(v.kernel);
+  }
+};
+
+struct Equal {
+  using is_transparent = void;
+  bool operator()(const auto& a, const auto& b) const {
+    const KeyView x = view(a), y = view(b);
+    return x.pass == y.pass && x.device == y.device && x.kernel == y.kernel && x.problem == y.problem;
+  }
+};
+
+/// The only mutable state of the library besides the kernel cache on disk.
+struct Cache {
+  static constexpr std::size_t capacity = 4096;  // variable lengths make new problems without end
+
+  std::shared_mutex mutex;
+  std::unordered_map<Key, std::shared_ptr<const Prepared>, Hash, Equal> entries;
+};
+
+Cache& cache() {
+  static Cache instance;
+  return instance;
+}
+
+}  // namespace
+
+Prepared::Prepared(Problem normalised, Plan chosen, DeviceInfo where)
+    : problem(std::move(normalised)), plan(std::move(chosen)), device(std::move(where)) {}
+
+const Kernel& Prepared::kernel() const {
+  std::call_once(loaded_, [this] {
+    switch (device.device.kind) {
+      case DeviceKind::cpu: kernel_ = cpu::load_kernel(plan, device); break;
+      case DeviceKind::cuda: kernel_ = cuda::load_kernel(plan, device); break;
+      case DeviceKind::emulator: kernel_ = emulator::load_kernel(plan, device); break;
+    }
+  });
+  return *kernel_;
+}
+
+std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options) {
+  const KeyView key{problem, pass, options.device, options.kernel};
+  Cache& c = cache();
+  {
+    const std::shared_lock lock(c.mutex);
+    if (const auto found = c.entries.find(key); found != c.entries.end()) return found->second;
+  }
+  const DeviceInfo device = device_info(options.device);
+  Problem normalised = normalise(problem, pass);
+  Plan plan = plan::choose(normalised, pass, device, options.kernel);
+  auto prepared = std::make_shared<const Prepared>(std::move(normalised), std::move(plan), device);
+  const std::unique_lock lock(c.mutex);
+  if (c.entries.size() >= Cache::capacity) c.entries.clear();
+  return c.entries.try_emplace(Key{problem, pass, options.device, std::string(options.kernel)}, prepared).first->second;
+}
+
+}  // namespace flash_attention::api

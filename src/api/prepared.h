@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "flash_attention/attention.h"
+#include "plan/kernel.h"
+
+namespace flash_attention::api {
+
+/// Everything about a call that does not change from one call to the next.
+class Prepared {
+ public:
+  Prepared(Problem normalised, Plan chosen, DeviceInfo where);
+
+  const Problem problem;  // normalised
+  const Plan plan;
+  const DeviceInfo device;
+
+  /// The executable, made on first use: asking for a plan or a workspace size compiles nothing.
+  const Kernel& kernel() const;
+
+ private:
+  mutable std::once_flag loaded_;
+  mutable std::unique_ptr<Kernel> kernel_;
+};
+
+/// Looks the call up in the cache of this process; plans it on a miss.
+std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options);
+
+}  // namespace flash_attention::api

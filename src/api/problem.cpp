@@ -1,0 +1,130 @@
+#include "flash_attention/problem.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <sstream>
+#include <tuple>
+#include <type_traits>
+
+namespace flash_attention {
+namespace {
+
+auto fields(const Strides& s) { return std::tie(s.batch, s.seq, s.head); }
+
+auto fields(const ScoreTensor& t) { return std::tie(t.present, t.dtype, t.batch_stride, t.head_stride, t.q_stride); }
+
+auto fields(const Problem& p) {
+  return std::tie(p.batch, p.seq_q, p.seq_kv, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.dtype, p.packed, p.total_q,
+                  p.total_kv, p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides, p.dk_strides,
+                  p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal, p.alignment,
+                  p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv, p.sink, p.dropout_p,
+                  p.deterministic);
+}
+
+struct Hasher {
+  std::uint64_t state = 0xcbf29ce484222325ull;
+
+  void mix(std::uint64_t word) {
+    state = (state ^ word) * 0x9E3779B97F4A7C15ull;
+    state ^= state >> 29;
+  }
+  template <class T>
+  void add(const T& value) {
+    if constexpr (std::is_same_v<T, float>) {
+      std::uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      mix(value == 0 ? 0 : bits);  // -0 equals 0
+    } else if constexpr (std::is_same_v<T, std::optional<float>>) {
+      mix(value.has_value());
+      add(value.value_or(0.0f));
+    } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
+      mix(static_cast<std::uint64_t>(value));
+    } else {
+      std::apply([this](const auto&... field) { (add(field), ...); }, fields(value));
+    }
+  }
+};
+
+/// Visible (query, key) pairs of one head when only the window counts.
+double visible_scores(const Problem& p) {
+  const std::int64_t seq_q = p.packed && p.batch == 1 ? p.total_q : p.seq_q;
+  const std::int64_t seq_kv = p.packed && p.batch == 1 ? p.total_kv : p.seq_kv;
+  const std::int64_t right = p.causal ? 0 : p.window_right;
+  if (p.window_left < 0 && right < 0) return static_cast<double>(seq_q) * static_cast<double>(seq_kv);
+  const std::int64_t shift = p.alignment == Alignment::bottom_right ? seq_kv - seq_q : 0;
+  double count = 0;
+  for (std::int64_t i = 0; i < seq_q; ++i) {
+    const std::int64_t first = p.window_left < 0 ? 0 : std::max<std::int64_t>(0, i + shift - p.window_left);
+    const std::int64_t last = right < 0 ? seq_kv - 1 : std::min(seq_kv - 1, i + shift + right);
+    count += static_cast<double>(std::max<std::int64_t>(0, last - first + 1));
+  }
+  return count;
+}
+
+}  // namespace
+
+std::size_t hash_value(const Problem& problem) {
+  Hasher hasher;
+  hasher.add(problem);
+  return hasher.state;
+}
+
+std::string to_string(const Problem& p) {
+  std::ostringstream out;
+  out << to_string(p.dtype) << " batch " << p.batch << ", heads " << p.heads_q;
+  if (p.heads_kv != p.heads_q) out << '/' << p.heads_kv;
+  out << ", seq " << p.seq_q;
+  if (p.seq_kv != p.seq_q) out << 'x' << p.seq_kv;
+  out << ", head_dim " << p.head_dim;
+  if (p.head_dim_v != 0 && p.head_dim_v != p.head_dim) out << '/' << p.head_dim_v;
+  if (p.packed) out << ", packed " << p.total_q << '/' << p.total_kv;
+  if (p.causal || p.window_right == 0) out << ", causal";
+  if (p.window_left >= 0 || p.window_right > 0) out << ", window (" << p.window_left << ", " << p.window_right << ')';
+  if (p.alignment == Alignment::top_left) out << ", top-left";
+  if (p.scale) out << ", scale " << *p.scale;
+  if (p.softcap != 0) out << ", softcap " << p.softcap;
+  if (p.bias.present) out << ", bias " << to_string(p.bias.dtype);
+  if (p.alibi) out << ", alibi";
+  if (p.mask.present) out << ", mask";
+  if (p.key_lengths) out << ", key_lengths";
+  if (p.seqused_q) out << ", seqused_q";
+  if (p.seqused_kv) out << ", seqused_kv";
+  if (p.sink) out << ", sink";
+  if (p.dropout_p != 0) out << ", dropout " << p.dropout_p;
+  if (p.deterministic) out << ", deterministic";
+  return out.str();
+}
+
+std::string_view to_string(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::float32: return "float32";
+    case Dtype::float16: return "float16";
+    case Dtype::bfloat16: return "bfloat16";
+  }
+  return "unknown dtype";
+}
+
+std::string_view to_string(Pass pass) {
+  switch (pass) {
+    case Pass::forward: return "forward";
+    case Pass::backward: return "backward";
+    case Pass::standard_forward: return "standard_forward";
+    case Pass::standard_backward: return "standard_backward";
+  }
+  return "unknown pass";
+}
+
+std::string_view to_string(Alignment alignment) {
+  return alignment == Alignment::bottom_right ? "bottom_right" : "top_left";
+}
+
+std::size_t size_of(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
+
+double flops(const Problem& p, Pass pass) {
+  const double dims = static_cast<double>(p.head_dim + (p.head_dim_v ? p.head_dim_v : p.head_dim));
+  const double forward = 2 * dims * static_cast<double>(p.batch * p.heads_q) * visible_scores(p);
+  return pass == Pass::backward || pass == Pass::standard_backward ? 2.5 * forward : forward;
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,140 @@
+#include "api/validate.h"
+
+#include <array>
+#include <cstdint>
+
+#include "api/overlap.h"
+#include "api/refuse.h"
+
+namespace flash_attention::api {
+namespace {
+
+bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
+
+std::string address(const void* pointer) {
+  std::string text = "0x";
+  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[(reinterpret_cast<std::uintptr_t>(pointer) >> shift) & 15];
+  return text;
+}
+
+void check_pointer(const char* argument, const void* pointer, bool needed, std::size_t alignment) {
+  if (needed && pointer == nullptr) refuse(argument, "null", "the problem needs it");
+  if (reinterpret_cast<std::uintptr_t>(pointer) % alignment != 0) {
+    refuse(argument, address(pointer), "it must be aligned to " + std::to_string(alignment) + " bytes");
+  }
+}
+
+/// A pointer that goes with a field of the Problem: both or neither.
+void check_pair(const char* argument, const void* pointer, bool present, const char* field, std::size_t alignment) {
+  if (!present && pointer != nullptr) {
+    refuse(argument, address(pointer), std::string("set ") + field + " in the problem, or leave the pointer null");
+  }
+  check_pointer(argument, pointer, present, alignment);
+}
+
+void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
+  // GPU kernels move 16 bytes at a time; which kernel runs is decided before the pointers are known.
+  const std::size_t element = size_of(p.dtype);
+  const std::size_t wide = device.kind == DeviceKind::cpu ? element : 16;
+  const bool queries = p.total_q > 0, keys = p.total_kv > 0;
+  check_pointer("q", b.q, queries, wide);
+  check_pointer("k", b.k, keys, wide);
+  check_pointer("v", b.v, keys, wide);
+  check_pointer("out", b.out, queries, wide);
+  check_pointer("lse", b.lse, queries && is_backward(pass), 4);
+
+  const bool any = p.batch > 0;
+  check_pair("bias", b.bias, p.bias.present && queries && keys, "bias.present", size_of(p.bias.dtype));
+  check_pair("mask", b.mask, p.mask.present && queries && keys, "mask.present", 1);
+  check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4);
+  check_pair("sink", b.sink, p.sink, "sink", 4);
+  check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
+  check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed, "packed", 4);
+  check_pair("seqused_q", b.seqused_q, p.seqused_q && any, "seqused_q", 4);
+  check_pair("seqused_kv", b.seqused_kv, p.seqused_kv && any, "seqused_kv", 4);
+  check_pair("key_lengths", b.key_lengths, p.key_lengths && any, "key_lengths", 4);
+
+  if (!is_backward(pass)) return;
+  check_pointer("dout", b.dout, queries, wide);
+  check_pointer("dlse", b.dlse, false, 4);
+  check_pointer("dq", b.dq, queries, wide);
+  check_pointer("dk", b.dk, keys, wide);
+  check_pointer("dv", b.dv, keys, wide);
+  if (b.dbias != nullptr && !p.bias.present) refuse("dbias", address(b.dbias), "there is no bias to differentiate");
+  check_pointer("dbias", b.dbias, false, size_of(p.bias.dtype));
+  if (b.dsink != nullptr && !p.sink) refuse("dsink", address(b.dsink), "there is no sink to differentiate");
+  check_pointer("dsink", b.dsink, false, 4);
+}
+
+void check_cu_seqlens(const char* argument, const std::int32_t* cu, std::int64_t batch, std::int64_t total, std::int64_t longest) {
+  const auto entry = [argument](std::int64_t i) { return std::string(argument) + "[" + std::to_string(i) + "]"; };
+  if (cu[0] != 0) refuse(entry(0), std::to_string(cu[0]), "the first sequence begins at 0");
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const std::int64_t length = std::int64_t{cu[i + 1]} - cu[i];
+    if (length < 0) refuse(entry(i + 1), std::to_string(cu[i + 1]), "it must not be less than the entry before, " + std::to_string(cu[i]));
+    if (length > longest) {
+      refuse(entry(i + 1), std::to_string(cu[i + 1]), "a sequence of length " + std::to_string(length) + " is longer than the longest given, " + std::to_string(longest));
+    }
+  }
+  if (cu[batch] > total) refuse(entry(batch), std::to_string(cu[batch]), "the tensor has " + std::to_string(total) + " rows");
+}
+
+void check_lengths(const char* argument, const std::int32_t* lengths, const std::int32_t* cu, std::int64_t batch, std::int64_t longest) {
+  if (lengths == nullptr) return;
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const std::int64_t limit = cu ? std::int64_t{cu[i + 1]} - cu[i] : longest;
+    if (lengths[i] >= 0 && lengths[i] <= limit) continue;
+    refuse(std::string(argument) + "[" + std::to_string(i) + "]", std::to_string(lengths[i]), "allowed are 0 to " + std::to_string(limit));
+  }
+}
+
+void check_host_lengths(const Problem& p, const Buffers& b) {
+  if (p.packed) {
+    check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.seq_q);
+    check_cu_seqlens("cu_seqlens_kv", b.cu_seqlens_kv, p.batch, p.total_kv, p.seq_kv);
+  }
+  check_lengths("seqused_q", b.seqused_q, b.cu_seqlens_q, p.batch, p.seq_q);
+  check_lengths("seqused_kv", b.seqused_kv, b.cu_seqlens_kv, p.batch, p.seq_kv);
+  check_lengths("key_lengths", b.key_lengths, b.cu_seqlens_kv, p.batch, p.seq_kv);
+}
+
+void check_overlap(const Problem& p, Pass pass, const Buffers& b) {
+  const std::int64_t batches = p.packed ? 1 : p.batch;
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
+  const auto view = [&](const char* name, const void* data, const Strides& strides, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return Extent{name, static_cast<const char*>(data), static_cast<std::int64_t>(size_of(p.dtype)), {batches, rows, heads, dim}, {strides.batch, strides.seq, strides.head, 1}};
+  };
+  const Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
+  const Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim);
+  const Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
+  const Extent out = view("out", b.out, p.out_strides, rows_q, p.heads_q, p.head_dim_v);
+  const Extent lse{"lse", reinterpret_cast<const char*>(b.lse), 4, {1, 1, 1, p.total_q * p.heads_q}, {0, 0, 0, 1}};
+  if (!is_backward(pass)) {
+    refuse_overlap({out, lse}, {q, k, v});
+    return;
+  }
+  const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
+  const Extent dq = view("dq", b.dq, p.dq_strides, rows_q, p.heads_q, p.head_dim);
+  const Extent dk = view("dk", b.dk, p.dk_strides, rows_kv, p.heads_kv, p.head_dim);
+  const Extent dv = view("dv", b.dv, p.dv_strides, rows_kv, p.heads_kv, p.head_dim_v);
+  refuse_overlap({dq, dk, dv}, {q, k, v, out, lse, dout});
+}
+
+}  // namespace
+
+void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) {
+  if (options.device.kind != DeviceKind::cuda && options.stream != nullptr) {
+    refuse("stream", address(options.stream), "only CUDA devices have streams; the device is " + to_string(options.device));
+  }
+  check_pointers(problem, plan.pass, buffers, options.device);
+  if (options.device.kind != DeviceKind::cuda) check_host_lengths(problem, buffers);
+  check_overlap(problem, plan.pass, buffers);
+  if (plan.workspace_bytes == 0) return;
+  if (options.workspace == nullptr || options.workspace_bytes < plan.workspace_bytes) {
+    refuse("workspace_bytes", std::to_string(options.workspace == nullptr ? 0 : options.workspace_bytes),
+           plan.kernel + " needs " + std::to_string(plan.workspace_bytes) + " (ask workspace_bytes())");
+  }
+  check_pointer("workspace", options.workspace, true, 256);
+}
+
+}  // namespace flash_attention::api
