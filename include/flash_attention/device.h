@@ -28,8 +28,8 @@ enum class CpuIsa : std::uint8_t { generic, neon, avx2, avx512, amx };
 
 /// Facts about a device, asked once and passed as a value. The planner decides from these alone.
 struct DeviceInfo {
-  Device device;
-  std::string name;
+  Device device{};
+  std::string name{};
   int arch = 0;                        ///< CUDA and emulator: compute capability, 90 for 9.0
   int num_sms = 0;                     ///< CUDA and emulator
   std::int64_t shared_bytes = 0;       ///< CUDA and emulator: shared memory that one block may use

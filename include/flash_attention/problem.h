@@ -63,12 +63,12 @@ struct Problem {
   std::int64_t total_kv = 0;
 
   // Dense by default: [batch, seq, heads, dim] without gaps. dq, dk, dv and dout follow q, k, v and out in shape.
-  Strides q_strides, k_strides, v_strides, out_strides;
-  Strides dout_strides, dq_strides, dk_strides, dv_strides;
+  Strides q_strides{}, k_strides{}, v_strides{}, out_strides{};
+  Strides dout_strides{}, dq_strides{}, dk_strides{}, dv_strides{};
 
-  std::optional<float> scale;  ///< 1 / sqrt(head_dim) if not given
+  std::optional<float> scale{};  ///< 1 / sqrt(head_dim) if not given
   float softcap = 0;           ///< 0 = off
-  ScoreTensor bias;
+  ScoreTensor bias{};
   bool alibi = false;
   std::int64_t alibi_batch_stride = 0;  ///< 0: one slope per head for the whole batch
 
@@ -76,7 +76,7 @@ struct Problem {
   Alignment alignment = Alignment::bottom_right;
   std::int64_t window_left = -1;   ///< keys before the diagonal that are visible; -1 = all
   std::int64_t window_right = -1;  ///< keys after the diagonal that are visible; -1 = all
-  ScoreTensor mask;
+  ScoreTensor mask{};
   bool key_lengths = false;  ///< keys j >= key_lengths[b] are hidden; the diagonal stays where seq_kv puts it
   bool seqused_q = false;    ///< sequence b has seqused_q[b] queries; the diagonal follows. Rows past it are zero
   bool seqused_kv = false;   ///< sequence b has seqused_kv[b] keys; the diagonal follows

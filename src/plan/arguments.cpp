@@ -1,5 +1,6 @@
 #include "plan/arguments.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -169,8 +170,9 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.total_q = static_cast<int>(p.total_q);
   args.total_kv = static_cast<int>(p.total_kv);
   args.num_splits = plan.num_splits;
-  args.window_left = static_cast<int>(p.window_left);
-  args.window_right = static_cast<int>(p.window_right);
+  constexpr std::int64_t far = std::numeric_limits<int>::max() / 2;
+  args.window_left = static_cast<int>(std::min(p.window_left, far));
+  args.window_right = static_cast<int>(std::min(p.window_right, far));
   args.scale = *p.scale;
   args.softcap = p.softcap;
   args.seed = options.seed;

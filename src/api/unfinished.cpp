@@ -1,0 +1,30 @@
+// Weak stand-ins for rooms that have not landed yet; this file goes away with the last of them.
+#include "cpu/backend.h"
+#include "cuda/backend.h"
+#include "emulator/backend.h"
+#include "plan/kernel_table.h"
+
+#define WEAK __attribute__((weak))
+namespace flash_attention {
+namespace {
+[[noreturn]] void missing(const char* what) { throw Error(ErrorCode::unavailable, std::string(what) + " is not built"); }
+}  // namespace
+namespace cpu {
+WEAK DeviceInfo info() { return DeviceInfo{}; }
+WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the CPU backend"); }
+}  // namespace cpu
+namespace cuda {
+WEAK std::vector<DeviceInfo> devices() { return {}; }
+WEAK DeviceInfo info(int) { missing("the CUDA backend"); }
+WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the CUDA backend"); }
+}  // namespace cuda
+namespace emulator {
+WEAK DeviceInfo info(int) { missing("the emulator"); }
+WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the emulator"); }
+}  // namespace emulator
+namespace plan {
+WEAK std::span<const KernelEntry> cpu_kernels() { return {}; }
+WEAK std::span<const KernelEntry> portable_kernels() { return {}; }
+WEAK std::span<const KernelEntry> standard_kernels() { return {}; }
+}  // namespace plan
+}  // namespace flash_attention

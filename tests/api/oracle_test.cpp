@@ -1,0 +1,53 @@
+// The oracle judges everything else, so its own gradients are checked against finite differences of its own forward pass.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/contract.h"
+#include "support/oracle.h"
+
+namespace flash_attention::testing {
+namespace {
+
+class OracleGradients : public ::testing::TestWithParam<Case> {};
+
+double loss(const Case& c, const Inputs& in) {
+  const Results r = oracle(c, in, false);
+  double sum = 0;
+  for (std::size_t x = 0; x < r.out.size(); ++x) if (std::isfinite(in.dout[x])) sum += r.out[x] * in.dout[x];
+  for (std::size_t x = 0; x < in.dlse.size(); ++x) if (std::isfinite(r.lse[x])) sum += r.lse[x] * in.dlse[x];
+  return sum;
+}
+
+TEST_P(OracleGradients, MatchFiniteDifferences) {
+  const Case& c = GetParam();
+  Inputs in = draw_inputs(c);
+  const Results r = oracle(c, in, true);
+  const auto probe = [&](const char* name, std::vector<double>& values, const std::vector<double>& gradient) {
+    ASSERT_EQ(values.size(), gradient.size()) << name;
+    for (std::size_t n = 0; n < 3 && !values.empty(); ++n) {
+      const std::size_t x = (values.size() * (2 * n + 1) / 6);
+      if (!std::isfinite(values[x])) {
+        EXPECT_EQ(gradient[x], 0) << name;
+        continue;
+      }
+      const double middle = values[x], step = 1e-4;
+      values[x] = middle + step;
+      const double above = loss(c, in);
+      values[x] = middle - step;
+      const double below = loss(c, in);
+      values[x] = middle;
+      EXPECT_NEAR(gradient[x], (above - below) / (2 * step), 1e-5 * (1 + std::fabs(gradient[x]))) << name << "[" << x << "]";
+    }
+  };
+  probe("dq", in.q, r.dq);
+  probe("dk", in.k, r.dk);
+  probe("dv", in.v, r.dv);
+  if (c.dbias) probe("dbias", in.bias, r.dbias);
+  if (c.dsink) probe("dsink", in.sink, r.dsink);
+}
+
+INSTANTIATE_TEST_SUITE_P(Contract, OracleGradients, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);
+
+}  // namespace
+}  // namespace flash_attention::testing

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flash_attention/attention.h"
+
+namespace flash_attention::testing {
+
+/// How the random inputs are drawn.
+enum class Draw {
+  normal,
+  large,    // logits shifted by about +-120
+  peaked,   // one key of each row dominates
+  growing,  // scores rise along the keys, so that every tile brings a new maximum
+  spike,    // one very large score in the last keys
+};
+
+/// One point of the contract: a problem, its lengths and how its inputs look. Values are drawn from `seed`.
+struct Case {
+  std::string name;
+  Problem problem;
+  Draw draw = Draw::normal;
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths;
+  bool dlse = false;   // backward with a gradient through lse
+  bool dbias = false;
+  bool dsink = false;
+  std::uint64_t seed = 1;            // of the inputs
+  std::uint64_t dropout_seed = 0x1234567890abcdefull;
+  std::uint64_t dropout_offset = 0x0000000300000007ull;
+};
+
+/// The sizes a Case really has, without asking the code under test for its defaults.
+struct Shape {
+  explicit Shape(const Case& c);
+
+  std::int64_t batch, rows_q, rows_kv;  // rows of the tensors: packed totals, or batch * seq
+  std::int64_t seq_q, seq_kv, heads_q, heads_kv, group, dim, dim_v;
+
+  struct Sequence {
+    std::int64_t first_q, first_kv;    // first row in the tensor
+    std::int64_t alloc_q, alloc_kv;    // rows it owns
+    std::int64_t len_q, len_kv;        // rows it uses (seqused)
+    std::int64_t visible_kv;           // keys after key_lengths
+  };
+  std::vector<Sequence> sequences;
+
+  bool visible(const Problem& problem, const Sequence& s, std::int64_t i, std::int64_t j) const;  // all but the mask tensor
+};
+
+/// Values in their logical order, already rounded to the type they are stored in:
+/// q [rows_q, heads_q, dim], k, v, dout alike; lse-shaped values [batch, heads_q, seq_q] or packed [heads_q, rows_q];
+/// bias and mask [batch|1, heads_q|1, seq_q|1, seq_kv].
+struct Inputs {
+  std::vector<double> q, k, v, dout, dlse, bias, alibi_slopes, sink;
+  std::vector<std::uint8_t> mask;
+};
+
+/// Random inputs of the case. Rows that no query may see, and rows past the used lengths, hold NaN and Inf.
+Inputs draw_inputs(const Case& c);
+
+/// Index into bias, mask and dbias in their logical order; broadcast axes count as size 1.
+std::int64_t score_index(const Case& c, const ScoreTensor& tensor, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
+std::int64_t score_elements(const Case& c, const ScoreTensor& tensor);
+
+/// Index into lse.
+std::int64_t lse_index(const Case& c, const Shape& shape, std::int64_t b, std::int64_t h, std::int64_t i);
+
+}  // namespace flash_attention::testing

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/case.h"
+
+namespace flash_attention::testing {
+
+/// The contract as a list of small problems. One list for every backend and kernel; each test program says which kernels it
+/// puts through it.
+std::vector<Case> contract_cases(Dtype dtype);
+
+/// A kernel under test.
+struct Target {
+  Device device{};
+  std::string kernel{};       // "" = the planner's choice
+  Pass pass = Pass::forward;
+};
+
+/// Runs one case and compares every result with the oracle: NaN and Inf positions first, then the error against twice that of
+/// plain attention in the same type plus a floor; gaps must be untouched. A case that the named kernel does not support is skipped
+/// only if its reject() says so.
+void check(const Case& c, const Target& target);
+
+/// The same bits twice.
+void check_reproducible(const Case& c, const Target& target);
+
+/// For INSTANTIATE_TEST_SUITE_P.
+inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return info.param.name + "_" + std::string(to_string(info.param.problem.dtype));
+}
+
+inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name << ": " << to_string(c.problem); }
+
+}  // namespace flash_attention::testing

@@ -1,0 +1,153 @@
+#include "support/oracle.h"
+
+#include <cmath>
+
+#include "support/rounding.h"
+
+namespace flash_attention::testing {
+namespace {
+
+// An own copy of the published dropout function, so that a mistake in the library's is seen.
+bool keeps(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  std::uint32_t counter[4] = {static_cast<std::uint32_t>(j / 16 * 4 + j % 8 / 2), static_cast<std::uint32_t>(i),
+                              static_cast<std::uint32_t>(b * c.problem.heads_q + h), static_cast<std::uint32_t>(c.dropout_offset)};
+  std::uint32_t key[2] = {static_cast<std::uint32_t>(c.dropout_seed),
+                          static_cast<std::uint32_t>((c.dropout_seed >> 32) ^ (c.dropout_offset >> 32))};
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = 0xD2511F53ull * counter[0], d = 0xCD9E8D57ull * counter[2];
+    const std::uint32_t next[4] = {static_cast<std::uint32_t>(d >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(d),
+                                   static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
+    for (int w = 0; w < 4; ++w) counter[w] = next[w];
+    key[0] += 0x9E3779B9u;
+    key[1] += 0xBB67AE85u;
+  }
+  return counter[j / 8 % 2 * 2 + j % 2] >= static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
+}
+
+class Oracle {
+ public:
+  Oracle(const Case& c, const Inputs& in, bool backward, std::optional<Dtype> rounding)
+      : c_(c), p_(c.problem), in_(in), shape_(c), backward_(backward), rounding_(rounding) {
+    scale_ = p_.scale ? *p_.scale : 1 / std::sqrt(static_cast<double>(shape_.dim));
+    r_.out.assign(shape_.rows_q * shape_.heads_q * shape_.dim_v, 0);
+    r_.lse.assign(shape_.rows_q * shape_.heads_q, -INFINITY);
+    if (!backward_) return;
+    r_.dq.assign(in.q.size(), 0);
+    r_.dk.assign(in.k.size(), 0);
+    r_.dv.assign(in.v.size(), 0);
+    if (c.dbias) r_.dbias.assign(in.bias.size(), 0);
+    if (c.dsink) r_.dsink.assign(shape_.heads_q, 0);
+  }
+
+  Results run() {
+    for (std::int64_t b = 0; b < shape_.batch; ++b) {
+      for (std::int64_t h = 0; h < shape_.heads_q; ++h) {
+        for (std::int64_t i = 0; i < shape_.sequences[b].len_q; ++i) row(b, h, i);
+      }
+    }
+    const auto round_all = [&](std::vector<double>& values) {
+      if (rounding_) for (double& x : values) x = round_to(*rounding_, x);
+    };
+    for (auto* values : {&r_.out, &r_.dq, &r_.dk, &r_.dv, &r_.dbias}) round_all(*values);
+    return std::move(r_);
+  }
+
+ private:
+  double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
+
+  void row(std::int64_t b, std::int64_t h, std::int64_t i) {
+    const Shape::Sequence& s = shape_.sequences[b];
+    const double* q = &in_.q[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
+    const auto key = [&](std::int64_t j) { return ((s.first_kv + j) * shape_.heads_kv + h / shape_.group) * shape_.dim; };
+    const auto value = [&](std::int64_t j) { return ((s.first_kv + j) * shape_.heads_kv + h / shape_.group) * shape_.dim_v; };
+
+    std::vector<std::int64_t> keys;
+    std::vector<double> score, tanh_score;
+    for (std::int64_t j = 0; j < s.visible_kv; ++j) {
+      if (!shape_.visible(p_, s, i, j)) continue;
+      if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
+      double dot = 0;
+      for (std::int64_t x = 0; x < shape_.dim; ++x) dot += q[x] * in_.k[key(j) + x];
+      double value_of = scale_ * dot;
+      double t = 0;
+      if (p_.softcap > 0) {
+        t = std::tanh(value_of / p_.softcap);
+        value_of = p_.softcap * t;
+      }
+      if (p_.bias.present) value_of += in_.bias[score_index(c_, p_.bias, b, h, i, j)];
+      if (p_.alibi) {
+        const double slope = in_.alibi_slopes[(p_.alibi_batch_stride ? b * shape_.heads_q : 0) + h];
+        value_of -= slope * std::fabs(static_cast<double>(i + s.len_kv - s.len_q - j));
+      }
+      keys.push_back(j);
+      score.push_back(value_of);
+      tanh_score.push_back(t);
+    }
+
+    double largest = p_.sink ? in_.sink[h] : -INFINITY;
+    for (double x : score) largest = std::isnan(x) || x > largest ? x : largest;
+    if (keys.empty() && !p_.sink) return;
+    double sum = p_.sink ? std::exp(in_.sink[h] - largest) : 0;
+    for (double x : score) sum += std::exp(x - largest);
+    const double lse = largest + std::log(sum);
+    r_.lse[lse_index(c_, shape_, b, h, i)] = lse;
+
+    double* out = &r_.out[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
+    std::vector<double> p(keys.size()), kept(keys.size());
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      p[n] = rounded(std::exp(score[n] - lse));
+      kept[n] = p_.dropout_p == 0 ? 1 : keeps(c_, b, h, i, keys[n]) ? 1 / (1 - static_cast<double>(p_.dropout_p)) : 0;
+      for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
+        if (kept[n] != 0) out[x] += p[n] * kept[n] * in_.v[value(keys[n]) + x];
+      }
+    }
+    if (backward_) gradients(b, h, i, keys, p, kept, tanh_score, out, lse, q, key, value);
+  }
+
+  template <class Key, class Value>
+  void gradients(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys, const std::vector<double>& p,
+                 const std::vector<double>& kept, const std::vector<double>& tanh_score, const double* out, double lse,
+                 const double* q, Key key, Value value) {
+    const Shape::Sequence& s = shape_.sequences[b];
+    const double* dout = &in_.dout[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
+    double* dq = &r_.dq[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
+    const double dlse = c_.dlse ? in_.dlse[lse_index(c_, shape_, b, h, i)] : 0;
+    double delta = 0;
+    for (std::int64_t x = 0; x < shape_.dim_v; ++x) delta += dout[x] * rounded(out[x]);
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      const std::int64_t j = keys[n];
+      double dp = 0;
+      for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
+        dp += dout[x] * in_.v[value(j) + x];
+        if (kept[n] != 0) r_.dv[value(j) + x] += rounded(p[n] * kept[n]) * dout[x];
+      }
+      dp = kept[n] != 0 ? dp * kept[n] : 0;
+      double ds = p[n] * (dp - delta + dlse);
+      if (c_.dbias) r_.dbias[score_index(c_, p_.bias, b, h, i, j)] += ds;
+      if (p_.softcap > 0) ds *= 1 - tanh_score[n] * tanh_score[n];
+      ds = rounded(ds) * scale_;
+      for (std::int64_t x = 0; x < shape_.dim; ++x) {
+        dq[x] += ds * in_.k[key(j) + x];
+        r_.dk[key(j) + x] += ds * q[x];
+      }
+    }
+    if (c_.dsink) r_.dsink[h] += std::exp(in_.sink[h] - lse) * (dlse - delta);
+  }
+
+  const Case& c_;
+  const Problem& p_;
+  const Inputs& in_;
+  const Shape shape_;
+  const bool backward_;
+  const std::optional<Dtype> rounding_;
+  double scale_;
+  Results r_;
+};
+
+}  // namespace
+
+Results oracle(const Case& c, const Inputs& in, bool backward, std::optional<Dtype> rounding) {
+  return Oracle(c, in, backward, rounding).run();
+}
+
+}  // namespace flash_attention::testing

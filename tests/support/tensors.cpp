@@ -1,0 +1,198 @@
+#include "support/tensors.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "support/rounding.h"
+
+namespace flash_attention::testing {
+namespace {
+
+constexpr std::uint32_t fill32 = 0x7fc0dead;  // NaNs with a mark of our own
+constexpr std::uint16_t fill16 = 0x7fde;
+
+void store(std::vector<std::byte>& bytes, Dtype dtype, std::int64_t index, double value) {
+  if (dtype == Dtype::float32) {
+    const float x = static_cast<float>(value);
+    std::memcpy(&bytes[index * 4], &x, 4);
+  } else {
+    const std::uint16_t x = dtype == Dtype::float16 ? to_float16(value) : to_bfloat16(value);
+    std::memcpy(&bytes[index * 2], &x, 2);
+  }
+}
+
+double load(const std::vector<std::byte>& bytes, Dtype dtype, std::int64_t index) {
+  if (dtype == Dtype::float32) {
+    float x;
+    std::memcpy(&x, &bytes[index * 4], 4);
+    return x;
+  }
+  std::uint16_t x;
+  std::memcpy(&x, &bytes[index * 2], 2);
+  return dtype == Dtype::float16 ? from_float16(x) : from_bfloat16(x);
+}
+
+bool is_fill(const std::vector<std::byte>& bytes, Dtype dtype, std::int64_t index) {
+  if (dtype == Dtype::float32) {
+    std::uint32_t x;
+    std::memcpy(&x, &bytes[index * 4], 4);
+    return x == fill32;
+  }
+  std::uint16_t x;
+  std::memcpy(&x, &bytes[index * 2], 2);
+  return x == fill16;
+}
+
+std::vector<std::byte> filled(Dtype dtype, std::int64_t elements) {
+  std::vector<std::byte> bytes(elements * size_of(dtype));
+  for (std::int64_t x = 0; x < elements; ++x) {
+    if (dtype == Dtype::float32) std::memcpy(&bytes[x * 4], &fill32, 4);
+    else std::memcpy(&bytes[x * 2], &fill16, 2);
+  }
+  return bytes;
+}
+
+/// Calls visit(logical index, memory offset) for every element.
+void each_element(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
+              const std::function<void(std::int64_t, std::int64_t)>& visit) {
+  std::int64_t count = 1;
+  for (std::int64_t size : sizes) count *= size;
+  for (std::int64_t index = 0; index < count; ++index) {
+    std::int64_t rest = index, offset = 0;
+    for (std::size_t axis = sizes.size(); axis-- > 0;) {
+      offset += rest % sizes[axis] * strides[axis];
+      rest /= sizes[axis];
+    }
+    visit(index, offset);
+  }
+}
+
+}  // namespace
+
+void* Tensors::place(Tensor t, const std::vector<double>* values, const void** slot) {
+  std::int64_t low = 0, high = 0;
+  bool empty = false;
+  for (std::size_t axis = 0; axis < t.sizes.size(); ++axis) {
+    empty |= t.sizes[axis] == 0;
+    const std::int64_t reach = (t.sizes[axis] - 1) * t.strides[axis];
+    (reach < 0 ? low : high) += reach;
+  }
+  // The first element keeps a 16-byte alignment under negative strides too.
+  t.first = (-low + 7) / 8 * 8;
+  t.elements = empty ? 0 : t.first + high + 1;
+  t.base = memory_.allocate(t.elements * size_of(t.dtype));
+  std::vector<std::byte> bytes = filled(t.dtype, t.elements);
+  if (values && !empty) each_element(t.sizes, t.strides, [&](std::int64_t index, std::int64_t offset) { store(bytes, t.dtype, t.first + offset, (*values)[index]); });
+  memory_.write(t.base, bytes.data(), bytes.size());
+  void* data = static_cast<char*>(t.base) + t.first * size_of(t.dtype);
+  if (slot) *slot = data;
+  tensors_.push_back(std::move(t));
+  return data;
+}
+
+template <class T>
+const T* Tensors::place_plain(const std::vector<T>& values) {
+  if (values.empty()) return nullptr;
+  void* data = memory_.allocate(values.size() * sizeof(T));
+  memory_.write(data, values.data(), values.size() * sizeof(T));
+  return static_cast<const T*>(data);
+}
+
+Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : c_(c), shape_(c), memory_(memory) {
+  const Problem& p = c.problem;
+  const auto tensor = [&](const char* name, const Strides& given, std::int64_t rows, std::int64_t heads, std::int64_t dim, bool output) {
+    const std::int64_t batch = p.packed ? 1 : p.batch, seq = p.packed ? rows : (p.batch ? rows / p.batch : 0);
+    const auto or_dense = [](std::int64_t stride, std::int64_t dense) { return stride == Strides::dense ? dense : stride; };
+    return Tensor{.name = name, .dtype = p.dtype, .sizes = {batch, seq, heads, dim},
+                  .strides = {p.packed ? 0 : or_dense(given.batch, seq * heads * dim), or_dense(given.seq, heads * dim), or_dense(given.head, dim), 1},
+                  .output = output};
+  };
+  const auto scores = [&](const char* name, const ScoreTensor& s, Dtype dtype, bool dense) {
+    Tensor t{.name = name, .dtype = dtype};
+    t.sizes = {s.batch_stride ? shape_.batch : 1, s.head_stride ? shape_.heads_q : 1, s.q_stride ? shape_.seq_q : 1, shape_.seq_kv};
+    t.strides = {s.batch_stride, s.head_stride, s.q_stride, 1};
+    if (dense) t.strides = {t.sizes[1] * t.sizes[2] * t.sizes[3], t.sizes[2] * t.sizes[3], t.sizes[3], 1};
+    t.output = dense;
+    return t;
+  };
+  const auto flat = [&](const char* name, std::int64_t count, bool output) {
+    return Tensor{.name = name, .dtype = Dtype::float32, .sizes = {count}, .strides = {1}, .output = output};
+  };
+  place(tensor("q", p.q_strides, shape_.rows_q, shape_.heads_q, shape_.dim, false), &in.q, &buffers_.q);
+  place(tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim, false), &in.k, &buffers_.k);
+  place(tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false), &in.v, &buffers_.v);
+  place(tensor("dout", p.dout_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, false), &in.dout, &buffers_.dout);
+  buffers_.out = place(tensor("out", p.out_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, true), nullptr, nullptr);
+  buffers_.lse = static_cast<float*>(place(flat("lse", shape_.rows_q * shape_.heads_q, true), nullptr, nullptr));
+  buffers_.dq = place(tensor("dq", p.dq_strides, shape_.rows_q, shape_.heads_q, shape_.dim, true), nullptr, nullptr);
+  buffers_.dk = place(tensor("dk", p.dk_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim, true), nullptr, nullptr);
+  buffers_.dv = place(tensor("dv", p.dv_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, true), nullptr, nullptr);
+  if (p.bias.present) place(scores("bias", p.bias, p.bias.dtype, false), &in.bias, &buffers_.bias);
+  if (c.dbias) buffers_.dbias = place(scores("dbias", p.bias, p.bias.dtype, true), nullptr, nullptr);
+  if (c.dsink) buffers_.dsink = static_cast<float*>(place(flat("dsink", shape_.heads_q, true), nullptr, nullptr));
+  const auto floats = [&](const std::vector<double>& values) { return place_plain(std::vector<float>(values.begin(), values.end())); };
+  buffers_.alibi_slopes = floats(in.alibi_slopes);
+  buffers_.sink = floats(in.sink);
+  buffers_.dlse = floats(in.dlse);
+  buffers_.mask = place_plain(in.mask);  // cases give masks dense strides
+  buffers_.cu_seqlens_q = place_plain(c.cu_seqlens_q);
+  buffers_.cu_seqlens_kv = place_plain(c.cu_seqlens_kv);
+  buffers_.seqused_q = place_plain(c.seqused_q);
+  buffers_.seqused_kv = place_plain(c.seqused_kv);
+  buffers_.key_lengths = place_plain(c.key_lengths);
+}
+
+void Tensors::set_forward(const Results& results) {
+  for (Tensor& t : tensors_) {
+    const bool is_out = std::strcmp(t.name, "out") == 0;
+    if (!is_out && std::strcmp(t.name, "lse") != 0) continue;
+    const std::vector<double>& from = is_out ? results.out : results.lse;
+    if (t.elements == 0) continue;
+    std::vector<std::byte> bytes = filled(t.dtype, t.elements);
+    each_element(t.sizes, t.strides, [&](std::int64_t index, std::int64_t offset) { store(bytes, t.dtype, t.first + offset, from[index]); });
+    memory_.write(t.base, bytes.data(), bytes.size());
+  }
+}
+
+std::vector<double> Tensors::values(const char* name) {
+  for (Tensor& t : tensors_) {
+    if (std::strcmp(t.name, name) != 0 || t.elements == 0) continue;
+    std::vector<std::byte> bytes(t.elements * size_of(t.dtype));
+    memory_.read(bytes.data(), t.base, bytes.size());
+    std::vector<double> out;
+    each_element(t.sizes, t.strides, [&](std::int64_t, std::int64_t offset) { out.push_back(load(bytes, t.dtype, t.first + offset)); });
+    return out;
+  }
+  return {};
+}
+
+Results Tensors::read(bool backward) {
+  Results r;
+  r.out = values("out");
+  r.lse = values("lse");
+  if (!backward) return r;
+  r.dq = values("dq");
+  r.dk = values("dk");
+  r.dv = values("dv");
+  r.dbias = values("dbias");
+  r.dsink = values("dsink");
+  return r;
+}
+
+std::string Tensors::written_gap() {
+  for (Tensor& t : tensors_) {
+    if (!t.output || t.elements == 0) continue;
+    std::vector<std::byte> bytes(t.elements * size_of(t.dtype));
+    memory_.read(bytes.data(), t.base, bytes.size());
+    std::vector<bool> inside(t.elements);
+    each_element(t.sizes, t.strides, [&](std::int64_t, std::int64_t offset) { inside[t.first + offset] = true; });
+    for (std::int64_t x = 0; x < t.elements; ++x) {
+      if (!inside[x] && !is_fill(bytes, t.dtype, x)) return std::string(t.name) + " at offset " + std::to_string(x - t.first);
+    }
+  }
+  return "";
+}
+
+}  // namespace flash_attention::testing
