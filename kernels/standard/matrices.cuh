@@ -1,0 +1,93 @@
+#pragma once
+
+#include "tile/product.cuh"
+#include "tile/score.cuh"
+
+// The score matrices that standard attention keeps in memory: [batch, heads_q, seq_q, seq_kv], both sequence axes rounded
+// up to whole tiles so that no access needs a bound. A block of 256 threads moves tiles of 64 x 64.
+
+namespace flash_attention::standard {
+
+using namespace abi;
+
+/// Which part of the workspace, an index into workspace_offsets.
+enum class Matrix { delta, S, dP, P, dS };
+
+/// The matrix of one sequence and head.
+template <typename Element>
+struct ScoreMatrix {
+  Element* data;
+  long long pitch;
+
+  __device__ __forceinline__ ScoreMatrix(const AttentionArgs& args, Matrix which, int batch_idx, int head_idx)
+      : pitch(tile::round_up(args.seq_kv, tile::block_rows)) {
+    const long long plane = static_cast<long long>(batch_idx) * args.heads_q + head_idx;
+    auto* begin = static_cast<char*>(args.workspace) + args.workspace_offsets[static_cast<int>(which)];
+    data = reinterpret_cast<Element*>(begin) + plane * tile::round_up(args.seq_q, tile::block_rows) * pitch;
+  }
+
+  __device__ __forceinline__ Element* row(int i) const { return data + i * pitch; }
+
+  /// The thread's part of a tile.
+  __device__ __forceinline__ void store(int q_begin, int kv_begin, const float (&values)[4][4]) const {
+    const tile::ThreadPlace place;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const tile::Four four{{values[r][0], values[r][1], values[r][2], values[r][3]}};
+      tile::store_four(row(q_begin + place.row + r) + kv_begin + place.column, four, true);
+    }
+  }
+
+  /// The thread's part of a tile; what a mask hides is marked, so that it is skipped instead of multiplied by zero.
+  template <Features features>
+  __device__ __forceinline__ void load(float (&values)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
+                                       bool some_hidden) const {
+    const tile::ThreadPlace place;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int i = q_begin + place.row + r, j = kv_begin + place.column;
+      const tile::Four four = tile::load_four(row(i) + j, true);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) values[r][c] = some_hidden && !score.visible(i, j + c) ? tile::hidden() : four[c];
+    }
+  }
+};
+
+template <int dim>
+struct TileStorage {
+  tile::ProductStorage<dim> product;
+  tile::WeightTile weights;
+};
+
+/// The tile of the score matrices that a block of a one-dimensional grid works on.
+struct ScoreTile {
+  int q_begin;
+  int kv_begin;
+  int head_idx;
+  int batch_idx;
+};
+
+__device__ __forceinline__ ScoreTile score_tile(const AttentionArgs& args) {
+  const int num_kv_tiles = tile::ceil_div(args.seq_kv, tile::block_rows);
+  const auto rest =
+      tile::block_coordinates(blockIdx.x / num_kv_tiles, tile::ceil_div(args.seq_q, tile::block_rows), args.heads_q);
+  return {rest.tile_idx * tile::block_rows, static_cast<int>(blockIdx.x) % num_kv_tiles * tile::block_rows, rest.head_idx,
+          rest.batch_idx};
+}
+
+/// Whether a tile has a score that is hidden or a row that does not exist.
+template <Features features>
+__device__ __forceinline__ bool some_hidden(const tile::Score<features>& score, int q_begin, int kv_begin) {
+  constexpr int block = tile::block_rows;
+  return q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);
+}
+
+/// Over the 32 lanes of a warp.
+template <typename Combine>
+__device__ __forceinline__ float reduce_warp(float value, Combine combine) {
+#pragma unroll
+  for (int lane_mask = 1; lane_mask < 32; lane_mask *= 2) value = combine(value, ptx::shuffle_xor(value, lane_mask));
+  return value;
+}
+
+}  // namespace flash_attention::standard
