@@ -2,6 +2,7 @@
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "emulator/backend.h"
+#include "flash_attention/runtime.h"
 #include "plan/kernel_table.h"
 
 #define WEAK __attribute__((weak))
@@ -9,6 +10,7 @@ namespace flash_attention {
 namespace {
 [[noreturn]] void missing(const char* what) { throw Error(ErrorCode::unavailable, std::string(what) + " is not built"); }
 }  // namespace
+WEAK std::vector<Finding> diagnose() { return {}; }
 namespace cpu {
 WEAK DeviceInfo info() { return DeviceInfo{}; }
 WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the CPU backend"); }

@@ -1,0 +1,104 @@
+#include <cstdio>
+
+#include "cli/cases.h"
+#include "cli/format.h"
+#include "cli/problem_flags.h"
+#include "cli/report.h"
+#include "cli/terminal.h"
+#include "cli/verb.h"
+#include "flash_attention/version.h"
+
+namespace flash_attention::cli {
+namespace {
+
+std::vector<Case> chosen_cases(const Arguments& arguments, DeviceKind device) {
+  const std::string chosen = arguments.words().empty() ? "lengths" : arguments.words().front();
+  if (chosen != "all") return make_cases(chosen, device, arguments);
+  std::vector<Case> cases;
+  for (const CaseSet& set : case_sets()) {
+    const std::vector<Case> more = make_cases(set.name, device, arguments);
+    cases.insert(cases.end(), more.begin(), more.end());
+  }
+  return cases;
+}
+
+std::vector<std::string> row(const Measurement& m) {
+  const std::string speed = m.timing.samples == 0  ? "-"
+                            : m.problem.seq_q == 1 ? format("%.1f GB/s", m.kv_bytes_per_second() / 1e9)
+                                                   : format_flops(m.flops_per_second());
+  return {describe(m.problem),
+          std::string(to_string(m.pass)),
+          m.kernel,
+          m.timing.samples == 0 ? "-" : format_seconds(m.timing.median_s),
+          speed,
+          format_bytes(m.extra_bytes()),
+          describe(m.accuracy)};
+}
+
+int bench(const Arguments& arguments) {
+  Options options;
+  options.device = device_from(arguments);
+  if (options.device.kind == DeviceKind::emulator) {
+    throw Error(ErrorCode::invalid_argument,
+                "--device: got emulator, allowed: cpu, cuda (an emulated GPU has no speed; `run` counts its work)");
+  }
+  const std::string kernel = arguments.text("kernel");
+  options.kernel = kernel;
+  const DeviceInfo info = device_info(options.device);
+  const std::vector<Case> cases = chosen_cases(arguments, options.device.kind);
+  MeasureLimits limits;
+  limits.seconds = arguments.number("seconds");
+  limits.check = !arguments.on("no-check");
+
+  Json results = Json::array();
+  Table table({"problem", "pass", "kernel", "time", "speed", "extra memory", "error"});
+  bool all_ok = true;
+  Progress progress;
+  for (std::size_t n = 0; n < cases.size() && !interrupted(); ++n) {
+    progress.show(format("%zu of %zu: %s", n + 1, cases.size(), describe(cases[n].problem).c_str()));
+    const Measurement m = measure(cases[n].problem, cases[n].pass, options, limits);
+    all_ok = all_ok && m.ok();
+    table.add(row(m));
+    results.push(to_json(m).add("set", cases[n].set));
+  }
+  progress.clear();
+
+  Json json = Json::object();
+  json.add("version", FLASH_ATTENTION_VERSION)
+      .add("device", to_json(info))
+      .add("complete", !interrupted())
+      .add("results", results);
+  if (arguments.given("save")) save(arguments.text("save"), json.text());
+  if (arguments.on("json")) {
+    std::puts(json.text().c_str());
+  } else {
+    std::printf("%s\n\n%s", describe(info).c_str(), table.text().c_str());
+  }
+  if (interrupted()) return interrupted_by_user;
+  return all_ok ? ok : check_failed;
+}
+
+}  // namespace
+
+const Verb bench_verb{
+    "bench",
+    "measures sets of problems: flash against standard attention, the forward and backward grids, decoding",
+    "flash-attention bench [SET]: lengths (the default), lengths-backward, forward, backward, decode, small, or all.\n"
+    "The numbers of a set may be replaced: --dtype bf16, --head-dim 128, --causal, --seq-q 2048 and so on.\n"
+    "Every case is compared with fp64 before it is timed; time is the median, after a warm-up. FLOPs are\n"
+    "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is what\n"
+    "a call needs beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
+    "Ctrl-C stops and prints what was measured so far.\n"
+    "\n"
+    "Examples:\n"
+    "  flash-attention bench\n"
+    "  flash-attention bench forward --dtype fp32 --device cpu\n"
+    "  flash-attention bench decode --json\n",
+    1,
+    problem_flags() + std::vector<Flag>{{"seconds", "S", "time to spend on each case", "0.5"},
+                                        {"no-check", "", "do not compare with fp64"},
+                                        {"save", "FILE", "write the JSON to a file, too"},
+                                        {"json", "", "print JSON instead of the table"}},
+    bench};
+
+}  // namespace flash_attention::cli

@@ -1,0 +1,123 @@
+#include "cli/cases.h"
+
+#include "cli/problem_flags.h"
+
+namespace flash_attention::cli {
+namespace {
+
+/// A square problem; the user's flags win over the set's numbers.
+class Shapes {
+ public:
+  Shapes(DeviceKind device, const Arguments& arguments)
+      : on_cpu_(device != DeviceKind::cuda), arguments_(arguments), base_(problem_from(arguments)) {
+    if (!arguments.given("heads")) base_.heads_q = on_cpu_ ? 8 : 16;
+    if (!arguments.given("kv-heads")) base_.heads_kv = base_.heads_q;
+    if (!on_cpu_ && !arguments.given("dtype")) base_.dtype = Dtype::bfloat16;
+    if (!on_cpu_ && !arguments.given("head-dim")) base_.head_dim = 128;
+    if (!arguments.given("head-dim-v")) base_.head_dim_v = base_.head_dim;
+  }
+
+  /// On a GPU the batch grows as sequences get shorter, so that every case has the same number of tokens.
+  Problem square(std::int64_t length) const {
+    Problem problem = base_;
+    problem.seq_q = problem.seq_kv = length;
+    if (!on_cpu_ && !arguments_.given("batch")) problem.batch = std::max<std::int64_t>(1, 16384 / length);
+    return problem;
+  }
+
+  std::vector<std::int64_t> lengths(std::int64_t cpu_longest) const {
+    if (arguments_.given("seq-q")) return {arguments_.integer("seq-q", 0)};
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t n = on_cpu_ ? 256 : 512; n <= (on_cpu_ ? cpu_longest : 16384); n *= 2) lengths.push_back(n);
+    return lengths;
+  }
+
+  std::vector<std::int64_t> head_dims() const {
+    return arguments_.given("head-dim") ? std::vector{base_.head_dim} : std::vector<std::int64_t>{64, 128};
+  }
+
+  std::vector<Dtype> dtypes() const {
+    if (arguments_.given("dtype")) return {base_.dtype};
+    if (on_cpu_) return {Dtype::float32, Dtype::float16, Dtype::bfloat16};
+    return {Dtype::float16, Dtype::bfloat16};
+  }
+
+  std::vector<bool> causals() const { return base_.causal ? std::vector{true} : std::vector{false, true}; }
+
+ private:
+  bool on_cpu_;
+  const Arguments& arguments_;
+  Problem base_;
+};
+
+void add_grid(std::vector<Case>& cases, const Shapes& shapes, std::string_view set, Pass pass) {
+  for (const Dtype dtype : shapes.dtypes()) {
+    for (const std::int64_t head_dim : shapes.head_dims()) {
+      for (const bool causal : shapes.causals()) {
+        for (const std::int64_t length : shapes.lengths(4096)) {
+          if (length < 512) continue;
+          Problem problem = shapes.square(length);
+          problem.dtype = dtype;
+          problem.head_dim = problem.head_dim_v = head_dim;
+          problem.causal = causal;
+          cases.push_back({std::string(set), problem, pass});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<CaseSet>& case_sets() {
+  static const std::vector<CaseSet> sets{
+      {"lengths", "flash against standard attention, forward, by length"},
+      {"lengths-backward", "the same for the backward pass"},
+      {"forward", "forward pass: every element type, head_dim 64 and 128, full and causal, by length"},
+      {"backward", "backward pass: the same grid"},
+      {"decode", "one query against a long context, heads and grouped heads: GB/s of K and V"},
+      {"small", "16 queries and keys: the cost of a call"},
+  };
+  return sets;
+}
+
+std::vector<Case> make_cases(std::string_view set, DeviceKind device, const Arguments& arguments) {
+  const Shapes shapes(device, arguments);
+  std::vector<Case> cases;
+  if (set == "lengths" || set == "lengths-backward") {
+    const bool backward = set == "lengths-backward";
+    for (const std::int64_t length : shapes.lengths(backward ? 4096 : 8192)) {
+      cases.push_back(
+          {std::string(set), shapes.square(length), backward ? Pass::standard_backward : Pass::standard_forward});
+      cases.push_back({std::string(set), shapes.square(length), backward ? Pass::backward : Pass::forward});
+    }
+  } else if (set == "forward") {
+    add_grid(cases, shapes, set, Pass::forward);
+  } else if (set == "backward") {
+    add_grid(cases, shapes, set, Pass::backward);
+  } else if (set == "decode") {
+    for (const Dtype dtype : shapes.dtypes()) {
+      for (const std::int64_t group : {1, 4}) {
+        Problem problem = shapes.square(32768);
+        problem.seq_q = 1;
+        problem.heads_kv = std::max<std::int64_t>(1, problem.heads_q / group);
+        problem.dtype = dtype;
+        cases.push_back({std::string(set), problem, Pass::forward});
+      }
+    }
+  } else if (set == "small") {
+    for (const Dtype dtype : shapes.dtypes()) {
+      Problem problem = shapes.square(16);
+      problem.batch = 1;
+      problem.dtype = dtype;
+      cases.push_back({std::string(set), problem, Pass::forward});
+    }
+  } else {
+    std::string names;
+    for (const CaseSet& known : case_sets()) names += std::string(known.name) + ", ";
+    throw Error(ErrorCode::invalid_argument, "bench: got '" + std::string(set) + "', allowed: " + names + "all");
+  }
+  return cases;
+}
+
+}  // namespace flash_attention::cli

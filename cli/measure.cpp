@@ -1,0 +1,81 @@
+#include "cli/measure.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "cli/memory_meter.h"
+#include "cli/terminal.h"
+
+namespace flash_attention::cli {
+namespace {
+
+double seconds_of(const Workload& work, Pass pass) {
+  const auto start = std::chrono::steady_clock::now();
+  call(work, pass);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Timing time_calls(const Workload& work, Pass pass, const MeasureLimits& limits) {
+  std::vector<double> samples;
+  double total = 0;
+  while (static_cast<int>(samples.size()) < limits.max_samples && (samples.size() < 3 || total < limits.seconds) &&
+         !interrupted()) {
+    samples.push_back(seconds_of(work, pass));
+    total += samples.back();
+  }
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double part) {
+    return samples[static_cast<std::size_t>(part * static_cast<double>(samples.size() - 1))];
+  };
+  if (samples.empty()) return {};
+  return {at(0.5), at(0.1), at(0.9), static_cast<int>(samples.size())};
+}
+
+void run_forward(Workload& work) {
+  const std::string_view kernel = work.options.kernel;
+  work.options.kernel = {};  // a name chosen for the backward pass is none of the forward's
+  const auto workspace = attach_workspace(work, Pass::forward);
+  call(work, Pass::forward);
+  work.options.kernel = kernel;
+}
+
+}  // namespace
+
+bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
+
+bool Measurement::ok() const {
+  return std::all_of(accuracy.begin(), accuracy.end(), [](const Accuracy& a) { return a.ok(); });
+}
+
+double Measurement::flops_per_second() const { return timing.samples ? flops(problem, pass) / timing.median_s : 0; }
+
+double Measurement::kv_bytes_per_second() const {
+  const std::int64_t width = problem.head_dim + (problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim);
+  const auto elements = static_cast<double>(problem.batch * problem.seq_kv * problem.heads_kv * width);
+  return timing.samples ? elements * static_cast<double>(size_of(problem.dtype)) / timing.median_s : 0;
+}
+
+double Measurement::extra_bytes() const {
+  return static_cast<double>(peak_extra_bytes >= 0 ? peak_extra_bytes : workspace_bytes);
+}
+
+Measurement measure(const Problem& problem, Pass pass, const Options& options, const MeasureLimits& limits) {
+  Measurement result;
+  result.problem = problem;
+  result.pass = pass;
+  result.device = options.device;
+  result.kernel = make_plan(problem, pass, device_info(options.device), options.kernel).kernel;
+
+  Workload work = make_workload(problem, options, is_backward(pass));
+  if (is_backward(pass)) run_forward(work);
+  const MemoryMeter meter;
+  const auto workspace = attach_workspace(work, pass);
+  result.workspace_bytes = static_cast<std::int64_t>(work.options.workspace_bytes);
+  call(work, pass);  // warm-up, and the call that is checked
+  if (options.device.kind == DeviceKind::cpu) result.peak_extra_bytes = meter.peak_growth_bytes();
+  if (limits.check) result.accuracy = is_backward(pass) ? check_backward(work) : check_forward(work);
+  if (options.device.kind != DeviceKind::emulator) result.timing = time_calls(work, pass, limits);
+  return result;
+}
+
+}  // namespace flash_attention::cli

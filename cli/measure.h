@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/accuracy.h"
+#include "cli/workload.h"
+
+namespace flash_attention::cli {
+
+struct Timing {
+  double median_s = 0;
+  double low_s = 0;   ///< a tenth of the samples are faster
+  double high_s = 0;  ///< a tenth are slower
+  int samples = 0;    ///< 0: not measured
+};
+
+/// Everything the command says about one call.
+struct Measurement {
+  Problem problem;
+  Pass pass = Pass::forward;
+  Device device;
+  std::string kernel;
+  Timing timing;  ///< never set on the emulator: its time says nothing about a GPU
+  std::int64_t workspace_bytes = 0;
+  std::int64_t peak_extra_bytes = -1;  ///< CPU: measured growth of resident memory in the first call; -1 = not measured
+  std::vector<Accuracy> accuracy;
+
+  bool ok() const;
+  double flops_per_second() const;     ///< 0 where not timed
+  double kv_bytes_per_second() const;  ///< K and V read once; 0 where not timed
+  double extra_bytes() const;          ///< memory beyond inputs and results: measured where possible, else the workspace
+};
+
+struct MeasureLimits {
+  double seconds = 1.0;  ///< stop sampling after this
+  int max_samples = 200;
+  bool check = true;  ///< against fp64
+};
+
+/// Calls the pass on fresh random inputs (for a backward pass, after the forward pass it belongs to) and measures it.
+Measurement measure(const Problem& problem, Pass pass, const Options& options, const MeasureLimits& limits);
+
+bool is_backward(Pass pass);
+
+}  // namespace flash_attention::cli

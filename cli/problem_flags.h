@@ -1,0 +1,27 @@
+#pragma once
+
+#include <vector>
+
+#include "cli/arguments.h"
+#include "flash_attention/attention.h"
+
+namespace flash_attention::cli {
+
+/// The flags that describe a problem and where it runs; shared by run, bench, plan and compile.
+std::vector<Flag> problem_flags();
+
+Problem problem_from(const Arguments& arguments);
+Dtype dtype_from(std::string_view text);
+
+/// --device and --arch; "best" where neither is given.
+Device device_from(const Arguments& arguments);
+
+/// "80", "sm_80" or "sm_90a" as a number.
+int arch_from(std::string_view text);
+
+/// "batch 1, heads 8 (kv 2), 1024 x 1024, head_dim 64, float32, causal": the problem in a line for people.
+std::string describe(const Problem& problem);
+
+std::vector<Flag> operator+(std::vector<Flag> a, const std::vector<Flag>& b);
+
+}  // namespace flash_attention::cli

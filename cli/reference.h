@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "cli/element.h"
+#include "cli/workload.h"
+
+namespace flash_attention::cli {
+
+/// Reads the dense tensors of a workload as fp64 and knows the scores.
+class Reference {
+ public:
+  explicit Reference(const Workload& work)
+      : work_(work), p_(work.problem), dim_(p_.head_dim), dim_v_(p_.head_dim_v != 0 ? p_.head_dim_v : p_.head_dim) {}
+
+  double q(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
+    return load(work_.q.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_ + d);
+  }
+  double k(std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t d) const {
+    return load(work_.k.host(), p_.dtype, ((b * p_.seq_kv + j) * p_.heads_kv + kv(h)) * dim_ + d);
+  }
+  double v(std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t d) const {
+    return load(work_.v.host(), p_.dtype, ((b * p_.seq_kv + j) * p_.heads_kv + kv(h)) * dim_v_ + d);
+  }
+  double along_out(const Array& array, std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
+    return load(array.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_v_ + d);
+  }
+  double lse(std::int64_t b, std::int64_t i, std::int64_t h) const {
+    return static_cast<const float*>(work_.lse.host())[(b * p_.heads_q + h) * p_.seq_q + i];
+  }
+
+  bool visible(std::int64_t i, std::int64_t j) const {
+    const std::int64_t distance = j - i - (p_.alignment == Alignment::bottom_right ? p_.seq_kv - p_.seq_q : 0);
+    const std::int64_t right = p_.causal ? 0 : p_.window_right;
+    return (right < 0 || distance <= right) && (p_.window_left < 0 || -distance <= p_.window_left);
+  }
+
+  /// The score before the mask; `slope` is its derivative with respect to scale * q.k (softcap bends it).
+  double score(std::int64_t b, std::int64_t i, std::int64_t j, std::int64_t h, double& slope) const;
+
+  /// What dropout multiplies a probability with.
+  double kept(std::int64_t b, std::int64_t i, std::int64_t j, std::int64_t h) const;
+
+  struct Row {
+    std::vector<double> out;
+    std::vector<double> dq;
+    double lse = -INFINITY;
+  };
+
+  /// One query's row of out, lse and, where dout is there, dq.
+  Row row(std::int64_t b, std::int64_t i, std::int64_t h, bool with_gradient) const;
+
+  /// One key's rows of dk and dv.
+  void gradients_of_key(std::int64_t b, std::int64_t j, std::int64_t kv_head, std::vector<double>& dk,
+                        std::vector<double>& dv) const;
+
+ private:
+  std::int64_t kv(std::int64_t h) const { return h / (p_.heads_q / p_.heads_kv); }
+  double scale() const { return p_.scale ? static_cast<double>(*p_.scale) : 1 / std::sqrt(static_cast<double>(dim_)); }
+  double dp(std::int64_t b, std::int64_t i, std::int64_t j, std::int64_t h) const;
+
+  const Workload& work_;
+  const Problem& p_;
+  std::int64_t dim_, dim_v_;
+};
+
+}  // namespace flash_attention::cli
