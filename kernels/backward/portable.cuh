@@ -96,8 +96,10 @@ struct BackwardPortable {
             const float capped = head.score.capped(S[r][c + e]);
             // Where lse is -inf, every visible score was: the row has no probabilities.
             const float p = lse == -tile::infinity ? 0 : tile::exp(capped + head.score.added(i, j + e) - lse);
-            P[r][c + e] = p * factor[e];
-            dS[r][c + e] = p * (dP[r][c + e] * factor[e] - delta);
+            // What dropout has dropped does not count, not even as NaN.
+            const bool dropped = features.dropout && factor[e] == 0;
+            P[r][c + e] = dropped ? tile::hidden() : p * factor[e];
+            dS[r][c + e] = p * ((dropped ? 0 : dP[r][c + e] * factor[e]) - delta);
             if constexpr (at == At::dot) dS[r][c + e] *= head.score.capped_slope(capped);
           }
         }
@@ -131,7 +133,8 @@ __device__ __forceinline__ void backward_portable_dkv(const AttentionArgs& args)
       typename Kernel::Gradients gradients;
       gradients.compute(head, q_begin, kv_begin, some_hidden, storage);
       tile::store_weights_by_row(storage.weights, gradients.P);
-      tile::add_weighted_rows<config.head_dim_v>(dV, storage.weights, head.dO.from(q_begin), storage.product, some_hidden);
+      tile::add_weighted_rows<config.head_dim_v>(dV, storage.weights, head.dO.from(q_begin), storage.product,
+                                                 some_hidden || features.dropout);
       __syncthreads();  // everyone has read P: dS takes its place
       tile::store_weights_by_row(storage.weights, gradients.dS);
       tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.Q.from(q_begin), storage.product, some_hidden);

@@ -85,6 +85,7 @@ struct ForwardPortable {
     }
   }
 
+  /// A dropped probability is hidden: what it would multiply does not count, not even as NaN.
   __device__ static void drop_tile(float (&P)[4][4], const tile::Dropout& dropout, int q_begin, int kv_begin) {
     const tile::ThreadPlace place;
 #pragma unroll
@@ -93,8 +94,8 @@ struct ForwardPortable {
       for (int c = 0; c < 4; c += 2) {
         float first, second;
         dropout.pair(q_begin + place.row + r, kv_begin + place.column + c, first, second);
-        if (!tile::is_hidden(P[r][c])) P[r][c] *= first;
-        if (!tile::is_hidden(P[r][c + 1])) P[r][c + 1] *= second;
+        if (!tile::is_hidden(P[r][c])) P[r][c] = first == 0 ? tile::hidden() : P[r][c] * first;
+        if (!tile::is_hidden(P[r][c + 1])) P[r][c + 1] = second == 0 ? tile::hidden() : P[r][c + 1] * second;
       }
     }
   }
@@ -163,7 +164,8 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
     Kernel::softmax_tile(S, state);
     if constexpr (features.dropout) Kernel::drop_tile(S, dropout, q_begin, kv_begin);
     tile::store_weights_by_column(storage.P, S);
-    tile::add_weighted_rows<config.head_dim_v>(state.O, storage.P, V.from(kv_begin), storage.product, some_hidden);
+    tile::add_weighted_rows<config.head_dim_v>(state.O, storage.P, V.from(kv_begin), storage.product,
+                                               some_hidden || features.dropout);
   }
   Kernel::finish(args, sequence, block.head_idx, q_begin, state);
 }

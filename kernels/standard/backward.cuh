@@ -62,9 +62,10 @@ __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& a
       float p = 0, ds = 0;
       if (score.visible(i, j + e) && lse != -tile::infinity) {
         p = tile::exp(S[j + e] - lse);
-        ds = p * (dP[j + e] * factor[e] - delta) * score.capped_slope(S[j + e] - score.added(i, j + e));
+        ds = p * ((factor[e] == 0 ? 0 : dP[j + e] * factor[e]) - delta) *
+             score.capped_slope(S[j + e] - score.added(i, j + e));
       }
-      P[j + e] = ptx::from_float<Element>(p * factor[e]);
+      P[j + e] = ptx::from_float<Element>(factor[e] == 0 ? standard::dropped : p * factor[e]);
       dS[j + e] = ptx::from_float<Element>(ds);
     }
   }
@@ -84,6 +85,7 @@ __device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args,
   if (kv_begin >= sequence.rows_kv) return;
 
   float total[4][tile::columns_per_thread(dim)]{};
+  const bool skips_dropped = features.dropout && matrix == standard::Matrix::P;
   const int num_queries = kv_begin < sequence.visible_kv ? sequence.len_q : 0;
 #pragma unroll 1
   for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
@@ -95,10 +97,11 @@ __device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args,
     for (int q_begin = 0; q_begin < num_queries; q_begin += block_rows) {
       const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
       float weights[4][4];
-      weights_of_head.load(weights, score, q_begin, kv_begin, some_hidden);
+      weights_of_head.load(weights, score, q_begin, kv_begin, some_hidden, skips_dropped);
       __syncthreads();  // everyone has read the previous weights
       tile::store_weights_by_row(storage.weights, weights);
-      tile::add_weighted_rows<dim>(total, storage.weights, rows.from(q_begin), storage.product, some_hidden);
+      tile::add_weighted_rows<dim>(total, storage.weights, rows.from(q_begin), storage.product,
+                                   some_hidden || skips_dropped);
     }
   }
   const float factors[4] = {factor, factor, factor, factor};
@@ -135,7 +138,7 @@ __device__ __forceinline__ void standard_dq(const AttentionArgs& args) {
   for (int kv_begin = 0; kv_begin < K.count && q_begin < sequence.len_q; kv_begin += block_rows) {
     const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
     float weights[4][4];
-    dS.load(weights, score, q_begin, kv_begin, some_hidden);
+    dS.load(weights, score, q_begin, kv_begin, some_hidden, false);
     __syncthreads();  // everyone has read the previous weights
     tile::store_weights_by_column(storage.weights, weights);
     tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, K.from(kv_begin), storage.product, some_hidden);

@@ -70,15 +70,14 @@ __device__ __forceinline__ void standard_softmax(const AttentionArgs& args) {
   const tile::Dropout dropout(args, block.batch_idx, block.head_idx);
   const float inverse = row_sum == 0 ? 0 : 1 / row_sum;
   for (int j = 2 * lane; j < num_keys; j += 64) {
-    float factor[2] = {inverse, inverse};
-    if constexpr (features.dropout) {
-      dropout.pair(i, j, factor[0], factor[1]);
-      factor[0] *= inverse;
-      factor[1] *= inverse;
+    float factor[2] = {1, 1};
+    if constexpr (features.dropout) dropout.pair(i, j, factor[0], factor[1]);
+      // Column j + 1 may be past the last key: inside of the row's padding, and never read.
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float p = tile::exp(S[j + e] - reference) * inverse * factor[e];
+      P[j + e] = ptx::from_float<Element>(factor[e] == 0 ? standard::dropped : p);
     }
-    // Column j + 1 may be past the last key: inside of the row's padding, and never read.
-    P[j] = ptx::from_float<Element>(tile::exp(S[j] - reference) * factor[0]);
-    P[j + 1] = ptx::from_float<Element>(tile::exp(S[j + 1] - reference) * factor[1]);
   }
   if (args.lse != nullptr && lane == 0) {
     float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx);
@@ -106,10 +105,11 @@ __device__ __forceinline__ void standard_output(const AttentionArgs& args) {
   for (int kv_begin = 0; kv_begin < V.count && q_begin < sequence.len_q; kv_begin += block_rows) {
     const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
     float weights[4][4];
-    P.load(weights, score, q_begin, kv_begin, some_hidden);
+    P.load(weights, score, q_begin, kv_begin, some_hidden, features.dropout);
     __syncthreads();  // everyone has read the previous weights
     tile::store_weights_by_column(storage.weights, weights);
-    tile::add_weighted_rows<config.head_dim_v>(O, storage.weights, V.from(kv_begin), storage.product, some_hidden);
+    tile::add_weighted_rows<config.head_dim_v>(O, storage.weights, V.from(kv_begin), storage.product,
+                                               some_hidden || features.dropout);
   }
   const float one[4] = {1, 1, 1, 1};
   tile::store_rows<config.head_dim_v>(tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin),

@@ -13,6 +13,12 @@ using namespace abi;
 /// Which part of the workspace, an index into workspace_offsets.
 enum class Matrix { delta, S, dP, P, dS };
 
+/// A dropped probability is kept as -0, which no other probability is.
+constexpr float dropped = -0.0f;
+__device__ __forceinline__ bool is_dropped(float p) {
+  return __builtin_bit_cast(unsigned, p) == __builtin_bit_cast(unsigned, dropped);
+}
+
 /// The matrix of one sequence and head.
 template <typename Element>
 struct ScoreMatrix {
@@ -39,16 +45,20 @@ struct ScoreMatrix {
   }
 
   /// The thread's part of a tile; what a mask hides is marked, so that it is skipped instead of multiplied by zero.
+  /// With `skips_dropped`, so is what dropout has dropped.
   template <Features features>
   __device__ __forceinline__ void load(float (&values)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
-                                       bool some_hidden) const {
+                                       bool some_hidden, bool skips_dropped) const {
     const tile::ThreadPlace place;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int i = q_begin + place.row + r, j = kv_begin + place.column;
       const tile::Four four = tile::load_four(row(i) + j, true);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) values[r][c] = some_hidden && !score.visible(i, j + c) ? tile::hidden() : four[c];
+      for (int c = 0; c < 4; ++c) {
+        const bool hidden = (some_hidden && !score.visible(i, j + c)) || (skips_dropped && is_dropped(four[c]));
+        values[r][c] = hidden ? tile::hidden() : four[c];
+      }
     }
   }
 };
