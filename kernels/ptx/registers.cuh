@@ -1,6 +1,8 @@
 #pragma once
 
-// Moving registers between warpgroups (PTX ISA 9.7.19.5, setmaxnreg). A multiple of 8 from 24 to 256; every warp of the
+// Registers: moving them between warpgroups (PTX ISA 9.7.19.5, setmaxnreg), and keeping the compiler from holding them.
+//
+// setmaxnreg: A multiple of 8 from 24 to 256; every warp of the
 // warpgroup executes it; the kernel has __launch_bounds__ so that the count at entry is fixed.
 
 namespace flash_attention::ptx {
@@ -15,6 +17,12 @@ __device__ __forceinline__ void registers_increase() {
 template <int count>
 __device__ __forceinline__ void registers_decrease() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+/// No instruction: what depends on the result is computed after this point, not kept in registers from long before it.
+__device__ __forceinline__ int registers_fresh(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 }  // namespace flash_attention::ptx

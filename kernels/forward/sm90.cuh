@@ -1,0 +1,117 @@
+#pragma once
+
+// Attention forward for sm_90 (Hopper): TMA, wgmma, warp specialisation.
+//
+// A block has one loading warp and two or three warpgroups that attend. It stays on its SM and takes one tile after
+// another: block_q queries (64 for each warpgroup) of one head, against all the keys they see, in blocks of block_kv.
+//
+//     loading warp:    for each tile: Q, and block after block K and V, into rings of slots      sm90_load.cuh
+//     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            sm90_attend.cuh
+//
+// The loading warp runs ahead over the end of a tile: Q has two slots and O a buffer of its own, so the tensor cores wait
+// for no memory between tiles.
+//
+// Softmax keeps the maximum of a row's first blocks as a reference instead of raising it with every block. A tile for
+// which that was too low is found at its end (Finisher) and marked; after the others the block does its marked tiles again,
+// with the running maximum. So the result is exact for every input, and no ordinary input pays for it.
+
+#include "forward/sm90_attend.cuh"
+#include "forward/sm90_load.cuh"
+
+namespace flash_attention {
+namespace forward_sm90 {
+
+/// Which tiles of this block are to be done again. A mark stands for one iteration, or for several neighbours where a block
+/// has more iterations than there are marks.
+template <ForwardConfig config>
+struct Redo {
+  SharedStorage<config>& shared;
+  int iterations_per_mark;
+
+  __device__ __forceinline__ Redo(SharedStorage<config>& storage, int num_iterations)
+      : shared(storage), iterations_per_mark(tile::ceil_div(num_iterations, max_redo_marks)) {}
+
+  __device__ __forceinline__ void mark(int iteration) const {
+    shared.redo[iteration / iterations_per_mark] = 1;
+    shared.any_redo = 1;
+  }
+  __device__ __forceinline__ bool marked(int iteration) const { return shared.redo[iteration / iterations_per_mark] != 0; }
+};
+
+template <ForwardConfig config>
+__device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
+  using S = Shape<config>;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::q_stages; ++s) {
+      for (int w = 0; w < S::warpgroups; ++w) {
+        ptx::mbarrier_init(shared.Q_full[s][w], 1);
+        ptx::mbarrier_init(shared.Q_free[s][w], 1);
+      }
+    }
+    for (int s = 0; s < S::stages; ++s) {
+      ptx::mbarrier_init(shared.K_full[s], 1);
+      ptx::mbarrier_init(shared.V_full[s], 1);
+      ptx::mbarrier_init(shared.K_free[s], S::warpgroups);
+      ptx::mbarrier_init(shared.V_free[s], S::warpgroups);
+    }
+    ptx::mbarrier_init_fence();  // TMA sees the barriers
+    shared.any_redo = 0;
+  }
+  for (int i = threadIdx.x; i < max_redo_marks; i += S::threads) shared.redo[i] = 0;
+  ptx::barrier_sync(0, S::threads);  // all threads see the barriers and marks
+}
+
+}  // namespace forward_sm90
+
+template <abi::ForwardConfig config>
+__device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& args) {
+  using namespace forward_sm90;
+  using S = Shape<config>;
+  auto& shared = ptx::shared_storage<SharedStorage<config>>();
+  initialise(shared);
+
+  const Schedule<config> schedule(args);
+  const Redo<config> redo(shared, schedule.num_iterations);
+  constexpr int pass_threads = S::warpgroups * wg_threads + 32;  // without the idle warps of the loader
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+
+  if (warpgroup == 0) {
+    ptx::registers_decrease<S::load_registers>();
+    if (threadIdx.x >= 32) return;
+    Loader<config> loader{args, shared};
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {  // the second one for marked tiles
+      if (threadIdx.x == 0) {
+#pragma unroll 1
+        for (int i = 0; i < schedule.num_iterations; ++i) {
+          if (pass == 0 || redo.marked(i)) loader.load(schedule.tile_at(i, pass == 1));
+        }
+      }
+      if (pass == 1) break;
+      ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
+      if (shared.any_redo == 0) break;
+    }
+  } else {
+    ptx::registers_increase<S::attend_registers>();
+    Attender<config> attender{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
+    attender.begin_turns();
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {  // the second one for marked tiles
+      const bool exact = pass == 1;
+#pragma unroll 1
+      for (int i = 0; i < schedule.num_iterations; ++i) {
+        if (exact && !redo.marked(i)) continue;
+        bool again = false;
+        attender.attend(schedule.tile_at(i, exact), exact, again);
+        if (again) redo.mark(i);
+      }
+      if (exact) break;
+      ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
+      if (shared.any_redo == 0) break;
+    }
+    attender.end_turns();
+    if (attender.thread == 0) ptx::bulk_wait<0>();  // shared memory outlives the stores that read it
+  }
+}
+
+}  // namespace flash_attention

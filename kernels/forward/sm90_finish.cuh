@@ -1,0 +1,128 @@
+#pragma once
+
+// The end of a tile in forward/sm90: divide by the row sums, write lse, store O through shared memory.
+
+#include "forward/sm90_scores.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/matrix_store.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+template <ForwardConfig config>
+struct Finisher {
+  using S = Shape<config>;
+  static constexpr Features features = config.features;
+
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  const int warpgroup;
+  const int thread;
+
+  /// The addresses that follow from `thread` are computed here, not kept in registers while the tile is attended to.
+  __device__ __forceinline__ Finisher(const AttentionArgs& arguments, SharedStorage<config>& storage, int wg,
+                                      int thread_in_wg)
+      : args(arguments), shared(storage), warpgroup(wg), thread(ptx::registers_fresh(thread_in_wg)) {}
+
+  /// Returns whether the tile must be redone: a probability or an output has left the range of its type because the
+  /// reference maximum was too low. The row sum bounds every probability of its row (those of P as rounded to 16 bits too).
+  __device__ __forceinline__ bool finish(const Tile& tile, const Scores<config>& math, bool exact,
+                                         float (&O)[S::width_v / 2], const float (&row_max)[2], float (&row_sum)[2]) const {
+    constexpr float highest_sum = S::type == Type::float16 ? 32768.0f : 1099511627776.0f;  // 2^15, 2^40
+    const bool visited_interior = tile.interior_begin < tile.interior_end;
+    bool redo = false;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = row_sum[r];  // four threads hold a row
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      const int q = math.row + 8 * r;
+      const bool used = q < math.score.len_q;
+      const bool empty = row_max[r] == -tile::infinity && !visited_interior;
+      redo = redo || (used && !empty && !(sum >= 0.5f && sum < highest_sum));
+
+      const float maximum = Scores<config>::finite(row_max[r]) * math.exponent_scale;  // in powers of 2
+      float denominator = sum;
+      float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
+      if constexpr (features.sink) {
+        const float sink = args.sink[tile.head_idx];
+        denominator += ptx::exp2(sink * tile::log2_e - maximum);
+        // The larger of the two logarithms is taken out, so that neither can overflow.
+        const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
+        lse = larger == -tile::infinity ? larger
+                                        : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
+      }
+      factor[r] = used && !empty ? 1.0f / denominator : 0.0f;
+      if (args.lse != nullptr && thread % 4 == 0 && q < tile.sequence.rows_q) {
+        args.lse[tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + q] = used ? lse : -tile::infinity;
+      }
+    }
+
+    float poison = 0;  // NaN once an output is not finite
+#pragma unroll
+    for (int i = 0; i < S::width_v / 2; ++i) {
+      O[i] *= factor[i / 2 % 2];
+      poison = ptx::fma(O[i], 0.0f, poison);
+    }
+    redo = !exact && (redo || poison != 0.0f);
+    store(tile, O);
+    return redo;
+  }
+
+  /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again.
+  __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2]) const {
+    const int first_row = tile.q_begin + warpgroup * wg_rows;
+    const int rows = tile.sequence.rows_q - first_row;
+    const int warp = thread / 32, lane = thread % 32;
+    // stmatrix stores 16 x 16: a lane gives the address of row lane % 16, columns 8 (lane / 16) on.
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int begin = 0; begin < S::chunks_v; begin += S::o_chunks) {
+      if (thread == 0) ptx::bulk_wait_read<0>();                     // the store before this one has read the buffer
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // so all may write it
+#pragma unroll
+      for (int group = begin * 4; group < tile::smaller((begin + S::o_chunks) * 4, S::width_v / 16); ++group) {
+        const int piece = (2 * group + lane / 16) % 8 ^ row % 8;
+        auto* to = reinterpret_cast<unsigned char*>(shared.O[warpgroup][group / 4 - begin]) + row * 128 + piece * 16;
+        const float* o = O + 8 * group;
+        ptx::stmatrix_x4(to, ptx::pack<S::type>(o[0], o[1]), ptx::pack<S::type>(o[2], o[3]), ptx::pack<S::type>(o[4], o[5]),
+                         ptx::pack<S::type>(o[6], o[7]));
+      }
+      ptx::fence_async_shared();                                     // what was written, before TMA reads it
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+      if (features.packed && rows < wg_rows) {
+        copy_rows(tile, begin, rows);  // TMA would write into the next sequence
+      } else if (thread == 0 && rows > 0) {
+#pragma unroll
+        for (int c = begin; c < tile::smaller(begin + S::o_chunks, S::chunks_v); ++c) {
+          ptx::tma_store_4d(args.maps[map_O], shared.O[warpgroup][c - begin], c * chunk_dim,
+                            static_cast<int>(tile.sequence.start_q) + first_row, tile.head_idx,
+                            features.packed ? 0 : tile.sequence.batch_idx);
+        }
+        ptx::bulk_commit();
+      }
+    }
+  }
+
+  /// Rows of the buffer by ordinary stores, 16 bytes each.
+  __device__ __forceinline__ void copy_rows(const Tile& tile, int chunk_begin, int rows) const {
+    using Element = typename S::Element;
+    constexpr int pieces = S::o_chunks * 8;  // of a row
+    const tile::Rows<Element> out = tile::query_rows<Element, features>(args.O, tile.sequence, tile.head_idx);
+    for (int i = thread; i < rows * pieces; i += wg_threads) {
+      const int row = i / pieces, piece = i - row * pieces;
+      const int column = chunk_begin * chunk_dim + piece * 8;
+      if (column >= config.head_dim_v) continue;
+      const unsigned from = ptx::shared_address(shared.O[warpgroup][piece / 8]) + row * 128 + (piece % 8 ^ row % 8) * 16;
+      const auto value = ptx::load_shared<ptx::Vector<unsigned, 4>>(from);
+      Element* to = out.data + (tile.q_begin + warpgroup * wg_rows + row) * out.stride + column;
+      ptx::store_global(reinterpret_cast<ptx::Vector<unsigned, 4>*>(to), value);
+    }
+  }
+};
+
+}  // namespace flash_attention::forward_sm90

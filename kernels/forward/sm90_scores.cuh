@@ -1,0 +1,136 @@
+#pragma once
+
+// What happens to a tile of scores in registers between Q K^T and P V: options and mask, softmax, dropout, packing.
+
+#include "forward/sm90_schedule.cuh"
+#include "ptx/warp.cuh"
+#include "tile/dropout.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+/// The rows of one thread: rows `row` and `row + 8` of the tile, and in each group of 8 keys the two from `column` on. S[i]
+/// is row (i / 2) % 2, key 8 (i / 4) + column + i % 2 (ptx/wgmma.cuh).
+template <ForwardConfig config>
+struct Scores {
+  using Shape = forward_sm90::Shape<config>;
+  static constexpr Features features = config.features;
+  static constexpr int block_kv = config.block_kv;
+  static constexpr int count = block_kv / 2;
+  using Tile = float[count];
+  using Packed = unsigned[block_kv / 16][4];
+
+  tile::Score<features> score;
+  float exponent_scale;  // softmax is 2^(exponent_scale (s - maximum))
+  int row;
+  int column;
+
+  __device__ __forceinline__ Scores(const AttentionArgs& args, const forward_sm90::Tile& tile, int first_row, int lane)
+      : score(args, tile.sequence, tile.head_idx),
+        exponent_scale(score.unit_scale() * tile::log2_e),
+        row(first_row + lane / 4),
+        column(2 * (lane % 4)) {}
+
+  __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
+  __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
+
+  /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
+  __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
+    if constexpr (!tile::Score<features>::linear) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int q = tile::smaller(row + 8 * row_of(i), score.len_q - 1);
+        S[i] = score.in_units(S[i], q, kv_begin + column + key_of(i));
+      }
+    }
+  }
+
+  /// The same for an edge block: scores that are not visible become -inf, whatever they were.
+  __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
+    int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int q = row + 8 * r;
+      int first = 0;
+      int last = score.visible_kv;
+      if constexpr (features.window_left) first = q + score.diagonal - score.window_left;
+      if constexpr (features.window_right) last = tile::smaller(last, q + score.diagonal + score.window_right + 1);
+      if (q >= score.len_q) last = 0;
+      begin[r] = first - kv_begin - column;
+      end[r] = last - kv_begin - column;
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const int r = row_of(i);
+      bool visible = key_of(i) < end[r];
+      if constexpr (features.window_left) visible = visible && key_of(i) >= begin[r];
+      if constexpr (features.mask || !tile::Score<features>::linear) {
+        const int q = row + 8 * r;
+        const int key = kv_begin + column + key_of(i);
+        if constexpr (features.mask) visible = visible && score.mask[q * score.mask_stride + key] != 0;
+        S[i] = visible ? score.in_units(S[i], q, key) : -tile::infinity;
+      } else {
+        S[i] = visible ? S[i] : -tile::infinity;
+      }
+    }
+  }
+
+  /// Raises the running maximum of both rows by this block; `correction` is what older sums must be multiplied by.
+  __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&correction)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float block_max = S[2 * r];
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) == r) block_max = ptx::max(block_max, S[i]);
+      }
+      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 1));
+      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 2));
+      const float raised = ptx::max(row_max[r], block_max);
+      correction[r] = ptx::exp2((row_max[r] - finite(raised)) * exponent_scale);
+      row_max[r] = raised;
+    }
+  }
+
+  /// S becomes 2^(exponent_scale (S - row_max)); this thread's part of the row sums grows by it.
+  __device__ __forceinline__ void exponentiate(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float shift = -finite(row_max[r]) * exponent_scale;
+      float even = 0, odd = 0;  // two chains of additions
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) != r) continue;
+        S[i] = ptx::exp2(ptx::fma(S[i], exponent_scale, shift));
+        (i % 2 == 0 ? even : odd) += S[i];
+      }
+      row_sum[r] += even + odd;
+    }
+  }
+
+  /// P as the A operand of P V: two neighbours to a register. Dropped probabilities stay in the row sum.
+  __device__ __forceinline__ void pack(const Tile& S, Packed& P, const AttentionArgs& args, const forward_sm90::Tile& tile,
+                                       int kv_begin) const {
+#pragma unroll
+    for (int i = 0; i < count; i += 8) {
+      if constexpr (features.dropout) {
+        const tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const tile::DropoutWords random = dropout.words(row + 8 * r, kv_begin + column + key_of(i));
+          P[i / 8][r] = ptx::pack<Shape::type>(S[i + 2 * r] * dropout.factor(random.word[0]),
+                                               S[i + 2 * r + 1] * dropout.factor(random.word[1]));
+          P[i / 8][r + 2] = ptx::pack<Shape::type>(S[i + 2 * r + 4] * dropout.factor(random.word[2]),
+                                                   S[i + 2 * r + 5] * dropout.factor(random.word[3]));
+        }
+      } else {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) P[i / 8][p] = ptx::pack<Shape::type>(S[i + 2 * p], S[i + 2 * p + 1]);
+      }
+    }
+  }
+
+  /// A row that has seen no key yet has no maximum; any number will do in its place.
+  __device__ __forceinline__ static float finite(float maximum) { return maximum == -tile::infinity ? 0.0f : maximum; }
+};
+
+}  // namespace flash_attention::forward_sm90

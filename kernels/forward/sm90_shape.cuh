@@ -1,0 +1,103 @@
+#pragma once
+
+// The sizes of forward/sm90 that follow from its configuration, its shared memory and its barriers.
+
+#include "abi/args.h"
+#include "abi/config.h"
+#include "ptx/convert.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/math.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+using namespace abi;
+
+/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes).
+enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
+
+constexpr int max_shared_bytes = 232448;
+constexpr int wg_threads = 128;
+constexpr int wg_rows = 64;    // query rows of a warpgroup: the M of its products
+constexpr int chunk_dim = 64;  // columns of a tile that lie together: 128 bytes, the width of the swizzle
+
+template <ForwardConfig config>
+struct Shape {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  using Element = ptx::Element<type>;
+
+  static constexpr int block_q = config.block_q;
+  static constexpr int block_kv = config.block_kv;
+  static constexpr int stages = config.num_stages;
+  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
+  static constexpr int threads = (warpgroups + 1) * wg_threads;
+
+  // Columns past the head dimension read as zero and are not stored, so tiles round up.
+  static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
+  static constexpr int chunks_v = tile::ceil_div(config.head_dim_v, chunk_dim);
+  static constexpr int steps_qk = tile::ceil_div(config.head_dim, 16);
+  static constexpr int steps_pv = block_kv / 16;
+  static constexpr int width_v = tile::round_up(config.head_dim_v, 32);  // the N of P V
+
+  static constexpr int q_bytes = wg_rows * chunks * chunk_dim * 2;  // of one warpgroup
+  static constexpr int o_chunk_bytes = wg_rows * chunk_dim * 2;
+  static constexpr int k_bytes = block_kv * chunks * chunk_dim * 2;
+  static constexpr int v_bytes = block_kv * chunks_v * chunk_dim * 2;
+
+  // With two Q tiles and an O tile of its own nothing waits at the end of a tile. Where that does not fit, one Q tile,
+  // then an O tile of two chunks that is filled and stored twice.
+  static constexpr int spare_bytes = max_shared_bytes - 2048 - stages * (k_bytes + v_bytes);
+  static constexpr int q_stages = spare_bytes >= warpgroups * (2 * q_bytes + chunks_v * o_chunk_bytes) ? 2 : 1;
+  static constexpr int o_chunks =
+      spare_bytes >= warpgroups * (q_stages * q_bytes + chunks_v * o_chunk_bytes) ? chunks_v : tile::ceil_div(chunks_v, 2);
+
+  // setmaxnreg: what the loading warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
+  static constexpr int load_registers = warpgroups == 3 ? 32 : 40;
+  static constexpr int attend_registers = warpgroups == 3 ? 160 : 232;
+
+  // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
+  static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;
+
+  static_assert(config.head_dim % 8 == 0 && config.head_dim <= 256 && config.head_dim_v % 8 == 0 &&
+                config.head_dim_v <= 256);
+  static_assert(block_q % wg_rows == 0 && (warpgroups == 2 || warpgroups == 3));
+  static_assert(block_kv % 16 == 0 && ptx::wgmma_has_shape(block_kv) && ptx::wgmma_has_shape(width_v));
+  static_assert(config.num_warps * 32 == threads);
+};
+
+constexpr int max_redo_marks = 512;
+
+template <ForwardConfig config>
+struct alignas(1024) SharedStorage {
+  using S = Shape<config>;
+  using Element = typename S::Element;
+
+  // Tiles are chunks of 64 columns; a chunk is rows of 128 bytes whose 16-byte pieces are swizzled by the row.
+  Element Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];
+  Element K[S::stages][S::chunks][S::block_kv * chunk_dim];
+  Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
+
+  // full: a tile has landed. free: every warpgroup that reads it is done with it.
+  ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_free[S::q_stages][S::warpgroups];
+  ptx::Mbarrier K_full[S::stages], K_free[S::stages];
+  ptx::Mbarrier V_full[S::stages], V_free[S::stages];
+
+  unsigned char redo[max_redo_marks];  // see Redo
+  unsigned any_redo;
+};
+
+/// Named barriers. `turn` and `warpgroup` are followed by one for each warpgroup.
+enum Barrier : int { barrier_turn = 1, barrier_warpgroup = 4, barrier_pass = 7 };
+
+/// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.
+template <int slots>
+struct Turn {
+  int slot;
+  int parity;
+
+  __device__ __forceinline__ explicit Turn(unsigned n) : slot(n % slots), parity(n / slots % 2) {}
+};
+
+}  // namespace flash_attention::forward_sm90
