@@ -14,8 +14,9 @@ std::vector<DeviceInfo> devices();
 /// Facts about one GPU. Throws Error(unavailable) with the reason and the next step.
 DeviceInfo info(int index);
 
-/// Compiles (or finds in the cache) and loads the plan's kernels on that GPU.
-std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
+/// Compiles (or finds in the cache) and loads the plan's kernels on that GPU. `stream` is the one that the call is for
+/// (Options::stream): while it is captured nothing can be compiled or loaded, and that is refused.
+std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, void* stream = nullptr);
 
 /// What `doctor` says about the driver and the GPUs.
 std::vector<Finding> diagnose();

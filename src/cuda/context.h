@@ -1,0 +1,34 @@
+#pragma once
+
+#include "cuda/driver.h"
+
+namespace flash_attention::cuda {
+
+/// While it lives, work for the stream goes to the right GPU. The caller's context is used wherever there is one: the
+/// stream's own, else the current one if it is of that GPU; only otherwise the GPU's primary context is made current, and
+/// the caller's comes back afterwards.
+class ContextScope {
+ public:
+  /// Throws Error(invalid_argument) where the stream belongs to another GPU.
+  ContextScope(const Driver& cu, int device, Stream stream);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  void enter(Context context);
+
+  const Driver& cu_;
+  bool pushed_ = false;
+};
+
+/// True for a stream of the caller's own; false for the default streams, which belong to the current context.
+inline bool is_own_stream(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) > 2; }
+
+/// The GPU that a stream of the caller's own belongs to.
+DeviceHandle device_of(const Driver& cu, Stream stream);
+
+/// True while the stream records into a graph.
+bool is_capturing(const Driver& cu, Stream stream);
+
+}  // namespace flash_attention::cuda

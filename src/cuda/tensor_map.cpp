@@ -1,0 +1,48 @@
+#include "cuda/tensor_map.h"
+
+#include "flash_attention/error.h"
+
+namespace flash_attention::cuda {
+namespace {
+
+// Values of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
+int type_value(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::float16:
+      return 6;
+    case Dtype::float32:
+      return 7;
+    case Dtype::bfloat16:
+      return 9;
+  }
+  return -1;
+}
+
+int swizzle_value(int bytes) { return bytes == 128 ? 3 : bytes == 64 ? 2 : bytes == 32 ? 1 : 0; }
+
+constexpr int promote_to_128_bytes = 2;
+
+std::string to_text(const plan::TensorMapSpec& spec) {
+  std::string text = "slot " + std::to_string(spec.slot) + ", rank " + std::to_string(spec.rank);
+  for (int i = 0; i < spec.rank; ++i) {
+    text += ", dimension " + std::to_string(i) + ": " + std::to_string(spec.sizes[i]) + " elements in boxes of " +
+            std::to_string(spec.box[i]);
+    if (i > 0) text += ", stride " + std::to_string(spec.strides_bytes[i - 1]) + " bytes";
+  }
+  return text + ", swizzle " + std::to_string(spec.swizzle_bytes);
+}
+
+}  // namespace
+
+void encode(const Driver& cu, const plan::TensorMapSpec& spec, abi::TensorMap& map) {
+  constexpr std::uint32_t element_strides[5] = {1, 1, 1, 1, 1};
+  const Status status = cu.TensorMapEncodeTiled(
+      &map, type_value(spec.dtype), static_cast<std::uint32_t>(spec.rank), const_cast<void*>(spec.data), spec.sizes,
+      spec.strides_bytes, spec.box, element_strides, 0, swizzle_value(spec.swizzle_bytes), promote_to_128_bytes, 0);
+  if (status != 0) {
+    throw Error(ErrorCode::internal,
+                "the driver refused a tensor map (status " + std::to_string(status) + "): " + to_text(spec));
+  }
+}
+
+}  // namespace flash_attention::cuda
