@@ -26,7 +26,5 @@ WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missi
 }  // namespace emulator
 namespace plan {
 WEAK std::span<const KernelEntry> cpu_kernels() { return {}; }
-WEAK std::span<const KernelEntry> portable_kernels() { return {}; }
-WEAK std::span<const KernelEntry> standard_kernels() { return {}; }
 }  // namespace plan
 }  // namespace flash_attention

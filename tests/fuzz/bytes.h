@@ -12,7 +12,8 @@ class Bytes {
 
   std::uint8_t byte() { return position_ < size_ ? data_[position_++] : 0; }
   bool flip() { return (byte() & 1) != 0; }
-  bool rarely() { return byte() < 32; }  // one in eight
+  bool rarely() { return byte() < 32; }      // one in eight
+  bool very_rarely() { return byte() < 6; }  // one in forty
   std::int64_t below(std::int64_t count) { return (byte() * 256 + byte()) % count; }
   std::int64_t between(std::int64_t low, std::int64_t high) { return low + below(high - low + 1); }
 

@@ -10,16 +10,16 @@ namespace flash_attention::fuzz {
 /// A problem with any numbers in it: most are refused, some are valid and huge.
 inline Problem wild_problem(Bytes& bytes) {
   Problem p;
-  const auto sometimes_wild = [&](std::int64_t usual) { return bytes.rarely() ? bytes.wild() : usual; };
-  const auto strides = [&] { return bytes.rarely() ? Strides{bytes.wild(), bytes.wild(), bytes.wild()} : Strides{}; };
+  const auto sometimes_wild = [&](std::int64_t usual) { return bytes.very_rarely() ? bytes.wild() : usual; };
+  const auto strides = [&] { return bytes.very_rarely() ? Strides{bytes.wild(), bytes.wild(), bytes.wild()} : Strides{}; };
   const auto number = [&](float usual) {
-    if (!bytes.rarely()) return usual;
+    if (!bytes.very_rarely()) return usual;
     constexpr float numbers[] = {-1, 0, 1, 1e-40f, 1e38f, INFINITY, -INFINITY, NAN};
     return numbers[bytes.byte() % 8];
   };
   const auto score_tensor = [&] {
     ScoreTensor tensor;
-    tensor.present = bytes.rarely();
+    tensor.present = bytes.very_rarely();
     if (tensor.present) tensor = {true, static_cast<Dtype>(bytes.byte() % 4), bytes.wild(), bytes.wild(), bytes.wild()};
     return tensor;
   };
@@ -30,24 +30,24 @@ inline Problem wild_problem(Bytes& bytes) {
   p.heads_q = sometimes_wild(p.heads_kv > 0 && p.heads_kv < 1000 ? p.heads_kv * bytes.between(1, 4) : 1);
   p.head_dim = sometimes_wild(8 * bytes.between(1, 32));
   p.head_dim_v = sometimes_wild(bytes.flip() ? 0 : 8 * bytes.between(1, 32));
-  p.dtype = static_cast<Dtype>(bytes.rarely() ? bytes.byte() : bytes.byte() % 3);
-  p.packed = bytes.rarely();
+  p.dtype = static_cast<Dtype>(bytes.very_rarely() ? bytes.byte() : bytes.byte() % 3);
+  p.packed = bytes.very_rarely();
   if (p.packed) p.total_q = bytes.wild(), p.total_kv = bytes.wild();
   for (Strides* s : {&p.q_strides, &p.k_strides, &p.v_strides, &p.out_strides, &p.dout_strides, &p.dq_strides}) *s = strides();
-  if (bytes.rarely()) p.scale = number(1);
+  if (bytes.very_rarely()) p.scale = number(1);
   p.softcap = number(0);
   p.bias = score_tensor();
   p.mask = score_tensor();
-  p.alibi = bytes.rarely();
+  p.alibi = bytes.very_rarely();
   p.alibi_batch_stride = sometimes_wild(0);
   p.causal = bytes.flip();
-  p.alignment = static_cast<Alignment>(bytes.rarely() ? bytes.byte() : 0);
+  p.alignment = static_cast<Alignment>(bytes.very_rarely() ? bytes.byte() : 0);
   p.window_left = sometimes_wild(-1);
   p.window_right = sometimes_wild(-1);
-  p.key_lengths = bytes.rarely();
-  p.seqused_q = bytes.rarely();
-  p.seqused_kv = bytes.rarely();
-  p.sink = bytes.rarely();
+  p.key_lengths = bytes.very_rarely();
+  p.seqused_q = bytes.very_rarely();
+  p.seqused_kv = bytes.very_rarely();
+  p.sink = bytes.very_rarely();
   p.dropout_p = number(0);
   p.deterministic = bytes.flip();
   return p;
