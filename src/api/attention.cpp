@@ -13,7 +13,7 @@ void run(const Problem& problem, Pass pass, const Buffers& buffers, const Option
   const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
   api::validate(prepared->problem, prepared->plan, buffers, options);
   if (prepared->problem.batch == 0) return;
-  prepared->kernel().launch(prepared->problem, prepared->plan, buffers, options);
+  prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
 }
 
 }  // namespace
@@ -43,6 +43,6 @@ std::string explain(const Problem& problem, Pass pass, const Options& options) {
   return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan);
 }
 
-void prewarm(const Problem& problem, Pass pass, const Options& options) { api::prepare(problem, pass, options)->kernel(); }
+void prewarm(const Problem& problem, Pass pass, const Options& options) { api::prepare(problem, pass, options)->kernel(options.stream); }
 
 }  // namespace flash_attention

@@ -69,11 +69,11 @@ Cache& cache() {
 Prepared::Prepared(Problem normalised, Plan chosen, DeviceInfo where)
     : problem(std::move(normalised)), plan(std::move(chosen)), device(std::move(where)) {}
 
-const Kernel& Prepared::kernel() const {
-  std::call_once(loaded_, [this] {
+const Kernel& Prepared::kernel(void* stream) const {
+  std::call_once(loaded_, [this, stream] {
     switch (device.device.kind) {
       case DeviceKind::cpu: kernel_ = cpu::load_kernel(plan, device); break;
-      case DeviceKind::cuda: kernel_ = cuda::load_kernel(plan, device); break;
+      case DeviceKind::cuda: kernel_ = cuda::load_kernel(plan, device, stream); break;
       case DeviceKind::emulator: kernel_ = emulator::load_kernel(plan, device); break;
     }
   });

@@ -17,8 +17,9 @@ class Prepared {
   const Plan plan;
   const DeviceInfo device;
 
-  /// The executable, made on first use: asking for a plan or a workspace size compiles nothing.
-  const Kernel& kernel() const;
+  /// The executable, made on first use: asking for a plan or a workspace size compiles nothing. `stream` is the call's:
+  /// while it is captured into a graph nothing can be compiled, which is refused.
+  const Kernel& kernel(void* stream) const;
 
  private:
   mutable std::once_flag loaded_;

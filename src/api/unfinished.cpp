@@ -1,6 +1,5 @@
 // Weak stand-ins for rooms that have not landed yet; this file goes away with the last of them.
 #include "cpu/backend.h"
-#include "cuda/backend.h"
 #include "emulator/backend.h"
 #include "flash_attention/runtime.h"
 #include "plan/kernel_table.h"
@@ -15,11 +14,6 @@ namespace cpu {
 WEAK DeviceInfo info() { return DeviceInfo{}; }
 WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the CPU backend"); }
 }  // namespace cpu
-namespace cuda {
-WEAK std::vector<DeviceInfo> devices() { return {}; }
-WEAK DeviceInfo info(int) { missing("the CUDA backend"); }
-WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the CUDA backend"); }
-}  // namespace cuda
 namespace emulator {
 WEAK DeviceInfo info(int) { missing("the emulator"); }
 WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the emulator"); }
