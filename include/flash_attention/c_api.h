@@ -1,0 +1,120 @@
+#ifndef FLASH_ATTENTION_C_API_H
+#define FLASH_ATTENTION_C_API_H
+
+/* The library for C and for everything that speaks C. The structs mirror Problem, Buffers and Options of attention.h, where
+ * each field is explained. Call the _init functions first: they set every default and `size`, which lets a program built
+ * against an older header go on working with a newer library. Every call returns FLASH_ATTENTION_OK or an error code;
+ * flash_attention_last_error() then holds the message, per thread. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "flash_attention/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum flash_attention_status {
+  FLASH_ATTENTION_OK = 0,
+  FLASH_ATTENTION_INVALID_ARGUMENT = 1,
+  FLASH_ATTENTION_UNSUPPORTED = 2,
+  FLASH_ATTENTION_UNAVAILABLE = 3,
+  FLASH_ATTENTION_OUT_OF_MEMORY = 4,
+  FLASH_ATTENTION_COMPILE_FAILED = 5,
+  FLASH_ATTENTION_DEVICE_FAILED = 6,
+  FLASH_ATTENTION_INTERNAL = 7
+} flash_attention_status;
+
+enum { FLASH_ATTENTION_FLOAT32 = 0, FLASH_ATTENTION_FLOAT16 = 1, FLASH_ATTENTION_BFLOAT16 = 2 };        /* dtype */
+enum { FLASH_ATTENTION_BOTTOM_RIGHT = 0, FLASH_ATTENTION_TOP_LEFT = 1 };                                /* alignment */
+enum { FLASH_ATTENTION_CPU = 0, FLASH_ATTENTION_CUDA = 1, FLASH_ATTENTION_EMULATOR = 2 };               /* device_kind */
+enum { FLASH_ATTENTION_FORWARD = 0, FLASH_ATTENTION_BACKWARD = 1,                                       /* pass */
+       FLASH_ATTENTION_STANDARD_FORWARD = 2, FLASH_ATTENTION_STANDARD_BACKWARD = 3 };
+
+/* Strides in elements; INT64_MIN = dense. */
+typedef struct flash_attention_strides {
+  int64_t batch, seq, head;
+} flash_attention_strides;
+
+typedef struct flash_attention_score_tensor {
+  int32_t present, dtype;
+  int64_t batch_stride, head_stride, q_stride;
+} flash_attention_score_tensor;
+
+typedef struct flash_attention_problem {
+  size_t size; /* set by flash_attention_problem_init */
+  int64_t batch, seq_q, seq_kv, heads_q, heads_kv, head_dim, head_dim_v;
+  int64_t total_q, total_kv;
+  int32_t dtype, packed;
+  flash_attention_strides q_strides, k_strides, v_strides, out_strides;
+  flash_attention_strides dout_strides, dq_strides, dk_strides, dv_strides;
+  flash_attention_score_tensor bias, mask;
+  float scale; /* NaN = 1 / sqrt(head_dim) */
+  float softcap, dropout_p;
+  int32_t alibi;
+  int64_t alibi_batch_stride;
+  int64_t window_left, window_right;
+  int32_t causal, alignment, key_lengths, seqused_q, seqused_kv, sink, deterministic;
+} flash_attention_problem;
+
+typedef struct flash_attention_buffers {
+  size_t size; /* set by flash_attention_buffers_init */
+  const void *q, *k, *v;
+  void* out;
+  float* lse;
+  const void* bias;
+  const uint8_t* mask;
+  const float *alibi_slopes, *sink;
+  const int32_t *cu_seqlens_q, *cu_seqlens_kv, *seqused_q, *seqused_kv, *key_lengths;
+  const void* dout;
+  const float* dlse;
+  void *dq, *dk, *dv, *dbias;
+  float* dsink;
+} flash_attention_buffers;
+
+typedef struct flash_attention_options {
+  size_t size; /* set by flash_attention_options_init */
+  int32_t device_kind, device_index, emulated_arch;
+  void* stream;
+  void* workspace;
+  size_t workspace_bytes;
+  uint64_t seed, offset;
+  const char* kernel; /* NULL = the planner's choice */
+} flash_attention_options;
+
+FLASH_ATTENTION_API void flash_attention_problem_init(flash_attention_problem* problem);
+FLASH_ATTENTION_API void flash_attention_buffers_init(flash_attention_buffers* buffers);
+FLASH_ATTENTION_API void flash_attention_options_init(flash_attention_options* options);
+
+FLASH_ATTENTION_API flash_attention_status flash_attention_forward(const flash_attention_problem* problem,
+                                                                   const flash_attention_buffers* buffers,
+                                                                   const flash_attention_options* options);
+FLASH_ATTENTION_API flash_attention_status flash_attention_backward(const flash_attention_problem* problem,
+                                                                    const flash_attention_buffers* buffers,
+                                                                    const flash_attention_options* options);
+FLASH_ATTENTION_API flash_attention_status flash_attention_standard_forward(const flash_attention_problem* problem,
+                                                                            const flash_attention_buffers* buffers,
+                                                                            const flash_attention_options* options);
+FLASH_ATTENTION_API flash_attention_status flash_attention_standard_backward(const flash_attention_problem* problem,
+                                                                             const flash_attention_buffers* buffers,
+                                                                             const flash_attention_options* options);
+
+/* *bytes = workspace that the call needs. */
+FLASH_ATTENTION_API flash_attention_status flash_attention_workspace_bytes(const flash_attention_problem* problem, int32_t pass,
+                                                                           const flash_attention_options* options,
+                                                                           size_t* bytes);
+
+/* Writes at most `capacity` bytes of text with a closing zero; *needed (may be NULL) = bytes the whole text takes. */
+FLASH_ATTENTION_API flash_attention_status flash_attention_explain(const flash_attention_problem* problem, int32_t pass,
+                                                                   const flash_attention_options* options, char* text,
+                                                                   size_t capacity, size_t* needed);
+
+/* The message of this thread's last call that failed; "" before that. */
+FLASH_ATTENTION_API const char* flash_attention_last_error(void);
+FLASH_ATTENTION_API const char* flash_attention_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

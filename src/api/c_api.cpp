@@ -1,0 +1,186 @@
+#include "flash_attention/c_api.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+
+#include "api/refuse.h"
+#include "flash_attention/attention.h"
+#include "flash_attention/version.h"
+
+namespace fa = flash_attention;
+
+namespace {
+
+thread_local std::string last_error;
+
+/// Runs a call and turns what it throws into a status; no exception crosses the C boundary.
+template <class Call>
+flash_attention_status guarded(Call&& call) noexcept {
+  try {
+    call();
+    return FLASH_ATTENTION_OK;
+  } catch (const fa::Error& error) {
+    last_error = error.what();
+    return static_cast<flash_attention_status>(error.code());
+  } catch (const std::bad_alloc&) {
+    last_error = "out of memory";
+    return FLASH_ATTENTION_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return FLASH_ATTENTION_INTERNAL;
+  }
+}
+
+/// The caller's struct in this library's size: what an older caller does not have keeps its default.
+template <class T>
+T received(const char* argument, const T* given, void (*init)(T*)) {
+  if (given == nullptr) fa::api::refuse(argument, "null", "a pointer to an initialised struct");
+  if (given->size < sizeof(size_t) || given->size > sizeof(T)) {
+    fa::api::refuse(std::string(argument) + "->size", std::to_string(given->size),
+                    "call the _init function of the struct; this library knows up to " + std::to_string(sizeof(T)));
+  }
+  T copy;
+  init(&copy);
+  std::memcpy(&copy, given, given->size);
+  return copy;
+}
+
+template <class Enum>
+Enum enumerator(const char* argument, int32_t value, Enum last) {
+  fa::api::require(value >= 0 && value <= static_cast<int32_t>(last), argument, std::int64_t{value},
+                   ("allowed are 0 to " + std::to_string(static_cast<int>(last))).c_str());
+  return static_cast<Enum>(value);
+}
+
+fa::Strides strides(const flash_attention_strides& s) { return {s.batch, s.seq, s.head}; }
+
+fa::ScoreTensor score_tensor(const char* argument, const flash_attention_score_tensor& t) {
+  return {t.present != 0, enumerator(argument, t.dtype, fa::Dtype::bfloat16), t.batch_stride, t.head_stride, t.q_stride};
+}
+
+fa::Problem problem_of(const flash_attention_problem* given) {
+  const flash_attention_problem c = received("problem", given, flash_attention_problem_init);
+  fa::Problem p;
+  p.batch = c.batch, p.seq_q = c.seq_q, p.seq_kv = c.seq_kv, p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
+  p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v, p.total_q = c.total_q, p.total_kv = c.total_kv;
+  p.dtype = enumerator("dtype", c.dtype, fa::Dtype::bfloat16);
+  p.packed = c.packed != 0;
+  p.q_strides = strides(c.q_strides), p.k_strides = strides(c.k_strides);
+  p.v_strides = strides(c.v_strides), p.out_strides = strides(c.out_strides);
+  p.dout_strides = strides(c.dout_strides), p.dq_strides = strides(c.dq_strides);
+  p.dk_strides = strides(c.dk_strides), p.dv_strides = strides(c.dv_strides);
+  p.bias = score_tensor("bias.dtype", c.bias), p.mask = score_tensor("mask.dtype", c.mask);
+  if (!std::isnan(c.scale)) p.scale = c.scale;
+  p.softcap = c.softcap, p.dropout_p = c.dropout_p;
+  p.alibi = c.alibi != 0, p.alibi_batch_stride = c.alibi_batch_stride;
+  p.window_left = c.window_left, p.window_right = c.window_right, p.causal = c.causal != 0;
+  p.alignment = enumerator("alignment", c.alignment, fa::Alignment::top_left);
+  p.key_lengths = c.key_lengths != 0, p.seqused_q = c.seqused_q != 0, p.seqused_kv = c.seqused_kv != 0;
+  p.sink = c.sink != 0, p.deterministic = c.deterministic != 0;
+  return p;
+}
+
+fa::Buffers buffers_of(const flash_attention_buffers* given) {
+  const flash_attention_buffers c = received("buffers", given, flash_attention_buffers_init);
+  return {.q = c.q, .k = c.k, .v = c.v, .out = c.out, .lse = c.lse, .bias = c.bias, .mask = c.mask,
+          .alibi_slopes = c.alibi_slopes, .sink = c.sink, .cu_seqlens_q = c.cu_seqlens_q, .cu_seqlens_kv = c.cu_seqlens_kv,
+          .seqused_q = c.seqused_q, .seqused_kv = c.seqused_kv, .key_lengths = c.key_lengths, .dout = c.dout, .dlse = c.dlse,
+          .dq = c.dq, .dk = c.dk, .dv = c.dv, .dbias = c.dbias, .dsink = c.dsink};
+}
+
+fa::Options options_of(const flash_attention_options* given) {
+  const flash_attention_options c = received("options", given, flash_attention_options_init);
+  fa::Options o;
+  o.device = {enumerator("device_kind", c.device_kind, fa::DeviceKind::emulator), c.device_index, c.emulated_arch};
+  o.stream = c.stream, o.workspace = c.workspace, o.workspace_bytes = c.workspace_bytes;
+  o.seed = c.seed, o.offset = c.offset;
+  if (c.kernel != nullptr) o.kernel = c.kernel;
+  return o;
+}
+
+using Entry = void (*)(const fa::Problem&, const fa::Buffers&, const fa::Options&);
+
+flash_attention_status run(Entry entry, const flash_attention_problem* problem, const flash_attention_buffers* buffers,
+                           const flash_attention_options* options) noexcept {
+  return guarded([&] { entry(problem_of(problem), buffers_of(buffers), options_of(options)); });
+}
+
+fa::Pass pass_of(int32_t pass) { return enumerator("pass", pass, fa::Pass::standard_backward); }
+
+}  // namespace
+
+void flash_attention_problem_init(flash_attention_problem* problem) {
+  *problem = {};
+  problem->size = sizeof *problem;
+  const fa::Problem defaults;
+  const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
+  for (flash_attention_strides* s : {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides,
+                                     &problem->dout_strides, &problem->dq_strides, &problem->dk_strides, &problem->dv_strides}) {
+    *s = dense;
+  }
+  problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
+  problem->window_left = defaults.window_left, problem->window_right = defaults.window_right;
+  problem->scale = std::numeric_limits<float>::quiet_NaN();
+}
+
+void flash_attention_buffers_init(flash_attention_buffers* buffers) {
+  *buffers = {};
+  buffers->size = sizeof *buffers;
+}
+
+void flash_attention_options_init(flash_attention_options* options) {
+  *options = {};
+  options->size = sizeof *options;
+}
+
+flash_attention_status flash_attention_forward(const flash_attention_problem* problem, const flash_attention_buffers* buffers,
+                                               const flash_attention_options* options) {
+  return run(fa::forward, problem, buffers, options);
+}
+
+flash_attention_status flash_attention_backward(const flash_attention_problem* problem, const flash_attention_buffers* buffers,
+                                                const flash_attention_options* options) {
+  return run(fa::backward, problem, buffers, options);
+}
+
+flash_attention_status flash_attention_standard_forward(const flash_attention_problem* problem,
+                                                        const flash_attention_buffers* buffers,
+                                                        const flash_attention_options* options) {
+  return run(fa::standard_forward, problem, buffers, options);
+}
+
+flash_attention_status flash_attention_standard_backward(const flash_attention_problem* problem,
+                                                         const flash_attention_buffers* buffers,
+                                                         const flash_attention_options* options) {
+  return run(fa::standard_backward, problem, buffers, options);
+}
+
+flash_attention_status flash_attention_workspace_bytes(const flash_attention_problem* problem, int32_t pass,
+                                                       const flash_attention_options* options, size_t* bytes) {
+  return guarded([&] {
+    if (bytes == nullptr) fa::api::refuse("bytes", "null", "a place for the answer");
+    *bytes = fa::workspace_bytes(problem_of(problem), pass_of(pass), options_of(options));
+  });
+}
+
+flash_attention_status flash_attention_explain(const flash_attention_problem* problem, int32_t pass,
+                                               const flash_attention_options* options, char* text, size_t capacity,
+                                               size_t* needed) {
+  return guarded([&] {
+    if (text == nullptr && capacity > 0) fa::api::refuse("text", "null", "a buffer of `capacity` bytes");
+    const std::string answer = fa::explain(problem_of(problem), pass_of(pass), options_of(options));
+    if (needed != nullptr) *needed = answer.size() + 1;
+    if (capacity == 0) return;
+    const size_t length = std::min(answer.size(), capacity - 1);
+    std::memcpy(text, answer.data(), length);
+    text[length] = '\0';
+  });
+}
+
+const char* flash_attention_last_error(void) { return last_error.c_str(); }
+
+const char* flash_attention_version(void) { return FLASH_ATTENTION_VERSION; }

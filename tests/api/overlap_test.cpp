@@ -1,0 +1,67 @@
+#include "api/overlap.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace flash_attention::api {
+namespace {
+
+std::set<std::intptr_t> elements(const Extent& e) {
+  std::set<std::intptr_t> all;
+  for (std::int64_t a = 0; a < e.sizes[0]; ++a)
+    for (std::int64_t b = 0; b < e.sizes[1]; ++b)
+      for (std::int64_t c = 0; c < e.sizes[2]; ++c)
+        for (std::int64_t d = 0; d < e.sizes[3]; ++d)
+          all.insert(reinterpret_cast<std::intptr_t>(e.data) +
+                     (a * e.strides[0] + b * e.strides[1] + c * e.strides[2] + d * e.strides[3]) * e.element_bytes);
+  return all;
+}
+
+bool share(const Extent& a, const Extent& b) {
+  const auto x = elements(a), y = elements(b);
+  return std::any_of(x.begin(), x.end(), [&](std::intptr_t p) { return y.contains(p); });
+}
+
+TEST(Overlap, QkvInOneBufferDoesNotOverlap) {
+  std::vector<char> memory(2 * 3 * 3 * 4 * 8 * 2);
+  const auto part = [&](int which) {
+    return Extent{"", memory.data() + which * 4 * 8 * 2, 2, {2, 3, 4, 8}, {3 * 3 * 4 * 8, 3 * 4 * 8, 8, 1}};
+  };
+  EXPECT_FALSE(overlaps(part(0), part(1)));
+  EXPECT_FALSE(overlaps(part(0), part(2)));
+  EXPECT_TRUE(overlaps(part(1), part(1)));
+}
+
+TEST(Overlap, AgreesWithCountingElements) {
+  std::mt19937 random(7);
+  std::vector<char> memory(1 << 16);
+  int shared = 0;
+  for (int round = 0; round < 4000; ++round) {
+    const auto size = [&](int most) { return static_cast<std::int64_t>(random() % most + 1); };
+    const std::int64_t dim = 8, heads = size(3), rows = size(4), batch = size(2);
+    const std::int64_t head = dim * size(3), row = head * (heads + random() % 3), whole = row * (rows + random() % 2);
+    Extent a{"a", memory.data() + 20000, 2, {batch, rows, heads, dim}, {whole, row, head, 1}};
+    Extent b = a;
+    b.data += 2 * static_cast<std::int64_t>(random() % 400) - 400;
+    if (random() % 2) b.sizes[2] = size(static_cast<int>(heads));
+    shared += share(a, b);
+    EXPECT_EQ(overlaps(a, b), share(a, b)) << round;
+  }
+  EXPECT_GT(shared, 500);
+  EXPECT_LT(shared, 3800);
+}
+
+TEST(Overlap, NothingSharesWithNothing) {
+  const Extent none{"none", nullptr, 2, {1, 1, 1, 8}, {0, 0, 0, 1}};
+  char byte[16];
+  const Extent empty{"empty", byte, 2, {0, 1, 1, 8}, {0, 0, 0, 1}};
+  EXPECT_FALSE(overlaps(none, none));
+  EXPECT_FALSE(overlaps(empty, empty));
+}
+
+}  // namespace
+}  // namespace flash_attention::api

@@ -1,0 +1,222 @@
+// Every refusal of the contract: it must name the argument, the value and what is allowed, and leave the outputs alone.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "flash_attention/attention.h"
+#include "support/contract.h"
+#include "support/tensors.h"
+
+namespace flash_attention::testing {
+namespace {
+
+const DeviceInfo laptop{.device = {}, .isa = CpuIsa::generic, .threads = 1};
+
+struct Refusal {
+  const char* name;
+  const char* argument;  // the message begins with it
+  const char* value;     // and contains this
+  std::function<void(Problem&)> breaks;
+};
+
+Problem good() { return {.batch = 2, .seq_q = 5, .seq_kv = 7, .heads_q = 4, .heads_kv = 2, .head_dim = 16}; }
+
+void expect_refused(const std::function<void()>& call, const std::string& argument, const std::string& value) {
+  try {
+    call();
+    FAIL() << "not refused: " << argument;
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << message;
+    EXPECT_TRUE(message.starts_with(argument + ": got ")) << message;
+    EXPECT_NE(message.find(value), std::string::npos) << message;
+    EXPECT_NE(message.find("; "), std::string::npos) << message;
+  }
+}
+
+class ProblemRefusal : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(ProblemRefusal, NamesArgumentAndValue) {
+  Problem problem = good();
+  GetParam().breaks(problem);
+  expect_refused([&] { make_plan(problem, Pass::backward, laptop); }, GetParam().argument, GetParam().value);
+}
+
+const Refusal refusals[] = {
+    {"batch", "batch", "-1", [](Problem& p) { p.batch = -1; }},
+    {"seq_q", "seq_q", "-5", [](Problem& p) { p.seq_q = -5; }},
+    {"seq_kv", "seq_kv", "99999999999", [](Problem& p) { p.seq_kv = 99999999999; }},
+    {"no_heads", "heads_q", "0", [](Problem& p) { p.heads_q = 0; }},
+    {"no_kv_heads", "heads_kv", "0", [](Problem& p) { p.heads_kv = 0; }},
+    {"indivisible", "heads_q", "4", [](Problem& p) { p.heads_kv = 3; }},
+    {"head_dim_zero", "head_dim", "0", [](Problem& p) { p.head_dim = 0; }},
+    {"head_dim_odd", "head_dim", "20", [](Problem& p) { p.head_dim = 20; }},
+    {"head_dim_large", "head_dim", "264", [](Problem& p) { p.head_dim = 264; }},
+    {"head_dim_v", "head_dim_v", "12", [](Problem& p) { p.head_dim_v = 12; }},
+    {"dtype", "dtype", "9", [](Problem& p) { p.dtype = static_cast<Dtype>(9); }},
+    {"bias_dtype", "bias.dtype", "7", [](Problem& p) { p.bias = {.present = true, .dtype = static_cast<Dtype>(7)}; }},
+    {"scale", "scale", "nan", [](Problem& p) { p.scale = NAN; }},
+    {"softcap", "softcap", "-2", [](Problem& p) { p.softcap = -2; }},
+    {"dropout_one", "dropout_p", "1", [](Problem& p) { p.dropout_p = 1; }},
+    {"dropout_negative", "dropout_p", "-0.1", [](Problem& p) { p.dropout_p = -0.1f; }},
+    {"dropout_nan", "dropout_p", "nan", [](Problem& p) { p.dropout_p = NAN; }},
+    {"window_left", "window_left", "-2", [](Problem& p) { p.window_left = -2; }},
+    {"window_right", "window_right", "-7", [](Problem& p) { p.window_right = -7; }},
+    {"alignment", "alignment", "5", [](Problem& p) { p.alignment = static_cast<Alignment>(5); }},
+    {"total_without_packed", "total_q", "3", [](Problem& p) { p.total_q = 3; }},
+    {"longest_beyond_total", "seq_q", "5", [](Problem& p) { p.packed = true, p.total_q = 4, p.total_kv = 9; }},
+    {"stride_out_of_range", "q_strides", "4611686018427387904", [](Problem& p) { p.q_strides.seq = std::int64_t{1} << 62; }},
+    {"output_overlaps_itself", "dq_strides", "(320, 0, 16)", [](Problem& p) { p.dq_strides = {320, 0, 16}; }},
+    {"output_rows_too_close", "dk_strides", "16", [](Problem& p) { p.dk_strides = {320, 16, 8}; }},
+};
+
+INSTANTIATE_TEST_SUITE_P(Contract, ProblemRefusal, ::testing::ValuesIn(refusals), [](const auto& param) { return param.param.name; });
+
+TEST(PlanRefusal, UnknownKernelListsThoseThatExist) {
+  try {
+    make_plan(good(), Pass::forward, laptop, "forward/warp_drive");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("forward/warp_drive"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("there are: cpu/"), std::string::npos) << error.what();
+  }
+}
+
+/// A case whose buffers are all in order, to break one at a time.
+class BufferRefusal : public ::testing::Test {
+ protected:
+  BufferRefusal() {
+    case_.name = "refusal";
+    case_.problem = good();
+  }
+  void start() {
+    in_ = draw_inputs(case_);
+    memory_ = memory_of({});
+    tensors_ = std::make_unique<Tensors>(case_, in_, *memory_);
+  }
+  Buffers forward_buffers() {
+    Buffers b = tensors_->buffers();
+    b.dout = nullptr, b.dlse = nullptr, b.dq = b.dk = b.dv = b.dbias = nullptr, b.dsink = nullptr;
+    return b;
+  }
+  void expect(const std::string& argument, const std::string& value, const Buffers& b, const Options& options = {}) {
+    expect_refused([&] { forward(case_.problem, b, options); }, argument, value);
+    for (double x : tensors_->read(false).out) ASSERT_TRUE(std::isnan(x)) << "an output was written";
+  }
+
+  Case case_;
+  Inputs in_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Tensors> tensors_;
+};
+
+TEST_F(BufferRefusal, NullPointers) {
+  start();
+  const std::pair<const char*, std::function<void(Buffers&)>> nulls[] = {
+      {"q", [](Buffers& b) { b.q = nullptr; }}, {"k", [](Buffers& b) { b.k = nullptr; }},
+      {"v", [](Buffers& b) { b.v = nullptr; }}, {"out", [](Buffers& b) { b.out = nullptr; }}};
+  for (const auto& [argument, breaks] : nulls) {
+    Buffers b = forward_buffers();
+    breaks(b);
+    expect(argument, "null", b);
+  }
+}
+
+TEST_F(BufferRefusal, MisalignedPointer) {
+  start();
+  Buffers b = forward_buffers();
+  b.k = static_cast<const char*>(b.k) + 1;
+  expect("k", "aligned to 4", b);
+}
+
+TEST_F(BufferRefusal, PointerWithoutItsOption) {
+  start();
+  Buffers b = forward_buffers();
+  const float slopes[4] = {};
+  b.alibi_slopes = slopes;
+  expect("alibi_slopes", "set alibi", b);
+}
+
+TEST_F(BufferRefusal, OptionWithoutItsPointer) {
+  case_.problem.sink = true;
+  start();
+  Buffers b = forward_buffers();
+  b.sink = nullptr;
+  expect("sink", "null", b);
+}
+
+TEST_F(BufferRefusal, OutputOverInput) {
+  start();
+  Buffers b = forward_buffers();
+  b.q = b.out;
+  expect("out", "shared with q", b);
+}
+
+TEST_F(BufferRefusal, StreamOnTheCpu) {
+  start();
+  int stream;
+  expect("stream", "cpu", forward_buffers(), {.stream = &stream});
+}
+
+TEST_F(BufferRefusal, PackedLengths) {
+  case_.problem.packed = true;
+  case_.problem.total_q = 10, case_.problem.total_kv = 14;
+  case_.cu_seqlens_q = {0, 5, 10}, case_.cu_seqlens_kv = {0, 7, 14};
+  start();
+  const std::pair<const char*, std::vector<std::int32_t>> bad[] = {
+      {"cu_seqlens_q[0]", {1, 5, 10}}, {"cu_seqlens_q[2]", {0, 5, 4}}, {"cu_seqlens_q[1]", {0, 6, 10}}, {"cu_seqlens_q[1]", {0, -3, 2}}};
+  for (const auto& [argument, lengths] : bad) {
+    Buffers b = forward_buffers();
+    b.cu_seqlens_q = lengths.data();
+    expect(argument, ";", b);
+  }
+}
+
+TEST_F(BufferRefusal, PackedBeyondTheTensor) {
+  case_.problem.packed = true;
+  case_.problem.total_q = 9, case_.problem.total_kv = 14;
+  case_.cu_seqlens_q = {0, 5, 9}, case_.cu_seqlens_kv = {0, 7, 14};
+  start();
+  const std::int32_t beyond[] = {0, 5, 10};
+  Buffers b = forward_buffers();
+  b.cu_seqlens_q = beyond;
+  expect("cu_seqlens_q[2]", "9 rows", b);
+}
+
+TEST_F(BufferRefusal, LengthsOutOfRange) {
+  case_.problem.key_lengths = true;
+  case_.key_lengths = {3, 7};
+  start();
+  const std::int32_t bad[] = {3, 8};
+  Buffers b = forward_buffers();
+  b.key_lengths = bad;
+  expect("key_lengths[1]", "8", b);
+}
+
+TEST_F(BufferRefusal, WorkspaceTooSmall) {
+  start();
+  const std::size_t needed = workspace_bytes(case_.problem, Pass::standard_forward);
+  ASSERT_GT(needed, 0u);
+  std::vector<char> small(needed);
+  expect_refused([&] { standard_forward(case_.problem, forward_buffers(), {.workspace = small.data(), .workspace_bytes = needed - 1}); },
+                 "workspace_bytes", std::to_string(needed));
+}
+
+TEST_F(BufferRefusal, GradientOfWhatIsNotThere) {
+  start();
+  Buffers b = tensors_->buffers();
+  float dsink[4];
+  b.dsink = dsink;
+  expect_refused([&] { backward(case_.problem, b); }, "dsink", "no sink");
+}
+
+TEST(Device, ParsesWhatItPrints) {
+  for (const char* text : {"cpu", "cuda:0", "cuda:3", "emulator:sm_80", "emulator:sm_90"}) EXPECT_EQ(to_string(parse_device(text)), text);
+  for (const char* text : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "emulator:sm_75", "cpu:1"}) {
+    expect_refused([&] { parse_device(text); }, "device", text);
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
