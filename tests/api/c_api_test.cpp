@@ -1,0 +1,103 @@
+#include "flash_attention/c_api.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "flash_attention/attention.h"
+#include "flash_attention/version.h"
+
+namespace {
+
+struct Call {
+  flash_attention_problem problem;
+  flash_attention_buffers buffers;
+  flash_attention_options options;
+  std::vector<float> q, k, v, out, lse;
+
+  Call() : q(2 * 5 * 3 * 8, 0.5f), k(q), v(q), out(q.size(), -1), lse(2 * 3 * 5, -1) {
+    flash_attention_problem_init(&problem);
+    flash_attention_buffers_init(&buffers);
+    flash_attention_options_init(&options);
+    problem.batch = 2, problem.seq_q = 5, problem.seq_kv = 5, problem.heads_q = 3, problem.heads_kv = 3, problem.head_dim = 8;
+    for (std::size_t x = 0; x < v.size(); ++x) v[x] = static_cast<float>(x % 17);
+    buffers.q = q.data(), buffers.k = k.data(), buffers.v = v.data(), buffers.out = out.data(), buffers.lse = lse.data();
+  }
+  flash_attention_status forward() { return flash_attention_forward(&problem, &buffers, &options); }
+};
+
+TEST(CApi, EqualKeysGiveTheMeanOfTheValues) {
+  Call c;
+  ASSERT_EQ(c.forward(), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  double mean = 0;
+  for (int j = 0; j < 5; ++j) mean += c.v[j * 3 * 8] / 5;
+  EXPECT_NEAR(c.out[0], mean, 1e-5);
+  EXPECT_NEAR(c.lse[0], 8 * 0.25 / std::sqrt(8.0) + std::log(5.0), 1e-5);
+}
+
+TEST(CApi, DefaultsAreThoseOfTheCppApi) {
+  flash_attention_problem p;
+  std::memset(&p, 0xee, sizeof p);
+  flash_attention_problem_init(&p);
+  EXPECT_EQ(p.size, sizeof p);
+  EXPECT_EQ(p.batch, 1);
+  EXPECT_EQ(p.window_left, -1);
+  EXPECT_EQ(p.window_right, -1);
+  EXPECT_EQ(p.q_strides.seq, INT64_MIN);
+  EXPECT_TRUE(std::isnan(p.scale));
+}
+
+TEST(CApi, RefusalsBecomeAStatusAndAMessage) {
+  Call c;
+  c.problem.head_dim = 12;
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(flash_attention_last_error(), "head_dim: got 12"), nullptr) << flash_attention_last_error();
+  for (float x : c.out) ASSERT_EQ(x, -1);
+}
+
+TEST(CApi, BadStructsAreRefused) {
+  Call c;
+  EXPECT_EQ(flash_attention_forward(nullptr, &c.buffers, &c.options), FLASH_ATTENTION_INVALID_ARGUMENT);
+  c.problem.size = sizeof c.problem + 8;
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(flash_attention_last_error(), "problem->size"), nullptr);
+  c.problem.size = sizeof c.problem;
+  c.problem.dtype = 3;
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
+  c.problem.dtype = 0;
+  c.options.device_kind = 9;
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
+}
+
+TEST(CApi, AnOlderCallerKeepsWorking) {
+  Call c;
+  c.problem.size = offsetof(flash_attention_problem, sink);  // a header without the last fields
+  c.problem.sink = c.problem.deterministic = 0x7f7f7f7f;      // memory the library must not look at
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_OK) << flash_attention_last_error();
+}
+
+TEST(CApi, ExplainFitsTheBuffer) {
+  Call c;
+  char text[12];
+  std::size_t needed = 0;
+  ASSERT_EQ(flash_attention_explain(&c.problem, FLASH_ATTENTION_FORWARD, &c.options, text, sizeof text, &needed), FLASH_ATTENTION_OK);
+  EXPECT_EQ(std::strlen(text), sizeof text - 1);
+  std::vector<char> whole(needed);
+  ASSERT_EQ(flash_attention_explain(&c.problem, FLASH_ATTENTION_FORWARD, &c.options, whole.data(), needed, nullptr), FLASH_ATTENTION_OK);
+  EXPECT_EQ(std::strlen(whole.data()), needed - 1);
+  EXPECT_NE(std::strstr(whole.data(), "cpu/"), nullptr);
+}
+
+TEST(CApi, WorkspaceIsAskedFor) {
+  Call c;
+  std::size_t bytes = 0;
+  ASSERT_EQ(flash_attention_workspace_bytes(&c.problem, FLASH_ATTENTION_STANDARD_FORWARD, &c.options, &bytes), FLASH_ATTENTION_OK);
+  EXPECT_GT(bytes, 0u);
+  EXPECT_EQ(flash_attention_workspace_bytes(&c.problem, 4, &c.options, &bytes), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_STREQ(flash_attention_version(), FLASH_ATTENTION_VERSION);
+}
+
+}  // namespace
