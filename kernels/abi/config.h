@@ -27,7 +27,7 @@ struct Features {
 };
 
 struct ForwardConfig {
-  Features features;
+  Features features{};
   int head_dim = 0;  // of the tensors; tiles round up
   int head_dim_v = 0;
   int block_q = 0;   // query rows of a tile
@@ -39,7 +39,7 @@ struct ForwardConfig {
 };
 
 struct BackwardConfig {
-  Features features;
+  Features features{};
   int head_dim = 0;
   int head_dim_v = 0;
   int block_q = 0;

@@ -1,7 +1,7 @@
 // Weak stand-ins for rooms that have not landed yet; this file goes away with the last of them.
 #include "cpu/backend.h"
 #include "emulator/backend.h"
-#include "flash_attention/runtime.h"
+#include "plan/arguments.h"
 #include "plan/kernel_table.h"
 
 #define WEAK __attribute__((weak))
@@ -9,7 +9,6 @@ namespace flash_attention {
 namespace {
 [[noreturn]] void missing(const char* what) { throw Error(ErrorCode::unavailable, std::string(what) + " is not built"); }
 }  // namespace
-WEAK std::vector<Finding> diagnose() { return {}; }
 namespace cpu {
 WEAK DeviceInfo info() { return DeviceInfo{}; }
 WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the CPU backend"); }
@@ -20,5 +19,6 @@ WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missi
 }  // namespace emulator
 namespace plan {
 WEAK std::span<const KernelEntry> cpu_kernels() { return {}; }
+WEAK std::vector<TensorMapSpec> tensor_maps(const Problem&, const Plan&, const Buffers&) { return {}; }
 }  // namespace plan
 }  // namespace flash_attention
