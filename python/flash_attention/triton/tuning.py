@@ -1,0 +1,74 @@
+"""Tile sizes to try, and how the choice is remembered.
+
+The winner is kept per (head_dim, causal, length class, dtype): a length class is short or long, since a new length must
+not mean a new search. A configuration that does not fit the GPU's shared memory drops out of the search by itself.
+"""
+
+import math
+import os
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+OPTIONS = {"enable_fp_fusion": True}  # S * scale - max in one instruction
+
+# (BLOCK_Q, BLOCK_KV, num_warps, num_stages) by padded head_dim. The first is the one expected to win on Hopper; the last
+# fits into 64 KiB of shared memory, so that there is always one that runs.
+FORWARD = {
+    64: [(128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 2)],
+    128: [(128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 32, 4, 2)],
+    256: [(128, 64, 8, 2), (64, 64, 4, 2), (32, 32, 4, 1)],
+}
+GRAD_Q = {
+    64: [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 3), (64, 32, 4, 2)],
+    128: [(128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (32, 32, 4, 2)],
+    256: [(64, 64, 8, 2), (64, 32, 4, 2), (16, 16, 4, 1)],
+}
+GRAD_KV = {
+    64: [(64, 128, 8, 3), (64, 128, 8, 2), (128, 128, 8, 2), (32, 64, 4, 2)],
+    128: [(64, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 3), (32, 32, 4, 2)],
+    256: [(32, 64, 8, 2), (64, 64, 8, 2), (16, 16, 4, 1)],
+}
+
+
+def block_d(head_dim):
+    """head_dim padded to what tl.dot takes; the padding is masked."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def even(seq_kv):
+    """True where every tile of keys is complete, whatever its size."""
+    return seq_kv % 128 == 0
+
+
+def length_class(seq_q, seq_kv):
+    return int(min(seq_q, seq_kv) > 1024)
+
+
+def tiles_for(table, head_dim):
+    return table[min(max(block_d(head_dim), 64), 256)]
+
+
+def autotuned(table):
+    """Decorator: search the tiles of `table` that suit the head_dim of the call."""
+
+    def config(tile):
+        return triton.Config({"BLOCK_Q": tile[0], "BLOCK_KV": tile[1]}, num_warps=tile[2], num_stages=tile[3])
+
+    # The interpreter cannot time; any tile is right there, and a small one exercises every loop.
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return triton.autotune([config((32, 32, 4, 1))], key=[])
+
+    def suited(configs, arguments, **constants):
+        head_dim = constants.get("HEAD_DIM", arguments.get("HEAD_DIM"))
+        wanted = tiles_for(table, head_dim)
+        return [c for c in configs if (c.kwargs["BLOCK_Q"], c.kwargs["BLOCK_KV"], c.num_warps, c.num_stages) in wanted]
+
+    every = sorted({tile for tiles in table.values() for tile in tiles})
+    return triton.autotune(
+        [config(tile) for tile in every],
+        key=["HEAD_DIM", "CAUSAL", "length_class"],
+        prune_configs_by={"early_config_prune": suited},
+    )
