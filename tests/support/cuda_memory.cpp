@@ -1,7 +1,7 @@
-#include <list>
-#include <stdexcept>
+#include <deque>
 
 #include "cuda/memory.h"
+#include "flash_attention/error.h"
 #include "support/memory.h"
 
 namespace flash_attention::testing {
@@ -11,30 +11,32 @@ class CudaMemory : public Memory {
  public:
   explicit CudaMemory(int index) : index_(index) {}
 
-  void* allocate(std::size_t bytes) override { return blocks_.emplace_back(index_, bytes == 0 ? 1 : bytes).data(); }
-
-  void write(void* device, const void* host, std::size_t bytes) override {
-    const auto [block, offset] = find(device);
-    block->upload(host, bytes, offset);
+  void* allocate(std::size_t bytes) override {
+    blocks_.emplace_back(index_, bytes > 0 ? bytes : 1);
+    return blocks_.back().data();
   }
-
+  void write(void* device, const void* host, std::size_t bytes) override {
+    if (bytes) block(device).upload(host, bytes, offset(device));
+  }
   void read(void* host, const void* device, std::size_t bytes) override {
     cuda::synchronize(index_);
-    const auto [block, offset] = find(device);
-    block->download(host, bytes, offset);
+    if (bytes) block(device).download(host, bytes, offset(device));
   }
 
  private:
-  std::pair<cuda::DeviceMemory*, std::size_t> find(const void* address) {
+  cuda::DeviceMemory& block(const void* device) {
     for (cuda::DeviceMemory& block : blocks_) {
-      const auto offset = static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<char*>(block.data()));
-      if (offset < block.size()) return {&block, offset};
+      const char* first = static_cast<const char*>(block.data());
+      if (device >= first && device < first + block.size()) return block;
     }
-    throw std::out_of_range("not memory of this device");
+    throw Error(ErrorCode::internal, "not memory of this test");
+  }
+  std::size_t offset(const void* device) {
+    return static_cast<std::size_t>(static_cast<const char*>(device) - static_cast<const char*>(block(device).data()));
   }
 
   int index_;
-  std::list<cuda::DeviceMemory> blocks_;
+  std::deque<cuda::DeviceMemory> blocks_;
 };
 
 }  // namespace
