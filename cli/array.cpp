@@ -14,17 +14,25 @@ Array::Array(Device device, std::size_t bytes) : bytes_(bytes) {
   if (!host_) throw std::bad_alloc();
   std::memset(host_.get(), 0xff, rounded);  // NaN in every element type: a result that was not written shows
   if (device.kind == DeviceKind::cuda) {
-    device_memory_ = device_block(device, rounded);
+    on_gpu_ = std::make_unique<cuda::DeviceMemory>(device.index, rounded);
     upload();
   }
 }
 
-void Array::upload() const {}
+void Array::upload() const {
+  if (on_gpu_) on_gpu_->upload(host_.get(), bytes_);
+}
 
-void Array::download() const {}
+void Array::download() const {
+  if (on_gpu_) on_gpu_->download(host_.get(), bytes_);
+}
 
-std::shared_ptr<void> device_block(Device, std::size_t bytes) {
+std::shared_ptr<void> device_block(Device device, std::size_t bytes) {
   if (bytes == 0) return nullptr;
+  if (device.kind == DeviceKind::cuda) {
+    const auto memory = std::make_shared<cuda::DeviceMemory>(device.index, bytes);
+    return {memory, memory->data()};
+  }
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   return {memory, [bytes](void* block) { munmap(block, bytes); }};

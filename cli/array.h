@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cuda/memory.h"
 #include "flash_attention/device.h"
 
 namespace flash_attention::cli {
@@ -15,7 +16,7 @@ class Array {
   Array(Device device, std::size_t bytes);
 
   void* host() const { return host_.get(); }
-  void* device() const { return device_memory_ ? device_memory_.get() : host_.get(); }
+  void* device() const { return on_gpu_ ? on_gpu_->data() : host_.get(); }
   std::size_t bytes() const { return bytes_; }
 
   void upload() const;    ///< host to device; nothing to do where they are one
@@ -27,7 +28,7 @@ class Array {
   };
   std::size_t bytes_ = 0;
   std::unique_ptr<void, Free> host_;
-  std::shared_ptr<void> device_memory_;
+  std::unique_ptr<cuda::DeviceMemory> on_gpu_;
 };
 
 /// Memory of the device alone, 256-byte aligned; null for 0 bytes. Pages are not touched, so that a meter sees their use.

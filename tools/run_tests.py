@@ -40,7 +40,9 @@ def say(text: str) -> None:
 
 def includes() -> list[Result]:
     done = subprocess.run([sys.executable, "tools/check_includes.py"], cwd=ROOT, capture_output=True, text=True)
-    return [Result("includes: table of allowed edges", "failed" if done.returncode else "passed", done.stdout + done.stderr)]
+    return [
+        Result("includes: table of allowed edges", "failed" if done.returncode else "passed", done.stdout + done.stderr)
+    ]
 
 
 def build(preset: str, targets: list[str]) -> list[Result]:
@@ -53,7 +55,11 @@ def build(preset: str, targets: list[str]) -> list[Result]:
 def programs(preset: str) -> list[tuple[str, str]]:
     """(name, label) of the GoogleTest programs of a configured build."""
     text = subprocess.run(
-        ["ctest", "--test-dir", f"build/{preset}", "--show-only=json-v1"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["ctest", "--test-dir", f"build/{preset}", "--show-only=json-v1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     found = []
     for test in json.loads(text)["tests"]:

@@ -1,0 +1,81 @@
+"""What the command says to people: help that teaches, errors that name the flag, exit codes that mean something."""
+
+import pytest
+
+VERBS = ["run", "bench", "plan", "doctor", "compile", "cache"]
+
+
+def test_overview_lists_every_verb(command):
+    text = command("--help").stdout
+    for verb in VERBS:
+        assert f"  {verb} " in text
+
+
+def test_without_a_verb_it_shows_the_overview_and_fails(command):
+    assert "Verbs:" in command(code=2).stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb(command, verb):
+    text = command(verb, "--help").stdout
+    assert "Flags:" in text and "--json" in text
+
+
+def test_version_is_the_one_of_the_repository(command):
+    version = (command.path.parents[2] / "VERSION").read_text().strip()
+    assert command("--version").stdout.strip() == version
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["rum"], "unknown verb 'rum' (did you mean run?)"),
+        (["run", "--cusal"], "unknown flag --cusal (did you mean causal?)"),
+        (["run", "--batch"], "--batch needs a value"),
+        (["run", "--batch", "two"], "--batch: got 'two', allowed is a whole number"),
+        (["run", "--batch", "-1"], "--batch: got '-1', allowed is a whole number from 0"),
+        (["run", "--batch", "1", "--batch", "2"], "--batch is given twice"),
+        (["run", "--causal=yes"], "--causal is a switch"),
+        (["run", "again"], "unexpected word 'again'"),
+        (["run", "--dtype", "int8"], "--dtype: got 'int8', allowed: float32, float16, bfloat16"),
+        (["run", "--softcap", "nan"], "--softcap: got 'nan', allowed is a finite number"),
+        (["run", "--window", "3"], "--window: got '3', allowed: two whole numbers"),
+        (["run", "--device", "tpu"], "tpu"),
+        (["run", "--device", "cpu", "--arch", "sm_80"], "--arch: the device is cpu"),
+        (["run", "--device", "emulator", "--arch", "fast"], "--arch: got 'fast'"),
+        (["run", "--kernel", "forward/none", "--device", "cpu"], "forward/none"),
+        (["bench", "everything"], "bench: got 'everything', allowed: lengths"),
+        (["bench", "--device", "emulator"], "--device: got emulator"),
+        (["cache", "shrink"], "cache: got 'shrink', allowed: list, verify, clear, path"),
+    ],
+)
+def test_a_mistake_is_named(command, words, expected):
+    done = command(*words, code=2)
+    assert expected in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--head-dim", "60"], "head_dim"),
+        (["--head-dim", "264"], "head_dim"),
+        (["--heads", "6", "--kv-heads", "4"], "heads"),
+        (["--dropout", "1"], "dropout"),
+        (["--dropout", "-0.5"], "dropout"),
+        (["--softcap", "-2"], "softcap"),
+    ],
+)
+def test_a_problem_that_breaks_the_contract_is_refused_by_name(command, words, name):
+    assert name in command("run", "--device", "cpu", *words, code=2).stderr
+
+
+def test_a_gpu_that_is_not_here_is_exit_code_3(command):
+    if any(finding["subject"].startswith("self-test cuda") for finding in command.json("doctor")["findings"]):
+        pytest.skip("this machine has a GPU")
+    assert command("run", "--device", "cuda:0", code=3).stderr
+
+
+def test_a_file_that_cannot_be_written_is_named(command):
+    done = command("bench", "small", "--device", "cpu", "--save", "/no/such/folder/x.json", code=2)
+    assert "--save: cannot write '/no/such/folder/x.json'" in done.stderr
