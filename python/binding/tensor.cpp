@@ -1,0 +1,139 @@
+#include "tensor.h"
+
+#include <string>
+#include <vector>
+
+namespace flash_attention::python {
+namespace {
+
+// The table a library publishes as type.__dlpack_c_exchange_api__ (DLPack 1.3). Only the last two entries are called.
+struct ExchangeTable {
+  std::uint32_t major_version;
+  std::uint32_t minor_version;
+  void* previous;
+  void (*allocate)();
+  void (*export_owned)();
+  void (*import_owned)();
+  int (*export_borrowed)(void* object, nb::dlpack::dltensor* out);
+  int (*current_stream)(int device_type, std::int32_t device_id, void** out);
+};
+
+constexpr int dlpack_cuda = 2;
+constexpr int dlpack_cuda_managed = 13;
+
+/// The table of a type, or null. Types live as long as the process in practice, and few of them are tensors.
+const ExchangeTable* exchange_table(PyTypeObject* type) {
+  struct Entry {
+    PyTypeObject* type;
+    const ExchangeTable* table;
+  };
+  static std::vector<Entry> known;  // guarded by the GIL
+  for (const Entry& entry : known) {
+    if (entry.type == type) {
+      return entry.table;
+    }
+  }
+  nb::object capsule = nb::getattr(nb::handle((PyObject*)type), "__dlpack_c_exchange_api__", nb::none());
+  const ExchangeTable* table = nullptr;
+  if (PyCapsule_CheckExact(capsule.ptr())) {
+    table = static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (table == nullptr) {
+      PyErr_Clear();
+    } else if (table->major_version != 1) {
+      table = nullptr;
+    }
+  }
+  Py_INCREF((PyObject*)type);
+  known.push_back({type, table});
+  return table;
+}
+
+Device device_of(int device_type, int index) {
+  if (device_type == dlpack_cuda || device_type == dlpack_cuda_managed) {
+    return {.kind = DeviceKind::cuda, .index = index};
+  }
+  return {};
+}
+
+void fill(Tensor& tensor, void* data, std::uint64_t byte_offset, int rank, const std::int64_t* sizes, const std::int64_t* strides) {
+  if (rank > Tensor::max_rank) {
+    throw nb::value_error((std::string(tensor.name) + ": has " + std::to_string(rank) + " axes; at most 4 are allowed").c_str());
+  }
+  tensor.data = static_cast<char*>(data) + byte_offset;
+  tensor.rank = rank;
+  std::int64_t dense = 1;
+  for (int axis = rank - 1; axis >= 0; --axis) {
+    tensor.sizes[axis] = sizes[axis];
+    tensor.strides[axis] = strides ? strides[axis] : dense;
+    dense *= sizes[axis];
+  }
+}
+
+}  // namespace
+
+bool Tensor::is_dtype(nb::dlpack::dtype_code code, int bits) const {
+  return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+}
+
+std::string Tensor::describe() const {
+  static constexpr const char* kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  std::string text = dtype.code < 7 ? kinds[dtype.code] : "dtype";
+  if (dtype.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool)) {
+    text += std::to_string(dtype.bits);
+  }
+  text += "[";
+  for (int axis = 0; axis < rank; ++axis) {
+    text += (axis ? ", " : "") + std::to_string(sizes[axis]);
+  }
+  return text + "]";
+}
+
+Tensor tensor_of(nb::handle object, const char* name, bool writable) {
+  Tensor tensor;
+  tensor.name = name;
+  if (const ExchangeTable* table = exchange_table(Py_TYPE(object.ptr()))) {
+    nb::dlpack::dltensor view{};
+    if (table->export_borrowed(object.ptr(), &view) != 0) {
+      throw nb::python_error();
+    }
+    tensor.dtype = view.dtype;
+    tensor.device = device_of(view.device.device_type, view.device.device_id);
+    fill(tensor, view.data, view.byte_offset, view.ndim, view.shape, view.strides);
+    if (tensor.device.kind == DeviceKind::cuda &&
+        table->current_stream(dlpack_cuda, view.device.device_id, &tensor.stream) != 0) {
+      throw nb::python_error();
+    }
+    return tensor;
+  }
+  const bool accepted = writable ? nb::try_cast(object, tensor.keep_alive, false) : false;
+  if (!accepted) {
+    nb::ndarray<nb::ro> read_only;
+    if (writable || !nb::try_cast(object, read_only, false)) {
+      const std::string type = nb::cast<std::string>(nb::str(object.type()));
+      throw nb::type_error(
+          (std::string(name) + ": expected a " + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type).c_str());
+    }
+    tensor.keep_alive = nb::ndarray<>(read_only);
+  }
+  const nb::ndarray<>& array = tensor.keep_alive;
+  tensor.dtype = array.dtype();
+  tensor.device = device_of(array.device_type(), array.device_id());
+  fill(tensor, array.data(), 0, static_cast<int>(array.ndim()), array.shape_ptr(), array.stride_ptr());
+  return tensor;
+}
+
+Dtype dtype_of(const Tensor& tensor) {
+  using Code = nb::dlpack::dtype_code;
+  if (tensor.is_dtype(Code::Float, 32)) {
+    return Dtype::float32;
+  }
+  if (tensor.is_dtype(Code::Float, 16)) {
+    return Dtype::float16;
+  }
+  if (tensor.is_dtype(Code::Bfloat, 16)) {
+    return Dtype::bfloat16;
+  }
+  throw nb::type_error((std::string(tensor.name) + ": got " + tensor.describe() + "; allowed dtypes are float32, float16 and bfloat16").c_str());
+}
+
+}  // namespace flash_attention::python

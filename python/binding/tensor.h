@@ -1,0 +1,38 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include "flash_attention/attention.h"
+
+namespace flash_attention::python {
+
+namespace nb = nanobind;
+
+/// What a Python tensor is made of. Owns nothing but, for libraries without the C exchange, the exported array.
+struct Tensor {
+  static constexpr int max_rank = 5;
+
+  const char* name = "";  ///< the argument, for messages
+  void* data = nullptr;
+  int rank = 0;
+  std::int64_t sizes[max_rank] = {};
+  std::int64_t strides[max_rank] = {};  ///< in elements
+  nb::dlpack::dtype dtype{};
+  Device device;
+  void* stream = nullptr;  ///< the library's current CUDA stream
+  nb::ndarray<> keep_alive;
+
+  bool is_dtype(nb::dlpack::dtype_code code, int bits) const;
+  std::string describe() const;  ///< "float32[2, 16, 4, 64]"
+};
+
+/// Reads a tensor through DLPack: by its library's C table where there is one (no allocation, no Python call), else by
+/// __dlpack__ or the buffer protocol. `writable` refuses read-only arrays. Throws nb::type_error naming the argument.
+Tensor tensor_of(nb::handle object, const char* name, bool writable = false);
+
+/// The element type of q, k, v or a bias; throws nb::type_error naming the argument.
+Dtype dtype_of(const Tensor& tensor);
+
+}  // namespace flash_attention::python

@@ -1,0 +1,60 @@
+"""Exact attention in O(seq) memory, on CPUs and NVIDIA GPUs.
+
+    from flash_attention import attention
+    out = attention(q, k, v, causal=True)      # [batch, seq, heads, head_dim]; torch, NumPy, CuPy or JAX
+
+Importing the package loads neither torch nor NumPy; the parts that need one load it on first use.
+"""
+
+from importlib import import_module as _import_module
+
+from flash_attention._core import version as __version__
+from flash_attention.diagnosis import compile, devices, doctor, explain, kernels, version
+from flash_attention.functional import attention, attention_packed, dropout_mask
+
+_LAZY = {
+    "FlashAttention": "modules",
+    "StandardAttention": "modules",
+    "MultiheadAttention": "modules",
+    "scaled_dot_product_attention": "sdpa",
+    "register": "torch_registry",
+    "unregister": "torch_registry",
+    "register_transformers": "hugging_face",
+}
+_SUBMODULES = ("flash_attn", "jax")
+
+__all__ = [
+    "FlashAttention",
+    "MultiheadAttention",
+    "StandardAttention",
+    "__version__",
+    "attention",
+    "attention_packed",
+    "compile",
+    "devices",
+    "doctor",
+    "dropout_mask",
+    "explain",
+    "flash_attn",
+    "jax",
+    "kernels",
+    "register",
+    "register_transformers",
+    "scaled_dot_product_attention",
+    "unregister",
+    "version",
+]
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        value = getattr(_import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _SUBMODULES:
+        return _import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,58 @@
+"""What is here, which kernel a call gets and why, and how to have it ready."""
+
+from flash_attention import _core, functional
+
+
+def version() -> str:
+    """The version of the library, e.g. "0.1.0"."""
+    return _core.version
+
+
+def devices() -> list[dict]:
+    """Facts about every device this process can use: the CPU first, then the GPUs."""
+    return _core.devices()
+
+
+def kernels() -> list[dict]:
+    """Every kernel: name, pass, device and requirements. A name can be given as attention(..., kernel=name)."""
+    return _core.kernels()
+
+
+def explain(q, k, v, *, backward=False, **options) -> str:
+    """Which kernel attention(q, k, v, **options) uses, and why each faster one was not chosen.
+
+    With cu_seqlens_q among the options it speaks of attention_packed().
+    """
+    return _core.explain(*_bind(q, k, v, options), backward)
+
+
+def compile(q, k, v, *, backward=False, **options) -> None:
+    """Compiles and loads what attention(q, k, v, **options) needs, so that the call itself never waits for a compiler."""
+    _core.prewarm(*_bind(q, k, v, options), False)
+    if backward:
+        _core.prewarm(*_bind(q, k, v, options), True)
+
+
+def doctor() -> list[dict]:
+    """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises for what is missing."""
+    from importlib import metadata
+
+    findings = [{"subject": "flash_attention", "ok": True, "detail": version(), "advice": ""}]
+    findings += _core.diagnose()
+    for package, use in (("torch", "tensors with gradients"), ("numpy", "arrays"), ("jax", "flash_attention.jax")):
+        try:
+            findings.append({"subject": package, "ok": True, "detail": metadata.version(package), "advice": ""})
+        except metadata.PackageNotFoundError:
+            advice = f"pip install {package} (only needed for {use})"
+            findings.append({"subject": package, "ok": False, "detail": "not installed", "advice": advice})
+    return findings
+
+
+def _bind(q, k, v, options):
+    """(tensors, scalars) of the call that the options describe."""
+    import inspect
+
+    function = functional.attention_packed if "cu_seqlens_q" in options else functional.attention
+    bound = inspect.signature(function).bind(q, k, v, **options)
+    bound.apply_defaults()
+    return functional.binding_arguments(bound.arguments)

@@ -1,0 +1,39 @@
+"""From padded batches to sequences end to end, and back: the functions of FlashAttention-2's bert_padding."""
+
+import torch
+
+
+def unpad_input(hidden_states, attention_mask, unused_mask=None):
+    """Drops the padding.
+
+    Args:
+        hidden_states: [batch, seq, ...].
+        attention_mask: bool or int [batch, seq]; nonzero = a token.
+        unused_mask: the same, for tokens that are kept but do not count.
+
+    Returns:
+        hidden_states [total, ...], indices int64 [total] of its rows in the flattened batch, cu_seqlens int32 [batch + 1],
+        max_seqlen (int), and seqused int32 [batch], the tokens of each sequence that count.
+    """
+    kept = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = kept.ne(0).sum(dim=-1, dtype=torch.int32)
+    indices = kept.ne(0).flatten().nonzero(as_tuple=True)[0]
+    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    seqused = attention_mask.ne(0).sum(dim=-1, dtype=torch.int32)
+    longest = int(lengths.max()) if lengths.numel() else 0
+    return index_first_axis(hidden_states.flatten(0, 1), indices), indices, cu_seqlens, longest, seqused
+
+
+def pad_input(hidden_states, indices, batch, seqlen):
+    """Puts rows [total, ...] back to [batch, seqlen, ...], zeros where there was padding."""
+    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+
+
+def index_first_axis(x, indices):
+    """x[indices], for x [rows, ...]."""
+    return x.index_select(0, indices)
+
+
+def index_put_first_axis(values, indices, first_axis_dim):
+    """Zeros [first_axis_dim, ...] with values in the rows `indices`."""
+    return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)

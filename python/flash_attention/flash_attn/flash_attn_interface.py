@@ -1,0 +1,260 @@
+"""The signatures and meanings of FlashAttention-2, with FlashAttention-3's keywords after them.
+
+Differences, all of them more: float32 is taken, softcap and dropout go together, head_dim may differ for v, bias-free
+inputs need not be contiguous, and the calls run on CPU tensors too.
+"""
+
+import torch
+
+from flash_attention.flash_attn.paging import gather_pages
+from flash_attention.functional import dropout_mask
+from flash_attention.head_dim import padded
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    *,
+    learnable_sink=None,
+    s_aux=None,
+    **fa3,
+):
+    """Attention of q [batch, seq_q, heads, head_dim] over k, v [batch, seq_k, heads_k, head_dim].
+
+    causal and window_size are aligned bottom-right: query i sees keys in
+    [i + seq_k - seq_q - window_size[0], i + seq_k - seq_q + window_size[1]], -1 = unlimited.
+    alibi_slopes: float32 [heads] or [batch, heads]. softcap: 0 = off. learnable_sink (or s_aux): [heads].
+    num_splits, pack_gqa and sm_margin of FlashAttention-3 are accepted and change nothing.
+
+    Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is None without
+    dropout, else the probabilities [batch, heads, seq_q, seq_k], negative where dropout dropped them.
+    """
+    _check_fa3(fa3)
+    options = _options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
+    )
+    return _with_probs(q, k, v, options, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """flash_attn_func for qkv [batch, seq, 3, heads, head_dim]."""
+    q, k, v = qkv.unbind(-3)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_kvpacked_func(
+    q,
+    kv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """flash_attn_func for q [batch, seq_q, heads, head_dim] and kv [batch, seq_k, 2, heads_k, head_dim]."""
+    k, v = kv.unbind(-3)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+    *,
+    seqused_q=None,
+    seqused_k=None,
+    page_table=None,
+    learnable_sink=None,
+    s_aux=None,
+    **fa3,
+):
+    """flash_attn_func for sequences end to end: q [total_q, heads, head_dim], k and v [total_k, heads_k, head_dim].
+
+    cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]. max_seqlen_q, max_seqlen_k: the longest lengths; None = unknown.
+    seqused_q, seqused_k: int32 [batch], how many tokens of each sequence count.
+    block_table (or page_table): int32 [batch, pages]; then k and v are [num_pages, page_size, heads_k, head_dim], and the
+    pages in use are gathered before the call. softmax_lse is [heads, total_q].
+    """
+    _check_fa3(fa3)
+    table = page_table if block_table is None else block_table
+    if table is not None:
+        k, v = gather_pages(k, table, cu_seqlens_k), gather_pages(v, table, cu_seqlens_k)
+    options = _options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
+    )
+    options["packed"] = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_kv": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_kv": max_seqlen_k,
+        "seqused_q": seqused_q,
+        "seqused_kv": seqused_k,
+    }
+    if not return_attn_probs:
+        return padded(q, k, v, **options)
+    out, lse = padded(q, k, v, return_lse=True, **options)
+    return out, lse, None
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen=None,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """flash_attn_varlen_func for qkv [total, 3, heads, head_dim]."""
+    q, k, v = qkv.unbind(-3)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """flash_attn_varlen_func for q [total_q, heads, head_dim] and kv [total_k, 2, heads_k, head_dim]."""
+    k, v = kv.unbind(-3)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+# Hints of FlashAttention-3, and the options of it that change results and are not served: name -> its neutral value.
+_HINTS = ("num_splits", "pack_gqa", "sm_margin")
+_NEUTRAL = {"qv": None, "q_descale": None, "k_descale": None, "v_descale": None, "attention_chunk": 0}
+
+
+def _check_fa3(keywords):
+    for name, value in keywords.items():
+        if name in _HINTS:
+            continue
+        if name not in _NEUTRAL:
+            raise TypeError(f"{name}: is not an argument of FlashAttention-2 or FlashAttention-3")
+        if value is not _NEUTRAL[name] and value != _NEUTRAL[name]:
+            raise NotImplementedError(f"{name}: got a value; only {_NEUTRAL[name]} is supported")
+
+
+def _options(dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic, learnable_sink, s_aux):
+    return {
+        "dropout_p": dropout_p,
+        "scale": scale,
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "deterministic": deterministic,
+        "sink": s_aux if learnable_sink is None else learnable_sink,
+    }
+
+
+def _with_probs(q, k, v, options, return_attn_probs):
+    if not return_attn_probs:
+        return padded(q, k, v, **options)
+    if not options["dropout_p"]:
+        return *padded(q, k, v, return_lse=True, **options), None
+    seed = int(torch.randint(2**63 - 1, ()))
+    out, lse = padded(q, k, v, return_lse=True, seed=seed, **options)
+    with torch.no_grad():
+        # One column of the identity as v gives one column of the probabilities; without dropout, all of them.
+        quiet = {**options, "dropout_p": 0.0}
+        probs = _probabilities(q, k, quiet)
+        keeps = torch.from_numpy(dropout_mask(probs.shape, options["dropout_p"], seed)).to(probs.device)
+    return out, lse, torch.where(keeps, probs, -probs)
+
+
+def _probabilities(q, k, options):
+    """softmax(scores) [batch, heads, seq_q, seq_k], by attending to slices of the identity matrix."""
+    batch, seq_k, heads_k, _ = k.shape
+    identity = torch.eye(seq_k, dtype=q.dtype, device=q.device)
+    slices = []
+    for columns in identity.split(256, dim=1):
+        v = columns[None, :, None, :].expand(batch, seq_k, heads_k, columns.shape[1])
+        slices.append(padded(q, k, v.contiguous(), **options))
+    return torch.cat(slices, dim=-1).transpose(1, 2)

@@ -1,0 +1,216 @@
+"""attention() and attention_packed(): one signature for every tensor library."""
+
+from importlib import import_module
+
+_LAYOUTS = {"bshd": False, "bhsd": True}
+_ALIGNMENTS = {"bottom_right": False, "top_left": True}
+
+# Which module runs the tensors of which library: its run(tensors, scalars, seed, offset, return_lse).
+_LIBRARIES = {"torch": "torch_autograd", "numpy": "arrays", "cupy": "arrays", "jax": "jax", "jaxlib": "jax"}
+_runs = {}
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    bias=None,
+    mask=None,
+    key_lengths=None,
+    seqused_q=None,
+    seqused_kv=None,
+    sink=None,
+    dropout_p=0.0,
+    seed=None,
+    offset=0,
+    scale=None,
+    layout="bshd",
+    alignment="bottom_right",
+    deterministic=False,
+    return_lse=False,
+    kernel=None,
+):
+    """softmax(scale * q k^T + ...) v, without ever storing the scores.
+
+    Differentiable (torch, JAX) in q, k, v, bias and sink, and through the returned lse.
+
+    Args:
+        q: [batch, seq_q, heads_q, head_dim], float32, float16 or bfloat16, last stride 1, head_dim a multiple of 8 up
+            to 256. With layout="bhsd": [batch, heads_q, seq_q, head_dim].
+        k: [batch, seq_kv, heads_kv, head_dim]; heads_kv divides heads_q (grouped and multi-query attention).
+        v: [batch, seq_kv, heads_kv, head_dim_v]; head_dim_v may differ from head_dim.
+        causal: query i sees keys j <= i + seq_kv - seq_q (see alignment).
+        window: (left, right), how many keys before and after the diagonal are visible, inclusive; -1 or None = all.
+        softcap: cap * tanh(score / cap) where positive.
+        alibi_slopes: float32 [heads_q] or [batch, heads_q]; adds -slope * |i + seq_kv - seq_q - j|.
+        bias: added to the scores, [batch, heads_q, seq_q, seq_kv] or 1 for any size, leading axes may be left out.
+        mask: bool in the same shapes as bias; True = visible.
+        key_lengths: int32 [batch]; keys from there on are padding. The diagonal stays where seq_kv puts it.
+        seqused_q, seqused_kv: int32 [batch]; only that many queries or keys are used, and the diagonal follows.
+        sink: [heads_q], one more logit per head in the denominator.
+        dropout_p: probability of dropping a weight, in [0, 1).
+        seed, offset: of dropout; the mask is a pure function of them. seed=None draws one from the library's generator.
+        scale: 1 / sqrt(head_dim) if None.
+        layout: "bshd" or "bhsd".
+        alignment: "bottom_right", or "top_left" where query i sees keys j <= i.
+        deterministic: the same gradient bits in every run.
+        return_lse: also return the logarithm of the sum of exponentials, float32 [batch, heads_q, seq_q].
+        kernel: a name from kernels() instead of the planner's choice; "standard" for the textbook algorithm.
+
+    Returns:
+        out, shaped and laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
+    """
+    tensors = (q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths)
+    scalars = _scalars(0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel)
+    return _run_of(q)(tensors, scalars, seed, offset, return_lse)
+
+
+def attention_packed(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_kv=None,
+    *,
+    max_seqlen_q=None,
+    max_seqlen_kv=None,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    bias=None,
+    mask=None,
+    key_lengths=None,
+    seqused_q=None,
+    seqused_kv=None,
+    sink=None,
+    dropout_p=0.0,
+    seed=None,
+    offset=0,
+    scale=None,
+    alignment="bottom_right",
+    deterministic=False,
+    return_lse=False,
+    kernel=None,
+):
+    """attention() for sequences of different lengths that lie end to end, without padding.
+
+    Args:
+        q: [total_q, heads_q, head_dim].
+        k: [total_kv, heads_kv, head_dim].
+        v: [total_kv, heads_kv, head_dim_v].
+        cu_seqlens_q: int32 [batch + 1]; sequence b is q[cu_seqlens_q[b] : cu_seqlens_q[b + 1]].
+        cu_seqlens_kv: int32 [batch + 1]; cu_seqlens_q if None.
+        max_seqlen_q, max_seqlen_kv: the longest lengths, or any bound on them; None = unknown, which is never wrong.
+        bias, mask: as in attention(), with indices that count inside each sequence: sizes up to
+            [batch, heads_q, max_seqlen_q, max_seqlen_kv].
+
+    The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or (out, lse) with lse
+    float32 [heads_q, total_q].
+    """
+    if cu_seqlens_q is None:
+        raise TypeError("cu_seqlens_q: expected int32 [batch + 1], got None")
+    if cu_seqlens_kv is None:
+        cu_seqlens_kv = cu_seqlens_q
+        max_seqlen_kv = max_seqlen_kv or max_seqlen_q
+    tensors = (q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths)
+    scalars = _scalars(
+        max_seqlen_q or 0,
+        max_seqlen_kv or 0,
+        scale,
+        softcap,
+        causal,
+        alignment,
+        window,
+        dropout_p,
+        deterministic,
+        "bshd",
+        kernel,
+    )
+    return _run_of(q)(tensors, scalars, seed, offset, return_lse)
+
+
+def dropout_mask(shape, dropout_p, seed, offset=0):
+    """Which scores dropout keeps: a NumPy bool array of shape (batch, heads_q, seq_q, seq_kv).
+
+    The same for every backend and kernel; a packed problem counts i and j inside each sequence.
+    """
+    import numpy
+
+    from flash_attention import _core
+
+    keeps = numpy.empty(shape, dtype=numpy.bool_)
+    if keeps.ndim != 4:
+        raise ValueError(f"shape: got {tuple(shape)}; expected (batch, heads_q, seq_q, seq_kv)")
+    _core.fill_dropout_mask(keeps, seed, offset, dropout_p)
+    return keeps
+
+
+def _scalars(
+    max_seqlen_q, max_seqlen_kv, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel
+):
+    """What a call is besides its tensors, in the order of the binding and of the torch ops."""
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; allowed are 'bshd' and 'bhsd'")
+    if alignment not in _ALIGNMENTS:
+        raise ValueError(f"alignment: got {alignment!r}; allowed are 'bottom_right' and 'top_left'")
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window: got {window!r}; expected (left, right)") from None
+    return (
+        max_seqlen_q,
+        max_seqlen_kv,
+        scale,
+        softcap,
+        causal,
+        _ALIGNMENTS[alignment],
+        -1 if left is None else left,
+        -1 if right is None else right,
+        dropout_p,
+        deterministic,
+        _LAYOUTS[layout],
+        kernel == "standard",
+        "" if kernel is None or kernel == "standard" else kernel,
+    )
+
+
+def binding_arguments(arguments):
+    """(tensors, scalars) from the arguments of attention() or attention_packed() by name."""
+    names = (
+        "bias",
+        "mask",
+        "alibi_slopes",
+        "sink",
+        "cu_seqlens_q",
+        "cu_seqlens_kv",
+        "seqused_q",
+        "seqused_kv",
+        "key_lengths",
+    )
+    tensors = [arguments.get(name) for name in ("q", "k", "v", *names)]
+    if tensors[8] is None:
+        tensors[8] = tensors[7]
+    names = ("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic")
+    scalars = [arguments.get(name) or 0 for name in ("max_seqlen_q", "max_seqlen_kv")] + [arguments[name] for name in names]
+    return tuple(tensors), _scalars(*scalars, arguments.get("layout", "bshd"), arguments["kernel"])
+
+
+def _run_of(q):
+    run = _runs.get(type(q))
+    return _find_run(q) if run is None else run
+
+
+def _find_run(q):
+    for base in type(q).__mro__:
+        module = _LIBRARIES.get(base.__module__.partition(".")[0])
+        if module is not None:
+            run = import_module(f"flash_attention.{module}").run
+            _runs[type(q)] = run
+            return run
+    raise TypeError(f"q: expected a tensor of torch, NumPy, CuPy or JAX, got {type(q).__name__}")

@@ -1,0 +1,28 @@
+"""Head dimensions that are not a multiple of 8, and strides that the kernels refuse, for the entries that stand in for others."""
+
+import torch
+
+from flash_attention.functional import attention, attention_packed
+
+
+def padded(q, k, v, *, scale=None, return_lse=False, packed=None, **options):
+    """attention() or, with `packed` (its cu_seqlens and lengths), attention_packed() for any head dimension and stride.
+
+    Zeros up to a multiple of 8 change no score; the scale stays that of the real head dimension.
+    """
+    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
+    scale = head_dim**-0.5 if scale is None else scale
+    q, k, v = _pad(q), _pad(k), _pad(v)
+    if packed is None:
+        result = attention(q, k, v, scale=scale, return_lse=return_lse, **options)
+    else:
+        result = attention_packed(q, k, v, **packed, scale=scale, return_lse=return_lse, **options)
+    if head_dim_v % 8 == 0:
+        return result
+    return (result[0][..., :head_dim_v], result[1]) if return_lse else result[..., :head_dim_v]
+
+
+def _pad(tensor):
+    if tensor.shape[-1] % 8:
+        return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8))
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,0 +1,118 @@
+"""torch.nn modules over attention()."""
+
+import torch
+from torch.nn import functional as F
+
+from flash_attention.functional import attention
+from flash_attention.head_dim import padded
+
+
+class FlashAttention(torch.nn.Module):
+    """Attention on (batch, heads, seq, head_dim) in O(seq) memory.
+
+        flash_attn = FlashAttention()
+        out = flash_attn(q, k, v, causal=True)
+
+    Options given here (those of attention()) hold for every call; options given to a call add to them. dropout_p acts in
+    training mode alone. StandardAttention() takes the same calls and gives the same results by the textbook algorithm.
+    """
+
+    kernel = None
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, q, k, v, causal=False, **options):
+        """q (batch, heads_q, seq_q, head_dim), k and v (batch, heads_kv, seq_kv, head_dim) -> out shaped as q."""
+        options = {"kernel": self.kernel, **self.options, **options}
+        if not self.training:
+            options.pop("dropout_p", None)
+        return attention(q, k, v, causal=causal, layout="bhsd", **options)
+
+    def extra_repr(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class StandardAttention(FlashAttention):
+    """The textbook algorithm, which stores every score: a baseline to compare FlashAttention() with."""
+
+    kernel = "standard"
+
+
+class MultiheadAttention(torch.nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention with the same arguments and state dict, whose attention runs in O(seq) memory.
+
+    Attention weights do not exist here: a call with need_weights=True (torch's default), bias_k, bias_v, add_zero_attn or a dtype
+    other than float32, float16 and bfloat16 is handed to torch's own forward, which computes them the slow way.
+    """
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        key_padding_mask=None,
+        need_weights=True,
+        attn_mask=None,
+        average_attn_weights=True,
+        is_causal=False,
+    ):
+        """Shapes, masks and results as in torch.nn.MultiheadAttention; the weights are None unless need_weights."""
+        special = need_weights or self.bias_k is not None or self.add_zero_attn
+        if special or query.is_nested or query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        if is_causal and attn_mask is None:
+            raise ValueError("attn_mask: got None; is_causal is only a hint and needs the mask beside it")
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        q, k, v = (tensor.unflatten(-1, (self.num_heads, self.head_dim)) for tensor in self._project(query, key, value))
+        mask, bias = self._scores(key_padding_mask, None if is_causal else attn_mask, q.shape[0])
+        out = padded(
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            causal=is_causal,
+            alignment="top_left",
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        out = self.out_proj(out.flatten(-2))
+        if not batched:
+            out = out.squeeze(0)
+        elif not self.batch_first:
+            out = out.transpose(0, 1)
+        return out, None
+
+    def _project(self, query, key, value):
+        if self._qkv_same_embed_dim:
+            if query is key and key is value:
+                return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(F.linear(*arguments) for arguments in zip((query, key, value), weights, biases, strict=True))
+
+    def _scores(self, key_padding_mask, attn_mask, batch):
+        """torch's masks (True = hidden, float = added) as (mask, bias) over [batch, heads, seq_q, seq_kv]."""
+        mask = bias = None
+        if attn_mask is not None and attn_mask.dim() == 3:
+            attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask[:, None, None, :]
+        for hidden in (attn_mask, key_padding_mask):
+            if hidden is None:
+                continue
+            if hidden.dtype == torch.bool:
+                mask = ~hidden if mask is None else mask & ~hidden
+            else:
+                bias = hidden if bias is None else bias + hidden
+        return mask, bias

@@ -1,0 +1,162 @@
+"""The library on torch tensors: direct calls, and the same as torch.library ops for whatever traces.
+
+Eager code calls the binding directly, which costs a microsecond or two; torch.compile, torch.export and tensor
+subclasses go through torch.ops.flash_attention.forward and .backward, whose fake kernels give shapes and strides.
+"""
+
+import torch
+
+from flash_attention import _core
+from flash_attention.shapes import check_ranks, lse_shape
+
+_TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, Tensor? seqused_kv, Tensor? key_lengths"
+)
+_SCALARS = (
+    "SymInt max_seqlen_q, SymInt max_seqlen_kv, float? scale, float softcap, bool causal, bool top_left, "
+    "SymInt window_left, SymInt window_right, float dropout_p, bool deterministic, bool heads_first, bool standard, str kernel"
+)
+_NUM_TENSORS, _NUM_SCALARS = 12, 13
+
+# torch 2.11 hands tensors over by a C table, with their stream; before that, by __dlpack__, which refuses requires_grad.
+_HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def forward(tensors, scalars, seed, offset, need_lse):
+    """(out, lse or None, rng_state or None); rng_state is int64 [2], (seed, offset) of the dropout that was used."""
+    if _traced(tensors[0]):
+        return torch.ops.flash_attention.forward(*tensors, *scalars, seed, offset)
+    if seed is None:
+        seed = _draw_seed() if scalars[8] else 0
+    out, lse = _empty_results(tensors, scalars, need_lse)
+    _call(_core.forward, tensors, scalars, (out, lse), seed, offset)
+    return out, lse, torch.tensor((seed, offset)) if scalars[8] else None
+
+
+def backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
+    """(dq, dk, dv, dbias or None, dsink or None)."""
+    if _traced(dout if dout is not None else dlse):
+        dq, dk, dv, dbias, dsink = torch.ops.flash_attention.backward(
+            *tensors, *scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
+        )
+        return dq, dk, dv, dbias if need_dbias else None, dsink if need_dsink else None
+    return _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
+
+
+def _traced(tensor):
+    return (
+        torch.compiler.is_compiling()
+        or type(tensor) not in _PLAIN_TYPES
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _draw_seed():
+    """From torch's default generator, so that torch.manual_seed and activation checkpointing replay it."""
+    return int(torch.randint(2**63 - 1, ()))
+
+
+def _call(function, tensors, scalars, results, *rest):
+    device = tensors[0].device
+    stream = 0
+    if not _HAS_EXCHANGE:
+        tensors = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device).cuda_stream
+    function(tensors, scalars, *results, *rest, stream, lambda size: torch.empty(size, dtype=torch.uint8, device=device))
+
+
+def _empty_results(tensors, scalars, need_lse):
+    q, v = tensors[0], tensors[2]
+    check_ranks(tensors)
+    width = v.shape[-1]
+    if width == q.shape[-1]:
+        out = torch.empty_like(q)
+    elif scalars[10]:
+        batch, heads, seq, _ = q.shape
+        out = q.new_empty((batch, seq, heads, width)).transpose(1, 2)
+    else:
+        out = q.new_empty((*q.shape[:-1], width))
+    return out, q.new_empty(lse_shape(tensors, scalars), dtype=torch.float32) if need_lse else None
+
+
+def _empty_gradients(tensors, need_dbias, need_dsink):
+    q, k, v, bias, sink = *tensors[:4], tensors[6]
+    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if need_dbias else None
+    dsink = torch.empty_like(sink, memory_format=torch.contiguous_format) if need_dsink else None
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, dsink
+
+
+def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
+    if dout is None:
+        dout = torch.zeros_like(out)
+    elif dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    if dlse is not None:
+        dlse = dlse.contiguous()
+    seed, offset = rng_state.tolist() if scalars[8] else (0, 0)
+    gradients = _empty_gradients(tensors, need_dbias, need_dsink)
+    _call(_core.backward, tensors, scalars, ((out, lse), (dout, dlse, *gradients)), seed, offset)
+    return gradients
+
+
+_library = torch.library.Library("flash_attention", "DEF")
+_tags = [torch.Tag.nondeterministic_seeded]
+if hasattr(torch.Tag, "needs_exact_strides"):
+    _tags.append(torch.Tag.needs_exact_strides)
+_library.define(
+    f"forward({_TENSORS}, {_SCALARS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
+    tags=_tags,
+)
+_library.define(
+    f"backward({_TENSORS}, {_SCALARS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, bool need_dbias, "
+    "bool need_dsink) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
+    tags=_tags[1:],
+)
+
+
+def _split(arguments):
+    return (
+        arguments[:_NUM_TENSORS],
+        arguments[_NUM_TENSORS : _NUM_TENSORS + _NUM_SCALARS],
+        arguments[_NUM_TENSORS + _NUM_SCALARS :],
+    )
+
+
+def _forward_op(*arguments):
+    tensors, scalars, (seed, offset) = _split(arguments)
+    if seed is None:
+        seed = _draw_seed() if scalars[8] else 0
+    out, lse = _empty_results(tensors, scalars, True)
+    _call(_core.forward, tensors, scalars, (out, lse), seed, offset)
+    return out, lse, torch.tensor((seed, offset))
+
+
+def _forward_fake(*arguments):
+    tensors, scalars, _ = _split(arguments)
+    return *_empty_results(tensors, scalars, True), torch.empty(2, dtype=torch.int64)
+
+
+def _backward_op(*arguments):
+    tensors, scalars, rest = _split(arguments)
+    return _stand_ins(tensors[0], _backward(tensors, scalars, *rest))
+
+
+def _backward_fake(*arguments):
+    tensors, _, (*_, need_dbias, need_dsink) = _split(arguments)
+    return _stand_ins(tensors[0], _empty_gradients(tensors, need_dbias, need_dsink))
+
+
+def _stand_ins(q, gradients):
+    """An op returns tensors only: an empty one where there is no gradient."""
+    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("forward", _forward_op, _key)
+    _library.impl("backward", _backward_op, _key)
+torch.library.register_fake("flash_attention::forward", _forward_fake, lib=_library)
+torch.library.register_fake("flash_attention::backward", _backward_fake, lib=_library)
