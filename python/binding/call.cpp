@@ -1,6 +1,5 @@
 #include "call.h"
 
-
 namespace flash_attention::python {
 namespace {
 
@@ -62,7 +61,9 @@ Call::Call(nb::tuple tensors, nb::tuple scalars) {
     }
     need_unit_last_stride(*tensor);
     if (dtype_of(*tensor) != dtype_of(q)) {
-      throw nb::type_error((std::string(tensor->name) + ": got " + tensor->describe() + "; expected the dtype of q, " + q.describe()).c_str());
+      throw nb::type_error(
+          (std::string(tensor->name) + ": got " + tensor->describe() + "; expected the dtype of q, " + q.describe())
+              .c_str());
     }
   }
   problem.dtype = dtype_of(q);
@@ -138,8 +139,9 @@ Call::Call(nb::tuple tensors, nb::tuple scalars) {
 const Tensor& Call::add(nb::handle object, const char* name, bool writable) {
   Tensor& tensor = tensors_[num_tensors_] = tensor_of(object, name, writable);
   if (num_tensors_ > 0 && !(tensor.device == tensors_[0].device)) {
-    throw nb::value_error((std::string(name) + ": is on " + to_string(tensor.device) + "; q is on " + to_string(tensors_[0].device) +
-                           ", and all must be on one device").c_str());
+    throw nb::value_error((std::string(name) + ": is on " + to_string(tensor.device) + "; q is on " +
+                           to_string(tensors_[0].device) + ", and all must be on one device")
+                              .c_str());
   }
   ++num_tensors_;
   return tensor;
@@ -155,7 +157,7 @@ const Tensor& Call::like(const Tensor& tensor, std::int64_t seq, std::int64_t he
   const bool same = tensor.rank == dim_axis_ + 1 && tensor.sizes[seq_axis_] == seq && tensor.sizes[head_axis_] == heads &&
                     tensor.sizes[dim_axis_] == dim && (batch_axis_ < 0 || tensor.sizes[0] == problem.batch);
   if (!same) {
-    refuse(tensor, "expected " + (batch_axis_ < 0 ? axes({seq, heads, dim})
+    refuse(tensor, "expected " + (batch_axis_ < 0  ? axes({seq, heads, dim})
                                   : seq_axis_ == 1 ? axes({problem.batch, seq, heads, dim})
                                                    : axes({problem.batch, heads, seq, dim})));
   }
@@ -183,7 +185,8 @@ const void* Call::score_tensor(nb::handle object, const char* name, bool boolean
   }
   need_unit_last_stride(tensor);
   if (boolean) {
-    const bool one_byte = tensor.is_dtype(nb::dlpack::dtype_code::Bool, 8) || tensor.is_dtype(nb::dlpack::dtype_code::UInt, 8);
+    const bool one_byte =
+        tensor.is_dtype(nb::dlpack::dtype_code::Bool, 8) || tensor.is_dtype(nb::dlpack::dtype_code::UInt, 8);
     if (!one_byte) {
       throw nb::type_error((std::string(name) + ": got " + tensor.describe() + "; expected dtype bool").c_str());
     }
@@ -252,7 +255,8 @@ void Call::set_backward(nb::tuple results, nb::tuple gradients, std::uint64_t se
 }
 
 Pass Call::pass(bool backward) const {
-  return backward ? (standard_ ? Pass::standard_backward : Pass::backward) : (standard_ ? Pass::standard_forward : Pass::forward);
+  return backward ? (standard_ ? Pass::standard_backward : Pass::backward)
+                  : (standard_ ? Pass::standard_forward : Pass::forward);
 }
 
 void Call::run(bool backward, std::uintptr_t stream, nb::handle allocate) {
@@ -271,10 +275,14 @@ void Call::run(bool backward, std::uintptr_t stream, nb::handle allocate) {
   }
   nb::gil_scoped_release released;
   switch (pass(backward)) {
-    case Pass::forward: return forward(problem, buffers, options);
-    case Pass::backward: return flash_attention::backward(problem, buffers, options);
-    case Pass::standard_forward: return standard_forward(problem, buffers, options);
-    case Pass::standard_backward: return standard_backward(problem, buffers, options);
+    case Pass::forward:
+      return forward(problem, buffers, options);
+    case Pass::backward:
+      return flash_attention::backward(problem, buffers, options);
+    case Pass::standard_forward:
+      return standard_forward(problem, buffers, options);
+    case Pass::standard_backward:
+      return standard_backward(problem, buffers, options);
   }
 }
 

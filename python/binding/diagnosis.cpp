@@ -95,9 +95,12 @@ void add_diagnosis(nb::module_& module) {
   module.def("cache_directory", &cache_directory);
   module.def("cache_entries", cache_list);
   module.def("clear_cache", &clear_cache);
-  module.def("set_log", [](nb::object callable) {
-    set_log_callback(log_to_python, callable.release().ptr());  // kept for the life of the process
-  }, "callable"_a);
+  module.def(
+      "set_log",
+      [](nb::object callable) {
+        set_log_callback(log_to_python, callable.release().ptr());  // kept for the life of the process
+      },
+      "callable"_a);
 }
 
 }  // namespace flash_attention::python

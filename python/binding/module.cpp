@@ -16,10 +16,14 @@ namespace {
 
 PyObject* python_type(ErrorCode code) {
   switch (code) {
-    case ErrorCode::invalid_argument: return PyExc_ValueError;
-    case ErrorCode::unsupported: return PyExc_NotImplementedError;
-    case ErrorCode::out_of_memory: return PyExc_MemoryError;
-    default: return PyExc_RuntimeError;
+    case ErrorCode::invalid_argument:
+      return PyExc_ValueError;
+    case ErrorCode::unsupported:
+      return PyExc_NotImplementedError;
+    case ErrorCode::out_of_memory:
+      return PyExc_MemoryError;
+    default:
+      return PyExc_RuntimeError;
   }
 }
 
@@ -31,8 +35,8 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-void run_forward(nb::tuple tensors, nb::tuple scalars, nb::handle out, nb::handle lse, std::uint64_t seed, std::uint64_t offset,
-                 std::uintptr_t stream, nb::handle allocate) {
+void run_forward(nb::tuple tensors, nb::tuple scalars, nb::handle out, nb::handle lse, std::uint64_t seed,
+                 std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
   Call call(tensors, scalars);
   call.set_forward(out, lse, seed, offset);
   call.run(false, stream, allocate);
@@ -80,8 +84,8 @@ NB_MODULE(_core, module) {
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "scalars"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
              "allocate"_a);
-  module.def("backward", run_backward, "tensors"_a, "scalars"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a, "stream"_a,
-             "allocate"_a);
+  module.def("backward", run_backward, "tensors"_a, "scalars"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
+             "stream"_a, "allocate"_a);
   module.def("explain", explain_call, "tensors"_a, "scalars"_a, "backward"_a);
   module.def("prewarm", prewarm_call, "tensors"_a, "scalars"_a, "backward"_a);
   module.def("fill_dropout_mask", fill_dropout_mask, "out"_a, "seed"_a, "offset"_a, "dropout_p"_a);

@@ -55,9 +55,11 @@ Device device_of(int device_type, int index) {
   return {};
 }
 
-void fill(Tensor& tensor, void* data, std::uint64_t byte_offset, int rank, const std::int64_t* sizes, const std::int64_t* strides) {
+void fill(Tensor& tensor, void* data, std::uint64_t byte_offset, int rank, const std::int64_t* sizes,
+          const std::int64_t* strides) {
   if (rank > Tensor::max_rank) {
-    throw nb::value_error((std::string(tensor.name) + ": has " + std::to_string(rank) + " axes; at most 4 are allowed").c_str());
+    throw nb::value_error(
+        (std::string(tensor.name) + ": has " + std::to_string(rank) + " axes; at most 4 are allowed").c_str());
   }
   tensor.data = static_cast<char*>(data) + byte_offset;
   tensor.rank = rank;
@@ -111,7 +113,8 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
     if (writable || !nb::try_cast(object, read_only, false)) {
       const std::string type = nb::cast<std::string>(nb::str(object.type()));
       throw nb::type_error(
-          (std::string(name) + ": expected a " + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type).c_str());
+          (std::string(name) + ": expected a " + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type)
+              .c_str());
     }
     tensor.keep_alive = nb::ndarray<>(read_only);
   }
@@ -133,7 +136,9 @@ Dtype dtype_of(const Tensor& tensor) {
   if (tensor.is_dtype(Code::Bfloat, 16)) {
     return Dtype::bfloat16;
   }
-  throw nb::type_error((std::string(tensor.name) + ": got " + tensor.describe() + "; allowed dtypes are float32, float16 and bfloat16").c_str());
+  throw nb::type_error(
+      (std::string(tensor.name) + ": got " + tensor.describe() + "; allowed dtypes are float32, float16 and bfloat16")
+          .c_str());
 }
 
 }  // namespace flash_attention::python

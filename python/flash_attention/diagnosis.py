@@ -34,7 +34,7 @@ def compile(q, k, v, *, backward=False, **options) -> None:
 
 
 def doctor() -> list[dict]:
-    """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises for what is missing."""
+    """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises."""
     from importlib import metadata
 
     findings = [{"subject": "flash_attention", "ok": True, "detail": version(), "advice": ""}]

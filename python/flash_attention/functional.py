@@ -63,7 +63,7 @@ def attention(
         kernel: a name from kernels() instead of the planner's choice; "standard" for the textbook algorithm.
 
     Returns:
-        out, shaped and laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
+        out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
     tensors = (q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths)
     scalars = _scalars(0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel)

@@ -1,4 +1,4 @@
-"""Head dimensions that are not a multiple of 8, and strides that the kernels refuse, for the entries that stand in for others."""
+"""Any head dimension and stride, for the entries that stand in for those of others."""
 
 import torch
 

@@ -34,7 +34,7 @@ def attention_forward(
     position_bias=None,
     **kwargs,
 ):
-    """transformers' attention function: query, key, value [batch, heads, seq, head_dim] -> (out [batch, seq, heads, head_dim], None).
+    """transformers' attention function: [batch, heads, seq, head_dim] each -> (out [batch, seq, heads, head_dim], None).
 
     A mask holds everything that limits the view, windows too; without one, prefill is causal where the module is.
     """

@@ -43,8 +43,8 @@ class StandardAttention(FlashAttention):
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with the same arguments and state dict, whose attention runs in O(seq) memory.
 
-    Attention weights do not exist here: a call with need_weights=True (torch's default), bias_k, bias_v, add_zero_attn or a dtype
-    other than float32, float16 and bfloat16 is handed to torch's own forward, which computes them the slow way.
+    Attention weights do not exist here: a call with need_weights=True (torch's default), bias_k, bias_v, add_zero_attn or
+    a dtype other than float32, float16 and bfloat16 is handed to torch's own forward, which computes them the slow way.
     """
 
     def forward(

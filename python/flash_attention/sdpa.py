@@ -11,7 +11,9 @@ def scaled_dot_product_attention(
     """torch.nn.functional.scaled_dot_product_attention: same arguments, same result.
 
     Args:
-        query: [..., heads, seq_q, head_dim]. key: [..., heads_kv, seq_kv, head_dim]. value: [..., heads_kv, seq_kv, head_dim_v].
+        query: [..., heads, seq_q, head_dim].
+        key: [..., heads_kv, seq_kv, head_dim].
+        value: [..., heads_kv, seq_kv, head_dim_v].
         attn_mask: bool (True = visible) or float (added to the scores), broadcastable to [..., heads, seq_q, seq_kv].
         is_causal: query i sees keys j <= i (top-left). Not together with attn_mask.
         enable_gqa: heads may be a multiple of heads_kv.

@@ -15,7 +15,8 @@ _TENSORS = (
 )
 _SCALARS = (
     "SymInt max_seqlen_q, SymInt max_seqlen_kv, float? scale, float softcap, bool causal, bool top_left, "
-    "SymInt window_left, SymInt window_right, float dropout_p, bool deterministic, bool heads_first, bool standard, str kernel"
+    "SymInt window_left, SymInt window_right, float dropout_p, bool deterministic, bool heads_first, bool standard, "
+    "str kernel"
 )
 _NUM_TENSORS, _NUM_SCALARS = 12, 13
 
@@ -112,8 +113,8 @@ _library.define(
     tags=_tags,
 )
 _library.define(
-    f"backward({_TENSORS}, {_SCALARS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, bool need_dbias, "
-    "bool need_dsink) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
+    f"backward({_TENSORS}, {_SCALARS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, "
+    "bool need_dbias, bool need_dsink) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     tags=_tags[1:],
 )
 

@@ -1,1 +1,4 @@
-"""The verbs of `python -m flash_attention`: one module each, with `help`, `add_arguments(parser)` and `run(arguments) -> int`."""
+"""The verbs of `python -m flash_attention`.
+
+Each module here is one, with `help`, `add_arguments(parser)` and `run(arguments) -> exit status`.
+"""

@@ -4,7 +4,7 @@ import torch
 
 
 def gather_pages(pages, block_table, cu_seqlens):
-    """[total, heads, dim] from pages [num_pages, page_size, heads, dim]: sequence b uses the pages block_table[b], in order."""
+    """[total, heads, dim] from pages [num_pages, page_size, heads, dim]: sequence b lies in the pages block_table[b]."""
     if pages.dim() != 4:
         raise ValueError(
             f"k: got {pages.dim()} axes; with block_table, k and v are [num_pages, page_size, heads, head_dim]"
