@@ -4,6 +4,7 @@ BUILD := build/release
 PYTHON := $(VENV)/bin/python
 COMMAND := $(BUILD)/flash-attention
 export VENV
+export VIRTUAL_ENV := $(abspath $(VENV))
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
