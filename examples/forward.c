@@ -1,6 +1,5 @@
 /* One forward pass from C: grouped heads, a sliding window, and a mistake that is refused with a message. */
 #include <flash_attention/c_api.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,8 +17,8 @@ int main(void) {
   float* memory = malloc((2 * q_count + 2 * kv_count) * sizeof(float));
   if (memory == NULL) return 1;
   float *q = memory, *out = q + q_count, *k = out + q_count, *v = k + kv_count;
-  for (size_t n = 0; n < q_count; ++n) q[n] = sinf((float)n);
-  for (size_t n = 0; n < kv_count; ++n) k[n] = cosf((float)n), v[n] = (float)(n % 64);
+  for (size_t n = 0; n < q_count; ++n) q[n] = (float)(n * 37 % 101) / 50 - 1;
+  for (size_t n = 0; n < kv_count; ++n) k[n] = (float)(n * 53 % 97) / 48 - 1, v[n] = (float)(n % 64);
 
   flash_attention_buffers buffers;
   flash_attention_buffers_init(&buffers);
@@ -36,7 +35,7 @@ int main(void) {
   }
   /* Every row of v is 0, 1, ..., 63, so any average of rows is, too. */
   printf("flash_attention %s: out = %.3f %.3f ... %.3f\n", flash_attention_version(), out[0], out[1], out[63]);
-  const int right = fabsf(out[63] - 63) < 1e-3f;
+  const int right = out[63] > 62.999f && out[63] < 63.001f;
 
   problem.head_dim = 60;
   const flash_attention_status status = flash_attention_forward(&problem, &buffers, &options);

@@ -43,7 +43,7 @@ def test_example_with_pkg_config(prefix, tmp_path, example):
     environment = {**os.environ, "PKG_CONFIG_PATH": str(library / "pkgconfig"), "LD_LIBRARY_PATH": str(library)}
     flags = run("pkg-config", "--cflags", "--libs", "flash_attention", env=environment).split()
     compiler = ["g++", "-std=c++20"] if example.suffix == ".cpp" else ["gcc", "-std=c11"]
-    run(*compiler, "-Wall", "-Wextra", "-Werror", example, "-o", tmp_path / "program", *flags, *(["-lm"] if example.suffix == ".c" else []))
+    run(*compiler, "-Wall", "-Wextra", "-Werror", example, "-o", tmp_path / "program", *flags)
     assert run(tmp_path / "program", env=environment)
 
 
