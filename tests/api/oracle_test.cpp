@@ -47,7 +47,14 @@ TEST_P(OracleGradients, MatchFiniteDifferences) {
   if (c.dsink) probe("dsink", in.sink, r.dsink);
 }
 
-INSTANTIATE_TEST_SUITE_P(Contract, OracleGradients, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);
+/// The cases with a NaN in a visible place have no finite loss to differentiate.
+std::vector<Case> finite_cases() {
+  std::vector<Case> cases = contract_cases(Dtype::float32);
+  std::erase_if(cases, [](const Case& c) { return c.nan_key >= 0 || c.nan_value >= 0; });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Contract, OracleGradients, ::testing::ValuesIn(finite_cases()), case_name);
 
 }  // namespace
 }  // namespace flash_attention::testing

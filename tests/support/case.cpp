@@ -1,5 +1,6 @@
 #include "support/case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -138,6 +139,13 @@ Inputs draw_inputs(const Case& c) {
       }
       lead = round_to(p.dtype, lead);
     }
+  }
+  for (const Shape::Sequence& s : shape.sequences) {
+    const auto plant = [&](std::vector<double>& values, std::int64_t j, std::int64_t width) {
+      if (j >= 0 && j < s.alloc_kv) std::fill_n(&values[(s.first_kv + j) * width], width, NAN);
+    };
+    plant(in.k, c.nan_key, shape.heads_kv * shape.dim);
+    plant(in.v, c.nan_value, shape.heads_kv * shape.dim_v);
   }
   poison_unseen(c, shape, in);
   return in;

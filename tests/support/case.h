@@ -23,6 +23,8 @@ struct Case {
   Problem problem;
   Draw draw = Draw::normal;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths;
+  std::int64_t nan_key = -1;    // this key of each sequence is NaN: it reaches the queries that see it, and no others
+  std::int64_t nan_value = -1;  // the same for a value
   bool dlse = false;   // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;

@@ -153,6 +153,12 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("growing_causal", [](Case& c, Problem& p) { c.draw = Draw::growing, p.causal = true, p.seq_q = p.seq_kv = 193; });
   add("spike", [](Case& c, Problem& p) { c.draw = Draw::spike, p.seq_kv = 259; });
 
+  // A NaN that some queries see and others do not
+  add("nan_key", [](Case& c, Problem& p) { c.nan_key = 120, p.causal = true; });
+  add("nan_value", [](Case& c, Problem& p) { c.nan_value = 120, p.causal = true; });
+  add("nan_value_window", [](Case& c, Problem& p) { c.nan_value = 75, p.window_left = 9, p.window_right = 9; });
+  add("nan_value_mask", [](Case& c, Problem& p) { c.nan_value = 30, p.mask = over(p, false, false, true); });
+
   // Together
   add("everything", [](Case& c, Problem& p) {
     p.heads_q = 4, p.heads_kv = 2, p.head_dim = 40, p.head_dim_v = 24;
