@@ -20,7 +20,7 @@ template <BackwardConfig config>
 __device__ __forceinline__ void backward_delta(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = const ptx::Element<features.dtype>;
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, tile::block_rows), args.heads_q);
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, tile::block_rows), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const auto O = tile::query_rows<Element, features>(args.O, sequence, block.head_idx);
   const auto dO = tile::query_rows<Element, features>(args.dO, sequence, block.head_idx);

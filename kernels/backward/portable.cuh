@@ -116,7 +116,7 @@ __device__ __forceinline__ void backward_portable_dkv(const AttentionArgs& args)
   constexpr int block_rows = tile::block_rows;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
 
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_kv, block_rows), args.heads_kv);
+  const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, block_rows), args.heads_kv);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int kv_begin = block.tile_idx * block_rows;
   if (kv_begin >= sequence.rows_kv) return;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void backward_portable_dq(const AttentionArgs& args) 
   constexpr int block_rows = tile::block_rows;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
 
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, block_rows), args.heads_q);
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_rows), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * block_rows;
   if (q_begin >= sequence.rows_q) return;

@@ -137,7 +137,7 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
   constexpr Features features = config.features;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
 
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;
   if (q_begin >= sequence.rows_q) return;

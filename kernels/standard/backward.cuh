@@ -39,7 +39,7 @@ __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& a
   using Element = ptx::Element<features.dtype>;
   using standard::Matrix, standard::ScoreMatrix;
   constexpr int rows_per_block = 8;
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, rows_per_block), args.heads_q);
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, rows_per_block), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int lane = threadIdx.x % 32, i = block.tile_idx * rows_per_block + threadIdx.x / 32;
   if (i >= sequence.len_q) return;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args,
   constexpr int block_rows = tile::block_rows;
   using Element = ptx::Element<features.dtype>;
   auto& storage = ptx::shared_storage<standard::TileStorage<dim>>();
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_kv, block_rows), args.heads_kv);
+  const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, block_rows), args.heads_kv);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int kv_begin = block.tile_idx * block_rows;
   if (kv_begin >= sequence.rows_kv) return;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void standard_dq(const AttentionArgs& args) {
   constexpr int block_rows = tile::block_rows;
   using Element = ptx::Element<features.dtype>;
   auto& storage = ptx::shared_storage<standard::TileStorage<config.head_dim>>();
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, block_rows), args.heads_q);
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_rows), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * block_rows;
   if (q_begin >= sequence.rows_q) return;

@@ -50,7 +50,7 @@ __device__ __forceinline__ void standard_softmax(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
   constexpr int rows_per_block = 8;
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, rows_per_block), args.heads_q);
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, rows_per_block), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int lane = threadIdx.x % 32, i = block.tile_idx * rows_per_block + threadIdx.x / 32;
   if (i >= sequence.rows_q) return;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void standard_output(const AttentionArgs& args) {
   constexpr int block_rows = tile::block_rows;
   using Element = ptx::Element<features.dtype>;
   auto& storage = ptx::shared_storage<standard::TileStorage<config.head_dim_v>>();
-  const auto block = tile::block_coordinates(blockIdx.x, tile::ceil_div(args.seq_q, block_rows), args.heads_q);
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_rows), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * block_rows;
   if (q_begin >= sequence.rows_q) return;

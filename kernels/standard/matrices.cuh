@@ -80,7 +80,7 @@ struct ScoreTile {
 __device__ __forceinline__ ScoreTile score_tile(const AttentionArgs& args) {
   const int num_kv_tiles = tile::ceil_div(args.seq_kv, tile::block_rows);
   const auto rest =
-      tile::block_coordinates(blockIdx.x / num_kv_tiles, tile::ceil_div(args.seq_q, tile::block_rows), args.heads_q);
+      tile::query_block(blockIdx.x / num_kv_tiles, tile::ceil_div(args.seq_q, tile::block_rows), args.heads_q);
   return {rest.tile_idx * tile::block_rows, static_cast<int>(blockIdx.x) % num_kv_tiles * tile::block_rows, rest.head_idx,
           rest.batch_idx};
 }

@@ -56,6 +56,8 @@ struct Dropout {
   /// 1 / (1 - p) where the word keeps its score, else 0.
   __device__ __forceinline__ float factor(unsigned word) const { return word >= threshold ? keep_scale : 0.0f; }
 
+  __device__ __forceinline__ bool keeps(int i, int j) const { return words(i, j).word[j / 8 % 2 * 2 + j % 2] >= threshold; }
+
   /// The factors of row i, columns j and j + 1, j even.
   __device__ __forceinline__ void pair(int i, int j, float& first, float& second) const {
     const DropoutWords random = words(i, j);

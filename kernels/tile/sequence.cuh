@@ -47,6 +47,7 @@ struct Rows {
   long long stride;
   int count;
 
+  __device__ __forceinline__ Element* row(int r) const { return data + r * stride; }
   __device__ __forceinline__ Rows from(int first) const { return {data + first * stride, stride, count - first}; }
 };
 
@@ -76,17 +77,22 @@ __device__ __forceinline__ long long statistics_offset(const AttentionArgs& args
   return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_q;
 }
 
-/// What a block of a one-dimensional grid works on. The tile index runs fastest, from the last to the first: under a causal
-/// mask the longest rows then start first.
+/// What a block of a one-dimensional grid works on. The tile index runs fastest. Under a causal mask the last query tile
+/// and the first key tile have the most work: they start first.
 struct BlockCoordinates {
   int tile_idx;
   int head_idx;
   int batch_idx;
 };
 
-__device__ __forceinline__ BlockCoordinates block_coordinates(int block_idx, int num_tiles, int num_heads) {
+__device__ __forceinline__ BlockCoordinates query_block(int block_idx, int num_tiles, int num_heads) {
   const int rest = block_idx / num_tiles;
   return {num_tiles - 1 - block_idx % num_tiles, rest % num_heads, rest / num_heads};
+}
+
+__device__ __forceinline__ BlockCoordinates key_block(int block_idx, int num_tiles, int num_heads) {
+  const int rest = block_idx / num_tiles;
+  return {block_idx % num_tiles, rest % num_heads, rest / num_heads};
 }
 
 }  // namespace flash_attention::tile

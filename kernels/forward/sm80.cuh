@@ -1,0 +1,303 @@
+#pragma once
+
+#include "ptx/shared.cuh"
+#include "tile/careful.cuh"
+#include "tile/copy.cuh"
+#include "tile/dropout.cuh"
+#include "tile/mma.cuh"
+#include "tile/score.cuh"
+#include "tile/softmax.cuh"
+
+// Attention forward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
+//
+// A block takes block_q queries of one head, a warp 16 or 32 rows of them, all key tiles in turn, the last first. K and V
+// each have one buffer: V lands while Q K^T is computed, the next K while P V is.
+//
+//   Q -> shared (-> registers where they fit);  K of the last tile on its way
+//   for each tile of block_kv keys:
+//     wait for K;  V on its way;       S = Q K^T            registers
+//     wait for V;  next K on its way;  P = softmax step     registers
+//                                      O = O * shrink + P V  registers
+//   O / sum -> shared -> global, 16 bytes a lane;  lse
+
+namespace flash_attention {
+
+using namespace abi;
+
+template <ForwardConfig config>
+struct ForwardSm80 {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv;
+  static constexpr int threads = 32 * config.num_warps;
+  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
+  static constexpr int rows_per_warp = block_q / config.num_warps;
+  static constexpr int m_tiles = rows_per_warp / 16;
+  static constexpr int q_steps = dim / 16;
+  static constexpr bool Q_in_registers = m_tiles * q_steps <= 8;  // 32 registers
+  // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again.
+  static constexpr bool careful = tile::Score<features>::hides || features.dropout;
+  using Element = ptx::Element<type>;
+  static_assert(type != Type::float32 && block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
+
+  using QTile = tile::SwizzledTile<block_q, dim>;
+  using OTile = tile::SwizzledTile<block_q, dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, dim>;
+  using VTile = tile::SwizzledTile<block_kv, dim_v>;
+
+  struct SharedStorage {
+    union {
+      QTile Q;
+      OTile O;  // a warp writes the rows whose queries it alone has read
+    };
+    KTile K;
+    VTile V;
+  };
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const tile::Sequence sequence;
+  const int head_idx, q_begin;
+  const int thread = threadIdx.x, lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows_per_warp;
+  const tile::LanePlace place{lane};
+  const tile::Score<features> score;
+  const unsigned Q_smem = ptx::shared_address(&storage.Q), K_smem = ptx::shared_address(&storage.K),
+                 V_smem = ptx::shared_address(&storage.V);
+
+  unsigned Q[Q_in_registers ? m_tiles : 1][Q_in_registers ? q_steps : 1][4];
+  float O[m_tiles][dim_v / 8][4]{};
+  tile::RowState rows[m_tiles];
+
+  __device__ __forceinline__ ForwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
+                                         int head, int first_query)
+      : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), score(arguments, s, head) {}
+
+  __device__ __forceinline__ tile::Rows<const Element> keys(const TensorView& view) const {
+    auto result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);
+    result.count = sequence.visible_kv;
+    return result;
+  }
+
+  __device__ __forceinline__ void load_Q() {
+    const auto from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).from(q_begin);
+    tile::copy_tile_async<threads, config.head_dim>(storage.Q, Q_smem, from, thread);
+    ptx::copy_async_commit();
+  }
+  __device__ __forceinline__ void load_K(int tile_idx) {
+    tile::copy_tile_async<threads, config.head_dim>(storage.K, K_smem, keys(args.K).from(tile_idx * block_kv), thread);
+    ptx::copy_async_commit();
+  }
+  __device__ __forceinline__ void load_V(int tile_idx) {
+    tile::copy_tile_async<threads, config.head_dim_v>(storage.V, V_smem, keys(args.V).from(tile_idx * block_kv), thread);
+    ptx::copy_async_commit();
+  }
+
+  __device__ __forceinline__ void read_Q(unsigned (&A)[4], int m, int step) const {
+    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row + 16 * m, lane), 2 * step));
+  }
+  __device__ __forceinline__ void keep_Q() {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+      for (int step = 0; step < q_steps; ++step) read_Q(Q[m][step], m, step);
+    }
+  }
+
+  using Scores = float[m_tiles][block_kv / 8][4];
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void multiply_keys(Scores& S) {
+    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, lane);
+    tile::multiply<type, q_steps>(
+        S,
+        [&](unsigned(&A)[4], int m, int step) {
+          if constexpr (Q_in_registers) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) A[e] = Q[m][step][e];
+          } else {
+            read_Q(A, m, step);
+          }
+        },
+        [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address + n * 16 * 128, 2 * step)); });
+  }
+
+  /// Scores from dot products, -inf where hidden.
+  template <bool some_hidden>
+  __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = q_begin + warp_row + 16 * m + place.row + e / 2 * 8, j = kv_begin + 8 * n + place.column + e % 2;
+          if (some_hidden && !score.visible(i, j)) {
+            S[m][n][e] = -tile::infinity;
+          } else {
+            // Without hidden scores the tile's last rows may still not exist: they read the last row's bias and are not
+            // stored.
+            S[m][n][e] = score.in_units(S[m][n][e], tile::smaller(i, score.len_q - 1), j);
+          }
+        }
+      }
+    }
+  }
+
+  /// P = 0 where dropped; the factor 1 / (1 - p) waits for the end.
+  __device__ __forceinline__ void drop_tile(Scores& P, int kv_begin) const {
+    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < block_kv / 16; ++n) {
+          const int i = q_begin + warp_row + 16 * m + place.row + 8 * half;
+          const tile::DropoutWords random = dropout.words(i, kv_begin + 16 * n + place.column);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& p = P[m][2 * n + e / 2][2 * half + e % 2];
+            p = random.word[e] >= dropout.threshold ? p : 0;
+          }
+        }
+      }
+    }
+  }
+
+  /// O = O * shrink + P V.
+  __device__ __forceinline__ void add_values(const Scores& P, const float (&shrink)[m_tiles][2]) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < dim_v / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) O[m][n][e] *= shrink[m][e / 2];
+      }
+    }
+    const unsigned V_address = tile::b_address<VTile>(V_smem, 0, lane);
+    tile::multiply<type, block_kv / 16>(
+        O, [&](unsigned(&A)[4], int m, int step) { tile::pack_a<type>(A, P[m][2 * step], P[m][2 * step + 1]); },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4_trans(B, VTile::step(V_address + step * 16 * 128, 2 * n));
+        });
+  }
+
+  __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
+    load_Q();
+    load_K(tiles.end - 1);
+    if constexpr (Q_in_registers) {
+      ptx::copy_async_wait<1>();
+      __syncthreads();  // Q has landed, from every thread's copies
+      keep_Q();
+    }
+    const float scale_log2 = score.unit_scale() * tile::log2_e;
+#pragma unroll 1
+    for (int tile_idx = tiles.end - 1; tile_idx >= tiles.begin; --tile_idx) {
+      const int kv_begin = tile_idx * block_kv;
+      ptx::copy_async_wait<0>();
+      __syncthreads();  // K has landed, and every warp is done with the previous V
+      load_V(tile_idx);
+      Scores S{};
+      multiply_keys(S);
+      ptx::copy_async_wait<0>();
+      __syncthreads();  // V has landed, and every warp is done with K
+      if (tile_idx > tiles.begin) load_K(tile_idx - 1);
+      if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+        score_tile<true>(S, kv_begin);
+      } else if constexpr (!tile::Score<features>::linear) {
+        score_tile<false>(S, kv_begin);
+      }
+      float shrink[m_tiles][2];
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) rows[m].update(S[m], scale_log2, shrink[m]);
+      if constexpr (features.dropout) drop_tile(S, kv_begin);
+      add_values(S, shrink);
+    }
+  }
+
+  /// A row of O once more, by the whole warp, multiplying nothing that is hidden.
+  __device__ __forceinline__ static void repair_row(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                                    int q_begin, int row, float lse, int first_key) {
+    const int i = q_begin + row, lane = threadIdx.x % 32;
+    if (i >= sequence.len_q) return;
+    const tile::Score<features> score(args, sequence, head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
+    const Element* Q_row = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(i);
+    const auto K_rows = tile::key_rows<const Element, features>(args.K, sequence, head_idx / args.group);
+    const auto V_rows = tile::key_rows<const Element, features>(args.V, sequence, head_idx / args.group);
+    tile::CarefulRow<config.head_dim_v> sum;
+    for (int j = first_key; j < sequence.visible_kv; ++j) {
+      if (!score.visible(i, j) || (features.dropout && !dropout.keeps(i, j))) continue;
+      const float dot = tile::careful_dot<config.head_dim>(Q_row, K_rows.row(j), lane);
+      const float p = tile::exp(score.capped(dot) + score.added(i, j) - lse);
+      sum.add(features.dropout ? p * args.keep_scale : p, V_rows.row(j), lane);
+    }
+    sum.template store<type, OTile>(ptx::shared_address(&ptx::shared_storage<SharedStorage>()), row, lane);
+  }
+
+  /// Writes lse, and O through the warp's own rows of shared memory.
+  __device__ __forceinline__ void finish(int first_key) {
+    const float scale_log2 = score.unit_scale() * tile::log2_e;
+    float sink = -tile::infinity;
+    if constexpr (features.sink) sink = args.sink[head_idx];
+    float lse[m_tiles][2];
+    float check = 0;                              // NaN if anything is not finite
+    if constexpr (!Q_in_registers) __syncwarp();  // every lane of the warp has read its Q
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + 16 * m + place.row + 8 * half, i = q_begin + row;
+        const bool used = i < sequence.len_q;
+        float factor = rows[m].finish(half, scale_log2, used ? sink : -tile::infinity, lse[m][half]);
+        if constexpr (features.dropout) factor *= args.keep_scale;
+        if (!used) factor = 0, lse[m][half] = -tile::infinity;
+        if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
+          args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse[m][half];
+        }
+#pragma unroll
+        for (int n = 0; n < dim_v / 8; ++n) {
+          float first = O[m][n][2 * half] * factor, second = O[m][n][2 * half + 1] * factor;
+          if (factor == 0) first = second = 0;
+          if constexpr (careful) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
+          ptx::store_shared(Q_smem + OTile::offset(row, n) + 2 * place.column, ptx::pack<type>(first, second));
+        }
+      }
+    }
+    __syncwarp();  // the warp's rows are in shared memory
+    if constexpr (careful) {
+      if (ptx::any(check != check)) {
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            for (int g = 0; g < 8; ++g) {
+              repair_row(args, sequence, head_idx, q_begin, warp_row + 16 * m + 8 * half + g,
+                         ptx::shuffle(lse[m][half], 4 * g), first_key);
+            }
+          }
+        }
+        __syncwarp();  // the rows have been replaced
+      }
+    }
+    const auto to = tile::query_rows<Element, features>(args.O, sequence, head_idx).from(q_begin);
+    tile::store_tile<32, config.head_dim_v, rows_per_warp>(storage.O, Q_smem, warp_row, to, lane);
+  }
+};
+
+template <ForwardConfig config>
+__device__ __forceinline__ void forward_sm80(const AttentionArgs& args) {
+  using Kernel = ForwardSm80<config>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int q_begin = block.tile_idx * config.block_q;
+  if (q_begin >= sequence.rows_q) return;
+
+  Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
+  const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  if (tiles.begin < tiles.end) kernel.attend(tiles);
+  kernel.finish(tiles.begin * config.block_kv);
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,61 @@
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "tile/swizzle.cuh"
+
+// Sums over single rows by one warp, element by element. Tensor cores multiply a hidden score's zero by whatever lies
+// behind it; where that was NaN or Inf, the few rows it reached are computed again this way, which touches only what is
+// visible.
+
+namespace flash_attention::tile {
+
+/// The dot product of two rows, in every lane.
+template <int dim, typename Element>
+__device__ __forceinline__ float careful_dot(const Element* a, const Element* b, int lane) {
+  float sum = 0;
+  for (int d = lane; d < dim; d += 32) sum = ptx::fma(ptx::to_float(a[d]), ptx::to_float(b[d]), sum);
+#pragma unroll
+  for (int lane_mask = 1; lane_mask < 32; lane_mask *= 2) sum += ptx::shuffle_xor(sum, lane_mask);
+  return sum;
+}
+
+/// A weighted sum of rows; lane l holds elements l, l + 32, ...
+template <int dim>
+struct CarefulRow {
+  static constexpr int parts = ceil_div(dim, 32);
+  float sum[parts] = {};
+
+  template <typename Element>
+  __device__ __forceinline__ void add(float weight, const Element* row, int lane) {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int d = lane + 32 * part;
+      if (d < dim) sum[part] = ptx::fma(weight, ptx::to_float(row[d]), sum[part]);
+    }
+  }
+
+  /// To a row of a swizzled tile.
+  template <abi::Type type, typename Tile>
+  __device__ __forceinline__ void store(unsigned tile_address, int row, int lane) const {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int d = lane + 32 * part;
+      const auto value = ptx::from_float<ptx::Element<type>>(sum[part]);
+      if (d < dim) ptx::store_shared(tile_address + Tile::offset(row, d / 8) + d % 8 * 2, value);
+    }
+  }
+
+  /// To a row of a tensor, times a factor.
+  template <typename Element>
+  __device__ __forceinline__ void store(Element* row, float factor, int lane) const {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int d = lane + 32 * part;
+      if (d < dim) row[d] = ptx::from_float<Element>(sum[part] * factor);
+    }
+  }
+};
+
+}  // namespace flash_attention::tile

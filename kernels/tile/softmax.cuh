@@ -1,0 +1,65 @@
+#pragma once
+
+#include "ptx/math.cuh"
+#include "ptx/warp.cuh"
+#include "tile/math.cuh"
+
+// Online softmax on an accumulator fragment float[blocks][4] (tile/mma.cuh): a lane holds a part of rows g and g + 8, the
+// four lanes of a group hold all of both.
+
+namespace flash_attention::tile {
+
+template <typename Combine>
+__device__ __forceinline__ float reduce_quad(float value, Combine combine) {
+  value = combine(value, ptx::shuffle_xor(value, 1));
+  return combine(value, ptx::shuffle_xor(value, 2));
+}
+
+/// The running maximum and sum of two rows. The maximum is in the units of the scores, the sum is this lane's part.
+struct RowState {
+  float max[2] = {-infinity, -infinity};
+  float sum[2] = {0, 0};
+
+  /// S becomes exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `shrink` what earlier sums and outputs are to
+  /// be multiplied by. scale_log2 = scale * log2(e) > 0.
+  template <int blocks>
+  __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float new_max = max[half];
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) new_max = ptx::max(new_max, ptx::max(S[n][2 * half], S[n][2 * half + 1]));
+      new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
+      // A row that has seen nothing keeps finite arithmetic: exp2(-inf - 0) = 0.
+      const float reference = new_max == -infinity ? 0 : new_max * scale_log2;
+      shrink[half] = ptx::exp2(ptx::fma(max[half], scale_log2, -reference));
+      max[half] = new_max;
+      float total = 0;
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2, -reference));
+          total += S[n][e];
+        }
+      }
+      sum[half] = ptx::fma(sum[half], shrink[half], total);
+    }
+  }
+
+  /// What the outputs of row `half` are to be multiplied by, 0 for a row without keys, and its log-sum-exp. The sink is
+  /// -inf where there is none.
+  __device__ __forceinline__ float finish(int half, float scale_log2, float sink, float& lse) const {
+    const float total = reduce_quad(sum[half], [](float a, float b) { return a + b; });
+    const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2;
+    const float sink_log2 = sink * log2_e;
+    const float new_max = ptx::max(scaled_max, sink_log2);
+    const float reference = new_max == -infinity ? 0 : new_max;
+    const float shrink = ptx::exp2(scaled_max - reference);
+    const float new_total = ptx::fma(total, shrink, ptx::exp2(sink_log2 - reference));
+    lse = new_total == 0 ? -infinity : (new_max + ptx::log2(new_total)) * ln_2;
+    return total == 0 ? 0 : shrink / new_total;
+  }
+};
+
+}  // namespace flash_attention::tile
