@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+
+#include "emulator/scheduler.h"
+
+namespace flash_attention::emulator {
+
+/// A place in the shared memory of a block of the cluster.
+struct SharedPlace {
+  Block* block;
+  std::size_t offset;
+  unsigned char* generic() const { return block->shared.generic() + offset; }
+  unsigned char* async() const { return block->shared.async() + offset; }
+};
+
+/// Where `bytes` bytes at a shared address lie. Refuses an address out of range or not a multiple of `alignment`.
+SharedPlace locate(unsigned address, std::size_t bytes, std::size_t alignment);
+
+/// The same address in another block of the cluster.
+SharedPlace in_block(const SharedPlace& place, int rank);
+
+/// The shared address of a pointer into the running thread's shared memory.
+unsigned address_of(const void* pointer);
+
+/// The address in 16-byte units with the chunk permuted as TMA and wgmma do: 16-byte chunks of a row of `span` bytes (0, 32,
+/// 64 or 128) are xor-ed with the row's number.
+constexpr std::size_t swizzle(std::size_t address, int span) {
+  const std::size_t mask = span == 128 ? 7 : span == 64 ? 3 : span == 32 ? 1 : 0;
+  return address ^ ((address >> 7 & mask) << 4);
+}
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "flash_attention/export.h"
+
+namespace flash_attention::emulator {
+
+/// What the kernels did, counted exactly where a ptx:: wrapper was used; plain C++ accesses are not seen.
+struct Counters {
+  std::uint64_t blocks = 0;
+  std::uint64_t threads = 0;
+  std::uint64_t shared_requests = 0;     ///< warp instructions: ld.shared, st.shared, ldmatrix, stmatrix
+  std::uint64_t shared_wavefronts = 0;   ///< passes over the 32 banks that they took
+  std::uint64_t shared_wavefronts_ideal = 0;  ///< passes without any bank conflict
+  std::uint64_t global_requests = 0;     ///< warp instructions: ld.global, st.global, cp.async
+  std::uint64_t global_sectors = 0;      ///< 32-byte sectors that they touched
+  std::uint64_t bulk_bytes = 0;          ///< moved by TMA and bulk copies, either way
+  std::uint64_t mma_flops = 0;           ///< mma.sync and wmma
+  std::uint64_t wgmma_flops = 0;
+  std::uint64_t barrier_waits = 0;       ///< warps that came to __syncthreads or bar.sync
+  std::uint64_t mbarrier_waits = 0;      ///< threads that had to wait for a phase
+
+  Counters& operator+=(const Counters& other);
+};
+
+/// The sum over all launches of this process since the last reset.
+FLASH_ATTENTION_API Counters counters();
+FLASH_ATTENTION_API void reset_counters();
+
+/// Grouping single accesses into warp instructions costs time: off unless asked for. Returns the former setting.
+FLASH_ATTENTION_API bool count_accesses(bool on);
+
+/// A table for people.
+FLASH_ATTENTION_API std::string to_string(const Counters& counters);
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,113 @@
+#include "emulator/fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "flash_attention/error.h"
+
+// A switch is a call, so only the registers that a call preserves are moved. swapcontext would make a system call each time.
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl flash_attention_switch_fiber
+.hidden flash_attention_switch_fiber
+.type flash_attention_switch_fiber, @function
+flash_attention_switch_fiber:
+  push %rbp
+  push %rbx
+  push %r12
+  push %r13
+  push %r14
+  push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15
+  pop %r14
+  pop %r13
+  pop %r12
+  pop %rbx
+  pop %rbp
+  ret
+.size flash_attention_switch_fiber, .-flash_attention_switch_fiber
+)");
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.globl flash_attention_switch_fiber
+.hidden flash_attention_switch_fiber
+.type flash_attention_switch_fiber, %function
+flash_attention_switch_fiber:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size flash_attention_switch_fiber, .-flash_attention_switch_fiber
+)");
+#else
+#error "The emulator needs a register switch for this processor (src/emulator/fiber.cpp)."
+#endif
+
+namespace flash_attention::emulator {
+namespace {
+constexpr std::size_t page = 4096;
+}
+
+FiberStack::FiberStack() {
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED) throw Error(ErrorCode::out_of_memory, "the emulator could not map a stack for a thread");
+  memory_ = static_cast<std::byte*>(memory);
+  mprotect(memory_, page, PROT_NONE);
+}
+
+FiberStack::~FiberStack() {
+  if (memory_ != nullptr) munmap(memory_, size);
+}
+
+FiberStack::FiberStack(FiberStack&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)) {}
+
+void* FiberStack::prepare(void (*entry)()) const {
+  auto* top = reinterpret_cast<std::uintptr_t*>(memory_ + size);
+#if defined(__x86_64__)
+  top -= 2;  // as if `entry` had been called: its return address, here none, lies on a multiple of 16 less 8
+  top[0] = 0;
+  *--top = reinterpret_cast<std::uintptr_t>(entry);
+  top -= 6;
+  for (int i = 0; i < 6; ++i) top[i] = 0;
+#else
+  top -= 20;
+  for (int i = 0; i < 20; ++i) top[i] = 0;
+  top[11] = reinterpret_cast<std::uintptr_t>(entry);  // x30
+#endif
+  return top;
+}
+
+bool FiberStack::guards(const void* address) const {
+  const auto* byte = static_cast<const std::byte*>(address);
+  return byte >= memory_ && byte < memory_ + page;
+}
+
+}  // namespace flash_attention::emulator

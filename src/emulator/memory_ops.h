@@ -1,0 +1,16 @@
+#pragma once
+
+#include "emulator/runtime/interface.h"
+
+namespace flash_attention::emulator {
+
+// Loads, stores and cp.async of a single thread.
+void access_global(Access access, const void* address, int bytes);
+unsigned char* access_shared(Access access, unsigned address, int bytes);
+void spin();
+
+void copy_async(unsigned shared, const void* global, int bytes, int valid);
+void copy_async_commit();
+void copy_async_wait(int pending);
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,17 @@
+#pragma once
+
+// Comes after every emulated unit: calls its kernel with a parameter of whatever type it has. A file of its own because
+// `kernel` must be declared.
+
+extern "C" __attribute__((visibility("default"))) void flash_attention_set_table(
+    const flash_attention::emulator::Table* table) {
+  flash_attention::emulator::table = table;
+}
+
+extern "C" __attribute__((visibility("default"))) const flash_attention::emulator::ThreadView** flash_attention_thread_slot() {
+  return &flash_attention::emulator::thread;
+}
+
+extern "C" __attribute__((visibility("default"))) void flash_attention_run(const void* argument) {
+  flash_attention::emulator::call(kernel, argument);
+}

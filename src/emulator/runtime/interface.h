@@ -1,0 +1,131 @@
+#pragma once
+
+// What an emulated kernel and the library know of each other. The kernel's unit is compiled again for every
+// configuration, so this is plain data without includes; the work is done by the library, behind the Table.
+
+namespace flash_attention::emulator {
+
+struct Index3 {
+  unsigned x, y, z;
+};
+
+/// What a CUDA thread can read about itself.
+struct ThreadView {
+  Index3 thread, block, block_dim, grid_dim;
+  unsigned lane;
+  unsigned cluster_rank;
+  unsigned cluster_size;
+  unsigned char* shared;  // the block's shared memory
+};
+
+/// Shared addresses begin here: 0 is never valid, and tiles that are aligned in memory are aligned in addresses.
+constexpr unsigned shared_window = 1024;
+/// Addresses of another block of the cluster carry its rank + 1 above these bits.
+constexpr int cluster_rank_shift = 24;
+
+/// What all lanes of a warp do together. Each lane hands over one operand; the last to come computes for all.
+enum class WarpOp : int { sync, shuffle, vote, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_multiply, wmma_store };
+
+enum class ShuffleMode : int { exclusive_or, index, up, down };
+struct ShuffleOperand {
+  ShuffleMode mode;
+  int lane;
+  unsigned value;  // replaced by the result
+};
+
+struct VoteOperand {
+  bool predicate;
+  unsigned lanes;
+};
+
+/// ldmatrix and stmatrix.
+struct MatrixMoveOperand {
+  int count;  // of 8x8 tiles
+  bool transposed;
+  unsigned row;  // shared address
+  unsigned* tiles;
+};
+
+enum class MatrixType : int { float16, bfloat16, tf32 };
+struct MultiplyOperand {
+  MatrixType type;
+  float* D;
+  const unsigned* A;
+  const unsigned* B;
+};
+
+/// wmma fragments: element (row, column) of a 16 x 16 matrix is value row * 16 + column, 8 of them a lane.
+struct WmmaMoveOperand {
+  MatrixType type;
+  unsigned tile;
+  int stride;
+  bool column_major;
+  void* registers;
+};
+
+enum class Access : int { load_global, store_global, load_shared, store_shared };
+
+struct MbarrierWait {
+  unsigned address;
+  unsigned parity;
+};
+
+/// One asynchronous warpgroup product, as one of its 128 threads sees it.
+struct WgmmaOperand {
+  int n;
+  MatrixType type;
+  bool a_mn_major, b_mn_major;
+  const unsigned* a_registers;  // null: by descriptor
+  unsigned long long a_descriptor, b_descriptor;
+  bool accumulate;
+  float* D;
+};
+
+/// Copies of the bulk engine: the tensor form where `map` is set, else a run of bytes.
+struct BulkOperand {
+  unsigned shared;
+  const void* global;
+  const void* map;
+  int rank;
+  int coordinates[5];
+  int bytes;
+  unsigned barrier;
+  unsigned multicast;  // a bit for each block of the cluster; 0: this block
+  bool add;            // store: add floats instead of overwriting
+};
+
+/// The library's side. Every entry may suspend the calling thread and does not come back where it finds a mistake.
+struct Table {
+  void (*warp)(WarpOp op, void* operand);
+  void (*barrier)(int id, int threads, bool wait);  // threads = 0: the whole block
+  void (*cluster_barrier)(bool wait);
+
+  void (*access_global)(Access access, const void* address, int bytes);
+  unsigned char* (*access_shared)(Access access, unsigned address, int bytes);
+  unsigned (*shared_address)(const void* pointer);
+  void (*spin)();  // a load that another block is waited for with
+  void (*fail)(const char* what);
+
+  void (*copy_async)(unsigned shared, const void* global, int bytes, int valid);
+  void (*copy_async_commit)();
+  void (*copy_async_wait)(int pending);
+
+  void (*mbarrier_init)(unsigned address, int arrivals);
+  void (*mbarrier_arrive)(unsigned address, int arrivals, int bytes);
+  bool (*mbarrier_test)(unsigned address, unsigned parity);
+  void (*mbarrier_wait)(unsigned address, unsigned parity);
+
+  void (*bulk_load)(const BulkOperand& operand);
+  void (*bulk_store)(const BulkOperand& operand);
+  void (*bulk_commit)();
+  void (*bulk_wait)(int pending, bool read);
+  void (*fence_proxy_async)();
+
+  void (*wgmma)(const WgmmaOperand& operand);
+  void (*wgmma_fence)();
+  void (*wgmma_commit)();
+  void (*wgmma_wait)(int pending);
+  void (*set_registers)(int count, bool increase);
+};
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,35 @@
+#pragma once
+
+// Comes before every emulated unit: what nvcc and NVRTC know without an include.
+
+#include "interface.h"
+
+#define __device__
+#define __host__
+#define __global__ __attribute__((visibility("default")))
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __restrict__ __restrict
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+namespace flash_attention::emulator {
+
+/// Set by the library when it loads the unit, and before it lets a thread go on.
+inline const Table* table = nullptr;
+inline thread_local const ThreadView* thread = nullptr;
+
+template <typename Argument>
+void call(void (*kernel)(Argument), const void* argument) {
+  kernel(*static_cast<const Argument*>(argument));
+}
+
+}  // namespace flash_attention::emulator
+
+#define threadIdx (flash_attention::emulator::thread->thread)
+#define blockIdx (flash_attention::emulator::thread->block)
+#define blockDim (flash_attention::emulator::thread->block_dim)
+#define gridDim (flash_attention::emulator::thread->grid_dim)
+
+inline void __syncthreads() { flash_attention::emulator::table->barrier(0, 0, true); }
+inline void __syncwarp() { flash_attention::emulator::table->warp(flash_attention::emulator::WarpOp::sync, nullptr); }

@@ -1,0 +1,218 @@
+#include "emulator/scheduler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "emulator/dead_lock.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+thread_local Scheduler* current_scheduler = nullptr;
+
+constexpr int registers_of_an_sm = 65536;
+constexpr std::int64_t patience_ms = 20000;  // for another block that is waited for
+
+std::int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+std::string to_string(const Index3& index) {
+  return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
+}
+
+Scheduler& Scheduler::current() { return *current_scheduler; }
+
+Scheduler::Scheduler(const EntryPoints& entry, const LaunchShape& shape, const void* argument, std::uint64_t seed)
+    : entry_(entry), shape_(shape), argument_(argument), seed_(seed), random_(seed), async_(random_) {
+  blocks_.resize(static_cast<std::size_t>(shape.cluster));
+  stacks_.resize(static_cast<std::size_t>(shape.cluster * shape.block));
+}
+
+void Scheduler::prepare(std::int64_t index) {
+  random_ = Random(seed_ * 1000003 + static_cast<std::uint64_t>(index));
+  async_.reset();
+  failure_.clear();
+  cluster_arrived = 0;
+  cluster_phase = 0;
+  alive_ = shape_.block * shape_.cluster;
+  const Index3 block_dim{static_cast<unsigned>(shape_.block), 1, 1};
+  for (int rank = 0; rank < shape_.cluster; ++rank) {
+    Block& block = blocks_[static_cast<std::size_t>(rank)];
+    const std::int64_t linear = index * shape_.cluster + rank;
+    block.index = {static_cast<unsigned>(linear % shape_.grid.x), static_cast<unsigned>(linear / shape_.grid.x % shape_.grid.y),
+                   static_cast<unsigned>(linear / shape_.grid.x / shape_.grid.y)};
+    block.rank = rank;
+    block.shared.reset(static_cast<std::size_t>(shape_.shared_bytes));
+    for (NamedBarrier& barrier : block.barriers) barrier = {};
+    const int threads = (shape_.block + 31) / 32 * 32;
+    block.registers_at_entry = std::min(255, registers_of_an_sm / threads / 8 * 8);
+    block.registers_free = 0;
+    block.threads = std::vector<Thread>(static_cast<std::size_t>(shape_.block));
+    block.warps.assign(static_cast<std::size_t>((shape_.block + 31) / 32), Warp{});
+    block.warpgroups.clear();
+    block.warpgroups.resize(static_cast<std::size_t>((shape_.block + 127) / 128));
+    for (Warpgroup& warpgroup : block.warpgroups) warpgroup.block = &block;
+    for (int i = 0; i < shape_.block; ++i) {
+      Thread& thread = block.threads[static_cast<std::size_t>(i)];
+      thread.view = {{static_cast<unsigned>(i), 0, 0},
+                     block.index,
+                     block_dim,
+                     shape_.grid,
+                     static_cast<unsigned>(i % 32),
+                     static_cast<unsigned>(rank),
+                     static_cast<unsigned>(shape_.cluster),
+                     block.shared.generic()};
+      thread.block = &block;
+      thread.warp = &block.warps[static_cast<std::size_t>(i / 32)];
+      thread.warp->lanes.push_back(&thread);
+      ++thread.warp->ready;
+      thread.index = i;
+      thread.stack_pointer = stacks_[static_cast<std::size_t>(rank * shape_.block + i)].prepare(thread_main);
+    }
+  }
+}
+
+void Scheduler::thread_main() {
+  Scheduler& self = current();
+  self.entry_.run(self.argument_);
+  Thread& thread = self.running();
+  thread.state = State::done;
+  --thread.warp->ready;
+  --self.alive_;
+  self.progressed_ = true;
+  flash_attention_switch_fiber(&thread.stack_pointer, self.main_stack_pointer_);
+  __builtin_unreachable();
+}
+
+void Scheduler::resume(Thread& thread) {
+  running_ = &thread;
+  *slot_ = &thread.view;
+  flash_attention_switch_fiber(&main_stack_pointer_, thread.stack_pointer);
+  running_ = nullptr;
+}
+
+void Scheduler::suspend(Wait wait, std::uint32_t key, std::uint32_t detail) {
+  Thread& thread = *running_;
+  thread.state = State::waiting;
+  thread.wait = wait;
+  thread.wait_key = key;
+  thread.wait_detail = detail;
+  --thread.warp->ready;
+  progressed_ = true;
+  flash_attention_switch_fiber(&thread.stack_pointer, main_stack_pointer_);
+}
+
+void Scheduler::yield() { flash_attention_switch_fiber(&running_->stack_pointer, main_stack_pointer_); }
+
+void Scheduler::wake(Thread& thread) {
+  thread.state = State::ready;
+  thread.wait = Wait::nothing;
+  ++thread.warp->ready;
+}
+
+void Scheduler::fail(const std::string& message) {
+  Thread& thread = *running_;
+  if (failure_.empty()) {
+    failure_ = "block " + to_string(thread.block->index) + ", thread " + std::to_string(thread.index) + ", " + thread.doing +
+               ": " + message;
+  }
+  flash_attention_switch_fiber(&thread.stack_pointer, main_stack_pointer_);
+  __builtin_unreachable();
+}
+
+void Scheduler::fail_async(const Block& block, const char* doing, const std::string& message) {
+  if (failure_.empty()) failure_ = "block " + to_string(block.index) + ", " + doing + ": " + message;
+}
+
+Warp* Scheduler::pick_warp() {
+  Warp* chosen = nullptr;
+  std::uint32_t seen = 0;
+  for (Block& block : blocks_) {
+    for (Warp& warp : block.warps) {
+      if (warp.ready > 0 && random_.below(++seen) == 0) chosen = &warp;
+    }
+  }
+  return chosen;
+}
+
+void Scheduler::run_warp(Warp& warp) {
+  const std::size_t lanes = warp.lanes.size();
+  const std::size_t first = random_.below(static_cast<std::uint32_t>(lanes));
+  for (std::size_t i = 0; i < lanes && failure_.empty(); ++i) {
+    Thread& thread = *warp.lanes[(first + i) % lanes];
+    if (thread.state == State::ready) resume(thread);
+  }
+}
+
+/// Only threads that poll another block's memory are left: let that block run, and give up when nothing comes of it.
+void Scheduler::note_idle() {
+  const std::int64_t now = now_ms();
+  if (progressed_) idle_since_ms_ = now;
+  progressed_ = false;
+  if (now - idle_since_ms_ > patience_ms) failure_ = dead_lock_report();
+  if (now != idle_since_ms_) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+std::string Scheduler::run_cluster(std::int64_t index) {
+  current_scheduler = this;
+  slot_ = entry_.thread_slot();
+  prepare(index);
+  std::uint32_t steps = 0;
+  while (alive_ > 0 && failure_.empty()) {
+    async_.advance();
+    if (!failure_.empty()) break;
+    Warp* warp = pick_warp();
+    if (warp != nullptr) {
+      run_warp(*warp);
+      if ((++steps & 0xfff) == 0) note_idle();
+    } else if (!async_.run_one()) {
+      failure_ = dead_lock_report();
+    }
+  }
+  return finish();
+}
+
+std::string Scheduler::finish() {
+  for (Block& block : blocks_) {
+    for (Warp& warp : block.warps) count_open_accesses(warp.open_accesses);
+    if (failure_.empty() && block.shared.overrun()) {
+      failure_ = "block " + to_string(block.index) + ": wrote past the end of its " + std::to_string(block.shared.size()) +
+                 " bytes of shared memory";
+    }
+    for (Thread& thread : block.threads) {
+      if (!failure_.empty()) break;
+      const std::string who = "block " + to_string(block.index) + ", thread " + std::to_string(thread.index) + ": ";
+      if (!thread.wgmma.in_flight.empty()) failure_ = who + "ended while its wgmma was in flight (wgmma_wait is missing)";
+      thread.bulk.commit();
+      for (auto& group : thread.bulk.committed) {
+        for (BulkStore& store : group) {
+          if (!store.read->done) failure_ = who + "ended before its bulk store had read shared memory (bulk_wait_read is missing)";
+          store.read->finish();
+          store.write->finish();
+        }
+      }
+    }
+  }
+  if (failure_.empty() && async_.run_one()) {
+    failure_ = "block " + to_string(blocks_.front().index) + ": ended while a bulk load into its shared memory was in flight";
+  }
+  counters_.blocks += static_cast<std::uint64_t>(shape_.cluster);
+  counters_.threads += static_cast<std::uint64_t>(shape_.cluster * shape_.block);
+  current_scheduler = nullptr;
+  return failure_;
+}
+
+bool Scheduler::owns_guard(const void* address) const {
+  for (const Block& block : blocks_) {
+    if (block.shared.guards(address)) return true;
+  }
+  return false;
+}
+
+std::string Scheduler::dead_lock_report() const { return describe_dead_lock(blocks_, shape_); }
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,162 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "emulator/access_counts.h"
+#include "emulator/async.h"
+#include "emulator/counters.h"
+#include "emulator/fiber.h"
+#include "emulator/random.h"
+#include "emulator/runtime/interface.h"
+#include "emulator/shared_memory.h"
+#include "emulator/warpgroup.h"
+
+namespace flash_attention::emulator {
+
+struct Block;
+struct Warp;
+
+/// What a thread that cannot go on waits for.
+enum class Wait : std::uint8_t { nothing, warp, barrier, cluster_barrier, mbarrier, wgmma, registers, other_block };
+
+enum class State : std::uint8_t { ready, waiting, done };
+
+/// One CUDA thread.
+struct Thread {
+  ThreadView view{};
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  void* stack_pointer = nullptr;
+  State state = State::ready;
+  Wait wait = Wait::nothing;
+  std::uint32_t wait_key = 0;  // which barrier, address or parity, for the report and to find who is to be woken
+  std::uint32_t wait_detail = 0;
+  const char* doing = "";      // the wrapper it is in
+  int index = 0;               // in the block
+  CopyGroups copies;           // cp.async
+  BulkGroups bulk;             // TMA stores, bulk stores and reductions
+  WarpgroupThread wgmma;
+  AccessLog accesses;
+  int registers = 0;  // after setmaxnreg
+  bool cluster_arrived = false;
+  std::uint32_t cluster_phase = 0;
+};
+
+struct Warp {
+  std::vector<Thread*> lanes;
+  int ready = 0;            // lanes that can go on
+  WarpOp op = WarpOp::sync;  // what the lanes that came are doing together
+  int arrived = 0;
+  void* operands[32] = {};
+  OpenAccesses open_accesses;
+};
+
+/// bar.sync and bar.arrive.
+struct NamedBarrier {
+  int expected = 0;
+  int arrived = 0;
+};
+
+/// One thread block.
+struct Block {
+  Index3 index{};
+  int rank = 0;  // in its cluster
+  SharedMemory shared;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
+  NamedBarrier barriers[16];
+  int registers_free = 0;  // of setmaxnreg's pool
+  int registers_at_entry = 0;
+};
+
+struct LaunchShape {
+  Index3 grid{1, 1, 1};
+  int block = 1;
+  int cluster = 1;
+  int shared_bytes = 0;
+};
+
+/// A loaded kernel: src/emulator/module.h.
+struct EntryPoints {
+  void (*run)(const void* argument) = nullptr;
+  const ThreadView** (*thread_slot)() = nullptr;
+};
+
+/// Runs the blocks of one cluster at a time, on one OS thread: a fiber a CUDA thread, warps in seeded order.
+class Scheduler {
+ public:
+  Scheduler(const EntryPoints& entry, const LaunchShape& shape, const void* argument, std::uint64_t seed);
+
+  /// Runs cluster `index` of the grid to its end. Returns what went wrong; empty if nothing did.
+  std::string run_cluster(std::int64_t index);
+
+  /// The scheduler and thread that run on this OS thread.
+  static Scheduler& current();
+  Thread& running() { return *running_; }
+
+  void suspend(Wait wait, std::uint32_t key, std::uint32_t detail = 0);
+  void yield();  // lets others go first; stays ready
+  void wake(Thread& thread);
+  /// Wakes every thread of the cluster that waits for this.
+  template <typename Predicate>
+  void wake_where(Predicate predicate) {
+    for (Block& block : blocks_) {
+      for (Thread& thread : block.threads) {
+        if (thread.state == State::waiting && predicate(thread)) wake(thread);
+      }
+    }
+  }
+
+  /// Records the mistake and ends the cluster; the calling thread never goes on.
+  [[noreturn]] void fail(const std::string& message);
+  /// The same from an asynchronous task, which has no thread.
+  void fail_async(const Block& block, const char* doing, const std::string& message);
+  bool failed() const { return !failure_.empty(); }
+
+  std::vector<Block>& blocks() { return blocks_; }
+  AsyncEngine& async() { return async_; }
+  Random& random() { return random_; }
+  Counters& counters() { return counters_; }
+  const LaunchShape& shape() const { return shape_; }
+  std::uint64_t seed() const { return seed_; }
+  int cluster_arrived = 0;  // threads at the cluster's barrier
+  std::uint32_t cluster_phase = 0;
+
+  bool owns_guard(const void* address) const;
+
+ private:
+  static void thread_main();
+  void prepare(std::int64_t index);
+  void run_warp(Warp& warp);
+  Warp* pick_warp();
+  void resume(Thread& thread);
+  void note_idle();
+  std::string finish();
+  std::string dead_lock_report() const;
+
+  const EntryPoints entry_;
+  const LaunchShape shape_;
+  const void* const argument_;
+  const std::uint64_t seed_;
+  Random random_;
+  AsyncEngine async_;
+  Counters counters_;
+  std::vector<Block> blocks_;
+  std::vector<FiberStack> stacks_;
+  const ThreadView** slot_ = nullptr;
+  void* main_stack_pointer_ = nullptr;
+  Thread* running_ = nullptr;
+  int alive_ = 0;
+  bool progressed_ = false;
+  std::int64_t idle_since_ms_ = 0;
+  std::string failure_;
+};
+
+/// "(1, 0, 2)".
+std::string to_string(const Index3& index);
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace flash_attention::emulator {
+
+/// The shared memory of one block: filled with NaN patterns, ending at a page that faults. It is seen in two ways, as on the
+/// hardware: the generic view is what loads and stores reach; the asynchronous one is what TMA and wgmma read. A store
+/// comes into the second by fence.proxy.async alone; asynchronous writes come into both.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  ~SharedMemory();
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory(const SharedMemory&) = delete;
+
+  void reset(std::size_t bytes);  ///< that many bytes, all of them NaN
+
+  unsigned char* generic() const { return generic_; }
+  unsigned char* async() { return async_.data(); }
+  std::size_t size() const { return size_; }
+
+  void publish();               ///< fence.proxy.async: the asynchronous view becomes equal to the generic one
+  bool overrun() const;         ///< bytes between the end and the page that faults were written
+  bool guards(const void* address) const;
+
+ private:
+  std::size_t size_ = 0;
+  std::size_t mapped_ = 0;
+  unsigned char* memory_ = nullptr;
+  unsigned char* generic_ = nullptr;
+  std::vector<unsigned char> async_;
+};
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "abi/args.h"
+#include "plan/arguments.h"
+
+namespace flash_attention::emulator {
+
+/// The emulator's own form of a TMA descriptor, in the 128 bytes that the kernel gets.
+struct TensorMapFields {
+  std::uint32_t magic;
+  std::uint8_t rank;
+  std::uint8_t element_bytes;
+  std::uint8_t swizzle_bytes;
+  std::uint8_t unused;
+  unsigned char* data;
+  std::uint64_t sizes[5];  // elements, innermost first
+  std::uint64_t strides[4];  // bytes
+  std::uint32_t box[5];
+
+  std::size_t box_bytes() const;
+};
+static_assert(sizeof(TensorMapFields) <= sizeof(abi::TensorMap));
+
+/// Refuses what cuTensorMapEncodeTiled would refuse. Throws Error(internal).
+abi::TensorMap encode(const plan::TensorMapSpec& spec);
+
+/// The fields of an encoded map; false where the bytes are none.
+bool decode(const void* map, TensorMapFields& fields);
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "emulator/runtime/interface.h"
+
+namespace flash_attention::emulator {
+
+const char* name_of(WarpOp op);
+
+/// Table::warp: the running thread comes to a warp-wide instruction and goes on when all lanes have come.
+void warp_op(WarpOp op, void* operand);
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "emulator/warpgroup.h"
+
+namespace flash_attention::emulator {
+
+/// D (+)= A B, with the operands as shared memory holds them at this moment. Returns what is wrong with a descriptor, or
+/// nothing.
+std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t shared_bytes);
+
+/// Where register i of thread t lies in the 64 x n accumulator.
+constexpr int accumulator_row(int t, int i) { return 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2); }
+constexpr int accumulator_column(int t, int i) { return 8 * (i / 4) + 2 * (t % 4) + i % 2; }
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,75 @@
+#include <cstring>
+
+#include "emulator/address.h"
+#include "emulator/convert.h"
+#include "emulator/matrix_ops.h"
+#include "emulator/runtime/interface.h"
+
+// The hardware does not say how it spreads a wmma fragment. Here lane l holds elements 8 l to 8 l + 7 of the 16 x 16 matrix in
+// row order; 16-bit operands in pairs in the first four registers.
+namespace flash_attention::emulator {
+namespace {
+
+const WmmaMoveOperand& uniform_move(void* const* operands) {
+  const auto& first = *static_cast<const WmmaMoveOperand*>(operands[0]);
+  for (int lane = 1; lane < 32; ++lane) {
+    const auto& other = *static_cast<const WmmaMoveOperand*>(operands[lane]);
+    if (other.tile != first.tile || other.stride != first.stride || other.column_major != first.column_major) {
+      Scheduler::current().fail("the lanes name different tiles");
+    }
+  }
+  return first;
+}
+
+float element(const MultiplyOperand& operand, const unsigned* registers, int i) {
+  const auto bits = static_cast<std::uint16_t>(registers[i / 2] >> (16 * (i % 2)));
+  return operand.type == MatrixType::float16 ? float_of_fp16(bits) : float_of_bf16(bits);
+}
+
+}  // namespace
+
+void wmma_load(void* const* operands) {
+  const WmmaMoveOperand& form = uniform_move(operands);
+  if (form.stride % 8 != 0) Scheduler::current().fail("the stride is not a multiple of 8 elements");
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 16; ++column) {
+      const int index = form.column_major ? column * form.stride + row : row * form.stride + column;
+      const SharedPlace place = locate(form.tile, static_cast<std::size_t>(index + 1) * 2, 32);
+      std::uint16_t bits;
+      std::memcpy(&bits, place.generic() + index * 2, 2);
+      const int i = row * 16 + column;
+      auto* registers = static_cast<unsigned char*>(static_cast<WmmaMoveOperand*>(operands[i / 8])->registers);
+      std::memcpy(registers + i % 8 * 2, &bits, 2);
+    }
+  }
+}
+
+void wmma_store(void* const* operands) {
+  const WmmaMoveOperand& form = uniform_move(operands);
+  if (form.stride % 4 != 0) Scheduler::current().fail("the stride is not a multiple of 4 floats");
+  for (int i = 0; i < 256; ++i) {
+    const int index = i / 16 * form.stride + i % 16;
+    const SharedPlace place = locate(form.tile, static_cast<std::size_t>(index + 1) * 4, 32);
+    const auto* registers = static_cast<const unsigned char*>(static_cast<WmmaMoveOperand*>(operands[i / 8])->registers);
+    std::memcpy(place.generic() + index * 4, registers + i % 8 * 4, 4);
+  }
+}
+
+void wmma_multiply(void* const* operands) {
+  float A[16][16], B[16][16], D[16][16];
+  for (int i = 0; i < 256; ++i) {
+    const auto& operand = *static_cast<const MultiplyOperand*>(operands[i / 8]);
+    A[i / 16][i % 16] = element(operand, operand.A, i % 8);
+    B[i / 16][i % 16] = element(operand, operand.B, i % 8);
+    D[i / 16][i % 16] = operand.D[i % 8];
+  }
+  for (int i = 0; i < 16; ++i) {
+    for (int k = 0; k < 16; ++k) {
+      for (int j = 0; j < 16; ++j) D[i][j] += A[i][k] * B[k][j];
+    }
+  }
+  for (int i = 0; i < 256; ++i) static_cast<const MultiplyOperand*>(operands[i / 8])->D[i % 8] = D[i / 16][i % 16];
+  Scheduler::current().counters().mma_flops += 2 * 16 * 16 * 16;
+}
+
+}  // namespace flash_attention::emulator
