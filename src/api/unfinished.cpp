@@ -1,6 +1,5 @@
 // Weak stand-ins for rooms that have not landed yet; this file goes away with the last of them.
 #include "cpu/backend.h"
-#include "emulator/backend.h"
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 
@@ -13,10 +12,6 @@ namespace cpu {
 WEAK DeviceInfo info() { return DeviceInfo{}; }
 WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the CPU backend"); }
 }  // namespace cpu
-namespace emulator {
-WEAK DeviceInfo info(int) { missing("the emulator"); }
-WEAK std::unique_ptr<Kernel> load_kernel(const Plan&, const DeviceInfo&) { missing("the emulator"); }
-}  // namespace emulator
 namespace plan {
 WEAK std::span<const KernelEntry> cpu_kernels() { return {}; }
 WEAK std::vector<TensorMapSpec> tensor_maps(const Problem&, const Plan&, const Buffers&) { return {}; }

@@ -40,7 +40,8 @@ void count(const OpenAccesses::Instruction& instruction) {
   }
   std::set<std::uint64_t> sectors;
   for (const std::uint64_t address : instruction.addresses) {
-    for (std::uint64_t at = address / sector; at <= (address + static_cast<std::uint64_t>(instruction.bytes) - 1) / sector; ++at) {
+    for (std::uint64_t at = address / sector; at <= (address + static_cast<std::uint64_t>(instruction.bytes) - 1) / sector;
+         ++at) {
       sectors.insert(at);
     }
   }

@@ -23,8 +23,8 @@ SharedPlace in_block(const SharedPlace& place, int rank);
 /// The shared address of a pointer into the running thread's shared memory.
 unsigned address_of(const void* pointer);
 
-/// The address in 16-byte units with the chunk permuted as TMA and wgmma do: 16-byte chunks of a row of `span` bytes (0, 32,
-/// 64 or 128) are xor-ed with the row's number.
+/// The address in 16-byte units with the chunk permuted as TMA and wgmma do: 16-byte chunks of a row of `span` bytes (0,
+/// 32, 64 or 128) are xor-ed with the row's number.
 constexpr std::size_t swizzle(std::size_t address, int span) {
   const std::size_t mask = span == 128 ? 7 : span == 64 ? 3 : span == 32 ? 1 : 0;
   return address ^ ((address >> 7 & mask) << 4);

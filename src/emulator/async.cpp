@@ -12,9 +12,12 @@ void AsyncEngine::reset() {
 
 AsyncEngine::Moment AsyncEngine::choose() {
   switch (random_.below(4)) {
-    case 0: return Moment::at_once;
-    case 1: return Moment::later;
-    default: return Moment::last;
+    case 0:
+      return Moment::at_once;
+    case 1:
+      return Moment::later;
+    default:
+      return Moment::last;
   }
 }
 
@@ -26,9 +29,14 @@ void AsyncEngine::schedule(const TaskHandle& task) {
 TaskHandle AsyncEngine::start(std::function<void()> effect) {
   auto task = std::make_shared<Task>(Task{std::move(effect)});
   switch (choose()) {
-    case Moment::at_once: task->finish(); break;
-    case Moment::later: schedule(task); break;
-    case Moment::last: break;
+    case Moment::at_once:
+      task->finish();
+      break;
+    case Moment::later:
+      schedule(task);
+      break;
+    case Moment::last:
+      break;
   }
   return task;
 }

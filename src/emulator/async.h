@@ -36,8 +36,8 @@ class AsyncEngine {
   /// For effects that signal an mbarrier: happens by itself at the latest when no thread can go on.
   void start_signalling(std::function<void()> effect);
 
-  void advance();   ///< one step of time: what is due happens
-  bool run_one();   ///< no thread can go on: one signalling effect happens. False where there is none
+  void advance();  ///< one step of time: what is due happens
+  bool run_one();  ///< no thread can go on: one signalling effect happens. False where there is none
   bool idle() const { return signalling_.empty(); }
 
  private:

@@ -13,9 +13,11 @@ void barrier(int id, int threads, bool wait) {
   thread.doing = threads == 0 ? "__syncthreads" : wait ? "barrier_sync" : "barrier_arrive";
   thread.accesses.next_epoch();
   const int size = scheduler.shape().block;
-  if (threads == 0) threads = size;
+  if (threads == 0)
+    threads = size;
   else if (threads % 32 != 0 || threads > (size + 31) / 32 * 32) {
-    scheduler.fail("waits for " + std::to_string(threads) + " threads; allowed are multiples of 32 up to " + std::to_string(size));
+    scheduler.fail("waits for " + std::to_string(threads) + " threads; allowed are multiples of 32 up to " +
+                   std::to_string(size));
   }
   if (id < 0 || id > 15) scheduler.fail("barrier " + std::to_string(id) + " does not exist; there are 0 to 15");
   NamedBarrier& barrier = block.barriers[id];

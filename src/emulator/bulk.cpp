@@ -56,7 +56,8 @@ Transfer prepare(const BulkOperand& operand, const char* doing) {
     if (reinterpret_cast<std::uintptr_t>(operand.map) % 64 != 0) scheduler.fail("the tensor map is not 64-byte aligned");
     if (!decode(operand.map, transfer.map)) scheduler.fail("this slot holds no tensor map");
     if (transfer.map.rank != operand.rank) {
-      scheduler.fail("the tensor map has rank " + std::to_string(transfer.map.rank) + ", not " + std::to_string(operand.rank));
+      scheduler.fail("the tensor map has rank " + std::to_string(transfer.map.rank) + ", not " +
+                     std::to_string(operand.rank));
     }
     transfer.bytes = transfer.map.box_bytes();
     transfer.swizzle_bytes = transfer.map.swizzle_bytes;
@@ -64,7 +65,8 @@ Transfer prepare(const BulkOperand& operand, const char* doing) {
     if (operand.bytes <= 0 || operand.bytes % 16 != 0) {
       scheduler.fail(std::to_string(operand.bytes) + " bytes; allowed are positive multiples of 16");
     }
-    if (reinterpret_cast<std::uintptr_t>(operand.global) % 16 != 0) scheduler.fail("the global address is not a multiple of 16");
+    if (reinterpret_cast<std::uintptr_t>(operand.global) % 16 != 0)
+      scheduler.fail("the global address is not a multiple of 16");
   }
   transfer.shared = locate(operand.shared, transfer.bytes, operand.map != nullptr ? 128 : 16);
   scheduler.counters().bulk_bytes += transfer.bytes;
@@ -76,10 +78,13 @@ void read_global(const Transfer& transfer, unsigned char* box) {
     std::memcpy(box, transfer.operand.global, transfer.bytes);
     return;
   }
-  for_each_run(transfer.map, transfer.operand.coordinates, [&](std::int64_t offset, const unsigned char* line, std::int64_t bytes) {
-    if (line == nullptr) std::memset(box + offset, 0, static_cast<std::size_t>(bytes));
-    else std::memcpy(box + offset, line, static_cast<std::size_t>(bytes));
-  });
+  for_each_run(transfer.map, transfer.operand.coordinates,
+               [&](std::int64_t offset, const unsigned char* line, std::int64_t bytes) {
+                 if (line == nullptr)
+                   std::memset(box + offset, 0, static_cast<std::size_t>(bytes));
+                 else
+                   std::memcpy(box + offset, line, static_cast<std::size_t>(bytes));
+               });
 }
 
 /// One element at a time is added atomically, as on the hardware; blocks run on several OS threads.
@@ -93,16 +98,19 @@ void add_floats(unsigned char* global, const unsigned char* values, std::int64_t
 
 void write_global(const Transfer& transfer, const unsigned char* box) {
   const auto write = [&](unsigned char* line, const unsigned char* from, std::int64_t bytes) {
-    if (transfer.operand.add) add_floats(line, from, bytes);
-    else std::memcpy(line, from, static_cast<std::size_t>(bytes));
+    if (transfer.operand.add)
+      add_floats(line, from, bytes);
+    else
+      std::memcpy(line, from, static_cast<std::size_t>(bytes));
   };
   if (transfer.operand.map == nullptr) {
     return write(static_cast<unsigned char*>(const_cast<void*>(transfer.operand.global)), box,
                  static_cast<std::int64_t>(transfer.bytes));
   }
-  for_each_run(transfer.map, transfer.operand.coordinates, [&](std::int64_t offset, unsigned char* line, std::int64_t bytes) {
-    if (line != nullptr) write(line, box + offset, bytes);
-  });
+  for_each_run(transfer.map, transfer.operand.coordinates,
+               [&](std::int64_t offset, unsigned char* line, std::int64_t bytes) {
+                 if (line != nullptr) write(line, box + offset, bytes);
+               });
 }
 
 /// The box in shared memory, 16 bytes at a time, each where the swizzle puts it.
@@ -121,7 +129,8 @@ void bulk_load(const BulkOperand& operand) {
   const SharedPlace barrier = locate(operand.barrier, 8, 8);
   Scheduler& scheduler = Scheduler::current();
   const unsigned multicast = operand.multicast != 0 ? operand.multicast : 1u << transfer.shared.block->rank;
-  if (multicast >> scheduler.blocks().size() != 0) scheduler.fail("the multicast mask names a block that is not in the cluster");
+  if (multicast >> scheduler.blocks().size() != 0)
+    scheduler.fail("the multicast mask names a block that is not in the cluster");
   scheduler.async().start_signalling([transfer, barrier, multicast, &scheduler] {
     std::vector<unsigned char> box(transfer.bytes);
     read_global(transfer, box.data());
@@ -137,7 +146,9 @@ void bulk_load(const BulkOperand& operand) {
 }
 
 void bulk_store(const BulkOperand& operand) {
-  const Transfer transfer = prepare(operand, operand.map != nullptr ? "tma_store" : operand.add ? "bulk_reduce_add" : "bulk_store");
+  const Transfer transfer = prepare(operand, operand.map != nullptr ? "tma_store"
+                                             : operand.add          ? "bulk_reduce_add"
+                                                                    : "bulk_store");
   Scheduler& scheduler = Scheduler::current();
   const auto box = std::make_shared<std::vector<unsigned char>>(transfer.bytes);
   BulkStore store;
@@ -157,14 +168,16 @@ void bulk_commit() { Scheduler::current().running().bulk.commit(); }
 
 void bulk_wait(int pending, bool read) {
   BulkGroups& groups = Scheduler::current().running().bulk;
-  const std::size_t finished = groups.committed.size() - std::min(groups.committed.size(), static_cast<std::size_t>(pending));
+  const std::size_t finished =
+      groups.committed.size() - std::min(groups.committed.size(), static_cast<std::size_t>(pending));
   for (std::size_t i = 0; i < finished; ++i) {
     for (const BulkStore& store : groups.committed[i]) {
       store.read->finish();
       if (!read) store.write->finish();
     }
   }
-  if (!read) groups.committed.erase(groups.committed.begin(), groups.committed.begin() + static_cast<std::ptrdiff_t>(finished));
+  if (!read)
+    groups.committed.erase(groups.committed.begin(), groups.committed.begin() + static_cast<std::ptrdiff_t>(finished));
 }
 
 void fence_proxy_async() { Scheduler::current().running().block->shared.publish(); }

@@ -11,16 +11,16 @@ namespace flash_attention::emulator {
 struct Counters {
   std::uint64_t blocks = 0;
   std::uint64_t threads = 0;
-  std::uint64_t shared_requests = 0;     ///< warp instructions: ld.shared, st.shared, ldmatrix, stmatrix
-  std::uint64_t shared_wavefronts = 0;   ///< passes over the 32 banks that they took
+  std::uint64_t shared_requests = 0;          ///< warp instructions: ld.shared, st.shared, ldmatrix, stmatrix
+  std::uint64_t shared_wavefronts = 0;        ///< passes over the 32 banks that they took
   std::uint64_t shared_wavefronts_ideal = 0;  ///< passes without any bank conflict
-  std::uint64_t global_requests = 0;     ///< warp instructions: ld.global, st.global, cp.async
-  std::uint64_t global_sectors = 0;      ///< 32-byte sectors that they touched
-  std::uint64_t bulk_bytes = 0;          ///< moved by TMA and bulk copies, either way
-  std::uint64_t mma_flops = 0;           ///< mma.sync and wmma
+  std::uint64_t global_requests = 0;          ///< warp instructions: ld.global, st.global, cp.async
+  std::uint64_t global_sectors = 0;           ///< 32-byte sectors that they touched
+  std::uint64_t bulk_bytes = 0;               ///< moved by TMA and bulk copies, either way
+  std::uint64_t mma_flops = 0;                ///< mma.sync and wmma
   std::uint64_t wgmma_flops = 0;
-  std::uint64_t barrier_waits = 0;       ///< warps that came to __syncthreads or bar.sync
-  std::uint64_t mbarrier_waits = 0;      ///< threads that had to wait for a phase
+  std::uint64_t barrier_waits = 0;   ///< warps that came to __syncthreads or bar.sync
+  std::uint64_t mbarrier_waits = 0;  ///< threads that had to wait for a phase
 
   Counters& operator+=(const Counters& other);
 };

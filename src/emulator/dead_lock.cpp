@@ -13,17 +13,22 @@ std::string describe_wait(const Thread& thread) {
              std::to_string(thread.warp->lanes.size()) + " lanes have come)";
     case Wait::barrier: {
       const NamedBarrier& barrier = block.barriers[thread.wait_key];
-      return std::string(thread.doing) + ", barrier " + std::to_string(thread.wait_key) + " (" + std::to_string(barrier.arrived) +
-             " of " + std::to_string(barrier.expected) + " threads have come)";
+      return std::string(thread.doing) + ", barrier " + std::to_string(thread.wait_key) + " (" +
+             std::to_string(barrier.arrived) + " of " + std::to_string(barrier.expected) + " threads have come)";
     }
-    case Wait::cluster_barrier: return "cluster_wait";
+    case Wait::cluster_barrier:
+      return "cluster_wait";
     case Wait::mbarrier:
       return "mbarrier at shared offset " + std::to_string(thread.wait_key - shared_window) + ", parity " +
              std::to_string(thread.wait_detail) + " (" + describe_mbarrier(block, thread.wait_key) + ")";
-    case Wait::wgmma: return "wgmma_wait (not every thread of the warpgroup has issued the product)";
-    case Wait::registers: return "registers_increase to " + std::to_string(thread.wait_key) + " (the pool has too few)";
-    case Wait::other_block: return "a value that another block has to write";
-    case Wait::nothing: break;
+    case Wait::wgmma:
+      return "wgmma_wait (not every thread of the warpgroup has issued the product)";
+    case Wait::registers:
+      return "registers_increase to " + std::to_string(thread.wait_key) + " (the pool has too few)";
+    case Wait::other_block:
+      return "a value that another block has to write";
+    case Wait::nothing:
+      break;
   }
   return thread.state == State::done ? "has ended" : "could go on";
 }
@@ -38,7 +43,7 @@ std::string describe_dead_lock(const std::vector<Block>& blocks, const LaunchSha
       const std::string next = i < shape.block ? describe_wait(block.threads[static_cast<std::size_t>(i)]) : std::string();
       if (next == text) continue;
       report += "\n    thread" + (first == i - 1 ? " " + std::to_string(first)
-                                                  : "s " + std::to_string(first) + " to " + std::to_string(i - 1));
+                                                 : "s " + std::to_string(first) + " to " + std::to_string(i - 1));
       report += ": " + text;
       first = i;
       text = next;

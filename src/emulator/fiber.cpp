@@ -7,7 +7,8 @@
 
 #include "flash_attention/error.h"
 
-// A switch is a call, so only the registers that a call preserves are moved. swapcontext would make a system call each time.
+// A switch is a call, so only the registers that a call preserves are moved. swapcontext would make a system call each
+// time.
 #if defined(__x86_64__)
 asm(R"(
 .text
@@ -77,7 +78,8 @@ constexpr std::size_t page = 4096;
 }
 
 FiberStack::FiberStack() {
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  void* memory =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (memory == MAP_FAILED) throw Error(ErrorCode::out_of_memory, "the emulator could not map a stack for a thread");
   memory_ = static_cast<std::byte*>(memory);
   mprotect(memory_, page, PROT_NONE);

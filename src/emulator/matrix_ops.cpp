@@ -61,7 +61,8 @@ void positions(int lane, bool transposed, int (&rows)[2], int (&columns)[2]) {
 void ldmatrix(void* const* operands) {
   const MatrixMoveOperand& form = uniform_move(operands);
   std::uint16_t tiles[4][8][8];
-  for_each_row(operands, form.count, [&](int tile, int row, const unsigned char* bytes) { std::memcpy(tiles[tile][row], bytes, 16); });
+  for_each_row(operands, form.count,
+               [&](int tile, int row, const unsigned char* bytes) { std::memcpy(tiles[tile][row], bytes, 16); });
   for (int lane = 0; lane < 32; ++lane) {
     int rows[2], columns[2];
     positions(lane, form.transposed, rows, columns);
@@ -84,7 +85,8 @@ void stmatrix(void* const* operands) {
       tiles[tile][rows[1]][columns[1]] = static_cast<std::uint16_t>(registers[tile] >> 16);
     }
   }
-  for_each_row(operands, form.count, [&](int tile, int row, unsigned char* bytes) { std::memcpy(bytes, tiles[tile][row], 16); });
+  for_each_row(operands, form.count,
+               [&](int tile, int row, unsigned char* bytes) { std::memcpy(bytes, tiles[tile][row], 16); });
 }
 
 void mma(void* const* operands) {

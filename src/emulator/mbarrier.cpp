@@ -69,7 +69,8 @@ void mbarrier_arrive(unsigned address, int arrivals, int bytes) {
   const SharedPlace place = locate(address, 8, 8);
   State64 state = read_initialised(place);
   if (state.pending < static_cast<std::uint64_t>(arrivals)) {
-    scheduler.fail("more arrivals in a phase than the " + std::to_string(state.count) + " the mbarrier was initialised for");
+    scheduler.fail("more arrivals in a phase than the " + std::to_string(state.count) +
+                   " the mbarrier was initialised for");
   }
   if (bytes < 0 || state.bytes + bytes > most_bytes) scheduler.fail("a phase can expect at most 1048575 bytes");
   state.bytes = state.bytes + bytes;

@@ -11,10 +11,14 @@ namespace {
 
 const char* name_of(Access access) {
   switch (access) {
-    case Access::load_global: return "load_global";
-    case Access::store_global: return "store_global";
-    case Access::load_shared: return "load_shared";
-    case Access::store_shared: return "store_shared";
+    case Access::load_global:
+      return "load_global";
+    case Access::store_global:
+      return "store_global";
+    case Access::load_shared:
+      return "load_shared";
+    case Access::store_shared:
+      return "store_shared";
   }
   return "?";
 }

@@ -43,7 +43,8 @@ void Scheduler::prepare(std::int64_t index) {
   for (int rank = 0; rank < shape_.cluster; ++rank) {
     Block& block = blocks_[static_cast<std::size_t>(rank)];
     const std::int64_t linear = index * shape_.cluster + rank;
-    block.index = {static_cast<unsigned>(linear % shape_.grid.x), static_cast<unsigned>(linear / shape_.grid.x % shape_.grid.y),
+    block.index = {static_cast<unsigned>(linear % shape_.grid.x),
+                   static_cast<unsigned>(linear / shape_.grid.x % shape_.grid.y),
                    static_cast<unsigned>(linear / shape_.grid.x / shape_.grid.y)};
     block.rank = rank;
     block.shared.reset(static_cast<std::size_t>(shape_.shared_bytes));
@@ -65,7 +66,8 @@ void Scheduler::prepare(std::int64_t index) {
                      static_cast<unsigned>(i % 32),
                      static_cast<unsigned>(rank),
                      static_cast<unsigned>(shape_.cluster),
-                     block.shared.generic()};
+                     block.shared.generic(),
+                     static_cast<unsigned>(shape_.shared_bytes)};
       thread.block = &block;
       thread.warp = &block.warps[static_cast<std::size_t>(i / 32)];
       thread.warp->lanes.push_back(&thread);
@@ -117,8 +119,8 @@ void Scheduler::wake(Thread& thread) {
 void Scheduler::fail(const std::string& message) {
   Thread& thread = *running_;
   if (failure_.empty()) {
-    failure_ = "block " + to_string(thread.block->index) + ", thread " + std::to_string(thread.index) + ", " + thread.doing +
-               ": " + message;
+    failure_ = "block " + to_string(thread.block->index) + ", thread " + std::to_string(thread.index) + ", " +
+               thread.doing + ": " + message;
   }
   flash_attention_switch_fiber(&thread.stack_pointer, main_stack_pointer_);
   __builtin_unreachable();
@@ -190,7 +192,8 @@ std::string Scheduler::finish() {
       thread.bulk.commit();
       for (auto& group : thread.bulk.committed) {
         for (BulkStore& store : group) {
-          if (!store.read->done) failure_ = who + "ended before its bulk store had read shared memory (bulk_wait_read is missing)";
+          if (!store.read->done)
+            failure_ = who + "ended before its bulk store had read shared memory (bulk_wait_read is missing)";
           store.read->finish();
           store.write->finish();
         }
@@ -198,7 +201,8 @@ std::string Scheduler::finish() {
     }
   }
   if (failure_.empty() && async_.run_one()) {
-    failure_ = "block " + to_string(blocks_.front().index) + ": ended while a bulk load into its shared memory was in flight";
+    failure_ =
+        "block " + to_string(blocks_.front().index) + ": ended while a bulk load into its shared memory was in flight";
   }
   counters_.blocks += static_cast<std::uint64_t>(shape_.cluster);
   counters_.threads += static_cast<std::uint64_t>(shape_.cluster * shape_.block);

@@ -34,10 +34,10 @@ struct Thread {
   Wait wait = Wait::nothing;
   std::uint32_t wait_key = 0;  // which barrier, address or parity, for the report and to find who is to be woken
   std::uint32_t wait_detail = 0;
-  const char* doing = "";      // the wrapper it is in
-  int index = 0;               // in the block
-  CopyGroups copies;           // cp.async
-  BulkGroups bulk;             // TMA stores, bulk stores and reductions
+  const char* doing = "";  // the wrapper it is in
+  int index = 0;           // in the block
+  CopyGroups copies;       // cp.async
+  BulkGroups bulk;         // TMA stores, bulk stores and reductions
   WarpgroupThread wgmma;
   AccessLog accesses;
   int registers = 0;  // after setmaxnreg
@@ -47,7 +47,7 @@ struct Thread {
 
 struct Warp {
   std::vector<Thread*> lanes;
-  int ready = 0;            // lanes that can go on
+  int ready = 0;             // lanes that can go on
   WarpOp op = WarpOp::sync;  // what the lanes that came are doing together
   int arrived = 0;
   void* operands[32] = {};

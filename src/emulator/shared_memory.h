@@ -5,8 +5,8 @@
 
 namespace flash_attention::emulator {
 
-/// The shared memory of one block: filled with NaN patterns, ending at a page that faults. It is seen in two ways, as on the
-/// hardware: the generic view is what loads and stores reach; the asynchronous one is what TMA and wgmma read. A store
+/// The shared memory of one block: filled with NaN patterns, ending at a page that faults. It is seen in two ways, as on
+/// the hardware: the generic view is what loads and stores reach; the asynchronous one is what TMA and wgmma read. A store
 /// comes into the second by fence.proxy.async alone; asynchronous writes come into both.
 class SharedMemory {
  public:
@@ -21,8 +21,8 @@ class SharedMemory {
   unsigned char* async() { return async_.data(); }
   std::size_t size() const { return size_; }
 
-  void publish();               ///< fence.proxy.async: the asynchronous view becomes equal to the generic one
-  bool overrun() const;         ///< bytes between the end and the page that faults were written
+  void publish();        ///< fence.proxy.async: the asynchronous view becomes equal to the generic one
+  bool overrun() const;  ///< bytes between the end and the page that faults were written
   bool guards(const void* address) const;
 
  private:

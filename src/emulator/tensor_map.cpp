@@ -33,7 +33,8 @@ abi::TensorMap encode(const plan::TensorMapSpec& spec) {
   fields.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
   for (int i = 0; i < spec.rank; ++i) {
     require(spec.sizes[i] >= 1 && spec.sizes[i] <= (std::uint64_t{1} << 32), spec, "size " + std::to_string(spec.sizes[i]));
-    require(spec.box[i] >= 1 && spec.box[i] <= 256, spec, "a box of " + std::to_string(spec.box[i]) + "; allowed are 1 to 256");
+    require(spec.box[i] >= 1 && spec.box[i] <= 256, spec,
+            "a box of " + std::to_string(spec.box[i]) + "; allowed are 1 to 256");
     fields.sizes[i] = spec.sizes[i];
     fields.box[i] = spec.box[i];
   }

@@ -16,7 +16,7 @@ struct TensorMapFields {
   std::uint8_t swizzle_bytes;
   std::uint8_t unused;
   unsigned char* data;
-  std::uint64_t sizes[5];  // elements, innermost first
+  std::uint64_t sizes[5];    // elements, innermost first
   std::uint64_t strides[4];  // bytes
   std::uint32_t box[5];
 

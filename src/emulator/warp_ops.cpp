@@ -14,10 +14,18 @@ void shuffle(void* const* operands, int lanes) {
     const auto& operand = *static_cast<ShuffleOperand*>(operands[lane]);
     int source = lane;
     switch (operand.mode) {
-      case ShuffleMode::exclusive_or: source = lane ^ (operand.lane & 31); break;
-      case ShuffleMode::index: source = operand.lane & 31; break;
-      case ShuffleMode::up: source = lane - (operand.lane & 31); break;
-      case ShuffleMode::down: source = lane + (operand.lane & 31); break;
+      case ShuffleMode::exclusive_or:
+        source = lane ^ (operand.lane & 31);
+        break;
+      case ShuffleMode::index:
+        source = operand.lane & 31;
+        break;
+      case ShuffleMode::up:
+        source = lane - (operand.lane & 31);
+        break;
+      case ShuffleMode::down:
+        source = lane + (operand.lane & 31);
+        break;
     }
     const bool exists = source >= 0 && source < lanes;
     results[lane] = static_cast<ShuffleOperand*>(operands[exists ? source : lane])->value;
@@ -41,16 +49,35 @@ void elect(void* const* operands, int lanes) {
 void perform(WarpOp op, void* const* operands, int lanes) {
   if (op >= WarpOp::ldmatrix && lanes != 32) Scheduler::current().fail("needs a full warp of 32 threads");
   switch (op) {
-    case WarpOp::sync: break;
-    case WarpOp::shuffle: shuffle(operands, lanes); break;
-    case WarpOp::vote: vote(operands, lanes); break;
-    case WarpOp::elect: elect(operands, lanes); break;
-    case WarpOp::ldmatrix: ldmatrix(operands); break;
-    case WarpOp::stmatrix: stmatrix(operands); break;
-    case WarpOp::mma: mma(operands); break;
-    case WarpOp::wmma_load: wmma_load(operands); break;
-    case WarpOp::wmma_multiply: wmma_multiply(operands); break;
-    case WarpOp::wmma_store: wmma_store(operands); break;
+    case WarpOp::sync:
+      break;
+    case WarpOp::shuffle:
+      shuffle(operands, lanes);
+      break;
+    case WarpOp::vote:
+      vote(operands, lanes);
+      break;
+    case WarpOp::elect:
+      elect(operands, lanes);
+      break;
+    case WarpOp::ldmatrix:
+      ldmatrix(operands);
+      break;
+    case WarpOp::stmatrix:
+      stmatrix(operands);
+      break;
+    case WarpOp::mma:
+      mma(operands);
+      break;
+    case WarpOp::wmma_load:
+      wmma_load(operands);
+      break;
+    case WarpOp::wmma_multiply:
+      wmma_multiply(operands);
+      break;
+    case WarpOp::wmma_store:
+      wmma_store(operands);
+      break;
   }
 }
 
@@ -58,16 +85,26 @@ void perform(WarpOp op, void* const* operands, int lanes) {
 
 const char* name_of(WarpOp op) {
   switch (op) {
-    case WarpOp::sync: return "__syncwarp";
-    case WarpOp::shuffle: return "shuffle";
-    case WarpOp::vote: return "ballot";
-    case WarpOp::elect: return "elect";
-    case WarpOp::ldmatrix: return "ldmatrix";
-    case WarpOp::stmatrix: return "stmatrix";
-    case WarpOp::mma: return "mma";
-    case WarpOp::wmma_load: return "wmma_load";
-    case WarpOp::wmma_multiply: return "wmma_multiply";
-    case WarpOp::wmma_store: return "wmma_store";
+    case WarpOp::sync:
+      return "__syncwarp";
+    case WarpOp::shuffle:
+      return "shuffle";
+    case WarpOp::vote:
+      return "ballot";
+    case WarpOp::elect:
+      return "elect";
+    case WarpOp::ldmatrix:
+      return "ldmatrix";
+    case WarpOp::stmatrix:
+      return "stmatrix";
+    case WarpOp::mma:
+      return "mma";
+    case WarpOp::wmma_load:
+      return "wmma_load";
+    case WarpOp::wmma_multiply:
+      return "wmma_multiply";
+    case WarpOp::wmma_store:
+      return "wmma_store";
   }
   return "?";
 }

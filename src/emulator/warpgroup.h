@@ -22,7 +22,7 @@ struct Accumulator {
 
 /// One wgmma. Its 128 threads hand over their parts one by one; the last one issues it.
 struct Wgmma {
-  WgmmaOperand shape{};  // as the first thread gave it
+  WgmmaOperand shape{};               // as the first thread gave it
   std::vector<unsigned> a_registers;  // [128][4] where A comes from registers
   std::shared_ptr<Accumulator> accumulator;
   int deposits = 0;
@@ -30,7 +30,7 @@ struct Wgmma {
 
 struct Warpgroup {
   Block* block = nullptr;
-  std::deque<Wgmma> ops;  // not yet executed; in order
+  std::deque<Wgmma> ops;       // not yet executed; in order
   std::uint64_t executed = 0;  // ops before this are done
   std::uint64_t issued = 0;    // ops before this have come from all 128 threads
 };
@@ -46,8 +46,8 @@ struct WarpgroupThread {
     unsigned values[4];
     std::uint64_t end;
   };
-  std::uint64_t ops = 0;                // this thread's
-  std::vector<std::uint64_t> commits;   // ops before each commit
+  std::uint64_t ops = 0;               // this thread's
+  std::vector<std::uint64_t> commits;  // ops before each commit
   std::vector<InFlight> in_flight;
   std::vector<RegisterOperand> operands;
   bool fenced = false;

@@ -23,7 +23,8 @@ void execute(Warpgroup& warpgroup, std::uint64_t end) {
     SharedMemory& shared = warpgroup.block->shared;
     const std::string wrong = multiply(op, shared.async(), shared.size());
     if (!wrong.empty()) Scheduler::current().fail_async(*warpgroup.block, "wgmma", wrong);
-    Scheduler::current().counters().wgmma_flops += static_cast<std::uint64_t>(2 * 64 * 16) * static_cast<std::uint64_t>(op.shape.n);
+    Scheduler::current().counters().wgmma_flops +=
+        static_cast<std::uint64_t>(2 * 64 * 16) * static_cast<std::uint64_t>(op.shape.n);
     warpgroup.ops.pop_front();
     ++warpgroup.executed;
   }
@@ -47,7 +48,8 @@ void take_registers(Accumulator& accumulator, const WgmmaOperand& operand, int t
   accumulator.registers[t] = operand.D;
   for (int i = 0; i < operand.n / 2; ++i) {
     if (operand.accumulate) {
-      accumulator.values[static_cast<std::size_t>(accumulator_row(t, i) * operand.n + accumulator_column(t, i))] = operand.D[i];
+      accumulator.values[static_cast<std::size_t>(accumulator_row(t, i) * operand.n + accumulator_column(t, i))] =
+          operand.D[i];
     }
     operand.D[i] = std::bit_cast<float>(poison);
   }
@@ -58,7 +60,8 @@ void give_registers(Scheduler& scheduler, const Accumulator& accumulator, int t)
   for (int i = 0; i < accumulator.n / 2; ++i) {
     std::uint32_t bits;
     std::memcpy(&bits, D + i, 4);
-    if (bits != poison) scheduler.fail("accumulator register " + std::to_string(i) + " was written while the product was in flight");
+    if (bits != poison)
+      scheduler.fail("accumulator register " + std::to_string(i) + " was written while the product was in flight");
     D[i] = accumulator.values[static_cast<std::size_t>(accumulator_row(t, i) * accumulator.n + accumulator_column(t, i))];
   }
 }

@@ -25,7 +25,10 @@ struct Descriptor {
       : start((bits & 0x3fff) << 4),
         leading((bits >> 16 & 0x3fff) << 4),
         stride((bits >> 32 & 0x3fff) << 4),
-        swizzle_bytes(bits >> 62 == 0 ? 0 : bits >> 62 == 1 ? 128 : bits >> 62 == 2 ? 64 : 32) {}
+        swizzle_bytes(bits >> 62 == 0   ? 0
+                      : bits >> 62 == 1 ? 128
+                      : bits >> 62 == 2 ? 64
+                                        : 32) {}
 
   /// Address of the 16-bit element (mn, k). An atom is 8 rows of the swizzle's span; without swizzle, 8 rows of 16 bytes.
   std::size_t address(std::size_t mn, std::size_t k, bool mn_major) const {
@@ -85,7 +88,8 @@ std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t s
   const WgmmaOperand& shape = op.shape;
   float A[64 * k_extent], B[k_extent * 256];
   if (op.a_registers.empty()) {
-    std::string wrong = gather(Descriptor(shape.a_descriptor), shape.type, 64, shape.a_mn_major, shared, shared_bytes, A, k_extent, 1);
+    std::string wrong =
+        gather(Descriptor(shape.a_descriptor), shape.type, 64, shape.a_mn_major, shared, shared_bytes, A, k_extent, 1);
     if (!wrong.empty()) return "A: " + wrong;
   } else {
     for (int t = 0; t < 128; ++t) {
@@ -97,7 +101,8 @@ std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t s
       }
     }
   }
-  std::string wrong = gather(Descriptor(shape.b_descriptor), shape.type, shape.n, shape.b_mn_major, shared, shared_bytes, B, 1, shape.n);
+  std::string wrong =
+      gather(Descriptor(shape.b_descriptor), shape.type, shape.n, shape.b_mn_major, shared, shared_bytes, B, 1, shape.n);
   if (!wrong.empty()) return "B: " + wrong;
   std::vector<float>& D = op.accumulator->values;
   if (!shape.accumulate) D.assign(D.size(), 0.0f);

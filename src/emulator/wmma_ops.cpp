@@ -5,8 +5,8 @@
 #include "emulator/matrix_ops.h"
 #include "emulator/runtime/interface.h"
 
-// The hardware does not say how it spreads a wmma fragment. Here lane l holds elements 8 l to 8 l + 7 of the 16 x 16 matrix in
-// row order; 16-bit operands in pairs in the first four registers.
+// The hardware does not say how it spreads a wmma fragment. Here lane l holds elements 8 l to 8 l + 7 of the 16 x 16 matrix
+// in row order; 16-bit operands in pairs in the first four registers.
 namespace flash_attention::emulator {
 namespace {
 

@@ -8,7 +8,8 @@ extern "C" __attribute__((visibility("default"))) void flash_attention_set_table
   flash_attention::emulator::table = table;
 }
 
-extern "C" __attribute__((visibility("default"))) const flash_attention::emulator::ThreadView** flash_attention_thread_slot() {
+extern "C" __attribute__((visibility("default"))) const flash_attention::emulator::ThreadView**
+flash_attention_thread_slot() {
   return &flash_attention::emulator::thread;
 }
 

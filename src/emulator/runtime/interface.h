@@ -16,6 +16,7 @@ struct ThreadView {
   unsigned cluster_rank;
   unsigned cluster_size;
   unsigned char* shared;  // the block's shared memory
+  unsigned shared_bytes;
 };
 
 /// Shared addresses begin here: 0 is never valid, and tiles that are aligned in memory are aligned in addresses.

@@ -12,6 +12,7 @@
 #define __restrict__ __restrict
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
 namespace flash_attention::emulator {
 

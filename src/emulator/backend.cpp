@@ -1,0 +1,79 @@
+#include "emulator/backend.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "emulator/module.h"
+#include "emulator/seed.h"
+#include "emulator/tensor_map.h"
+#include "flash_attention/error.h"
+#include "jit/kernel_key.h"
+#include "jit/sources.h"
+#include "plan/arguments.h"
+#include "support/settings.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+constexpr std::uint64_t unset = ~std::uint64_t{0};
+std::atomic<std::uint64_t> chosen_seed = unset;
+
+class EmulatedKernel final : public Kernel {
+ public:
+  explicit EmulatedKernel(std::vector<std::shared_ptr<const Module>> modules) : modules_(std::move(modules)) {}
+
+  void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
+    abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
+    for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers)) args.maps[spec.slot] = encode(spec);
+    for (std::size_t i = 0; i < modules_.size(); ++i) {
+      const Launch& launch = plan.launches[i];
+      const auto [x, y, z] = launch.grid;
+      const LaunchShape shape{{static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
+                              launch.block,
+                              launch.cluster,
+                              launch.shared_bytes};
+      run_grid(*modules_[i], shape, &args, {.seed = seed()});
+    }
+  }
+
+ private:
+  std::vector<std::shared_ptr<const Module>> modules_;  // one for each launch of the plan
+};
+
+}  // namespace
+
+std::uint64_t seed() {
+  const std::uint64_t chosen = chosen_seed;
+  return chosen != unset ? chosen : support::settings().emulator_seed;
+}
+
+void set_seed(std::uint64_t seed) { chosen_seed = seed; }
+
+DeviceInfo info(int arch) {
+  if (arch == 0) arch = 90;
+  if (arch != 80 && arch != 90) {
+    throw Error(ErrorCode::unavailable, "the emulator plays sm_80 and sm_90, not sm_" + std::to_string(arch));
+  }
+  DeviceInfo info;
+  info.device = {DeviceKind::emulator, 0, arch};
+  info.name = arch == 80 ? "emulator of an A100" : "emulator of an H200";
+  info.arch = arch;
+  info.num_sms = arch == 80 ? 108 : 132;
+  info.shared_bytes = arch == 80 ? 166912 : 232448;
+  info.l2_bytes = (arch == 80 ? 40 : 50) * std::int64_t{1 << 20};
+  return info;
+}
+
+std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
+  std::vector<std::shared_ptr<const Module>> modules;
+  for (const Launch& launch : plan.launches) {
+    const jit::KernelKey key = jit::make_key(launch, device.arch);
+    HostUnit unit{to_string(key), launch.unit + "-" + jit::arch_name(device.arch), {}, device.arch};
+    std::ranges::replace(unit.stem, '/', '_');
+    unit.text = jit::emit(key, jit::file_of_unit(launch.unit, support::settings().kernel_dir));
+    modules.push_back(load_module(unit));
+  }
+  return std::make_unique<EmulatedKernel>(std::move(modules));
+}
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,159 @@
+#include "emulator/host_compiler.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "emulator/process.h"
+#include "flash_attention/error.h"
+#include "jit/cached.h"
+#include "jit/embedded.h"
+#include "jit/sources.h"
+#include "support/files.h"
+#include "support/settings.h"
+#include "support/sha256.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::string_view runtime_prefix = "emulator/";
+constexpr std::string_view real_ptx_prefix = "ptx/";
+
+using Sources = std::map<std::string, std::string>;
+
+/// Files below src/emulator/runtime, by name.
+Sources runtime_sources(const fs::path& kernel_dir) {
+  Sources sources;
+  if (kernel_dir.empty()) {
+    for (const jit::EmbeddedFile& file : jit::embedded_files()) {
+      if (file.name.starts_with(runtime_prefix)) sources.emplace(file.name.substr(runtime_prefix.size()), file.text);
+    }
+    return sources;
+  }
+  const fs::path root = kernel_dir.parent_path() / "src/emulator/runtime";
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    if (entry.is_regular_file())
+      sources.emplace(fs::relative(entry.path(), root).string(), support::read_file(entry.path()).value_or(""));
+  }
+  return sources;
+}
+
+/// What the unit includes of kernels/, but for the real instructions.
+Sources kernel_sources(const std::string& text, const fs::path& kernel_dir) {
+  Sources sources;
+  constexpr std::string_view directive = "#include \"";
+  for (std::size_t at = text.find(directive); at != std::string::npos; at = text.find(directive, at)) {
+    at += directive.size();
+    const std::string name = text.substr(at, text.find('"', at) - at);
+    for (jit::SourceFile& file : jit::sources_of(name, kernel_dir)) {
+      if (!file.name.starts_with(real_ptx_prefix)) sources.emplace(std::move(file.name), std::move(file.text));
+    }
+  }
+  return sources;
+}
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> result;
+  for (std::string word; stream >> word;) result.push_back(word);
+  return result;
+}
+
+/// The compiler's name and version; empty where it cannot be run.
+const std::string& compiler_identity() {
+  static const std::string identity = [] {
+    std::vector<std::string> command = words(support::settings().cxx);
+    command.push_back("--version");
+    const ProcessResult result = run_process(command);
+    return result.status == 0 ? result.output.substr(0, result.output.find('\n')) : std::string();
+  }();
+  return identity;
+}
+
+/// Puts the sources where the compiler, and later gdb, finds them. Returns the folder.
+fs::path write_sources(const Sources& runtime, const Sources& kernels, const std::string& unit) {
+  std::string all = unit;
+  for (const Sources* sources : {&runtime, &kernels}) {
+    for (const auto& [name, text] : *sources) all += '\0' + name + '\0' + text;
+  }
+  const auto digest = support::sha256(all);
+  const fs::path cache = support::settings().cache_dir;
+  const fs::path base = support::prepare_private_folder(cache) ? fs::temp_directory_path() / "flash_attention" : cache;
+  const fs::path folder = base / "emulator_sources" / support::to_hex(digest).substr(0, 16);
+  const auto write = [&](const fs::path& path, const std::string& text) {
+    if (fs::exists(path)) return;
+    fs::create_directories(path.parent_path());
+    if (const auto problem = support::write_file_atomically(path, text)) {
+      throw Error(ErrorCode::unavailable, "the emulator cannot write " + path.string() + ": " + *problem);
+    }
+  };
+  for (const auto& [name, text] : runtime) write(folder / "runtime" / name, text);
+  for (const auto& [name, text] : kernels) write(folder / "kernels" / name, text);
+  write(folder / "unit.cpp", unit);
+  return folder;
+}
+
+jit::Product run_compiler(const HostUnit& unit, const std::string& text, const Sources& runtime, const Sources& kernels,
+                          const std::vector<std::string>& options) {
+  const support::Settings& settings = support::settings();
+  if (compiler_identity().empty()) {
+    throw Error(ErrorCode::unavailable, "the emulator needs a C++ compiler: '" + settings.cxx +
+                                            "' cannot be run; install g++ 12 or set FLASH_ATTENTION_CXX");
+  }
+  const fs::path folder = write_sources(runtime, kernels, text);
+  const fs::path output = folder / ("unit." + std::to_string(process_id()) + ".so");
+  std::vector<std::string> command = words(settings.cxx);
+  command.insert(command.end(), options.begin(), options.end());
+  const bool from_tree = !settings.kernel_dir.empty();
+  const fs::path runtime_dir = from_tree ? settings.kernel_dir.parent_path() / "src/emulator/runtime" : folder / "runtime";
+  const fs::path kernels_dir = from_tree ? settings.kernel_dir : folder / "kernels";
+  for (const std::string& word :
+       {"-I" + runtime_dir.string(), "-I" + kernels_dir.string(), std::string("-include"), std::string("prelude.h"),
+        (folder / "unit.cpp").string(), std::string("-o"), output.string()}) {
+    command.push_back(word);
+  }
+  const ProcessResult result = run_process(command);
+  if (result.status != 0) {
+    throw Error(ErrorCode::compile_failed, settings.cxx + " could not compile " + unit.name +
+                                               " for the emulator\nsource: " + (folder / "unit.cpp").string() + "\n" +
+                                               result.output);
+  }
+  auto object = support::read_file(output);
+  fs::remove(output);
+  if (!object) throw Error(ErrorCode::compile_failed, settings.cxx + " left no " + output.string());
+  return {std::move(*object), text, result.output};
+}
+
+}  // namespace
+
+jit::Artifact compile_for_host(const HostUnit& unit) {
+  const support::Settings& settings = support::settings();
+  const std::string text = unit.text + "\n#include \"epilogue.h\"\n";
+  const Sources runtime = runtime_sources(settings.kernel_dir);
+  const Sources kernels = kernel_sources(unit.text, settings.kernel_dir);
+  // Light optimisation compiles in a second and lets gdb follow; the time goes into the library's part anyway.
+  std::vector<std::string> options{"-std=c++20",
+                                   "-O1",
+                                   "-g",
+                                   "-w",
+                                   "-fPIC",
+                                   "-shared",
+                                   "-fvisibility=hidden",
+                                   "-fno-exceptions",
+                                   "-fno-strict-aliasing",
+                                   "-D__CUDA_ARCH__=" + std::to_string(unit.arch * 10)};
+  for (std::string& flag : words(settings.cxx_flags)) options.push_back(std::move(flag));
+
+  jit::Recipe recipe{unit.name + " (emulator)", unit.stem + "-emulator", "so", text, compiler_identity()};
+  for (const std::string& option : options) recipe.content += '\0' + option;
+  for (const Sources* sources : {&runtime, &kernels}) {
+    for (const auto& [name, source] : *sources) recipe.content += '\0' + name + '\0' + source;
+  }
+  return jit::product_cache().get(recipe, [&] { return run_compiler(unit, text, runtime, kernels, options); });
+}
+
+}  // namespace flash_attention::emulator

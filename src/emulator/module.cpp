@@ -1,0 +1,59 @@
+#include "emulator/module.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+
+#include "emulator/table.h"
+#include "flash_attention/error.h"
+#include "support/files.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+/// A file that dlopen can take, for an object that no cache keeps.
+std::string write_temporary(const std::string& object) {
+  std::string path = (std::filesystem::temp_directory_path() / "flash_attention_XXXXXX").string();
+  const int file = mkstemp(path.data());
+  const bool written = file >= 0 && write(file, object.data(), object.size()) == static_cast<ssize_t>(object.size());
+  if (file >= 0) close(file);
+  if (!written) throw Error(ErrorCode::unavailable, "the emulator cannot write " + path);
+  return path;
+}
+
+template <typename Function>
+Function symbol(void* handle, const char* name) {
+  void* address = dlsym(handle, name);
+  if (address == nullptr) throw Error(ErrorCode::internal, std::string("an emulated unit lacks ") + name);
+  return reinterpret_cast<Function>(address);
+}
+
+std::shared_ptr<const Module> load(const HostUnit& unit) {
+  const jit::Artifact artifact = compile_for_host(unit);
+  const std::string path = artifact.path.empty() ? write_temporary(artifact.payload) : artifact.path.string();
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const char* problem = handle == nullptr ? dlerror() : nullptr;
+  if (artifact.path.empty()) unlink(path.c_str());
+  if (handle == nullptr) throw Error(ErrorCode::internal, "cannot load " + unit.name + " for the emulator: " + problem);
+  auto module = std::make_shared<Module>();
+  module->name = unit.name;
+  module->entry.run = symbol<void (*)(const void*)>(handle, "flash_attention_run");
+  module->entry.thread_slot = symbol<const ThreadView** (*)()>(handle, "flash_attention_thread_slot");
+  symbol<void (*)(const Table*)>(handle, "flash_attention_set_table")(&runtime_table());
+  return module;
+}
+
+}  // namespace
+
+std::shared_ptr<const Module> load_module(const HostUnit& unit) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, std::shared_ptr<const Module>> loaded;
+  const std::lock_guard lock(mutex);
+  auto& module = loaded[{unit.text, unit.arch}];
+  if (module == nullptr) module = load(unit);
+  return module;
+}
+
+}  // namespace flash_attention::emulator

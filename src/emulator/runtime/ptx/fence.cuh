@@ -1,0 +1,9 @@
+#pragma once
+
+// Emulated: kernels/ptx/fence.cuh.
+
+namespace flash_attention::ptx {
+
+inline void fence_async_shared() { emulator::table->fence_proxy_async(); }
+
+}  // namespace flash_attention::ptx

@@ -1,0 +1,21 @@
+#pragma once
+
+// Emulated: kernels/ptx/registers.cuh.
+
+namespace flash_attention::ptx {
+
+template <int count>
+inline void registers_increase() {
+  static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+  emulator::table->set_registers(count, true);
+}
+
+template <int count>
+inline void registers_decrease() {
+  static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+  emulator::table->set_registers(count, false);
+}
+
+inline int registers_fresh(int value) { return value; }
+
+}  // namespace flash_attention::ptx

@@ -1,0 +1,44 @@
+#include "emulator/table.h"
+
+#include "emulator/address.h"
+#include "emulator/barriers.h"
+#include "emulator/bulk.h"
+#include "emulator/mbarrier.h"
+#include "emulator/memory_ops.h"
+#include "emulator/warp_ops.h"
+#include "emulator/wgmma.h"
+
+namespace flash_attention::emulator {
+
+const Table& runtime_table() {
+  static constexpr Table table{
+      .warp = warp_op,
+      .barrier = barrier,
+      .cluster_barrier = cluster_barrier,
+      .access_global = access_global,
+      .access_shared = access_shared,
+      .shared_address = address_of,
+      .spin = spin,
+      .fail = [](const char* what) { Scheduler::current().fail(what); },
+      .copy_async = copy_async,
+      .copy_async_commit = copy_async_commit,
+      .copy_async_wait = copy_async_wait,
+      .mbarrier_init = mbarrier_init,
+      .mbarrier_arrive = mbarrier_arrive,
+      .mbarrier_test = mbarrier_test,
+      .mbarrier_wait = mbarrier_wait,
+      .bulk_load = bulk_load,
+      .bulk_store = bulk_store,
+      .bulk_commit = bulk_commit,
+      .bulk_wait = bulk_wait,
+      .fence_proxy_async = fence_proxy_async,
+      .wgmma = wgmma,
+      .wgmma_fence = wgmma_fence,
+      .wgmma_commit = wgmma_commit,
+      .wgmma_wait = wgmma_wait,
+      .set_registers = set_registers,
+  };
+  return table;
+}
+
+}  // namespace flash_attention::emulator
