@@ -15,7 +15,8 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
 template <int bytes>
 __device__ __forceinline__ void copy_async_small(unsigned shared, const void* global, int valid = bytes) {
   static_assert(bytes == 4 || bytes == 8, "4 or 8 bytes; copy_async moves 16");
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(bytes), "r"(valid) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(bytes), "r"(valid)
+               : "memory");
 }
 
 /// cp.async.commit_group: closes this thread's open group of copies.

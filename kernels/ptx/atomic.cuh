@@ -25,7 +25,8 @@ __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value
   return old;
 }
 
-/// atom.global.acq_rel.add: what this thread wrote before is visible to whoever sees the new value, and the other way round.
+/// atom.global.acq_rel.add: what this thread wrote before is visible to whoever sees the new value, and the other way
+/// round.
 __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");

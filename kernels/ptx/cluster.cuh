@@ -1,6 +1,9 @@
 #pragma once
 
-// Thread block clusters (PTX ISA 9.7.13.3, barrier.cluster; 10.13, %cluster_ctarank).
+// Thread block clusters (PTX ISA 9.7.13.3, barrier.cluster; 10.13, %cluster_ctarank; 9.7.9.23, mapa).
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 
 namespace flash_attention::ptx {
 
@@ -16,5 +19,24 @@ __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster
 
 /// barrier.cluster.wait.acquire: until every thread of the cluster has come.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+/// mapa: where the block of that rank has what this block has at `shared`.
+__device__ __forceinline__ unsigned cluster_address(const void* shared, unsigned rank) {
+  unsigned address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
+  return address;
+}
+
+/// ld.shared::cluster.f32, by cluster_address.
+__device__ __forceinline__ float cluster_load(unsigned address) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+/// mbarrier.arrive.release.cluster: one arrival at the mbarrier of another block, by cluster_address.
+__device__ __forceinline__ void cluster_mbarrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 
 }  // namespace flash_attention::ptx

@@ -81,7 +81,7 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
   }
   return result;
 #else
-  return from_float<Element<type>>(low).bits | static_cast<unsigned>(from_float<Element<type>>(high).bits) << 16;
+  return from_float<Element<type> >(low).bits | static_cast<unsigned>(from_float<Element<type> >(high).bits) << 16;
 #endif
 }
 

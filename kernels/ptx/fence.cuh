@@ -8,4 +8,8 @@ namespace flash_attention::ptx {
 /// and wgmma reads. Every writer executes it, then a barrier tells the reader.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// fence.acq_rel.gpu (9.7.13.4): this thread's earlier accesses are ordered before its later ones for all blocks of the
+/// grid.
+__device__ __forceinline__ void fence_grid() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 }  // namespace flash_attention::ptx

@@ -53,7 +53,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&D)[4], const unsigned (&A)[
   static_assert(type != abi::Type::float32, "16-bit inputs; mma_m16n8k8_tf32 takes fp32");
   if constexpr (type == abi::Type::bfloat16) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+f"(D[0]), "+f"(D[1]), "+f"(D[2]), "+f"(D[3])
         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B[0]), "r"(B[1]));
   } else {

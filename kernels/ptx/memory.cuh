@@ -16,47 +16,47 @@ struct alignas(n * sizeof(T)) Vector {
 };
 
 // One access, written once for every width. `bits` is the value as 32-bit words (or one 16-bit word).
-#define FLASH_ATTENTION_LOAD(instruction, constraint, address, clobber...)                                                  \
-  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "2, 4, 8 or 16 bytes");              \
-  static_assert(alignof(T) == sizeof(T), "an access must be aligned to its size");                                          \
-  if constexpr (sizeof(T) == 2) {                                                                                           \
-    unsigned short bits;                                                                                                    \
-    asm volatile(instruction ".b16 %0, [%1];" : "=h"(bits) : constraint(address) : clobber);                                \
-    return __builtin_bit_cast(T, bits);                                                                                     \
-  } else if constexpr (sizeof(T) == 4) {                                                                                    \
-    unsigned bits;                                                                                                          \
-    asm volatile(instruction ".b32 %0, [%1];" : "=r"(bits) : constraint(address) : clobber);                                \
-    return __builtin_bit_cast(T, bits);                                                                                     \
-  } else if constexpr (sizeof(T) == 8) {                                                                                    \
-    Vector<unsigned, 2> bits;                                                                                               \
-    asm volatile(instruction ".v2.b32 {%0, %1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : constraint(address) : clobber);     \
-    return __builtin_bit_cast(T, bits);                                                                                     \
-  } else {                                                                                                                  \
-    Vector<unsigned, 4> bits;                                                                                               \
-    asm volatile(instruction ".v4.b32 {%0, %1, %2, %3}, [%4];"                                                              \
-                 : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])                                               \
-                 : constraint(address)                                                                                      \
-                 : clobber);                                                                                                \
-    return __builtin_bit_cast(T, bits);                                                                                     \
+#define FLASH_ATTENTION_LOAD(instruction, constraint, address, clobber...)                                              \
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "2, 4, 8 or 16 bytes");          \
+  static_assert(alignof(T) == sizeof(T), "an access must be aligned to its size");                                      \
+  if constexpr (sizeof(T) == 2) {                                                                                       \
+    unsigned short bits;                                                                                                \
+    asm volatile(instruction ".b16 %0, [%1];" : "=h"(bits) : constraint(address) : clobber);                            \
+    return __builtin_bit_cast(T, bits);                                                                                 \
+  } else if constexpr (sizeof(T) == 4) {                                                                                \
+    unsigned bits;                                                                                                      \
+    asm volatile(instruction ".b32 %0, [%1];" : "=r"(bits) : constraint(address) : clobber);                            \
+    return __builtin_bit_cast(T, bits);                                                                                 \
+  } else if constexpr (sizeof(T) == 8) {                                                                                \
+    Vector<unsigned, 2> bits;                                                                                           \
+    asm volatile(instruction ".v2.b32 {%0, %1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : constraint(address) : clobber); \
+    return __builtin_bit_cast(T, bits);                                                                                 \
+  } else {                                                                                                              \
+    Vector<unsigned, 4> bits;                                                                                           \
+    asm volatile(instruction ".v4.b32 {%0, %1, %2, %3}, [%4];"                                                          \
+                 : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])                                           \
+                 : constraint(address)                                                                                  \
+                 : clobber);                                                                                            \
+    return __builtin_bit_cast(T, bits);                                                                                 \
   }
 
-#define FLASH_ATTENTION_STORE(instruction, constraint, address)                                                             \
-  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "2, 4, 8 or 16 bytes");              \
-  static_assert(alignof(T) == sizeof(T), "an access must be aligned to its size");                                          \
-  if constexpr (sizeof(T) == 2) {                                                                                           \
-    const auto bits = __builtin_bit_cast(unsigned short, value);                                                            \
-    asm volatile(instruction ".b16 [%0], %1;" ::constraint(address), "h"(bits) : "memory");                                 \
-  } else if constexpr (sizeof(T) == 4) {                                                                                    \
-    const auto bits = __builtin_bit_cast(unsigned, value);                                                                  \
-    asm volatile(instruction ".b32 [%0], %1;" ::constraint(address), "r"(bits) : "memory");                                 \
-  } else if constexpr (sizeof(T) == 8) {                                                                                    \
-    const auto bits = __builtin_bit_cast(Vector<unsigned, 2>, value);                                                       \
-    asm volatile(instruction ".v2.b32 [%0], {%1, %2};" ::constraint(address), "r"(bits[0]), "r"(bits[1]) : "memory");       \
-  } else {                                                                                                                  \
-    const auto bits = __builtin_bit_cast(Vector<unsigned, 4>, value);                                                       \
-    asm volatile(instruction ".v4.b32 [%0], {%1, %2, %3, %4};" ::constraint(address), "r"(bits[0]), "r"(bits[1]),           \
-                 "r"(bits[2]), "r"(bits[3])                                                                                 \
-                 : "memory");                                                                                               \
+#define FLASH_ATTENTION_STORE(instruction, constraint, address)                                                       \
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "2, 4, 8 or 16 bytes");        \
+  static_assert(alignof(T) == sizeof(T), "an access must be aligned to its size");                                    \
+  if constexpr (sizeof(T) == 2) {                                                                                     \
+    const auto bits = __builtin_bit_cast(unsigned short, value);                                                      \
+    asm volatile(instruction ".b16 [%0], %1;" ::constraint(address), "h"(bits) : "memory");                           \
+  } else if constexpr (sizeof(T) == 4) {                                                                              \
+    const auto bits = __builtin_bit_cast(unsigned, value);                                                            \
+    asm volatile(instruction ".b32 [%0], %1;" ::constraint(address), "r"(bits) : "memory");                           \
+  } else if constexpr (sizeof(T) == 8) {                                                                              \
+    const auto bits = __builtin_bit_cast(Vector<unsigned, 2>, value);                                                 \
+    asm volatile(instruction ".v2.b32 [%0], {%1, %2};" ::constraint(address), "r"(bits[0]), "r"(bits[1]) : "memory"); \
+  } else {                                                                                                            \
+    const auto bits = __builtin_bit_cast(Vector<unsigned, 4>, value);                                                 \
+    asm volatile(instruction ".v4.b32 [%0], {%1, %2, %3, %4};" ::constraint(address), "r"(bits[0]), "r"(bits[1]),     \
+                 "r"(bits[2]), "r"(bits[3])                                                                           \
+                 : "memory");                                                                                         \
   }
 
 /// ld.global: memory that this kernel may also write.

@@ -14,10 +14,12 @@ __device__ __forceinline__ unsigned lane_id() {
 }
 
 // The value is any type of 32 bits.
-#define FLASH_ATTENTION_SHUFFLE(mode, clamp)                                                                        \
-  static_assert(sizeof(T) == 4, "a shuffle moves 32 bits");                                                         \
-  unsigned bits = __builtin_bit_cast(unsigned, value);                                                              \
-  asm volatile("shfl.sync." mode ".b32 %0, %0, %1, " clamp ", 0xffffffff;" : "+r"(bits) : "r"(static_cast<unsigned>(lane))); \
+#define FLASH_ATTENTION_SHUFFLE(mode, clamp)                               \
+  static_assert(sizeof(T) == 4, "a shuffle moves 32 bits");                \
+  unsigned bits = __builtin_bit_cast(unsigned, value);                     \
+  asm volatile("shfl.sync." mode ".b32 %0, %0, %1, " clamp ", 0xffffffff;" \
+               : "+r"(bits)                                                \
+               : "r"(static_cast<unsigned>(lane)));                        \
   return __builtin_bit_cast(T, bits)
 
 /// shfl.sync.bfly: the value of lane `own ^ lane`.

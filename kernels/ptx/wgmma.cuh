@@ -19,13 +19,14 @@ namespace flash_attention::ptx {
 /// Which index of an operand in shared memory is contiguous: the contracted one (k), or the row or column (mn).
 enum class Major : int { k = 0, mn = 1 };
 
-/// A matrix descriptor for 128-byte swizzled tiles that begin on 1024 bytes (9.7.15.5.1.2.2): 8 rows of 128 bytes are an
-/// atom of 1024 bytes. `stride` is the bytes from one group of 8 rows to the next; `leading`, used when mn is contiguous,
-/// from one 64-element column of atoms to the next. Adding b / 16 to a descriptor moves its start by b bytes.
-__device__ __forceinline__ unsigned long long wgmma_descriptor(const void* tile, int leading, int stride) {
-  const unsigned long long swizzle_128 = 1ull << 62;
+/// A matrix descriptor (9.7.15.5.1.2.2) of tiles whose rows are swizzled over 128, 64 or 32 bytes: 8 rows are an atom, on
+/// whose size the tile begins. `stride` is the bytes from one group of 8 rows to the next; `leading`, used when mn is
+/// contiguous, from one row's width of columns to the next. Adding b / 16 to a descriptor moves its start by b bytes.
+__device__ __forceinline__ unsigned long long wgmma_descriptor(const void* tile, int leading, int stride,
+                                                               int swizzle_bytes = 128) {
+  const unsigned long long swizzle = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : 3;
   return ((shared_address(tile) & 0x3ffff) >> 4) | static_cast<unsigned long long>(leading >> 4) << 16 |
-         static_cast<unsigned long long>(stride >> 4) << 32 | swizzle_128;
+         static_cast<unsigned long long>(stride >> 4) << 32 | swizzle << 62;
 }
 
 /// wgmma.fence (9.7.15.7.1): registers written by ordinary instructions are ready for the products that follow.

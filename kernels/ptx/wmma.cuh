@@ -1,7 +1,8 @@
 #pragma once
 
 // Warp matrix instructions with opaque fragments (PTX ISA 9.7.14.4, wmma), 16 x 16 x 16, 16-bit inputs, fp32 accumulator:
-// the first step into tensor cores. How a fragment is spread over the lanes is the hardware's secret; load, multiply, store.
+// the first step into tensor cores. How a fragment is spread over the lanes is the hardware's secret; load, multiply,
+// store.
 
 #include "abi/config.h"
 
@@ -17,18 +18,18 @@ struct WmmaAccumulator {
   float registers[8];
 };
 
-#define FLASH_ATTENTION_WMMA_LOAD(operand, layout)                                                                           \
-  if constexpr (type == abi::Type::bfloat16) {                                                                              \
-    asm volatile("wmma.load." operand ".sync.aligned.m16n16k16." layout ".shared.bf16 {%0, %1, %2, %3}, [%4], %5;"          \
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                                                           \
-                 : "r"(tile), "r"(stride)                                                                                   \
-                 : "memory");                                                                                               \
-  } else {                                                                                                                  \
-    asm volatile("wmma.load." operand ".sync.aligned.m16n16k16." layout                                                     \
-                 ".shared.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"                                                  \
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]), "=r"(r[4]), "=r"(r[5]), "=r"(r[6]), "=r"(r[7])           \
-                 : "r"(tile), "r"(stride)                                                                                   \
-                 : "memory");                                                                                               \
+#define FLASH_ATTENTION_WMMA_LOAD(operand, layout)                                                                 \
+  if constexpr (type == abi::Type::bfloat16) {                                                                     \
+    asm volatile("wmma.load." operand ".sync.aligned.m16n16k16." layout ".shared.bf16 {%0, %1, %2, %3}, [%4], %5;" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                                                  \
+                 : "r"(tile), "r"(stride)                                                                          \
+                 : "memory");                                                                                      \
+  } else {                                                                                                         \
+    asm volatile("wmma.load." operand ".sync.aligned.m16n16k16." layout                                            \
+                 ".shared.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"                                         \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]), "=r"(r[4]), "=r"(r[5]), "=r"(r[6]), "=r"(r[7])  \
+                 : "r"(tile), "r"(stride)                                                                          \
+                 : "memory");                                                                                      \
   }
 
 /// wmma.load.a.row: A from shared memory, row i at tile + i * stride elements. 32-byte aligned, stride a multiple of 8.
@@ -54,7 +55,7 @@ __device__ __forceinline__ void wmma_load_b_transposed(WmmaOperand<type>& B, uns
 
 #undef FLASH_ATTENTION_WMMA_LOAD
 
-#define FLASH_ATTENTION_WMMA_D                                                                                            \
+#define FLASH_ATTENTION_WMMA_D \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 
 /// wmma.mma: D = A B + D. `b_transposed` says how B was loaded.
@@ -63,18 +64,18 @@ __device__ __forceinline__ void wmma_multiply(WmmaAccumulator& D, const WmmaOper
   auto& d = D.registers;
   auto& a = A.registers;
   auto& b = B.registers;
-#define FLASH_ATTENTION_WMMA_BF16(layout)                                                                                 \
-  asm volatile("wmma.mma.sync.aligned.row." layout                                                                        \
-               ".m16n16k16.f32.bf16.bf16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "                      \
-               "{%12, %13, %14, %15}, {%0, %1, %2, %3, %4, %5, %6, %7};"                                                  \
-               : FLASH_ATTENTION_WMMA_D                                                                                   \
+#define FLASH_ATTENTION_WMMA_BF16(layout)                                                            \
+  asm volatile("wmma.mma.sync.aligned.row." layout                                                   \
+               ".m16n16k16.f32.bf16.bf16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, " \
+               "{%12, %13, %14, %15}, {%0, %1, %2, %3, %4, %5, %6, %7};"                             \
+               : FLASH_ATTENTION_WMMA_D                                                              \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]))
-#define FLASH_ATTENTION_WMMA_F16(layout)                                                                                  \
-  asm volatile("wmma.mma.sync.aligned.row." layout                                                                        \
-               ".m16n16k16.f32.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11, %12, %13, %14, %15}, "            \
-               "{%16, %17, %18, %19, %20, %21, %22, %23}, {%0, %1, %2, %3, %4, %5, %6, %7};"                              \
-               : FLASH_ATTENTION_WMMA_D                                                                                   \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(b[0]),       \
+#define FLASH_ATTENTION_WMMA_F16(layout)                                                                            \
+  asm volatile("wmma.mma.sync.aligned.row." layout                                                                  \
+               ".m16n16k16.f32.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11, %12, %13, %14, %15}, "      \
+               "{%16, %17, %18, %19, %20, %21, %22, %23}, {%0, %1, %2, %3, %4, %5, %6, %7};"                        \
+               : FLASH_ATTENTION_WMMA_D                                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(b[0]), \
                  "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(b[4]), "r"(b[5]), "r"(b[6]), "r"(b[7]))
   if constexpr (type == abi::Type::bfloat16) {
     if constexpr (b_transposed) {

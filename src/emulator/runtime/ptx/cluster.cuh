@@ -2,10 +2,19 @@
 
 // Emulated: kernels/ptx/cluster.cuh.
 
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+
 namespace flash_attention::ptx {
 
 inline unsigned cluster_rank() { return emulator::thread->cluster_rank; }
 inline void cluster_arrive() { emulator::table->cluster_barrier(false); }
 inline void cluster_wait() { emulator::table->cluster_barrier(true); }
+
+inline unsigned cluster_address(const void* shared, unsigned rank) {
+  return shared_address(shared) | (rank + 1) << emulator::cluster_rank_shift;
+}
+inline float cluster_load(unsigned address) { return load_shared<float>(address); }
+inline void cluster_mbarrier_arrive(unsigned barrier) { emulator::table->mbarrier_arrive(barrier, 1, 0); }
 
 }  // namespace flash_attention::ptx

@@ -9,10 +9,10 @@ namespace flash_attention::ptx {
 
 enum class Major : int { k = 0, mn = 1 };
 
-inline unsigned long long wgmma_descriptor(const void* tile, int leading, int stride) {
-  const unsigned long long swizzle_128 = 1ull << 62;
+inline unsigned long long wgmma_descriptor(const void* tile, int leading, int stride, int swizzle_bytes = 128) {
+  const unsigned long long swizzle = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : 3;
   return ((shared_address(tile) & 0x3ffff) >> 4) | static_cast<unsigned long long>(leading >> 4) << 16 |
-         static_cast<unsigned long long>(stride >> 4) << 32 | swizzle_128;
+         static_cast<unsigned long long>(stride >> 4) << 32 | swizzle << 62;
 }
 
 inline void wgmma_fence() { emulator::table->wgmma_fence(); }
@@ -28,7 +28,9 @@ inline void wgmma_pin(float (&)[count]) {}
 template <int rows, int count>
 inline void wgmma_pin(unsigned (&)[rows][count]) {}
 
-constexpr bool wgmma_has_shape(int n) { return n >= 8 && n <= 256 && n % 8 == 0; }
+constexpr bool wgmma_has_shape(int n) {
+  return n == 32 || n == 64 || n == 80 || n == 96 || n == 128 || n == 160 || n == 176 || n == 192 || n == 224 || n == 256;
+}
 
 template <abi::Type type>
 constexpr emulator::MatrixType wgmma_type =
