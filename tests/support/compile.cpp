@@ -1,17 +1,15 @@
 #include "support/compile.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <set>
 #include <sstream>
 
-#include "flash_attention/error.h"
 #include "jit/compile.h"
 #include "jit/nvrtc.h"
-#include "support/settings.h"
+#include "support/child.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -35,52 +33,18 @@ jit::CompileReport from_text(const std::string& text) {
   return report;
 }
 
-struct Child {
-  pid_t pid = -1;
-  int pipe = -1;
-};
-
 Child start(const jit::KernelKey& key) {
-  int ends[2];
-  if (::pipe(ends) != 0) return {};
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    ::close(ends[0]);
+  return Child([key] {
     ::setenv("FLASH_ATTENTION_CACHE_LIMIT", "0", 1);  // read by settings() below, for the first time in this process
-    std::string text;
-    try {
-      text.append("+").append(to_text(jit::compiled(key)->report));
-    } catch (const std::exception& error) {
-      text.append("-").append(error.what());
-    }
-    for (std::size_t at = 0; at < text.size();) {
-      const ssize_t written = ::write(ends[1], text.data() + at, text.size() - at);
-      if (written <= 0) break;
-      at += static_cast<std::size_t>(written);
-    }
-    ::_exit(0);
-  }
-  ::close(ends[1]);
-  return {pid, ends[0]};
+    return to_text(jit::compiled(key)->report);
+  });
 }
 
-CompileOutcome finish(const Child& child, const jit::KernelKey& key) {
-  CompileOutcome outcome{to_string(key), {}, {}};
-  std::string text;
-  char buffer[4096];
-  for (ssize_t got = 0; (got = ::read(child.pipe, buffer, sizeof(buffer))) > 0;)
-    text.append(buffer, static_cast<std::size_t>(got));
-  ::close(child.pipe);
-  int status = 0;
-  ::waitpid(child.pid, &status, 0);
-  if (WIFSIGNALED(status)) {
-    outcome.error = "the compiler crashed with signal " + std::to_string(WTERMSIG(status));
-  } else if (text.empty() || text[0] != '+') {
-    outcome.error = text.empty() ? "the child process said nothing" : text.substr(1);
-  } else {
-    outcome.report = from_text(text.substr(1));
-  }
-  return outcome;
+CompileOutcome finish(Child& child, const jit::KernelKey& key) {
+  const ChildResult result = child.finish();
+  if (result.signal != 0) return {to_string(key), "the compiler crashed with signal " + std::to_string(result.signal), {}};
+  if (result.exit_code != 0) return {to_string(key), result.output, {}};
+  return {to_string(key), {}, from_text(result.output)};
 }
 
 }  // namespace
@@ -99,20 +63,8 @@ std::vector<CompileOutcome> compile_in_children(const std::vector<jit::KernelKey
 std::string why_no_compiler() {
   // In a child, so that the test's own process never loads NVRTC before it forks.
   static const std::string reason = [] {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      try {
-        jit::Nvrtc::instance();
-      } catch (const Error&) {
-        ::_exit(1);
-      }
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(pid, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0
-               ? std::string()
-               : std::string("NVRTC was not found: pip install nvidia-cuda-nvrtc==13.0.88, or set FLASH_ATTENTION_NVRTC");
+    const ChildResult result = run_in_child([] { return jit::Nvrtc::instance().identity(); });
+    return result.exit_code == 0 ? std::string() : result.output;
   }();
   return reason;
 }

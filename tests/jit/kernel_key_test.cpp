@@ -1,0 +1,56 @@
+#include "jit/kernel_key.h"
+
+#include <gtest/gtest.h>
+
+namespace flash_attention::jit {
+namespace {
+
+Launch example() {
+  return {.unit = "forward/sm90",
+          .entry = "forward_sm90",
+          .config = "ForwardConfig{.head_dim = 128}",
+          .grid = {7, 2, 1},
+          .block = 384,
+          .cluster = 2,
+          .shared_bytes = 200000,
+          .min_blocks_per_sm = 1};
+}
+
+TEST(KernelKey, the_generated_unit_is_a_few_readable_lines) {
+  EXPECT_EQ(emit(make_key(example(), 90), "forward/sm90.cuh"),
+            "// forward/sm90 for sm_90a\n"
+            "#include \"forward/sm90.cuh\"\n"
+            "\n"
+            "using namespace flash_attention;\n"
+            "using namespace flash_attention::abi;\n"
+            "\n"
+            "extern \"C\" __global__ void __launch_bounds__(384, 1) kernel(const __grid_constant__ AttentionArgs args) {\n"
+            "  forward_sm90<ForwardConfig{.head_dim = 128}>(args);\n"
+            "}\n");
+}
+
+TEST(KernelKey, an_entry_without_configuration_is_called_plainly) {
+  Launch launch = example();
+  launch.config.clear();
+  EXPECT_NE(emit(make_key(launch, 80), "ladder/00_naive.cu").find("  forward_sm90(args);\n"), std::string::npos);
+}
+
+TEST(KernelKey, sizes_of_the_launch_make_no_new_kernel) {
+  Launch other = example();
+  other.grid = {1, 1, 1};
+  other.shared_bytes = 0;
+  EXPECT_EQ(make_key(example(), 90), make_key(other, 90));
+  other.block = 128;
+  EXPECT_NE(make_key(example(), 90), make_key(other, 90));
+  EXPECT_NE(make_key(example(), 90), make_key(example(), 80));
+}
+
+TEST(KernelKey, architectures_from_9_0_on_use_their_own_features) {
+  EXPECT_EQ(arch_name(80), "sm_80");
+  EXPECT_EQ(arch_name(89), "sm_89");
+  EXPECT_EQ(arch_name(90), "sm_90a");
+  EXPECT_EQ(arch_name(100), "sm_100a");
+}
+
+}  // namespace
+}  // namespace flash_attention::jit
