@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+
+#include "emulator/module.h"
+#include "emulator/tensor_map.h"
+#include "emulator/wrapper_case.h"
+
+namespace flash_attention::testing {
+
+/// sizeof(SharedStorage) as the compiler sees it is not known here; every case fits.
+constexpr int shared_bytes_of_a_case = 48 * 1024;
+
+/// Runs a case in the emulator; returns its output. Throws what the emulator throws.
+inline Bytes emulate(const WrapperCase& c, std::uint64_t seed) {
+  const auto module = emulator::load_module({c.name, "test_" + c.name, text_of(c), c.arch});
+  const auto aligned = [](const Bytes& bytes) {
+    const std::size_t size = (bytes.size() + 1023) / 256 * 256;
+    std::unique_ptr<unsigned char, void (*)(void*)> memory(static_cast<unsigned char*>(std::aligned_alloc(256, size)),
+                                                           std::free);
+    if (!bytes.empty()) std::memcpy(memory.get(), bytes.data(), bytes.size());
+    return memory;
+  };
+  const auto input = aligned(c.input);
+  const auto output = aligned(c.before.empty() ? Bytes(c.expected.size()) : c.before);
+  WrapperArgs args{{}, input.get(), output.get()};
+  for (const WrapperCase::Map& map : c.maps) {
+    plan::TensorMapSpec spec = map.spec;
+    spec.data = (map.of_output ? output.get() : input.get()) + reinterpret_cast<std::uintptr_t>(spec.data);
+    args.maps[spec.slot] = emulator::encode(spec);
+  }
+  emulator::LaunchShape shape = c.shape;
+  if (!c.storage.empty() && shape.shared_bytes == 0) shape.shared_bytes = shared_bytes_of_a_case;
+  emulator::run_grid(*module, shape, &args, {.seed = seed, .workers = 2});
+  return Bytes(output.get(), output.get() + c.expected.size());
+}
+
+}  // namespace flash_attention::testing

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "abi/args.h"
+#include "emulator/scheduler.h"
+#include "plan/arguments.h"
+
+namespace flash_attention::testing {
+
+using Bytes = std::vector<unsigned char>;
+
+template <typename T>
+Bytes bytes_of(const std::vector<T>& values) {
+  Bytes bytes(values.size() * sizeof(T));
+  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+/// A kernel that uses one wrapper of kernels/ptx, and what it must write, computed here by the instruction's definition.
+/// The same case runs in the emulator and on a GPU; the bits must agree.
+struct WrapperCase {
+  std::string name;
+  std::vector<std::string> headers;  // below ptx/
+  std::string storage{};             // members of the block's shared memory; may be empty
+  std::string body;                  // of the kernel; `input` and `output` point to bytes
+  int arch = 80;                     // the first that has the instruction
+  emulator::LaunchShape shape{};     // shared_bytes is filled in
+  Bytes input{};
+  Bytes expected{};
+  Bytes before{};  // what output holds at first; zeros where empty
+  struct Map {
+    bool of_output = false;
+    plan::TensorMapSpec spec{};  // data is an offset into input or output
+  };
+  std::vector<Map> maps{};
+  double tolerance = 0;  // relative, of floats; 0: the same bits
+};
+
+/// The parameter of every test kernel.
+struct WrapperArgs {
+  abi::TensorMap maps[4];
+  const unsigned char* input;
+  unsigned char* output;
+};
+
+inline std::string text_of(const WrapperCase& c) {
+  std::string text = "#include \"abi/args.h\"\n#include \"abi/config.h\"\n";
+  for (const std::string& header : c.headers) text += "#include \"ptx/" + header + ".cuh\"\n";
+  text +=
+      "using namespace flash_attention;\nusing abi::Type;\n"
+      "struct Args { abi::TensorMap maps[4]; const unsigned char* input; unsigned char* output; };\n";
+  if (!c.storage.empty()) text += "struct SharedStorage {\n" + c.storage + "\n};\n";
+  text += "extern \"C\" __global__ void kernel(const __grid_constant__ Args args) {\n";
+  text +=
+      "  [[maybe_unused]] const unsigned char* input = args.input;\n  [[maybe_unused]] unsigned char* output = "
+      "args.output;\n";
+  text += "  [[maybe_unused]] const int thread = threadIdx.x;\n";
+  if (!c.storage.empty()) text += "  auto& shared = ptx::shared_storage<SharedStorage>();\n";
+  return text + c.body + "\n}\n";
+}
+
+/// The list of all of them, put together in wrapper_cases.h.
+using WrapperCases = std::vector<WrapperCase>;
+
+inline void PrintTo(const WrapperCase& c, std::ostream* out) { *out << c.name; }
+
+}  // namespace flash_attention::testing
