@@ -114,8 +114,7 @@ inline WrapperCases math_cases() {
   add(
       "reciprocal", "ptx::reciprocal(x + 0.1f)", [](double x) { return 1 / (static_cast<float>(x) + 0.1f); }, 2e-7);
   add(
-      "fma", "ptx::fma(x + 0x1p-20f, x - 0x1p-20f, -x * x)",
-      [](double x) { return x != 0 && std::fabs(x) < 15 ? -0x1p-40 : -0x1p-40; }, 0);
+      "fma", "ptx::fma(x, 0.1f, -0.3f)", [](double x) { return std::fma(static_cast<float>(x), 0.1f, -0.3f); }, 0);
   add(
       "max", "ptx::max(x, 2.0f)", [](double x) { return std::fmax(x, 2.0); }, 0);
   add(

@@ -5,7 +5,7 @@
 
 namespace flash_attention::testing {
 
-/// ldmatrix of 8x8 tiles whose rows lie 40 bytes... 80 bytes apart, so that no two are neighbours.
+/// Tiles whose rows lie 80 bytes apart, so that no two are neighbours.
 inline WrapperCases ldmatrix_cases() {
   WrapperCases cases;
   std::vector<std::uint16_t> elements(32 * 40);
