@@ -98,7 +98,11 @@ Measurement measure(const Problem& problem, Pass pass, const Options& options, c
   const MemoryMeter meter;
   const auto workspace = attach_workspace(work, pass);
   result.workspace_bytes = static_cast<std::int64_t>(work.options.workspace_bytes);
+  const bool emulated = options.device.kind == DeviceKind::emulator;
+  if (emulated) emulator::count_accesses(true);
+  if (emulated) emulator::reset_counters();
   call(work, pass);  // warm-up, and the call that is checked
+  if (emulated) result.counters = emulator::counters();
   if (options.device.kind == DeviceKind::cpu) result.peak_extra_bytes = meter.peak_growth_bytes();
   if (limits.check) result.accuracy = is_backward(pass) ? check_backward(work) : check_forward(work);
   result.timing = time_calls(work, pass, limits);

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/accuracy.h"
 #include "cli/workload.h"
+#include "emulator/counters.h"
 
 namespace flash_attention::cli {
 
@@ -25,6 +27,7 @@ struct Measurement {
   Timing timing;  ///< never set on the emulator: its time says nothing about a GPU
   std::int64_t workspace_bytes = 0;
   std::int64_t peak_extra_bytes = -1;  ///< CPU: measured growth of resident memory in the first call; -1 = not measured
+  std::optional<emulator::Counters> counters;  ///< emulator: what the kernels did
   std::vector<Accuracy> accuracy;
 
   bool ok() const;

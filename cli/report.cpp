@@ -6,6 +6,18 @@
 #include "cli/format.h"
 
 namespace flash_attention::cli {
+namespace {
+
+Json to_json(const emulator::Counters& c) {
+  Json json = Json::object();
+  json.add("blocks", c.blocks).add("threads", c.threads).add("shared_requests", c.shared_requests);
+  json.add("shared_wavefronts", c.shared_wavefronts).add("shared_wavefronts_ideal", c.shared_wavefronts_ideal);
+  json.add("global_requests", c.global_requests).add("global_sectors", c.global_sectors).add("bulk_bytes", c.bulk_bytes);
+  json.add("mma_flops", c.mma_flops).add("wgmma_flops", c.wgmma_flops);
+  return json.add("barrier_waits", c.barrier_waits).add("mbarrier_waits", c.mbarrier_waits);
+}
+
+}  // namespace
 
 Json to_json(const Problem& p) {
   Json json = Json::object();
@@ -45,6 +57,7 @@ Json to_json(const Measurement& m) {
   }
   json.add("flops", flops(m.problem, m.pass)).add("workspace_bytes", m.workspace_bytes);
   if (m.peak_extra_bytes >= 0) json.add("peak_extra_bytes", m.peak_extra_bytes);
+  if (m.counters) json.add("counters", to_json(*m.counters));
   Json accuracy = Json::array();
   for (const Accuracy& a : m.accuracy) {
     Json entry = Json::object();

@@ -20,6 +20,7 @@ void print(const Measurement& m, const DeviceInfo& info, const Plan& plan) {
     std::printf("speed    %s, K and V at %.1f GB/s\n", format_flops(m.flops_per_second()).c_str(),
                 m.kv_bytes_per_second() / 1e9);
   }
+  if (m.counters) std::printf("emulated, so there is no time; what the kernels did:\n%s\n", to_string(*m.counters).c_str());
   std::printf("memory   workspace %s", format_bytes(static_cast<double>(m.workspace_bytes)).c_str());
   if (m.peak_extra_bytes >= 0)
     std::printf(", peak extra %s", format_bytes(static_cast<double>(m.peak_extra_bytes)).c_str());
