@@ -140,6 +140,13 @@ Inputs draw_inputs(const Case& c) {
       lead = round_to(p.dtype, lead);
     }
   }
+  const auto share = [&](std::vector<double>& values, const Strides& strides) {  // one tensor for the whole batch
+    if (p.packed || strides.batch != 0 || shape.batch == 0) return;
+    const std::int64_t size = static_cast<std::int64_t>(values.size()) / shape.batch;
+    for (std::int64_t x = size; x < static_cast<std::int64_t>(values.size()); ++x) values[x] = values[x % size];
+  };
+  share(in.k, p.k_strides);
+  share(in.v, p.v_strides);
   for (const Shape::Sequence& s : shape.sequences) {
     const auto plant = [&](std::vector<double>& values, std::int64_t j, std::int64_t width) {
       if (j >= 0 && j < s.alloc_kv) std::fill_n(&values[(s.first_kv + j) * width], width, NAN);

@@ -54,6 +54,7 @@ class Oracle {
 
  private:
   double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
+  double accumulated(double x) const { return rounding_ ? static_cast<float>(x) : x; }
 
   void row(std::int64_t b, std::int64_t h, std::int64_t i) {
     const Shape::Sequence& s = shape_.sequences[b];
@@ -62,18 +63,23 @@ class Oracle {
     const auto value = [&](std::int64_t j) { return ((s.first_kv + j) * shape_.heads_kv + h / shape_.group) * shape_.dim_v; };
 
     std::vector<std::int64_t> keys;
-    std::vector<double> score, tanh_score;
+    std::vector<double> score, exact_score, tanh_score;
     for (std::int64_t j = 0; j < s.visible_kv; ++j) {
       if (!shape_.visible(p_, s, i, j)) continue;
       if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
-      double dot = 0;
-      for (std::int64_t x = 0; x < shape_.dim; ++x) dot += q[x] * in_.k[key(j) + x];
-      double value_of = scale_ * dot;
+      double dot = 0, exact_dot = 0;
+      for (std::int64_t x = 0; x < shape_.dim; ++x) {
+        dot = accumulated(dot + q[x] * in_.k[key(j) + x]);
+        exact_dot += q[x] * in_.k[key(j) + x];
+      }
+      double value_of = scale_ * dot, exact = scale_ * exact_dot;
       double t = 0;
       if (p_.softcap > 0) {
         t = std::tanh(value_of / p_.softcap);
         value_of = p_.softcap * t;
+        exact = p_.softcap * std::tanh(exact / p_.softcap);
       }
+      const double capped = value_of;
       if (p_.bias.present) value_of += in_.bias[score_index(c_, p_.bias, b, h, i, j)];
       if (p_.alibi) {
         const double slope = in_.alibi_slopes[(p_.alibi_batch_stride ? b * shape_.heads_q : 0) + h];
@@ -81,6 +87,7 @@ class Oracle {
       }
       keys.push_back(j);
       score.push_back(value_of);
+      exact_score.push_back(exact + (value_of - capped));
       tanh_score.push_back(t);
     }
 
@@ -101,7 +108,20 @@ class Oracle {
         if (kept[n] != 0) out[x] += p[n] * kept[n] * in_.v[value(keys[n]) + x];
       }
     }
-    if (backward_) gradients(b, h, i, keys, p, kept, tanh_score, out, lse, q, key, value);
+    if (!backward_) return;
+    // Backward is given the exact out and lse, so its own P does not sum to exactly 1.
+    std::vector<double> exact_out(shape_.dim_v);
+    double exact_sum = p_.sink ? std::exp(in_.sink[h] - largest) : 0;
+    for (double x : exact_score) exact_sum += std::exp(x - largest);
+    const double exact_lse = largest + std::log(exact_sum);
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      const double weight = std::exp(exact_score[n] - exact_lse) * kept[n];
+      for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
+        if (kept[n] != 0) exact_out[x] += weight * in_.v[value(keys[n]) + x];
+      }
+      p[n] = rounded(std::exp(score[n] - exact_lse));
+    }
+    gradients(b, h, i, keys, p, kept, tanh_score, exact_out.data(), exact_lse, q, key, value);
   }
 
   template <class Key, class Value>

@@ -12,8 +12,9 @@ struct Results {
   std::vector<double> out, lse, dq, dk, dv, dbias, dsink;
 };
 
-/// docs/numerics.md in double precision, one loop per line of it. With `rounding`, the operands of the second
-/// products (P, dS) and the results are rounded to that type, as any attention in that type must: the yardstick of the tolerances.
+/// docs/numerics.md in double precision, one loop per line of it. With `rounding`, scores are accumulated in
+/// float, and the operands of the second products (P, dS) and the results are rounded to that type, as any attention in that type
+/// must: the yardstick of the tolerances.
 Results oracle(const Case& c, const Inputs& in, bool backward, std::optional<Dtype> rounding = std::nullopt);
 
 }  // namespace flash_attention::testing

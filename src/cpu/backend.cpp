@@ -1,0 +1,118 @@
+#include "cpu/backend.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <new>
+
+#include "cpu/detect.h"
+#include "cpu/isa/tables.h"
+#include "cpu/make_call.h"
+#include "cpu/parallel.h"
+#include "flash_attention/error.h"
+#include "support/settings.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// The processor's name as Linux gives it; empty where it gives none.
+std::string model_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return {};
+}
+
+/// Tile buffers of one thread, made at its first item and kept.
+void* thread_scratch(std::size_t bytes) {
+  struct Scratch {
+    void* memory = nullptr;
+    std::size_t size = 0;
+    ~Scratch() { ::operator delete(memory, std::align_val_t{64}); }
+  };
+  thread_local Scratch scratch;
+  if (scratch.size < bytes) {
+    void* memory = ::operator new(bytes, std::align_val_t{64}, std::nothrow);
+    if (memory == nullptr) throw Error(ErrorCode::out_of_memory, "no memory for the tile buffers of a thread");
+    ::operator delete(scratch.memory, std::align_val_t{64});
+    scratch.memory = memory;
+    scratch.size = bytes;
+  }
+  return scratch.memory;
+}
+
+class CpuKernel final : public Kernel {
+ public:
+  CpuKernel(const Step* steps, std::size_t scratch_bytes) : steps_(steps), scratch_bytes_(scratch_bytes) {}
+
+  void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
+    struct Loop {
+      const Call& call;
+      const Step& step;
+      std::size_t scratch_bytes;
+    };
+    const Call call = make_call(problem, plan, buffers, options);
+    const bool serial = is_small(problem);
+    for (const Step* step = steps_; step->count != nullptr; ++step) {
+      Loop loop{call, *step, scratch_bytes_};
+      parallel_for(step->count(call), serial, [](void* context, std::int64_t item) {
+        const Loop& one = *static_cast<const Loop*>(context);
+        one.step.run(one.call, item, thread_scratch(one.scratch_bytes));
+      }, &loop);
+    }
+  }
+
+ private:
+  const Step* steps_;
+  std::size_t scratch_bytes_;
+};
+
+const Step* steps_of(const KernelTable& table, const Plan& plan) {
+  if (plan.kernel == "cpu/prefill") return table.prefill;
+  if (plan.kernel == "cpu/decode") return table.decode;
+  if (plan.kernel == "cpu/backward") return table.backward;
+  if (plan.kernel == "cpu/standard") {
+    return plan.pass == Pass::standard_forward ? table.standard_forward : table.standard_backward;
+  }
+  throw Error(ErrorCode::internal, "the CPU has no kernel '" + plan.kernel + "'");
+}
+
+}  // namespace
+
+const KernelTable& kernel_table(CpuIsa isa) {
+  if (!has_isa(isa)) {
+    throw Error(ErrorCode::unavailable, "this CPU has no " + std::string(to_string(isa)) + "; its best instruction set is " +
+                                            std::string(to_string(best_isa())));
+  }
+  switch (isa) {
+#if defined(__x86_64__)
+    case CpuIsa::amx:
+    case CpuIsa::avx512: return avx512_table;
+    case CpuIsa::avx2: return avx2_table;
+#elif defined(__aarch64__)
+    case CpuIsa::neon: return neon_table;
+#endif
+    default: return generic_table;
+  }
+}
+
+DeviceInfo info() {
+  DeviceInfo info;
+  info.device = {.kind = DeviceKind::cpu};
+  info.name = model_name();
+  if (info.name.empty()) info.name = "CPU";
+  info.isa = support::settings().cpu_isa.value_or(best_isa());
+  kernel_table(info.isa);  // refuses one that is asked for and not here
+  info.threads = num_threads();
+  info.l2_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE) > 0 ? sysconf(_SC_LEVEL3_CACHE_SIZE) : sysconf(_SC_LEVEL2_CACHE_SIZE);
+  info.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  return info;
+}
+
+std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
+  const KernelTable& table = kernel_table(device.isa);
+  return std::make_unique<CpuKernel>(steps_of(table, plan), table.scratch_bytes);
+}
+
+}  // namespace flash_attention::cpu

@@ -1,0 +1,89 @@
+#pragma once
+
+// What crosses from the host side into the code of an instruction set: plain data and function pointers, and no header
+// with inline functions in it (see isa/).
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flash_attention::cpu {
+
+enum class Element : std::uint8_t { float32, float16, bfloat16, byte };
+
+/// [batch, seq, heads, dim] with unit last stride; strides in elements. Packed: batch_stride is 0.
+struct TensorView {
+  char* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t seq_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// [batch, heads_q, seq_q, seq_kv] with unit last stride; a stride of 0 broadcasts. Null where there is none.
+struct ScoreView {
+  char* data = nullptr;
+  Element element = Element::float32;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t q_stride = 0;
+};
+
+/// One call of attention. The same for every kernel.
+struct Call {
+  Element element = Element::float32;
+  TensorView q, k, v, out;
+  TensorView dout, dq, dk, dv;
+  float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
+  const float* dlse = nullptr;  // may be null
+
+  const std::int32_t* cu_seqlens_q = nullptr;  // null: not packed
+  const std::int32_t* cu_seqlens_kv = nullptr;
+  const std::int32_t* seqused_q = nullptr;
+  const std::int32_t* seqused_kv = nullptr;
+  const std::int32_t* key_lengths = nullptr;
+
+  ScoreView bias, mask, dbias;
+  const float* alibi_slopes = nullptr;
+  std::int64_t alibi_batch_stride = 0;
+  const float* sink = nullptr;
+  float* dsink = nullptr;
+
+  std::int64_t batch = 0, seq_q = 0, seq_kv = 0, total_q = 0;  // packed: seq_q and seq_kv are the longest
+  int heads_q = 0, heads_kv = 0, group = 1;
+  int head_dim = 0, head_dim_v = 0;
+
+  float scale = 1;
+  float softcap = 0;
+  std::int64_t window_left = -1, window_right = -1;
+  bool top_left = false;
+
+  bool dropout = false;
+  std::uint32_t drop_threshold = 0;
+  float keep_scale = 1;
+  std::uint64_t seed = 0, offset = 0;
+
+  int num_splits = 1;
+  char* workspace = nullptr;
+  std::int64_t workspace_offsets[8] = {};  // bytes; each kernel says what is where
+};
+
+/// One step of a kernel: runs item `item` of `count(call)` independent ones. `scratch` is the thread's own memory.
+struct Step {
+  std::int64_t (*count)(const Call& call);
+  void (*run)(const Call& call, std::int64_t item, void* scratch);
+};
+
+/// What an instruction set provides: for each kernel its steps, in order; a null count ends a list.
+struct KernelTable {
+  Step prefill[3];
+  Step decode[3];
+  Step backward[5];
+  Step standard_forward[4];
+  Step standard_backward[7];
+  std::size_t scratch_bytes;
+
+  void (*exp2)(const float* from, float* to, std::int64_t count);  // for tests; count a multiple of 16
+  void (*tanh)(const float* from, float* to, std::int64_t count);
+  double (*multiply_add)(std::int64_t rounds);  // keeps the multiply-add units busy; returns the FLOPs done
+};
+
+}  // namespace flash_attention::cpu

@@ -1,0 +1,103 @@
+#include "cpu/detect.h"
+
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace flash_attention::cpu {
+namespace {
+
+#if defined(__x86_64__)
+
+/// The state components that the operating system saves: bits 17 and 18 are the tiles' configuration and data.
+unsigned long long saved_state() {
+  unsigned low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<unsigned long long>(high) << 32) | low;
+}
+
+/// CPUID leaf 7 (AMX-TILE, AMX-BF16 and AVX512-BF16), XCR0, and the permission that Linux gives a process on request.
+/// Leaf 0x1D, the palette, is not asked: some hypervisors hide it, and palette 1 is architectural.
+bool has_amx() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(1, 0, &eax, &ebx, &ecx, &edx) == 0 || (ecx & (1u << 27)) == 0) return false;  // OSXSAVE
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  const bool tile = (edx & (1u << 24)) != 0, tile_bf16 = (edx & (1u << 22)) != 0;
+  if (!tile || !tile_bf16) return false;
+  constexpr unsigned long long tiles = 3ull << 17;
+  if ((saved_state() & tiles) != tiles) return false;
+  constexpr long arch_req_xcomp_perm = 0x1023, tile_data = 18;
+  return syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
+}
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+}
+
+bool has_avx2() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1u << 29)) != 0;
+  return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
+
+#endif
+
+/// Processors' worth of time that the control group allows; infinite where it sets no limit.
+double quota() {
+  std::string limit;
+  double period = 0;
+  if (std::ifstream("/sys/fs/cgroup/cpu.max") >> limit >> period && limit != "max" && period > 0) {
+    return std::stod(limit) / period;
+  }
+  double microseconds = 0;
+  if (std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> microseconds &&
+      std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period && microseconds > 0 && period > 0) {
+    return microseconds / period;
+  }
+  return INFINITY;
+}
+
+}  // namespace
+
+bool has_isa(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::generic: return true;
+#if defined(__x86_64__)
+    case CpuIsa::avx2: return has_avx2();
+    case CpuIsa::avx512: return has_avx512();
+    case CpuIsa::amx: {
+      static const bool amx = has_avx512() && has_amx();
+      return amx;
+    }
+#elif defined(__aarch64__)
+    case CpuIsa::neon: return true;
+#endif
+    default: return false;
+  }
+}
+
+CpuIsa best_isa() {
+  for (CpuIsa isa : {CpuIsa::amx, CpuIsa::avx512, CpuIsa::avx2, CpuIsa::neon}) {
+    if (has_isa(isa)) return isa;
+  }
+  return CpuIsa::generic;
+}
+
+int usable_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(1, static_cast<int>(std::min<double>(allowed, std::ceil(quota()))));
+}
+
+}  // namespace flash_attention::cpu

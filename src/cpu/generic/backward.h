@@ -1,0 +1,163 @@
+#pragma once
+
+// Backward, in five products a tile, with a query in each SIMD lane as in forward:
+//
+//     for each block of 48 queries of this item:
+//         for each tile of 64 keys that some query sees:
+//             S = K Qt, dP = V dOt                 P and dS from them: gradient.h
+//             dV += P dO, dK += dS Q               P and dS are broadcast from L1, dO and Q are vectors along head_dim
+//             dQt += K^T dS
+//         dQ = scale * dQt^T
+//
+// An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with sums
+// of its own for dK and dV: workspace_offsets[0] holds them, [split][batch][kv head][key][padded head_dim + head_dim_v].
+// A second step adds the splits in order, so the result is the same in every run. dsink's terms are at
+// workspace_offsets[2], one a row, added head by head in a third step; dbias.h is the fourth.
+
+#include "cpu/generic/gradient.h"
+#include "cpu/generic/partial.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+struct BackwardScratch {
+  GradientRows rows;
+  GradientTile tile;
+  alignas(64) float dQt[max_head_dim * block_q];
+  alignas(64) float Q[block_q * max_head_dim];  // rows of float, padded to whole vectors
+  alignas(64) float dO[block_q * max_head_dim];
+  alignas(64) float K[block_kv * max_head_dim];
+  alignas(64) float V[block_kv * max_head_dim];
+  alignas(64) float safe[block_kv * max_head_dim];
+  alignas(64) float factor[block_q];
+};
+
+/// Sums of dK and dV: a row holds both.
+struct KeyGradients {
+  std::int64_t k_columns, v_columns;
+  float* data;
+
+  KeyGradients(const Call& call, std::int64_t split, std::int64_t batch, int kv_head)
+      : k_columns(plan::cpu_padded(call.head_dim)), v_columns(plan::cpu_padded(call.head_dim_v)) {
+    data = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]) +
+           ((split * call.batch + batch) * call.heads_kv + kv_head) * call.seq_kv * stride();
+  }
+  std::int64_t stride() const { return k_columns + v_columns; }
+  float* dK(std::int64_t key) const { return data + key * stride(); }
+  float* dV(std::int64_t key) const { return data + key * stride() + k_columns; }
+};
+
+inline void copy_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, float* to) {
+  with_element(call.element, [&](auto type) {
+    using T = decltype(type);
+    const int stride = round_up(columns, vector_lanes);
+    for (int row = 0; row < block.rows; ++row) {
+      copy_row<T>(reinterpret_cast<const typename T::Stored*>(block.row(call, tensor, row)), columns, to + row * stride, stride);
+    }
+  });
+}
+
+/// sums[key] += sum over the block's rows of W[key][row] * rows[row].
+inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W, const float* rows, int columns, float* sums,
+                        std::int64_t sums_stride, float* buffer) {
+  const int stride = round_up(columns, vector_lanes);
+  static_assert(block_q <= block_kv, "rows fit in make_safe's list");
+  const SafeRows safe = make_safe({rows, stride}, block.rows, stride, tile.weighted, buffer);
+  multiply<Start::add, Order::row_major>({.A = W, .a_stride = block.lanes(), .B = safe.rows.data,
+                                          .b_stride = safe.rows.stride, .C = sums, .c_stride = sums_stride,
+                                          .rows = tile.count, .depth = block.rows, .vectors = stride / vector_lanes});
+  add_odd_rows(safe, W, {1, block.lanes()}, tile.count, sums, {sums_stride, 1}, columns);
+}
+
+inline void write_sink_terms(const Call& call, const RowBlock& block, const GradientRows& rows) {
+  float* terms = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[2]);
+  for (int lane = 0; lane < block.rows; ++lane) {
+    const float share = exp2_one(call.sink[block.head[lane]] * log2_e - rows.lse[lane]);
+    terms[block.row_idx(call, lane)] = block.unused[lane] ? 0 : -share * rows.delta[lane];
+  }
+}
+
+inline void backward_block(const Call& call, const RowBlock& block, const KeyGradients& sums, BackwardScratch& scratch) {
+  scratch.rows.load_rows(call, block, scratch.dQt);
+  copy_rows(call, block, call.q, call.head_dim, scratch.Q);
+  copy_rows(call, block, call.dout, call.head_dim_v, scratch.dO);
+  if (call.dsink != nullptr) write_sink_terms(call, block, scratch.rows);
+  for (int i = 0; i < call.head_dim * block.lanes(); ++i) scratch.dQt[i] = 0;
+  for (int lane = 0; lane < block.lanes(); ++lane) scratch.factor[lane] = call.scale;
+
+  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
+    const Tile tile = make_tile(call, block, begin);
+    if (tile.seen == Seen::none) continue;
+    const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);
+    const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, false, scratch.V);
+    scratch.tile.compute(call, block, tile, scratch.rows, K, V);
+    add_to_keys(block, tile, scratch.tile.P, scratch.dO, call.head_dim_v, sums.dV(begin), sums.stride(), scratch.safe);
+    scratch.tile.through_softcap(call, tile.count * block.lanes());
+    add_to_keys(block, tile, scratch.tile.dS, scratch.Q, call.head_dim, sums.dK(begin), sums.stride(), scratch.safe);
+    add_to_lanes<Start::add>(block, tile, K, call.head_dim, scratch.tile.dS, scratch.dQt, scratch.safe);
+  }
+  scatter_rows(call, block, scratch.dQt, call.head_dim, scratch.factor, call.dq);
+}
+
+inline std::int64_t backward_items(const Call& call) { return call.batch * call.heads_kv * call.num_splits; }
+
+inline void backward(const Call& call, std::int64_t item, void* memory) {
+  const std::int64_t split = item % call.num_splits;
+  const int kv_head = static_cast<int>(item / call.num_splits % call.heads_kv);
+  const std::int64_t batch = item / call.num_splits / call.heads_kv;
+  const KeyGradients sums(call, split, batch, kv_head);
+  for (std::int64_t i = 0; i < call.seq_kv * sums.stride(); ++i) sums.data[i] = 0;
+  for (std::int64_t row_block = split; row_block < blocks_per_head(call); row_block += call.num_splits) {
+    const RowBlock block(call, batch, kv_head * call.group, call.group, row_block * block_q);
+    if (block.rows > 0) backward_block(call, block, sums, *static_cast<BackwardScratch*>(memory));
+  }
+}
+
+constexpr int finish_keys = 256;  // keys that one item of the second step finishes
+
+inline std::int64_t finish_backward_items(const Call& call) {
+  return call.batch * call.heads_kv * ceil_div(call.seq_kv, finish_keys);
+}
+
+/// dK and dV of some keys from the sums of all splits.
+inline void finish_backward(const Call& call, std::int64_t item, void* /*scratch*/) {
+  const std::int64_t chunks = ceil_div(call.seq_kv, finish_keys);
+  const std::int64_t batch = item / chunks / call.heads_kv;
+  const int kv_head = static_cast<int>(item / chunks % call.heads_kv);
+  const Sequence sequence(call, batch);
+  const std::int64_t first = item % chunks * finish_keys, last = smaller(first + finish_keys, sequence.kv_rows);
+  const auto write = [&](const TensorView& tensor, int columns, float factor, auto sum_of) {
+    with_element(call.element, [&](auto type) {
+      using T = decltype(type);
+      for (std::int64_t key = first; key < last; ++key) {
+        auto* to = reinterpret_cast<typename T::Stored*>(tensor.data) + batch * tensor.batch_stride +
+                   (sequence.kv_begin + key) * tensor.seq_stride + kv_head * tensor.head_stride;
+        for (int c = 0; c < columns; c += vector_lanes) {
+          Vec sum{};
+          for (int split = 0; split < call.num_splits; ++split) {
+            sum += load(sum_of(KeyGradients(call, split, batch, kv_head), key) + c);
+          }
+          store_some<T>(to + c, sum * factor, columns - c);
+        }
+      }
+    });
+  };
+  write(call.dk, call.head_dim, call.scale, [](const KeyGradients& sums, std::int64_t key) { return sums.dK(key); });
+  write(call.dv, call.head_dim_v, 1, [](const KeyGradients& sums, std::int64_t key) { return sums.dV(key); });
+}
+
+inline std::int64_t sink_items(const Call& call) { return call.dsink != nullptr ? call.heads_q : 0; }
+
+inline void finish_sink(const Call& call, std::int64_t head, void* /*scratch*/) {
+  const float* terms = reinterpret_cast<const float*>(call.workspace + call.workspace_offsets[2]);
+  const bool packed = call.cu_seqlens_q != nullptr;
+  double sum = 0;
+  for (std::int64_t batch = 0; batch < (packed ? 1 : call.batch); ++batch) {
+    const std::int64_t rows = packed ? call.total_q : call.seq_q;
+    for (std::int64_t i = 0; i < rows; ++i) sum += terms[(batch * call.heads_q + head) * rows + i];
+  }
+  call.dsink[head] = static_cast<float>(sum);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

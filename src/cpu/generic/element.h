@@ -1,0 +1,85 @@
+#pragma once
+
+// The element types of tensors: each a type that loads and stores a vector of them as float.
+
+#include "cpu/call.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+struct Float32 {
+  using Stored = float;
+  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) { return cpu::load(from); }
+  static FLASH_ATTENTION_INLINE void store(Stored* to, Vec x) { cpu::store(to, x); }
+};
+
+struct Float16 {
+  using Stored = std::uint16_t;
+  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
+    return float16_to_float(*reinterpret_cast<const ShortInMemory*>(from));
+  }
+  static FLASH_ATTENTION_INLINE void store(Stored* to, Vec x) {
+    *reinterpret_cast<ShortInMemory*>(to) = float_to_float16(x);
+  }
+};
+
+struct Bfloat16 {
+  using Stored = std::uint16_t;
+  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
+    return bfloat16_to_float(*reinterpret_cast<const ShortInMemory*>(from));
+  }
+  static FLASH_ATTENTION_INLINE void store(Stored* to, Vec x) {
+    *reinterpret_cast<ShortInMemory*>(to) = float_to_bfloat16(x);
+  }
+};
+
+/// Of a boolean mask; only loaded.
+struct Boolean {
+  using Stored = std::uint8_t;
+  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
+    return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const ByteInMemory*>(from), Int), Vec);
+  }
+};
+
+/// Calls use(T{}) with the type of a tensor's elements.
+template <class Use>
+FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
+  switch (element) {
+    case Element::float32: return use(Float32{});
+    case Element::float16: return use(Float16{});
+    case Element::bfloat16: return use(Bfloat16{});
+    case Element::byte: return;
+  }
+}
+
+constexpr int size_of(Element element) {
+  return element == Element::float32 ? 4 : element == Element::byte ? 1 : 2;
+}
+
+/// The first `count` < vector_lanes elements, and 0.
+template <class T>
+FLASH_ATTENTION_INLINE Vec load_part(const typename T::Stored* from, int count) {
+  typename T::Stored part[vector_lanes] = {};
+  for (int i = 0; i < count; ++i) part[i] = from[i];
+  return T::load(part);
+}
+
+template <class T>
+FLASH_ATTENTION_INLINE void store_part(typename T::Stored* to, Vec x, int count) {
+  typename T::Stored part[vector_lanes];
+  T::store(part, x);
+  for (int i = 0; i < count; ++i) to[i] = part[i];
+}
+
+template <class T>
+FLASH_ATTENTION_INLINE Vec load_some(const typename T::Stored* from, int count) {
+  return count >= vector_lanes ? T::load(from) : load_part<T>(from, count);
+}
+
+template <class T>
+FLASH_ATTENTION_INLINE void store_some(typename T::Stored* to, Vec x, int count) {
+  count >= vector_lanes ? T::store(to, x) : store_part<T>(to, x, count);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

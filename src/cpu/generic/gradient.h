@@ -1,0 +1,77 @@
+#pragma once
+
+// What backward knows about a block of query rows, and the gradient of a tile of scores. docs/numerics.md has the formulas.
+
+#include "cpu/generic/dropout.h"
+#include "cpu/generic/hidden.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// A block's rows in lanes.
+struct GradientRows {
+  alignas(64) float Qt[max_head_dim * block_q];   // query_factor * Q^T
+  alignas(64) float dOt[max_head_dim * block_q];  // dO^T
+  alignas(64) float lse[block_q];                 // in units of log2(e); +inf for a row that saw nothing: P is 0
+  alignas(64) float delta[block_q];               // dot(dO, O) - dlse: what the softmax's normalisation passes back
+
+  /// buffer: [head_dim_v][lanes]
+  void load_rows(const Call& call, const RowBlock& block, float* buffer) {
+    const int lanes = block.lanes();
+    gather_rows(call, block, call.q, call.head_dim, query_factor(call), Qt);
+    gather_rows(call, block, call.dout, call.head_dim_v, 1, dOt);
+    gather_rows(call, block, call.out, call.head_dim_v, 1, buffer);
+    for (int v = 0; v < lanes; v += vector_lanes) {
+      Vec sum{};
+      for (int c = 0; c < call.head_dim_v; ++c) sum += load(dOt + c * lanes + v) * load(buffer + c * lanes + v);
+      store(delta + v, sum);
+    }
+    for (int lane = 0; lane < lanes; ++lane) {
+      const std::int64_t row = block.row_idx(call, lane);
+      if (call.dlse != nullptr) delta[lane] -= call.dlse[row];
+      lse[lane] = block.unused[lane] || call.lse[row] == -infinity ? infinity : call.lse[row] * log2_e;
+    }
+  }
+};
+
+/// A tile's scores on the way to gradients, each [keys][lanes].
+struct GradientTile {
+  alignas(64) float P[block_kv * block_q];           // first S, then P with dropout
+  alignas(64) float dS[block_kv * block_q];          // first dP, then dS before softcap
+  alignas(64) float derivative[block_kv * block_q];  // of softcap
+  alignas(64) float keep[block_kv * block_q];        // of dropout
+
+  /// P = 2^(S - lse); dS = P * (dP - delta); P and dP multiplied by dropout's factors.
+  void compute(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows, FloatRows K, FloatRows V) {
+    const int lanes = block.lanes();
+    score_tile(call, block, tile, K, rows.Qt, P, derivative);
+    multiply<Start::zero, Order::row_major>({.A = V.data, .a_stride = V.stride, .B = rows.dOt, .b_stride = lanes, .C = dS,
+                                             .c_stride = lanes, .rows = tile.count, .depth = call.head_dim_v,
+                                             .vectors = block.vectors});
+    if (call.dropout) dropout_factors(call, block, tile, keep);
+    for (int key = 0; key < tile.count; ++key) {
+      for (int v = 0; v < lanes; v += vector_lanes) {
+        const int i = key * lanes + v;
+        const Vec s = load(P + i);
+        const Vec p = exp2(s - load(rows.lse + v));
+        const Vec kept = call.dropout ? load(keep + i) : splat(1.0f);
+        const Vec dp = select(kept == 0.0f, Vec{}, load(dS + i) * kept);  // V may be NaN where it was dropped
+        const Vec ds = p * (dp - load(rows.delta + v));
+        store(P + i, p * kept);
+        store(dS + i, select(s == -infinity, Vec{}, ds));  // behind a hidden score dP may be NaN
+      }
+    }
+  }
+
+  /// From the gradient of the capped score to that of the raw one.
+  void through_softcap(const Call& call, int size) {
+    if (call.softcap == 0) return;
+    for (int i = 0; i < size; i += vector_lanes) {
+      const Vec ds = load(dS + i);
+      store(dS + i, select(ds == 0.0f, ds, ds * load(derivative + i)));  // behind a hidden score that may be NaN too
+    }
+  }
+};
+
+}  // namespace
+}  // namespace flash_attention::cpu

@@ -1,0 +1,117 @@
+#pragma once
+
+// A block of query rows, one a lane. Where several query heads share a key head their rows are stacked: row r of the stack
+// is query r / stack of head first_head + r % stack, so that neighbouring lanes see nearly the same keys.
+
+#include "cpu/call.h"
+#include "cpu/generic/element.h"
+#include "plan/cpu_tiles.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+constexpr int block_kv = plan::cpu_block_kv;
+constexpr int max_head_dim = plan::cpu_max_head_dim;
+constexpr int block_vectors = tile_vectors;
+constexpr int block_q = block_vectors * vector_lanes;
+
+template <class T>
+FLASH_ATTENTION_INLINE T smaller(T x, T y) { return x < y ? x : y; }
+template <class T>
+FLASH_ATTENTION_INLINE T larger(T x, T y) { return x > y ? x : y; }
+
+constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
+
+/// One sequence of the batch: where it lies and which of it is in use. docs/numerics.md.
+struct Sequence {
+  std::int64_t q_begin = 0, kv_begin = 0;  // in a packed tensor
+  std::int64_t q_rows, kv_rows;            // of the tensor
+  std::int64_t q_used, kv_used;
+  std::int64_t keys_visible;  // at most kv_used
+
+  Sequence(const Call& call, std::int64_t batch) : q_rows(call.seq_q), kv_rows(call.seq_kv) {
+    if (call.cu_seqlens_q != nullptr) {
+      q_begin = call.cu_seqlens_q[batch];
+      kv_begin = call.cu_seqlens_kv[batch];
+      q_rows = call.cu_seqlens_q[batch + 1] - q_begin;
+      kv_rows = call.cu_seqlens_kv[batch + 1] - kv_begin;
+    }
+    q_used = call.seqused_q != nullptr ? smaller<std::int64_t>(call.seqused_q[batch], q_rows) : q_rows;
+    kv_used = call.seqused_kv != nullptr ? smaller<std::int64_t>(call.seqused_kv[batch], kv_rows) : kv_rows;
+    keys_visible = call.key_lengths != nullptr ? smaller<std::int64_t>(call.key_lengths[batch], kv_used) : kv_used;
+    keys_visible = larger<std::int64_t>(keys_visible, 0);
+  }
+};
+
+struct RowBlock {
+  std::int64_t batch;
+  int kv_head;
+  Sequence sequence;
+  int rows = 0;     // 0: nothing to do
+  int vectors = 0;  // lanes in use: vectors * vector_lanes >= rows. Lanes past the rows repeat the last one
+  std::int32_t query[block_q], head[block_q];
+  alignas(64) std::int32_t begin[block_q], end[block_q];  // the keys that a lane sees, but for the boolean mask
+  bool unused[block_q];                                   // a row past seqused_q
+  std::int64_t key_begin = 0, key_end = 0;                // seen by any lane
+  std::int64_t full_begin = 0, full_end = 0;              // seen by all lanes
+
+  RowBlock(const Call& call, std::int64_t batch_idx, int first_head, int stack, std::int64_t first_row)
+      : batch(batch_idx), kv_head(first_head / call.group), sequence(call, batch_idx) {
+    const std::int64_t left = sequence.q_rows * stack - first_row;
+    if (left <= 0) return;
+    rows = static_cast<int>(smaller<std::int64_t>(left, block_q));
+    vectors = static_cast<int>(ceil_div(rows, vector_lanes));
+    key_begin = full_end = sequence.kv_rows;
+    for (int lane = 0; lane < vectors * vector_lanes; ++lane) {
+      const std::int64_t row = first_row + smaller(lane, rows - 1);
+      query[lane] = static_cast<std::int32_t>(row / stack);
+      head[lane] = first_head + static_cast<int>(row % stack);
+      find_keys(call, lane);
+      full_begin = larger<std::int64_t>(full_begin, begin[lane]);
+      full_end = smaller<std::int64_t>(full_end, end[lane]);
+      if (begin[lane] >= end[lane]) continue;
+      key_begin = smaller<std::int64_t>(key_begin, begin[lane]);
+      key_end = larger<std::int64_t>(key_end, end[lane]);
+    }
+    key_begin = key_begin / 16 * 16;  // dropout's bits come in groups of 16 keys
+  }
+
+  int lanes() const { return vectors * vector_lanes; }
+
+  /// Where row `lane` of a tensor over the query heads begins.
+  FLASH_ATTENTION_INLINE char* row(const Call& call, const TensorView& tensor, int lane) const {
+    return tensor.data + (batch * tensor.batch_stride + (sequence.q_begin + query[lane]) * tensor.seq_stride +
+                          head[lane] * tensor.head_stride) * size_of(call.element);
+  }
+
+  /// Key 0's row of the block's key head.
+  FLASH_ATTENTION_INLINE char* keys(const Call& call, const TensorView& tensor) const {
+    return tensor.data + (batch * tensor.batch_stride + sequence.kv_begin * tensor.seq_stride +
+                          kv_head * tensor.head_stride) * size_of(call.element);
+  }
+
+  /// The lane's row of lse, and its number among all rows of the call.
+  FLASH_ATTENTION_INLINE std::int64_t row_idx(const Call& call, int lane) const {
+    if (call.cu_seqlens_q != nullptr) return head[lane] * call.total_q + sequence.q_begin + query[lane];
+    return (batch * call.heads_q + head[lane]) * call.seq_q + query[lane];
+  }
+
+ private:
+  void find_keys(const Call& call, int lane) {
+    const std::int64_t diagonal = query[lane] + (call.top_left ? 0 : sequence.kv_used - sequence.q_used);
+    std::int64_t first = 0, last = sequence.keys_visible;
+    if (call.window_left >= 0) first = larger<std::int64_t>(first, diagonal - call.window_left);
+    if (call.window_right >= 0) last = smaller<std::int64_t>(last, diagonal + call.window_right + 1);
+    unused[lane] = query[lane] >= sequence.q_used;
+    if (unused[lane] || first >= last) first = last = 0;
+    begin[lane] = static_cast<std::int32_t>(first);
+    end[lane] = static_cast<std::int32_t>(last);
+  }
+};
+
+/// Blocks of stacked rows for one key head of one batch entry.
+inline std::int64_t blocks_per_head(const Call& call) { return ceil_div(call.seq_q * call.group, block_q); }
+
+}  // namespace
+}  // namespace flash_attention::cpu

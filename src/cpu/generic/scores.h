@@ -1,0 +1,154 @@
+#pragma once
+
+// What happens to a tile of raw scores S[key][lane] before the softmax: softcap, bias, ALiBi and masks, in the order of
+// docs/numerics.md. Scores are kept in units of log2(e), so that the softmax takes 2^x. A hidden score is -inf.
+
+#include "cpu/generic/lanes.h"
+#include "cpu/generic/math.h"
+#include "cpu/generic/multiply.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+enum class Seen { none, some, all };
+
+/// The keys [begin, begin + count) for one block.
+struct Tile {
+  std::int64_t begin;
+  int count;
+  Seen seen;
+  bool weighted;  // every row has a say in every key: nothing is hidden, nothing dropped
+};
+
+/// What Q is multiplied by when it is packed: softcap wants its argument, all else the score.
+FLASH_ATTENTION_INLINE float query_factor(const Call& call) {
+  return call.softcap > 0 ? call.scale / call.softcap : call.scale * log2_e;
+}
+
+FLASH_ATTENTION_INLINE const std::uint8_t* mask_row(const Call& call, const RowBlock& block, int lane) {
+  return reinterpret_cast<const std::uint8_t*>(call.mask.data) + block.batch * call.mask.batch_stride +
+         block.head[lane] * call.mask.head_stride + block.query[lane] * call.mask.q_stride;
+}
+
+inline Seen seen_through_mask(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
+  bool any = false, all = true;
+  for (int lane = 0; lane < block.rows; ++lane) {
+    const std::uint8_t* row = mask_row(call, block, lane) + begin;
+    std::uint8_t lowest = 255, highest = 0;
+    for (int j = 0; j < count; ++j) {
+      lowest = smaller(lowest, row[j]);
+      highest = larger(highest, row[j]);
+    }
+    any = any || highest != 0;
+    all = all && lowest != 0;
+  }
+  return all ? Seen::all : any ? Seen::some : Seen::none;
+}
+
+inline Tile make_tile(const Call& call, const RowBlock& block, std::int64_t begin) {
+  const int count = static_cast<int>(smaller<std::int64_t>(block_kv, block.key_end - begin));
+  const bool full = begin >= block.full_begin && begin + count <= block.full_end;
+  Seen seen = full ? Seen::all : Seen::some;
+  if (call.mask.data != nullptr) {
+    const Seen mask = seen_through_mask(call, block, begin, count);
+    seen = mask == Seen::all ? seen : mask;
+  }
+  return {begin, count, seen, seen == Seen::all && !call.dropout};
+}
+
+/// Calls use(key, v, values) with values = row_of(lane)[key] of the keys of a tile, a vector of lanes each.
+template <class T, class RowOf, class Use>
+inline void for_each_score(const RowBlock& block, const Tile& tile, RowOf row_of, Use use) {
+  for (int v = 0; v < block.vectors; ++v) {
+    for (int key = 0; key < tile.count; key += vector_lanes) {
+      const int count = smaller(tile.count - key, vector_lanes);
+      Vec square[vector_lanes];
+      for (int lane = 0; lane < vector_lanes; ++lane) {
+        square[lane] = load_some<T>(row_of(v * vector_lanes + lane) + tile.begin + key, count);
+      }
+      transpose(square);
+      for (int j = 0; j < count; ++j) use(key + j, v, square[j]);
+    }
+  }
+}
+
+/// S = softcap * tanh(S). Writes the derivative 1 - tanh^2 where it is asked for.
+inline void apply_softcap(const Call& call, int size, float* S, float* derivative) {
+  for (int i = 0; i < size; i += vector_lanes) {
+    const Vec t = tanh(load(S + i));
+    store(S + i, t * (call.softcap * log2_e));
+    if (derivative != nullptr) store(derivative + i, 1.0f - t * t);
+  }
+}
+
+inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+  with_element(call.bias.element, [&](auto type) {
+    using T = decltype(type);
+    const auto row_of = [&](int lane) {
+      return reinterpret_cast<const typename T::Stored*>(call.bias.data) + block.batch * call.bias.batch_stride +
+             block.head[lane] * call.bias.head_stride + block.query[lane] * call.bias.q_stride;
+    };
+    for_each_score<T>(block, tile, row_of, [&](int key, int v, Vec bias) {
+      float* s = S + (key * block.vectors + v) * vector_lanes;
+      store(s, load(s) + bias * log2_e);
+    });
+  });
+}
+
+inline void apply_alibi(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+  const std::int64_t shift = block.sequence.kv_used - block.sequence.q_used;
+  for (int v = 0; v < block.vectors; ++v) {
+    alignas(64) float slope[vector_lanes], position[vector_lanes];
+    for (int lane = 0; lane < vector_lanes; ++lane) {
+      const int l = v * vector_lanes + lane;
+      slope[lane] = call.alibi_slopes[block.batch * call.alibi_batch_stride + block.head[l]] * log2_e;
+      position[lane] = static_cast<float>(block.query[l] + shift - tile.begin);
+    }
+    for (int key = 0; key < tile.count; ++key) {
+      float* s = S + (key * block.vectors + v) * vector_lanes;
+      store(s, load(s) - load(slope) * absolute(load(position) - static_cast<float>(key)));
+    }
+  }
+}
+
+/// Hides what is outside each lane's range of keys.
+inline void apply_range(const RowBlock& block, const Tile& tile, float* S) {
+  for (int v = 0; v < block.vectors; ++v) {
+    const Int begin = load(block.begin + v * vector_lanes), end = load(block.end + v * vector_lanes);
+    for (int key = 0; key < tile.count; ++key) {
+      float* s = S + (key * block.vectors + v) * vector_lanes;
+      const Int j = Int{} + static_cast<std::int32_t>(tile.begin + key);
+      store(s, select((j >= begin) & (j < end), load(s), splat(-infinity)));
+    }
+  }
+}
+
+inline void apply_mask(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+  const auto row_of = [&](int lane) { return mask_row(call, block, lane); };
+  for_each_score<Boolean>(block, tile, row_of, [&](int key, int v, Vec visible) {
+    float* s = S + (key * block.vectors + v) * vector_lanes;
+    store(s, select(visible != 0.0f, load(s), splat(-infinity)));
+  });
+}
+
+/// All of it. S[tile.count][block.lanes()]; derivative is that of softcap, may be null.
+inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr) {
+  if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, derivative);
+  if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
+  if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);
+  if (tile.seen == Seen::all) return;
+  apply_range(block, tile, S);
+  if (call.mask.data != nullptr) apply_mask(call, block, tile, S);
+}
+
+/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q.
+inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
+                       float* derivative = nullptr) {
+  multiply<Start::zero, Order::row_major>({.A = K.data, .a_stride = K.stride, .B = Qt, .b_stride = block.lanes(), .C = S,
+                                           .c_stride = block.lanes(), .rows = tile.count, .depth = call.head_dim,
+                                           .vectors = block.vectors});
+  finish_scores(call, block, tile, S, derivative);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

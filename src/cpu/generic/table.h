@@ -1,0 +1,62 @@
+#pragma once
+
+// All kernels of an instruction set, as the table that its object exports.
+
+#include "cpu/generic/dbias.h"
+#include "cpu/generic/decode.h"
+#include "cpu/generic/standard.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+template <Vec function(Vec)>
+inline void map(const float* from, float* to, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += vector_lanes) store(to + i, function(load(from + i)));
+}
+
+inline double multiply_add(std::int64_t rounds) {
+  constexpr int chains = tile_rows * tile_vectors;
+  Vec sum[chains] = {};
+  Vec factor = splat(0.5f), addend = splat(1.0f);
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    __asm__ volatile("" : "+m"(factor), "+m"(addend));  // or the compiler would take the sums out of the loop
+    const Vec f = factor, a = addend;
+    FLASH_ATTENTION_UNROLL
+    for (int repeat = 0; repeat < 8; ++repeat) {
+      FLASH_ATTENTION_UNROLL
+      for (int i = 0; i < chains; ++i) sum[i] = sum[i] * f + a;
+    }
+  }
+  FLASH_ATTENTION_UNROLL
+  for (int i = 0; i < chains; ++i) __asm__ volatile("" : : "m"(sum[i]));
+  return 2.0 * 8 * chains * vector_lanes * static_cast<double>(rounds);
+}
+
+constexpr std::size_t largest(std::size_t x, std::size_t y) { return x > y ? x : y; }
+
+constexpr KernelTable make_table() {
+  return {
+      .prefill = {{forward_items, prefill}, {merge_items, merge}},
+      .decode = {{forward_items, decode}, {merge_items, merge}},
+      .backward = {{backward_items, backward},
+                   {finish_backward_items, finish_backward},
+                   {sink_items, finish_sink},
+                   {dbias_items, dbias}},
+      .standard_forward = {{standard_items, standard_scores},
+                           {standard_items, standard_softmax},
+                           {standard_items, standard_values}},
+      .standard_backward = {{standard_items, standard_score_gradients},
+                            {standard_items, standard_dq},
+                            {standard_key_items, standard_dkv},
+                            {sink_items, finish_sink},
+                            {dbias_items, dbias}},
+      .scratch_bytes = largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
+                               largest(sizeof(BackwardScratch), sizeof(DbiasScratch))),
+      .exp2 = map<exp2>,
+      .tanh = map<tanh>,
+      .multiply_add = multiply_add,
+  };
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

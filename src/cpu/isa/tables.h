@@ -1,0 +1,13 @@
+#pragma once
+
+#include "cpu/call.h"
+
+namespace flash_attention::cpu {
+
+// What each object of this folder exports, and nothing else (tests/cpu/symbols_test.cpp).
+extern const KernelTable generic_table;
+extern const KernelTable neon_table;
+extern const KernelTable avx2_table;
+extern const KernelTable avx512_table;
+
+}  // namespace flash_attention::cpu

@@ -1,0 +1,32 @@
+#pragma once
+
+// AVX2 with FMA and F16C (x86-64-v3).
+
+#include <immintrin.h>
+
+namespace flash_attention::cpu {
+namespace {
+constexpr int vector_lanes = 8;
+constexpr int tile_rows = 4;  // of the register tile: 4 x 3 accumulators, 3 vectors and 1 broadcast are 16 registers
+constexpr int tile_vectors = 3;
+}  // namespace
+}  // namespace flash_attention::cpu
+
+#include "cpu/simd/portable.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// The larger; y where either is NaN.
+FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)_mm256_max_ps((__m256)x, (__m256)y); }
+FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)_mm256_min_ps((__m256)x, (__m256)y); }
+
+FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) { return min(splat(128.0f), max(splat(-127.0f), x)); }
+
+FLASH_ATTENTION_INLINE Vec float16_to_float(Short half) { return (Vec)_mm256_cvtph_ps((__m128i)half); }
+FLASH_ATTENTION_INLINE Short float_to_float16(Vec x) {
+  return (Short)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

@@ -1,0 +1,43 @@
+#pragma once
+
+// AVX-512 F, BW, DQ, VL (x86-64-v4).
+
+#include <immintrin.h>
+
+namespace flash_attention::cpu {
+namespace {
+constexpr int vector_lanes = 16;
+constexpr int tile_rows = 8;  // of the register tile: 8 x 3 accumulators, 3 vectors and 1 broadcast of 32 registers
+constexpr int tile_vectors = 3;
+}  // namespace
+}  // namespace flash_attention::cpu
+
+#include "cpu/simd/vector.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// Masked forms with every lane on: the plain ones make GCC 12 warn of a variable in its own header.
+constexpr __mmask16 all_lanes = 0xffff;
+
+/// The larger; y where either is NaN.
+FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)_mm512_maskz_max_ps(all_lanes, (__m512)x, (__m512)y); }
+FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)_mm512_maskz_min_ps(all_lanes, (__m512)x, (__m512)y); }
+
+FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) { return x; }
+
+FLASH_ATTENTION_INLINE Vec round_to_integer(Vec x) { return (Vec)_mm512_maskz_roundscale_ps(all_lanes, (__m512)x, 0x08); }
+
+/// mantissa * 2^exponent; 0 where x < -126, so that no subnormal slows the products.
+FLASH_ATTENTION_INLINE Vec scale_by_power(Vec mantissa, Vec exponent, Vec x) {
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)mantissa, (__m512)exponent);
+}
+
+FLASH_ATTENTION_INLINE Vec float16_to_float(Short half) { return (Vec)_mm512_maskz_cvtph_ps(all_lanes, (__m256i)half); }
+FLASH_ATTENTION_INLINE Short float_to_float16(Vec x) {
+  return (Short)_mm512_maskz_cvtps_ph(all_lanes, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

@@ -1,0 +1,33 @@
+#pragma once
+
+// Arm's Advanced SIMD (every AArch64).
+
+#include <arm_neon.h>
+
+namespace flash_attention::cpu {
+namespace {
+constexpr int vector_lanes = 4;
+constexpr int tile_rows = 8;  // of the register tile: 8 x 3 accumulators, 3 vectors and broadcasts of 32 registers
+constexpr int tile_vectors = 3;
+}  // namespace
+}  // namespace flash_attention::cpu
+
+#include "cpu/simd/portable.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// The larger; y where either is NaN.
+FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)vmaxnmq_f32((float32x4_t)x, (float32x4_t)y); }
+FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)vminnmq_f32((float32x4_t)x, (float32x4_t)y); }
+
+/// vmax and vmin hand a NaN on, vmaxnm and vminnm drop it.
+FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) {
+  return (Vec)vminq_f32(vmaxq_f32((float32x4_t)x, vdupq_n_f32(-127.0f)), vdupq_n_f32(128.0f));
+}
+
+FLASH_ATTENTION_INLINE Vec float16_to_float(Short half) { return (Vec)vcvt_f32_f16((float16x4_t)half); }
+FLASH_ATTENTION_INLINE Short float_to_float16(Vec x) { return (Short)vcvt_f16_f32((float32x4_t)x); }
+
+}  // namespace
+}  // namespace flash_attention::cpu

@@ -1,0 +1,54 @@
+#pragma once
+
+// Vectors of float over the compiler's vector extensions. Each instruction set's header sets `vector_lanes`, includes this
+// file and adds the few operations that the extensions cannot say. Everything is in an unnamed namespace: each
+// instruction set is one translation unit, and nothing of it may be merged with another's by the linker.
+
+#include <cstdint>
+
+#if defined(__clang__)
+#define FLASH_ATTENTION_UNROLL _Pragma("unroll")
+#else
+#define FLASH_ATTENTION_UNROLL _Pragma("GCC unroll 16")
+#endif
+#define FLASH_ATTENTION_INLINE __attribute__((always_inline)) inline
+
+namespace flash_attention::cpu {
+namespace {
+
+using Vec = float __attribute__((vector_size(4 * vector_lanes)));
+using Int = std::int32_t __attribute__((vector_size(4 * vector_lanes)));
+using Uint = std::uint32_t __attribute__((vector_size(4 * vector_lanes)));
+using Short = std::uint16_t __attribute__((vector_size(2 * vector_lanes)));
+using Byte = std::uint8_t __attribute__((vector_size(vector_lanes)));
+
+// The same in memory: any alignment, any declared type.
+using VecInMemory = float __attribute__((vector_size(4 * vector_lanes), aligned(1), may_alias));
+using IntInMemory = std::int32_t __attribute__((vector_size(4 * vector_lanes), aligned(1), may_alias));
+using ShortInMemory = std::uint16_t __attribute__((vector_size(2 * vector_lanes), aligned(1), may_alias));
+using ByteInMemory = std::uint8_t __attribute__((vector_size(vector_lanes), aligned(1), may_alias));
+
+FLASH_ATTENTION_INLINE Vec load(const float* from) { return *reinterpret_cast<const VecInMemory*>(from); }
+FLASH_ATTENTION_INLINE Int load(const std::int32_t* from) { return *reinterpret_cast<const IntInMemory*>(from); }
+FLASH_ATTENTION_INLINE void store(float* to, Vec value) { *reinterpret_cast<VecInMemory*>(to) = value; }
+
+FLASH_ATTENTION_INLINE Vec splat(float value) { return Vec{} + value; }
+FLASH_ATTENTION_INLINE Vec select(Int where, Vec yes, Vec no) { return where ? yes : no; }
+FLASH_ATTENTION_INLINE Vec absolute(Vec x) { return (Vec)((Uint)x & 0x7fffffffu); }
+
+FLASH_ATTENTION_INLINE Vec bfloat16_to_float(Short bits) { return (Vec)(__builtin_convertvector(bits, Uint) << 16); }
+
+/// Rounds to nearest even; a NaN stays one.
+FLASH_ATTENTION_INLINE Short float_to_bfloat16(Vec x) {
+  const Uint bits = (Uint)x;
+  const Uint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Uint quiet = (bits >> 16) | 0x40u;
+  return __builtin_convertvector((Uint)select(x == x, (Vec)rounded, (Vec)quiet), Short);
+}
+
+constexpr float infinity = __builtin_inff();
+constexpr float log2_e = 1.44269504088896340736f;
+constexpr float ln_2 = 0.69314718055994530942f;
+
+}  // namespace
+}  // namespace flash_attention::cpu

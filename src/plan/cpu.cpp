@@ -1,0 +1,120 @@
+#include <algorithm>
+#include <array>
+
+#include "plan/cpu_tiles.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention::plan {
+namespace {
+
+std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
+
+int block_q(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::neon: return cpu_block_q_neon;
+    case CpuIsa::avx2: return cpu_block_q_avx2;
+    case CpuIsa::avx512:
+    case CpuIsa::amx: return cpu_block_q_avx512;
+    case CpuIsa::generic: break;
+  }
+  return cpu_block_q_generic;
+}
+
+std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }
+
+/// Query rows of the call; packed ones count once.
+std::int64_t total_rows(const Problem& problem) {
+  return problem.heads_q * (problem.packed ? problem.total_q : problem.batch * problem.seq_q);
+}
+
+/// Adds a part to the workspace, on a cache line of its own.
+void reserve(Plan& plan, int part, std::int64_t bytes) {
+  plan.workspace_offsets[static_cast<std::size_t>(part)] = static_cast<std::int64_t>(plan.workspace_bytes);
+  plan.workspace_bytes += static_cast<std::size_t>(ceil_div(bytes, 256) * 256);
+}
+
+std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
+
+std::string reject_decode(const Problem& problem, const DeviceInfo&) {
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  if (rows <= cpu_decode_rows) return {};
+  return "takes at most " + std::to_string(cpu_decode_rows) + " query rows of a key head, and there are " + std::to_string(rows);
+}
+
+/// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles.
+void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  constexpr std::int64_t min_split = 8 * cpu_block_kv;
+  plan.block_q = block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  const std::int64_t blocks = problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
+  plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
+  if (plan.num_splits == 1) return;
+  reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);  // sums
+  reserve(plan, 1, plan.num_splits * total_rows(problem) * 2 * 4);                               // statistics
+}
+
+/// Splits of the queries, each with its own sums of dK and dV.
+void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
+  // Heads that do not divide evenly leave threads idle at the end; splitting further costs memory and time for the sums.
+  const std::int64_t wanted = heads >= 4 * device.threads ? 1 : ceil_div(2 * device.threads, heads);
+  plan.num_splits = static_cast<int>(device.threads == 1 ? 1 : std::clamp<std::int64_t>(blocks / 2, 1, wanted));
+  const std::int64_t columns = cpu_padded(problem.head_dim) + cpu_padded(problem.head_dim_v);
+  reserve(plan, 0, plan.num_splits * problem.batch * problem.heads_kv * problem.seq_kv * columns * 4);  // dK and dV
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);                                         // dsink's terms
+}
+
+/// Score matrices, whole: S (then P), and for backward dS.
+void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  const std::int64_t blocks = problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;
+  reserve(plan, 0, matrix);
+  if (plan.pass == Pass::standard_forward) return;
+  reserve(plan, 1, matrix);
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);
+}
+
+constexpr std::array<KernelEntry, 5> entries{{
+    {.name = "cpu/decode",
+     .pass = Pass::forward,
+     .device = DeviceKind::cpu,
+     .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv)",
+     .reject = reject_decode,
+     .lay_out = lay_out_forward},
+    {.name = "cpu/prefill",
+     .pass = Pass::forward,
+     .device = DeviceKind::cpu,
+     .requirements = "none",
+     .reject = takes_all,
+     .lay_out = lay_out_forward},
+    {.name = "cpu/backward",
+     .pass = Pass::backward,
+     .device = DeviceKind::cpu,
+     .requirements = "none",
+     .reject = takes_all,
+     .lay_out = lay_out_backward},
+    {.name = "cpu/standard",
+     .pass = Pass::standard_forward,
+     .device = DeviceKind::cpu,
+     .requirements = "none; keeps whole score matrices",
+     .reject = takes_all,
+     .lay_out = lay_out_standard},
+    {.name = "cpu/standard",
+     .pass = Pass::standard_backward,
+     .device = DeviceKind::cpu,
+     .requirements = "none; keeps whole score matrices",
+     .reject = takes_all,
+     .lay_out = lay_out_standard},
+}};
+
+}  // namespace
+
+std::span<const KernelEntry> cpu_kernels() { return entries; }
+
+}  // namespace flash_attention::plan

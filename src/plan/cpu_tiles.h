@@ -1,0 +1,20 @@
+#pragma once
+
+// Sizes that the planner and the CPU kernels agree on. No includes: the objects of an instruction set see this file.
+
+namespace flash_attention::plan {
+
+constexpr int cpu_block_kv = 64;     // keys of a score tile: with 48 queries, 12 KB that never leave L1
+constexpr int cpu_decode_rows = 8;   // the most query rows of a key head that cpu/decode takes
+constexpr int cpu_max_head_dim = 256;
+
+// Query rows of a block: the lanes of a register tile's vectors.
+constexpr int cpu_block_q_generic = 8;
+constexpr int cpu_block_q_neon = 12;
+constexpr int cpu_block_q_avx2 = 24;
+constexpr int cpu_block_q_avx512 = 48;
+
+/// Columns of a row of floats in a workspace: whole vectors on every instruction set.
+constexpr long long cpu_padded(long long head_dim) { return (head_dim + 15) / 16 * 16; }
+
+}  // namespace flash_attention::plan
