@@ -12,14 +12,14 @@ namespace {
 int list(bool as_json, bool must_be_intact) {
   const std::vector<CacheEntry> entries = cache_entries();
   Json files = Json::array();
-  Table table({"kernel", "bytes", "state"});
+  Table table({"state", "bytes", "kernel"});
   std::int64_t total = 0;
   bool intact = true;
   for (const CacheEntry& entry : entries) {
     Json file = Json::object();
     files.push(
         file.add("path", entry.path).add("kernel", entry.kernel).add("bytes", entry.bytes).add("intact", entry.intact));
-    table.add({entry.kernel, std::to_string(entry.bytes), entry.intact ? "intact" : "DAMAGED"});
+    table.add({entry.intact ? "intact" : "DAMAGED", std::to_string(entry.bytes), entry.kernel});
     total += entry.bytes;
     intact = intact && entry.intact;
   }

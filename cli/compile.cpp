@@ -29,32 +29,49 @@ std::vector<Problem> common_problems() {
   return problems;
 }
 
+/// The GPU's own architecture, or the one that was asked for: no GPU is needed.
+DeviceInfo device_to_compile_for(const Arguments& arguments) {
+  if (!arguments.given("arch"))
+    return device_info(arguments.given("device") ? device_from(arguments) : Device{.kind = DeviceKind::cuda});
+  return planning_device(arch_from(arguments.text("arch")));
+}
+
 int compile(const Arguments& arguments) {
-  Options options;
-  options.device = device_from(arguments);
+  const DeviceInfo info = device_to_compile_for(arguments);
+  if (info.device.kind != DeviceKind::cuda) {
+    throw Error(ErrorCode::invalid_argument,
+                "--device: got " + to_string(info.device) + ", allowed: cuda (only GPU kernels are compiled)");
+  }
   const std::string kernel = arguments.words().empty() ? arguments.text("kernel") : arguments.words().front();
-  options.kernel = kernel;
   const std::vector<Problem> problems = arguments.on("common") ? common_problems() : std::vector{problem_from(arguments)};
   std::vector<Pass> passes{arguments.on("backward") ? Pass::backward : Pass::forward};
   if (arguments.on("common")) passes = {Pass::forward, Pass::backward};
 
   Progress progress;
   Json done = Json::array();
-  const DeviceInfo info = device_info(options.device);
+  Table table({"kernel", "registers", "spills", "state"});
+  std::size_t number = 0;
   for (const Problem& problem : problems) {
     for (const Pass pass : passes) {
       if (interrupted()) break;
-      const Plan plan = make_plan(problem, pass, info, options.kernel);
-      progress.show(format("%zu of %zu: %s", done.size() + 1, problems.size() * passes.size(), plan.kernel.c_str()));
-      prewarm(problem, pass, options);
-      Json entry = Json::object();
-      done.push(entry.add("kernel", plan.kernel).add("pass", to_string(pass)).add("problem", to_json(problem)));
-      progress.clear();
-      if (!arguments.on("json")) std::printf("ready  %-20s %s\n", plan.kernel.c_str(), describe(problem).c_str());
+      const Plan plan = make_plan(problem, pass, info, kernel);
+      progress.show(format("%zu of %zu: %s for %s", ++number, problems.size() * passes.size(), plan.kernel.c_str(),
+                           describe(problem).c_str()));
+      for (const KernelReport& report : flash_attention::compile(plan, info.arch)) {
+        Json entry = Json::object();
+        entry.add("kernel", report.kernel).add("registers", report.registers).add("spill_bytes", report.spill_bytes);
+        done.push(entry.add("path", report.path).add("compiled", report.compiled));
+        table.add({report.kernel.substr(0, report.kernel.find('{')), std::to_string(report.registers),
+                   std::to_string(report.spill_bytes), report.compiled ? "compiled" : "was there"});
+      }
     }
   }
-  if (arguments.on("json")) std::puts(done.text().c_str());
-  if (!arguments.on("json")) std::printf("in %s\n", cache_directory().c_str());
+  progress.clear();
+  if (arguments.on("json")) {
+    std::puts(done.text().c_str());
+  } else {
+    std::printf("%sin %s\n", table.text().c_str(), cache_directory().c_str());
+  }
   return interrupted() ? interrupted_by_user : ok;
 }
 
@@ -65,10 +82,12 @@ const Verb compile_verb{
     "compiles kernels ahead of time, so that no call waits for a compiler",
     "GPU kernels are compiled on first use and kept on disk. This makes them beforehand: for one problem, described by "
     "the\n"
-    "same flags as `run`, or with --common for what most models ask for.\n"
+    "same flags as `run`, or with --common for what most models ask for. It needs NVRTC; with --arch it needs no GPU.\n"
+    "To ship kernels: FLASH_ATTENTION_CACHE_DIR=folder flash-attention compile --common --arch sm_90, then let\n"
+    "FLASH_ATTENTION_AOT_DIR point to that folder where they are used.\n"
     "\n"
     "Examples:\n"
-    "  flash-attention compile --common\n"
+    "  flash-attention compile --common --arch sm_90\n"
     "  flash-attention compile forward/sm90 --head-dim 128 --dtype bf16 --causal\n",
     1,
     problem_flags() + std::vector<Flag>{{"backward", "", "compile the backward pass"},

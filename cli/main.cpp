@@ -6,6 +6,7 @@
 #include "cli/terminal.h"
 #include "cli/verb.h"
 #include "flash_attention/error.h"
+#include "flash_attention/runtime.h"
 #include "flash_attention/version.h"
 
 namespace flash_attention::cli {
@@ -37,6 +38,11 @@ void print_help(const Verb& verb) {
 int exit_code(ErrorCode code) {
   return code == ErrorCode::invalid_argument || code == ErrorCode::unsupported ? static_cast<int>(bad_usage)
                                                                                : static_cast<int>(code);
+}
+
+/// What the library has to say (a compilation that takes long, a healed cache file) is for people, not for scripts.
+void show_log(std::string_view message, void*) {
+  if (on_terminal()) std::fprintf(stderr, "\r\033[K%.*s\n", static_cast<int>(message.size()), message.data());
 }
 
 bool asks_for_help(std::string_view word) { return word == "--help" || word == "-h" || word == "help"; }
@@ -71,6 +77,7 @@ int dispatch(int count, char** texts) {
 int main(int count, char** texts) {
   using namespace flash_attention;
   cli::catch_interrupts();
+  set_log_callback(cli::show_log, nullptr);
   try {
     return cli::dispatch(count, texts);
   } catch (const Error& error) {

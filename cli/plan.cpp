@@ -10,13 +10,9 @@
 namespace flash_attention::cli {
 namespace {
 
-/// A GPU that need not be here: planning is a pure function of the facts, and the emulator knows those of each
-/// architecture.
 DeviceInfo device_to_plan_for(const Arguments& arguments) {
-  if (!arguments.given("arch") || !arguments.text("device").starts_with("cuda")) return device_info(device_from(arguments));
-  DeviceInfo info = device_info({.kind = DeviceKind::emulator, .emulated_arch = arch_from(arguments.text("arch"))});
-  info.device = {.kind = DeviceKind::cuda};
-  return info;
+  const bool elsewhere = arguments.given("arch") && arguments.text("device").starts_with("cuda");
+  return elsewhere ? planning_device(arch_from(arguments.text("arch"))) : device_info(device_from(arguments));
 }
 
 Json plan_to_json(const Plan& plan) {

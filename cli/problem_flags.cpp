@@ -51,6 +51,12 @@ int arch_from(std::string_view text) {
   return arch;
 }
 
+DeviceInfo planning_device(int arch) {
+  DeviceInfo info = device_info({.kind = DeviceKind::emulator, .emulated_arch = arch});
+  info.device = {.kind = DeviceKind::cuda};
+  return info;
+}
+
 Device device_from(const Arguments& arguments) {
   const std::string name = arguments.text("device");
   Device device = name == "best" ? best_device() : parse_device(name);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
 
@@ -21,9 +22,13 @@ void on_interrupt(int) {
 void catch_interrupts() { std::signal(SIGINT, on_interrupt); }
 bool interrupted() { return interrupt_seen != 0; }
 
-void Progress::show(const std::string& text) {
+bool on_terminal() {
   static const bool is_terminal = isatty(STDERR_FILENO) != 0;
-  if (!is_terminal) return;
+  return is_terminal;
+}
+
+void Progress::show(const std::string& text) {
+  if (!on_terminal()) return;
   std::fprintf(stderr, "\r\033[K%s", text.c_str());
   std::fflush(stderr);
   shown_ = true;
@@ -35,21 +40,26 @@ void Progress::clear() {
 }
 
 std::string Table::text() const {
-  std::vector<std::size_t> widths(rows_.front().size(), 0);
+  const std::size_t columns = rows_.front().size();
+  std::vector<std::size_t> widths(columns, 0);
+  std::vector<bool> numbers(columns, false);
   for (const auto& row : rows_) {
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (std::size_t i = 0; i < columns; ++i) widths[i] = std::max(widths[i], row[i].size());
   }
+  for (std::size_t i = 0; i < columns && rows_.size() > 1; ++i) numbers[i] = std::isdigit(rows_[1][i][0]) != 0;
   std::string text;
+  const auto add_line = [&](const auto& cell) {
+    std::string line;
+    for (std::size_t i = 0; i < columns; ++i) {
+      const std::string value = cell(i), pad(widths[i] - value.size(), ' ');
+      line += (i ? "  " : "") + (numbers[i] ? pad + value : value + pad);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  };
   for (std::size_t r = 0; r < rows_.size(); ++r) {
-    for (std::size_t i = 0; i < rows_[r].size(); ++i) {
-      const std::string pad(widths[i] - rows_[r][i].size(), ' ');
-      text += (i ? "  " : "") + (i ? pad + rows_[r][i] : rows_[r][i] + pad);
-    }
-    text += "\n";
-    if (r == 0) {
-      for (std::size_t i = 0; i < widths.size(); ++i) text += (i ? "  " : "") + std::string(widths[i], '-');
-      text += "\n";
-    }
+    add_line([&](std::size_t i) { return rows_[r][i]; });
+    if (r == 0) add_line([&](std::size_t i) { return std::string(widths[i], '-'); });
   }
   return text;
 }

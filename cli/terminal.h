@@ -9,6 +9,9 @@ namespace flash_attention::cli {
 void catch_interrupts();
 bool interrupted();
 
+/// Whether somebody reads stderr.
+bool on_terminal();
+
 /// One line on stderr that says what is going on; shown only where stderr is a terminal, gone when done.
 class Progress {
  public:
@@ -23,7 +26,7 @@ class Progress {
   bool shown_ = false;
 };
 
-/// Rows of text in aligned columns: the first to the left, the others to the right.
+/// Rows of text in aligned columns: numbers to the right, words to the left.
 class Table {
  public:
   explicit Table(std::vector<std::string> head) : rows_{std::move(head)} {}

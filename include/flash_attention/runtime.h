@@ -24,6 +24,19 @@ FLASH_ATTENTION_API void set_parallel_for(ParallelFor parallel_for, void* contex
 /// Compiles and loads what the call would need, so that the call itself never waits for a compiler.
 FLASH_ATTENTION_API void prewarm(const Problem& problem, Pass pass, const Options& options);
 
+/// A GPU kernel as the compiler left it.
+struct KernelReport {
+  std::string kernel;  ///< unit, architecture and configuration, in words
+  int registers = 0;   ///< of a thread
+  int spill_bytes = 0;
+  std::string path;       ///< where it is kept; empty where it is not
+  bool compiled = false;  ///< just now: it was in no cache
+};
+
+/// Compiles what a plan for a GPU launches into the cache on disk. Needs NVRTC and no GPU; `arch` is the compute
+/// capability, 90 for 9.0. Throws Error(unavailable | compile_failed).
+FLASH_ATTENTION_API std::vector<KernelReport> compile(const Plan& plan, int arch);
+
 /// One thing that `doctor` looks at.
 struct Finding {
   std::string subject;  ///< "NVRTC", "driver", "CPU", ...

@@ -2,9 +2,24 @@
 
 #include "cpu/backend.h"
 #include "cuda/backend.h"
+#include "jit/compile.h"
 #include "jit/diagnose.h"
 
 namespace flash_attention {
+
+std::vector<KernelReport> compile(const Plan& plan, int arch) {
+  std::vector<KernelReport> reports;
+  for (const Launch& launch : plan.launches) {
+    const jit::KernelKey key = jit::make_key(launch, arch);
+    const auto kernel = jit::compiled(key);
+    reports.push_back({.kernel = jit::to_string(key),
+                       .registers = kernel->report.registers,
+                       .spill_bytes = kernel->report.spill_store_bytes + kernel->report.spill_load_bytes,
+                       .path = kernel->path.string(),
+                       .compiled = kernel->compiled});
+  }
+  return reports;
+}
 
 std::vector<Finding> diagnose() {
   const DeviceInfo cpu = cpu::info();

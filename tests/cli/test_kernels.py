@@ -1,0 +1,53 @@
+"""The verbs about compiled kernels: compile and cache. Every test has a cache of its own."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def with_cache(command, tmp_path):
+    """Runs the command with an empty cache."""
+
+    def run(*words: object, code: int = 0) -> dict:
+        done = command(*words, "--json", code=code, env={**os.environ, "FLASH_ATTENTION_CACHE_DIR": str(tmp_path / "cache")})
+        return json.loads(done.stdout)
+
+    return run
+
+
+def needs_nvrtc(command):
+    findings = command.json("doctor")["findings"]
+    if not next(f for f in findings if f["subject"] == "NVRTC")["ok"]:
+        pytest.skip("NVRTC is not here")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_compile_needs_no_gpu_and_fills_the_cache(command, with_cache, arch):
+    needs_nvrtc(command)
+    words = ["compile", "--arch", arch, "--dtype", "fp16", "--head-dim", 64, "--kernel", "forward/portable"]
+    first = with_cache(*words)
+    assert first and all(k["compiled"] and k["registers"] > 0 and k["spill_bytes"] == 0 for k in first)
+    assert not any(k["compiled"] for k in with_cache(*words))
+    listed = with_cache("cache")
+    assert listed["intact"] and len(listed["files"]) == len(first)
+    assert all(arch in file["kernel"] for file in listed["files"])
+
+
+def test_a_damaged_file_is_found_and_clear_removes_it(command, with_cache):
+    needs_nvrtc(command)
+    with_cache("compile", "--arch", "sm_80", "--dtype", "fp16", "--kernel", "forward/portable")
+    path = with_cache("cache")["files"][0]["path"]
+    with open(path, "r+b") as file:
+        file.seek(100)
+        file.write(b"damage")
+    assert not with_cache("cache", "verify", code=1)["intact"]
+    assert with_cache("cache", "clear")["freed_bytes"] > 0
+    assert with_cache("cache")["files"] == []
+
+
+def test_a_cpu_has_nothing_to_compile(command):
+    done = subprocess.run([command.path, "compile", "--device", "cpu"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--device: got cpu, allowed: cuda" in done.stderr
