@@ -1,45 +1,83 @@
 #pragma once
 
 #include <array>
+#include <optional>
+#include <string>
 
 #include "tensor.h"
 
 namespace flash_attention::python {
 
-/// One call of the library, made from Python's arguments. Keeps the tensors it points into.
-///
-/// `tensors` is (q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv,
-/// key_lengths), None where absent; `scalars` is (max_seqlen_q, max_seqlen_kv, scale, softcap, causal, top_left,
-/// window_left, window_right, dropout_p, deterministic, heads_first, standard, kernel).
+/// What a call is besides its tensors; the order in which Python gives them.
+struct Scalars {
+  std::int64_t max_seqlen_q = 0;
+  std::int64_t max_seqlen_kv = 0;
+  std::optional<float> scale;
+  float softcap = 0;
+  bool causal = false;
+  bool top_left = false;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  float dropout_p = 0;
+  bool deterministic = false;
+  bool heads_first = false;  ///< [batch, heads, seq, head_dim]
+  bool standard = false;     ///< the textbook algorithm
+  std::string kernel;
+};
+
+/// The tensors that a call reads besides those of one pass, in the order in which Python gives them.
+enum Slot {
+  q,
+  k,
+  v,
+  bias,
+  mask,
+  alibi_slopes,
+  sink,
+  cu_seqlens_q,
+  cu_seqlens_kv,
+  seqused_q,
+  seqused_kv,
+  key_lengths,
+  num_slots
+};
+constexpr std::array<const char*, num_slots> slot_names = {
+    "q",         "k",          "v",          "bias", "mask", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_kv",
+    "seqused_q", "seqused_kv", "key_lengths"};
+using Slots = std::array<Tensor, num_slots>;  ///< absent ones have no data and rank -1
+
+/// The tensors of a backward pass.
+struct Gradients {
+  Tensor dout, dlse, dq, dk, dv, dbias, dsink;
+};
+
+/// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
 class Call {
  public:
-  Call(nb::tuple tensors, nb::tuple scalars);
+  Call(const Slots& tensors, const Scalars& scalars);
+  Call(const Call&) = delete;  // options.kernel points into it
 
-  void set_forward(nb::handle out, nb::handle lse, std::uint64_t seed, std::uint64_t offset);
-
-  /// `results` is (out, lse), `gradients` is (dout, dlse, dq, dk, dv, dbias, dsink).
-  void set_backward(nb::tuple results, nb::tuple gradients, std::uint64_t seed, std::uint64_t offset);
+  void set_forward(const Tensor& out, const Tensor& lse, std::uint64_t seed, std::uint64_t offset);
+  void set_gradients(const Gradients& gradients);
 
   Pass pass(bool backward) const;
+  std::size_t workspace(bool backward) const { return workspace_bytes(problem, pass(backward), options); }
+  void set_workspace(void* memory, std::size_t bytes);  ///< `memory` has workspace_alignment bytes more than `bytes`
+  void run(bool backward) const;
 
-  /// Runs the pass, on `stream` where q's library does not say which; `allocate(bytes)` gives a workspace if one is needed.
-  void run(bool backward, std::uintptr_t stream, nb::handle allocate);
+  static constexpr std::size_t workspace_alignment = 256;
 
   Problem problem;
   Buffers buffers;
   Options options;
 
  private:
-  static constexpr int max_tensors = 12 + 9;
-
-  const Tensor& add(nb::handle object, const char* name, bool writable = false);
   Strides strides_of(const Tensor& tensor) const;
-  const void* score_tensor(nb::handle object, const char* name, bool boolean, ScoreTensor& out);
-  const std::int32_t* lengths(nb::handle object, const char* name, std::int64_t count);
-  const Tensor& like(const Tensor& tensor, std::int64_t seq, std::int64_t heads, std::int64_t dim);
+  const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;
+  const std::int32_t* lengths(const Tensor& tensor, std::int64_t count) const;
+  const Tensor& like(const Tensor& tensor, std::int64_t seq, std::int64_t heads, std::int64_t dim) const;
+  const Tensor& here(const Tensor& tensor) const;
 
-  std::array<Tensor, max_tensors> tensors_;
-  int num_tensors_ = 0;
   int batch_axis_ = 0, seq_axis_ = 1, head_axis_ = 2, dim_axis_ = 3;
   bool standard_ = false;
   std::string kernel_;

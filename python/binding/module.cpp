@@ -35,27 +35,79 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
+Slots slots_of(const nb::tuple& tensors) {
+  Slots slots;
+  for (int slot = 0; slot < num_slots; ++slot) {
+    slots[slot] = optional_tensor(tensors[slot], slot_names[slot]);
+  }
+  return slots;
+}
+
+Scalars scalars_of(const nb::tuple& scalars) {
+  return {.max_seqlen_q = nb::cast<std::int64_t>(scalars[0]),
+          .max_seqlen_kv = nb::cast<std::int64_t>(scalars[1]),
+          .scale = scalars[2].is_none() ? std::nullopt : std::optional<float>(nb::cast<float>(scalars[2])),
+          .softcap = nb::cast<float>(scalars[3]),
+          .causal = nb::cast<bool>(scalars[4]),
+          .top_left = nb::cast<bool>(scalars[5]),
+          .window_left = nb::cast<std::int64_t>(scalars[6]),
+          .window_right = nb::cast<std::int64_t>(scalars[7]),
+          .dropout_p = nb::cast<float>(scalars[8]),
+          .deterministic = nb::cast<bool>(scalars[9]),
+          .heads_first = nb::cast<bool>(scalars[10]),
+          .standard = nb::cast<bool>(scalars[11]),
+          .kernel = nb::cast<std::string>(scalars[12])};
+}
+
+/// Runs the call on `stream` where q's library does not say which; `allocate(bytes)` gives a workspace if one is needed.
+void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) {
+  if (call.options.stream == nullptr) {
+    call.options.stream = reinterpret_cast<void*>(stream);
+  }
+  nb::object workspace;
+  Tensor memory;
+  if (const std::size_t bytes = call.workspace(backward)) {
+    workspace = allocate(bytes + Call::workspace_alignment);
+    memory = tensor_of(workspace, "workspace", true);
+    call.set_workspace(memory.data, bytes);
+  }
+  nb::gil_scoped_release released;
+  call.run(backward);
+}
+
 void run_forward(nb::tuple tensors, nb::tuple scalars, nb::handle out, nb::handle lse, std::uint64_t seed,
                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
-  Call call(tensors, scalars);
-  call.set_forward(out, lse, seed, offset);
-  call.run(false, stream, allocate);
+  const Slots slots = slots_of(tensors);
+  Call call(slots, scalars_of(scalars));
+  const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
+  call.set_forward(result, log_sums, seed, offset);
+  run(call, false, stream, allocate);
 }
 
 void run_backward(nb::tuple tensors, nb::tuple scalars, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
                   std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
-  Call call(tensors, scalars);
-  call.set_backward(results, gradients, seed, offset);
-  call.run(true, stream, allocate);
+  const Slots slots = slots_of(tensors);
+  Call call(slots, scalars_of(scalars));
+  const Tensor result = tensor_of(results[0], "out"), log_sums = tensor_of(results[1], "lse");
+  call.set_forward(result, log_sums, seed, offset);
+  const Gradients all{.dout = tensor_of(gradients[0], "dout"),
+                      .dlse = optional_tensor(gradients[1], "dlse"),
+                      .dq = tensor_of(gradients[2], "dq", true),
+                      .dk = tensor_of(gradients[3], "dk", true),
+                      .dv = tensor_of(gradients[4], "dv", true),
+                      .dbias = optional_tensor(gradients[5], "dbias", true),
+                      .dsink = optional_tensor(gradients[6], "dsink", true)};
+  call.set_gradients(all);
+  run(call, true, stream, allocate);
 }
 
 std::string explain_call(nb::tuple tensors, nb::tuple scalars, bool backward) {
-  const Call call(tensors, scalars);
+  const Call call(slots_of(tensors), scalars_of(scalars));
   return explain(call.problem, call.pass(backward), call.options);
 }
 
 void prewarm_call(nb::tuple tensors, nb::tuple scalars, bool backward) {
-  const Call call(tensors, scalars);
+  const Call call(slots_of(tensors), scalars_of(scalars));
   nb::gil_scoped_release released;
   prewarm(call.problem, call.pass(backward), call.options);
 }

@@ -125,6 +125,15 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
   return tensor;
 }
 
+Tensor optional_tensor(nb::handle object, const char* name, bool writable) {
+  if (object.is_none()) {
+    Tensor tensor;
+    tensor.name = name;
+    return tensor;
+  }
+  return tensor_of(object, name, writable);
+}
+
 Dtype dtype_of(const Tensor& tensor) {
   using Code = nb::dlpack::dtype_code;
   if (tensor.is_dtype(Code::Float, 32)) {

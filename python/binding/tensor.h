@@ -16,7 +16,7 @@ struct Tensor {
 
   const char* name = "";  ///< the argument, for messages
   void* data = nullptr;
-  int rank = 0;
+  int rank = -1;  ///< -1: there is no tensor
   std::int64_t sizes[max_rank] = {};
   std::int64_t strides[max_rank] = {};  ///< in elements
   nb::dlpack::dtype dtype{};
@@ -25,12 +25,16 @@ struct Tensor {
   nb::ndarray<> keep_alive;
 
   bool is_dtype(nb::dlpack::dtype_code code, int bits) const;
+  bool present() const { return rank >= 0; }
   std::string describe() const;  ///< "float32[2, 16, 4, 64]"
 };
 
 /// Reads a tensor through DLPack: by its library's C table where there is one (no allocation, no Python call), else by
 /// __dlpack__ or the buffer protocol. `writable` refuses read-only arrays. Throws nb::type_error naming the argument.
 Tensor tensor_of(nb::handle object, const char* name, bool writable = false);
+
+/// The same, or a tensor that is not present for None.
+Tensor optional_tensor(nb::handle object, const char* name, bool writable = false);
 
 /// The element type of q, k, v or a bias; throws nb::type_error naming the argument.
 Dtype dtype_of(const Tensor& tensor);

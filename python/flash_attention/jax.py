@@ -1,0 +1,117 @@
+"""JAX: attention() on jax arrays, through custom calls of XLA, with jit, grad and vmap.
+
+from flash_attention.jax import attention
+out = jax.jit(lambda q, k, v: attention(q, k, v, causal=True))(q, k, v)
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy
+
+from flash_attention import _core, functional
+from flash_attention.shapes import check_ranks, lse_shape, score_width
+
+_NAMES = (
+    "max_seqlen_q",
+    "max_seqlen_kv",
+    "scale",
+    "softcap",
+    "causal",
+    "top_left",
+    "window_left",
+    "window_right",
+    "dropout_p",
+    "deterministic",
+    "heads_first",
+    "standard",
+    "kernel",
+)
+_TYPES = {int: numpy.int64, bool: numpy.bool_, float: numpy.float32, str: str}
+_BIAS, _SINK = 3, 6
+
+
+def attention(q, k, v, **options):
+    """flash_attention.attention() for anything that jax.numpy.asarray takes. Dropout needs a static seed."""
+    return functional.attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), **options)
+
+
+def attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_kv=None, **options):
+    """flash_attention.attention_packed() for anything that jax.numpy.asarray takes."""
+    return functional.attention_packed(
+        jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), cu_seqlens_q, cu_seqlens_kv, **options
+    )
+
+
+def run(tensors, scalars, seed, offset, return_lse):
+    _register()
+    check_ranks(tensors)
+    q, k, v, bias, mask, slopes, sink, *lengths = tensors
+    if scalars[8] and seed is None:
+        raise ValueError("seed: got None; dropout in JAX needs a seed, a Python int")
+    width = score_width(tensors, scalars)
+    tensors = (q, k, v, _scores(bias, width), _scores(mask, width), _single(slopes), _single(sink), *lengths)
+    attributes = dict(zip(_NAMES, scalars, strict=True))
+    if attributes["scale"] is None:
+        attributes["scale"] = q.shape[-1] ** -0.5
+    kinds = (int, int, float, float, bool, bool, int, int, float, bool, bool, bool, str)
+    static = tuple((name, _TYPES[kind](attributes[name])) for name, kind in zip(_NAMES, kinds, strict=True))
+    out, lse = _attention((*static, ("seed", numpy.int64(seed or 0)), ("offset", numpy.int64(offset))), *tensors)
+    return (out, lse) if return_lse else out
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(static, *tensors):
+    return _forward(static, *tensors)[0]
+
+
+def _forward(static, *tensors):
+    q, v = tensors[0], tensors[2]
+    results = (
+        jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
+        jax.ShapeDtypeStruct(lse_shape(tensors, tuple(value for _, value in static)), jnp.float32),
+    )
+    out, lse = _call(results, tensors, (), static, backward=False)
+    return (out, lse), (tensors, out, lse)
+
+
+def _backward(static, residuals, cotangents):
+    tensors, out, lse = residuals
+    wanted = [0, 1, 2] + [slot for slot in (_BIAS, _SINK) if tensors[slot] is not None]
+    results = tuple(jax.ShapeDtypeStruct(tensors[slot].shape, tensors[slot].dtype) for slot in wanted)
+    gradients = dict(zip(wanted, _call(results, tensors, (out, lse, *cotangents), static, backward=True), strict=True))
+    return tuple(gradients.get(slot) for slot in range(len(tensors)))
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _call(results, tensors, more, static, backward):
+    present = sum(1 << slot for slot, tensor in enumerate(tensors) if tensor is not None)
+    operands = [tensor for tensor in tensors if tensor is not None]
+    target = jax.ffi.ffi_call("flash_attention", results, vmap_method="sequential")
+    return target(*operands, *more, **dict(static), present=numpy.int64(present), backward=numpy.bool_(backward))
+
+
+def _scores(scores, width):
+    if scores is None or scores.ndim == 0 or scores.shape[-1] == width:
+        return scores
+    return jnp.broadcast_to(scores, (*scores.shape[:-1], width))
+
+
+def _single(values):
+    return None if values is None else jnp.asarray(values, jnp.float32)
+
+
+def _register(done=[]):  # noqa: B006 - once per process
+    if done:
+        return
+    if not hasattr(_core, "jax_targets"):
+        raise ImportError(
+            "flash_attention was built without JAX's headers: pip install jax, then reinstall flash_attention with "
+            "--no-build-isolation"
+        )
+    for platform, target in _core.jax_targets.items():
+        jax.ffi.register_ffi_target("flash_attention", target, platform=platform)
+    done.append(True)

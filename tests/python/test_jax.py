@@ -1,0 +1,104 @@
+"""flash_attention.jax: the same results as the reference, with jit, grad and vmap."""
+
+import os
+
+import numpy
+import pytest
+import reference
+import torch
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from flash_attention import _core  # noqa: E402
+
+if not hasattr(_core, "jax_targets"):
+    pytest.skip("built without JAX's headers", allow_module_level=True)
+from flash_attention.jax import attention, attention_packed  # noqa: E402
+
+
+def arrays(*shapes):
+    return [torch.randn(shape).numpy() for shape in shapes]
+
+
+def exact(q, k, v, **options):
+    options = {
+        name: torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value for name, value in options.items()
+    }
+    out, lse = reference.attention(*(torch.from_numpy(array).double() for array in (q, k, v)), **options)
+    return out.numpy(), lse.numpy()
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (4, 1), "softcap": 5.0},
+    "dropout": {"dropout_p": 0.3, "seed": 8},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_forward(name):
+    q, k, v = arrays((2, 13, 4, 32), (2, 21, 2, 32), (2, 21, 2, 16))
+    options = OPTIONS[name]
+    out, lse = jax.jit(lambda *t: attention(*t, return_lse=True, **options))(q, k, v)
+    expected, expected_lse = exact(q, k, v, **options)
+    numpy.testing.assert_allclose(out, expected, atol=1e-5, rtol=1e-4)
+    numpy.testing.assert_allclose(lse, expected_lse, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_of_everything():
+    q, k, v, bias, sink = arrays((2, 13, 4, 32), (2, 21, 2, 32), (2, 21, 2, 32), (1, 4, 1, 21), (4,))
+    weights = torch.randn(2, 13, 4, 32).numpy()
+
+    def loss(q, k, v, bias, sink):
+        out, lse = attention(q, k, v, bias=bias, sink=sink, causal=True, return_lse=True)
+        return (out * weights).sum() + lse.sum()
+
+    ours = jax.jit(jax.grad(loss, argnums=range(5)))(q, k, v, bias, sink)
+    inputs = [torch.from_numpy(array).double().requires_grad_() for array in (q, k, v, bias, sink)]
+    out, lse = reference.attention(*inputs[:3], bias=inputs[3], sink=inputs[4], causal=True)
+    ((out * torch.from_numpy(weights)).sum() + lse.sum()).backward()
+    for gradient, tensor in zip(ours, inputs, strict=True):
+        numpy.testing.assert_allclose(gradient, tensor.grad.numpy(), atol=1e-4, rtol=1e-3)
+
+
+def test_vmap():
+    q, k, v = arrays((3, 2, 13, 4, 32), (3, 2, 21, 2, 32), (3, 2, 21, 2, 32))
+    out = jax.vmap(lambda *t: attention(*t, causal=True))(q, k, v)
+    for n in range(3):
+        numpy.testing.assert_allclose(out[n], attention(q[n], k[n], v[n], causal=True), atol=1e-6)
+    grads = jax.vmap(jax.grad(lambda q, k, v: attention(q, k, v).sum()))(q, k, v)
+    assert grads.shape == q.shape
+
+
+def test_packed():
+    q = arrays((30, 2, 16))[0]
+    starts = jnp.array([0, 10, 30], jnp.int32)
+    out = attention_packed(q, q, q, starts, causal=True)
+    for begin, end in ((0, 10), (10, 30)):
+        alone = attention(q[None, begin:end], q[None, begin:end], q[None, begin:end], causal=True)[0]
+        numpy.testing.assert_allclose(out[begin:end], alone, atol=1e-6)
+
+
+def test_bfloat16():
+    q = jnp.asarray(arrays((1, 16, 2, 32))[0], jnp.bfloat16)
+    out = attention(q, q, q)
+    assert out.dtype == jnp.bfloat16
+    expected, _ = exact(*(numpy.asarray(q.astype(jnp.float32)),) * 3)
+    numpy.testing.assert_allclose(out.astype(jnp.float32), expected, atol=2e-2)
+
+
+def test_dropout_needs_a_seed():
+    q = jnp.ones((1, 8, 2, 16))
+    with pytest.raises(ValueError, match="seed"):
+        attention(q, q, q, dropout_p=0.5)
+
+
+def test_errors_name_the_argument():
+    q = jnp.ones((1, 8, 2, 16))
+    with pytest.raises(ValueError, match="k: "):
+        attention(q, q[0], q)
+    with pytest.raises(Exception, match="v: got"):
+        jax.block_until_ready(attention(q, q, q[:, :4]))

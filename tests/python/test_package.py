@@ -1,0 +1,67 @@
+"""The package as a whole: what importing loads, the verbs, the stubs."""
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib import resources
+
+import flash_attention
+
+
+def python(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
+
+
+def test_import_loads_no_tensor_library():
+    done = python("-c", "import sys, flash_attention; print([m for m in ('torch', 'numpy', 'jax') if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_public_name_exists():
+    for name in flash_attention.__all__:
+        if name != "jax":
+            assert getattr(flash_attention, name) is not None
+
+
+def test_public_functions_are_documented():
+    for name in flash_attention.__all__:
+        value = None if name == "jax" else getattr(flash_attention, name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            assert inspect.getdoc(value), name
+
+
+def test_typed_and_stubbed():
+    files = {file.name for file in resources.files("flash_attention").iterdir()}
+    assert {"py.typed", "_core.pyi"} <= files
+    stub = (resources.files("flash_attention") / "_core.pyi").read_text()
+    from flash_attention import _core
+
+    for name in dir(_core):
+        if not name.startswith("_") and name != "jax_targets":
+            assert name in stub, f"{name} is missing from _core.pyi"
+
+
+def test_doctor():
+    findings = flash_attention.doctor()
+    assert {"subject", "ok", "detail", "advice"} == set(findings[0])
+    assert flash_attention.devices()[0]["device"] == "cpu"
+    done = python("-m", "flash_attention", "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["findings"]
+
+
+def test_verbs():
+    done = python("-m", "flash_attention", "--help")
+    assert done.returncode == 0
+    assert all(verb in done.stdout for verb in ("doctor", "compile"))
+    assert python("-m", "flash_attention", "nothing").returncode == 2
+    done = python(
+        "-m", "flash_attention", "compile", "--device", "cpu", "--dtype", "float32", "--seq", "64", "--heads", "2"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_version():
+    assert flash_attention.version() == flash_attention.__version__
+    assert flash_attention.__version__.count(".") == 2

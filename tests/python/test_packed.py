@@ -1,0 +1,59 @@
+"""attention_packed() against the reference, sequence by sequence."""
+
+import flash_attention
+import pytest
+import reference
+import torch
+from comparison import assert_close
+
+LENGTHS_Q = [5, 0, 33, 1, 20]
+LENGTHS_KV = [9, 4, 33, 0, 61]
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (6, 2)},
+    "softcap": {"softcap": 3.0, "scale": 0.5},
+    "dropout": {"dropout_p": 0.25, "seed": 99, "causal": True},
+}
+
+
+def starts(lengths, device):
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("longest", [True, False], ids=["max_seqlen", "unknown"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_packed(name, longest, dtype, device):
+    options = OPTIONS[name]
+    cu_q, cu_kv = starts(LENGTHS_Q, device), starts(LENGTHS_KV, device)
+    q = torch.randn(sum(LENGTHS_Q), 4, 32, device=device).to(dtype)
+    k = torch.randn(sum(LENGTHS_KV), 2, 32, device=device).to(dtype)
+    v = torch.randn(sum(LENGTHS_KV), 2, 24, device=device).to(dtype)
+    bounds = {"max_seqlen_q": max(LENGTHS_Q), "max_seqlen_kv": max(LENGTHS_KV)} if longest else {}
+    dout = torch.randn(sum(LENGTHS_Q), 4, 24, device=device, dtype=torch.float64)
+
+    def results(function, inputs):
+        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+        out, lse = function(*inputs)
+        return [out, lse, *torch.autograd.grad((out * dout.to(out.dtype)).sum(), inputs)]
+
+    def plain(q, k, v):
+        return reference.attention_packed(q, k, v, cu_q, cu_kv, **options)
+
+    def ours(q, k, v):
+        return flash_attention.attention_packed(q, k, v, cu_q, cu_kv, return_lse=True, **bounds, **options)
+
+    exact = results(plain, [tensor.double() for tensor in (q, k, v)])
+    for what, a, e, s in zip(
+        ("out", "lse", "dq", "dk", "dv"), results(ours, (q, k, v)), exact, results(plain, (q, k, v)), strict=True
+    ):
+        assert_close(a, e, s, f"{name} {what}")
+
+
+def test_same_lengths_for_keys_by_default(device):
+    cu = starts([3, 8], device)
+    q = torch.randn(11, 2, 16, device=device)
+    a = flash_attention.attention_packed(q, q, q, cu, causal=True)
+    b = flash_attention.attention_packed(q, q, q, cu, cu, causal=True)
+    assert torch.equal(a, b)

@@ -1,0 +1,133 @@
+"""scaled_dot_product_attention with torch's signature, and register()."""
+
+import inspect
+
+import flash_attention
+import pytest
+import torch
+from flash_attention import scaled_dot_product_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
+
+
+def exact(*tensors, **options):
+    options = {name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+               for name, value in options.items()}  # fmt: skip
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch_sdpa(*(tensor.double() for tensor in tensors), **options)
+
+
+SHAPES = {
+    "four": ((2, 4, 17, 32), (2, 4, 23, 32), (2, 4, 23, 32)),
+    "three": ((4, 17, 32), (4, 23, 32), (4, 23, 24)),
+    "five": ((2, 3, 4, 17, 32), (2, 3, 4, 23, 32), (2, 3, 4, 23, 32)),
+    "odd_head_dim": ((2, 4, 17, 30), (2, 4, 23, 30), (2, 4, 23, 13)),
+    "broadcast_batch": ((2, 4, 17, 32), (1, 4, 23, 32), (1, 4, 23, 32)),
+}
+
+
+@pytest.mark.parametrize("masked", ["none", "causal", "bool", "float", "row"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_matches_torch(name, masked, device):
+    q, k, v = (torch.randn(shape, device=device) for shape in SHAPES[name])
+    options = {"is_causal": masked == "causal"}
+    if masked == "bool":
+        options["attn_mask"] = torch.rand(17, 23, device=device) > 0.3
+        options["attn_mask"][:, 0] = True
+    if masked == "float":
+        options["attn_mask"] = torch.randn(*q.shape[:-1], 23, device=device)
+    if masked == "row":
+        options["attn_mask"] = torch.randn(17, 1, device=device)
+    actual = scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(actual.double(), exact(q, k, v, **options), atol=1e-5, rtol=1e-4)
+
+
+def test_grouped_heads(device):
+    q, k = torch.randn(2, 6, 9, 16, device=device), torch.randn(2, 2, 9, 16, device=device)
+    actual = scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    torch.testing.assert_close(actual.double(), exact(q, k, k, enable_gqa=True), atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        scaled_dot_product_attention(q, k, k)
+
+
+def test_scale_and_gradients(device):
+    inputs = [torch.randn(2, 4, 17, 32, device=device, requires_grad=True) for _ in range(3)]
+    ours = torch.autograd.grad(scaled_dot_product_attention(*inputs, scale=0.2, is_causal=True).square().sum(), inputs)
+    theirs = torch.autograd.grad(exact(*inputs, scale=0.2, is_causal=True).square().sum(), inputs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), atol=1e-4, rtol=1e-4)
+
+
+def test_what_we_do_not_take_goes_to_torch():
+    q = torch.randn(1, 2, 5, 16, dtype=torch.float64)
+    torch.testing.assert_close(scaled_dot_product_attention(q, q, q), torch_sdpa(q, q, q))
+    wide = torch.randn(1, 2, 5, 512)
+    torch.testing.assert_close(scaled_dot_product_attention(wide, wide, wide), torch_sdpa(wide, wide, wide))
+
+
+def test_refuses_mask_with_causal(device):
+    q = torch.randn(1, 2, 5, 16, device=device)
+    with pytest.raises(ValueError, match="attn_mask"):
+        scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(5, 5, device=device, dtype=torch.bool), is_causal=True)
+
+
+def test_has_torchs_parameters():
+    names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    assert list(inspect.signature(scaled_dot_product_attention).parameters) == names
+
+
+@pytest.fixture
+def registered():
+    flash_attention.register()
+    yield
+    flash_attention.unregister()
+
+
+def counted(monkeypatch):
+    """How often the binding's forward ran."""
+    from flash_attention import torch_ops
+
+    calls = []
+    original = torch_ops._core.forward
+
+    class Counting:
+        backward = torch_ops._core.backward
+
+        @staticmethod
+        def forward(*arguments):
+            calls.append(1)
+            return original(*arguments)
+
+    monkeypatch.setattr(torch_ops, "_core", Counting)
+    return calls
+
+
+def test_register_reaches_torchs_function(registered, monkeypatch):
+    calls = counted(monkeypatch)
+    inputs = [torch.randn(2, 4, 33, 32, requires_grad=True) for _ in range(3)]
+    mask = torch.randn(33, 33)
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask}):
+        ours = torch_sdpa(*inputs, **options)
+        theirs = exact(*inputs, **options)
+        torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-4)
+        for a, b in zip(
+            torch.autograd.grad(ours.square().sum(), inputs),
+            torch.autograd.grad(theirs.square().sum(), inputs),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b.to(a.dtype), atol=1e-4, rtol=1e-4)
+    assert len(calls) == 3
+
+
+def test_register_leaves_float64_to_torch(registered):
+    q = torch.randn(1, 2, 9, 16, dtype=torch.float64)
+    torch.testing.assert_close(torch_sdpa(q, q, q), exact(q, q, q))
+
+
+def test_unregister(monkeypatch):
+    calls = counted(monkeypatch)
+    flash_attention.register()
+    flash_attention.unregister()
+    q = torch.randn(1, 2, 9, 16)
+    torch_sdpa(q, q, q)
+    assert not calls
