@@ -1,9 +1,12 @@
 """How the ops behave among torch's own: tracing, export, autocast, checkpointing, misuse."""
 
+import inspect
+
 import flash_attention
 import pytest
 import torch
 from flash_attention import attention, attention_packed
+from flash_attention.functional import binding_arguments
 from torch.utils.checkpoint import checkpoint
 
 
@@ -83,19 +86,9 @@ def test_export(device):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_opcheck(name, device):
-    from flash_attention.functional import binding_arguments
-
-    options = {
-        "window": (-1, -1),
-        "scale": None,
-        "softcap": 0.0,
-        "causal": False,
-        "alignment": "bottom_right",
-        "dropout_p": 0.0,
-    }
-    options |= {"deterministic": False, "kernel": None, **OPTIONS[name]}
-    q, k, v = tensors(device)
-    slots, scalars = binding_arguments({"q": q, "k": k, "v": v, **options})
+    bound = inspect.signature(attention).bind(*tensors(device), **OPTIONS[name])
+    bound.apply_defaults()
+    slots, scalars = binding_arguments(bound.arguments)
     torch.library.opcheck(torch.ops.flash_attention.forward.default, (*slots, *scalars, 3, 0))
     out, lse, rng_state = torch.ops.flash_attention.forward(*slots, *scalars, 3, 0)
     arguments = (*slots, *scalars, out, lse, rng_state, torch.randn_like(out), None, False, False)
