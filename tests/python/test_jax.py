@@ -86,7 +86,7 @@ def test_bfloat16():
     q = jnp.asarray(arrays((1, 16, 2, 32))[0], jnp.bfloat16)
     out = attention(q, q, q)
     assert out.dtype == jnp.bfloat16
-    expected, _ = exact(*(numpy.asarray(q.astype(jnp.float32)),) * 3)
+    expected, _ = exact(*(numpy.array(q.astype(jnp.float32)),) * 3)
     numpy.testing.assert_allclose(out.astype(jnp.float32), expected, atol=2e-2)
 
 

@@ -65,3 +65,16 @@ def test_training_step(models):
     for a, b in zip(ours.parameters(), eager.parameters(), strict=True):
         if b.grad is not None:
             torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_sequences_end_to_end():
+    """Packed sequences, as padding-free training passes them, see themselves alone."""
+    from flash_attention.hugging_face import attention_forward
+
+    q, k, v = (torch.randn(1, 4, 15, 16) for _ in range(3))
+    starts = torch.tensor([0, 6, 15], dtype=torch.int32)
+    out, _ = attention_forward(torch.nn.Module(), q, k, v, None, cu_seq_lens_q=starts, cu_seq_lens_k=starts)
+    for begin, end in ((0, 6), (6, 15)):
+        part = (tensor[:, :, begin:end] for tensor in (q, k, v))
+        expected = torch.nn.functional.scaled_dot_product_attention(*part, is_causal=True)
+        torch.testing.assert_close(out[:, begin:end], expected.transpose(1, 2), atol=1e-5, rtol=1e-4)
