@@ -1,0 +1,419 @@
+#pragma once
+
+// Attention backward for sm_90 (Hopper), head dimensions up to 128: dK and dV of a tile of keys, and the tile's share of dQ.
+//
+// A block holds K and V of block_kv keys of one key head, 64 for each of its two or three warpgroups, and walks over the query
+// tiles (64 rows) of every query head of the group. Each step, in every warpgroup:
+//
+//     S^T = K Q^T          dP^T = V dO^T                          64 keys x 64 queries, in registers
+//     P^T = 2^(S^T - lse2)                    dV += P^T dO        P and dS never leave registers as left operands
+//     dS^T = P^T (dP^T - delta)               dK += dS^T Q
+//     dS to shared memory, transposed
+//     one of the warpgroups, in turn:         dQ += dS K          over all keys of the block; added to fp32 sums in memory
+//
+// Taking turns with dQ lets the others run ahead: the warpgroups drift apart, and one's exponentials hide under another's
+// products. dK and dV of a key head are complete in the block: grouped queries need no sums across blocks.
+// Where dQ must have the same bits in every run, or the head is too wide, backward/sm90_dq.cuh computes it instead.
+
+#include "backward/sm90_prepare.cuh"
+#include "backward/sm90_scores.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/matrix_store.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+
+namespace flash_attention {
+namespace backward_sm90 {
+
+/// The work of one block: a tile of keys, and the steps (query head, query tile) it walks over.
+template <BackwardConfig config>
+struct Task {
+  tile::Sequence sequence;
+  int kv_head_idx;
+  int kv_begin;
+  tile::TileRange tiles;  // query tiles, the same for every head of the group
+  int num_steps;
+
+  __device__ __forceinline__ explicit Task(const AttentionArgs& args) {
+    const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+    sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+    kv_head_idx = block.head_idx;
+    kv_begin = block.tile_idx * config.block_kv;
+    const tile::Score<config.features> score(args, sequence, kv_head_idx * args.group);
+    tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
+    num_steps = (tiles.end - tiles.begin) * args.group;
+  }
+
+  __device__ __forceinline__ int head_of(const AttentionArgs& args, int step) const {
+    return kv_head_idx * args.group + step / (tiles.end - tiles.begin);
+  }
+  __device__ __forceinline__ int q_begin_of(int step) const {
+    return (tiles.begin + step % (tiles.end - tiles.begin)) * tile_rows;
+  }
+};
+
+template <BackwardConfig config>
+struct alignas(1024) SharedStorage {
+  using S = Shape<config>;
+  using Chunk = typename S::Element[chunk_elements];
+
+  // Tiles are chunks of 64 columns; a chunk is rows of 128 bytes whose 16-byte pieces are swizzled by the row.
+  Chunk K[S::warpgroups][S::chunks];
+  Chunk V[S::warpgroups][S::chunks_v];
+  Chunk Q[S::stages][S::chunks];
+  Chunk dO[S::stages][S::chunks_v];
+  Chunk dS[config.deterministic ? 1 : S::warpgroups][config.deterministic ? 1 : S::warpgroups];  // [step's owner][keys of warpgroup]
+  float dQ[config.deterministic ? 1 : S::warpgroups][4][config.deterministic ? 4 : 16 * S::width];  // on their way to memory
+  float lse2[S::stages][tile_rows];
+  float delta[S::stages][tile_rows];
+  ptx::Mbarrier full[S::stages], free[S::stages], KV_full;
+  unsigned bad_keys[S::warpgroups];
+};
+
+/// Named barriers; the last two are followed by one for each warpgroup.
+enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5, barrier_warpgroup = 8 };
+
+/// The loading warp: one lane issues every copy, as far ahead as there are free slots.
+template <BackwardConfig config>
+__device__ __forceinline__ void load(const AttentionArgs& args, SharedStorage<config>& shared, const Task<config>& task) {
+  using S = Shape<config>;
+  const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
+  const int q_row = static_cast<int>(task.sequence.start_q), kv_row = static_cast<int>(task.sequence.start_kv);
+
+  ptx::mbarrier_arrive_expect_tx(shared.KV_full, S::kv_bytes);
+#pragma unroll 1
+  for (int w = 0; w < S::warpgroups; ++w) {
+    const int row = kv_row + task.kv_begin + w * tile_rows;
+#pragma unroll
+    for (int c = 0; c < S::chunks; ++c) ptx::tma_load_4d(shared.K[w][c], args.maps[map_K], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
+#pragma unroll
+    for (int c = 0; c < S::chunks_v; ++c) ptx::tma_load_4d(shared.V[w][c], args.maps[map_V], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
+  }
+  const float* lse2 = workspace<float>(args, workspace_lse2);
+  const float* delta = workspace<float>(args, workspace_delta);
+#pragma unroll 1
+  for (int step = 0; step < task.num_steps; ++step) {
+    const Turn<S::stages> turn(step);
+    const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step), row = q_row + q_begin;
+    const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
+    // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
+    ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
+#pragma unroll
+    for (int c = 0; c < S::chunks; ++c) ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx, batch_idx);
+#pragma unroll
+    for (int c = 0; c < S::chunks_v; ++c) ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx, batch_idx);
+    ptx::bulk_load(shared.lse2[turn.slot], lse2 + padded, tile_rows * 4, shared.full[turn.slot]);
+    ptx::bulk_load(shared.delta[turn.slot], delta + padded, tile_rows * 4, shared.full[turn.slot]);
+  }
+}
+
+/// One warpgroup that computes: 64 keys.
+template <BackwardConfig config>
+struct Worker {
+  using S = Shape<config>;
+  using Math = Scores<config, Rows::keys, tile_rows>;
+  static constexpr Type type = S::type;
+
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  const Task<config>& task;
+  const int warpgroup;
+  const int thread;  // in the warpgroup
+  bool bad_row[2] = {false, false};
+  bool any_bad = false;
+
+  // -- keys that must not be multiplied ---------------------------------------------------------------------------------
+
+  /// Zeroes the rows of K that no query may see, and rows with a NaN or Inf: dQ = dS K would multiply them by the zeros of
+  /// hidden scores. What a bad key does to the queries that see it, Scores does (bad_row).
+  __device__ __forceinline__ void clean_keys() {
+    const int row = thread / 2;  // two threads share a row
+    const bool hidden = task.kv_begin + warpgroup * tile_rows + row >= visible_kv();
+    bool bad = false;
+#pragma unroll 1
+    for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+      for (int piece = thread % 2; piece < 8; piece += 2) {
+        const auto words = ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece));
+#pragma unroll
+        for (int x = 0; x < 4; ++x) bad = bad || !finite(words[x]);
+      }
+    }
+    const unsigned bad_lanes = ptx::ballot(bad);
+    if (thread == 0) shared.bad_keys[warpgroup] = 0;
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // the mark is reset before anyone sets it
+    bad = (bad_lanes >> (thread % 32 & ~1) & 3) != 0;
+    if (bad || hidden) {
+#pragma unroll 1
+      for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+        for (int piece = thread % 2; piece < 8; piece += 2) {
+          ptx::store_shared(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece), ptx::Vector<unsigned, 4>{});
+        }
+      }
+      if (bad && !hidden) shared.bad_keys[warpgroup] = 1;
+    }
+    ptx::fence_async_shared();  // the zeros before the products that read them
+    // Row `lane / 4` and the row 8 below it are this thread's; each row was looked at by lanes 2 row and 2 row + 1.
+    const int lane = thread % 32;
+    bad_row[0] = (bad_lanes >> (2 * (lane / 4)) & 3) != 0;
+    bad_row[1] = (bad_lanes >> (2 * (lane / 4) + 16) & 3) != 0;
+    // The owner of a step multiplies the keys of all warpgroups.
+    ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
+    any_bad = shared.bad_keys[warpgroup] != 0;
+  }
+
+  __device__ __forceinline__ static bool finite(unsigned pair) {
+    constexpr unsigned exponent = type == Type::bfloat16 ? 0x7f80u : 0x7c00u;
+    return (pair & exponent) != exponent && (pair >> 16 & exponent) != exponent;
+  }
+  __device__ __forceinline__ int visible_kv() const { return task.sequence.visible_kv; }
+
+  /// Zeroes the rows of Q and dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup writes the
+  /// same zeros before its own products read them.
+  __device__ __forceinline__ void clear_foreign_rows(int slot, int used_rows) const {
+    if constexpr (S::foreign_rows) {
+      if (used_rows >= tile_rows) return;
+      const int pieces = (tile_rows - used_rows) * 8;  // of 16 bytes, in each chunk
+      for (int i = thread; i < pieces * (S::chunks + S::chunks_v); i += wg_threads) {
+        const int chunk = i / pieces, piece = i - chunk * pieces;
+        const void* base = chunk < S::chunks ? static_cast<const void*>(shared.Q[slot][chunk]) : shared.dO[slot][chunk - S::chunks];
+        ptx::store_shared(ptx::shared_address(base) + used_rows * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
+      }
+      ptx::fence_async_shared();                                     // the zeros before the products' reads
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // those of the whole warpgroup
+    }
+  }
+
+  // -- products ---------------------------------------------------------------------------------------------------------
+  // `fresh` is 0, hidden from the compiler: descriptors are added up where they are used, not kept in registers.
+
+  /// D = A B^T over the head dimension, A and B tiles of 64 rows in chunks.
+  template <int steps>
+  __device__ __forceinline__ static void issue_dots(float (&D)[tile_rows / 2], const void* A, const void* B, int fresh) {
+    const unsigned long long A_desc = ptx::wgmma_descriptor(A, 0, 1024) + fresh, B_desc = ptx::wgmma_descriptor(B, 0, 1024) + fresh;
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const int offset = (step / 4 * chunk_bytes + step % 4 * 32) / 16;
+      ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(D, A_desc + offset, B_desc + offset, step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// D += A B over 64 rows of B, A in registers.
+  template <int width>
+  __device__ __forceinline__ static void issue_rows(float (&D)[width / 2], const typename Math::Packed& A, const void* B, int fresh) {
+    const unsigned long long B_desc = ptx::wgmma_descriptor(B, chunk_bytes, 1024) + fresh;
+    ptx::wgmma_fence();  // A has been written by ordinary instructions
+#pragma unroll
+    for (int step = 0; step < tile_rows / 16; ++step) {
+      ptx::wgmma_rs<type, width, ptx::Major::mn>(D, A[step], B_desc + step * 16 * 128 / 16, true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// dQ = dS K over all keys of the block.
+  __device__ __forceinline__ void issue_dQ(float (&dQ)[S::width / 2], int owner, int fresh) const {
+    const unsigned long long dS_desc = ptx::wgmma_descriptor(shared.dS[owner], 0, 1024) + fresh;
+    const unsigned long long K_desc = ptx::wgmma_descriptor(shared.K, chunk_bytes, 1024) + fresh;
+    ptx::wgmma_fence();  // dQ's registers have been used for other things
+#pragma unroll
+    for (int step = 0; step < 4 * S::warpgroups; ++step) {
+      const int keys = step / 4, inside = step % 4;
+      ptx::wgmma_ss<type, S::width, ptx::Major::k, ptx::Major::mn>(
+          dQ, dS_desc + (keys * chunk_bytes + inside * 32) / 16, K_desc + (keys * S::chunks * chunk_bytes + inside * 2048) / 16, step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // -- dS and dQ through shared memory ----------------------------------------------------------------------------------
+
+  /// dS^T in registers (keys along the rows) to dS in shared memory (queries along the rows).
+  __device__ __forceinline__ void store_dS(const typename Math::Packed& dS, int owner) const {
+    const int lane = thread % 32, warp = thread / 32;
+    const unsigned chunk = ptx::shared_address(shared.dS[owner][warpgroup]);
+    const char* base = reinterpret_cast<const char*>(shared.dS[owner][warpgroup]);
+#pragma unroll
+    for (int step = 0; step < tile_rows / 16; ++step) {
+      const int q = 16 * step + (lane & 7) + 8 * (lane >> 4);
+      const unsigned address = swizzled(chunk, q, 2 * warp + (lane >> 3 & 1));
+      ptx::stmatrix_x4_trans(const_cast<char*>(base + (address - chunk)), dS[step][0], dS[step][1], dS[step][2], dS[step][3]);
+    }
+    ptx::fence_async_shared();  // dS before the product that reads it
+  }
+
+  /// Adds dQ of a query tile to the sums in memory, each warp its 16 rows, in the order of its registers.
+  __device__ __forceinline__ void reduce_dQ(const float (&dQ)[S::width / 2], float* sums) const {
+    const int lane = thread % 32, warp = thread / 32;
+    float* staging = shared.dQ[warpgroup][warp];
+    if (lane == 0) ptx::bulk_wait_read<0>();  // the copy before has left the staging buffer
+    __syncwarp();
+#pragma unroll
+    for (int group = 0; group < S::width / 8; ++group) {
+      ptx::store_shared(ptx::shared_address(staging + (group * 32 + lane) * 4),
+                        ptx::Vector<float, 4>{dQ[4 * group], dQ[4 * group + 1], dQ[4 * group + 2], dQ[4 * group + 3]});
+    }
+    ptx::fence_async_shared();  // the numbers before the copy that reads them
+    __syncwarp();
+    if (lane == 0) {
+      ptx::bulk_reduce_add(sums + 16 * warp * S::width, staging, 16 * S::width * 4);
+      ptx::bulk_commit();
+    }
+  }
+
+  // -- the walk ---------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void run() {
+    float dK[S::width / 2], dV[S::width_v / 2];
+#pragma unroll
+    for (float& x : dK) x = 0;
+#pragma unroll
+    for (float& x : dV) x = 0;
+    const int lane = thread % 32;
+    const int kv_begin = task.kv_begin + warpgroup * tile_rows;
+
+    auto walk_step = [&]<bool owner>(int step, int owner_idx) {
+      const Turn<S::stages> turn(step);
+      const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step);
+      const tile::Score<config.features> score(args, task.sequence, head_idx);
+      const tile::Dropout dropout(args, task.sequence.batch_idx, head_idx);
+      const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) && !(S::foreign_rows && q_begin + tile_rows > score.len_q);
+      const Math math{score, dropout, score.unit_scale() * tile::log2_e, q_begin, kv_begin, 16 * (thread / 32) + lane / 4, 2 * (lane % 4),
+                      !all_visible || any_bad, {bad_row[0], bad_row[1]}};
+      const int fresh = ptx::registers_fresh(0);
+      float St[tile_rows / 2], dPt[tile_rows / 2];
+      typename Math::Packed P, dS;
+      typename Math::Marks marks;
+
+      ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
+      clear_foreign_rows(turn.slot, score.len_q - q_begin);
+      ptx::wgmma_fence();  // the registers of S and dP have been used for other things
+      issue_dots<S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], fresh);
+      if constexpr (!S::lean) issue_dots<S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
+
+      // A thread's columns are queries: pairs of neighbours.
+      const auto statistic = [&](const float (&values)[tile_rows], int i) { return values[math.column + Math::column_of(i)]; };
+      ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
+      ptx::wgmma_pin(St);
+      math.probabilities(St, P, marks, [&](int i) { return statistic(shared.lse2[turn.slot], i); });
+      ptx::wgmma_pin(P);
+      if constexpr (S::lean) {
+        ptx::wgmma_fence();  // the registers of dP have been used for other things
+        issue_dots<S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
+      }
+      issue_rows<S::width_v>(dV, P, shared.dO[turn.slot], fresh);
+
+      ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
+      ptx::wgmma_pin(dPt);
+      if constexpr (S::lean) ptx::wgmma_pin(P);
+      if constexpr (S::reread_P) {
+#pragma unroll
+        for (int i = 0; i < tile_rows / 2; i += 2) {
+          St[i] = ptx::unpack_low<type>(P[i / 8][i / 2 % 4]);
+          St[i + 1] = ptx::unpack_high<type>(P[i / 8][i / 2 % 4]);
+        }
+      }
+      math.gradients(St, dPt, dS, marks, [&](int i) { return statistic(shared.delta[turn.slot], i); });
+      ptx::wgmma_pin(dS);
+      if constexpr (!config.deterministic) {
+        // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
+        if (!owner && step >= S::warpgroups) ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
+        store_dS(dS, owner_idx);
+        if (!owner) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
+      }
+      issue_rows<S::width>(dK, dS, shared.Q[turn.slot], fresh);
+      if constexpr (owner && !config.deterministic) {
+        ptx::barrier_sync(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);  // dS of all warpgroups is there
+      }
+      ptx::wgmma_wait<0>();  // dV and dK are done: P, dS and the tile's slot are free
+      ptx::wgmma_pin(dK);
+      ptx::wgmma_pin(dV);
+      if constexpr (!S::lean) ptx::wgmma_pin(P);
+      ptx::wgmma_pin(dS);
+      if (thread == 0) ptx::mbarrier_arrive(shared.free[turn.slot]);
+      if constexpr (owner && !config.deterministic) {
+        float dQ[S::width / 2];
+        issue_dQ(dQ, owner_idx, fresh);
+        ptx::wgmma_wait<0>();  // dQ is there
+        ptx::wgmma_pin(dQ);
+        ptx::barrier_arrive(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
+        const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
+        reduce_dQ(dQ, workspace<float>(args, workspace_dQ) + padded * S::width);
+      }
+    };
+
+    ptx::mbarrier_wait(shared.KV_full, 0);  // K and V have landed
+    clean_keys();
+    int owner_idx = 0;
+#pragma unroll 1
+    for (int step = 0; step < task.num_steps; ++step) {
+      if (owner_idx == warpgroup && !config.deterministic) {
+        walk_step.template operator()<true>(step, owner_idx);
+      } else {
+        walk_step.template operator()<false>(step, owner_idx);
+      }
+      owner_idx = owner_idx + 1 == S::warpgroups ? 0 : owner_idx + 1;
+    }
+    if constexpr (!config.deterministic) {
+      // Every owner has said once more that it has read its buffer; nobody may leave those arrivals behind.
+#pragma unroll 1
+      for (int owner = 0; owner < S::warpgroups; ++owner) {
+        if (owner != warpgroup && owner < task.num_steps) ptx::barrier_sync(barrier_dS_read + owner, S::warpgroups * wg_threads);
+      }
+      if (lane == 0) ptx::bulk_wait<0>();  // shared memory outlives the copies that read it
+    }
+    write<config.head_dim>(args.dK, dK, args.scale);
+    write<config.head_dim_v>(args.dV, dV, 1);
+  }
+
+  /// Rows of this warpgroup to a gradient tensor.
+  template <int dim, int count>
+  __device__ __forceinline__ void write(const TensorView& view, const float (&values)[count], float factor) const {
+    const auto rows = tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx);
+    const int lane = thread % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int j = task.kv_begin + warpgroup * tile_rows + 16 * (thread / 32) + lane / 4 + 8 * half;
+      if (j >= rows.count) continue;
+      typename S::Element* row = rows.data + j * rows.stride + 2 * (lane % 4);
+#pragma unroll
+      for (int group = 0; group < dim / 8; ++group) {
+        const unsigned pair = ptx::pack<type>(values[4 * group + 2 * half] * factor, values[4 * group + 2 * half + 1] * factor);
+        ptx::store_global(reinterpret_cast<unsigned*>(row + 8 * group), pair);
+      }
+    }
+  }
+};
+
+}  // namespace backward_sm90
+
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  using S = Shape<config>;
+  const Task<config> task(args);
+  if (task.kv_begin >= task.sequence.rows_kv) return;
+  auto& shared = ptx::shared_storage<SharedStorage<config>>();
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::stages; ++s) {
+      ptx::mbarrier_init(shared.full[s], 1);
+      ptx::mbarrier_init(shared.free[s], S::warpgroups);
+    }
+    ptx::mbarrier_init(shared.KV_full, 1);
+    ptx::mbarrier_init_fence();  // TMA sees the barriers
+  }
+  __syncthreads();  // everyone sees the barriers
+
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  if (warpgroup == 0) {
+    ptx::registers_decrease<S::load_registers>();
+    if (threadIdx.x == 0) load(args, shared, task);
+  } else {
+    ptx::registers_increase<S::work_registers>();
+    Worker<config>{args, shared, task, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+  }
+}
+
+}  // namespace flash_attention

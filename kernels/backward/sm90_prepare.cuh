@@ -1,0 +1,103 @@
+#pragma once
+
+// Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
+//
+//   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0
+//   convert: dQ = scale * the sums, in the tensor's type
+//
+// Both: one block of 128 threads takes 64 query rows of one head.
+
+#include "backward/sm90_shape.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace flash_attention {
+namespace backward_sm90 {
+
+struct RowTile {
+  tile::Sequence sequence;
+  int head_idx;
+  int q_begin;
+  long long padded;  // first row of the tile in the padded layout of its head
+
+  template <Features features>
+  __device__ __forceinline__ static RowTile of_block(const AttentionArgs& args) {
+    const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, tile_rows), args.heads_q);
+    RowTile tile;
+    tile.sequence = tile::make_sequence<features>(args, block.batch_idx);
+    tile.head_idx = block.head_idx;
+    tile.q_begin = block.tile_idx * tile_rows;
+    tile.padded = block.head_idx * padded_rows(args) + padded_start(args, tile.sequence) + tile.q_begin;
+    return tile;
+  }
+};
+
+}  // namespace backward_sm90
+
+/// Eight lanes share a row, 16 bytes each at a time; a warp has four rows, a block sixteen.
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  using Element = typename Shape<config>::Element;
+  using Eight = ptx::Vector<unsigned, 4>;
+  constexpr Type type = config.features.dtype;
+  const RowTile tile = RowTile::of_block<config.features>(args);
+  if (tile.q_begin >= tile.sequence.rows_q) return;
+  const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);
+  const auto dO = tile::query_rows<const Element, config.features>(args.dO, tile.sequence, tile.head_idx);
+  const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
+  const int lane = threadIdx.x % 8;
+
+#pragma unroll 1
+  for (int row = threadIdx.x / 8; row < tile_rows; row += 16) {
+    const int i = tile.q_begin + row;
+    const bool used = i < tile.sequence.len_q;
+    float sum = 0;
+    for (int column = 8 * lane; used && column < config.head_dim_v; column += 64) {
+      const Eight o = ptx::load_readonly(reinterpret_cast<const Eight*>(O.data + i * O.stride + column));
+      const Eight d = ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column));
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        sum += ptx::unpack_low<type>(o[p]) * ptx::unpack_low<type>(d[p]) + ptx::unpack_high<type>(o[p]) * ptx::unpack_high<type>(d[p]);
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+    if (lane != 0) continue;
+    const float lse = used ? args.lse[statistics + i] : -tile::infinity;
+    if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
+    workspace<float>(args, workspace_lse2)[tile.padded + row] = lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
+    workspace<float>(args, workspace_delta)[tile.padded + row] = used ? sum : 0;
+  }
+  if constexpr (!config.deterministic) {
+    constexpr int pieces = tile_rows * Shape<config>::width / 4;
+    auto* sums = reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, workspace_dQ) + tile.padded * Shape<config>::width);
+    for (int piece = threadIdx.x; piece < pieces; piece += wg_threads) ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
+  }
+}
+
+/// The sums lie in fragment order: for each 16 rows (one warp), for each 8 columns, the four registers of each lane.
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  using S = Shape<config>;
+  const RowTile tile = RowTile::of_block<config.features>(args);
+  if (tile.q_begin >= tile.sequence.rows_q) return;
+  const auto dQ = tile::query_rows<typename S::Element, config.features>(args.dQ, tile.sequence, tile.head_idx);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float* sums = workspace<float>(args, workspace_dQ) + (tile.padded + 16 * warp) * S::width;
+
+#pragma unroll 4
+  for (int group = 0; group < config.head_dim / 8; ++group) {
+    const auto four = ptx::load_global(reinterpret_cast<const ptx::Vector<float, 4>*>(sums) + group * 32 + lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = tile.q_begin + 16 * warp + lane / 4 + 8 * half;
+      if (i >= tile.sequence.rows_q) continue;
+      const unsigned pair = ptx::pack<S::type>(four[2 * half] * args.scale, four[2 * half + 1] * args.scale);
+      ptx::store_global(reinterpret_cast<unsigned*>(dQ.data + i * dQ.stride + 8 * group + 2 * (lane % 4)), pair);
+    }
+  }
+}
+
+}  // namespace flash_attention

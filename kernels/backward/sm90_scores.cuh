@@ -1,0 +1,156 @@
+#pragma once
+
+// From the products S = Q K^T and dP = dO V^T of a tile, in registers, to P and dS: options, mask, dropout.
+//
+// The tile may lie either way: with the keys along the rows (S^T, for dK and dV) or with the queries along the rows (S, for
+// dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and column
+// 8 (i / 4) + 2 (lane % 4) + i % 2.
+
+#include "backward/sm90_shape.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "tile/dropout.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+enum class Rows : int { keys, queries };
+
+template <BackwardConfig config, Rows rows, int columns>
+struct Scores {
+  static constexpr Features features = config.features;
+  static constexpr int count = columns / 2;
+  static constexpr int words = tile::ceil_div(count, 32);
+  using Tile = float[count];
+  using Packed = unsigned[columns / 16][4];
+  static constexpr Type type = features.dtype;
+  static constexpr bool linear = tile::Score<features>::linear;
+
+  const tile::Score<features>& score;
+  const tile::Dropout& dropout;
+  float exponent_scale;
+  int q_begin;   // of the tile
+  int kv_begin;  // of the tile
+  int row;       // this thread's first row, in the tile
+  int column;    // this thread's first column, in the tile
+  bool edge;     // some scores of the tile are hidden
+  bool bad_row[2];  // Rows::keys: the key holds a NaN or Inf, which was taken out of shared memory
+
+  __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
+  __device__ __forceinline__ static constexpr int column_of(int i) { return 8 * (i / 4) + i % 2; }
+  __device__ __forceinline__ int query(int i) const {
+    return q_begin + (rows == Rows::keys ? column + column_of(i) : row + 8 * row_of(i));
+  }
+  __device__ __forceinline__ int key(int i) const {
+    return kv_begin + (rows == Rows::keys ? row + 8 * row_of(i) : column + column_of(i));
+  }
+
+  /// Bits of the registers whose score is hidden, and of those that dropout drops.
+  struct Marks {
+    unsigned hidden[words] = {};
+    unsigned dropped[words] = {};
+
+    __device__ __forceinline__ bool is_hidden(int i) const { return hidden[i / 32] >> (i % 32) & 1; }
+    __device__ __forceinline__ bool is_dropped(int i) const { return dropped[i / 32] >> (i % 32) & 1; }
+  };
+
+  /// S becomes P before dropout, times the slope of the soft cap where there is one; P is packed as operand A, dropout applied.
+  /// lse2(i) is the row statistic of register i's query.
+  template <typename Lse2>
+  __device__ __forceinline__ void probabilities(Tile& S, Packed& P, Marks& marks, Lse2 lse2) const {
+    if (edge) mark_hidden(marks);
+    if constexpr (features.dropout) mark_dropped(marks);
+#pragma unroll
+    for (int group = 0; group < count; group += 8) {
+      const int shift = ptx::registers_fresh(0);  // see mark_hidden
+#pragma unroll
+      for (int i = group; i < group + 8; i += 2) {
+        const float first = weigh(S[i], i, shift, marks, lse2(i)), second = weigh(S[i + 1], i + 1, shift, marks, lse2(i + 1));
+        P[i / 8][i / 2 % 4] = ptx::pack<type>(first, second);
+      }
+    }
+  }
+
+  /// dP becomes dS = P * (dP - delta), packed as operand A.
+  template <typename Delta>
+  __device__ __forceinline__ void gradients(const Tile& S, Tile& dP, Packed& dS, const Marks& marks, Delta delta) const {
+#pragma unroll
+    for (int i = 0; i < count; i += 2) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int n = i + e;
+        float incoming = dP[n];
+        if constexpr (features.dropout) incoming = marks.is_dropped(n) ? 0 : incoming * dropout.keep_scale;
+        dP[n] = S[n] * (incoming - delta(n));
+        if (edge && marks.is_hidden(n)) dP[n] = 0;
+      }
+      dS[i / 8][i / 2 % 4] = ptx::pack<type>(dP[i], dP[i + 1]);
+    }
+  }
+
+ private:
+  /// One score of probabilities(); returns the dropped and scaled probability.
+  __device__ __forceinline__ float weigh(float& S, int i, int shift, const Marks& marks, float lse2) const {
+    float slope = 1;
+    if constexpr (linear) {
+      S = ptx::exp2(ptx::fma(S, exponent_scale, -lse2));
+    } else {
+      // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
+      const int q = tile::smaller(query(i) + shift, score.len_q - 1), k = tile::smaller(key(i), score.len_kv - 1);
+      const float capped = score.capped(S);
+      slope = score.capped_slope(capped);
+      S = ptx::exp2(ptx::fma(capped + score.added(q, k), exponent_scale, -lse2));
+    }
+    if (edge) {
+      if (rows == Rows::keys && bad_row[row_of(i)]) S = __builtin_nanf("");
+      if (marks.is_hidden(i)) S = 0;
+    }
+    float weight = S;
+    if constexpr (features.dropout) weight = marks.is_dropped(i) ? 0 : S * dropout.keep_scale;
+    if constexpr (features.softcap) S *= slope;
+    return weight;
+  }
+
+  // The loops run one group of registers at a time (the group's first query is hidden from the compiler), so that addresses
+  // and random words of all groups are not held at once.
+
+  __device__ __forceinline__ void mark_hidden(Marks& marks) const {
+#pragma unroll
+    for (int group = 0; group < count; group += 8) {
+      const int shift = ptx::registers_fresh(0);
+#pragma unroll
+      for (int i = group; i < group + 8; ++i) {
+        if (!score.visible(query(i) + shift, key(i))) marks.hidden[i / 32] |= 1u << (i % 32);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void mark_dropped(Marks& marks) const {
+#pragma unroll
+    for (int group = 0; group < count; group += 8) {
+      const int shift = ptx::registers_fresh(0);
+      const auto mark = [&](unsigned word, int i) {
+        if (word < dropout.threshold) marks.dropped[i / 32] |= 1u << (i % 32);
+      };
+      if constexpr (rows == Rows::keys) {
+        // A block of words serves keys j and j + 8 of one query: both rows of this thread.
+#pragma unroll
+        for (int i = group; i < group + 8; i += i % 4 == 1 ? 3 : 1) {
+          const int j = key(i);
+          const tile::DropoutWords random = dropout.words(query(i) + shift, j);
+          mark(j % 2 ? random.word[1] : random.word[0], i);
+          mark(j % 2 ? random.word[3] : random.word[2], i + 2);
+        }
+      } else {
+        // A block of words serves keys j, j + 1, j + 8 and j + 9 of one query: four registers of this thread.
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const tile::DropoutWords random = dropout.words(query(group + 2 * r) + shift, key(group));
+#pragma unroll
+          for (int w = 0; w < 4; ++w) mark(random.word[w], group + 2 * r + w % 2 + 4 * (w / 2));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flash_attention::backward_sm90

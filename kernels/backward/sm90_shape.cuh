@@ -1,0 +1,98 @@
+#pragma once
+
+// The sizes of backward/sm90 that follow from its configuration, its shared memory and its barriers.
+
+#include "abi/args.h"
+#include "abi/config.h"
+#include "ptx/convert.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/math.cuh"
+#include "tile/score.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+using namespace abi;
+
+/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes).
+enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3 };
+
+/// Slots of AttentionArgs::workspace_offsets. Slot 0 is delta in the layout of lse, for dbias and dsink alone.
+enum Workspace : int { workspace_lse2 = 1, workspace_delta = 2, workspace_dQ = 3 };
+
+constexpr int wg_threads = 128;
+constexpr int tile_rows = 64;  // rows of every tile: the M of the products, and the q tile
+constexpr int chunk_dim = 64;  // columns of a tile that lie together: 128 bytes, the width of the swizzle
+constexpr int chunk_elements = tile_rows * chunk_dim;
+constexpr int chunk_bytes = chunk_elements * 2;
+
+/// Row statistics and the fp32 dQ lie in the workspace as [heads_q, padded rows]. A sequence begins at a multiple of 4 rows
+/// (16 bytes of floats, which bulk copies need), with room for whole tiles: at least 64 rows before the next one begins.
+__device__ __forceinline__ long long padded_start(const AttentionArgs& args, const tile::Sequence& sequence) {
+  const long long start = args.cu_seqlens_q != nullptr ? sequence.start_q : static_cast<long long>(sequence.batch_idx) * args.seq_q;
+  return (start + 68ll * sequence.batch_idx) / 4 * 4;
+}
+__device__ __forceinline__ long long padded_rows(const AttentionArgs& args) {
+  return (args.total_q + 68ll * args.batch + 3) / 4 * 4;
+}
+template <typename T>
+__device__ __forceinline__ T* workspace(const AttentionArgs& args, Workspace slot) {
+  return reinterpret_cast<T*>(static_cast<char*>(args.workspace) + args.workspace_offsets[slot]);
+}
+
+template <BackwardConfig config>
+struct Shape {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  using Element = ptx::Element<type>;
+
+  static constexpr int warpgroups = config.block_kv / tile_rows;  // that compute; one more loads
+  static constexpr int threads = (warpgroups + 1) * wg_threads;
+  static constexpr int stages = config.num_stages;
+
+  // Columns past the head dimension read as zero and are not stored, so tiles round up.
+  static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
+  static constexpr int chunks_v = tile::ceil_div(config.head_dim_v, chunk_dim);
+  static constexpr int steps = tile::ceil_div(config.head_dim, 16);  // of a product that contracts the head dimension
+  static constexpr int steps_v = tile::ceil_div(config.head_dim_v, 16);
+  static constexpr int width = tile::round_up(config.head_dim, 32);  // N of dK and dQ
+  static constexpr int width_v = tile::round_up(config.head_dim_v, 32);
+
+  static constexpr int stage_bytes = (chunks + chunks_v) * chunk_bytes + 2 * tile_rows * 4;  // Q, dO, lse2, delta
+  static constexpr int kv_bytes = warpgroups * (chunks + chunks_v) * chunk_bytes;
+
+  // setmaxnreg: what the loading warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
+  static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
+  static constexpr int work_registers = warpgroups == 3 ? 160 : 240;
+
+  // With three warpgroups registers are short: dS takes P from its 16-bit copy, which is one more rounding. What P was before
+  // soft cap and dropout cannot be had that way.
+  static constexpr bool reread_P = warpgroups == 3;
+  static_assert(!reread_P || (tile::Score<features>::linear && !features.mask && !features.dropout));
+
+  // At head dimension 128 no registers are left for options: dP is computed after P, not under it, and P is given up before
+  // dS is made.
+  static constexpr bool lean = width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout);
+
+  // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
+  static constexpr bool foreign_rows = features.packed || features.seqused_q;
+
+  static_assert(config.block_q == tile_rows && (warpgroups == 2 || warpgroups == 3));
+  static_assert(config.num_warps * 32 == threads);
+};
+
+/// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.
+template <int slots>
+struct Turn {
+  int slot;
+  int parity;
+
+  __device__ __forceinline__ explicit Turn(unsigned n) : slot(n % slots), parity(n / slots % 2) {}
+};
+
+/// The swizzled place of 16 bytes: `piece` (8 columns) of a row in a chunk.
+__device__ __forceinline__ unsigned swizzled(unsigned chunk_address, int row, int piece) {
+  return chunk_address + row * 128 + ((piece ^ (row & 7)) * 16);
+}
+
+}  // namespace flash_attention::backward_sm90
