@@ -78,7 +78,9 @@ TEST(PlanProperties, EveryProblemHasAPlanThatFitsTheDevice) {
         ASSERT_FALSE(plan.kernel.empty());
         EXPECT_EQ(plan.candidates.back().kernel, plan.kernel);
         EXPECT_TRUE(plan.candidates.back().reason.empty());
-        EXPECT_EQ(plan.launches.empty(), device.device.kind == DeviceKind::cpu);
+        const bool has_work = problem.batch > 0 && problem.seq_q > 0 && problem.seq_kv > 0;
+        if (device.device.kind == DeviceKind::cpu) EXPECT_TRUE(plan.launches.empty());
+        else if (has_work) EXPECT_FALSE(plan.launches.empty());
         EXPECT_GE(plan.num_splits, 1);
         for (const Launch& launch : plan.launches) {
           EXPECT_LE(launch.shared_bytes, device.shared_bytes) << launch.entry;
