@@ -79,8 +79,11 @@ TEST(PlanProperties, EveryProblemHasAPlanThatFitsTheDevice) {
         EXPECT_EQ(plan.candidates.back().kernel, plan.kernel);
         EXPECT_TRUE(plan.candidates.back().reason.empty());
         const bool has_work = problem.batch > 0 && problem.seq_q > 0 && problem.seq_kv > 0;
-        if (device.device.kind == DeviceKind::cpu) EXPECT_TRUE(plan.launches.empty());
-        else if (has_work) EXPECT_FALSE(plan.launches.empty());
+        if (device.device.kind == DeviceKind::cpu) {
+          EXPECT_TRUE(plan.launches.empty());
+        } else if (has_work) {
+          EXPECT_FALSE(plan.launches.empty());
+        }
         EXPECT_GE(plan.num_splits, 1);
         for (const Launch& launch : plan.launches) {
           EXPECT_LE(launch.shared_bytes, device.shared_bytes) << launch.entry;
