@@ -23,9 +23,9 @@ std::vector<Case> chosen_cases(const Arguments& arguments, DeviceKind device) {
 }
 
 std::vector<std::string> row(const Measurement& m) {
-  const std::string speed = m.timing.samples == 0  ? "-"
-                            : m.problem.seq_q == 1 ? format("%.1f GB/s", m.kv_bytes_per_second() / 1e9)
-                                                   : format_flops(m.flops_per_second());
+  const std::string speed = m.timing.samples == 0    ? "-"
+                            : is_decoding(m.problem) ? format("%.1f GB/s", m.kv_bytes_per_second() / 1e9)
+                                                     : format_flops(m.flops_per_second());
   return {describe(m.problem),
           std::string(to_string(m.pass)),
           m.kernel,

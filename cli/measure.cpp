@@ -70,6 +70,8 @@ void run_forward(Workload& work) {
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
 
+bool is_decoding(const Problem& problem) { return problem.seq_q <= 16 && problem.seq_kv >= 16 * problem.seq_q; }
+
 bool Measurement::ok() const {
   return std::all_of(accuracy.begin(), accuracy.end(), [](const Accuracy& a) { return a.ok(); });
 }

@@ -47,4 +47,7 @@ Measurement measure(const Problem& problem, Pass pass, const Options& options, c
 
 bool is_backward(Pass pass);
 
+/// Few queries against many keys: the time goes into reading K and V.
+bool is_decoding(const Problem& problem);
+
 }  // namespace flash_attention::cli

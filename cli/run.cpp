@@ -17,8 +17,8 @@ void print(const Measurement& m, const DeviceInfo& info, const Plan& plan) {
   if (m.timing.samples > 0) {
     std::printf("time     %s, median of %d (%s to %s)\n", format_seconds(m.timing.median_s).c_str(), m.timing.samples,
                 format_seconds(m.timing.low_s).c_str(), format_seconds(m.timing.high_s).c_str());
-    std::printf("speed    %s, K and V at %.1f GB/s\n", format_flops(m.flops_per_second()).c_str(),
-                m.kv_bytes_per_second() / 1e9);
+    std::printf("speed    %s", format_flops(m.flops_per_second()).c_str());
+    std::puts(is_decoding(m.problem) ? format(", K and V at %.1f GB/s", m.kv_bytes_per_second() / 1e9).c_str() : "");
   }
   if (m.counters) std::printf("emulated, so there is no time; what the kernels did:\n%s\n", to_string(*m.counters).c_str());
   std::printf("memory   workspace %s", format_bytes(static_cast<double>(m.workspace_bytes)).c_str());

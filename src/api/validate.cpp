@@ -24,12 +24,13 @@ void check_pointer(const char* argument, const void* pointer, bool needed, std::
   }
 }
 
-/// A pointer that goes with a field of the Problem: both or neither.
-void check_pair(const char* argument, const void* pointer, bool present, const char* field, std::size_t alignment) {
+/// A pointer that goes with a field of the Problem: both or neither; it may be null where there is `nothing` to point to.
+void check_pair(const char* argument, const void* pointer, bool present, const char* field, std::size_t alignment,
+                bool nothing = false) {
   if (!present && pointer != nullptr) {
     refuse(argument, address(pointer), std::string("set ") + field + " in the problem, or leave the pointer null");
   }
-  check_pointer(argument, pointer, present, alignment);
+  check_pointer(argument, pointer, present && !nothing, alignment);
 }
 
 void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
@@ -43,16 +44,16 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pointer("out", b.out, queries, wide);
   check_pointer("lse", b.lse, queries && is_backward(pass), 4);
 
-  const bool any = p.batch > 0;
-  check_pair("bias", b.bias, p.bias.present && queries && keys, "bias.present", size_of(p.bias.dtype));
-  check_pair("mask", b.mask, p.mask.present && queries && keys, "mask.present", 1);
+  const bool no_scores = !queries || !keys, no_batch = p.batch == 0;
+  check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), no_scores);
+  check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
   check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4);
   check_pair("sink", b.sink, p.sink, "sink", 4);
   check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
   check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed, "packed", 4);
-  check_pair("seqused_q", b.seqused_q, p.seqused_q && any, "seqused_q", 4);
-  check_pair("seqused_kv", b.seqused_kv, p.seqused_kv && any, "seqused_kv", 4);
-  check_pair("key_lengths", b.key_lengths, p.key_lengths && any, "key_lengths", 4);
+  check_pair("seqused_q", b.seqused_q, p.seqused_q, "seqused_q", 4, no_batch);
+  check_pair("seqused_kv", b.seqused_kv, p.seqused_kv, "seqused_kv", 4, no_batch);
+  check_pair("key_lengths", b.key_lengths, p.key_lengths, "key_lengths", 4, no_batch);
 
   if (!is_backward(pass)) return;
   check_pointer("dout", b.dout, queries, wide);

@@ -27,10 +27,11 @@ inline std::vector<std::int32_t> lengths_up_to(Bytes& bytes, std::int64_t count,
 /// Sequences end to end, each of any length up to the longest.
 inline void pack(Bytes& bytes, testing::Case& c) {
   Problem& p = c.problem;
-  const auto running = [&](std::int64_t longest, std::int64_t& total) {
+  const auto running = [&](std::int64_t& longest, std::int64_t& total) {
     std::vector<std::int32_t> ends{0};
     for (const std::int32_t length : lengths_up_to(bytes, p.batch, longest)) ends.push_back(ends.back() + length);
     total = ends.back();
+    longest = std::min(longest, total);  // a bound on the lengths, not always the longest
     return ends;
   };
   p.packed = true;
