@@ -74,6 +74,9 @@ TEST(PlanProperties, EveryProblemHasAPlanThatFitsTheDevice) {
     SCOPED_TRACE(to_string(problem));
     for (const DeviceInfo& device : machines) {
       for (Pass pass : passes) {
+        const double scores = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_kv);
+        const bool standard = pass == Pass::standard_forward || pass == Pass::standard_backward;
+        if (standard && scores > 0x1p40) continue;  // no device could hold them
         const Plan plan = make_plan(problem, pass, device);
         ASSERT_FALSE(plan.kernel.empty());
         EXPECT_EQ(plan.candidates.back().kernel, plan.kernel);
