@@ -132,7 +132,7 @@ __device__ __forceinline__ void wgmma_pin(unsigned (&registers)[rows][count]) {
   if constexpr (N == 256) FLASH_ATTENTION_WGMMA_RS(256, type, 128, 128, 129, 130, 131, 132, 133, 134)
 
 /// Whether the kernels may ask for a product of this width.
-constexpr bool wgmma_has_shape(int n) {
+__device__ constexpr bool wgmma_has_shape(int n) {
   return n == 32 || n == 64 || n == 80 || n == 96 || n == 128 || n == 160 || n == 176 || n == 192 || n == 224 || n == 256;
 }
 

@@ -5,33 +5,14 @@
 #include "cuda/tensor_map.h"
 #include "emulator/compare.h"
 #include "emulator/emulate.h"
+#include "emulator/nvrtc.h"
 #include "emulator/wrapper_cases.h"
-#include "jit/nvrtc.h"
-#include "jit/sources.h"
 #include "support/gpu.h"
 
 // The wrappers' cases on the hardware: the same kernels, the same bits. What passes here and in wrappers_emulated_test is
 // emulated truly.
 namespace flash_attention::testing {
 namespace {
-
-std::string compile(const WrapperCase& c, int arch) {
-  std::vector<jit::SourceFile> headers = jit::sources_of("abi/args.h", {});
-  const auto add = [&](const std::string& name) {
-    for (jit::SourceFile& file : jit::sources_of(name, {})) {
-      if (std::none_of(headers.begin(), headers.end(), [&](const auto& have) { return have.name == file.name; })) {
-        headers.push_back(std::move(file));
-      }
-    }
-  };
-  add("abi/config.h");
-  for (const std::string& header : c.headers) add("ptx/" + header + ".cuh");
-  const std::string name = "sm_" + std::to_string(arch) + (arch >= 90 ? "a" : "");
-  auto result =
-      jit::Nvrtc::instance().compile(text_of(c), c.name + ".cu", headers, {"--gpu-architecture=" + name, "-std=c++20"});
-  EXPECT_TRUE(result.ok) << result.log;
-  return result.binary;
-}
 
 class Wrapper : public ::testing::TestWithParam<WrapperCase> {};
 
@@ -40,10 +21,10 @@ TEST_P(Wrapper, GivesTheSameBitsOnTheGpu) {
   REQUIRE_GPU(c.arch);
   const cuda::Driver& cu = cuda::driver();
   const cuda::ContextScope scope(cu, 0, nullptr);
-  const std::string image = compile(c, devices()[1].arch);
-  if (HasFailure()) return;
+  const auto compiled = compile_with_nvrtc(c, devices()[1].arch);
+  ASSERT_TRUE(compiled.ok) << compiled.log;
   cuda::Library library = nullptr;
-  ASSERT_EQ(cu.LibraryLoadData(&library, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), 0);
+  ASSERT_EQ(cu.LibraryLoadData(&library, compiled.binary.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), 0);
   cuda::Function function = nullptr;
   ASSERT_EQ(cu.LibraryGetKernel(&function, library, "kernel"), 0);
 
