@@ -1,0 +1,120 @@
+"""What the three benchmarks share on the command line, and how a run is kept: every row is saved as soon as it is there."""
+
+import argparse
+import gc
+import sys
+from pathlib import Path
+
+import baselines
+import cases
+import machine
+import package  # noqa: F401 (makes flash_attention importable)
+import torch
+from flash_attention.report.results import ResultError, Results, load
+from progress import Progress
+
+
+def parser(description, output):
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--preset", help=f"named cases: {', '.join(cases.PRESETS)}")
+    for name, kind in (("batch", int), ("heads", int), ("heads-kv", int), ("seq", int), ("head-dim", int)):
+        p.add_argument(f"--{name}", type=kind, nargs="+", help="values of this axis, instead of a preset")
+    p.add_argument("--window", type=int, nargs="+", help="keys to the left that a query sees; 0 = all")
+    p.add_argument("--dropout", type=float, nargs="+", dest="dropout_p", help="probabilities")
+    p.add_argument("--dtype", nargs="+", help=", ".join(cases.DTYPES))
+    p.add_argument("--mask", nargs="+", choices=("full", "causal"), help="full, causal or both")
+    p.add_argument("--baselines", nargs="+", metavar="NAME", help="entries of --list; `ladder` is every rung")
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--output", type=Path, default=Path(output), help=f"result file (default {output})")
+    p.add_argument("--resume", action="store_true", help="keep the rows that are in the output and add the others")
+    p.add_argument("--force", action="store_true", help="overwrite the output")
+    p.add_argument("--quiet", action="store_true", help="no progress")
+    p.add_argument("--list", action="store_true", help="print presets and baselines, and why one cannot run here")
+    return p
+
+
+def chosen_cases(arguments, default):
+    axes = {name: getattr(arguments, name) for name in ("batch", "seq", "heads", "heads_kv", "head_dim", "window", "dropout_p")}
+    axes = {name: values for name, values in axes.items() if values}
+    if arguments.preset and axes:
+        raise ValueError(f"preset: got '{arguments.preset}' together with --{next(iter(axes))}; allowed: one or the other")
+    masks = {"causal": [mask == "causal" for mask in arguments.mask]} if arguments.mask else {}
+    if axes:
+        return cases.product({**axes, **masks, "dtype": arguments.dtype or ["bfloat16" if arguments.device == "cuda" else "float32"]})
+    found = [c for dtype in arguments.dtype or [None] for c in cases.preset(arguments.preset or default, dtype)]
+    return [case for case in found if case.causal in masks["causal"]] if masks else found
+
+
+def print_list(device):
+    print("presets:")
+    for name, function in cases.PRESETS.items():
+        print(f"  {name:16} {function.__doc__}")
+    print("baselines:")
+    for entry in baselines.all_baselines().values():
+        reason = entry.reject(cases.Case(1, 128, 1, 64, dtype="float32" if device == "cpu" else "bfloat16"), device)
+        print(f"  {entry.name:16} {entry.what}" + (f" (not here: {reason})" if reason else ""))
+
+
+def opened(path, kind, head, resume, force):
+    """The results to add to. An output that exists is touched only with --resume, on the same machine, or --force."""
+    if not path.exists() or force:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Results(kind, head)
+    if not resume:
+        raise ResultError(f"{path}: exists; allowed: --resume to add to it, --force to overwrite it, another --output")
+    results = load(path)
+    if results.kind != kind:
+        raise ResultError(f"{path}: holds {results.kind} results; allowed: {kind}")
+    for name in ("machine", "versions", "commit"):
+        if results.head[name] != head[name]:
+            raise ResultError(f"{path}: {name} was {results.head[name]}; here it is {head[name]}: use another --output")
+    return results
+
+
+def reason_of(error):
+    """First line of what went wrong, short enough for a table."""
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text[0]
+    return "out of memory" if memory else f"{type(error).__name__}: {text[0][:160]}"
+
+
+def measure_all(results, path, work, quiet):
+    """work: [(identity of the row, function that returns its measurement)]. A failure is a row with its reason; Ctrl-C
+    keeps what was measured."""
+    known = results.keys()
+    work = [(identity, measure) for identity, measure in work if results.key(identity) not in known]
+    results.save(path)
+    with Progress(len(work), quiet) as progress:
+        try:
+            for identity, measure in work:
+                try:
+                    row = {**identity, **measure()}
+                except Exception as error:  # any failure of a baseline is a result
+                    row = {**identity, "reason": reason_of(error)}
+                results.rows.append(row)
+                results.save(path)
+                release()
+                progress.step(line_of(row))
+        except KeyboardInterrupt:
+            print(f"\nstopped; {len(results.rows)} rows are in {path}; go on with --resume", file=sys.stderr)
+            raise SystemExit(130) from None
+
+
+def release():
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def line_of(row):
+    what = row.get("reason") or next((f"{row[n]} {n}" for n in ("tflops", "extra_bytes", "largest", "out") if n in row), "")
+    return f"{row['baseline']} {row.get('pass', '')}: {what}"
+
+
+def exit_on_bad_input(main):
+    """Runs main(); what the user got wrong is one line and exit code 2."""
+    try:
+        sys.exit(main())
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
