@@ -158,7 +158,10 @@ def kernels():
     import flash_attention
 
     names = {kernel["name"] for kernel in flash_attention.kernels() if kernel["name"].startswith("ladder/")}
-    return [Baseline(name, "a rung of the ladder", ours(name), refuse(devices=GPU), has_backward=False) for name in sorted(names)]
+    return [
+        Baseline(name, "a rung of the ladder", ours(name), refuse(devices=GPU), has_backward=False)
+        for name in sorted(names)
+    ]
 
 
 def all_baselines():
@@ -182,12 +185,12 @@ def select(names):
 
 
 def inputs(case, baseline, device, needs_grad, seed=0):
-    """(q, k, v, gradient of out), random normal; packed as [tokens, heads, head_dim] where the entry takes that."""
+    """(q, k, v, gradient of out or None), random normal; packed as [tokens, heads, head_dim] where the entry takes that."""
     generator = torch.Generator(device).manual_seed(seed)
     rows = (case.tokens,) if case.lengths and baseline.packs else (case.batch, case.seq)
 
     def make(heads):
         return torch.randn(*rows, heads, case.head_dim, generator=generator, device=device, dtype=DTYPES[case.dtype])
 
-    q, k, v, grad = make(case.heads), make(case.kv), make(case.kv), make(case.heads)
-    return *(t.requires_grad_(needs_grad) for t in (q, k, v)), grad
+    q, k, v = make(case.heads), make(case.kv), make(case.kv)
+    return *(t.requires_grad_(needs_grad) for t in (q, k, v)), make(case.heads) if needs_grad else None

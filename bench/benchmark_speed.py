@@ -65,7 +65,9 @@ def label(row):
 
 def main():
     p = command.parser(__doc__, "build/bench/speed.json")
-    p.add_argument("--pass", dest="passes", nargs="+", choices=("forward", "backward", "both"), default=["forward", "backward"])
+    p.add_argument(
+        "--pass", dest="passes", nargs="+", choices=("forward", "backward", "both"), default=["forward", "backward"]
+    )
     p.add_argument("--seconds", type=float, default=0.15, help="of samples per row")
     p.add_argument("--rest", type=float, default=0.0, help="seconds of rest before each row, against power throttling")
     p.add_argument("--graph", action="store_true", help="replay the call as a CUDA graph")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import baselines
 import cases
-import machine
 import package  # noqa: F401 (makes flash_attention importable)
 import torch
 from flash_attention.report.results import ResultError, Results, load
@@ -34,13 +33,17 @@ def parser(description, output):
 
 
 def chosen_cases(arguments, default):
-    axes = {name: getattr(arguments, name) for name in ("batch", "seq", "heads", "heads_kv", "head_dim", "window", "dropout_p")}
+    axes = {
+        name: getattr(arguments, name) for name in ("batch", "seq", "heads", "heads_kv", "head_dim", "window", "dropout_p")
+    }
     axes = {name: values for name, values in axes.items() if values}
     if arguments.preset and axes:
         raise ValueError(f"preset: got '{arguments.preset}' together with --{next(iter(axes))}; allowed: one or the other")
     masks = {"causal": [mask == "causal" for mask in arguments.mask]} if arguments.mask else {}
     if axes:
-        return cases.product({**axes, **masks, "dtype": arguments.dtype or ["bfloat16" if arguments.device == "cuda" else "float32"]})
+        return cases.product(
+            {**axes, **masks, "dtype": arguments.dtype or ["bfloat16" if arguments.device == "cuda" else "float32"]}
+        )
     found = [c for dtype in arguments.dtype or [None] for c in cases.preset(arguments.preset or default, dtype)]
     return [case for case in found if case.causal in masks["causal"]] if masks else found
 

@@ -20,7 +20,9 @@ class Timer:
         self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda") if device == "cuda" else None
 
     def __call__(self, call):
-        samples = self.cuda_samples(captured(call) if self.graph else call) if self.flush is not None else self.cpu_samples(call)
+        samples = (
+            self.cuda_samples(captured(call) if self.graph else call) if self.flush is not None else self.cpu_samples(call)
+        )
         return summary(samples)
 
     def cpu_samples(self, call):

@@ -1,0 +1,36 @@
+"""python -m flash_attention report results.json...: one self-contained HTML file from what bench/ measured."""
+
+import sys
+from pathlib import Path
+
+help = "turn result files of bench/ into one HTML page, images and Markdown tables"
+
+
+def add_arguments(parser):
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files written by bench/")
+    parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (default report.html)")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="also every chart as SVG and, with matplotlib, PNG")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="also update the tables between the markers of a Markdown file"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the page and images that are there")
+
+
+def run(arguments):
+    from flash_attention import report
+
+    taken = [path for path in (arguments.output, arguments.images) if path is not None and path.exists()]
+    try:
+        if taken and not arguments.force:
+            raise ValueError(f"{taken[0]}: exists; allowed: --force to overwrite it, or another path")
+        files = [report.load(path) for path in arguments.results]
+        if arguments.readme:
+            report.write_markdown(files, arguments.readme)
+        if arguments.images:
+            report.write_images(files, arguments.images)
+        report.write_html(files, arguments.output)
+    except (OSError, ValueError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    print(arguments.output)
+    return 0

@@ -1,0 +1,38 @@
+"""From result files (bench/*.py) to a report: one HTML file, SVG and PNG images, Markdown tables."""
+
+import re
+from pathlib import Path
+
+from . import markdown, page, png, svg
+from .charts import Chart
+from .panels import sections
+from .results import ResultError, Results, load
+
+__all__ = ["ResultError", "Results", "load", "write_html", "write_images", "write_markdown"]
+
+
+def write_html(files, path):
+    Path(path).write_text(page.render(files, sections(files)))
+
+
+def write_markdown(files, path):
+    """Into the marked place of an existing file."""
+    markdown.update(path, markdown.render(files, sections(files)))
+
+
+def write_images(files, directory):
+    """One SVG and, where matplotlib is installed, one PNG per chart; returns the paths."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for chart in (c for _, charts in sections(files) for c in charts if isinstance(c, Chart)):
+        stem = directory / re.sub(r"[^a-z0-9]+", "_", chart.name.lower()).strip("_")
+        text = svg.draw(chart).replace(">", f"><style>{svg.STYLE}</style>", 1)
+        stem.with_suffix(".svg").write_text(text)
+        written.append(stem.with_suffix(".svg"))
+        try:
+            png.write(chart, stem.with_suffix(".png"))
+            written.append(stem.with_suffix(".png"))
+        except ImportError:
+            continue
+    return written

@@ -1,0 +1,155 @@
+"""From result rows to charts: which rows stand side by side."""
+
+from .charts import Chart, Table
+
+OURS = "ours"
+SHOWN_FIRST = ("ours", "triton", "flash_attn_3", "flash_attn", "sdpa_cudnn", "sdpa_flash", "flex", "sdpa_efficient")
+
+
+def order(names):
+    """Ours first, then the usual rivals, then the rest by name."""
+    return sorted(set(names), key=lambda n: (SHOWN_FIRST.index(n) if n in SHOWN_FIRST else len(SHOWN_FIRST), n))
+
+
+def shape_of(case):
+    """What one panel holds still while the length varies, in words."""
+    words = [f"head_dim {case['head_dim']}", "causal" if case["causal"] else "full", case["dtype"]]
+    words += [f"heads {case['heads']}/{case['heads_kv']}"] if case["heads"] != case["heads_kv"] else []
+    words += [f"window {case['window']}"] if case["window"] else []
+    words += [f"dropout {case['dropout_p']}"] if case["dropout_p"] else []
+    return ", ".join(words + (["packed"] if case["lengths"] else []))
+
+
+def length_of(case):
+    return f"{len(case['lengths'])} of up to {case['seq']}" if case["lengths"] else case["seq"]
+
+
+def grouped(rows, key):
+    groups = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def by_length(rows, value):
+    """(lengths, {baseline: [value or None per length]}, index of each row)"""
+    lengths = list(dict.fromkeys(length_of(row["case"]) for row in rows))
+    lengths.sort(key=lambda x: (isinstance(x, str), x))
+    series = {name: [None] * len(lengths) for name in order(row["baseline"] for row in rows)}
+    for row in rows:
+        series[row["baseline"]][lengths.index(length_of(row["case"]))] = value(row)
+    return lengths, series
+
+
+def speed_charts(rows):
+    """One panel of bars per pass and shape."""
+    charts = []
+    for (which, shape), group in grouped(rows, lambda r: (r["pass"], shape_of(r["case"]))).items():
+        lengths, series = by_length(group, lambda r: r["tflops"])
+        unsure = {(r["baseline"], lengths.index(length_of(r["case"]))) for r in group if r.get("noisy")}
+        name = f"speed {which} {shape}"
+        title = f"{which.capitalize()}, {shape}"
+        charts.append(Chart(name, title, "bars", "sequence length", "TFLOP/s", lengths, series, unsure=unsure))
+    return charts
+
+
+def speedup_charts(rows):
+    """Ours against the fastest other entry, and against each of the usual rivals: shapes down, lengths across."""
+    cells = grouped(rows, lambda r: (r["pass"], shape_of(r["case"]), length_of(r["case"])))
+    rivals = [n for n in ("sdpa_cudnn", "sdpa_flash", "flash_attn_3", "standard") if any(r["baseline"] == n for r in rows)]
+    charts = []
+    for rival in ("the fastest other", *rivals):
+        found = {}
+        for place, group in cells.items():
+            ms = {row["baseline"]: row["ms"] for row in group}
+            mine = ms.pop(OURS, None)
+            ms = {n: t for n, t in ms.items() if not n.startswith("ladder/") and n != "triton"}
+            other = ms.get(rival) if rival in rivals else min(ms.values(), default=None)
+            if mine and other:
+                found[place] = other / mine
+        if found:
+            lengths = sorted({p[2] for p in found}, key=lambda x: (isinstance(x, str), x))
+            shapes = dict.fromkeys((p[0], p[1]) for p in found)
+            series = {f"{w}, {s}": [found.get((w, s, length)) for length in lengths] for w, s in shapes}
+            title = f"Speed of ours over {rival}"
+            charts.append(Chart(f"speedup {rival}", title, "heat", "sequence length", "times as fast", lengths, series))
+    return charts
+
+
+def memory_charts(rows):
+    charts = []
+    for (which, shape), group in grouped(rows, lambda r: (r["pass"], shape_of(r["case"]))).items():
+        lengths, series = by_length(group, lambda r: r["peak_bytes"] / 1e9)
+        what = "Forward and backward" if which == "both" else "Forward"
+        charts.append(
+            Chart(f"memory {which} {shape}", f"Peak memory: {what.lower()}, {shape}", "lines", "sequence length", "GB",
+                  lengths, series, log_x=True, log_y=True, note="Inputs, outputs and gradients are included.")
+        )  # fmt: skip
+    return charts
+
+
+def capacity_tables(rows):
+    tables = []
+    for (axis, budget), group in grouped(rows, lambda r: (r["search"]["axis"], r["search"]["budget_gb"])).items():
+        case = group[0]["search"]["case"]
+        fixed = f"L {case['seq']}" if axis == "batch" else f"batch {case['batch']}"
+        what = "Largest batch" if axis == "batch" else "Longest sequence"
+        best = {row["baseline"]: row["largest"] for row in group}
+        base = best.get("standard") or best.get("sdpa_math")
+        rows_ = []
+        for row in sorted(group, key=lambda r: -r["largest"]):
+            more = " or more" if row.get("at_limit") else ""
+            gain = f"{row['largest'] / base:.1f} x" if base else "-"
+            rows_.append([row["baseline"], f"{row['largest']}{more}", gain])
+        title = f"{what} in {budget:g} GB: forward and backward, {fixed}, {case['heads']} heads, {shape_of(case)}"
+        tables.append(Table(f"capacity {axis}", title, ["", what.lower(), "against standard attention"], rows_))
+    return tables
+
+
+def roofline_chart(rows, ceilings):
+    """Every forward row at its arithmetic intensity, under what the machine was measured to do at best."""
+    points = {}
+    for row in rows:
+        if row["pass"] == "forward" and row.get("intensity"):
+            points.setdefault(row["baseline"], []).append((row["intensity"], row["tflops"]))
+    series = {name: points[name] for name in order(points)}
+    note = (
+        f"Roof: {ceilings['tflops']:.3g} TFLOP/s, a {ceilings['dtype']} matrix product; slope: "
+        f"{ceilings['copy_gbs']:.0f} GB/s, a copy; both measured in the same run. Intensity counts every tensor once, "
+        "whatever a kernel really moves."
+    )
+    return Chart("roofline", "Roofline, forward", "points", "FLOP per byte", "TFLOP/s", [], series, True, True,
+                 ceilings=ceilings, note=note)  # fmt: skip
+
+
+def accuracy_charts(rows):
+    charts = []
+    for shape, group in grouped(rows, lambda r: shape_of(r["case"])).items():
+        for value in ("out", "dq", "dk", "dv"):
+            held = [row for row in group if value in row]
+            if held:
+                lengths, series = by_length(held, lambda r, v=value: r[v]["rms"])
+                charts.append(
+                    Chart(f"accuracy {value} {shape}", f"Error of {value} against fp64, {shape}", "lines",
+                          "sequence length", "relative RMS error", lengths, series, log_x=True, log_y=True)
+                )  # fmt: skip
+    return charts
+
+
+def sections(files):
+    """[(heading, charts and tables)] of several result files; only what was measured."""
+    rows = {kind: [] for kind in ("speed", "memory", "capacity", "accuracy")}
+    rooflines = []
+    for results in files:
+        rows[results.kind] += results.measured()
+        if results.kind == "speed" and results.head.get("ceilings"):
+            rooflines.append(roofline_chart(results.measured(), results.head["ceilings"]))
+    found = [
+        ("Speed", speed_charts(rows["speed"])),
+        ("Speed-up", speedup_charts(rows["speed"])),
+        ("Memory", memory_charts(rows["memory"])),
+        ("What fits", capacity_tables(rows["capacity"])),
+        ("Roofline", [chart for chart in rooflines if chart.series]),
+        ("Accuracy", accuracy_charts(rows["accuracy"])),
+    ]
+    return [(heading, charts) for heading, charts in found if charts]

@@ -1,0 +1,191 @@
+"""Charts as SVG text. Colours are CSS variables, so that one drawing is readable in light and dark."""
+
+import math
+from html import escape
+
+from .charts import cell
+
+WIDTH, HEIGHT = 860, 320
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+LIGHT = (
+    "#d1495b", "#1b7fbd", "#2e8b57", "#e08e0b", "#7d4fb3", "#008b8b",
+    "#b5651d", "#5f6b7a", "#a3a500", "#c2569c", "#3d5a98", "#888888",
+)  # fmt: skip
+DARK = (
+    "#ff7b8c", "#5ab4f0", "#63c98b", "#ffb84d", "#b48cf0", "#4fd1d1",
+    "#e09a58", "#a3b0c2", "#d8da4a", "#f08bcd", "#8aa6ee", "#c0c0c0",
+)  # fmt: skip
+ENTRIES = ("ours", "triton", "flash_attn_3", "sdpa_cudnn", "sdpa_flash", "flex", "sdpa_efficient", "megatron_fused",
+           "megatron_local", "sdpa_math", "standard", "flash_attn")  # fmt: skip
+
+
+def variables(colours, ink, faint, paper):
+    colours = "".join(f"--c{i}:{c};" for i, c in enumerate(colours))
+    return f"{colours}--ink:{ink};--faint:{faint};--paper:{paper};"
+
+
+STYLE = (
+    f":root{{{variables(LIGHT, '#1c2430', '#d5dbe3', '#ffffff')}}}"
+    f"@media(prefers-color-scheme:dark){{:root{{{variables(DARK, '#e6eaf0', '#38424f', '#12161c')}}}}}"
+    "svg{background:var(--paper)}svg text{fill:var(--ink);font:11px system-ui,sans-serif}svg .small{font-size:8.5px}"
+    "svg .grid{stroke:var(--faint);stroke-width:1}svg .roof{stroke:var(--ink);stroke-width:1.5;fill:none}"
+)
+
+
+class Axis:
+    """Maps a value range to pixels, linear or logarithmic, and chooses its ticks."""
+
+    def __init__(self, low, high, first, last, log):
+        self.first, self.last, self.log = first, last, log
+        if log:
+            low, high = math.log10(low), math.log10(high)
+            pad = 0.05 * (high - low) or 0.3
+            low, high = low - pad, high + pad
+        self.low, self.high = low, high if high > low else low + 1
+
+    def at(self, value):
+        value = math.log10(value) if self.log else value
+        return self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first)
+
+    def ticks(self):
+        if self.log:
+            decades = range(math.ceil(self.low), math.floor(self.high) + 1)
+            steps = (1,) if len(decades) >= 3 else (1, 2, 5)
+            powers = range(math.floor(self.low), math.ceil(self.high) + 1)
+            ticks = [s * 10.0**p for p in powers for s in steps]
+            return [t for t in ticks if self.low <= math.log10(t) <= self.high]
+        step = 10 ** math.floor(math.log10((self.high - self.low) / 2))
+        step = next(s * step for s in (1, 2, 5, 10) if (self.high - self.low) / (s * step) <= 6)
+        return [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+
+def draw(chart):
+    """A complete <svg> element."""
+    body, height = {"bars": bars, "lines": lines, "heat": heat, "points": points}[chart.kind](chart)
+    keys = [] if chart.kind == "heat" else legend(list(chart.series), height)
+    height += 18 * math.ceil(len(chart.series) / 5) if keys else 0
+    title = escape(chart.title)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
+    return "\n".join([head, f"<title>{title}</title>", *body, *keys, "</svg>"])
+
+
+def text(x, y, words, anchor="middle", small=False, turn=None):
+    extra = ' class="small"' if small else ""
+    extra += f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{escape(str(words))}</text>'
+
+
+def colour_index(name):
+    """An entry has the same colour in every chart."""
+    return ENTRIES.index(name) if name in ENTRIES else sum(map(ord, name)) % len(LIGHT)
+
+
+def colour(name):
+    return f"var(--c{colour_index(name)})"
+
+
+def legend(names, top):
+    keys = []
+    for i, name in enumerate(names):
+        x, y = LEFT + (i % 5) * 156, top + 4 + i // 5 * 18
+        keys.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{colour(name)}"/>')
+        keys.append(text(x + 15, y + 9, name, "start"))
+    return keys
+
+
+def frame(chart, y_axis):
+    """Grid lines and labels of the value axis, and the names of both axes."""
+    parts = []
+    for tick in y_axis.ticks():
+        y = y_axis.at(tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(text(LEFT - 6, y + 4, cell(float(tick)), "end"))
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, chart.x_label))
+    parts.append(text(14, (TOP + HEIGHT - BOTTOM) / 2, chart.y_label, turn=-90))
+    return parts
+
+
+def values_of(chart):
+    return [v for values in chart.series.values() for v in values if v is not None]
+
+
+def bars(chart):
+    top = max(values_of(chart))
+    y_axis = Axis(0, top * 1.18, HEIGHT - BOTTOM, TOP, log=False)
+    parts = frame(chart, y_axis)
+    slot = (WIDTH - LEFT - RIGHT) / len(chart.x)
+    width = min(26, slot * 0.86 / len(chart.series))
+    for column, label in enumerate(chart.x):
+        middle = LEFT + slot * (column + 0.5)
+        parts.append(text(middle, HEIGHT - BOTTOM + 16, label))
+        for i, (name, values) in enumerate(chart.series.items()):
+            value = values[column]
+            if value is None:
+                continue
+            x, y = middle + (i - len(chart.series) / 2) * width, y_axis.at(value)
+            fade = ' fill-opacity="0.5"' if (name, column) in chart.unsure else ""
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width * 0.9:.1f}" height="{HEIGHT - BOTTOM - y:.1f}" '
+                f'fill="{colour(name)}"{fade}><title>{escape(name)}, {label}: {chart.text(name, column)}</title></rect>'
+            )
+            if width >= 7:
+                parts.append(text(x + width / 2 + 3, y - 3, chart.text(name, column), "start", small=True, turn=-90))
+    return parts, HEIGHT
+
+
+def lines(chart):
+    held = values_of(chart)
+    y_axis = Axis(min(held), max(held), HEIGHT - BOTTOM, TOP, chart.log_y)
+    x_axis = Axis(min(chart.x), max(chart.x), LEFT + 20, WIDTH - RIGHT - 20, chart.log_x)
+    parts = frame(chart, y_axis)
+    parts += [text(x_axis.at(x), HEIGHT - BOTTOM + 16, x) for x in chart.x]
+    for name, values in chart.series.items():
+        places = [(x_axis.at(x), y_axis.at(v), x, v) for x, v in zip(chart.x, values, strict=True) if v is not None]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in places)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour(name)}" stroke-width="2"/>')
+        parts += [dot(x, y, name, f"{at}: {cell(v)}") for x, y, at, v in places]
+    return parts, HEIGHT
+
+
+def dot(x, y, name, words):
+    words = escape(f"{name}: {words}")
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour(name)}"><title>{words}</title></circle>'
+
+
+def points(chart):
+    held = [p for values in chart.series.values() for p in values]
+    roof, slope = chart.ceilings["tflops"], chart.ceilings["copy_gbs"] / 1e3
+    xs, ys = [x for x, _ in held] + [roof / slope], [y for _, y in held] + [roof]
+    x_axis = Axis(min(xs) / 1.5, max(xs) * 1.5, LEFT + 20, WIDTH - RIGHT - 20, log=True)
+    y_axis = Axis(min(ys) / 1.5, max(ys) * 1.3, HEIGHT - BOTTOM, TOP, log=True)
+    parts = frame(chart, y_axis)
+    parts += [text(x_axis.at(t), HEIGHT - BOTTOM + 16, cell(float(t))) for t in x_axis.ticks()]
+    start = max(10**x_axis.low, 10**y_axis.low / slope)
+    knee, end = roof / slope, 10**x_axis.high
+    corners = [(start, start * slope), (knee, roof), (end, roof)]
+    path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in corners)
+    parts.append(f'<polyline class="roof" points="{path}"/>')
+    for name, values in chart.series.items():
+        parts += [dot(x_axis.at(x), y_axis.at(y), name, f"{cell(y)} TFLOP/s at {cell(x)}") for x, y in values]
+    return parts, HEIGHT
+
+
+def heat(chart):
+    """A cell is green where ours is faster and red where it is slower; the number says by how much."""
+    row_height, label_width = 26, 300
+    slot = (WIDTH - label_width - RIGHT) / len(chart.x)
+    parts = [text(label_width + slot * (i + 0.5), TOP + 8, x) for i, x in enumerate(chart.x)]
+    for r, (name, values) in enumerate(chart.series.items()):
+        y = TOP + 16 + r * row_height
+        parts.append(text(label_width - 8, y + 17, name, "end"))
+        for i, value in enumerate(values):
+            if value is None:
+                continue
+            strength = min(1.0, abs(math.log2(value))) * 0.75 + 0.1
+            fill = "#2e8b57" if value >= 1 else "#d1495b"
+            parts.append(
+                f'<rect x="{label_width + slot * i:.1f}" y="{y}" width="{slot - 2:.1f}" height="{row_height - 2}" '
+                f'fill="{fill}" fill-opacity="{strength:.2f}"/>'
+            )
+            parts.append(text(label_width + slot * (i + 0.5), y + 17, f"{value:.2f}"))
+    return parts, TOP + 24 + row_height * len(chart.series)

@@ -1,0 +1,189 @@
+"""The report, as text and as a browser shows it."""
+
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+pytest.importorskip("torch")
+cases = pytest.importorskip("cases")
+from flash_attention import report  # noqa: E402
+from flash_attention.commands import report as verb  # noqa: E402
+from flash_attention.report import charts, markdown, panels, svg  # noqa: E402
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+
+
+def speed_row(seq, name, which, tflops, causal=False, noisy=False):
+    case = cases.Case(16384 // seq, seq, 16, 128, causal=causal)
+    ms = case.flops(which) / tflops / 1e9
+    return {
+        "case": case.as_json(), "baseline": name, "pass": which, "ms": ms, "p10": ms, "p90": ms, "samples": 9,
+        "tflops": tflops, "intensity": case.flops(which) / case.bytes(which), "noisy": noisy,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def files(head):
+    speeds = {"ours": 700.0, "sdpa_cudnn": 600.0, "standard": 50.0, "ladder/00_naive": 1.5}
+    speed = [
+        speed_row(s, n, w, t, c)
+        for s in (512, 4096)
+        for c in (False, True)
+        for w in ("forward", "backward")
+        for n, t in speeds.items()
+    ]
+    speed.append(speed_row(8192, "ours", "forward", 701.0, noisy=True))
+    speed.append({"case": speed[0]["case"], "baseline": "flex", "pass": "forward", "reason": "a <reason> & more"})
+    memory = [
+        {"case": cases.Case(1, s, 16, 128).as_json(), "baseline": n, "pass": "both", "peak_bytes": b * s, "extra_bytes": b}
+        for s in (1024, 4096) for n, b in (("ours", 10**5), ("standard", 10**7))
+    ]  # fmt: skip
+    search = {"axis": "batch", "budget_gb": 16.0, "case": cases.Case(1, 4096, 16, 64, causal=True).as_json()}
+    capacity = [
+        {"search": search, "baseline": n, "largest": v, "at_limit": False} for n, v in (("ours", 240), ("standard", 8))
+    ]
+    wrong = {"rms": 2e-3, "worst": 1e-2}
+    accuracy = [
+        {"case": cases.Case(1, s, 2, 64).as_json(), "baseline": n, "out": wrong, "dq": wrong}
+        for s in (512, 2048) for n in ("ours", "sdpa_math")
+    ]  # fmt: skip
+    kinds = {"speed": speed, "memory": memory, "capacity": capacity, "accuracy": accuracy}
+    return [report.Results(kind, head, rows) for kind, rows in kinds.items()]
+
+
+@pytest.fixture
+def paths(files, tmp_path):
+    for results in files:
+        results.save(tmp_path / f"{results.kind}.json")
+    return [tmp_path / f"{results.kind}.json" for results in files]
+
+
+def run(*arguments):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    verb.add_arguments(parser)
+    return verb.run(parser.parse_args([str(a) for a in arguments]))
+
+
+def test_page_is_self_contained_and_complete(paths, tmp_path):
+    page = tmp_path / "page.html"
+    assert run(*paths, "--output", page) == 0
+    text = page.read_text()
+    assert "<script" not in text
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
+    for heading in ("Speed", "Speed-up", "Memory", "What fits", "Roofline", "Accuracy", "Left out", "Environment"):
+        assert f"<h2>{heading}</h2>" in text
+    assert text.count("<svg") == text.count("<details>") and "a &lt;reason&gt; &amp; more" in text
+    assert "prefers-color-scheme:dark" in text
+    assert "0123456789ab" in text and "701~" in text
+
+
+def test_every_chart_is_valid_svg(files):
+    drawn = [chart for _, held in report.sections(files) for chart in held if isinstance(chart, charts.Chart)]
+    assert {chart.kind for chart in drawn} == {"bars", "lines", "heat", "points"}
+    for chart in drawn:
+        root = ElementTree.fromstring(svg.draw(chart))
+        width, height = (float(v) for v in root.get("viewBox").split()[2:])
+        for element in root.iter("{http://www.w3.org/2000/svg}rect"):
+            x, y, w, h = (float(element.get(n)) for n in ("x", "y", "width", "height"))
+            assert x >= 0 and x + w <= width + 1 and y >= 0 and y + h <= height + 1 and h >= 0
+
+
+def test_bars_are_as_high_as_their_values(files):
+    chart = panels.speed_charts(files[0].measured())[0]
+    heights = [float(h) for h in re.findall(r'height="([\d.]+)" fill="var\(--c0\)"', svg.draw(chart))]
+    values = chart.series["ours"]
+    assert heights[1] / heights[0] == pytest.approx(values[1] / values[0], rel=0.01)
+
+
+def test_speedups_are_ratios_of_times(files):
+    heat = {chart.name: chart for chart in panels.speedup_charts(files[0].measured())}
+    for values in heat["speedup sdpa_cudnn"].series.values():
+        assert [v for v in values if v] == [pytest.approx(700 / 600)] * 2
+    assert "speedup the fastest other" in heat and "speedup sdpa_flash" not in heat
+
+
+def test_capacity_is_compared_with_standard_attention(files):
+    (table,) = panels.capacity_tables(files[2].rows)
+    assert table.rows == [["ours", "240", "30.0 x"], ["standard", "8", "1.0 x"]]
+    assert "16 GB" in table.title
+
+
+@pytest.mark.parametrize(
+    "value, text", [(None, "-"), (4096, "4096"), (661.7, "662"), (12.34, "12.3"), (1.5e-7, "1.50e-07"), (0.0, "0")]
+)
+def test_numbers_as_people_read_them(value, text):
+    assert charts.cell(value) == text
+
+
+def test_readme_is_updated_between_its_markers(paths, tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Title\n\n{markdown.BEGIN}\nold\n{markdown.END}\n\nrest\n")
+    assert run(*paths, "--output", tmp_path / "a.html", "--readme", readme) == 0
+    text = readme.read_text()
+    assert text.startswith("# Title\n") and text.endswith("\n\nrest\n") and "old" not in text
+    assert "| ours | 700 | 700 | 701~ |" in text and "a machine, commit 0123456789ab" in text
+    assert run(*paths, "--output", tmp_path / "b.html", "--readme", readme) == 0
+    assert readme.read_text() == text
+    readme.write_text("no markers")
+    assert run(*paths, "--output", tmp_path / "c.html", "--readme", readme) == 2
+    assert readme.read_text() == "no markers" and "benchmark:begin" in capsys.readouterr().err
+
+
+def test_images(paths, tmp_path):
+    images = tmp_path / "images"
+    assert run(*paths, "--output", tmp_path / "page.html", "--images", images) == 0
+    found = sorted(images.glob("*.svg"))
+    assert len(found) >= 8 and all(ElementTree.parse(path) for path in found)
+    pytest.importorskip("matplotlib")
+    for path in found:
+        data = path.with_suffix(".png").read_bytes()
+        assert data.startswith(b"\x89PNG") and len(data) > 5000
+
+
+def test_refusals(paths, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    assert run(*paths, "--output", page) == 2
+    assert page.read_text() == "mine" and "page.html: exists; allowed: --force" in capsys.readouterr().err
+    assert run(*paths, "--output", page, "--force") == 0
+    paths[0].write_text(paths[0].read_text()[:500])
+    assert run(*paths, "--output", tmp_path / "other.html") == 2
+    assert re.search(r"speed.json: line \d+: not JSON", capsys.readouterr().err)
+    assert not (tmp_path / "other.html").exists()
+
+
+def browse(page, tmp_path, *flags):
+    """(picture of the page, console messages) from headless Chromium."""
+    picture = tmp_path / "picture.png"
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,2400",
+        "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}",
+        *flags, page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    image = pytest.importorskip("PIL.Image").open(picture).convert("RGB")
+    return image, re.findall(r"CONSOLE.*", done.stderr)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_in_a_browser(files, tmp_path):
+    page = tmp_path / "page.html"
+    report.write_html(files, page)
+    image, messages = browse(page, tmp_path)
+    assert messages == []
+    colours = dict((colour, count) for count, colour in image.getcolors(1 << 24))
+    ours = tuple(int(svg.LIGHT[0][i : i + 2], 16) for i in (1, 3, 5))
+    assert len(colours) > 100, "the picture is blank"
+    assert colours.get(ours, 0) > 2000, "the bars of ours are not to be seen"
+    assert image.getpixel((2, 2)) == (255, 255, 255)
+    dark, messages = browse(page, tmp_path, "--blink-settings=preferredColorScheme=0")
+    assert messages == [] and sum(dark.getpixel((2, 2))) < 150
+
+    page.write_text("<script>console.error('wrong')</script>")
+    assert browse(page, tmp_path)[1], "a console message would not have been seen"

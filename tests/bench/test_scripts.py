@@ -1,0 +1,139 @@
+"""The scripts as a user starts them, on tiny cases."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+memory = pytest.importorskip("benchmark_memory")
+import timing  # noqa: E402
+from progress import Progress  # noqa: E402
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+TINY = ["--seq", "32", "64", "--heads", "2", "--head-dim", "16", "--device", "cpu", "--quiet"]
+FEW = ["--baselines", "sdpa_math", "megatron_local", "sdpa_cudnn"]
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(BENCH / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_speed(tmp_path):
+    path = tmp_path / "speed.json"
+    done = run("benchmark_speed.py", *TINY, *FEW, "--seconds", "0.01", "--mask", "causal", "--output", path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(path.read_text())
+    assert len(data["rows"]) == 2 * 2 * 3
+    assert {row["reason"] for row in data["rows"] if "reason" in row} == {"runs on cuda only"}
+    for row in data["rows"]:
+        if "reason" not in row:
+            assert row["p10"] <= row["ms"] <= row["p90"] and row["samples"] >= 5
+            flops = 4 * 2 * row["case"]["seq"] ** 2 * 16 / 2 * (2.5 if row["pass"] == "backward" else 1)
+            assert row["tflops"] == pytest.approx(flops / row["ms"] / 1e9, abs=1e-4)
+    assert data["machine"]["device"] and data["versions"]["torch"] and data["commit"] and data["ceilings"]["copy_gbs"] > 0
+    again = run("benchmark_speed.py", *TINY, "--output", path)
+    assert again.returncode == 2 and "exists; allowed: --resume" in again.stderr
+
+
+def test_memory_grows_with_the_scores(tmp_path):
+    path = tmp_path / "memory.json"
+    sizes = ["--seq", "256", "1024", "--heads", "8", "--head-dim", "16", "--device", "cpu", "--quiet"]
+    done = run("benchmark_memory.py", *sizes, "--baselines", "megatron_local", "--output", path)
+    assert done.returncode == 0, done.stderr
+    short, long = (row["extra_bytes"] for row in json.loads(path.read_text())["rows"])
+    scores = 8 * 1024 * 1024 * 4
+    assert long > scores and long > 4 * short
+
+
+def test_accuracy(tmp_path):
+    path = tmp_path / "accuracy.json"
+    done = run(
+        "benchmark_accuracy.py", *TINY, "--baselines", "sdpa_math", "--dtype", "float32", "bfloat16", "--output", path
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 4
+    for row in rows:
+        low, high = (1e-9, 1e-5) if row["case"]["dtype"] == "float32" else (1e-4, 1e-2)
+        for name in ("out", "dq", "dk", "dv"):
+            assert low < row[name]["rms"] < high
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--preset", "papers"], "preset: got 'papers'; allowed: paper, gpt3"),
+        (["--baselines", "fa9"], "baseline: got 'fa9'; allowed: sdpa_math"),
+        (["--preset", "quick", "--seq", "12"], "preset: got 'quick' together with --seq"),
+        (["--seq", "0"], "seq: got 0; allowed: 1 or more"),
+        (["--device", "cpu", "--graph"], "graph: got a CPU run; allowed: --device cuda"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, arguments, message):
+    done = run("benchmark_speed.py", *arguments, "--output", tmp_path / "x.json")
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_list_names_presets_and_baselines():
+    done = run("benchmark_speed.py", "--list", "--device", "cpu")
+    assert done.returncode == 0
+    for name in ("paper", "quick", "sdpa_flash", "megatron_fused", "ours"):
+        assert f"  {name} " in done.stdout
+    assert "not here: runs on cuda only" in done.stdout
+
+
+@pytest.mark.parametrize("answer", [0, 1, 2, 3, 7, 8, 100, 128])
+def test_bisection_finds_the_last_that_fits(answer):
+    tried = []
+    assert memory.bisect(lambda n: tried.append(n) or n <= answer, 128) == answer
+    assert max(tried, default=0) <= 128
+    if answer < 128:
+        assert answer + 1 in tried  # the next larger one was run and did not fit
+
+
+def test_summary_is_median_and_deciles():
+    found = timing.summary([float(i) for i in range(101)])
+    assert (found["ms"], found["p10"], found["p90"], found["samples"]) == (50.0, 10.0, 90.0, 101)
+
+
+class Screen:
+    """A stream that is no terminal."""
+
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return False
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_tells_the_time_left():
+    now = iter(range(0, 1000, 10))
+    screen = Screen()
+    with Progress(4, stream=screen, clock=lambda: next(now)) as progress:
+        progress.step("a")
+        progress.step("b")
+    assert "[1/4] " in screen.text and "[2/4] " in screen.text
+    assert progress.done == 2
+    quiet = Screen()
+    with Progress(1, quiet=True, stream=quiet) as progress:
+        progress.step("a")
+    assert quiet.text == ""
+
+
+def test_eta():
+    times = iter([0.0, 30.0])
+    progress = Progress(4, quiet=True, stream=Screen(), clock=lambda: next(times))
+    progress.done = 1
+    assert progress.eta() == "1:30"
