@@ -10,5 +10,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/package.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/flash_attentionConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/flash_attentionConfig.cmake ${PROJECT_BINARY_DIR}/flash_attentionConfigVersion.cmake
         DESTINATION ${package_dir})
+# Relative to the file itself, so that an install tree can be moved, and `cmake --install --prefix` needs no new configure.
+file(RELATIVE_PATH prefix_from_pkgconfig /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/flash_attention.pc.in ${PROJECT_BINARY_DIR}/flash_attention.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/flash_attention.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
