@@ -31,7 +31,7 @@ std::vector<std::string> row(const Measurement& m) {
           m.kernel,
           m.timing.samples == 0 ? "-" : format_seconds(m.timing.median_s),
           speed,
-          format_bytes(m.extra_bytes()),
+          m.peak_extra_bytes >= 0 ? format_growth(m.extra_bytes()) : format_bytes(m.extra_bytes()),
           describe(m.accuracy)};
 }
 

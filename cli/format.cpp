@@ -26,6 +26,8 @@ std::string format_bytes(double bytes) {
   return format(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
 }
 
+std::string format_growth(double bytes) { return bytes < 1 << 20 ? "< 1 MiB" : format_bytes(bytes); }
+
 std::string format_seconds(double seconds) {
   if (seconds < 1e-3) return format("%.2f us", seconds * 1e6);
   if (seconds < 1) return format("%.3f ms", seconds * 1e3);

@@ -45,8 +45,8 @@ Timing time_calls(const Workload& work, Pass pass, const MeasureLimits& limits) 
   if (device.kind == DeviceKind::cuda) gpu.emplace(device_info(device));
   std::vector<double> samples;
   double total = 0;
-  while (static_cast<int>(samples.size()) < limits.max_samples && (samples.size() < 3 || total < limits.seconds) &&
-         !interrupted()) {
+  const auto enough = [&] { return total >= limits.seconds && (samples.size() >= 3 || total >= 3); };
+  while (static_cast<int>(samples.size()) < limits.max_samples && !enough() && !interrupted()) {
     samples.push_back(gpu ? gpu->seconds(work, pass) : cpu_seconds(work, pass));
     total += samples.back();
   }

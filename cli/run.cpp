@@ -23,7 +23,7 @@ void print(const Measurement& m, const DeviceInfo& info, const Plan& plan) {
   if (m.counters) std::printf("emulated, so there is no time; what the kernels did:\n%s\n", to_string(*m.counters).c_str());
   std::printf("memory   workspace %s", format_bytes(static_cast<double>(m.workspace_bytes)).c_str());
   if (m.peak_extra_bytes >= 0)
-    std::printf(", peak extra %s", format_bytes(static_cast<double>(m.peak_extra_bytes)).c_str());
+    std::printf(", peak extra %s", format_growth(static_cast<double>(m.peak_extra_bytes)).c_str());
   const auto scores =
       static_cast<double>(m.problem.batch * m.problem.heads_q * m.problem.seq_q) * static_cast<double>(m.problem.seq_kv);
   std::printf(" (the score matrix would take %s)\n",

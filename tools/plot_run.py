@@ -30,7 +30,7 @@ def plot(report: dict, folder: Path) -> list[Path]:
     panels = [
         ("time of a call, ms", lambda r: r["time"]["median_s"] * 1e3, "log"),
         ("GFLOP/s", lambda r: r["flops_per_second"] / 1e9, "linear"),
-        ("extra memory, MiB", lambda r: max(extra_bytes(r), 1024) / 2**20, "log"),
+        ("extra memory, MiB (at least 1)", lambda r: max(extra_bytes(r), 2**20) / 2**20, "log"),
     ]
     for axis, (title, value, scale) in zip(axes, panels, strict=True):
         for name, standard in (("standard", True), ("flash", False)):
@@ -60,8 +60,12 @@ def print_gain(results: list[dict]) -> None:
     standard = both[-1]
     length = standard["problem"]["seq_kv"]
     faster = standard["time"]["median_s"] / flash[length]["time"]["median_s"]
-    saved = extra_bytes(standard) / max(extra_bytes(flash[length]), 1)
-    print(f"At length {length}: {faster:.1f}x the speed of standard attention with 1/{saved:.0f} of its extra memory.")
+    memory = {True: extra_bytes(standard), False: extra_bytes(flash[length])}
+    words = {key: f"{value / 2**20:.0f} MiB" if value >= 2**20 else "less than 1 MiB" for key, value in memory.items()}
+    print(
+        f"At length {length} flash attention is {faster:.2f}x as fast as standard attention and needs {words[False]} "
+        f"beyond inputs and results; standard attention needs {words[True]}."
+    )
 
 
 def main() -> int:

@@ -12,7 +12,9 @@ def with_cache(command, tmp_path):
     """Runs the command with an empty cache."""
 
     def run(*words: object, code: int = 0) -> dict:
-        done = command(*words, "--json", code=code, env={**os.environ, "FLASH_ATTENTION_CACHE_DIR": str(tmp_path / "cache")})
+        done = command(
+            *words, "--json", code=code, env={**os.environ, "FLASH_ATTENTION_CACHE_DIR": str(tmp_path / "cache")}
+        )
         return json.loads(done.stdout)
 
     return run

@@ -24,14 +24,23 @@ def test_run_is_right(command, dtype, backward, standard):
 
 @pytest.mark.parametrize(
     "option",
-    [["--window", "20,5"], ["--softcap", "3"], ["--alibi"], ["--dropout", "0.2"], ["--seq-kv", "33"], ["--head-dim-v", "64"]],
+    [
+        ["--window", "20,5"],
+        ["--softcap", "3"],
+        ["--alibi"],
+        ["--dropout", "0.2"],
+        ["--seq-kv", "33"],
+        ["--head-dim-v", "64"],
+    ],
 )
 @pytest.mark.parametrize("backward", [[], ["--backward"]])
 def test_every_option_of_run(command, option, backward):
     assert command.json("run", *SMALL, *option, *backward)["ok"]
 
 
-@pytest.mark.parametrize("sizes", [["--batch", "0"], ["--seq-q", "0"], ["--seq-kv", "0"], ["--seq-q", "1", "--seq-kv", "1"]])
+@pytest.mark.parametrize(
+    "sizes", [["--batch", "0"], ["--seq-q", "0"], ["--seq-kv", "0"], ["--seq-q", "1", "--seq-kv", "1"]]
+)
 def test_empty_and_tiny_problems(command, sizes):
     words = ["--device", "cpu", "--heads", "2", *sizes]
     assert command.json("run", *words)["ok"]
@@ -40,7 +49,16 @@ def test_empty_and_tiny_problems(command, sizes):
 
 def test_run_says_it_in_words(command):
     lines = command("run", *SMALL).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["problem", "device", "kernel", "time", "speed", "memory", "error", "error"]
+    assert [line.split()[0] for line in lines] == [
+        "problem",
+        "device",
+        "kernel",
+        "time",
+        "speed",
+        "memory",
+        "error",
+        "error",
+    ]
     assert lines[-1].endswith("ok")
 
 
