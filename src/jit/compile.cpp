@@ -50,8 +50,7 @@ Job make_job(const KernelKey& key, const Nvrtc* compiler) {
   for (std::string option; more >> option;) job.options.push_back(option);
 
   job.recipe.name = to_string(key);
-  job.recipe.stem = key.unit + "-" + arch_name(key.arch);
-  std::ranges::replace(job.recipe.stem, '/', '_');
+  job.recipe.stem = file_stem(key);
   job.recipe.kind = job.options.front().find("=compute_") == std::string::npos ? "cubin" : "ptx";
   job.recipe.compiler = compiler == nullptr ? "" : compiler->identity();
   job.recipe.content = job.unit;
@@ -103,8 +102,9 @@ struct Memory {
   std::mutex mutex;
   std::map<KernelKey, Pending> kernels;
 };
+/// Never destroyed: a background thread may still compile while the process ends.
 Memory& memory() {
-  static Memory process;
+  static Memory& process = *new Memory;
   return process;
 }
 

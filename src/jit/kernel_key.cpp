@@ -1,13 +1,31 @@
 #include "jit/kernel_key.h"
 
+#include <algorithm>
+
 namespace flash_attention::jit {
+namespace {
+
+std::string flat(std::string unit) {
+  std::ranges::replace(unit, '/', '_');
+  return unit;
+}
+
+}  // namespace
 
 KernelKey make_key(const Launch& launch, int arch) {
   return {launch.unit, launch.entry, launch.config, arch, launch.block, launch.min_blocks_per_sm};
 }
 
 std::string to_string(const KernelKey& key) {
-  return key.unit + " " + arch_name(key.arch) + (key.config.empty() ? "" : " " + key.config);
+  std::string text = key.unit;
+  if (key.entry != flat(key.unit)) text += " " + key.entry;
+  text += " " + arch_name(key.arch);
+  return key.config.empty() ? text : text + " " + key.config;
+}
+
+std::string file_stem(const KernelKey& key) {
+  const std::string unit = flat(key.unit);
+  return (key.entry.starts_with(unit) ? key.entry : unit + "_" + key.entry) + "-" + arch_name(key.arch);
 }
 
 std::string arch_name(int arch) { return "sm_" + std::to_string(arch) + (arch >= 90 ? "a" : ""); }

@@ -21,8 +21,11 @@ struct KernelKey {
 
 KernelKey make_key(const Launch& launch, int arch);
 
-/// "forward/portable sm_90a ForwardConfig{...}"
+/// "forward/portable sm_90a ForwardConfig{...}"; the entry too where it is not the unit's own name.
 std::string to_string(const KernelKey& key);
+
+/// How its files are named: "forward_portable-sm_90a".
+std::string file_stem(const KernelKey& key);
 
 /// How NVRTC names the architecture: "sm_80", "sm_90a". From 9.0 on, the features that only this architecture has.
 std::string arch_name(int arch);

@@ -16,7 +16,7 @@ constexpr std::string_view emulator_prefix = "emulator/";
 std::optional<std::string> text_of(const std::string& name, const std::filesystem::path& kernel_dir) {
   if (!kernel_dir.empty()) {
     if (name.starts_with(emulator_prefix)) {
-      return support::read_file(kernel_dir.parent_path() / "src/emulator/runtime" / name.substr(emulator_prefix.size()));
+      return support::read_file(kernel_dir / "../src/emulator/runtime" / name.substr(emulator_prefix.size()));
     }
     return support::read_file(kernel_dir / name);
   }

@@ -13,8 +13,9 @@ struct Receiver {
   void* context = nullptr;
 };
 
+/// Never destroyed: a background thread may have something to say while the process ends.
 Receiver& receiver() {
-  static Receiver process;
+  static Receiver& process = *new Receiver;
   return process;
 }
 

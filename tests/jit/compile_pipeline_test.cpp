@@ -143,7 +143,7 @@ TEST_F(Pipeline, a_compile_error_carries_the_log_and_the_path_of_the_source) {
   });
   EXPECT_TRUE(result.output.starts_with("compile_failed ")) << result.output;
   EXPECT_NE(result.output.find("unit.cu(3): error: there is a mistake here"), std::string::npos) << result.output;
-  const auto source = folder / "cache" / "forward_wrong-sm_90a-failed.cu";
+  const auto source = folder / "cache" / "forward_wrong_forward_demo-sm_90a-failed.cu";
   EXPECT_NE(result.output.find(source.string()), std::string::npos) << result.output;
   EXPECT_NE(testing::read_text(source).find("#include \"forward/wrong.cuh\""), std::string::npos);
 }

@@ -35,6 +35,17 @@ TEST(KernelKey, an_entry_without_configuration_is_called_plainly) {
   EXPECT_NE(emit(make_key(launch, 80), "ladder/00_naive.cu").find("  forward_sm90(args);\n"), std::string::npos);
 }
 
+TEST(KernelKey, names_tell_the_entries_of_a_unit_apart) {
+  Launch launch = example();
+  EXPECT_EQ(to_string(make_key(launch, 90)), "forward/sm90 sm_90a ForwardConfig{.head_dim = 128}");
+  EXPECT_EQ(file_stem(make_key(launch, 90)), "forward_sm90-sm_90a");
+  launch.entry = "forward_sm90_merge";
+  EXPECT_EQ(to_string(make_key(launch, 90)), "forward/sm90 forward_sm90_merge sm_90a ForwardConfig{.head_dim = 128}");
+  EXPECT_EQ(file_stem(make_key(launch, 90)), "forward_sm90_merge-sm_90a");
+  launch.entry = "merge";
+  EXPECT_EQ(file_stem(make_key(launch, 90)), "forward_sm90_merge-sm_90a");
+}
+
 TEST(KernelKey, sizes_of_the_launch_make_no_new_kernel) {
   Launch other = example();
   other.grid = {1, 1, 1};
