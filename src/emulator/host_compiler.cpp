@@ -140,6 +140,7 @@ jit::Artifact compile_for_host(const HostUnit& unit) {
                                    "-O1",
                                    "-g",
                                    "-w",
+                                   "-Wno-psabi",
                                    "-fPIC",
                                    "-shared",
                                    "-fvisibility=hidden",

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "emulator/counting.h"
+#include "emulator/fault.h"
 #include "emulator/module.h"
 #include "flash_attention/error.h"
 #include "support/settings.h"
@@ -31,6 +32,7 @@ void run_grid(const Module& module, const LaunchShape& shape, const void* argume
   std::mutex mutex;
   std::string failure;
   const auto work = [&] {
+    const FaultGuard guard;
     Scheduler scheduler(module.entry, shape, argument, options.seed);
     for (std::int64_t index; (index = next.fetch_add(1)) < clusters;) {
       const std::string wrong = scheduler.run_cluster(index);

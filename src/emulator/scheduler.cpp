@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 #include "emulator/dead_lock.h"
@@ -163,6 +164,7 @@ std::string Scheduler::run_cluster(std::int64_t index) {
   current_scheduler = this;
   slot_ = entry_.thread_slot();
   prepare(index);
+  if (setjmp(in_task_) != 0) failure_ = "an asynchronous copy " + describe_fault();
   std::uint32_t steps = 0;
   while (alive_ > 0 && failure_.empty()) {
     async_.advance();
@@ -210,11 +212,35 @@ std::string Scheduler::finish() {
   return failure_;
 }
 
-bool Scheduler::owns_guard(const void* address) const {
+void* Scheduler::note_fault(const void* address) {
+  Scheduler* self = current_scheduler;
+  if (self == nullptr) return nullptr;
+  self->fault_address_ = address;
+  if (self->running_ == nullptr) longjmp(self->in_task_, 1);
+  const auto rank = static_cast<std::size_t>(self->running_->block->rank);
+  const auto stack = rank * static_cast<std::size_t>(self->shape_.block) + static_cast<std::size_t>(self->running_->index);
+  return const_cast<std::byte*>(self->stacks_[stack].bottom()) + FiberStack::size;
+}
+
+void Scheduler::fail_fault() {
+  Scheduler& self = current();
+  self.fail(self.describe_fault());
+}
+
+std::string Scheduler::describe_fault() const {
   for (const Block& block : blocks_) {
-    if (block.shared.guards(address)) return true;
+    if (block.shared.guards(fault_address_)) {
+      const auto past = static_cast<const unsigned char*>(fault_address_) - block.shared.generic();
+      return "touched offset " + std::to_string(past) + " of the block's " + std::to_string(block.shared.size()) +
+             " bytes of shared memory";
+    }
   }
-  return false;
+  for (const FiberStack& stack : stacks_) {
+    if (stack.guards(fault_address_)) return "its stack of " + std::to_string(FiberStack::size / 1024) + " KiB is full";
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "%p", fault_address_);
+  return std::string("touched memory at ") + text + ", which is not there";
 }
 
 std::string Scheduler::dead_lock_report() const { return describe_dead_lock(blocks_, shape_); }

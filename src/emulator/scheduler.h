@@ -1,5 +1,6 @@
 #pragma once
 
+#include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -126,7 +127,10 @@ class Scheduler {
   int cluster_arrived = 0;  // threads at the cluster's barrier
   std::uint32_t cluster_phase = 0;
 
-  bool owns_guard(const void* address) const;
+  /// Called by the signal handler. The top of the stack to leave to, or null where the fault is none of a kernel's.
+  static void* note_fault(const void* address);
+  /// Where a thread goes on after a fault.
+  [[noreturn]] static void fail_fault();
 
  private:
   static void thread_main();
@@ -137,6 +141,7 @@ class Scheduler {
   void note_idle();
   std::string finish();
   std::string dead_lock_report() const;
+  std::string describe_fault() const;
 
   const EntryPoints entry_;
   const LaunchShape shape_;
@@ -154,6 +159,8 @@ class Scheduler {
   bool progressed_ = false;
   std::int64_t idle_since_ms_ = 0;
   std::string failure_;
+  const void* fault_address_ = nullptr;
+  jmp_buf in_task_;  // back into the loop, from a fault of an asynchronous task
 };
 
 /// "(1, 0, 2)".

@@ -1,0 +1,154 @@
+#include <gtest/gtest.h>
+
+#include "emulator/emulate.h"
+#include "emulator/wrapper_cases.h"
+#include "flash_attention/error.h"
+
+// Kernels that are right, made wrong in one place: the emulator must notice, by an error or by wrong numbers, under one of
+// a few seeds. The kernels themselves pass under all of them (wrappers_emulated_test).
+namespace flash_attention::testing {
+namespace {
+
+constexpr std::uint64_t seeds = 16;
+
+struct Bug {
+  std::string name;
+  std::string kernel;  // a case of wrapper_cases()
+  std::string from, to;
+  std::string message;  // part of the error; empty: wrong numbers will do
+};
+
+std::vector<Bug> bugs() {
+  return {
+      {"removed_barrier", "syncthreads", "(round + 1);\n    __syncthreads();", "(round + 1);", ""},
+      {"slot_reused_before_all_have_read", "syncthreads", "[199 - thread];\n    __syncthreads();", "[199 - thread];", ""},
+      {"removed_syncwarp", "syncwarp", "__syncwarp();", "", ""},
+      {"barrier_that_one_warp_skips", "syncthreads", "__syncthreads();", "if (thread >= 32) __syncthreads();", "dead-lock"},
+      {"barrier_for_too_few_threads", "named_barriers", "barrier_arrive(1, 128)", "barrier_arrive(1, 64)", "elsewhere"},
+      {"barrier_for_too_many_threads", "named_barriers", "(2, 128)", "(2, 160)", "allowed are multiples of 32 up to 128"},
+      {"producer_does_not_wait_for_consumer", "named_barriers", "if (round > 0) ptx::barrier_sync(2, 128);",
+       "if (round > 0) ptx::barrier_arrive(2, 128);", ""},
+      {"diverged_lanes", "shuffle_xor", "ptx::shuffle_xor(value, 5)",
+       "thread == 7 ? (__syncwarp(), 0) : ptx::shuffle_xor(value, 5)", "parted"},
+      {"missing_lane", "shuffle_xor", "ptx::shuffle_xor(value, 5)", "thread == 7 ? 0 : ptx::shuffle_xor(value, 5)",
+       "31 of 32"},
+
+      {"copy_not_waited_for", "copy_async_16", "ptx::copy_async_wait<0>();", "", ""},
+      {"copy_waited_for_one_group_too_late", "copy_async_groups", "copy_async_wait<1>", "copy_async_wait<2>", ""},
+      {"copy_into_a_slot_still_read", "copy_async_groups", "[i % 3]", "[i % 2]", ""},
+      {"copy_not_committed", "copy_async_groups", "ptx::copy_async_commit();", "", ""},
+      {"copy_misaligned", "copy_async_16", "input + thread * 16", "input + thread * 8", "not a multiple of 16"},
+      {"load_misaligned", "load_global_b128", "(const T*)input", "(const T*)(input + 4)", "not a multiple of the 16 bytes"},
+      {"shared_store_out_of_range", "load_global_b32", "base + (63 - thread)", "base + (63 - thread) * 20000",
+       "outside the block's"},
+      {"plain_store_past_shared_memory", "syncwarp",
+       "shared.values[thread] =", "shared.values[thread * 1000] =", "of shared memory"},
+      {"plain_store_through_null", "syncwarp", "shared.values[thread] = thread", "shared.values[thread] = *(int*)nullptr",
+       "touched memory at"},
+      {"endless_recursion", "syncwarp", "thread * thread",
+       "[](auto self, int x) -> int { volatile char waste[4096]; waste[x & 1023] = 1; return x < 0 ? 0 : self(self, x + 1) "
+       "+ waste[5]; }"
+       "([](auto self, int x) -> int { volatile char waste[4096]; waste[x & 1023] = 1; return x < 0 ? 0 : self(self, x + "
+       "1) + waste[5]; }, 1)",
+       "is full"},
+
+      {"mbarrier_not_initialised", "mbarrier_phases", "ptx::mbarrier_init(shared.empty, 1);", "", "was not initialised"},
+      {"mbarrier_initialised_without_barrier", "mbarrier_phases", "__syncthreads();", "", ""},
+      {"mbarrier_for_too_many_arrivals", "mbarrier_phases", "mbarrier_init(shared.full, 96)",
+       "mbarrier_init(shared.full, 97)", "dead-lock"},
+      {"mbarrier_wrong_parity", "mbarrier_phases", "mbarrier_try_wait(shared.full, round & 1)",
+       "mbarrier_try_wait(shared.full, 1)", ""},
+      {"mbarrier_slot_not_waited_for", "mbarrier_phases", "ptx::mbarrier_wait(shared.empty, (round & 1) ^ 1);", "", ""},
+
+      {"bulk_load_of_too_few_bytes", "bulk_load", "expect_tx(shared.full, 4096)", "expect_tx(shared.full, 4112)",
+       "dead-lock"},
+      {"bulk_load_expects_too_few_bytes", "bulk_load", "expect_tx(shared.full, 4096)", "expect_tx(shared.full, 3072)", ""},
+      {"bulk_load_not_waited_for", "bulk_load", "ptx::mbarrier_wait(shared.full, 0);", "", ""},
+      {"bulk_load_misaligned", "bulk_load", "input + i * 1024,", "input + i * 1024 + 8,", "not a multiple of 16"},
+      {"bulk_store_without_proxy_fence", "bulk_store", "ptx::fence_async_shared();", "", ""},
+      {"bulk_store_fenced_before_the_write", "bulk_store",
+       "shared.slots[round % 2][thread] = round * 64 + thread;\n    ptx::fence_async_shared();",
+       "ptx::fence_async_shared();\n    shared.slots[round % 2][thread] = round * 64 + thread;", ""},
+      {"bulk_store_slot_reused_before_it_was_read", "bulk_store", "ptx::bulk_wait_read<1>();", "", ""},
+      {"bulk_store_not_waited_for_at_the_end", "bulk_store", "if (thread == 0) ptx::bulk_wait<0>();", "",
+       "bulk_wait_read is missing"},
+      {"tma_store_without_proxy_fence", "tma_store_4d", "ptx::fence_async_shared();", "", ""},
+      {"tma_load_misaligned", "tma_load_2d", "tma_load_2d(shared.box,", "tma_load_2d(shared.box + 64,",
+       "not a multiple of 128"},
+      {"tma_load_out_of_range_tile", "tma_load_4d", "shared.full, 0, 4, 0, 2)", "shared.full, 0, 4, 0, 3)", ""},
+      {"tma_load_of_another_rank", "tma_load_4d", "tma_load_4d(shared.box, args.maps[0], shared.full, 0, 4, 0, 2)",
+       "tma_load_2d(shared.box, args.maps[0], shared.full, 0, 4)", "rank 4, not 2"},
+      {"tma_load_through_an_empty_map", "tma_load_2d", "(shared.box, args.maps[0]", "(shared.box, args.maps[1]",
+       "holds no tensor map"},
+
+      {"wgmma_without_fence", "wgmma_groups", "ptx::wgmma_fence();", "", "wgmma_fence is missing"},
+      {"wgmma_without_proxy_fence", "wgmma_groups", "ptx::fence_async_shared();", "", ""},
+      {"wgmma_waited_for_one_group_too_late", "wgmma_groups", "wgmma_wait<1>", "wgmma_wait<2>", ""},
+      {"wgmma_not_waited_for", "wgmma_groups", "ptx::wgmma_wait<0>();", "", ""},
+      {"wgmma_accumulator_written_in_flight", "wgmma_groups", "ptx::wgmma_wait<1>();",
+       "ptx::wgmma_wait<1>(); second[5] = 0;", "was written while the product was in flight"},
+      {"wgmma_operand_overwritten_in_flight", "wgmma_bfloat16_n64_rs_b_mn_128", "ptx::wgmma_commit();",
+       "ptx::wgmma_commit(); fragment[0][0] = 1;", "operand A were written"},
+      {"wgmma_tile_overwritten_in_flight", "wgmma_groups", "multiply(second, 2, false);",
+       "multiply(second, 2, false); for (int i = thread; i < 8192; i += 128) shared.A[i] = 0; ptx::fence_async_shared();",
+       ""},
+      {"wgmma_tile_not_aligned", "wgmma_bfloat16_n64_rs_b_mn_128", "wgmma_descriptor(shared.B,",
+       "wgmma_descriptor(shared.B + 256,", "not a multiple of its swizzle pattern"},
+      {"wgmma_descriptor_out_of_range", "wgmma_groups", "wgmma_descriptor(shared.B, 16, 1024)",
+       "wgmma_descriptor(shared.B, 16, 8192)", "outside the block's"},
+      {"wgmma_of_three_warps", "wgmma_groups", "multiply(first, 0, false);", "if (thread >= 32) multiply(first, 0, false);",
+       ""},
+
+      {"cluster_peer_read_too_early", "cluster_load", "+ thread;\n  ptx::cluster_arrive();\n  ptx::cluster_wait();",
+       "+ thread;", ""},
+      {"multicast_slot_freed_by_one_block_alone", "tma_multicast", "mbarrier_init(shared.empty, 2)",
+       "mbarrier_init(shared.empty, 1)", ""},
+      {"multicast_of_half_the_bytes", "tma_multicast", "expect_tx(shared.full, 2048)", "expect_tx(shared.full, 1024)", ""},
+  };
+}
+
+/// What the emulator says of a kernel: an error, "wrong numbers", or nothing.
+std::vector<std::string> verdicts(const WrapperCase& c) {
+  std::vector<std::string> found;
+  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+    try {
+      if (emulate(c, seed) != c.expected) found.push_back("wrong numbers");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::device_failed) << error.what();
+      found.push_back(error.what());
+    }
+  }
+  return found;
+}
+
+class Planted : public ::testing::TestWithParam<Bug> {};
+
+TEST_P(Planted, IsFound) {
+  const Bug& bug = GetParam();
+  const WrapperCases all = wrapper_cases();
+  const auto original = std::find_if(all.begin(), all.end(), [&](const WrapperCase& c) { return c.name == bug.kernel; });
+  ASSERT_NE(original, all.end());
+  WrapperCase wrong = *original;
+  wrong.name = bug.name;
+  bool planted = false;
+  for (std::size_t at = 0; (at = wrong.body.find(bug.from, at)) != std::string::npos; at += bug.to.size()) {
+    wrong.body.replace(at, bug.from.size(), bug.to);
+    planted = true;
+  }
+  ASSERT_TRUE(planted) << "the kernel has no\n" << bug.from;
+  const std::vector<std::string> found = verdicts(wrong);
+  ASSERT_FALSE(found.empty()) << "the bug went unnoticed under " << seeds << " seeds";
+  if (bug.message.empty()) return;
+  const bool said = std::any_of(found.begin(), found.end(),
+                                [&](const auto& text) { return text.find(bug.message) != std::string::npos; });
+  EXPECT_TRUE(said) << "no error says '" << bug.message << "'; the first: " << found.front();
+}
+
+INSTANTIATE_TEST_SUITE_P(Bugs, Planted, ::testing::ValuesIn(bugs()),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+}  // namespace
+
+inline void PrintTo(const Bug& bug, std::ostream* out) { *out << bug.name; }
+
+}  // namespace flash_attention::testing
