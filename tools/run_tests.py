@@ -29,8 +29,8 @@ PROGRAM_LIMIT_S = 900
 
 # Which programs are worth a second build: those that handle memory by index (asan) and those with threads (tsan).
 SANITIZED = {
-    "asan": re.compile(r"^(api|plan|support|cpu|jit|fuzz)_.*(?<!_gpu)(?<!_emulated)(?<!_compile)_test$"),
-    "tsan": re.compile(r"^(cpu_thread|cpu_pool|cpu_parallel|jit_cache|jit_memory|api_concurrent|api_thread).*_test$"),
+    "asan": re.compile(r"^(api|plan|support_room|jit|cuda|fuzz)_.*(?<!_gpu)(?<!_emulated)(?<!_compile)_test$"),
+    "tsan": re.compile(r"^(api_threads|jit_cached|jit_store|cuda_kernel)_test$"),
 }
 
 
