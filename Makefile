@@ -22,11 +22,11 @@ test: ## set up, build and run every test; ends with passed, failed, skipped
 	@tools/setup.sh build run test
 	@$(PYTHON) tools/run_tests.py
 
-bench: ## measure this machine; JSON and tables in build/bench/
-	@tools/setup.sh build run
-	@tools/build.sh release flash-attention
-	@mkdir -p build/bench
-	@$(COMMAND) bench --json build/bench/bench.json
+bench: ## measure this machine against PyTorch and more, in a few minutes; JSON and report in build/bench/
+	@tools/setup.sh build run test
+	@tools/install_python.sh
+	@$(PYTHON) bench/benchmark_speed.py --preset quick --force --output build/bench/speed.json
+	@$(PYTHON) bench/visualize_results.py build/bench/speed.json --output build/bench/report.html
 
 format: ## rewrite C++ with clang-format and Python with ruff
 	@tools/setup.sh lint
