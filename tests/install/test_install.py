@@ -47,6 +47,14 @@ def test_example_with_pkg_config(prefix, tmp_path, example):
     assert run(tmp_path / "program", env=environment)
 
 
+def test_the_example_of_the_readme_compiles_and_runs(prefix, tmp_path):
+    source = tmp_path / "readme.cpp"
+    source.write_text((ROOT / "README.md").read_text().split("```cpp\n")[1].split("```")[0])
+    library = next(prefix.rglob("libflash_attention.so")).parent
+    run("g++", "-std=c++20", source, "-o", tmp_path / "readme", f"-I{prefix}/include", f"-L{library}", "-lflash_attention")
+    run(tmp_path / "readme", env={**os.environ, "LD_LIBRARY_PATH": str(library)})
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_fits_on_a_page(example):
     assert len(example.read_text().splitlines()) < 60
