@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,10 @@ FLASH_ATTENTION_API void set_parallel_for(ParallelFor parallel_for, void* contex
 
 /// Compiles and loads what the call would need, so that the call itself never waits for a compiler.
 FLASH_ATTENTION_API void prewarm(const Problem& problem, Pass pass, const Options& options);
+
+/// The same on a thread of its own; a call that comes before it is done waits for it. get() throws what prewarm would;
+/// destroying the future waits.
+FLASH_ATTENTION_API std::future<void> prewarm_in_background(const Problem& problem, Pass pass, const Options& options);
 
 /// A GPU kernel as the compiler left it.
 struct KernelReport {

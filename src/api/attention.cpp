@@ -45,4 +45,12 @@ std::string explain(const Problem& problem, Pass pass, const Options& options) {
 
 void prewarm(const Problem& problem, Pass pass, const Options& options) { api::prepare(problem, pass, options)->kernel(options.stream); }
 
+std::future<void> prewarm_in_background(const Problem& problem, Pass pass, const Options& options) {
+  return std::async(std::launch::async, [=, kernel = std::string(options.kernel)] {
+    Options own = options;
+    own.kernel = kernel;  // the caller's text may be gone by now
+    prewarm(problem, pass, own);
+  });
+}
+
 }  // namespace flash_attention

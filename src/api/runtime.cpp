@@ -8,9 +8,11 @@
 namespace flash_attention {
 
 std::vector<KernelReport> compile(const Plan& plan, int arch) {
+  std::vector<jit::KernelKey> keys;
+  for (const Launch& launch : plan.launches) keys.push_back(jit::make_key(launch, arch));
+  jit::prewarm(keys).get();  // several at a time
   std::vector<KernelReport> reports;
-  for (const Launch& launch : plan.launches) {
-    const jit::KernelKey key = jit::make_key(launch, arch);
+  for (const jit::KernelKey& key : keys) {
     const auto kernel = jit::compiled(key);
     reports.push_back({.kernel = jit::to_string(key),
                        .registers = kernel->report.registers,
@@ -25,8 +27,8 @@ std::vector<Finding> diagnose() {
   const DeviceInfo cpu = cpu::info();
   std::vector<Finding> findings{{.subject = "CPU",
                                  .ok = true,
-                                 .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " + std::to_string(cpu.threads) +
-                                           (cpu.threads == 1 ? " thread" : " threads"),
+                                 .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " +
+                                           std::to_string(cpu.threads) + (cpu.threads == 1 ? " thread" : " threads"),
                                  .advice = ""}};
   for (auto part : {cuda::diagnose, jit::diagnose}) {
     for (Finding& finding : part()) findings.push_back(std::move(finding));

@@ -4,6 +4,7 @@
 #include "cuda/status.h"
 #include "cuda/tensor_map.h"
 #include "flash_attention/error.h"
+#include "jit/compile.h"
 #include "plan/arguments.h"
 
 namespace flash_attention::cuda {
@@ -59,16 +60,20 @@ std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, 
   const Stream handle = static_cast<Stream>(stream);
   const bool capturing = is_capturing(cu, handle);
   const ContextScope scope(cu, index, handle);
-  std::vector<Function> functions;
+  std::vector<jit::KernelKey> missing;
   for (const Launch& launch : plan.launches) {
     const jit::KernelKey key = jit::make_key(launch, device.arch);
-    if (capturing && !is_loaded(key, launch, index)) {
-      throw Error(ErrorCode::unavailable,
-                  "kernel " + to_string(key) +
-                      " is not loaded yet, and nothing can be compiled or loaded while the stream is "
-                      "captured; call prewarm (or the function itself once) before the capture");
-    }
-    functions.push_back(load_function(cu, key, launch, index));
+    if (!is_loaded(key, launch, index)) missing.push_back(key);
+  }
+  if (capturing && !missing.empty()) {
+    throw Error(ErrorCode::unavailable, "kernel " + to_string(missing.front()) +
+                                            " is not loaded yet, and nothing can be compiled or loaded while the stream is "
+                                            "captured; call prewarm (or the function itself once) before the capture");
+  }
+  if (missing.size() > 1) jit::prewarm(missing).get();  // compiled side by side, then loaded one after the other
+  std::vector<Function> functions;
+  for (const Launch& launch : plan.launches) {
+    functions.push_back(load_function(cu, jit::make_key(launch, device.arch), launch, index));
   }
   return std::make_unique<CudaKernel>(cu, index, std::move(functions));
 }

@@ -25,7 +25,8 @@ std::shared_ptr<const CompiledKernel> compiled(const KernelKey& key);
 /// Only looks; null where the kernel would have to be compiled.
 std::shared_ptr<const CompiledKernel> find_compiled(const KernelKey& key);
 
-/// compiled() for each key, by background threads. The future is ready when all are done and carries the first error.
+/// compiled() for each key, by a few background threads. The future is ready when all are done and carries the first
+/// error; its last copy waits when it goes.
 std::shared_future<void> prewarm(std::vector<KernelKey> keys);
 
 }  // namespace flash_attention::jit

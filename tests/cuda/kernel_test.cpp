@@ -6,6 +6,7 @@
 #include "cuda/fake_environment.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/error.h"
+#include "flash_attention/runtime.h"
 
 namespace {
 std::atomic<long> num_allocations{0};
@@ -220,6 +221,30 @@ TEST_F(KernelTest, a_plan_with_other_launches_is_our_own_mistake) {
   const auto kernel = load_kernel(plan, gpu(0));
   plan.launches.pop_back();
   error_of(ErrorCode::internal, [&] { kernel->launch(problem, plan, buffers, {.device = gpu(0).device}); });
+}
+
+TEST_F(KernelTest, prewarmed_in_the_background_then_captured) {
+  const Problem whole{.batch = 1, .seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::float16};
+  {
+    std::string name = "forward/portable";
+    const Options options{.device = gpu(0).device, .stream = fake_stream(0), .kernel = name};
+    auto done = prewarm_in_background(whole, Pass::forward, options);
+    name = "gone by now     ";
+    done.get();
+  }
+  EXPECT_EQ(cu.loaded.size(), 1u);
+  EXPECT_TRUE(cu.launches.empty());
+  cu.capturing = true;
+  const auto block = [](std::uintptr_t i) { return reinterpret_cast<void*>(i << 24); };
+  forward(whole, {.q = block(1), .k = block(2), .v = block(3), .out = block(4)},
+          {.device = gpu(0).device, .stream = fake_stream(0), .kernel = "forward/portable"});
+  EXPECT_EQ(cu.launches.size(), 1u);
+}
+
+TEST_F(KernelTest, a_mistake_in_a_background_prewarm_comes_out_of_its_future) {
+  auto done = prewarm_in_background({.seq_q = 1, .seq_kv = 1, .head_dim = 64}, Pass::forward,
+                                    {.device = gpu(0).device, .kernel = "forward/none"});
+  EXPECT_THROW(done.get(), Error);
 }
 
 TEST_F(KernelTest, a_repeated_call_allocates_nothing) {
