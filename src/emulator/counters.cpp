@@ -64,7 +64,7 @@ std::string to_string(const Counters& counters) {
   line("mma FLOPs", counters.mma_flops);
   line("wgmma FLOPs", counters.wgmma_flops);
   line("warps that came to a barrier", counters.barrier_waits);
-  line("threads that waited at an mbarrier", counters.mbarrier_waits);
+  line("waits of threads at an mbarrier", counters.mbarrier_waits);
   return text;
 }
 

@@ -106,8 +106,8 @@ void mbarrier_wait(unsigned address, unsigned parity) {
   if (parity > 1) scheduler.fail("parity " + std::to_string(parity) + "; allowed are 0 and 1");
   const SharedPlace place = locate(address, 8, 8);
   if (place.block != thread.block) scheduler.fail("an mbarrier of another block cannot be waited for");
-  if (read_initialised(place).phase != parity) return;
   ++scheduler.counters().mbarrier_waits;
+  if (read_initialised(place).phase != parity) return;
   scheduler.suspend(Wait::mbarrier, address, parity);
 }
 
