@@ -80,15 +80,15 @@ struct ForwardSm80 {
 
   __device__ __forceinline__ void load_Q() {
     const auto from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).from(q_begin);
-    tile::copy_tile_async<threads, config.head_dim>(storage.Q, Q_smem, from, thread);
+    tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, from, thread);
     ptx::copy_async_commit();
   }
   __device__ __forceinline__ void load_K(int tile_idx) {
-    tile::copy_tile_async<threads, config.head_dim>(storage.K, K_smem, keys(args.K).from(tile_idx * block_kv), thread);
+    tile::copy_tile_async<threads, config.head_dim, KTile>(K_smem, keys(args.K).from(tile_idx * block_kv), thread);
     ptx::copy_async_commit();
   }
   __device__ __forceinline__ void load_V(int tile_idx) {
-    tile::copy_tile_async<threads, config.head_dim_v>(storage.V, V_smem, keys(args.V).from(tile_idx * block_kv), thread);
+    tile::copy_tile_async<threads, config.head_dim_v, VTile>(V_smem, keys(args.V).from(tile_idx * block_kv), thread);
     ptx::copy_async_commit();
   }
 
@@ -281,7 +281,7 @@ struct ForwardSm80 {
       }
     }
     const auto to = tile::query_rows<Element, features>(args.O, sequence, head_idx).from(q_begin);
-    tile::store_tile<32, config.head_dim_v, rows_per_warp>(storage.O, Q_smem, warp_row, to, lane);
+    tile::store_tile<32, config.head_dim_v, rows_per_warp, OTile>(Q_smem, warp_row, to, lane);
   }
 };
 

@@ -11,11 +11,16 @@ __device__ __forceinline__ void reduce_add(float* address, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
-/// red.global.add.v4.f32 (sm_90): four neighbours, 16-byte aligned; each addition is atomic by itself.
+/// red.global.add.v4.f32 (one instruction on sm_90, four before): four neighbours, 16-byte aligned; each addition is atomic
+/// by itself.
 __device__ __forceinline__ void reduce_add(float* address, const Vector<float, 4>& values) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(values[0]), "f"(values[1]),
                "f"(values[2]), "f"(values[3])
                : "memory");
+#else
+  for (int i = 0; i < 4; ++i) reduce_add(address + i, values[i]);
+#endif
 }
 
 /// atom.global.add: gives back the old value. Orders nothing.

@@ -12,7 +12,7 @@ namespace flash_attention::tile {
 /// Starts to copy the rows of a tile; rows that do not exist, and columns at or past `dim`, become zero. The caller commits
 /// and waits.
 template <int threads, int dim, typename Tile, typename Element>
-__device__ __forceinline__ void copy_tile_async(Tile&, unsigned address, const Rows<Element>& from, int thread) {
+__device__ __forceinline__ void copy_tile_async(unsigned address, const Rows<Element>& from, int thread) {
   constexpr int chunks = Tile::columns / 8;
   static_assert(sizeof(Element) == 2 && dim % 8 == 0 && dim <= Tile::columns);
   if constexpr (threads % (8 * chunks) == 0 && dim == Tile::columns) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_tile_async(Tile&, unsigned address, const R
 
 /// Writes `rows` rows of a tile to global memory, those that exist and the columns before `dim`.
 template <int threads, int dim, int rows, typename Tile, typename Element>
-__device__ __forceinline__ void store_tile(Tile&, unsigned address, int first_row, const Rows<Element>& to, int thread) {
+__device__ __forceinline__ void store_tile(unsigned address, int first_row, const Rows<Element>& to, int thread) {
   constexpr int chunks = dim / 8;
 #pragma unroll
   for (int begin = 0; begin < rows * chunks; begin += threads) {

@@ -1,0 +1,96 @@
+#pragma once
+
+#include "tile/careful.cuh"
+#include "tile/dropout.cuh"
+#include "tile/score.cuh"
+
+// Gradients of single rows by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in
+// a tensor-core product (tile/careful.cuh).
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// One query head.
+template <BackwardConfig config>
+struct CarefulHead {
+  static constexpr Features features = config.features;
+  using Element = ptx::Element<features.dtype>;
+  tile::Rows<const Element> Q, dO;
+  tile::Score<features> score;
+  tile::Dropout dropout;
+  const float* lse;
+  const float* delta;
+
+  __device__ __forceinline__ CarefulHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx)
+      : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
+        dO(tile::query_rows<const Element, features>(args.dO, sequence, head_idx)),
+        score(args, sequence, head_idx),
+        dropout(args, sequence.batch_idx, head_idx) {
+    const long long offset = tile::statistics_offset<features>(args, sequence, head_idx);
+    lse = args.lse + offset;
+    delta = reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]) + offset;
+  }
+
+  /// The dropped probability and the gradient of the dot product, for a visible pair; false where the row has no
+  /// probabilities.
+  __device__ __forceinline__ bool differentiate(int i, int j, const Element* K_row, const Element* V_row, int lane,
+                                                float& p, float& ds) const {
+    if (lse[i] == -tile::infinity) return false;
+    const float capped = score.capped(tile::careful_dot<config.head_dim>(Q.row(i), K_row, lane));
+    p = tile::exp(capped + score.added(i, j) - lse[i]);
+    float dp = 0, factor = 1;
+    if constexpr (features.dropout) factor = dropout.keeps(i, j) ? dropout.keep_scale : 0;
+    if (factor != 0) dp = factor * tile::careful_dot<config.head_dim_v>(dO.row(i), V_row, lane);
+    ds = p * (dp - delta[i]) * score.capped_slope(capped);
+    p *= factor;
+    return true;
+  }
+};
+
+/// dK and dV of key j, from the queries [q_begin, q_end).
+template <BackwardConfig config>
+__device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile::Sequence& sequence, int kv_head_idx,
+                                           int j, int q_begin, int q_end) {
+  constexpr Features features = config.features;
+  using Element = ptx::Element<features.dtype>;
+  const int lane = threadIdx.x % 32;
+  const Element* K_row = tile::key_rows<const Element, features>(args.K, sequence, kv_head_idx).row(j);
+  const Element* V_row = tile::key_rows<const Element, features>(args.V, sequence, kv_head_idx).row(j);
+  tile::CarefulRow<config.head_dim> dK;
+  tile::CarefulRow<config.head_dim_v> dV;
+#pragma unroll 1
+  for (int head_idx = kv_head_idx * args.group; head_idx < (kv_head_idx + 1) * args.group; ++head_idx) {
+    const CarefulHead<config> head(args, sequence, head_idx);
+#pragma unroll 1
+    for (int i = q_begin; i < tile::smaller(q_end, sequence.len_q); ++i) {
+      float p, ds;
+      if (!head.score.visible(i, j) || !head.differentiate(i, j, K_row, V_row, lane, p, ds)) continue;
+      dK.add(ds, head.Q.row(i), lane);
+      if (!features.dropout || head.dropout.keeps(i, j)) dV.add(p, head.dO.row(i), lane);
+    }
+  }
+  dK.store(tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).row(j), args.scale, lane);
+  dV.store(tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx).row(j), 1, lane);
+}
+
+/// dQ of query i, from the keys [kv_begin, kv_end).
+template <BackwardConfig config>
+__device__ __forceinline__ void repair_query(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int i,
+                                             int kv_begin, int kv_end) {
+  constexpr Features features = config.features;
+  using Element = ptx::Element<features.dtype>;
+  const int lane = threadIdx.x % 32;
+  const CarefulHead<config> head(args, sequence, head_idx);
+  const auto K = tile::key_rows<const Element, features>(args.K, sequence, head_idx / args.group);
+  const auto V = tile::key_rows<const Element, features>(args.V, sequence, head_idx / args.group);
+  tile::CarefulRow<config.head_dim> dQ;
+#pragma unroll 1
+  for (int j = kv_begin; j < tile::smaller(kv_end, sequence.visible_kv); ++j) {
+    float p, ds;
+    if (head.score.visible(i, j) && head.differentiate(i, j, K.row(j), V.row(j), lane, p, ds)) dQ.add(ds, K.row(j), lane);
+  }
+  dQ.store(tile::query_rows<Element, features>(args.dQ, sequence, head_idx).row(i), args.scale, lane);
+}
+
+}  // namespace flash_attention

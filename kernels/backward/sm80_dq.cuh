@@ -1,0 +1,203 @@
+#pragma once
+
+#include "backward/query_sums.cuh"
+#include "backward/repair.cuh"
+
+// dQ of the sm80 backward pass, in one of two ways.
+//
+//   backward_sm80_finish_dq   rounds the sums that backward_sm80 has made in the workspace
+//   backward_sm80_dq          computes dQ by itself, key tile after key tile: the same bits in every run, for two products
+//   more
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// Rows of dQ that are not finite, once more. Every thread of the block calls it, after the rows have been stored.
+template <BackwardConfig config>
+__device__ __forceinline__ void repair_queries(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                               int q_begin, bool needed) {
+  if (!needed) return;
+  const tile::Score<config.features> score(args, sequence, head_idx);
+  const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  __syncthreads();  // the stores of the tile come before those of the repair
+  for (int i = q_begin + static_cast<int>(threadIdx.x) / 32; i < tile::smaller(q_begin + config.block_q, sequence.len_q);
+       i += config.num_warps) {
+    repair_query<config>(args, sequence, head_idx, i, tiles.begin * config.block_kv, tiles.end * config.block_kv);
+  }
+}
+
+template <BackwardConfig config>
+struct FinishStorage {
+  typename BackwardSm80Shape<config>::QTile dQ;
+  bool repair;
+};
+
+/// A block takes a tile of block_q queries.
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& args) {
+  using Shape = BackwardSm80Shape<config>;
+  using Sums = QuerySums<config>;
+  using QTile = typename Shape::QTile;
+  auto& storage = ptx::shared_storage<FinishStorage<config>>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int q_begin = block.tile_idx * config.block_q, thread = threadIdx.x, warp = thread / 32;
+  if (q_begin >= sequence.rows_q) return;
+  if (thread == 0) storage.repair = false;
+  __syncthreads();  // the flag is down
+
+  float dQ[2][Sums::blocks][4];
+  Sums::read(Sums::of_thread(args, sequence, block.head_idx, block.tile_idx), dQ);
+  const unsigned dQ_smem = ptx::shared_address(&storage.dQ);
+  const tile::LanePlace place(thread % 32);
+  const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
+  float check = 0;
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int n = 0; n < Sums::blocks; ++n) {
+      const int chunk = part * Sums::blocks + n;
+      if (chunk >= QTile::columns / 8) break;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float a = dQ[m][n][2 * half] * args.scale, b = dQ[m][n][2 * half + 1] * args.scale;
+        check = ptx::fma(a, 0, ptx::fma(b, 0, check));
+        const unsigned offset = QTile::offset(row + 16 * m + place.row + 8 * half, chunk) + 2 * place.column;
+        ptx::store_shared(dQ_smem + offset, ptx::pack<Shape::type>(a, b));
+      }
+    }
+  }
+  if (check != check) storage.repair = true;
+  __syncthreads();  // dQ and the flag are in shared memory
+  const auto to =
+      tile::query_rows<typename Shape::Element, config.features>(args.dQ, sequence, block.head_idx).from(q_begin);
+  tile::store_tile<Shape::threads, config.head_dim, config.block_q, QTile>(dQ_smem, 0, to, thread);
+  if constexpr (Shape::careful) repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair);
+}
+
+/// A block takes block_q queries of one head, a warp 16 of them; dS goes from one product into the next in registers.
+template <BackwardConfig config>
+struct BackwardSm80Query : BackwardSm80Shape<config> {
+  using Shape = BackwardSm80Shape<config>;
+  using Shape::type, Shape::features, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim, Shape::dim_v;
+  using typename Shape::Element, typename Shape::QTile, typename Shape::dOTile, typename Shape::KTile,
+      typename Shape::VTile;
+  static_assert(block_q == 16 * config.num_warps, "a warp takes 16 queries");
+
+  struct SharedStorage {
+    QTile Q;  // then dQ
+    dOTile dO;
+    KTile K;
+    VTile V;
+    bool repair;
+  };
+
+  const AttentionArgs& args;
+  const tile::Sequence sequence;
+  const int head_idx, q_begin;
+  const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+  const tile::LanePlace place{lane};
+  const unsigned Q_smem, dO_smem, K_smem, V_smem;
+  float dQ[1][dim / 8][4]{};
+
+  __device__ __forceinline__ BackwardSm80Query(const AttentionArgs& arguments, SharedStorage& storage,
+                                               const tile::Sequence& s, int head, int first_query)
+      : args(arguments),
+        sequence(s),
+        head_idx(head),
+        q_begin(first_query),
+        Q_smem(ptx::shared_address(&storage.Q)),
+        dO_smem(ptx::shared_address(&storage.dO)),
+        K_smem(ptx::shared_address(&storage.K)),
+        V_smem(ptx::shared_address(&storage.V)) {}
+
+  __device__ __forceinline__ void load_keys(int kv_begin) const {
+    const int kv_head_idx = head_idx / args.group;
+    Shape::template load<KTile, config.head_dim>(Shape::keys(args.K, sequence, kv_head_idx).from(kv_begin), K_smem);
+    Shape::template load<VTile, config.head_dim_v>(Shape::keys(args.V, sequence, kv_head_idx).from(kv_begin), V_smem);
+    ptx::copy_async_commit();
+  }
+
+  __device__ __forceinline__ void add_tile(const tile::Score<features>& score,
+                                           const typename Shape::template RowStatistics<1>& rows, int kv_begin) {
+    float S[1][block_kv / 8][4]{}, dP[1][block_kv / 8][4]{};
+    const unsigned Q_address = tile::a_address<QTile>(Q_smem, warp_row, lane);
+    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, lane);
+    tile::multiply<type, dim / 16>(
+        S, [&](unsigned(&A)[4], int, int k) { ptx::ldmatrix_x4(A, QTile::step(Q_address, 2 * k)); },
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, KTile::step(K_address + n * 16 * 128, 2 * k)); });
+    const unsigned dO_address = tile::a_address<dOTile>(dO_smem, warp_row, lane);
+    const unsigned V_address = tile::b_transposed_address<VTile>(V_smem, 0, lane);
+    tile::multiply<type, dim_v / 16>(
+        dP, [&](unsigned(&A)[4], int, int k) { ptx::ldmatrix_x4(A, dOTile::step(dO_address, 2 * k)); },
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address + n * 16 * 128, 2 * k)); });
+    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
+    if (Shape::some_hidden(score, q_begin, kv_begin)) {
+      Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
+    } else {
+      Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
+    }
+    const unsigned K_rows = tile::b_address<KTile>(K_smem, 0, lane);
+    tile::multiply<type, block_kv / 16>(
+        dQ, [&](unsigned(&A)[4], int m, int k) { tile::pack_a<type>(A, dP[m][2 * k], dP[m][2 * k + 1]); },
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4_trans(B, KTile::step(K_rows + k * 16 * 128, 2 * n)); });
+  }
+
+  __device__ __forceinline__ void differentiate_tiles(const tile::Score<features>& score, const tile::TileRange& tiles) {
+    const typename Shape::template RowStatistics<1> rows(args, sequence, head_idx, q_begin + warp_row + place.row);
+    Shape::template load<QTile, config.head_dim>(Shape::queries(args.Q, sequence, head_idx).from(q_begin), Q_smem);
+    Shape::template load<dOTile, config.head_dim_v>(Shape::queries(args.dO, sequence, head_idx).from(q_begin), dO_smem);
+#pragma unroll 1
+    for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
+      __syncthreads();  // every warp is done with the tile before
+      load_keys(tile_idx * block_kv);
+      ptx::copy_async_wait<0>();
+      __syncthreads();  // the tile has landed
+      add_tile(score, rows, tile_idx * block_kv);
+    }
+  }
+
+  /// Through the warp's own rows of shared memory to global memory; true if something is not finite.
+  __device__ __forceinline__ bool finish() {
+    float check = 0;
+#pragma unroll
+    for (int n = 0; n < dim / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        dQ[0][n][e] *= args.scale;
+        check = ptx::fma(dQ[0][n][e], 0, check);
+      }
+    }
+    __syncwarp();  // every lane has read its Q
+    Shape::template store<QTile>(dQ, Q_smem, warp_row, 0, place);
+    __syncwarp();  // the warp's rows are in shared memory
+    const auto to = tile::query_rows<Element, features>(args.dQ, sequence, head_idx).from(q_begin);
+    tile::store_tile<32, config.head_dim, 16, QTile>(Q_smem, warp_row, to, lane);
+    return check != check;
+  }
+};
+
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_sm80_dq(const AttentionArgs& args) {
+  using Kernel = BackwardSm80Query<config>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int q_begin = block.tile_idx * config.block_q;
+  if (q_begin >= sequence.rows_q) return;
+  if (threadIdx.x == 0) storage.repair = false;
+  __syncthreads();  // the flag is down
+
+  Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
+  const tile::Score<config.features> score(args, sequence, block.head_idx);
+  const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  if (tiles.begin < tiles.end) kernel.differentiate_tiles(score, tiles);
+  if (kernel.finish()) storage.repair = true;
+  if constexpr (Kernel::careful) {
+    __syncthreads();  // the flag has its final value
+    repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair);
+  }
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,147 @@
+#pragma once
+
+#include "ptx/shared.cuh"
+#include "tile/copy.cuh"
+#include "tile/dropout.cuh"
+#include "tile/mma.cuh"
+#include "tile/score.cuh"
+
+// What the sm80 backward kernels share: tiles, loads, and the step from dot products to probabilities and their gradients.
+
+namespace flash_attention {
+
+using namespace abi;
+
+template <BackwardConfig config>
+struct BackwardSm80Shape {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv;
+  static constexpr int threads = 32 * config.num_warps;
+  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
+  // Warps along the rows of a product over queries or keys: 32 rows each, so that one load of B feeds four instructions.
+  static constexpr int warps_q = block_q / 32, warps_kv = block_kv / 32;
+  // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are done again.
+  static constexpr bool careful = tile::Score<features>::hides || features.dropout;
+  using Element = ptx::Element<type>;
+  static_assert(type != Type::float32 && block_q % 32 == 0 && block_kv % 32 == 0);
+  static_assert(config.num_warps % warps_q == 0 && config.num_warps % warps_kv == 0);
+
+  using QTile = tile::SwizzledTile<block_q, dim>;
+  using dOTile = tile::SwizzledTile<block_q, dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, dim>;
+  using VTile = tile::SwizzledTile<block_kv, dim_v>;
+  using PTile = tile::SwizzledTile<block_q, block_kv>;
+  static constexpr int stage_bytes = sizeof(QTile) + sizeof(dOTile);
+
+  __device__ __forceinline__ static tile::Rows<const Element> queries(const TensorView& view,
+                                                                      const tile::Sequence& sequence, int head_idx) {
+    auto rows = tile::query_rows<const Element, features>(view, sequence, head_idx);
+    rows.count = sequence.len_q;
+    return rows;
+  }
+  __device__ __forceinline__ static tile::Rows<const Element> keys(const TensorView& view, const tile::Sequence& sequence,
+                                                                   int kv_head_idx) {
+    auto rows = tile::key_rows<const Element, features>(view, sequence, kv_head_idx);
+    rows.count = sequence.visible_kv;
+    return rows;
+  }
+
+  template <typename Tile, int columns>
+  __device__ __forceinline__ static void load(const tile::Rows<const Element>& from, unsigned tile_address) {
+    tile::copy_tile_async<threads, columns, Tile>(tile_address, from, threadIdx.x);
+  }
+
+  __device__ __forceinline__ static bool some_hidden(const tile::Score<features>& score, int q_begin, int kv_begin) {
+    return q_begin + block_q > score.len_q || !score.template all_visible<block_q, block_kv>(q_begin, kv_begin);
+  }
+
+  /// lse and delta of the rows that a lane holds.
+  template <int m_tiles>
+  struct RowStatistics {
+    float lse_log2[m_tiles][2];  // +inf for a row without keys: its probabilities become 0
+    float delta[m_tiles][2];
+
+    __device__ __forceinline__ RowStatistics(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                             int first_row) {
+      const long long offset = tile::statistics_offset<features>(args, sequence, head_idx);
+      const auto* workspace =
+          reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]);
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = first_row + 16 * m + 8 * half;
+          const float lse = i < sequence.len_q ? args.lse[offset + i] : -tile::infinity;
+          lse_log2[m][half] = lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
+          delta[m][half] = i < sequence.len_q ? workspace[offset + i] : 0;
+        }
+      }
+    }
+  };
+
+  /// S, dot products, becomes P (0 where dropped, without the factor of dropout); dP becomes dS at the dot product, without
+  /// the scale. Row and column are those of the fragment's first element in the sequence.
+  template <bool some_hidden, int m_tiles, int blocks>
+  __device__ __forceinline__ static void differentiate(float (&S)[m_tiles][blocks][4], float (&dP)[m_tiles][blocks][4],
+                                                       const tile::Score<features>& score,
+                                                       const RowStatistics<m_tiles>& rows, const tile::Dropout& dropout,
+                                                       int row, int column, const tile::LanePlace& place) {
+    const float scale_log2 = score.unit_scale() * tile::log2_e;
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = row + 16 * m + place.row + 8 * half;
+#pragma unroll
+        for (int pair = 0; pair < blocks / 2; ++pair) {
+          tile::DropoutWords random;
+          if constexpr (features.dropout) random = dropout.words(i, column + 16 * pair + place.column);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int j = column + 16 * pair + e / 2 * 8 + place.column + e % 2;
+            float& s = S[m][2 * pair + e / 2][2 * half + e % 2];
+            float& ds = dP[m][2 * pair + e / 2][2 * half + e % 2];
+            if (some_hidden && !score.visible(i, j)) {
+              s = ds = 0;
+              continue;
+            }
+            float slope = 1;
+            if constexpr (!tile::Score<features>::linear) {
+              s = score.capped(s);
+              slope = score.capped_slope(s);
+              s += score.added(i, j);
+            }
+            s = ptx::exp2(ptx::fma(s, scale_log2, -rows.lse_log2[m][half]));
+            if constexpr (features.dropout) {
+              const bool keeps = random.word[e] >= dropout.threshold;
+              ds = s * ((keeps ? ds * dropout.keep_scale : 0) - rows.delta[m][half]) * slope;
+              if (!keeps) s = 0;
+            } else {
+              ds = s * (ds - rows.delta[m][half]) * slope;
+            }
+          }
+        }
+      }
+    }
+  }
+
+  /// A fragment, rounded, into a tile.
+  template <typename Tile, int m_tiles, int blocks>
+  __device__ __forceinline__ static void store(const float (&C)[m_tiles][blocks][4], unsigned tile_address, int row,
+                                               int column, const tile::LanePlace& place) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned offset = Tile::offset(row + 16 * m + place.row + 8 * half, column / 8 + n) + 2 * place.column;
+          ptx::store_shared(tile_address + offset, ptx::pack<type>(C[m][n][2 * half], C[m][n][2 * half + 1]));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flash_attention
