@@ -78,14 +78,25 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const Rows<El
     load_transposed(storage.dot.A, A, column, depth, A_by_four);
     load_transposed(storage.dot.B, B, column, depth, B_by_four);
     __syncthreads();  // the chunk is there for everyone
-#pragma unroll 8
-    for (int d = 0; d < depth; ++d) {
-      const auto a = *reinterpret_cast<const Four*>(&storage.dot.A[d][place.row]);
-      const auto b = *reinterpret_cast<const Four*>(&storage.dot.B[d][place.column]);
+    // Short sums first, then their sum: half the rounding error of one long chain where a few products dominate.
+#pragma unroll
+    for (int begin = 0; begin < dot_depth; begin += 8) {
+      if (begin >= depth) break;
+      float sum[4][4]{};
+#pragma unroll
+      for (int d = begin; d < begin + 8; ++d) {
+        const auto a = *reinterpret_cast<const Four*>(&storage.dot.A[d][place.row]);
+        const auto b = *reinterpret_cast<const Four*>(&storage.dot.B[d][place.column]);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) sum[r][c] += a[r] * b[c];
+        }
+      }
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) C[r][c] += a[r] * b[c];
+        for (int c = 0; c < 4; ++c) C[r][c] += sum[r][c];
       }
     }
   }

@@ -1,0 +1,15 @@
+#include "kernels/emulated.h"
+
+namespace flash_attention::testing {
+namespace {
+
+class ForwardPortable : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ForwardPortable, Emulated) { check_emulated(GetParam(), "forward/portable", Pass::forward); }
+
+INSTANTIATE_TEST_SUITE_P(Float32, ForwardPortable, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardPortable, ::testing::ValuesIn(some_of(contract_cases(Dtype::bfloat16))),
+                         case_name);
+
+}  // namespace
+}  // namespace flash_attention::testing
