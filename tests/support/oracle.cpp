@@ -133,12 +133,13 @@ class Oracle {
     double* dq = &r_.dq[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
     const double dlse = c_.dlse ? in_.dlse[lse_index(c_, shape_, b, h, i)] : 0;
     double delta = 0;
-    for (std::int64_t x = 0; x < shape_.dim_v; ++x) delta += dout[x] * rounded(out[x]);
+    // From the last to the first: sums in float depend on their order, and nobody promises that of dp.
+    for (std::int64_t x = shape_.dim_v - 1; x >= 0; --x) delta = accumulated(delta + dout[x] * rounded(out[x]));
     for (std::size_t n = 0; n < keys.size(); ++n) {
       const std::int64_t j = keys[n];
       double dp = 0;
       for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
-        dp += dout[x] * in_.v[value(j) + x];
+        dp = accumulated(dp + dout[x] * in_.v[value(j) + x]);
         if (kept[n] != 0) r_.dv[value(j) + x] += rounded(p[n] * kept[n]) * dout[x];
       }
       dp = kept[n] != 0 ? dp * kept[n] : 0;

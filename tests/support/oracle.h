@@ -12,7 +12,7 @@ struct Results {
   std::vector<double> out, lse, dq, dk, dv, dbias, dsink;
 };
 
-/// docs/numerics.md in double precision, one loop per line of it. With `rounding`, scores are accumulated in
+/// docs/numerics.md in double precision, one loop per line of it. With `rounding`, dot products are accumulated in
 /// float, and the operands of the second products (P, dS) and the results are rounded to that type, as any attention in that type
 /// must: the yardstick of the tolerances.
 Results oracle(const Case& c, const Inputs& in, bool backward, std::optional<Dtype> rounding = std::nullopt);
