@@ -4,13 +4,13 @@ import secrets
 from importlib import import_module
 
 from flash_attention import _core
-from flash_attention.shapes import check_ranks, lse_shape, score_width
+from flash_attention.shapes import check_tensors, lse_shape, score_width
 
 
 def run(tensors, scalars, seed, offset, return_lse):
     q, k, v, bias, mask, slopes, sink, *lengths = tensors
     library = import_module(type(q).__module__.partition(".")[0])
-    check_ranks(tensors)
+    check_tensors(tensors)
     width = score_width(tensors, scalars)
     tensors = (q, k, v, _scores(library, bias, width), _scores(library, mask, width), slopes, sink, *lengths)
     if seed is None:

@@ -155,29 +155,33 @@ def _scalars(
     max_seqlen_q, max_seqlen_kv, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel
 ):
     """What a call is besides its tensors, in the order of the binding and of the torch ops."""
-    if layout not in _LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}; allowed are 'bshd' and 'bhsd'")
-    if alignment not in _ALIGNMENTS:
-        raise ValueError(f"alignment: got {alignment!r}; allowed are 'bottom_right' and 'top_left'")
     try:
         left, right = window
-    except (TypeError, ValueError):
-        raise ValueError(f"window: got {window!r}; expected (left, right)") from None
+        top_left, heads_first = _ALIGNMENTS[alignment], _LAYOUTS[layout]
+    except (KeyError, TypeError, ValueError):
+        raise _refusal(alignment, window, layout) from None
     return (
         max_seqlen_q,
         max_seqlen_kv,
         scale,
         softcap,
         causal,
-        _ALIGNMENTS[alignment],
+        top_left,
         -1 if left is None else left,
         -1 if right is None else right,
         dropout_p,
         deterministic,
-        _LAYOUTS[layout],
+        heads_first,
         kernel == "standard",
         "" if kernel is None or kernel == "standard" else kernel,
     )
+
+
+def _refusal(alignment, window, layout):
+    for name, value, allowed in (("layout", layout, _LAYOUTS), ("alignment", alignment, _ALIGNMENTS)):
+        if value not in allowed:
+            return ValueError(f"{name}: got {value!r}; allowed are {' and '.join(map(repr, allowed))}")
+    return ValueError(f"window: got {window!r}; expected (left, right)")
 
 
 def binding_arguments(arguments):

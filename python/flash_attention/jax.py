@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy
 
 from flash_attention import _core, functional
-from flash_attention.shapes import check_ranks, lse_shape, score_width
+from flash_attention.shapes import check_tensors, lse_shape, score_width
 
 _NAMES = (
     "max_seqlen_q",
@@ -46,7 +46,7 @@ def attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_kv=None, **options):
 
 def run(tensors, scalars, seed, offset, return_lse):
     _register()
-    check_ranks(tensors)
+    check_tensors(tensors)
     q, k, v, bias, mask, slopes, sink, *lengths = tensors
     if scalars[8] and seed is None:
         raise ValueError("seed: got None; dropout in JAX needs a seed, a Python int")

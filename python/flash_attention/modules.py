@@ -25,6 +25,8 @@ class FlashAttention(torch.nn.Module):
 
     def forward(self, q, k, v, causal=False, **options):
         """q (batch, heads_q, seq_q, head_dim), k and v (batch, heads_kv, seq_kv, head_dim) -> out shaped as q."""
+        if not options and not self.options:
+            return attention(q, k, v, causal=causal, layout="bhsd", kernel=self.kernel)
         options = {"kernel": self.kernel, **self.options, **options}
         if not self.training:
             options.pop("dropout_p", None)

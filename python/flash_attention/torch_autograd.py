@@ -4,30 +4,30 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flash_attention import torch_ops
-from flash_attention.shapes import score_width
+from flash_attention.shapes import check_tensors, score_width
 
 
 def run(tensors, scalars, seed, offset, return_lse):
-    q, k, v, bias, mask, slopes, sink, *lengths = tensors
-    if not isinstance(k, torch.Tensor) or not isinstance(v, torch.Tensor):
-        name, value = ("v", v) if isinstance(k, torch.Tensor) else ("k", k)
-        raise TypeError(f"{name}: expected a torch.Tensor like q, got {type(value).__name__}")
-    if torch.is_autocast_enabled(q.device.type):
+    q = tensors[0]
+    if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (_autocast(tensor, dtype) for tensor in (q, k, v))
-        tensors = (q, k, v, *tensors[3:])
-    if bias is not None or mask is not None or sink is not None or slopes is not None:
-        width = score_width(tensors, scalars)
-        bias = None if bias is None else _scores(bias, width)
-        mask = None if mask is None else _scores(mask, width)
-        tensors = (q, k, v, bias, mask, _single(slopes), _single(sink), *lengths)
-    if torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (sink is not None and sink.requires_grad)
-    ):
+        tensors = (*(_autocast(tensor, dtype) for tensor in tensors[:3]), *tensors[3:])
+    try:
+        q, k, v, bias, mask, slopes, sink = tensors[:7]
+        if bias is not None or mask is not None or slopes is not None or sink is not None:
+            tensors = _plain_extras(tensors, score_width(tensors, scalars))
+            bias, sink = tensors[3], tensors[6]
+        wants_gradient = torch.is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (bias is not None and bias.requires_grad)
+            or (sink is not None and sink.requires_grad)
+        )
+    except (AttributeError, IndexError):
+        check_tensors(tensors)
+        raise
+    if wants_gradient:
         if torch.are_deterministic_algorithms_enabled():
             scalars = (*scalars[:9], True, *scalars[10:])
         out, lse = Attention.apply(*tensors, scalars, seed, offset)
@@ -61,7 +61,14 @@ class Attention(torch.autograd.Function):
 
 
 def _autocast(tensor, dtype):
-    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+    return tensor.to(dtype) if getattr(tensor, "dtype", None) == torch.float32 else tensor
+
+
+def _plain_extras(tensors, width):
+    q, k, v, bias, mask, slopes, sink, *lengths = tensors
+    bias = None if bias is None else _scores(bias, width)
+    mask = None if mask is None else _scores(mask, width)
+    return (q, k, v, bias, mask, _single(slopes), _single(sink), *lengths)
 
 
 def _single(values):

@@ -7,7 +7,7 @@ subclasses go through torch.ops.flash_attention.forward and .backward, whose fak
 import torch
 
 from flash_attention import _core
-from flash_attention.shapes import check_ranks, lse_shape
+from flash_attention.shapes import check_tensors, lse_shape
 
 _TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
@@ -23,22 +23,22 @@ _NUM_TENSORS, _NUM_SCALARS = 12, 13
 # torch 2.11 hands tensors over by a C table, with their stream; before that, by __dlpack__, which refuses requires_grad.
 _HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_is_compiling = torch.compiler.is_compiling
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def forward(tensors, scalars, seed, offset, need_lse):
     """(out, lse or None, rng_state or None); rng_state is int64 [2], (seed, offset) of the dropout that was used."""
-    if _traced(tensors[0]):
+    q = tensors[0]
+    if _is_compiling() or type(q) not in _PLAIN_TYPES or _num_dispatch_modes() or _function_transform() is not None:
         return torch.ops.flash_attention.forward(*tensors, *scalars, seed, offset)
-    if seed is None:
-        seed = _draw_seed() if scalars[8] else 0
-    out, lse = _empty_results(tensors, scalars, need_lse)
-    _call(_core.forward, tensors, scalars, (out, lse), seed, offset)
-    return out, lse, torch.tensor((seed, offset)) if scalars[8] else None
+    return _forward(tensors, scalars, seed, offset, need_lse)
 
 
 def backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     """(dq, dk, dv, dbias or None, dsink or None)."""
-    if _traced(dout if dout is not None else dlse):
+    if _is_compiling() or type(out) not in _PLAIN_TYPES or _num_dispatch_modes() or _function_transform() is not None:
         dq, dk, dv, dbias, dsink = torch.ops.flash_attention.backward(
             *tensors, *scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
         )
@@ -46,49 +46,15 @@ def backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need
     return _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
 
 
-def _traced(tensor):
-    return (
-        torch.compiler.is_compiling()
-        or type(tensor) not in _PLAIN_TYPES
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
-
-
-def _draw_seed():
-    """From torch's default generator, so that torch.manual_seed and activation checkpointing replay it."""
-    return int(torch.randint(2**63 - 1, ()))
-
-
-def _call(function, tensors, scalars, results, *rest):
-    device = tensors[0].device
-    stream = 0
-    if not _HAS_EXCHANGE:
-        tensors = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
-        if device.type == "cuda":
-            stream = torch.cuda.current_stream(device).cuda_stream
-    function(tensors, scalars, *results, *rest, stream, lambda size: torch.empty(size, dtype=torch.uint8, device=device))
-
-
-def _empty_results(tensors, scalars, need_lse):
-    q, v = tensors[0], tensors[2]
-    check_ranks(tensors)
-    width = v.shape[-1]
-    if width == q.shape[-1]:
-        out = torch.empty_like(q)
-    elif scalars[10]:
-        batch, heads, seq, _ = q.shape
-        out = q.new_empty((batch, seq, heads, width)).transpose(1, 2)
-    else:
-        out = q.new_empty((*q.shape[:-1], width))
-    return out, q.new_empty(lse_shape(tensors, scalars), dtype=torch.float32) if need_lse else None
-
-
-def _empty_gradients(tensors, need_dbias, need_dsink):
-    q, k, v, bias, sink = *tensors[:4], tensors[6]
-    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if need_dbias else None
-    dsink = torch.empty_like(sink, memory_format=torch.contiguous_format) if need_dsink else None
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, dsink
+def _forward(tensors, scalars, seed, offset, need_lse):
+    dropout_p = scalars[8]
+    if seed is None:
+        # From torch's default generator, so that torch.manual_seed and activation checkpointing replay it.
+        seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
+    out, lse = _empty_results(tensors, scalars, need_lse)
+    tensors, stream = (tensors, 0) if _HAS_EXCHANGE else _detached(tensors)
+    _core.forward(tensors, scalars, out, lse, seed, offset, stream, lambda size: _workspace(out, size))
+    return out, lse, torch.tensor((seed, offset)) if dropout_p else None
 
 
 def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
@@ -100,8 +66,46 @@ def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, nee
         dlse = dlse.contiguous()
     seed, offset = rng_state.tolist() if scalars[8] else (0, 0)
     gradients = _empty_gradients(tensors, need_dbias, need_dsink)
-    _call(_core.backward, tensors, scalars, ((out, lse), (dout, dlse, *gradients)), seed, offset)
+    tensors, stream = (tensors, 0) if _HAS_EXCHANGE else _detached(tensors)
+    results = (out, lse)
+    _core.backward(
+        tensors, scalars, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: _workspace(out, size)
+    )
     return gradients
+
+
+def _workspace(like, size):
+    return torch.empty(size, dtype=torch.uint8, device=like.device)
+
+
+def _detached(tensors):
+    device = tensors[0].device
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return tuple(None if tensor is None else tensor.detach() for tensor in tensors), stream
+
+
+def _empty_results(tensors, scalars, need_lse):
+    q, v = tensors[0], tensors[2]
+    try:
+        width = v.shape[-1]
+        if width == q.shape[-1]:
+            out = torch.empty_like(q)
+        elif scalars[10]:
+            batch, heads, seq, _ = q.shape
+            out = q.new_empty((batch, seq, heads, width)).transpose(1, 2)
+        else:
+            out = q.new_empty((*q.shape[:-1], width))
+        return out, q.new_empty(lse_shape(tensors, scalars), dtype=torch.float32) if need_lse else None
+    except (AttributeError, IndexError, ValueError):
+        check_tensors(tensors)
+        raise
+
+
+def _empty_gradients(tensors, need_dbias, need_dsink):
+    q, k, v, bias, sink = *tensors[:4], tensors[6]
+    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if need_dbias else None
+    dsink = torch.empty_like(sink, memory_format=torch.contiguous_format) if need_dsink else None
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, dsink
 
 
 _library = torch.library.Library("flash_attention", "DEF")
@@ -129,11 +133,8 @@ def _split(arguments):
 
 def _forward_op(*arguments):
     tensors, scalars, (seed, offset) = _split(arguments)
-    if seed is None:
-        seed = _draw_seed() if scalars[8] else 0
-    out, lse = _empty_results(tensors, scalars, True)
-    _call(_core.forward, tensors, scalars, (out, lse), seed, offset)
-    return out, lse, torch.tensor((seed, offset))
+    out, lse, rng_state = _forward(tensors, scalars, seed, offset, True)
+    return out, lse, torch.zeros(2, dtype=torch.int64) if rng_state is None else rng_state
 
 
 def _forward_fake(*arguments):

@@ -1,5 +1,7 @@
 """Plugs this library into torch.nn.functional.scaled_dot_product_attention, by torch's own registry where it has one."""
 
+import warnings
+
 import torch
 
 from flash_attention import torch_ops
@@ -69,7 +71,9 @@ def _impl(library, name, function, key):
             raise NotImplementedError(f"{name}: these tensors need torch 2.9 or flash_attention.unregister()")
         return kernel.call_boxed(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *arguments, **keywords)
 
-    library.impl(name, lambda *arguments, **keywords: function(original, *arguments, **keywords))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+        library.impl(name, lambda *arguments, **keywords: function(original, *arguments, **keywords))
 
 
 def _taken(query, value):
