@@ -151,6 +151,7 @@ jit::Artifact compile_for_host(const HostUnit& unit) {
 
   jit::Recipe recipe{unit.name + " (emulator)", unit.stem + "-emulator", "so", text, compiler_identity()};
   for (const std::string& option : options) recipe.content += '\0' + option;
+  recipe.content += '\0' + settings.kernel_dir.string();  // the debugger is to find the files that are edited
   for (const Sources* sources : {&runtime, &kernels}) {
     for (const auto& [name, source] : *sources) recipe.content += '\0' + name + '\0' + source;
   }
