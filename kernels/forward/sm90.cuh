@@ -67,6 +67,7 @@ template <abi::ForwardConfig config>
 __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& args) {
   using namespace forward_sm90;
   using S = Shape<config>;
+  static_assert(fits_layout<config>, "the planner reserves what SharedStorage needs");
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
   initialise(shared);
 

@@ -4,6 +4,7 @@
 
 #include "abi/args.h"
 #include "abi/config.h"
+#include "abi/forward_sm90.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
@@ -16,7 +17,6 @@ using namespace abi;
 /// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes).
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 
-constexpr int max_shared_bytes = 232448;
 constexpr int wg_threads = 128;
 constexpr int wg_rows = 64;    // query rows of a warpgroup: the M of its products
 constexpr int chunk_dim = 64;  // columns of a tile that lie together: 128 bytes, the width of the swizzle
@@ -41,16 +41,11 @@ struct Shape {
   static constexpr int width_v = tile::round_up(config.head_dim_v, 32);  // the N of P V
 
   static constexpr int q_bytes = wg_rows * chunks * chunk_dim * 2;  // of one warpgroup
-  static constexpr int o_chunk_bytes = wg_rows * chunk_dim * 2;
   static constexpr int k_bytes = block_kv * chunks * chunk_dim * 2;
   static constexpr int v_bytes = block_kv * chunks_v * chunk_dim * 2;
 
-  // With two Q tiles and an O tile of its own nothing waits at the end of a tile. Where that does not fit, one Q tile,
-  // then an O tile of two chunks that is filled and stored twice.
-  static constexpr int spare_bytes = max_shared_bytes - 2048 - stages * (k_bytes + v_bytes);
-  static constexpr int q_stages = spare_bytes >= warpgroups * (2 * q_bytes + chunks_v * o_chunk_bytes) ? 2 : 1;
-  static constexpr int o_chunks =
-      spare_bytes >= warpgroups * (q_stages * q_bytes + chunks_v * o_chunk_bytes) ? chunks_v : tile::ceil_div(chunks_v, 2);
+  static constexpr int q_stages = forward_sm90_layout(config).q_stages;
+  static constexpr int o_chunks = forward_sm90_layout(config).o_chunks;
 
   // setmaxnreg: what the loading warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
   static constexpr int load_registers = warpgroups == 3 ? 32 : 40;
@@ -87,6 +82,10 @@ struct alignas(1024) SharedStorage {
   unsigned char redo[max_redo_marks];  // see Redo
   unsigned any_redo;
 };
+
+template <ForwardConfig config>
+constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_layout(config).shared_bytes &&
+                             sizeof(SharedStorage<config>) <= forward_sm90_max_shared_bytes;
 
 /// Named barriers. `turn` and `warpgroup` are followed by one for each warpgroup.
 enum Barrier : int { barrier_turn = 1, barrier_warpgroup = 4, barrier_pass = 7 };

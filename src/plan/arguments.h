@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+
 #include "abi/args.h"
 #include "abi/config.h"
 #include "flash_attention/attention.h"
@@ -23,13 +25,23 @@ struct TensorMapSpec {
   const void* data = nullptr;
   Dtype dtype = Dtype::bfloat16;
   int rank = 0;
-  std::uint64_t sizes[5] = {};         // elements, innermost first
-  std::uint64_t strides_bytes[4] = {}; // of dimensions 1..rank-1
+  std::uint64_t sizes[5] = {};          // elements, innermost first
+  std::uint64_t strides_bytes[4] = {};  // of dimensions 1..rank-1
   std::uint32_t box[5] = {};
   int swizzle_bytes = 128;  // 0, 32, 64 or 128
 };
 
+/// The maps of one call. No allocation: it is made for every launch.
+struct TensorMaps {
+  std::array<TensorMapSpec, 8> specs{};
+  std::size_t count = 0;
+
+  void add(const TensorMapSpec& spec) { specs[count++] = spec; }
+  const TensorMapSpec* begin() const { return specs.data(); }
+  const TensorMapSpec* end() const { return specs.data() + count; }
+};
+
 /// The maps a plan's kernels need for this call; empty for kernels that use no TMA.
-std::vector<TensorMapSpec> tensor_maps(const Problem& problem, const Plan& plan, const Buffers& buffers);
+TensorMaps tensor_maps(const Problem& problem, const Plan& plan, const Buffers& buffers);
 
 }  // namespace flash_attention::plan

@@ -1,0 +1,33 @@
+#pragma once
+
+// How forward/sm90 fills its shared memory: what the planner must reserve is what the kernel uses. Plain constexpr
+// arithmetic on a configuration, the same on host and device.
+
+#include "abi/config.h"
+
+namespace flash_attention::abi {
+
+struct ForwardSm90Layout {
+  int q_stages;      // tiles of Q
+  int o_chunks;      // columns of O that are stored at a time, in chunks of 64
+  int shared_bytes;  // of a block
+};
+
+constexpr int forward_sm90_max_shared_bytes = 232448;
+constexpr int forward_sm90_tail_bytes = 1024;  // barriers and marks, behind the tiles
+
+/// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. Where that does not fit there is one tile
+/// of Q, then half a tile of O that is filled and stored twice.
+constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
+  const int chunk_bytes = 64 * 2;  // of a row
+  const int chunks = (config.head_dim + 63) / 64, chunks_v = (config.head_dim_v + 63) / 64;
+  const int kv_bytes = config.num_stages * config.block_kv * (chunks + chunks_v) * chunk_bytes;
+  const int q_bytes = config.block_q * chunks * chunk_bytes;
+  const int o_chunk_bytes = config.block_q * chunk_bytes;
+  const int spare = forward_sm90_max_shared_bytes - forward_sm90_tail_bytes - kv_bytes;
+  const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
+  const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;
+  return {q_stages, o_chunks, kv_bytes + q_stages * q_bytes + o_chunks * o_chunk_bytes + forward_sm90_tail_bytes};
+}
+
+}  // namespace flash_attention::abi

@@ -1,0 +1,105 @@
+#include <algorithm>
+#include <array>
+
+#include "abi/forward_sm90.h"
+#include "plan/arguments.h"
+#include "plan/kernel_table.h"
+#include "plan/portable.h"
+
+namespace flash_attention::plan {
+namespace {
+
+/// Why TMA cannot address a tensor; empty where it can. Dimensions of one need no stride.
+std::string reject_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
+                           std::int64_t heads) {
+  struct Axis {
+    const char* name;
+    std::int64_t size, stride;
+  };
+  const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
+  const Axis axes[3] = {{"seq", rows, strides.seq}, {"head", heads, strides.head}, {"batch", problem.batch, strides.batch}};
+  for (const Axis& axis : axes) {
+    if (axis.size <= 1 || (problem.packed && axis.name == axes[2].name)) continue;
+    const std::int64_t bytes = axis.stride * element;
+    if (bytes > 0 && bytes % 16 == 0 && bytes < (std::int64_t{1} << 40)) continue;
+    return std::string(name) + " has a " + axis.name + " stride of " + std::to_string(axis.stride) +
+           " elements; TMA needs positive multiples of 16 bytes below 2^40";
+  }
+  return {};
+}
+
+std::string reject_common(const Problem& p, const DeviceInfo& device) {
+  if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
+  if (device.shared_bytes < abi::forward_sm90_max_shared_bytes) return "a block needs 227 KiB of shared memory";
+  if (p.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
+  if (!(*p.scale > 0)) return "scale must be positive: the maximum is taken before scaling";
+  if (p.total_q == 0 || p.total_kv == 0) return "there is nothing to load";
+  return reject_grid(p);
+}
+
+std::string reject_forward(const Problem& p, const DeviceInfo& device) {
+  std::string reason = reject_common(p, device);
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
+  if (reason.empty()) reason = reject_strides(p, "q", p.q_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_strides(p, "out", p.out_strides, rows_q, p.heads_q);
+  return reason;
+}
+
+struct Tile {
+  int block_q;
+  int block_kv;
+};
+
+/// docs/kernels/forward_sm90.md has the measurements. Options that touch every score need registers of their own, so they
+/// go with two warpgroups; three have 160 registers a thread.
+Tile choose_tile(const Problem& p) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const bool plain = p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0;
+  if (dim > 128) return {128, 64};
+  if (!plain) return {128, 64};
+  if (p.seq_q <= 128) return {128, 128};
+  if (dim <= 64) return {192, 128};
+  return p.window_right >= 0 || p.window_left >= 0 ? Tile{128, 128} : Tile{192, 80};
+}
+
+void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
+  const Tile tile = choose_tile(p);
+  plan.block_q = tile.block_q;
+  plan.block_kv = tile.block_kv;
+  const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
+  // Under a causal mask a long and a short row tile make a pair of constant work.
+  const bool pair = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
+  const abi::ForwardConfig config{.features = features_of(p),
+                                  .head_dim = static_cast<int>(p.head_dim),
+                                  .head_dim_v = static_cast<int>(p.head_dim_v),
+                                  .block_q = tile.block_q,
+                                  .block_kv = tile.block_kv,
+                                  .num_warps = (tile.block_q / 64 + 1) * 4,
+                                  .num_stages = 2,
+                                  .pair_tiles = pair};
+  const std::int64_t units = (pair ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
+  add_launch(plan,
+             {.unit = "forward/sm90",
+              .entry = "forward_sm90_kernel",
+              .config = to_source(config),
+              .block = config.num_warps * 32,
+              .shared_bytes = abi::forward_sm90_layout(config).shared_bytes},
+             std::min<std::int64_t>(units, device.num_sms));
+}
+
+}  // namespace
+
+std::span<const KernelEntry> sm90_kernels() {
+  static const std::array<KernelEntry, 1> rows{
+      KernelEntry{.name = "forward/sm90",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
+                  .reject = reject_forward,
+                  .lay_out = lay_out_forward}};
+  return rows;
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,59 @@
+#include <algorithm>
+
+#include "plan/arguments.h"
+
+namespace flash_attention::plan {
+namespace {
+
+constexpr std::uint32_t chunk_dim = 64;  // 128 bytes of 16-bit elements: the width of the swizzle
+
+/// [dim, rows, heads, batch] in boxes of `rows_of_box` rows and 64 columns.
+struct RowsOfTensor {
+  const void* data;
+  const Strides& strides;
+  std::int64_t dim, rows, heads, batch;
+};
+
+TensorMapSpec rows_map(int slot, const Problem& problem, const RowsOfTensor& tensor, int rows_of_box) {
+  TensorMapSpec spec;
+  spec.slot = slot;
+  spec.data = tensor.data;
+  spec.dtype = problem.dtype;
+  spec.rank = 4;
+  const std::int64_t sizes[4] = {tensor.dim, tensor.rows, tensor.heads, tensor.batch};
+  const std::int64_t strides[3] = {tensor.strides.seq, tensor.strides.head, problem.packed ? 0 : tensor.strides.batch};
+  const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
+  for (int i = 0; i < 4; ++i) spec.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
+  for (int i = 0; i < 3; ++i) {
+    // The stride of a dimension of one is never used, but must be a legal one.
+    spec.strides_bytes[i] = static_cast<std::uint64_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element);
+  }
+  spec.box[0] = chunk_dim;
+  spec.box[1] = static_cast<std::uint32_t>(rows_of_box);
+  spec.box[2] = spec.box[3] = 1;
+  return spec;
+}
+
+RowsOfTensor query_tensor(const Problem& p, const void* data, const Strides& strides, std::int64_t dim) {
+  return {data, strides, dim, p.packed ? p.total_q : p.seq_q, p.heads_q, p.packed ? 1 : p.batch};
+}
+
+RowsOfTensor key_tensor(const Problem& p, const void* data, const Strides& strides, std::int64_t dim) {
+  return {data, strides, dim, p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch};
+}
+
+}  // namespace
+
+TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
+  TensorMaps maps;
+  if (plan.kernel == "forward/sm90") {  // slots: Map in kernels/forward/sm90_shape.cuh
+    constexpr int warpgroup_rows = 64;
+    maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
+    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
+    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), plan.block_kv));
+    maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+  }
+  return maps;
+}
+
+}  // namespace flash_attention::plan
