@@ -13,7 +13,7 @@
 //
 // Softmax keeps the maximum of a row's first blocks as a reference instead of raising it with every block. A tile for
 // which that was too low is found at its end (Finisher) and marked; after the others the block does its marked tiles again,
-// with the running maximum. So the result is exact for every input, and no ordinary input pays for it.
+// with the running maximum (Pass). So the result is exact for every input, and no ordinary input pays for it.
 
 #include "forward/sm90_attend.cuh"
 #include "forward/sm90_load.cuh"
@@ -21,8 +21,8 @@
 namespace flash_attention {
 namespace forward_sm90 {
 
-/// Which tiles of this block are to be done again. A mark stands for one iteration, or for several neighbours where a block
-/// has more iterations than there are marks.
+/// Which tiles of this block the next pass does again. A mark stands for one iteration, or for several neighbours where
+/// a block has more iterations than there are marks. Marks only grow, so a warpgroup that is behind misses none.
 template <ForwardConfig config>
 struct Redo {
   SharedStorage<config>& shared;
@@ -31,11 +31,13 @@ struct Redo {
   __device__ __forceinline__ Redo(SharedStorage<config>& storage, int num_iterations)
       : shared(storage), iterations_per_mark(tile::ceil_div(num_iterations, max_redo_marks)) {}
 
-  __device__ __forceinline__ void mark(int iteration) const {
-    shared.redo[iteration / iterations_per_mark] = 1;
-    shared.any_redo = 1;
+  __device__ __forceinline__ void mark(int iteration, int pass) const {
+    shared.redo[iteration / iterations_per_mark] = static_cast<unsigned char>(pass);
+    shared.last_pass = pass;
   }
-  __device__ __forceinline__ bool marked(int iteration) const { return shared.redo[iteration / iterations_per_mark] != 0; }
+  __device__ __forceinline__ bool marked(int iteration, int pass) const {
+    return shared.redo[iteration / iterations_per_mark] >= pass;
+  }
 };
 
 template <ForwardConfig config>
@@ -55,7 +57,7 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
       ptx::mbarrier_init(shared.V_free[s], S::warpgroups);
     }
     ptx::mbarrier_init_fence();  // TMA sees the barriers
-    shared.any_redo = 0;
+    shared.last_pass = 0;
   }
   for (int i = threadIdx.x; i < max_redo_marks; i += S::threads) shared.redo[i] = 0;
   ptx::barrier_sync(0, S::threads);  // all threads see the barriers and marks
@@ -81,37 +83,31 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     if (threadIdx.x >= 32) return;
     Loader<config> loader{args, shared};
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {  // the second one for marked tiles
+    for (int pass = 0; pass <= shared.last_pass; ++pass) {
       if (threadIdx.x == 0) {
 #pragma unroll 1
         for (int i = 0; i < schedule.num_iterations; ++i) {
-          if (pass == 0 || redo.marked(i)) loader.load(schedule.tile_at(i, pass == 1));
+          if (redo.marked(i, pass)) loader.load(schedule.tile_at(i, static_cast<Pass>(pass)));
         }
       }
-      if (pass == 1) break;
+      __syncwarp();                                   // the lanes that did not load wait for the one that did
       ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
-      if (shared.any_redo == 0) break;
     }
   } else {
     ptx::registers_increase<S::attend_registers>();
     Attender<config> attender{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
     attender.begin_turns();
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {  // the second one for marked tiles
-      const bool exact = pass == 1;
+    for (int pass = 0; pass <= shared.last_pass; ++pass) {
 #pragma unroll 1
       for (int i = 0; i < schedule.num_iterations; ++i) {
-        if (exact && !redo.marked(i)) continue;
-        bool again = false;
-        attender.attend(schedule.tile_at(i, exact), exact, again);
-        if (again) redo.mark(i);
+        if (!redo.marked(i, pass)) continue;
+        if (attender.attend(schedule.tile_at(i, static_cast<Pass>(pass)), static_cast<Pass>(pass))) redo.mark(i, pass + 1);
       }
-      if (exact) break;
+      if (attender.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
       ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
-      if (shared.any_redo == 0) break;
     }
     attender.end_turns();
-    if (attender.thread == 0) ptx::bulk_wait<0>();  // shared memory outlives the stores that read it
   }
 }
 

@@ -94,33 +94,68 @@ struct Attender {
     }
   }
 
+  /// For Pass::careful: what is not finite in this block of V goes to the outputs of the rows that see it, and becomes 0,
+  /// so that P V leaves the other rows alone.
+  __device__ __forceinline__ void take_out_nonfinite(OutputTile& O, int v_slot, int kv_begin, const Tile& tile,
+                                                     const Scores<config>& math) const {
+    const unsigned V_smem = ptx::shared_address(shared.V[v_slot]);
+    // Each thread looks at the columns of O that it holds.
+#pragma unroll 1
+    for (int key = 0; key < S::block_kv; ++key) {
+#pragma unroll
+      for (int group = 0; group < S::width_v / 8; ++group) {
+        const unsigned piece = V_smem + group / 8 * S::block_kv * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
+        const unsigned pair = ptx::load_shared<unsigned>(piece + 2 * math.column);
+        if (!has_nonfinite(pair)) continue;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (!math.reaches_output(args, tile, math.row + 8 * r, kv_begin + key)) continue;
+          const float low = ptx::unpack_low<S::type>(pair), high = ptx::unpack_high<S::type>(pair);
+          O[4 * group + 2 * r] += low - low == 0.0f ? 0.0f : low;
+          O[4 * group + 2 * r + 1] += high - high == 0.0f ? 0.0f : high;
+        }
+      }
+    }
+    ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all warpgroups have seen V as it came
+#pragma unroll 1
+    for (int i = thread; i < S::block_kv * S::chunks_v * 32; i += wg_threads) {
+      const unsigned pair = ptx::load_shared<unsigned>(V_smem + 4 * i);
+      if (has_nonfinite(pair)) ptx::store_shared(V_smem + 4 * i, 0u);
+    }
+    ptx::fence_async_shared();                                     // the zeros before the products' reads
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // those of the whole warpgroup
+  }
+  __device__ __forceinline__ static bool has_nonfinite(unsigned pair) {
+    constexpr unsigned exponent = S::type == Type::float16 ? 0x7c00u : 0x7f80u;
+    return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
+  }
+
   // -- one tile ---------------------------------------------------------------------------------------------------------
 
-  /// `mark` is set where the tile must be redone with the running maximum; an exact pass does that.
-  __device__ __forceinline__ void attend(const Tile& tile, bool exact, bool& redo) {
-    if (!tile.exists) return;
+  /// Returns whether the tile must be done again by the next pass.
+  __device__ __forceinline__ bool attend(const Tile& tile, Pass pass) {
+    if (!tile.exists) return false;
     const int first_row = tile.q_begin + warpgroup * wg_rows + thread / 32 * 16;
     const Scores<config> math(args, tile, first_row, thread % 32);
     OutputTile O;
     float row_max[2] = {-tile::infinity, -tile::infinity};
     float row_sum[2] = {0, 0};
-
-    if (tile.begin == tile.end) {  // no query of the tile sees a key
+    const bool empty = tile.begin == tile.end;  // no query of the tile sees a key
+    if (empty || pass == Pass::careful) {
 #pragma unroll
       for (float& x : O) x = 0;
-    } else {
-      sweep(tile, math, O, row_max, row_sum);
     }
-    redo = Finisher<config>(args, shared, warpgroup, thread).finish(tile, math, exact, O, row_max, row_sum);
+    if (!empty) sweep(tile, math, pass, O, row_max, row_sum);
+    return Finisher<config>(args, shared, warpgroup, thread).finish(tile, math, pass, O, row_max, row_sum);
   }
 
-  __device__ __forceinline__ void sweep(const Tile& tile, const Scores<config>& math, OutputTile& O, float (&row_max)[2],
-                                        float (&row_sum)[2]) {
+  __device__ __forceinline__ void sweep(const Tile& tile, const Scores<config>& math, Pass pass, OutputTile& O,
+                                        float (&row_max)[2], float (&row_sum)[2]) {
     const Turn<S::q_stages> q(num_tiles++);
     ScoreTile scores;
     PackedTile P;
     float correction[2];
-    bool accumulate = false;
+    bool accumulate = pass == Pass::careful;
     int block = tile.end - 1;
     const int wg_begin = tile.q_begin + warpgroup * wg_rows;
 
@@ -135,12 +170,19 @@ struct Attender {
       for (int r = 0; r < 2; ++r) row_sum[r] *= correction[r];
       math.exponentiate(scores, row_max, row_sum);
     };
+    auto clean = [&](const Turn<S::stages>& v, int v_block) {
+      ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);  // V has landed
+      take_out_nonfinite(O, v.slot, v_block * S::block_kv, tile, math);
+    };
     // One block: its scores, the output of the block before, its softmax. An edge block tests every score and raises the
     // maximum. An interior block keeps the maximum as a reference: probabilities may then pass 1, which costs no
     // precision, and Finisher finds out whether they have passed what the types can hold.
     auto visit = [&]<bool edge>() {
       const Turn<S::stages> k(num_blocks), v(num_blocks - 1);
       ptx::mbarrier_wait(shared.K_full[k.slot], k.parity);  // K has landed
+      if constexpr (edge) {
+        if (pass == Pass::careful) clean(v, block + 1);
+      }
       take_turn();
       issue_scores(scores, q.slot, k.slot);
       ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);  // V of the block before has landed
@@ -201,6 +243,7 @@ struct Attender {
     release(shared.Q_free[q.slot][warpgroup]);
     const Turn<S::stages> first(num_blocks - 1);
     ptx::mbarrier_wait(shared.V_full[first.slot], first.parity);  // the first V has landed
+    if (pass == Pass::careful) clean(first, tile.begin);
     take_turn();
     issue_output(O, P, first.slot, accumulate);
     pass_turn();

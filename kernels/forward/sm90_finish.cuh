@@ -27,14 +27,14 @@ struct Finisher {
                                       int thread_in_wg)
       : args(arguments), shared(storage), warpgroup(wg), thread(ptx::registers_fresh(thread_in_wg)) {}
 
-  /// Returns whether the tile must be redone: a probability or an output has left the range of its type because the
-  /// reference maximum was too low. The row sum bounds every probability of its row (those of P as rounded to 16 bits too).
-  __device__ __forceinline__ bool finish(const Tile& tile, const Scores<config>& math, bool exact,
-                                         float (&O)[S::width_v / 2], const float (&row_max)[2], float (&row_sum)[2]) const {
-    constexpr float highest_sum = S::type == Type::float16 ? 32768.0f : 1099511627776.0f;  // 2^15, 2^40
+  /// Returns whether the tile must be done again by the next pass (see Pass).
+  __device__ __forceinline__ bool finish(const Tile& tile, const Scores<config>& math, Pass pass,
+                                         float (&O)[S::width_v / 2], const float (&row_max)[2],
+                                         const float (&row_sum)[2]) const {
     const bool visited_interior = tile.interior_begin < tile.interior_end;
     bool redo = false;
     float factor[2];
+    bool watched[2];  // rows whose output must be finite for the tile to be right
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = row_sum[r];  // four threads hold a row
@@ -43,7 +43,8 @@ struct Finisher {
       const int q = math.row + 8 * r;
       const bool used = q < math.score.len_q;
       const bool empty = row_max[r] == -tile::infinity && !visited_interior;
-      redo = redo || (used && !empty && !(sum >= 0.5f && sum < highest_sum));
+      if (pass == Pass::reference && used && !empty && !(sum >= 0.5f && sum < highest_sum)) redo = true;
+      watched[r] = used && sum < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
 
       const float maximum = Scores<config>::finite(row_max[r]) * math.exponent_scale;  // in powers of 2
       float denominator = sum;
@@ -62,16 +63,21 @@ struct Finisher {
       }
     }
 
-    float poison = 0;  // NaN once an output is not finite
+    float poison[2] = {0, 0};  // NaN once an output of the row is not finite
 #pragma unroll
     for (int i = 0; i < S::width_v / 2; ++i) {
-      O[i] *= factor[i / 2 % 2];
-      poison = ptx::fma(O[i], 0.0f, poison);
+      const int r = i / 2 % 2;
+      O[i] *= factor[r];
+      poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
+      if constexpr (features.seqused_q) O[i] = factor[r] == 0.0f ? 0.0f : O[i];  // unused rows are 0 whatever was there
     }
-    redo = !exact && (redo || poison != 0.0f);
+    if (pass != Pass::careful) redo = redo || (watched[0] && poison[0] != 0.0f) || (watched[1] && poison[1] != 0.0f);
     store(tile, O);
     return redo;
   }
+
+  /// A row sum below this bounds every probability of the row by what P's type can hold.
+  static constexpr float highest_sum = S::type == Type::float16 ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
 
   /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again.
   __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2]) const {

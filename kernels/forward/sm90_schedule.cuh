@@ -9,6 +9,13 @@
 
 namespace flash_attention::forward_sm90 {
 
+/// How often a tile is done. Nearly always once; each pass finds the tiles that need the next.
+enum class Pass : int {
+  reference = 0,  // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
+  running = 1,    // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
+  careful = 2,    // as before, and what is not finite in V is added only to the rows that see it
+};
+
 /// A tile of block_q queries of one head, and the blocks of keys it visits, from the last to the first:
 ///
 ///     begin .. interior_begin .. interior_end .. end
@@ -40,8 +47,7 @@ struct Schedule {
     num_iterations = config.pair_tiles ? 2 * mine : mine;
   }
 
-  /// `exact`: all blocks are visited as edges, with the running maximum.
-  __device__ __forceinline__ Tile tile_at(int iteration, bool exact) const {
+  __device__ __forceinline__ Tile tile_at(int iteration, Pass pass) const {
     const int unit =
         static_cast<int>(blockIdx.x) + (config.pair_tiles ? iteration / 2 : iteration) * static_cast<int>(gridDim.x);
     const int head_of_batch = unit / units_per_head;
@@ -61,11 +67,11 @@ struct Schedule {
     }
     tile.q_begin = row_tile * config.block_q;
     tile.exists = tile.exists && tile.q_begin < tile.sequence.rows_q;
-    find_blocks(tile, exact);
+    find_blocks(tile, pass);
     return tile;
   }
 
-  __device__ __forceinline__ void find_blocks(Tile& tile, bool exact) const {
+  __device__ __forceinline__ void find_blocks(Tile& tile, Pass pass) const {
     constexpr Features features = config.features;
     constexpr int block_kv = config.block_kv;
     const tile::Score<features> score(args, tile.sequence, tile.head_idx);
@@ -81,7 +87,8 @@ struct Schedule {
       const int q_last = tile::smaller(tile.q_begin + config.block_q, score.len_q) - 1;
       first = tile::larger(first, tile::ceil_div(tile::larger(q_last + score.diagonal - score.window_left, 0), block_kv));
     }
-    const bool none = features.mask || exact || first >= last;
+    // With the running maximum every block is an edge.
+    const bool none = features.mask || pass != Pass::reference || first >= last;
     tile.interior_begin = none ? tile.begin : first;
     tile.interior_end = none ? tile.begin : last;
   }

@@ -129,6 +129,18 @@ struct Scores {
     }
   }
 
+  /// Whether the probability of this query and key reaches the output. For the rare cases that ask key by key.
+  __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
+                                                 int key) const {
+    bool result = score.visible(q, key);
+    if constexpr (features.dropout) {
+      float even, odd;
+      tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).pair(q, key / 2 * 2, even, odd);
+      result = result && (key % 2 == 0 ? even : odd) != 0.0f;
+    }
+    return result;
+  }
+
   /// A row that has seen no key yet has no maximum; any number will do in its place.
   __device__ __forceinline__ static float finite(float maximum) { return maximum == -tile::infinity ? 0.0f : maximum; }
 };

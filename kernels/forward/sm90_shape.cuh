@@ -80,7 +80,7 @@ struct alignas(1024) SharedStorage {
   ptx::Mbarrier V_full[S::stages], V_free[S::stages];
 
   unsigned char redo[max_redo_marks];  // see Redo
-  unsigned any_redo;
+  int last_pass;
 };
 
 template <ForwardConfig config>
@@ -88,7 +88,7 @@ constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_layou
                              sizeof(SharedStorage<config>) <= forward_sm90_max_shared_bytes;
 
 /// Named barriers. `turn` and `warpgroup` are followed by one for each warpgroup.
-enum Barrier : int { barrier_turn = 1, barrier_warpgroup = 4, barrier_pass = 7 };
+enum Barrier : int { barrier_turn = 1, barrier_warpgroup = 4, barrier_pass = 7, barrier_attend = 8 };
 
 /// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.
 template <int slots>
