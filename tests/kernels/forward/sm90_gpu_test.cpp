@@ -1,0 +1,54 @@
+// forward/sm90 on a GPU: the whole contract.
+#include "support/contract.h"
+#include "support/gpu.h"
+
+namespace flash_attention::testing {
+namespace {
+
+constexpr Device gpu{.kind = DeviceKind::cuda};
+
+class ForwardSm90 : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ForwardSm90, KeepsTheContract) {
+  REQUIRE_GPU(90);
+  check(GetParam(), {gpu, "forward/sm90", Pass::forward});
+}
+
+INSTANTIATE_TEST_SUITE_P(Half, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
+INSTANTIATE_TEST_SUITE_P(BFloat, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
+
+/// More tiles than an H200 has SMs, so that blocks take several and slots are used again and again.
+Case large(std::int64_t head_dim, bool causal, Draw draw) {
+  Case c;
+  c.name = "large_" + std::to_string(head_dim) + (causal ? "_causal" : "_full") + std::to_string(static_cast<int>(draw));
+  c.problem = {.batch = 2,
+               .seq_q = 1100,
+               .seq_kv = 1300,
+               .heads_q = 32,
+               .heads_kv = 8,
+               .head_dim = head_dim,
+               .dtype = Dtype::bfloat16,
+               .causal = causal};
+  c.draw = draw;
+  return c;
+}
+
+std::vector<Case> large_cases() {
+  std::vector<Case> cases;
+  for (std::int64_t dim : {64, 128, 256}) {
+    for (bool causal : {false, true}) {
+      for (Draw draw : {Draw::normal, Draw::growing}) cases.push_back(large(dim, causal, draw));
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Large, ForwardSm90, ::testing::ValuesIn(large_cases()), case_name);
+
+TEST(ForwardSm90Large, IsReproducible) {
+  REQUIRE_GPU(90);
+  check_reproducible(large(128, true, Draw::growing), {gpu, "forward/sm90", Pass::forward});
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
