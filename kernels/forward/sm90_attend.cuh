@@ -229,15 +229,16 @@ struct Attender {
     }
     --block;
 
+    // The right edge, the interior, the left edge; with a mask tensor all is edge.
 #pragma unroll 1
-    for (int side = 0; side < 2; ++side) {  // the right edge and the interior; then the left edge
+    for (int side = 0; side < (config.features.window_left ? 2 : 1); ++side) {
       const int edge_begin = side == 0 ? tile.interior_end : tile.begin;
 #pragma unroll 1
       for (; block >= edge_begin; --block) visit.template operator()<true>();
-      if constexpr (config.features.mask) break;  // all blocks are edges
+      if constexpr (!config.features.mask) {
 #pragma unroll 1
-      for (; block >= tile.interior_begin; --block) visit.template operator()<false>();
-      if constexpr (!config.features.window_left) break;  // no left edge
+        for (; block >= tile.interior_begin; --block) visit.template operator()<false>();
+      }
     }
 
     release(shared.Q_free[q.slot][warpgroup]);

@@ -45,7 +45,7 @@ Job make_job(const KernelKey& key, const Nvrtc* compiler) {
   const std::string file = file_of_unit(key.unit, settings.kernel_dir);
   job.unit = emit(key, file);
   job.headers = sources_of(file, settings.kernel_dir);
-  job.options = {arch_option(key, compiler), "-std=c++20", "--ptxas-options=-v"};
+  job.options = {arch_option(key, compiler), "-std=c++20", "-default-device", "--ptxas-options=-v"};
   std::istringstream more(settings.nvrtc_options);
   for (std::string option; more >> option;) job.options.push_back(option);
 
