@@ -16,27 +16,25 @@
 // with the running maximum (Pass). So the result is exact for every input, and no ordinary input pays for it.
 
 #include "forward/sm90_attend.cuh"
+#include "forward/sm90_careful.cuh"
+#include "forward/sm90_finish.cuh"
 #include "forward/sm90_load.cuh"
 
 namespace flash_attention {
 namespace forward_sm90 {
 
-/// Which tiles of this block the next pass does again. A mark stands for one iteration, or for several neighbours where
-/// a block has more iterations than there are marks. Marks only grow, so a warpgroup that is behind misses none.
+/// Which tiles of this block the next pass does again: a mark for each iteration, the last one for all that are left over.
+/// Marks only grow, so a warpgroup that is behind misses none.
 template <ForwardConfig config>
 struct Redo {
   SharedStorage<config>& shared;
-  int iterations_per_mark;
-
-  __device__ __forceinline__ Redo(SharedStorage<config>& storage, int num_iterations)
-      : shared(storage), iterations_per_mark(tile::ceil_div(num_iterations, max_redo_marks)) {}
 
   __device__ __forceinline__ void mark(int iteration, int pass) const {
-    shared.redo[iteration / iterations_per_mark] = static_cast<unsigned char>(pass);
+    shared.redo[tile::smaller(iteration, max_redo_marks - 1)] = static_cast<unsigned char>(pass);
     shared.last_pass = pass;
   }
   __device__ __forceinline__ bool marked(int iteration, int pass) const {
-    return shared.redo[iteration / iterations_per_mark] >= pass;
+    return shared.redo[tile::smaller(iteration, max_redo_marks - 1)] >= pass;
   }
 };
 
@@ -63,6 +61,27 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
   ptx::barrier_sync(0, S::threads);  // all threads see the barriers and marks
 }
 
+/// One tile, from its first block to its store. Returns whether the next pass must do it again.
+template <ForwardConfig config>
+__device__ __forceinline__ bool attend(Warpgroup<config>& wg, const Schedule<config>& schedule, int iteration, Pass pass) {
+  Output<config> out;
+  {
+    const Tile tile = schedule.tile_at(iteration, pass);
+    if (!tile.exists) return false;
+    if (tile.begin == tile.end) {  // no query of the tile sees a key
+#pragma unroll
+      for (float& x : out.O) x = 0;
+    } else if (pass == Pass::careful) {
+      sweep_carefully(wg, tile, out);
+    } else {
+      sweep(wg, tile, out);
+    }
+  }
+  // The tile is worked out a second time: the sweep has no registers to remember it in.
+  const Tile tile = schedule.tile_at(ptx::registers_fresh(iteration), pass);
+  return Finisher<config>(wg).finish(tile, pass, out);
+}
+
 }  // namespace forward_sm90
 
 template <abi::ForwardConfig config>
@@ -74,7 +93,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   initialise(shared);
 
   const Schedule<config> schedule(args);
-  const Redo<config> redo(shared, schedule.num_iterations);
+  const Redo<config> redo{shared};
   constexpr int pass_threads = S::warpgroups * wg_threads + 32;  // without the idle warps of the loader
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
 
@@ -95,19 +114,19 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     }
   } else {
     ptx::registers_increase<S::attend_registers>();
-    Attender<config> attender{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
-    attender.begin_turns();
+    Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
+    wg.begin_turns();
 #pragma unroll 1
     for (int pass = 0; pass <= shared.last_pass; ++pass) {
 #pragma unroll 1
       for (int i = 0; i < schedule.num_iterations; ++i) {
         if (!redo.marked(i, pass)) continue;
-        if (attender.attend(schedule.tile_at(i, static_cast<Pass>(pass)), static_cast<Pass>(pass))) redo.mark(i, pass + 1);
+        if (attend(wg, schedule, i, static_cast<Pass>(pass))) redo.mark(ptx::registers_fresh(i), pass + 1);
       }
-      if (attender.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
+      if (wg.thread == 0) ptx::bulk_wait<0>();        // stores are complete before another pass or the end
       ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
     }
-    attender.end_turns();
+    wg.end_turns();
   }
 }
 

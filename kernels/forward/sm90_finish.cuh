@@ -2,12 +2,8 @@
 
 // The end of a tile in forward/sm90: divide by the row sums, write lse, store O through shared memory.
 
-#include "forward/sm90_scores.cuh"
-#include "ptx/barrier.cuh"
-#include "ptx/fence.cuh"
+#include "forward/sm90_warpgroup.cuh"
 #include "ptx/matrix_store.cuh"
-#include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -23,14 +19,13 @@ struct Finisher {
   const int thread;
 
   /// The addresses that follow from `thread` are computed here, not kept in registers while the tile is attended to.
-  __device__ __forceinline__ Finisher(const AttentionArgs& arguments, SharedStorage<config>& storage, int wg,
-                                      int thread_in_wg)
-      : args(arguments), shared(storage), warpgroup(wg), thread(ptx::registers_fresh(thread_in_wg)) {}
+  __device__ __forceinline__ explicit Finisher(const Warpgroup<config>& wg)
+      : args(wg.args), shared(wg.shared), warpgroup(wg.warpgroup), thread(ptx::registers_fresh(wg.thread)) {}
 
   /// Returns whether the tile must be done again by the next pass (see Pass).
-  __device__ __forceinline__ bool finish(const Tile& tile, const Scores<config>& math, Pass pass,
-                                         float (&O)[S::width_v / 2], const float (&row_max)[2],
-                                         const float (&row_sum)[2]) const {
+  __device__ __forceinline__ bool finish(const Tile& tile, Pass pass, Output<config>& out) const {
+    auto& [O, row_max, row_sum] = out;
+    const Scores<config> math(args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32);
     const bool visited_interior = tile.interior_begin < tile.interior_end;
     bool redo = false;
     float factor[2];

@@ -1,0 +1,91 @@
+#pragma once
+
+// The sweep of Pass::careful. A probability of 0 times NaN is NaN, so a product cannot leave out a key that a row does not
+// see where V is not finite there. This sweep takes what is not finite out of V before each product and adds it to the
+// rows that see it. One block after the other, without overlap: it hardly ever runs.
+
+#include "forward/sm90_warpgroup.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+template <Type type>
+__device__ __forceinline__ bool has_nonfinite(unsigned pair) {
+  constexpr unsigned exponent = type == Type::float16 ? 0x7c00u : 0x7f80u;
+  return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
+}
+
+/// What is not finite in a block of V goes to the outputs of the rows that see it ...
+template <ForwardConfig config>
+__device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Output<config>::Tile& O, int v_slot,
+                                              int kv_begin, const Tile& tile, const Scores<config>& math) {
+  using S = Shape<config>;
+  const unsigned V_smem = ptx::shared_address(wg.shared.V[v_slot]);
+  // Each thread looks at the columns of O that it holds.
+#pragma unroll 1
+  for (int key = 0; key < S::block_kv; ++key) {
+#pragma unroll
+    for (int group = 0; group < S::width_v / 8; ++group) {
+      const unsigned piece = V_smem + group / 8 * S::block_kv * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
+      const unsigned pair = ptx::load_shared<unsigned>(piece + 2 * math.column);
+      if (!has_nonfinite<S::type>(pair)) continue;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!math.reaches_output(wg.args, tile, math.row + 8 * r, kv_begin + key)) continue;
+        const float low = ptx::unpack_low<S::type>(pair), high = ptx::unpack_high<S::type>(pair);
+        O[4 * group + 2 * r] += low - low == 0.0f ? 0.0f : low;
+        O[4 * group + 2 * r + 1] += high - high == 0.0f ? 0.0f : high;
+      }
+    }
+  }
+}
+
+/// ... and becomes 0, so that P V leaves the other rows alone.
+template <ForwardConfig config>
+__device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int v_slot) {
+  using S = Shape<config>;
+  const unsigned V_smem = ptx::shared_address(wg.shared.V[v_slot]);
+  ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all warpgroups have seen V as it came
+#pragma unroll 1
+  for (int i = wg.thread; i < S::block_kv * S::chunks_v * 32; i += wg_threads) {
+    const unsigned pair = ptx::load_shared<unsigned>(V_smem + 4 * i);
+    if (has_nonfinite<S::type>(pair)) ptx::store_shared(V_smem + 4 * i, 0u);
+  }
+  ptx::fence_async_shared();                                        // the zeros before the products' reads
+  ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // those of the whole warpgroup
+}
+template <ForwardConfig config>
+__device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, const Tile& tile, Output<config>& out) {
+  using S = Shape<config>;
+  const Scores<config> math = wg.scores_of(tile);
+  const Turn<S::q_stages> q(wg.num_tiles++);
+  typename Warpgroup<config>::ScoreTile scores;
+  typename Warpgroup<config>::PackedTile P;
+  float correction[2];
+#pragma unroll
+  for (float& x : out.O) x = 0;
+
+  ptx::mbarrier_wait(wg.shared.Q_full[q.slot][wg.warpgroup], q.parity);  // Q has landed
+#pragma unroll 1
+  for (int block = tile.end - 1; block >= tile.begin; --block) {
+    const Turn<S::stages> kv(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);  // K has landed
+    wg.issue_scores(scores, q.slot, kv.slot);
+    ptx::wgmma_wait<0>();  // the scores are there
+    ptx::wgmma_pin(scores);
+    wg.release(wg.shared.K_free[kv.slot]);
+    wg.softmax_edge(math, block, scores, out, correction);
+    wg.correct(out.O, correction);
+    math.pack(scores, P, wg.args, tile, block * S::block_kv);
+    ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);  // V has landed
+    add_nonfinite(wg, out.O, kv.slot, block * S::block_kv, tile, math);
+    clear_nonfinite(wg, kv.slot);
+    ptx::wgmma_pin(P);
+    wg.issue_output(out.O, P, kv.slot, true);
+    ptx::wgmma_wait<0>();  // O is ours again
+    ptx::wgmma_pin(out.O);
+    wg.release(wg.shared.V_free[kv.slot]);
+  }
+  wg.release(wg.shared.Q_free[q.slot][wg.warpgroup]);
+}
+
+}  // namespace flash_attention::forward_sm90

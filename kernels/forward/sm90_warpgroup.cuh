@@ -1,0 +1,115 @@
+#pragma once
+
+// What a warpgroup of forward/sm90 that attends is made of: its place in the block, its turns, its products.
+
+#include "forward/sm90_scores.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+/// What softmax and P V leave behind for 64 query rows, spread over the warpgroup as ptx/wgmma.cuh says.
+template <ForwardConfig config>
+struct Output {
+  using Tile = float[Shape<config>::width_v / 2];
+
+  Tile O;
+  float row_max[2] = {-tile::infinity, -tile::infinity};
+  float row_sum[2] = {0, 0};  // this thread's part
+};
+
+template <ForwardConfig config>
+struct Warpgroup {
+  using S = Shape<config>;
+  using ScoreTile = typename Scores<config>::Tile;
+  using PackedTile = typename Scores<config>::Packed;
+  using OutputTile = typename Output<config>::Tile;
+
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  const int warpgroup;
+  const int thread;         // in the warpgroup
+  int num_tiles = 0;        // attended so far
+  unsigned num_blocks = 0;  // K blocks whose scores have been computed; V follows one behind
+
+  __device__ __forceinline__ Scores<config> scores_of(const Tile& tile) const {
+    return {args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32};
+  }
+
+  // -- turns ------------------------------------------------------------------------------------------------------------
+
+  /// Waits until the warpgroup before this one has issued its products.
+  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads); }
+  __device__ __forceinline__ void pass_turn() const {
+    const int next = warpgroup + 1 == S::warpgroups ? 0 : warpgroup + 1;
+    ptx::barrier_arrive(barrier_turn + next, 2 * wg_threads);
+  }
+  /// Before the first tile the turn is with warpgroup 0; after the last it takes it back, so that no arrival is left over.
+  __device__ __forceinline__ void begin_turns() const {
+    if (warpgroup == S::warpgroups - 1) pass_turn();
+  }
+  __device__ __forceinline__ void end_turns() const {
+    if (warpgroup == 0) take_turn();
+  }
+
+  // -- products ---------------------------------------------------------------------------------------------------------
+
+  /// Issues scores = Q K^T.
+  __device__ __forceinline__ void issue_scores(ScoreTile& scores, int q_slot, int k_slot) const {
+    const unsigned long long Q_desc = ptx::wgmma_descriptor(shared.Q[q_slot][warpgroup], 0, 1024);
+    const unsigned long long K_desc = ptx::wgmma_descriptor(shared.K[k_slot], 0, 1024);
+    ptx::wgmma_fence();  // softmax is done with these registers
+#pragma unroll
+    for (int step = 0; step < S::steps_qk; ++step) {
+      const int chunk = step / 4, inside = step % 4 * 32;
+      ptx::wgmma_ss<S::type, S::block_kv, ptx::Major::k, ptx::Major::k>(
+          scores, Q_desc + (chunk * wg_rows * 128 + inside) / 16, K_desc + (chunk * S::block_kv * 128 + inside) / 16,
+          step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues O += P V, or O = P V.
+  __device__ __forceinline__ void issue_output(OutputTile& O, const PackedTile& P, int v_slot, bool accumulate) const {
+    const unsigned long long V_desc = ptx::wgmma_descriptor(shared.V[v_slot], S::block_kv * 128, 1024);
+    ptx::wgmma_fence();  // O and P have been written by ordinary instructions
+#pragma unroll
+    for (int step = 0; step < S::steps_pv; ++step) {
+      ptx::wgmma_rs<S::type, S::width_v, ptx::Major::mn>(O, P[step], V_desc + step * 16 * 128 / 16,
+                                                         accumulate || step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// The products that read a slot are complete: the loading warp may fill it again.
+  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
+    if (thread == 0) ptx::mbarrier_arrive(free);
+  }
+
+  // -- softmax ----------------------------------------------------------------------------------------------------------
+
+  /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
+  /// multiplied by `correction`.
+  __device__ __forceinline__ void softmax_edge(const Scores<config>& math, int block, ScoreTile& scores,
+                                               Output<config>& out, float (&correction)[2]) const {
+    const int wg_begin = math.row / wg_rows * wg_rows;
+    if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
+      math.modify(scores, block * S::block_kv);
+    } else {
+      math.modify_and_mask(scores, block * S::block_kv);
+    }
+    math.raise_maximum(scores, out.row_max, correction);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) out.row_sum[r] *= correction[r];
+    math.exponentiate(scores, out.row_max, out.row_sum);
+  }
+
+  __device__ __forceinline__ static void correct(OutputTile& O, const float (&correction)[2]) {
+#pragma unroll
+    for (int i = 0; i < S::width_v / 2; ++i) O[i] *= correction[i / 2 % 2];
+  }
+};
+
+}  // namespace flash_attention::forward_sm90
