@@ -3,6 +3,7 @@
 import argparse
 import gc
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import baselines
@@ -18,6 +19,7 @@ def parser(description, output):
     p.add_argument("--preset", help=f"named cases: {', '.join(cases.PRESETS)}")
     for name, kind in (("batch", int), ("heads", int), ("heads-kv", int), ("seq", int), ("head-dim", int)):
         p.add_argument(f"--{name}", type=kind, nargs="+", help="values of this axis, instead of a preset")
+    p.add_argument("--tokens", type=int, help="batch = tokens / seq, instead of --batch")
     p.add_argument("--window", type=int, nargs="+", help="keys to the left that a query sees; 0 = all")
     p.add_argument("--dropout", type=float, nargs="+", dest="dropout_p", help="probabilities")
     p.add_argument("--dtype", nargs="+", help=", ".join(cases.DTYPES))
@@ -41,9 +43,9 @@ def chosen_cases(arguments, default):
         raise ValueError(f"preset: got '{arguments.preset}' together with --{next(iter(axes))}; allowed: one or the other")
     masks = {"causal": [mask == "causal" for mask in arguments.mask]} if arguments.mask else {}
     if axes:
-        return cases.product(
-            {**axes, **masks, "dtype": arguments.dtype or ["bfloat16" if arguments.device == "cuda" else "float32"]}
-        )
+        usual = "bfloat16" if arguments.device == "cuda" else "float32"
+        found = cases.product({**axes, **masks, "dtype": arguments.dtype or [usual]})
+        return [replace(case, batch=arguments.tokens // case.seq) for case in found] if arguments.tokens else found
     found = [c for dtype in arguments.dtype or [None] for c in cases.preset(arguments.preset or default, dtype)]
     return [case for case in found if case.causal in masks["causal"]] if masks else found
 

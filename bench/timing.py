@@ -6,7 +6,7 @@ import time
 import torch
 
 FLUSH_BYTES = 256 << 20  # more than any L2 of today
-SLEEP_CYCLES = 4_000_000  # the GPU waits this long while the CPU queues the samples, so launches are never timed
+SLEEP_CYCLES = 8_000_000  # the GPU waits this long while the CPU queues the samples, so launches are never timed
 
 
 class Timer:

@@ -1,5 +1,6 @@
 """The scripts as a user starts them, on tiny cases."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 memory = pytest.importorskip("benchmark_memory")
+import record  # noqa: E402
 import timing  # noqa: E402
 from progress import Progress  # noqa: E402
 
@@ -86,6 +88,14 @@ def test_list_names_presets_and_baselines():
     for name in ("paper", "quick", "sdpa_flash", "megatron_fused", "ours"):
         assert f"  {name} " in done.stdout
     assert "not here: runs on cuda only" in done.stdout
+
+
+@pytest.mark.parametrize("stage", record.STAGES)
+def test_every_stage_of_the_record_is_a_command_that_exists(stage, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [*record.STAGES[stage], "--list"])
+    assert not importlib.import_module(sys.argv[0].removesuffix(".py")).main()
+    named = sys.argv[sys.argv.index("--baselines") + 1 : -1]
+    assert set(named) <= {line.split()[0] for line in capsys.readouterr().out.splitlines()} | {"ladder"}
 
 
 @pytest.mark.parametrize("answer", [0, 1, 2, 3, 7, 8, 100, 128])

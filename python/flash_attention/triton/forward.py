@@ -51,7 +51,7 @@ def attend(acc, row_max, row_sum, Q_tile, K, V, start, stop, first_q, k_stride, 
 
 
 @autotuned(FORWARD)
-@triton.jit
+@triton.jit(do_not_specialize=["length_class"])
 def forward_kernel(Q, K, V, O, LSE, scale_log2,
                    q_strides, k_strides, v_strides, o_strides,
                    heads_q, group, seq_q, seq_kv, length_class,
