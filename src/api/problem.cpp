@@ -41,7 +41,7 @@ struct Hasher {
     } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
       mix(static_cast<std::uint64_t>(value));
     } else {
-      std::apply([this](const auto&... field) { (add(field), ...); }, fields(value));
+      std::apply([this](const auto&... field) { (this->add(field), ...); }, fields(value));
     }
   }
 };

@@ -100,7 +100,7 @@ const T* Tensors::place_plain(const std::vector<T>& values) {
   return static_cast<const T*>(data);
 }
 
-Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : c_(c), shape_(c), memory_(memory) {
+Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), memory_(memory) {
   const Problem& p = c.problem;
   const auto tensor = [&](const char* name, const Strides& given, std::int64_t rows, std::int64_t heads, std::int64_t dim, bool output) {
     const std::int64_t batch = p.packed ? 1 : p.batch, seq = p.packed ? rows : (p.batch ? rows / p.batch : 0);

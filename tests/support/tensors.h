@@ -40,7 +40,6 @@ class Tensors {
   template <class T>
   const T* place_plain(const std::vector<T>& values);
 
-  const Case& c_;
   const Shape shape_;
   Memory& memory_;
   std::vector<Tensor> tensors_;
