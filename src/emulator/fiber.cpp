@@ -72,9 +72,46 @@ flash_attention_switch_fiber:
 #error "The emulator needs a register switch for this processor (src/emulator/fiber.cpp)."
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+extern "C" void flash_attention_switch_fiber(void** save, void* load);
+
 namespace flash_attention::emulator {
 namespace {
 constexpr std::size_t page = 4096;
+}
+
+StackIdentity current_stack() {
+  StackIdentity identity;
+#if defined(__SANITIZE_THREAD__)
+  identity.thread_sanitizer = __tsan_get_current_fiber();
+#endif
+  return identity;
+}
+
+void switch_stack(void** save, void* load, [[maybe_unused]] const StackIdentity& to) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(to.thread_sanitizer, 0);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake_stack, to.bottom, to.size);
+#endif
+  flash_attention_switch_fiber(save, load);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+}
+
+void enter_fiber([[maybe_unused]] StackIdentity& from) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &from.bottom, &from.size);
+#endif
 }
 
 FiberStack::FiberStack() {
@@ -83,13 +120,21 @@ FiberStack::FiberStack() {
   if (memory == MAP_FAILED) throw Error(ErrorCode::out_of_memory, "the emulator could not map a stack for a thread");
   memory_ = static_cast<std::byte*>(memory);
   mprotect(memory_, page, PROT_NONE);
+  identity_ = {memory_, size, nullptr};
+#if defined(__SANITIZE_THREAD__)
+  identity_.thread_sanitizer = __tsan_create_fiber(0);
+#endif
 }
 
 FiberStack::~FiberStack() {
+#if defined(__SANITIZE_THREAD__)
+  if (memory_ != nullptr) __tsan_destroy_fiber(identity_.thread_sanitizer);
+#endif
   if (memory_ != nullptr) munmap(memory_, size);
 }
 
-FiberStack::FiberStack(FiberStack&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)) {}
+FiberStack::FiberStack(FiberStack&& other) noexcept
+    : memory_(std::exchange(other.memory_, nullptr)), identity_(other.identity_) {}
 
 void* FiberStack::prepare(void (*entry)()) const {
   auto* top = reinterpret_cast<std::uintptr_t*>(memory_ + size);

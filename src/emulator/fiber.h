@@ -4,6 +4,13 @@
 
 namespace flash_attention::emulator {
 
+/// A stack as the sanitizers have to be told of it.
+struct StackIdentity {
+  const void* bottom = nullptr;
+  std::size_t size = 0;
+  void* thread_sanitizer = nullptr;
+};
+
 /// The stack of one emulated thread: mapped on demand, with a page below it that faults.
 class FiberStack {
  public:
@@ -16,14 +23,22 @@ class FiberStack {
   void* prepare(void (*entry)()) const;
 
   bool guards(const void* address) const;  ///< in the page that faults
-  const std::byte* bottom() const { return memory_; }
+  std::byte* top() const { return memory_ + size; }
+  const StackIdentity& identity() const { return identity_; }
   static constexpr std::size_t size = 512 * 1024;
 
  private:
   std::byte* memory_ = nullptr;
+  StackIdentity identity_;
 };
 
-/// Saves the callee-saved registers on the current stack and its pointer in *save, then goes on from `load`.
-extern "C" void flash_attention_switch_fiber(void** save, void* load);
+/// The stack that this OS thread runs on, as far as it can be known before the first switch.
+StackIdentity current_stack();
+
+/// Saves the state of the current stack in *save, then goes on from `load`, which lies on the stack `to`.
+void switch_stack(void** save, void* load, const StackIdentity& to);
+
+/// The first thing on a new fiber: completes what is known of the stack that it was entered from.
+void enter_fiber(StackIdentity& from);
 
 }  // namespace flash_attention::emulator

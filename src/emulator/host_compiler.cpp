@@ -74,26 +74,27 @@ const std::string& compiler_identity() {
   return identity;
 }
 
+std::string digest_of(const std::string& text) { return support::to_hex(support::sha256(text)).substr(0, 16); }
+
+void write_once(const fs::path& path, const std::string& text) {
+  if (fs::exists(path)) return;
+  fs::create_directories(path.parent_path());
+  if (const auto problem = support::write_file_atomically(path, text)) {
+    throw Error(ErrorCode::unavailable, "the emulator cannot write " + path.string() + ": " + *problem);
+  }
+}
+
 /// Puts the sources where the compiler, and later gdb, finds them. Returns the folder.
-fs::path write_sources(const Sources& runtime, const Sources& kernels, const std::string& unit) {
-  std::string all = unit;
+fs::path write_sources(const Sources& runtime, const Sources& kernels) {
+  std::string all;
   for (const Sources* sources : {&runtime, &kernels}) {
     for (const auto& [name, text] : *sources) all += '\0' + name + '\0' + text;
   }
-  const auto digest = support::sha256(all);
   const fs::path cache = support::settings().cache_dir;
   const fs::path base = support::prepare_private_folder(cache) ? fs::temp_directory_path() / "flash_attention" : cache;
-  const fs::path folder = base / "emulator_sources" / support::to_hex(digest).substr(0, 16);
-  const auto write = [&](const fs::path& path, const std::string& text) {
-    if (fs::exists(path)) return;
-    fs::create_directories(path.parent_path());
-    if (const auto problem = support::write_file_atomically(path, text)) {
-      throw Error(ErrorCode::unavailable, "the emulator cannot write " + path.string() + ": " + *problem);
-    }
-  };
-  for (const auto& [name, text] : runtime) write(folder / "runtime" / name, text);
-  for (const auto& [name, text] : kernels) write(folder / "kernels" / name, text);
-  write(folder / "unit.cpp", unit);
+  const fs::path folder = base / "emulator_sources" / digest_of(all);
+  for (const auto& [name, text] : runtime) write_once(folder / "runtime" / name, text);
+  for (const auto& [name, text] : kernels) write_once(folder / "kernels" / name, text);
   return folder;
 }
 
@@ -104,23 +105,23 @@ jit::Product run_compiler(const HostUnit& unit, const std::string& text, const S
     throw Error(ErrorCode::unavailable, "the emulator needs a C++ compiler: '" + settings.cxx +
                                             "' cannot be run; install g++ 12 or set FLASH_ATTENTION_CXX");
   }
-  const fs::path folder = write_sources(runtime, kernels, text);
-  const fs::path output = folder / ("unit." + std::to_string(process_id()) + ".so");
+  const fs::path folder = write_sources(runtime, kernels);
+  const fs::path source = folder / (unit.stem + "-" + digest_of(text) + ".cpp");
+  const fs::path output = source.string() + "." + std::to_string(process_id()) + ".so";
+  write_once(source, text);
   std::vector<std::string> command = words(settings.cxx);
   command.insert(command.end(), options.begin(), options.end());
   const bool from_tree = !settings.kernel_dir.empty();
   const fs::path runtime_dir = from_tree ? settings.kernel_dir.parent_path() / "src/emulator/runtime" : folder / "runtime";
   const fs::path kernels_dir = from_tree ? settings.kernel_dir : folder / "kernels";
-  for (const std::string& word :
-       {"-I" + runtime_dir.string(), "-I" + kernels_dir.string(), std::string("-include"), std::string("prelude.h"),
-        (folder / "unit.cpp").string(), std::string("-o"), output.string()}) {
+  for (const std::string& word : {"-I" + runtime_dir.string(), "-I" + kernels_dir.string(), std::string("-include"),
+                                  std::string("prelude.h"), source.string(), std::string("-o"), output.string()}) {
     command.push_back(word);
   }
   const ProcessResult result = run_process(command);
   if (result.status != 0) {
     throw Error(ErrorCode::compile_failed, settings.cxx + " could not compile " + unit.name +
-                                               " for the emulator\nsource: " + (folder / "unit.cpp").string() + "\n" +
-                                               result.output);
+                                               " for the emulator\nsource: " + source.string() + "\n" + result.output);
   }
   auto object = support::read_file(output);
   fs::remove(output);

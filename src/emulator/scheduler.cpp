@@ -74,27 +74,29 @@ void Scheduler::prepare(std::int64_t index) {
       thread.warp->lanes.push_back(&thread);
       ++thread.warp->ready;
       thread.index = i;
-      thread.stack_pointer = stacks_[static_cast<std::size_t>(rank * shape_.block + i)].prepare(thread_main);
+      thread.stack = &stacks_[static_cast<std::size_t>(rank * shape_.block + i)];
+      thread.stack_pointer = thread.stack->prepare(thread_main);
     }
   }
 }
 
 void Scheduler::thread_main() {
   Scheduler& self = current();
+  enter_fiber(self.main_stack_);
   self.entry_.run(self.argument_);
   Thread& thread = self.running();
   thread.state = State::done;
   --thread.warp->ready;
   --self.alive_;
   self.progressed_ = true;
-  flash_attention_switch_fiber(&thread.stack_pointer, self.main_stack_pointer_);
+  self.leave(thread);
   __builtin_unreachable();
 }
 
 void Scheduler::resume(Thread& thread) {
   running_ = &thread;
   *slot_ = &thread.view;
-  flash_attention_switch_fiber(&main_stack_pointer_, thread.stack_pointer);
+  switch_stack(&main_stack_pointer_, thread.stack_pointer, thread.stack->identity());
   running_ = nullptr;
 }
 
@@ -106,10 +108,12 @@ void Scheduler::suspend(Wait wait, std::uint32_t key, std::uint32_t detail) {
   thread.wait_detail = detail;
   --thread.warp->ready;
   progressed_ = true;
-  flash_attention_switch_fiber(&thread.stack_pointer, main_stack_pointer_);
+  leave(thread);
 }
 
-void Scheduler::yield() { flash_attention_switch_fiber(&running_->stack_pointer, main_stack_pointer_); }
+void Scheduler::yield() { leave(*running_); }
+
+void Scheduler::leave(Thread& thread) { switch_stack(&thread.stack_pointer, main_stack_pointer_, main_stack_); }
 
 void Scheduler::wake(Thread& thread) {
   thread.state = State::ready;
@@ -123,7 +127,7 @@ void Scheduler::fail(const std::string& message) {
     failure_ = "block " + to_string(thread.block->index) + ", thread " + std::to_string(thread.index) + ", " +
                thread.doing + ": " + message;
   }
-  flash_attention_switch_fiber(&thread.stack_pointer, main_stack_pointer_);
+  leave(thread);
   __builtin_unreachable();
 }
 
@@ -163,6 +167,7 @@ void Scheduler::note_idle() {
 std::string Scheduler::run_cluster(std::int64_t index) {
   current_scheduler = this;
   slot_ = entry_.thread_slot();
+  main_stack_ = current_stack();
   prepare(index);
   if (setjmp(in_task_) != 0) failure_ = "an asynchronous copy " + describe_fault();
   std::uint32_t steps = 0;
@@ -217,9 +222,7 @@ void* Scheduler::note_fault(const void* address) {
   if (self == nullptr) return nullptr;
   self->fault_address_ = address;
   if (self->running_ == nullptr) longjmp(self->in_task_, 1);
-  const auto rank = static_cast<std::size_t>(self->running_->block->rank);
-  const auto stack = rank * static_cast<std::size_t>(self->shape_.block) + static_cast<std::size_t>(self->running_->index);
-  return const_cast<std::byte*>(self->stacks_[stack].bottom()) + FiberStack::size;
+  return self->running_->stack->top();
 }
 
 void Scheduler::fail_fault() {

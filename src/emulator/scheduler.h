@@ -30,6 +30,7 @@ struct Thread {
   ThreadView view{};
   Block* block = nullptr;
   Warp* warp = nullptr;
+  const FiberStack* stack = nullptr;
   void* stack_pointer = nullptr;
   State state = State::ready;
   Wait wait = Wait::nothing;
@@ -138,6 +139,7 @@ class Scheduler {
   void run_warp(Warp& warp);
   Warp* pick_warp();
   void resume(Thread& thread);
+  void leave(Thread& thread);  // back into the loop
   void note_idle();
   std::string finish();
   std::string dead_lock_report() const;
@@ -154,6 +156,7 @@ class Scheduler {
   std::vector<FiberStack> stacks_;
   const ThreadView** slot_ = nullptr;
   void* main_stack_pointer_ = nullptr;
+  StackIdentity main_stack_;
   Thread* running_ = nullptr;
   int alive_ = 0;
   bool progressed_ = false;
