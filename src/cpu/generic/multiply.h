@@ -1,7 +1,10 @@
 #pragma once
 
 // The matrix product that all of attention is made of: C[row][lane] (+)= sum over k of A(row, k) * B[k][lane], with the
-// lanes of B and C in vectors and the elements of A broadcast. A register tile of C stays in registers for all of k.
+// lanes of B and C in vectors and the elements of A broadcast. A register tile of C stays in registers for all of k. B may
+// have any element type; A and C are float.
+
+#include "cpu/generic/element.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -15,10 +18,11 @@ enum class Start {
 /// How A lies in memory: element (row, k) at A[row * stride + k], or at A[k * stride + row].
 enum class Order { row_major, column_major };
 
+template <class T = Float32>
 struct Product {
   const float* A;
   std::int64_t a_stride;
-  const float* B;  // [depth][lanes]
+  const typename T::Stored* B;  // [depth][lanes]
   std::int64_t b_stride;
   float* C;  // [rows][lanes]
   std::int64_t c_stride;
@@ -28,8 +32,8 @@ struct Product {
   const float* factor = nullptr;  // Start::rescale: [lanes]
 };
 
-template <int rows, int vectors, Start start, Order order>
-void multiply_tile(const Product& product, const float* A, const float* B, float* C, const float* factor) {
+template <int rows, int vectors, Start start, Order order, class T>
+void multiply_tile(const Product<T>& product, const float* A, const typename T::Stored* B, float* C, const float* factor) {
   const std::int64_t row_step = order == Order::row_major ? product.a_stride : 1;
   const std::int64_t k_step = order == Order::row_major ? 1 : product.a_stride;
   const std::int64_t b_stride = product.b_stride, c_stride = product.c_stride;
@@ -45,7 +49,7 @@ void multiply_tile(const Product& product, const float* A, const float* B, float
   for (int k = product.depth; k > 0; --k, A += k_step, B += b_stride) {
     Vec b[vectors];
     FLASH_ATTENTION_UNROLL
-    for (int v = 0; v < vectors; ++v) b[v] = load(B + v * vector_lanes);
+    for (int v = 0; v < vectors; ++v) b[v] = T::load(B + v * vector_lanes);
     FLASH_ATTENTION_UNROLL
     for (int r = 0; r < rows; ++r) {
       const Vec a = splat(A[r * row_step]);
@@ -61,8 +65,8 @@ void multiply_tile(const Product& product, const float* A, const float* B, float
 }
 
 /// All rows of a strip `vectors` wide that begins at lane `lane`; the last rows in tiles of half the height each time.
-template <int rows, int vectors, Start start, Order order>
-inline void multiply_strip(const Product& product, int row, int lane) {
+template <int rows, int vectors, Start start, Order order, class T>
+inline void multiply_strip(const Product<T>& product, int row, int lane) {
   const std::int64_t row_step = order == Order::row_major ? product.a_stride : 1;
   for (; row + rows <= product.rows; row += rows) {
     multiply_tile<rows, vectors, start, order>(product, product.A + row * row_step, product.B + lane,
@@ -74,8 +78,8 @@ inline void multiply_strip(const Product& product, int row, int lane) {
   }
 }
 
-template <Start start, Order order>
-inline void multiply(const Product& product) {
+template <Start start, Order order, class T = Float32>
+inline void multiply(const Product<T>& product) {
   for (int v = 0; v < product.vectors;) {
     const int left = product.vectors - v;
     const int width = left == tile_vectors + 1 ? (left + 1) / 2 : left < tile_vectors ? left : tile_vectors;

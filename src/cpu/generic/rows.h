@@ -16,9 +16,9 @@ constexpr int block_vectors = tile_vectors;
 constexpr int block_q = block_vectors * vector_lanes;
 
 template <class T>
-FLASH_ATTENTION_INLINE T smaller(T x, T y) { return x < y ? x : y; }
+FLASH_ATTENTION_INLINE constexpr T smaller(T x, T y) { return x < y ? x : y; }
 template <class T>
-FLASH_ATTENTION_INLINE T larger(T x, T y) { return x > y ? x : y; }
+FLASH_ATTENTION_INLINE constexpr T larger(T x, T y) { return x > y ? x : y; }
 
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }

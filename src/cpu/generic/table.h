@@ -14,22 +14,37 @@ inline void map(const float* from, float* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += vector_lanes) store(to + i, function(load(from + i)));
 }
 
+/// Asks for a value, so that the compiler must compute it.
+FLASH_ATTENTION_INLINE void use(Vec value) { __asm__ volatile("" : : "m"(value)); }
+
 inline double multiply_add(std::int64_t rounds) {
   constexpr int chains = tile_rows * tile_vectors;
-  Vec sum[chains] = {};
-  Vec factor = splat(0.5f), addend = splat(1.0f);
+  Vec sum[chains];
+  FLASH_ATTENTION_UNROLL
+  for (int i = 0; i < chains; ++i) sum[i] = splat(static_cast<float>(i));  // equal chains would become one
   for (std::int64_t round = 0; round < rounds; ++round) {
-    __asm__ volatile("" : "+m"(factor), "+m"(addend));  // or the compiler would take the sums out of the loop
-    const Vec f = factor, a = addend;
+    const Vec factor = splat(0.5f), addend = splat(static_cast<float>(round));
     FLASH_ATTENTION_UNROLL
     for (int repeat = 0; repeat < 8; ++repeat) {
       FLASH_ATTENTION_UNROLL
-      for (int i = 0; i < chains; ++i) sum[i] = sum[i] * f + a;
+      for (int i = 0; i < chains; ++i) sum[i] = sum[i] * factor + addend;
     }
   }
+  Vec total{};
   FLASH_ATTENTION_UNROLL
-  for (int i = 0; i < chains; ++i) __asm__ volatile("" : : "m"(sum[i]));
+  for (int i = 0; i < chains; ++i) total += sum[i];
+  use(total);
   return 2.0 * 8 * chains * vector_lanes * static_cast<double>(rounds);
+}
+
+inline void read(const void* from, std::int64_t bytes) {
+  const float* values = static_cast<const float*>(from);
+  Vec sum[4] = {};
+  for (std::int64_t i = 0; i < bytes / 4; i += 4 * vector_lanes) {
+    FLASH_ATTENTION_UNROLL
+    for (int v = 0; v < 4; ++v) sum[v] += load(values + i + v * vector_lanes);
+  }
+  use(sum[0] + sum[1] + sum[2] + sum[3]);
 }
 
 constexpr std::size_t largest(std::size_t x, std::size_t y) { return x > y ? x : y; }
@@ -55,6 +70,7 @@ constexpr KernelTable make_table() {
       .exp2 = map<exp2>,
       .tanh = map<tanh>,
       .multiply_add = multiply_add,
+      .read = read,
   };
 }
 

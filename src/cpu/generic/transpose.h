@@ -54,5 +54,26 @@ FLASH_ATTENTION_INLINE Vec sum_each(Vec (&square)[vector_lanes]) {
   }
 }
 
+/// The largest lane, and the sum of all lanes.
+template <int d = vector_lanes / 2>
+FLASH_ATTENTION_INLINE float largest_lane(Vec x) {
+  x = max(x, upper_halves<d>(x, x, Lanes{}));
+  if constexpr (d > 1) {
+    return largest_lane<d / 2>(x);
+  } else {
+    return x[0];
+  }
+}
+
+template <int d = vector_lanes / 2>
+FLASH_ATTENTION_INLINE float sum_lanes(Vec x) {
+  x = x + upper_halves<d>(x, x, Lanes{});
+  if constexpr (d > 1) {
+    return sum_lanes<d / 2>(x);
+  } else {
+    return x[0];
+  }
+}
+
 }  // namespace
 }  // namespace flash_attention::cpu

@@ -9,7 +9,7 @@
 #if defined(__clang__)
 #define FLASH_ATTENTION_UNROLL _Pragma("unroll")
 #else
-#define FLASH_ATTENTION_UNROLL _Pragma("GCC unroll 16")
+#define FLASH_ATTENTION_UNROLL _Pragma("GCC unroll 32")
 #endif
 #define FLASH_ATTENTION_INLINE __attribute__((always_inline)) inline
 

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "flash_attention/device.h"
+#include "flash_attention/export.h"
+
+namespace flash_attention::cpu {
+
+/// What the machine could do at most, measured now: the yardstick of a benchmark.
+struct Peaks {
+  double flops = 0;       ///< float multiply-adds a second from registers, two FLOPs each
+  double read_bytes = 0;  ///< bytes a second read from memory, out of a buffer larger than the caches
+};
+
+/// Takes about a quarter of a second. The instruction set is the one that info() reports.
+FLASH_ATTENTION_API Peaks measure_peaks(int threads);
+
+}  // namespace flash_attention::cpu
