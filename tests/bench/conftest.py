@@ -8,6 +8,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import package  # noqa: E402, F401 (makes flash_attention importable, installed or not)
+
 
 @pytest.fixture
 def head():

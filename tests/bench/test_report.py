@@ -76,7 +76,17 @@ def test_page_is_self_contained_and_complete(paths, tmp_path):
     assert "<script" not in text
     assert not re.search(r'(src|href)="(?!data:)', text)
     assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
-    for heading in ("Speed", "Speed-up", "Memory", "What fits", "Roofline", "Accuracy", "Left out", "Environment"):
+    for heading in (
+        "Speed",
+        "Speed-up",
+        "Ladder",
+        "Memory",
+        "What fits",
+        "Roofline",
+        "Accuracy",
+        "Left out",
+        "Environment",
+    ):
         assert f"<h2>{heading}</h2>" in text
     assert text.count("<svg") == text.count("<details>") and "a &lt;reason&gt; &amp; more" in text
     assert "prefers-color-scheme:dark" in text
@@ -106,6 +116,13 @@ def test_speedups_are_ratios_of_times(files):
     for values in heat["speedup sdpa_cudnn"].series.values():
         assert [v for v in values if v] == [pytest.approx(700 / 600)] * 2
     assert "speedup the fastest other" in heat and "speedup sdpa_flash" not in heat
+
+
+def test_rungs_stand_in_their_own_charts(files):
+    rows = files[0].measured()
+    assert all("ladder/00_naive" not in chart.series for chart in panels.speed_charts(rows))
+    for chart in panels.ladder_charts(rows):
+        assert chart.x == ["00_naive", "standard", "ours"] and chart.series == {"TFLOP/s": [1.5, 50.0, 700.0]}
 
 
 def test_capacity_is_compared_with_standard_attention(files):

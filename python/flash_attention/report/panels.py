@@ -44,6 +44,7 @@ def by_length(rows, value):
 def speed_charts(rows):
     """One panel of bars per pass and shape."""
     charts = []
+    rows = [row for row in rows if not is_rung(row["baseline"])]
     for (which, shape), group in grouped(rows, lambda r: (r["pass"], shape_of(r["case"]))).items():
         lengths, series = by_length(group, lambda r: r["tflops"])
         unsure = {(r["baseline"], lengths.index(length_of(r["case"]))) for r in group if r.get("noisy")}
@@ -51,6 +52,24 @@ def speed_charts(rows):
         title = f"{which.capitalize()}, {shape}"
         charts.append(Chart(name, title, "bars", "sequence length", "TFLOP/s", lengths, series, unsure=unsure))
     return charts
+
+
+def ladder_charts(rows):
+    """The rungs of the teaching ladder side by side, ending with standard attention and ours where they were measured."""
+    charts = []
+    for (shape, length), group in grouped(rows, lambda r: (shape_of(r["case"]), length_of(r["case"]))).items():
+        rungs = {row["baseline"]: row["tflops"] for row in group if row["pass"] == "forward"}
+        names = [*sorted(n for n in rungs if is_rung(n)), *(n for n in ("standard", OURS) if n in rungs)]
+        if any(is_rung(n) for n in names):
+            labels = [name.removeprefix("ladder/") for name in names]
+            title = f"The ladder: forward, L {length}, {shape}"
+            values = {"TFLOP/s": [rungs[name] for name in names]}
+            charts.append(Chart(f"ladder {shape} {length}", title, "bars", "rung", "TFLOP/s", labels, values))
+    return charts
+
+
+def is_rung(name):
+    return name.startswith("ladder/")
 
 
 def speedup_charts(rows):
@@ -63,7 +82,7 @@ def speedup_charts(rows):
         for place, group in cells.items():
             ms = {row["baseline"]: row["ms"] for row in group}
             mine = ms.pop(OURS, None)
-            ms = {n: t for n, t in ms.items() if not n.startswith("ladder/") and n != "triton"}
+            ms = {n: t for n, t in ms.items() if not is_rung(n) and n != "triton"}
             other = ms.get(rival) if rival in rivals else min(ms.values(), default=None)
             if mine and other:
                 found[place] = other / mine
@@ -147,6 +166,7 @@ def sections(files):
     found = [
         ("Speed", speed_charts(rows["speed"])),
         ("Speed-up", speedup_charts(rows["speed"])),
+        ("Ladder", ladder_charts(rows["speed"])),
         ("Memory", memory_charts(rows["memory"])),
         ("What fits", capacity_tables(rows["capacity"])),
         ("Roofline", [chart for chart in rooflines if chart.series]),

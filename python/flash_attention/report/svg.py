@@ -31,6 +31,8 @@ STYLE = (
     "svg .grid{stroke:var(--faint);stroke-width:1}svg .roof{stroke:var(--ink);stroke-width:1.5;fill:none}"
 )
 
+LABELLED_POINTS = 60
+
 
 class Axis:
     """Maps a value range to pixels, linear or logarithmic, and chooses its ticks."""
@@ -62,7 +64,7 @@ class Axis:
 def draw(chart):
     """A complete <svg> element."""
     body, height = {"bars": bars, "lines": lines, "heat": heat, "points": points}[chart.kind](chart)
-    keys = [] if chart.kind == "heat" else legend(list(chart.series), height)
+    keys = [] if chart.kind == "heat" or len(chart.series) == 1 else legend(list(chart.series), height)
     height += 18 * math.ceil(len(chart.series) / 5) if keys else 0
     title = escape(chart.title)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
@@ -115,9 +117,10 @@ def bars(chart):
     parts = frame(chart, y_axis)
     slot = (WIDTH - LEFT - RIGHT) / len(chart.x)
     width = min(26, slot * 0.86 / len(chart.series))
+    stagger = 11 if max(len(str(label)) for label in chart.x) * 7 > slot else 0  # long labels on two lines in turn
     for column, label in enumerate(chart.x):
         middle = LEFT + slot * (column + 0.5)
-        parts.append(text(middle, HEIGHT - BOTTOM + 16, label))
+        parts.append(text(middle, HEIGHT - BOTTOM + 13 + column % 2 * stagger, label, small=bool(stagger)))
         for i, (name, values) in enumerate(chart.series.items()):
             value = values[column]
             if value is None:
@@ -165,9 +168,22 @@ def points(chart):
     corners = [(start, start * slope), (knee, roof), (end, roof)]
     path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in corners)
     parts.append(f'<polyline class="roof" points="{path}"/>')
+    if len(held) <= LABELLED_POINTS:
+        parts += point_labels(chart, x_axis, y_axis)
     for name, values in chart.series.items():
         parts += [dot(x_axis.at(x), y_axis.at(y), name, f"{cell(y)} TFLOP/s at {cell(x)}") for x, y in values]
     return parts, HEIGHT
+
+
+def point_labels(chart, x_axis, y_axis):
+    """The name beside every point; names of one column are pushed apart."""
+    places = [(x_axis.at(x), y_axis.at(y), name) for name, values in chart.series.items() for x, y in values]
+    parts, free = [], {}
+    for x, y, name in sorted(places, key=lambda place: -place[1]):
+        y = min(y + 3, free.get(round(x), HEIGHT))
+        free[round(x)] = y - 9
+        parts.append(text(x + 7, y, name, "start", small=True))
+    return parts
 
 
 def heat(chart):
