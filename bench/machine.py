@@ -101,7 +101,10 @@ def clocks():
     now, most, reasons = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_ulonglong()
     library.nvmlDeviceGetClockInfo(handle, 1, ctypes.byref(now))
     library.nvmlDeviceGetMaxClockInfo(handle, 1, ctypes.byref(most))
-    library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
+    for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        if hasattr(library, name):  # newer drivers and older ones
+            getattr(library, name)(handle, ctypes.byref(reasons))
+            break
     held = sorted({text for bit, text in THROTTLE_REASONS.items() if reasons.value & bit})
     return {"sm_mhz": now.value, "max_mhz": most.value, "throttled": ", ".join(held)}
 

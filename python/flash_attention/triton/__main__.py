@@ -1,10 +1,13 @@
-"""python -m flash_attention.triton: the kernels against PyTorch on this machine's GPU, or in the interpreter."""
+"""python -m flash_attention.triton: the kernels against PyTorch on this machine's GPU, or in the interpreter.
+
+On a GPU the tile sizes are not searched for, which takes minutes; with --tune they are.
+"""
 
 import sys
 
 import torch
 
-from . import attention
+from . import attention, tuning
 
 # batch, seq_q, seq_kv, heads_q, heads_kv, head_dim, causal
 GPU_CASES = [
@@ -60,6 +63,7 @@ def worst_error(case, dtype, device):
 
 
 def main():
+    tuning.search = "--tune" in sys.argv[1:]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"Triton kernels on {torch.cuda.get_device_name() if device == 'cuda' else 'the CPU, interpreted'}")
     failures = 0

@@ -7,11 +7,13 @@ not mean a new search. A configuration that does not fit the GPU's shared memory
 import math
 import os
 
+import torch
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 
+search = True  # False: no timing; the first tile of a table where it fits, else the last
 OPTIONS = {"enable_fp_fusion": True}  # S * scale - max in one instruction
 
 # (BLOCK_Q, BLOCK_KV, num_warps, num_stages) by padded head_dim. The first is the one expected to win on Hopper; the last
@@ -51,6 +53,11 @@ def tiles_for(table, head_dim):
     return table[min(max(block_d(head_dim), 64), 256)]
 
 
+def shared_memory_bytes():
+    """What one program may use on the GPU at hand."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
+
+
 def autotuned(table):
     """Decorator: search the tiles of `table` that suit the head_dim of the call."""
 
@@ -64,6 +71,8 @@ def autotuned(table):
     def suited(configs, arguments, **constants):
         head_dim = constants.get("HEAD_DIM", arguments.get("HEAD_DIM"))
         wanted = tiles_for(table, head_dim)
+        if not search:
+            wanted = wanted[:1] if shared_memory_bytes() > 200_000 else wanted[-1:]
         return [c for c in configs if (c.kwargs["BLOCK_Q"], c.kwargs["BLOCK_KV"], c.num_warps, c.num_stages) in wanted]
 
     every = sorted({tile for tiles in table.values() for tile in tiles})
