@@ -57,23 +57,27 @@ class CudaKernel final : public Kernel {
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, void* stream) {
   const Driver& cu = driver();
   const int index = device.device.index;
-  const Stream handle = static_cast<Stream>(stream);
-  const bool capturing = is_capturing(cu, handle);
-  const ContextScope scope(cu, index, handle);
+  std::vector<Function> functions;
   std::vector<jit::KernelKey> missing;
   for (const Launch& launch : plan.launches) {
     const jit::KernelKey key = jit::make_key(launch, device.arch);
-    if (!is_loaded(key, launch, index)) missing.push_back(key);
+    functions.push_back(find_function(key, launch, index));
+    if (functions.back() == nullptr) missing.push_back(key);
   }
-  if (capturing && !missing.empty()) {
-    throw Error(ErrorCode::unavailable, "kernel " + to_string(missing.front()) +
-                                            " is not loaded yet, and nothing can be compiled or loaded while the stream is "
-                                            "captured; call prewarm (or the function itself once) before the capture");
-  }
-  if (missing.size() > 1) jit::prewarm(missing).get();  // compiled side by side, then loaded one after the other
-  std::vector<Function> functions;
-  for (const Launch& launch : plan.launches) {
-    functions.push_back(load_function(cu, jit::make_key(launch, device.arch), launch, index));
+  if (!missing.empty()) {
+    const Stream handle = static_cast<Stream>(stream);
+    if (is_capturing(cu, handle)) {
+      throw Error(ErrorCode::unavailable,
+                  "kernel " + to_string(missing.front()) +
+                      " is not loaded yet, and nothing can be compiled or loaded while the stream is "
+                      "captured; call prewarm (or the function itself once) before the capture");
+    }
+    const ContextScope scope(cu, index, handle);
+    if (missing.size() > 1) jit::prewarm(missing).get();  // compiled side by side, then loaded one after the other
+    for (std::size_t i = 0; i < functions.size(); ++i) {
+      if (functions[i] != nullptr) continue;
+      functions[i] = load_function(cu, jit::make_key(plan.launches[i], device.arch), plan.launches[i], index);
+    }
   }
   return std::make_unique<CudaKernel>(cu, index, std::move(functions));
 }

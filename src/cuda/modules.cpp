@@ -44,10 +44,10 @@ bool fits(const Module& module, const Launch& launch, int device) {
 
 }  // namespace
 
-bool is_loaded(const jit::KernelKey& key, const Launch& launch, int device) {
+Function find_function(const jit::KernelKey& key, const Launch& launch, int device) {
   const std::lock_guard lock(registry().mutex);
   const auto place = registry().modules.find(key);
-  return place != registry().modules.end() && fits(place->second, launch, device);
+  return place != registry().modules.end() && fits(place->second, launch, device) ? place->second.function : nullptr;
 }
 
 Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch& launch, int device) {

@@ -5,11 +5,11 @@
 
 namespace flash_attention::cuda {
 
-/// The loaded kernel for one launch of a plan on a GPU, ready to be launched in the current context. Loaded once per
-/// process and kept to its end. May compile. The context must be current.
-Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch& launch, int device);
+/// The kernel for one launch of a plan, ready to be launched on that GPU; null where it has yet to be loaded.
+Function find_function(const jit::KernelKey& key, const Launch& launch, int device);
 
-/// True where load_function would neither compile nor load.
-bool is_loaded(const jit::KernelKey& key, const Launch& launch, int device);
+/// The same, loaded where needed, which may compile. A kernel is loaded once per process and kept to its end. A context of
+/// the GPU must be current.
+Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch& launch, int device);
 
 }  // namespace flash_attention::cuda
