@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <optional>
 
 #include "cli/cases.h"
 #include "cli/format.h"
@@ -6,6 +7,7 @@
 #include "cli/report.h"
 #include "cli/terminal.h"
 #include "cli/verb.h"
+#include "cpu/peaks.h"
 #include "flash_attention/version.h"
 
 namespace flash_attention::cli {
@@ -22,7 +24,12 @@ std::vector<Case> chosen_cases(const Arguments& arguments, DeviceKind device) {
   return cases;
 }
 
-std::vector<std::string> row(const Measurement& m) {
+/// How much of what the CPU could do at most was reached: of the read bandwidth when decoding, else of the FMA peak.
+double fraction_of_peak(const Measurement& m, const cpu::Peaks& peaks) {
+  return is_decoding(m.problem) ? m.kv_bytes_per_second() / peaks.read_bytes : m.flops_per_second() / peaks.flops;
+}
+
+std::vector<std::string> row(const Measurement& m, const std::optional<cpu::Peaks>& peaks) {
   const std::string speed = m.timing.samples == 0    ? "-"
                             : is_decoding(m.problem) ? format("%.1f GB/s", m.kv_bytes_per_second() / 1e9)
                                                      : format_flops(m.flops_per_second());
@@ -31,6 +38,7 @@ std::vector<std::string> row(const Measurement& m) {
           m.kernel,
           m.timing.samples == 0 ? "-" : format_seconds(m.timing.median_s),
           speed,
+          peaks ? format("%.0f %%", 100 * fraction_of_peak(m, *peaks)) : "-",
           m.peak_extra_bytes >= 0 ? format_growth(m.extra_bytes()) : format_bytes(m.extra_bytes()),
           describe(m.accuracy)};
 }
@@ -50,16 +58,23 @@ int bench(const Arguments& arguments) {
   limits.seconds = arguments.number("seconds");
   limits.check = !arguments.on("no-check");
 
-  Json results = Json::array();
-  Table table({"problem", "pass", "kernel", "time", "speed", "extra memory", "error"});
-  bool all_ok = true;
   Progress progress;
+  std::optional<cpu::Peaks> peaks;
+  if (options.device.kind == DeviceKind::cpu) {
+    progress.show("measuring the FMA peak and the read bandwidth ...");
+    peaks = cpu::measure_peaks(info.threads);
+  }
+  Json results = Json::array();
+  Table table({"problem", "pass", "kernel", "time", "speed", "of peak", "extra memory", "error"});
+  bool all_ok = true;
   for (std::size_t n = 0; n < cases.size() && !interrupted(); ++n) {
     progress.show(format("%zu of %zu: %s", n + 1, cases.size(), describe(cases[n].problem).c_str()));
     const Measurement m = measure(cases[n].problem, cases[n].pass, options, limits);
     all_ok = all_ok && m.ok();
-    table.add(row(m));
-    results.push(to_json(m).add("set", cases[n].set));
+    table.add(row(m, peaks));
+    Json result = to_json(m).add("set", cases[n].set);
+    if (peaks) result.add("fraction_of_peak", fraction_of_peak(m, *peaks));
+    results.push(result);
   }
   progress.clear();
 
@@ -72,7 +87,11 @@ int bench(const Arguments& arguments) {
   if (arguments.on("json")) {
     std::puts(json.text().c_str());
   } else {
-    std::printf("%s\n\n%s", describe(info).c_str(), table.text().c_str());
+    std::puts(describe(info).c_str());
+    if (peaks)
+      std::printf("peaks measured now: FMA %s, reading %.1f GB/s\n", format_flops(peaks->flops).c_str(),
+                  peaks->read_bytes / 1e9);
+    std::printf("\n%s", table.text().c_str());
   }
   if (interrupted()) return interrupted_by_user;
   return all_ok ? ok : check_failed;
@@ -88,6 +107,7 @@ const Verb bench_verb{
     "Every case is compared with fp64 before it is timed; time is the median, after a warm-up. FLOPs are\n"
     "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is what\n"
     "a call needs beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
+    "On the CPU the same run measures the FMA peak and the read bandwidth, and gives each speed as a part of them.\n"
     "Ctrl-C stops and prints what was measured so far.\n"
     "\n"
     "Examples:\n"

@@ -21,8 +21,15 @@ int main() {
   }
   for (std::size_t n = 0; n < q_count; ++n) wanted[n] = std::sin(static_cast<float>(n % 32));
 
-  const fa::Buffers buffers{.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .lse = lse.data(),
-                            .dout = dout.data(), .dq = dq.data(), .dk = dk.data(), .dv = dv.data()};
+  const fa::Buffers buffers{.q = q.data(),
+                            .k = k.data(),
+                            .v = v.data(),
+                            .out = out.data(),
+                            .lse = lse.data(),
+                            .dout = dout.data(),
+                            .dq = dq.data(),
+                            .dk = dk.data(),
+                            .dv = dv.data()};
   // The library never allocates behind your back: it says what it needs.
   const std::size_t bytes = fa::workspace_bytes(problem, fa::Pass::backward);
   struct alignas(256) Block {

@@ -26,12 +26,18 @@ class Bytes {
   /// Mostly small numbers, sometimes the ones that break arithmetic.
   std::int64_t wild() {
     switch (byte() % 8) {
-      case 0: return -1;
-      case 1: return 0;
-      case 2: return std::int64_t{1} << (byte() % 63);
-      case 3: return word();
-      case 4: return -word() / 2;
-      default: return byte();
+      case 0:
+        return -1;
+      case 1:
+        return 0;
+      case 2:
+        return std::int64_t{1} << (byte() % 63);
+      case 3:
+        return word();
+      case 4:
+        return -word() / 2;
+      default:
+        return byte();
     }
   }
 

@@ -33,7 +33,8 @@ inline Problem wild_problem(Bytes& bytes) {
   p.dtype = static_cast<Dtype>(bytes.very_rarely() ? bytes.byte() : bytes.byte() % 3);
   p.packed = bytes.very_rarely();
   if (p.packed) p.total_q = bytes.wild(), p.total_kv = bytes.wild();
-  for (Strides* s : {&p.q_strides, &p.k_strides, &p.v_strides, &p.out_strides, &p.dout_strides, &p.dq_strides}) *s = strides();
+  for (Strides* s : {&p.q_strides, &p.k_strides, &p.v_strides, &p.out_strides, &p.dout_strides, &p.dq_strides})
+    *s = strides();
   if (bytes.very_rarely()) p.scale = number(1);
   p.softcap = number(0);
   p.bias = score_tensor();
