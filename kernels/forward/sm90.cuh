@@ -2,8 +2,9 @@
 
 // Attention forward for sm_90 (Hopper): TMA, wgmma, warp specialisation.
 //
-// A block has one loading warp and two or three warpgroups that attend. It stays on its SM and takes one tile after
-// another: block_q queries (64 for each warpgroup) of one head, against all the keys they see, in blocks of block_kv.
+// A block has one loading warp and two or three warpgroups that attend (or one, and then two blocks share an SM). It stays
+// on its SM and takes one tile after another: block_q queries (64 for each warpgroup) of one head, against all the keys
+// they see, in blocks of block_kv.
 //
 //     loading warp:    for each tile: Q, and block after block K and V, into rings of slots      sm90_load.cuh
 //     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            sm90_attend.cuh
@@ -29,9 +30,10 @@ template <ForwardConfig config>
 struct Redo {
   SharedStorage<config>& shared;
 
-  __device__ __forceinline__ void mark(int iteration, int pass) const {
-    shared.redo[tile::smaller(iteration, max_redo_marks - 1)] = static_cast<unsigned char>(pass);
-    shared.last_pass = pass;
+  __device__ __forceinline__ void mark(const Tile& tile) const {
+    const int next = static_cast<int>(tile.pass) + 1;
+    shared.redo[tile::smaller(tile.iteration, max_redo_marks - 1)] = static_cast<unsigned char>(next);
+    shared.last_pass = next;
   }
   __device__ __forceinline__ bool marked(int iteration, int pass) const {
     return shared.redo[tile::smaller(iteration, max_redo_marks - 1)] >= pass;
@@ -63,23 +65,18 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
 
 /// One tile, from its first block to its store. Returns whether the next pass must do it again.
 template <ForwardConfig config>
-__device__ __forceinline__ bool attend(Warpgroup<config>& wg, const Schedule<config>& schedule, int iteration, Pass pass) {
+__device__ __forceinline__ bool attend(Warpgroup<config>& wg) {
   Output<config> out;
-  {
-    const Tile tile = schedule.tile_at(iteration, pass);
-    if (!tile.exists) return false;
-    if (tile.begin == tile.end) {  // no query of the tile sees a key
+  if (wg.stored_tile().sees_nothing()) {
 #pragma unroll
-      for (float& x : out.O) x = 0;
-    } else if (pass == Pass::careful) {
-      sweep_carefully(wg, tile, out);
-    } else {
-      sweep(wg, tile, out);
-    }
+    for (float& x : out.O) x = 0;
+    wg.release(wg.shared.Q_free[wg.q_turn().slot][wg.warpgroup]);
+  } else if (wg.stored_tile().pass == Pass::careful) {
+    sweep_carefully(wg, out);
+  } else {
+    sweep(wg, out);
   }
-  // The tile is worked out a second time: the sweep has no registers to remember it in.
-  const Tile tile = schedule.tile_at(ptx::registers_fresh(iteration), pass);
-  return Finisher<config>(wg).finish(tile, pass, out);
+  return Finisher<config>(wg).finish(wg.tile(), out);
 }
 
 }  // namespace forward_sm90
@@ -92,7 +89,6 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
   initialise(shared);
 
-  const Schedule<config> schedule(args);
   const Redo<config> redo{shared};
   constexpr int pass_threads = S::warpgroups * wg_threads + 32;  // without the idle warps of the loader
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
@@ -100,14 +96,18 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   if (warpgroup == 0) {
     ptx::registers_decrease<S::load_registers>();
     if (threadIdx.x >= 32) return;
+    const Schedule<config> schedule(args);
     Loader<config> loader{args, shared};
 #pragma unroll 1
     for (int pass = 0; pass <= shared.last_pass; ++pass) {
       if (threadIdx.x == 0) {
 #pragma unroll 1
         for (int i = 0; i < schedule.num_iterations; ++i) {
-          if (redo.marked(i, pass)) loader.load(schedule.tile_at(i, static_cast<Pass>(pass)));
+          if (!redo.marked(i, pass)) continue;
+          const Tile tile = schedule.tile_at(i, static_cast<Pass>(pass));
+          if (tile.exists) loader.load(tile);
         }
+        loader.end_pass(static_cast<Pass>(pass));
       }
       __syncwarp();                                   // the lanes that did not load wait for the one that did
       ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
@@ -117,14 +117,18 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
     wg.begin_turns();
 #pragma unroll 1
-    for (int pass = 0; pass <= shared.last_pass; ++pass) {
-#pragma unroll 1
-      for (int i = 0; i < schedule.num_iterations; ++i) {
-        if (!redo.marked(i, pass)) continue;
-        if (attend(wg, schedule, i, static_cast<Pass>(pass))) redo.mark(ptx::registers_fresh(i), pass + 1);
+    for (;; ++wg.num_tiles) {
+      const Turn<S::q_stages> q = wg.q_turn();
+      ptx::mbarrier_wait(shared.Q_full[q.slot][wg.warpgroup], q.parity);  // the next tile is there, and its Q
+      if (wg.stored_tile().exists) {
+        if (attend(wg)) redo.mark(wg.stored_tile());
+        continue;
       }
+      const int pass = static_cast<int>(wg.stored_tile().pass);
+      wg.release(shared.Q_free[q.slot][wg.warpgroup]);
       if (wg.thread == 0) ptx::bulk_wait<0>();        // stores are complete before another pass or the end
       ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
+      if (shared.last_pass <= pass) break;
     }
     wg.end_turns();
   }

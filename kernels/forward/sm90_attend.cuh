@@ -34,10 +34,11 @@ __device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, i
 
 /// All blocks of a tile. Pass::reference or Pass::running.
 template <ForwardConfig config>
-__device__ __forceinline__ void sweep(Warpgroup<config>& wg, const Tile& tile, Output<config>& out) {
+__device__ __forceinline__ void sweep(Warpgroup<config>& wg, Output<config>& out) {
   using S = Shape<config>;
+  const Tile tile = wg.tile();
   const Scores<config> math = wg.scores_of(tile);
-  const Turn<S::q_stages> q(wg.num_tiles);
+  const Turn<S::q_stages> q = wg.q_turn();
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   float correction[2];
@@ -76,8 +77,7 @@ __device__ __forceinline__ void sweep(Warpgroup<config>& wg, const Tile& tile, O
   };
 
   const Turn<S::stages> last(wg.num_blocks++);
-  ptx::mbarrier_wait(wg.shared.Q_full[q.slot][wg.warpgroup], q.parity);  // Q has landed
-  ptx::mbarrier_wait(wg.shared.K_full[last.slot], last.parity);          // the last K has landed
+  ptx::mbarrier_wait(wg.shared.K_full[last.slot], last.parity);  // the last K has landed
   wg.take_turn();
   wg.issue_scores(scores, q.slot, last.slot);
   wg.pass_turn();
@@ -105,8 +105,7 @@ __device__ __forceinline__ void sweep(Warpgroup<config>& wg, const Tile& tile, O
     }
   }
 
-  wg.release(wg.shared.Q_free[Turn<S::q_stages>(ptx::registers_fresh(wg.num_tiles)).slot][wg.warpgroup]);
-  ++wg.num_tiles;
+  wg.release(wg.shared.Q_free[q.slot][wg.warpgroup]);
   const Turn<S::stages> first(wg.num_blocks - 1);
   ptx::mbarrier_wait(wg.shared.V_full[first.slot], first.parity);  // the first V has landed
   wg.take_turn();

@@ -54,17 +54,17 @@ __device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int
   ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // those of the whole warpgroup
 }
 template <ForwardConfig config>
-__device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, const Tile& tile, Output<config>& out) {
+__device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<config>& out) {
   using S = Shape<config>;
+  const Tile tile = wg.tile();
   const Scores<config> math = wg.scores_of(tile);
-  const Turn<S::q_stages> q(wg.num_tiles++);
+  const Turn<S::q_stages> q = wg.q_turn();
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   float correction[2];
 #pragma unroll
   for (float& x : out.O) x = 0;
 
-  ptx::mbarrier_wait(wg.shared.Q_full[q.slot][wg.warpgroup], q.parity);  // Q has landed
 #pragma unroll 1
   for (int block = tile.end - 1; block >= tile.begin; --block) {
     const Turn<S::stages> kv(wg.num_blocks++);

@@ -23,7 +23,7 @@ struct Finisher {
       : args(wg.args), shared(wg.shared), warpgroup(wg.warpgroup), thread(ptx::registers_fresh(wg.thread)) {}
 
   /// Returns whether the tile must be done again by the next pass (see Pass).
-  __device__ __forceinline__ bool finish(const Tile& tile, Pass pass, Output<config>& out) const {
+  __device__ __forceinline__ bool finish(const Tile& tile, Output<config>& out) const {
     auto& [O, row_max, row_sum] = out;
     const Scores<config> math(args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32);
     const bool visited_interior = tile.interior_begin < tile.interior_end;
@@ -38,7 +38,7 @@ struct Finisher {
       const int q = math.row + 8 * r;
       const bool used = q < math.score.len_q;
       const bool empty = row_max[r] == -tile::infinity && !visited_interior;
-      if (pass == Pass::reference && used && !empty && !(sum >= 0.5f && sum < highest_sum)) redo = true;
+      if (tile.pass == Pass::reference && used && !empty && !(sum >= 0.5f && sum < highest_sum)) redo = true;
       watched[r] = used && sum < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
 
       const float maximum = Scores<config>::finite(row_max[r]) * math.exponent_scale;  // in powers of 2
@@ -66,7 +66,7 @@ struct Finisher {
       poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
       if constexpr (features.seqused_q) O[i] = factor[r] == 0.0f ? 0.0f : O[i];  // unused rows are 0 whatever was there
     }
-    if (pass != Pass::careful) redo = redo || (watched[0] && poison[0] != 0.0f) || (watched[1] && poison[1] != 0.0f);
+    if (tile.pass != Pass::careful) redo = redo || (watched[0] && poison[0] != 0.0f) || (watched[1] && poison[1] != 0.0f);
     store(tile, O);
     return redo;
   }

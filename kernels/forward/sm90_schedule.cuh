@@ -1,34 +1,12 @@
 #pragma once
 
-// Which tiles a block works on, in which order, and which keys each of them sees. The loading warp and the warpgroups that
-// attend walk the same tiles by the same arithmetic, so that they never have to talk about it.
+// Which tiles a block works on, in which order, and which keys each of them sees. The loading warp works this out and hands
+// it to the warpgroups that attend, together with Q.
 
 #include "forward/sm90_shape.cuh"
 #include "tile/score.cuh"
-#include "tile/sequence.cuh"
 
 namespace flash_attention::forward_sm90 {
-
-/// How often a tile is done. Nearly always once; each pass finds the tiles that need the next.
-enum class Pass : int {
-  reference = 0,  // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
-  running = 1,    // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
-  careful = 2,    // as before, and what is not finite in V is added only to the rows that see it
-};
-
-/// A tile of block_q queries of one head, and the blocks of keys it visits, from the last to the first:
-///
-///     begin .. interior_begin .. interior_end .. end
-///     edge     interior          edge
-///
-/// Every query of the tile sees every key of an interior block; in edge blocks each score is tested.
-struct Tile {
-  bool exists;
-  int q_begin;
-  int head_idx;
-  int begin, interior_begin, interior_end, end;
-  tile::Sequence sequence;
-};
 
 /// The tiles of this block. A block takes every gridDim-th row tile, neighbours in the same head, so that L2 holds its
 /// keys. With pair_tiles it takes row tile `last - x` and then row tile x: under a causal mask every pair is the same work.
@@ -54,7 +32,7 @@ struct Schedule {
     const int position = unit - head_of_batch * units_per_head;
     const int batch_idx = head_of_batch / args.heads_q;
 
-    Tile tile;
+    Tile tile{.iteration = iteration, .pass = pass};
     tile.head_idx = head_of_batch - batch_idx * args.heads_q;
     tile.sequence = tile::make_sequence<config.features>(args, batch_idx);
     int row_tile = position;

@@ -3,6 +3,7 @@
 // What happens to a tile of scores in registers between Q K^T and P V: options and mask, softmax, dropout, packing.
 
 #include "forward/sm90_schedule.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
 
@@ -47,9 +48,10 @@ struct Scores {
   /// The same for an edge block: scores that are not visible become -inf, whatever they were.
   __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
     int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
+    const int first_row = ptx::registers_fresh(row);  // the limits are worked out for each block, not kept
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int q = row + 8 * r;
+      const int q = first_row + 8 * r;
       int first = 0;
       int last = score.visible_kv;
       if constexpr (features.window_left) first = q + score.diagonal - score.window_left;

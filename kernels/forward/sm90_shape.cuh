@@ -8,7 +8,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
-#include "tile/math.cuh"
+#include "tile/sequence.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -47,21 +47,48 @@ struct Shape {
   static constexpr int q_stages = forward_sm90_layout(config).q_stages;
   static constexpr int o_chunks = forward_sm90_layout(config).o_chunks;
 
-  // setmaxnreg: what the loading warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
+  // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
+  // warpgroups attend, with 128 where three do or where one does and two blocks share an SM.
   static constexpr int load_registers = warpgroups == 3 ? 32 : 40;
-  static constexpr int attend_registers = warpgroups == 3 ? 160 : 232;
+  static constexpr int attend_registers = warpgroups == 1 ? 216 : warpgroups == 2 ? 232 : 160;
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;
 
   static_assert(config.head_dim % 8 == 0 && config.head_dim <= 256 && config.head_dim_v % 8 == 0 &&
                 config.head_dim_v <= 256);
-  static_assert(block_q % wg_rows == 0 && (warpgroups == 2 || warpgroups == 3));
+  static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3);
   static_assert(block_kv % 16 == 0 && ptx::wgmma_has_shape(block_kv) && ptx::wgmma_has_shape(width_v));
   static_assert(config.num_warps * 32 == threads);
 };
 
-constexpr int max_redo_marks = 512;
+/// How often a tile is done. Nearly always once; each pass finds the tiles that need the next.
+enum class Pass : int {
+  reference = 0,  // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
+  running = 1,    // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
+  careful = 2,    // as before, and what is not finite in V is added only to the rows that see it
+};
+
+/// A tile of block_q queries of one head, and the blocks of keys it visits, from the last to the first:
+///
+///     begin .. interior_begin .. interior_end .. end
+///     edge     interior          edge
+///
+/// Every query of the tile sees every key of an interior block; in edge blocks each score is tested.
+struct Tile {
+  int iteration;
+  Pass pass;
+  bool exists;  // false: the pass is over
+  int q_begin;
+  int head_idx;
+  int begin, interior_begin, interior_end, end;
+  tile::Sequence sequence;
+
+  __device__ __forceinline__ bool sees_nothing() const { return begin == end; }
+};
+
+constexpr int max_redo_marks = 256;
+constexpr int tile_slots = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
 
 template <ForwardConfig config>
 struct alignas(1024) SharedStorage {
@@ -79,6 +106,7 @@ struct alignas(1024) SharedStorage {
   ptx::Mbarrier K_full[S::stages], K_free[S::stages];
   ptx::Mbarrier V_full[S::stages], V_free[S::stages];
 
+  Tile tiles[tile_slots];              // what Q_full announces
   unsigned char redo[max_redo_marks];  // see Redo
   int last_pass;
 };
@@ -97,6 +125,11 @@ struct Turn {
   int parity;
 
   __device__ __forceinline__ explicit Turn(unsigned n) : slot(n % slots), parity(n / slots % 2) {}
+  __device__ __forceinline__ void advance() {
+    if (++slot < slots) return;
+    slot = 0;
+    parity ^= 1;
+  }
 };
 
 }  // namespace flash_attention::forward_sm90

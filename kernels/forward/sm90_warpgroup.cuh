@@ -31,20 +31,38 @@ struct Warpgroup {
   SharedStorage<config>& shared;
   const int warpgroup;
   const int thread;         // in the warpgroup
-  int num_tiles = 0;        // attended so far
+  int num_tiles = 0;        // finished so far
   unsigned num_blocks = 0;  // K blocks whose scores have been computed; V follows one behind
 
+  /// The current tile. It is read from shared memory when it is needed, and neither it nor its address is kept in
+  /// registers.
+  __device__ __forceinline__ const Tile& stored_tile() const {
+    return shared.tiles[ptx::registers_fresh(num_tiles) % tile_slots];
+  }
+  __device__ __forceinline__ Tile tile() const {
+    constexpr Features features = config.features;
+    Tile tile = stored_tile();
+    if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths)) {
+      tile.sequence = tile::make_sequence<features>(args, tile.sequence.batch_idx);  // all but this is constant
+    }
+    return tile;
+  }
+  __device__ __forceinline__ Turn<S::q_stages> q_turn() const { return Turn<S::q_stages>(num_tiles); }
+
   __device__ __forceinline__ Scores<config> scores_of(const Tile& tile) const {
-    return {args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32};
+    const int t = ptx::registers_fresh(thread);
+    return {args, tile, tile.q_begin + warpgroup * wg_rows + t / 32 * 16, t % 32};
   }
 
   // -- turns ------------------------------------------------------------------------------------------------------------
 
-  /// Waits until the warpgroup before this one has issued its products.
-  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads); }
+  /// Waits until the warpgroup before this one has issued its products. One alone need not take turns.
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (S::warpgroups > 1) ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads);
+  }
   __device__ __forceinline__ void pass_turn() const {
     const int next = warpgroup + 1 == S::warpgroups ? 0 : warpgroup + 1;
-    ptx::barrier_arrive(barrier_turn + next, 2 * wg_threads);
+    if constexpr (S::warpgroups > 1) ptx::barrier_arrive(barrier_turn + next, 2 * wg_threads);
   }
   /// Before the first tile the turn is with warpgroup 0; after the last it takes it back, so that no arrival is left over.
   __device__ __forceinline__ void begin_turns() const {
@@ -94,7 +112,7 @@ struct Warpgroup {
   /// multiplied by `correction`.
   __device__ __forceinline__ void softmax_edge(const Scores<config>& math, int block, ScoreTile& scores,
                                                Output<config>& out, float (&correction)[2]) const {
-    const int wg_begin = math.row / wg_rows * wg_rows;
+    const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       math.modify(scores, block * S::block_kv);
     } else {

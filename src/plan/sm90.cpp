@@ -52,16 +52,18 @@ struct Tile {
   int block_kv;
 };
 
-/// docs/kernels/forward_sm90.md has the measurements. Options that touch every score need registers of their own, so they
-/// go with two warpgroups; three have 160 registers a thread.
+/// docs/kernels/forward_sm90.md has the measurements. What touches every score or every row needs registers of its own:
+/// those problems go with two warpgroups, since three have 160 registers a thread, and with narrower blocks of keys.
 Tile choose_tile(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool plain = p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0;
-  if (dim > 128) return {128, 64};
-  if (!plain) return {128, 64};
-  if (p.seq_q <= 128) return {128, 128};
+  const bool scores = p.softcap != 0 || p.bias.present || p.alibi || p.mask.present || p.dropout_p != 0;
+  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
+  const bool windowed = p.window_left >= 0 || p.window_right >= 0;
+  if (dim > 128) return scores ? Tile{128, 32} : Tile{128, 64};
+  if (scores) return {128, 64};
+  if (lengths || p.seq_q <= 128 || p.window_left >= 0) return {128, 128};
   if (dim <= 64) return {192, 128};
-  return p.window_right >= 0 || p.window_left >= 0 ? Tile{128, 128} : Tile{192, 80};
+  return windowed ? Tile{128, 128} : Tile{192, 80};
 }
 
 void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
