@@ -47,6 +47,7 @@ struct BackwardConfig {
   int num_warps = 0;
   int num_stages = 1;
   bool deterministic = false;
+  bool separate_dq = false;  // sm90: dQ by a kernel of its own, no sums in memory
   bool dlse = true;   // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;

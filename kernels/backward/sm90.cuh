@@ -16,6 +16,7 @@
 // Where dQ must have the same bits in every run, or the head is too wide, backward/sm90_dq.cuh computes it instead.
 
 #include "backward/sm90_prepare.cuh"
+#include "backward/sm90_products.cuh"
 #include "backward/sm90_scores.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
@@ -63,8 +64,8 @@ struct alignas(1024) SharedStorage {
   Chunk V[S::warpgroups][S::chunks_v];
   Chunk Q[S::stages][S::chunks];
   Chunk dO[S::stages][S::chunks_v];
-  Chunk dS[config.deterministic ? 1 : S::warpgroups][config.deterministic ? 1 : S::warpgroups];  // [step's owner][keys of warpgroup]
-  float dQ[config.deterministic ? 1 : S::warpgroups][4][config.deterministic ? 4 : 16 * S::width];  // on their way to memory
+  Chunk dS[config.separate_dq ? 1 : S::warpgroups][config.separate_dq ? 1 : S::warpgroups];  // [step's owner][keys of warpgroup]
+  float dQ[config.separate_dq ? 1 : S::warpgroups][4][config.separate_dq ? 4 : 16 * S::width];  // on their way to memory
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
   ptx::Mbarrier full[S::stages], free[S::stages], KV_full;
@@ -72,11 +73,11 @@ struct alignas(1024) SharedStorage {
 };
 
 /// Named barriers; the last two are followed by one for each warpgroup.
-enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5, barrier_warpgroup = 8 };
+enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5 };
 
 /// The loading warp: one lane issues every copy, as far ahead as there are free slots.
-template <BackwardConfig config>
-__device__ __forceinline__ void load(const AttentionArgs& args, SharedStorage<config>& shared, const Task<config>& task) {
+template <BackwardConfig config, typename Storage>
+__device__ __forceinline__ void load(const AttentionArgs& args, Storage& shared, const Task<config>& task) {
   using S = Shape<config>;
   const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
   const int q_row = static_cast<int>(task.sequence.start_q), kv_row = static_cast<int>(task.sequence.start_kv);
@@ -130,7 +131,7 @@ struct Worker {
   /// hidden scores. What a bad key does to the queries that see it, Scores does (bad_row).
   __device__ __forceinline__ void clean_keys() {
     const int row = thread / 2;  // two threads share a row
-    const bool hidden = task.kv_begin + warpgroup * tile_rows + row >= visible_kv();
+    const bool hidden = task.kv_begin + warpgroup * tile_rows + row >= task.sequence.visible_kv;
     bool bad = false;
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
@@ -138,7 +139,7 @@ struct Worker {
       for (int piece = thread % 2; piece < 8; piece += 2) {
         const auto words = ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece));
 #pragma unroll
-        for (int x = 0; x < 4; ++x) bad = bad || !finite(words[x]);
+        for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
       }
     }
     const unsigned bad_lanes = ptx::ballot(bad);
@@ -165,54 +166,8 @@ struct Worker {
     any_bad = shared.bad_keys[warpgroup] != 0;
   }
 
-  __device__ __forceinline__ static bool finite(unsigned pair) {
-    constexpr unsigned exponent = type == Type::bfloat16 ? 0x7f80u : 0x7c00u;
-    return (pair & exponent) != exponent && (pair >> 16 & exponent) != exponent;
-  }
-  __device__ __forceinline__ int visible_kv() const { return task.sequence.visible_kv; }
-
-  /// Zeroes the rows of Q and dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup writes the
-  /// same zeros before its own products read them.
-  __device__ __forceinline__ void clear_foreign_rows(int slot, int used_rows) const {
-    if constexpr (S::foreign_rows) {
-      if (used_rows >= tile_rows) return;
-      const int pieces = (tile_rows - used_rows) * 8;  // of 16 bytes, in each chunk
-      for (int i = thread; i < pieces * (S::chunks + S::chunks_v); i += wg_threads) {
-        const int chunk = i / pieces, piece = i - chunk * pieces;
-        const void* base = chunk < S::chunks ? static_cast<const void*>(shared.Q[slot][chunk]) : shared.dO[slot][chunk - S::chunks];
-        ptx::store_shared(ptx::shared_address(base) + used_rows * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
-      }
-      ptx::fence_async_shared();                                     // the zeros before the products' reads
-      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // those of the whole warpgroup
-    }
-  }
 
   // -- products ---------------------------------------------------------------------------------------------------------
-  // `fresh` is 0, hidden from the compiler: descriptors are added up where they are used, not kept in registers.
-
-  /// D = A B^T over the head dimension, A and B tiles of 64 rows in chunks.
-  template <int steps>
-  __device__ __forceinline__ static void issue_dots(float (&D)[tile_rows / 2], const void* A, const void* B, int fresh) {
-    const unsigned long long A_desc = ptx::wgmma_descriptor(A, 0, 1024) + fresh, B_desc = ptx::wgmma_descriptor(B, 0, 1024) + fresh;
-#pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      const int offset = (step / 4 * chunk_bytes + step % 4 * 32) / 16;
-      ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(D, A_desc + offset, B_desc + offset, step != 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// D += A B over 64 rows of B, A in registers.
-  template <int width>
-  __device__ __forceinline__ static void issue_rows(float (&D)[width / 2], const typename Math::Packed& A, const void* B, int fresh) {
-    const unsigned long long B_desc = ptx::wgmma_descriptor(B, chunk_bytes, 1024) + fresh;
-    ptx::wgmma_fence();  // A has been written by ordinary instructions
-#pragma unroll
-    for (int step = 0; step < tile_rows / 16; ++step) {
-      ptx::wgmma_rs<type, width, ptx::Major::mn>(D, A[step], B_desc + step * 16 * 128 / 16, true);
-    }
-    ptx::wgmma_commit();
-  }
 
   /// dQ = dS K over all keys of the block.
   __device__ __forceinline__ void issue_dQ(float (&dQ)[S::width / 2], int owner, int fresh) const {
@@ -288,22 +243,23 @@ struct Worker {
       typename Math::Marks marks;
 
       ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
-      clear_foreign_rows(turn.slot, score.len_q - q_begin);
+      clear_foreign_rows<config>(shared, turn.slot, warpgroup, thread, score.len_q - q_begin);
       ptx::wgmma_fence();  // the registers of S and dP have been used for other things
-      issue_dots<S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], fresh);
-      if constexpr (!S::lean) issue_dots<S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
+      issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], fresh);
+      if constexpr (!S::lean) issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
 
       // A thread's columns are queries: pairs of neighbours.
       const auto statistic = [&](const float (&values)[tile_rows], int i) { return values[math.column + Math::column_of(i)]; };
       ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
       ptx::wgmma_pin(St);
-      math.probabilities(St, P, marks, [&](int i) { return statistic(shared.lse2[turn.slot], i); });
+      math.probabilities(St, marks, [&](int i) { return statistic(shared.lse2[turn.slot], i); },
+                         [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
       ptx::wgmma_pin(P);
       if constexpr (S::lean) {
         ptx::wgmma_fence();  // the registers of dP have been used for other things
-        issue_dots<S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
+        issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
       }
-      issue_rows<S::width_v>(dV, P, shared.dO[turn.slot], fresh);
+      issue_rows<type, S::width_v>(dV, P, shared.dO[turn.slot], fresh);
 
       ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
       ptx::wgmma_pin(dPt);
@@ -315,16 +271,17 @@ struct Worker {
           St[i + 1] = ptx::unpack_high<type>(P[i / 8][i / 2 % 4]);
         }
       }
-      math.gradients(St, dPt, dS, marks, [&](int i) { return statistic(shared.delta[turn.slot], i); });
+      math.gradients(St, dPt, marks, [&](int i) { return statistic(shared.delta[turn.slot], i); });
+      Math::pack(dPt, dS);
       ptx::wgmma_pin(dS);
-      if constexpr (!config.deterministic) {
+      if constexpr (!config.separate_dq) {
         // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
         if (!owner && step >= S::warpgroups) ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
         store_dS(dS, owner_idx);
         if (!owner) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
       }
-      issue_rows<S::width>(dK, dS, shared.Q[turn.slot], fresh);
-      if constexpr (owner && !config.deterministic) {
+      issue_rows<type, S::width>(dK, dS, shared.Q[turn.slot], fresh);
+      if constexpr (owner && !config.separate_dq) {
         ptx::barrier_sync(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);  // dS of all warpgroups is there
       }
       ptx::wgmma_wait<0>();  // dV and dK are done: P, dS and the tile's slot are free
@@ -333,7 +290,7 @@ struct Worker {
       if constexpr (!S::lean) ptx::wgmma_pin(P);
       ptx::wgmma_pin(dS);
       if (thread == 0) ptx::mbarrier_arrive(shared.free[turn.slot]);
-      if constexpr (owner && !config.deterministic) {
+      if constexpr (owner && !config.separate_dq) {
         float dQ[S::width / 2];
         issue_dQ(dQ, owner_idx, fresh);
         ptx::wgmma_wait<0>();  // dQ is there
@@ -345,18 +302,18 @@ struct Worker {
     };
 
     ptx::mbarrier_wait(shared.KV_full, 0);  // K and V have landed
-    clean_keys();
+    if constexpr (!config.separate_dq) clean_keys();
     int owner_idx = 0;
 #pragma unroll 1
     for (int step = 0; step < task.num_steps; ++step) {
-      if (owner_idx == warpgroup && !config.deterministic) {
+      if (owner_idx == warpgroup && !config.separate_dq) {
         walk_step.template operator()<true>(step, owner_idx);
       } else {
         walk_step.template operator()<false>(step, owner_idx);
       }
       owner_idx = owner_idx + 1 == S::warpgroups ? 0 : owner_idx + 1;
     }
-    if constexpr (!config.deterministic) {
+    if constexpr (!config.separate_dq) {
       // Every owner has said once more that it has read its buffer; nobody may leave those arrivals behind.
 #pragma unroll 1
       for (int owner = 0; owner < S::warpgroups; ++owner) {
@@ -364,27 +321,13 @@ struct Worker {
       }
       if (lane == 0) ptx::bulk_wait<0>();  // shared memory outlives the copies that read it
     }
-    write<config.head_dim>(args.dK, dK, args.scale);
-    write<config.head_dim_v>(args.dV, dV, 1);
+    const auto rows_of = [&](const TensorView& view) {
+      return tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx).from(kv_begin);
+    };
+    write_rows<type, config.head_dim>(rows_of(args.dK), dK, args.scale, thread);
+    write_rows<type, config.head_dim_v>(rows_of(args.dV), dV, 1, thread);
   }
 
-  /// Rows of this warpgroup to a gradient tensor.
-  template <int dim, int count>
-  __device__ __forceinline__ void write(const TensorView& view, const float (&values)[count], float factor) const {
-    const auto rows = tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx);
-    const int lane = thread % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int j = task.kv_begin + warpgroup * tile_rows + 16 * (thread / 32) + lane / 4 + 8 * half;
-      if (j >= rows.count) continue;
-      typename S::Element* row = rows.data + j * rows.stride + 2 * (lane % 4);
-#pragma unroll
-      for (int group = 0; group < dim / 8; ++group) {
-        const unsigned pair = ptx::pack<type>(values[4 * group + 2 * half] * factor, values[4 * group + 2 * half + 1] * factor);
-        ptx::store_global(reinterpret_cast<unsigned*>(row + 8 * group), pair);
-      }
-    }
-  }
 };
 
 }  // namespace backward_sm90
@@ -393,6 +336,7 @@ template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
   using S = Shape<config>;
+  static_assert((S::warpgroups == 2 || S::warpgroups == 3) && config.num_warps * 32 == S::threads);
   const Task<config> task(args);
   if (task.kv_begin >= task.sequence.rows_kv) return;
   auto& shared = ptx::shared_storage<SharedStorage<config>>();

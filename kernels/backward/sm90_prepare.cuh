@@ -69,7 +69,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
     workspace<float>(args, workspace_lse2)[tile.padded + row] = lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
     workspace<float>(args, workspace_delta)[tile.padded + row] = used ? sum : 0;
   }
-  if constexpr (!config.deterministic) {
+  if constexpr (!config.separate_dq) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;
     auto* sums = reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, workspace_dQ) + tile.padded * Shape<config>::width);
     for (int piece = threadIdx.x; piece < pieces; piece += wg_threads) ptx::store_global(sums + piece, ptx::Vector<float, 4>{});

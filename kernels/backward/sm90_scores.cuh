@@ -53,38 +53,43 @@ struct Scores {
     __device__ __forceinline__ bool is_dropped(int i) const { return dropped[i / 32] >> (i % 32) & 1; }
   };
 
-  /// S becomes P before dropout, times the slope of the soft cap where there is one; P is packed as operand A, dropout applied.
-  /// lse2(i) is the row statistic of register i's query.
-  template <typename Lse2>
-  __device__ __forceinline__ void probabilities(Tile& S, Packed& P, Marks& marks, Lse2 lse2) const {
+  __device__ __forceinline__ void mark(Marks& marks) const {
     if (edge) mark_hidden(marks);
     if constexpr (features.dropout) mark_dropped(marks);
+  }
+
+  /// S becomes P before dropout, times the slope of the soft cap where there is one. lse2(i) is the statistic of register i's
+  /// query. take(i, p, q) gets the probabilities of registers i and i + 1 after dropout and without that slope.
+  template <typename Lse2, typename Take>
+  __device__ __forceinline__ void probabilities(Tile& S, Marks& marks, Lse2 lse2, Take take) const {
+    mark(marks);
 #pragma unroll
     for (int group = 0; group < count; group += 8) {
       const int shift = ptx::registers_fresh(0);  // see mark_hidden
 #pragma unroll
       for (int i = group; i < group + 8; i += 2) {
         const float first = weigh(S[i], i, shift, marks, lse2(i)), second = weigh(S[i + 1], i + 1, shift, marks, lse2(i + 1));
-        P[i / 8][i / 2 % 4] = ptx::pack<type>(first, second);
+        take(i, first, second);
       }
     }
   }
 
-  /// dP becomes dS = P * (dP - delta), packed as operand A.
+  /// dP becomes dS = P * (dP - delta).
   template <typename Delta>
-  __device__ __forceinline__ void gradients(const Tile& S, Tile& dP, Packed& dS, const Marks& marks, Delta delta) const {
+  __device__ __forceinline__ void gradients(const Tile& S, Tile& dP, const Marks& marks, Delta delta) const {
 #pragma unroll
-    for (int i = 0; i < count; i += 2) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int n = i + e;
-        float incoming = dP[n];
-        if constexpr (features.dropout) incoming = marks.is_dropped(n) ? 0 : incoming * dropout.keep_scale;
-        dP[n] = S[n] * (incoming - delta(n));
-        if (edge && marks.is_hidden(n)) dP[n] = 0;
-      }
-      dS[i / 8][i / 2 % 4] = ptx::pack<type>(dP[i], dP[i + 1]);
+    for (int i = 0; i < count; ++i) {
+      float incoming = dP[i];
+      if constexpr (features.dropout) incoming = marks.is_dropped(i) ? 0 : incoming * dropout.keep_scale;
+      dP[i] = S[i] * (incoming - delta(i));
+      if (edge && marks.is_hidden(i)) dP[i] = 0;
     }
+  }
+
+  /// A tile as the A operand of the next product: two neighbours to a register.
+  __device__ __forceinline__ static void pack(const Tile& values, Packed& packed) {
+#pragma unroll
+    for (int i = 0; i < count; i += 2) packed[i / 8][i / 2 % 4] = ptx::pack<type>(values[i], values[i + 1]);
   }
 
  private:
@@ -101,7 +106,7 @@ struct Scores {
       S = ptx::exp2(ptx::fma(capped + score.added(q, k), exponent_scale, -lse2));
     }
     if (edge) {
-      if (rows == Rows::keys && bad_row[row_of(i)]) S = __builtin_nanf("");
+      if (rows == Rows::keys && bad_row[row_of(i)]) S = __builtin_bit_cast(float, 0x7fffffffu);  // NaN
       if (marks.is_hidden(i)) S = 0;
     }
     float weight = S;

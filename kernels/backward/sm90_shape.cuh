@@ -46,7 +46,7 @@ struct Shape {
   static constexpr Type type = features.dtype;
   using Element = ptx::Element<type>;
 
-  static constexpr int warpgroups = config.block_kv / tile_rows;  // that compute; one more loads
+  static constexpr int warpgroups = config.block_kv / tile_rows;  // of backward/sm90 that compute; one more loads
   static constexpr int threads = (warpgroups + 1) * wg_threads;
   static constexpr int stages = config.num_stages;
 
@@ -77,8 +77,7 @@ struct Shape {
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool foreign_rows = features.packed || features.seqused_q;
 
-  static_assert(config.block_q == tile_rows && (warpgroups == 2 || warpgroups == 3));
-  static_assert(config.num_warps * 32 == threads);
+  static_assert(config.block_q == tile_rows && config.block_kv % tile_rows == 0);
 };
 
 /// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.

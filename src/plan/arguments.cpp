@@ -100,6 +100,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(num_warps);
   MEMBER(num_stages);
   MEMBER(deterministic);
+  MEMBER(separate_dq);
   MEMBER(dlse);
   MEMBER(dbias);
   MEMBER(dsink);
