@@ -89,17 +89,26 @@ struct WideWorker {
         math.probabilities(St, marks, [&](int i) { return shared.lse2[slot][math.column + Math::column_of(i)]; },
                            [&](int i, float p, float q) { weights[i] = p, weights[i + 1] = q; });
       });
-      send_P(step, St);
     };
     typename Math::Tile weights;
+    const auto pack_and_send = [&](int step) {
+      Math::pack(weights, P);
+      ptx::wgmma_pin(P);
+      if constexpr (config.features.dropout || config.features.softcap) {
+        typename Math::Packed before_dropout;
+        Math::pack(St, before_dropout);
+        send_P(step, before_dropout);
+      } else {
+        send_P(step, P);
+      }
+    };
     if (task.num_steps > 0) {
       int slot = await(0, 0);
       issue_S(slot, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // S is there
       ptx::wgmma_pin(St);
       make_P(0, slot, weights);
-      Math::pack(weights, P);
-      ptx::wgmma_pin(P);
+      pack_and_send(0);
 #pragma unroll 1
       for (int step = 1; step < task.num_steps; ++step) {
         const int before = slot, fresh = ptx::registers_fresh(0);
@@ -113,9 +122,7 @@ struct WideWorker {
         ptx::wgmma_pin(dV);
         ptx::wgmma_pin(P);
         release(step - 1);
-        ptx::wgmma_pin(weights);  // packed here, not where send_P packs the same numbers
-        Math::pack(weights, P);
-        ptx::wgmma_pin(P);
+        pack_and_send(step);
       }
       issue_rows<type, S::width_v>(dV, P, shared.dO[slot], ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dV is complete
@@ -179,17 +186,14 @@ struct WideWorker {
   }
 
  private:
-  /// P before dropout (dS needs that), each thread's registers to the same thread of the other warpgroup.
-  __device__ __forceinline__ void send_P(int step, const float (&P)[tile_rows / 2]) const {
+  /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the other warpgroup.
+  __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
     const int slot = step % P_slots;
     // The other warpgroup has taken what was in the slot.
     if (step >= P_slots) ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      ptx::Vector<unsigned, 4> four;
-#pragma unroll
-      for (int x = 0; x < 4; ++x) four[x] = ptx::pack<type>(P[8 * part + 2 * x], P[8 * part + 2 * x + 1]);
-      ptx::store_shared(ptx::shared_address(&shared.P[slot][part][thread]), four);
+      ptx::store_shared(ptx::shared_address(&shared.P[slot][part][thread]), ptx::Vector<unsigned, 4>{P[part][0], P[part][1], P[part][2], P[part][3]});
     }
     ptx::barrier_arrive(barrier_P_written + slot, wide_warpgroups * wg_threads);
   }
