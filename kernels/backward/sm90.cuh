@@ -339,6 +339,7 @@ __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& a
   static_assert((S::warpgroups == 2 || S::warpgroups == 3) && config.num_warps * 32 == S::threads);
   const Task<config> task(args);
   if (task.kv_begin >= task.sequence.rows_kv) return;
+  static_assert(sizeof(SharedStorage<config>) <= backward_sm90_shared_bytes(config));
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::stages; ++s) {

@@ -221,6 +221,7 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
   using namespace backward_sm90;
   const QueryTask<config> task(args);
   if (task.q_begin >= task.sequence.rows_q) return;
+  static_assert(sizeof(QueryStorage<config>) <= backward_sm90_dq_shared_bytes(config));
   auto& shared = ptx::shared_storage<QueryStorage<config>>();
   if (threadIdx.x == 0) {
     for (int s = 0; s < config.num_stages; ++s) {

@@ -3,6 +3,7 @@
 // The sizes of backward/sm90 that follow from its configuration, its shared memory and its barriers.
 
 #include "abi/args.h"
+#include "abi/backward_sm90.h"
 #include "abi/config.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"

@@ -222,6 +222,7 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
   using S = Shape<config>;
   const Task<config> task(args);
   if (task.kv_begin >= task.sequence.rows_kv) return;
+  static_assert(sizeof(WideStorage<config>) <= backward_sm90_wide_shared_bytes(config));
   auto& shared = ptx::shared_storage<WideStorage<config>>();
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::stages; ++s) {

@@ -5,12 +5,11 @@
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 #include "plan/portable.h"
+#include "plan/sm90.h"
 
 namespace flash_attention::plan {
-namespace {
 
-/// Why TMA cannot address a tensor; empty where it can. Dimensions of one need no stride.
-std::string reject_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
+std::string reject_tma_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
                            std::int64_t heads) {
   struct Axis {
     const char* name;
@@ -28,22 +27,24 @@ std::string reject_strides(const Problem& problem, const char* name, const Strid
   return {};
 }
 
-std::string reject_common(const Problem& p, const DeviceInfo& device) {
+std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
   if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (device.shared_bytes < abi::forward_sm90_max_shared_bytes) return "a block needs 227 KiB of shared memory";
   if (p.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
-  if (!(*p.scale > 0)) return "scale must be positive: the maximum is taken before scaling";
   if (p.total_q == 0 || p.total_kv == 0) return "there is nothing to load";
   return reject_grid(p);
 }
 
+namespace {
+
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
-  std::string reason = reject_common(p, device);
+  std::string reason = reject_sm90(p, device);
+  if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
   const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  if (reason.empty()) reason = reject_strides(p, "q", p.q_strides, rows_q, p.heads_q);
-  if (reason.empty()) reason = reject_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_strides(p, "out", p.out_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, "q", p.q_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_tma_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_tma_strides(p, "out", p.out_strides, rows_q, p.heads_q);
   return reason;
 }
 
@@ -94,13 +95,14 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
 }  // namespace
 
 std::span<const KernelEntry> sm90_kernels() {
-  static const std::array<KernelEntry, 1> rows{
+  static const std::array<KernelEntry, 2> rows{
       KernelEntry{.name = "forward/sm90",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
                   .reject = reject_forward,
-                  .lay_out = lay_out_forward}};
+                  .lay_out = lay_out_forward},
+      sm90_backward_kernel()};
   return rows;
 }
 

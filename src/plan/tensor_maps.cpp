@@ -53,6 +53,13 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
     maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), plan.block_kv));
     maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
+  if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90_shape.cuh
+    constexpr int tile_rows = 64;
+    maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
+    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));
+    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), tile_rows));
+    maps.add(rows_map(3, p, query_tensor(p, b.dout, p.dout_strides, p.head_dim_v), tile_rows));
+  }
   return maps;
 }
 

@@ -1,0 +1,48 @@
+#pragma once
+
+// How the kernels of backward/sm90 fill their shared memory: what the planner must reserve is what they use. Plain constexpr
+// arithmetic on a configuration, the same on host and device.
+
+#include "abi/config.h"
+
+namespace flash_attention::abi {
+
+constexpr int backward_sm90_max_shared_bytes = 232448;
+
+struct BackwardSm90Layout {
+  int chunk_bytes = 64 * 64 * 2;  // 64 rows of 64 columns
+  int chunks, chunks_v, width, warpgroups;
+
+  constexpr explicit BackwardSm90Layout(const BackwardConfig& config)
+      : chunks((config.head_dim + 63) / 64),
+        chunks_v((config.head_dim_v + 63) / 64),
+        width((config.head_dim + 31) / 32 * 32),
+        warpgroups(config.block_kv / 64) {}
+
+  /// Row statistics and barriers, and what the alignment of the whole adds.
+  constexpr int tail_bytes(int stages) const { return (stages * 512 + 1023) / 1024 * 1024 + 1024; }
+  constexpr int tiles(int count) const { return count * (chunks + chunks_v) * chunk_bytes; }
+};
+
+/// backward/sm90: K and V, the ring of Q and dO, dS for each owner, dQ on its way to memory.
+constexpr int backward_sm90_shared_bytes(const BackwardConfig& config) {
+  const BackwardSm90Layout l(config);
+  const int dS = config.separate_dq ? l.chunk_bytes : l.warpgroups * l.warpgroups * l.chunk_bytes;
+  const int dQ = config.separate_dq ? 0 : l.warpgroups * 64 * l.width * 4;
+  return l.tiles(l.warpgroups + config.num_stages) + dS + dQ + l.tail_bytes(config.num_stages);
+}
+
+/// backward/sm90_wide: K and V, the ring of Q and dO, P between the warpgroups.
+constexpr int backward_sm90_wide_shared_bytes(const BackwardConfig& config) {
+  const BackwardSm90Layout l(config);
+  return l.tiles(1 + config.num_stages) + 2 * l.chunk_bytes + l.tail_bytes(config.num_stages);
+}
+
+/// backward/sm90_dq: Q and dO of 128 queries, the ring of K and V.
+constexpr int backward_sm90_dq_shared_bytes(const BackwardConfig& config) {
+  const BackwardSm90Layout l(config);
+  const int slot = (l.chunks > l.chunks_v ? l.chunks : l.chunks_v) * l.chunk_bytes;
+  return l.tiles(2) + config.num_stages * slot + 1024;
+}
+
+}  // namespace flash_attention::abi

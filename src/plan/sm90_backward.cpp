@@ -1,0 +1,130 @@
+#include <algorithm>
+
+#include "abi/backward_sm90.h"
+#include "plan/arguments.h"
+#include "plan/portable.h"
+#include "plan/sm90.h"
+
+namespace flash_attention::plan {
+namespace {
+
+constexpr int tile_rows = 64;
+
+std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
+
+std::string reject_backward(const Problem& p, const DeviceInfo& device) {
+  std::string reason = reject_sm90(p, device);
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
+  if (reason.empty()) reason = reject_tma_strides(p, "q", p.q_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_tma_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_tma_strides(p, "out", p.out_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, "dout", p.dout_strides, rows_q, p.heads_q);
+  if (!reason.empty()) return reason;
+  for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
+    if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
+  }
+  return "";
+}
+
+/// docs/kernels/backward_sm90.md has the measurements.
+struct Structure {
+  bool wide;         // dK and dV by two warpgroups together
+  bool separate_dq;  // dQ by a kernel of its own
+  int warpgroups;    // of 64 keys each
+  int stages;
+};
+
+Structure choose_structure(const Problem& p) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const bool plain = p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0 && !p.packed;
+  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = 2};
+  if (dim > 64) return {.wide = false, .separate_dq = p.deterministic, .warpgroups = 2, .stages = 2};
+  // Three warpgroups have 160 registers a thread, which options that touch every score do not fit in.
+  return {.wide = false, .separate_dq = p.deterministic, .warpgroups = plain ? 3 : 2, .stages = 3};
+}
+
+/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90_shape.cuh.
+std::int64_t padded_rows(const Problem& p) { return (p.total_q + 68 * p.batch + 3) / 4 * 4; }
+
+std::int64_t reserve(Plan& plan, std::int64_t floats) {
+  const auto offset = static_cast<std::int64_t>(plan.workspace_bytes);
+  plan.workspace_bytes += static_cast<std::size_t>((floats * 4 + 255) / 256 * 256);
+  return offset;
+}
+
+void lay_out_backward(const Problem& p, const DeviceInfo&, Plan& plan) {
+  const Structure structure = choose_structure(p);
+  abi::BackwardConfig config{.features = features_of(p),
+                             .head_dim = static_cast<int>(p.head_dim),
+                             .head_dim_v = static_cast<int>(p.head_dim_v),
+                             .block_q = tile_rows,
+                             .block_kv = structure.warpgroups * tile_rows,
+                             .num_warps = structure.wide ? 12 : (structure.warpgroups + 1) * 4,
+                             .num_stages = structure.stages,
+                             .separate_dq = structure.separate_dq};
+  plan.block_q = config.block_q;
+  plan.block_kv = config.block_kv;
+
+  // dbias and dsink are made by the portable kernels, which take delta in the layout of lse.
+  const bool portable_parts = p.bias.present || p.sink;
+  if (portable_parts) reserve_row_delta(p, plan);
+  const std::int64_t rows = padded_rows(p) * p.heads_q;
+  plan.workspace_offsets[1] = reserve(plan, rows);  // lse2
+  plan.workspace_offsets[2] = reserve(plan, rows);  // delta
+  if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
+
+  const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
+  const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch;
+  const std::string source = to_source(config);
+  add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128}, row_tiles);
+  if (structure.wide) {
+    add_launch(plan,
+               {.unit = "backward/sm90_wide",
+                .entry = "backward_sm90_wide_kernel",
+                .config = source,
+                .block = config.num_warps * 32,
+                .shared_bytes = abi::backward_sm90_wide_shared_bytes(config)},
+               key_tiles);
+  } else {
+    add_launch(plan,
+               {.unit = "backward/sm90",
+                .entry = "backward_sm90_kernel",
+                .config = source,
+                .block = config.num_warps * 32,
+                .shared_bytes = abi::backward_sm90_shared_bytes(config)},
+               key_tiles);
+  }
+  if (config.separate_dq) {
+    abi::BackwardConfig dq = config;
+    dq.block_kv = tile_rows;
+    dq.num_warps = 12;
+    dq.num_stages = structure.wide ? 3 : 6;
+    add_launch(plan,
+               {.unit = "backward/sm90_dq",
+                .entry = "backward_sm90_dq_kernel",
+                .config = to_source(dq),
+                .block = 384,
+                .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
+               tiles(p.seq_q, 128) * p.heads_q * p.batch);
+  } else {
+    add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert", .config = source, .block = 128}, row_tiles);
+  }
+  if (portable_parts) {
+    add_delta_launch(p, plan);
+    add_bias_and_sink_launches(p, plan);
+  }
+}
+
+}  // namespace
+
+KernelEntry sm90_backward_kernel() {
+  return {.name = "backward/sm90",
+          .pass = Pass::backward,
+          .device = DeviceKind::cuda,
+          .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
+          .reject = reject_backward,
+          .lay_out = lay_out_backward};
+}
+
+}  // namespace flash_attention::plan
