@@ -128,6 +128,7 @@ void for_each_chunk(const Transfer& transfer, Move move) {
 void bulk_load(const BulkOperand& operand) {
   const Transfer transfer = prepare(operand, operand.map != nullptr ? "tma_load" : "bulk_load");
   const SharedPlace barrier = locate(operand.barrier, 8, 8);
+  require_visible_mbarrier(barrier);
   Scheduler& scheduler = Scheduler::current();
   const unsigned multicast = operand.multicast != 0 ? operand.multicast : 1u << transfer.shared.block->rank;
   if (multicast >> scheduler.blocks().size() != 0)

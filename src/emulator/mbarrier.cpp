@@ -51,6 +51,17 @@ void settle(const SharedPlace& place, State64 state) {
   });
 }
 
+/// Common to both waits: true where the phase of that parity has completed.
+bool completed(unsigned address, unsigned parity, const char* doing) {
+  Scheduler& scheduler = Scheduler::current();
+  Thread& thread = scheduler.running();
+  thread.doing = doing;
+  if (parity > 1) scheduler.fail("parity " + std::to_string(parity) + "; allowed are 0 and 1");
+  const SharedPlace place = locate(address, 8, 8);
+  if (place.block != thread.block) scheduler.fail("an mbarrier of another block cannot be waited for");
+  return read_initialised(place).phase != parity;
+}
+
 }  // namespace
 
 void mbarrier_init(unsigned address, int arrivals) {
@@ -60,7 +71,9 @@ void mbarrier_init(unsigned address, int arrivals) {
     scheduler.fail("the arrival count is " + std::to_string(arrivals) + "; allowed are 1 to 1048574");
   }
   const auto count = static_cast<std::uint64_t>(arrivals);
-  write(locate(address, 8, 8), {0, count & 0xfffff, count & 0xfffff, 0});
+  const SharedPlace place = locate(address, 8, 8);
+  write(place, {0, count & 0xfffff, count & 0xfffff, 0});
+  place.block->hidden_mbarriers[place.offset] = scheduler.running().index;
 }
 
 void mbarrier_arrive(unsigned address, int arrivals, int bytes) {
@@ -90,25 +103,35 @@ void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing) {
   settle(place, state);
 }
 
-bool mbarrier_test(unsigned address, unsigned parity) {
+bool mbarrier_try_wait(unsigned address, unsigned parity) {
   Scheduler& scheduler = Scheduler::current();
-  scheduler.running().doing = "mbarrier_test_wait";
-  if (parity > 1) scheduler.fail("parity " + std::to_string(parity) + "; allowed are 0 and 1");
-  const bool complete = read_initialised(locate(address, 8, 8)).phase != parity;
-  if (!complete) scheduler.yield();
-  return complete;
+  Thread& thread = scheduler.running();
+  if (!thread.tried_mbarrier && !completed(address, parity, "mbarrier_try_wait")) {
+    thread.tried_mbarrier = true;  // in vain; the next try waits to the end, so that a dead-lock is seen
+    scheduler.yield();
+    return false;
+  }
+  thread.tried_mbarrier = false;
+  mbarrier_wait(address, parity);
+  return true;
 }
 
 void mbarrier_wait(unsigned address, unsigned parity) {
   Scheduler& scheduler = Scheduler::current();
-  Thread& thread = scheduler.running();
-  thread.doing = "mbarrier_wait";
-  if (parity > 1) scheduler.fail("parity " + std::to_string(parity) + "; allowed are 0 and 1");
-  const SharedPlace place = locate(address, 8, 8);
-  if (place.block != thread.block) scheduler.fail("an mbarrier of another block cannot be waited for");
   ++scheduler.counters().mbarrier_waits;
-  if (read_initialised(place).phase != parity) return;
-  scheduler.suspend(Wait::mbarrier, address, parity);
+  if (!completed(address, parity, "mbarrier_wait")) scheduler.suspend(Wait::mbarrier, address, parity);
+}
+
+void mbarrier_init_fence() {
+  Thread& thread = Scheduler::current().running();
+  thread.doing = "mbarrier_init_fence";
+  std::erase_if(thread.block->hidden_mbarriers, [&](const auto& hidden) { return hidden.second == thread.index; });
+}
+
+void require_visible_mbarrier(const SharedPlace& place) {
+  if (place.block->hidden_mbarriers.contains(place.offset)) {
+    Scheduler::current().fail("mbarrier_init_fence is missing after mbarrier_init: the copy cannot know the mbarrier");
+  }
 }
 
 std::string describe_mbarrier(const Block& block, unsigned address) {

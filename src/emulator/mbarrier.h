@@ -8,8 +8,12 @@ namespace flash_attention::emulator {
 
 void mbarrier_init(unsigned address, int arrivals);
 void mbarrier_arrive(unsigned address, int arrivals, int bytes);  // arrive, and expect_tx where bytes is not 0
-bool mbarrier_test(unsigned address, unsigned parity);
+void mbarrier_init_fence();
+bool mbarrier_try_wait(unsigned address, unsigned parity);  // false at times, as on the hardware
 void mbarrier_wait(unsigned address, unsigned parity);
+
+/// Refuses an mbarrier that the asynchronous proxy cannot know of yet.
+void require_visible_mbarrier(const SharedPlace& place);
 
 /// complete_tx: bytes of an asynchronous copy have landed.
 void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing);

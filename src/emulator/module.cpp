@@ -48,12 +48,19 @@ std::shared_ptr<const Module> load(const HostUnit& unit) {
 }  // namespace
 
 std::shared_ptr<const Module> load_module(const HostUnit& unit) {
+  struct Slot {
+    std::mutex mutex;
+    std::shared_ptr<const Module> module;
+  };
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, std::shared_ptr<const Module>> loaded;
-  const std::lock_guard lock(mutex);
-  auto& module = loaded[{unit.text, unit.arch}];
-  if (module == nullptr) module = load(unit);
-  return module;
+  static std::map<std::pair<std::string, int>, Slot> slots;
+  Slot& slot = [&]() -> Slot& {
+    const std::lock_guard lock(mutex);
+    return slots[{unit.text, unit.arch}];
+  }();
+  const std::lock_guard lock(slot.mutex);  // other units are compiled meanwhile
+  if (slot.module == nullptr) slot.module = load(unit);
+  return slot.module;
 }
 
 }  // namespace flash_attention::emulator

@@ -53,6 +53,7 @@ void Scheduler::prepare(std::int64_t index) {
     const int threads = (shape_.block + 31) / 32 * 32;
     block.registers_at_entry = std::min(255, registers_of_an_sm / threads / 8 * 8);
     block.registers_free = 0;
+    block.hidden_mbarriers.clear();
     block.threads = std::vector<Thread>(static_cast<std::size_t>(shape_.block));
     block.warps.assign(static_cast<std::size_t>((shape_.block + 31) / 32), Warp{});
     block.warpgroups.clear();

@@ -3,6 +3,7 @@
 #include <csetjmp>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct Thread {
   AccessLog accesses;
   int registers = 0;  // after setmaxnreg
   bool cluster_arrived = false;
+  bool tried_mbarrier = false;  // try_wait came back without success
   std::uint32_t cluster_phase = 0;
 };
 
@@ -71,7 +73,8 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier barriers[16];
-  int registers_free = 0;  // of setmaxnreg's pool
+  std::map<std::size_t, int> hidden_mbarriers;  // offset and thread: initialised, but not yet fenced for the async proxy
+  int registers_free = 0;                       // of setmaxnreg's pool
   int registers_at_entry = 0;
 };
 

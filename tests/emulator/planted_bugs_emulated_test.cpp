@@ -60,6 +60,10 @@ std::vector<Bug> bugs() {
        "mbarrier_try_wait(shared.full, 1)", ""},
       {"mbarrier_slot_not_waited_for", "mbarrier_phases", "ptx::mbarrier_wait(shared.empty, (round & 1) ^ 1);", "", ""},
 
+      {"mbarrier_tried_once", "mbarrier_phases", "while (!ptx::mbarrier_try_wait(shared.full, round & 1)) {}",
+       "ptx::mbarrier_try_wait(shared.full, round & 1);", ""},
+      {"mbarrier_not_fenced_for_copies", "bulk_load", "ptx::mbarrier_init_fence();", "", "mbarrier_init_fence is missing"},
+
       {"bulk_load_of_too_few_bytes", "bulk_load", "expect_tx(shared.full, 4096)", "expect_tx(shared.full, 4112)",
        "dead-lock"},
       {"bulk_load_expects_too_few_bytes", "bulk_load", "expect_tx(shared.full, 4096)", "expect_tx(shared.full, 3072)", ""},

@@ -66,11 +66,6 @@ struct WmmaMoveOperand {
 
 enum class Access : int { load_global, store_global, load_shared, store_shared };
 
-struct MbarrierWait {
-  unsigned address;
-  unsigned parity;
-};
-
 /// One asynchronous warpgroup product, as one of its 128 threads sees it.
 struct WgmmaOperand {
   int n;
@@ -113,7 +108,8 @@ struct Table {
 
   void (*mbarrier_init)(unsigned address, int arrivals);
   void (*mbarrier_arrive)(unsigned address, int arrivals, int bytes);
-  bool (*mbarrier_test)(unsigned address, unsigned parity);
+  void (*mbarrier_init_fence)();
+  bool (*mbarrier_try_wait)(unsigned address, unsigned parity);
   void (*mbarrier_wait)(unsigned address, unsigned parity);
 
   void (*bulk_load)(const BulkOperand& operand);

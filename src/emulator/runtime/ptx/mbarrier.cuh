@@ -13,14 +13,13 @@ struct alignas(8) Mbarrier {
 inline void mbarrier_init(Mbarrier& barrier, int arrivals) {
   emulator::table->mbarrier_init(shared_address(&barrier), arrivals);
 }
-inline void mbarrier_init_fence() {}
+inline void mbarrier_init_fence() { emulator::table->mbarrier_init_fence(); }
 inline void mbarrier_arrive(Mbarrier& barrier) { emulator::table->mbarrier_arrive(shared_address(&barrier), 1, 0); }
 inline void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
   emulator::table->mbarrier_arrive(shared_address(&barrier), 1, bytes);
 }
 inline bool mbarrier_try_wait(Mbarrier& barrier, int parity) {
-  emulator::table->mbarrier_wait(shared_address(&barrier), static_cast<unsigned>(parity));
-  return true;
+  return emulator::table->mbarrier_try_wait(shared_address(&barrier), static_cast<unsigned>(parity));
 }
 inline void mbarrier_wait(Mbarrier& barrier, int parity) {
   emulator::table->mbarrier_wait(shared_address(&barrier), static_cast<unsigned>(parity));
