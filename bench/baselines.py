@@ -58,9 +58,12 @@ def sdpa(backend):
 
 @cache
 def compiled_flex():
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.config.recompile_limit = 1000  # one compilation per shape; past the limit it would not be compiled at all
+    functorch.donated_buffer = False  # the backward pass is timed many times from one forward pass
+    dynamo.recompile_limit = 1000  # one compilation per shape; past the limit it would not be compiled at all
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -99,7 +102,7 @@ def ours(kernel):
         options = {"causal": case.causal, "window": window_of(case), "dropout_p": case.dropout_p, "kernel": kernel}
         if case.dropout_p:
             options["seed"] = 0
-        if case.lengths:
+        if q.dim() == 3:
             return attention_packed(q, k, v, bounds(case, q.device), max_seqlen_q=case.seq, **options)
         return attention(q, k, v, **options)
 

@@ -96,9 +96,10 @@ def measure_all(results, path, work, quiet):
                     row = {**identity, **measure()}
                 except Exception as error:  # any failure of a baseline is a result
                     row = {**identity, "reason": reason_of(error)}
+                if "reason" in row:
+                    release()
                 results.rows.append(row)
                 results.save(path)
-                release()
                 progress.step(line_of(row))
         except KeyboardInterrupt:
             print(f"\nstopped; {len(results.rows)} rows are in {path}; go on with --resume", file=sys.stderr)
@@ -106,6 +107,7 @@ def measure_all(results, path, work, quiet):
 
 
 def release():
+    """Gives back what a failed call may still hold."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

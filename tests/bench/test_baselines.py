@@ -83,6 +83,21 @@ def test_unknown_baseline_lists_those_that_exist():
         baselines.select(["ours", "fa9"])
 
 
+def test_ours_takes_a_packed_case_as_it_is_and_standard_a_padded_one():
+    case = Case(2, 40, 2, 32, causal=True, dtype="float32", lengths=(13, 40))
+    entries = baselines.all_baselines()
+    ours, standard = entries["ours"], entries["standard"]
+    if ours.reject(case, DEVICE):
+        pytest.skip(ours.reject(case, DEVICE))
+    q, k, v, _ = baselines.inputs(case, ours, DEVICE, needs_grad=False)
+    out = ours.run(q, k, v, case)
+    for part in (slice(0, 13), slice(13, 53)):
+        q_part, k_part, v_part = (t[part].unsqueeze(0) for t in (q, k, v))
+        want = exact(q_part, k_part, v_part, torch.zeros_like(q_part), True)[0]
+        torch.testing.assert_close(out[part].double(), want[0], rtol=1e-4, atol=1e-4)
+    assert standard.run(*baselines.inputs(case, standard, DEVICE, needs_grad=False)[:3], case).shape == (2, 40, 2, 32)
+
+
 def test_packed_inputs_only_where_the_entry_packs():
     case = Case(2, 30, 2, 16, dtype="float32", lengths=(10, 30))
     entries = baselines.all_baselines()
