@@ -144,6 +144,7 @@ def test_readme_is_updated_between_its_markers(paths, tmp_path, capsys):
     assert run(*paths, "--output", tmp_path / "a.html", "--readme", readme) == 0
     text = readme.read_text()
     assert text.startswith("# Title\n") and text.endswith("\n\nrest\n") and "old" not in text
+    assert "| head_dim 128, full, bfloat16 | 700 (1.17 x) | 700 (1.17 x) | 701~ |" in text
     assert "| ours | 700 | 700 | 701~ |" in text and "a machine, commit 0123456789ab" in text
     assert run(*paths, "--output", tmp_path / "b.html", "--readme", readme) == 0
     assert readme.read_text() == text

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from .panels import OURS
+
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 
 
@@ -11,17 +13,37 @@ def table(header, rows):
 
 
 def render(files, sections):
-    """Speed panels, memory and what fits, with one line that says where they come from."""
-    parts = []
-    for heading, charts in sections:
-        if heading in ("Speed", "Memory", "What fits"):
-            for chart in charts:
-                unit = f" ({chart.y_label})" if hasattr(chart, "y_label") else ""
-                parts.append(f"**{chart.title}{unit}**\n\n{table(*chart.table())}")
-    sources = dict.fromkeys(
-        f"{r.head['machine']['device']}, commit {r.head['commit']}, `{r.head['command']}`" for r in files
-    )
+    """Ours against the fastest other everywhere, every entry where most were measured, memory and what fits."""
+    held = dict(sections)
+    speed = held.get("Speed", [])
+    widest = max((len(chart.series) for chart in speed), default=0)
+    parts = summaries(speed)
+    for chart in [*(c for c in speed if len(c.series) >= widest - 1), *held.get("Memory", []), *held.get("What fits", [])]:
+        unit = f" ({chart.y_label})" if hasattr(chart, "y_label") else ""
+        parts.append(f"**{chart.title}{unit}**\n\n{table(*chart.table())}")
+    heads = [results.head for results in files]
+    sources = dict.fromkeys(f"{h['machine']['device']}, commit {h['commit']}, `{h['command']}`" for h in heads)
     return "\n\n".join([*parts, "Measured on " + "; ".join(sources) + "."])
+
+
+def summaries(charts):
+    """One table per pass and set of lengths: TFLOP/s of ours, and how many times that is the fastest other."""
+    groups = {}
+    for chart in charts:
+        others = [name for name in chart.series if name not in (OURS, "triton")]
+        if OURS in chart.series and others:
+            cells = [against(chart, others, i) for i in range(len(chart.x))]
+            which, shape = chart.title.split(", ", 1)
+            groups.setdefault((which, tuple(chart.x)), []).append([shape, *cells])
+    return [
+        f"**{which}, TFLOP/s of ours (times the fastest other)**\n\n{table(['sequence length', *lengths], rows)}"
+        for (which, lengths), rows in groups.items()
+    ]
+
+
+def against(chart, others, index):
+    mine, best = chart.series[OURS][index], max((chart.series[n][index] or 0.0 for n in others), default=0.0)
+    return chart.text(OURS, index) + (f" ({mine / best:.2f} x)" if mine and best else "")
 
 
 def update(path, text):
