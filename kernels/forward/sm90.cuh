@@ -67,11 +67,11 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend(Warpgroup<config>& wg) {
   Output<config> out;
-  if (wg.stored_tile().sees_nothing()) {
+  if (wg.sees_nothing()) {
 #pragma unroll
     for (float& x : out.O) x = 0;
     wg.release(wg.shared.Q_free[wg.q_turn().slot][wg.warpgroup]);
-  } else if (wg.stored_tile().pass == Pass::careful) {
+  } else if (wg.pass() == Pass::careful) {
     sweep_carefully(wg, out);
   } else {
     sweep(wg, out);
@@ -120,11 +120,11 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     for (;; ++wg.num_tiles) {
       const Turn<S::q_stages> q = wg.q_turn();
       ptx::mbarrier_wait(shared.Q_full[q.slot][wg.warpgroup], q.parity);  // the next tile is there, and its Q
-      if (wg.stored_tile().exists) {
+      if (wg.has_tile()) {
         if (attend(wg)) redo.mark(wg.stored_tile());
         continue;
       }
-      const int pass = static_cast<int>(wg.stored_tile().pass);
+      const int pass = static_cast<int>(wg.pass());
       wg.release(shared.Q_free[q.slot][wg.warpgroup]);
       if (wg.thread == 0) ptx::bulk_wait<0>();        // stores are complete before another pass or the end
       ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked

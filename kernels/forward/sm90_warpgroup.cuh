@@ -10,6 +10,23 @@
 
 namespace flash_attention::forward_sm90 {
 
+/// A descriptor in two words: moving its start changes the low one, without a carry. The low word comes by a shuffle, so
+/// that the compiler knows it for the same in all lanes and works with it in uniform registers, where wgmma wants it.
+struct Descriptor {
+  unsigned low;
+  unsigned high;
+
+  __device__ __forceinline__ Descriptor(const void* tile, int leading, int stride) {
+    const unsigned long long whole = ptx::wgmma_descriptor(tile, leading, stride);
+    low = ptx::shuffle(static_cast<unsigned>(whole), 0);
+    high = static_cast<unsigned>(whole >> 32);
+  }
+  /// So many bytes later.
+  __device__ __forceinline__ unsigned long long at(int bytes) const {
+    return static_cast<unsigned long long>(high) << 32 | (low + bytes / 16);
+  }
+};
+
 /// What softmax and P V leave behind for 64 query rows, spread over the warpgroup as ptx/wgmma.cuh says.
 template <ForwardConfig config>
 struct Output {
@@ -39,13 +56,27 @@ struct Warpgroup {
   __device__ __forceinline__ const Tile& stored_tile() const {
     return shared.tiles[ptx::registers_fresh(num_tiles) % tile_slots];
   }
+  /// The same, by a shuffle: the compiler then knows that the lanes of a warp agree. Loops over blocks count in uniform
+  /// registers only so, and wgmma takes its descriptors from those.
   __device__ __forceinline__ Tile tile() const {
     constexpr Features features = config.features;
     Tile tile = stored_tile();
+    tile.begin = ptx::shuffle(tile.begin, 0);
+    tile.interior_begin = ptx::shuffle(tile.interior_begin, 0);
+    tile.interior_end = ptx::shuffle(tile.interior_end, 0);
+    tile.end = ptx::shuffle(tile.end, 0);
     if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths)) {
       tile.sequence = tile::make_sequence<features>(args, tile.sequence.batch_idx);  // all but this is constant
     }
     return tile;
+  }
+  /// What to do with it.
+  __device__ __forceinline__ bool has_tile() const { return ptx::shuffle(static_cast<int>(stored_tile().exists), 0) != 0; }
+  __device__ __forceinline__ bool sees_nothing() const {
+    return ptx::shuffle(static_cast<int>(stored_tile().sees_nothing()), 0) != 0;
+  }
+  __device__ __forceinline__ Pass pass() const {
+    return static_cast<Pass>(ptx::shuffle(static_cast<int>(stored_tile().pass), 0));
   }
   __device__ __forceinline__ Turn<S::q_stages> q_turn() const { return Turn<S::q_stages>(num_tiles); }
 
@@ -76,27 +107,25 @@ struct Warpgroup {
 
   /// Issues scores = Q K^T.
   __device__ __forceinline__ void issue_scores(ScoreTile& scores, int q_slot, int k_slot) const {
-    const unsigned long long Q_desc = ptx::wgmma_descriptor(shared.Q[q_slot][warpgroup], 0, 1024);
-    const unsigned long long K_desc = ptx::wgmma_descriptor(shared.K[k_slot], 0, 1024);
+    const Descriptor Q(shared.Q[q_slot][warpgroup], 0, 1024);
+    const Descriptor K(shared.K[k_slot], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < S::steps_qk; ++step) {
       const int chunk = step / 4, inside = step % 4 * 32;
       ptx::wgmma_ss<S::type, S::block_kv, ptx::Major::k, ptx::Major::k>(
-          scores, Q_desc + (chunk * wg_rows * 128 + inside) / 16, K_desc + (chunk * S::block_kv * 128 + inside) / 16,
-          step != 0);
+          scores, Q.at(chunk * wg_rows * 128 + inside), K.at(chunk * S::block_kv * 128 + inside), step != 0);
     }
     ptx::wgmma_commit();
   }
 
   /// Issues O += P V, or O = P V.
   __device__ __forceinline__ void issue_output(OutputTile& O, const PackedTile& P, int v_slot, bool accumulate) const {
-    const unsigned long long V_desc = ptx::wgmma_descriptor(shared.V[v_slot], S::block_kv * 128, 1024);
+    const Descriptor V(shared.V[v_slot], S::block_kv * 128, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < S::steps_pv; ++step) {
-      ptx::wgmma_rs<S::type, S::width_v, ptx::Major::mn>(O, P[step], V_desc + step * 16 * 128 / 16,
-                                                         accumulate || step != 0);
+      ptx::wgmma_rs<S::type, S::width_v, ptx::Major::mn>(O, P[step], V.at(step * 16 * 128), accumulate || step != 0);
     }
     ptx::wgmma_commit();
   }
