@@ -14,5 +14,6 @@ targets=()
 [ $# -eq 0 ] || targets=(--target "$@")
 start=$SECONDS
 echo "building build/$preset ${*:-(everything)}" >&2
-output=$(cmake --build --preset "$preset" ${targets[@]+"${targets[@]}"} 2>&1) || { echo "$output" >&2; exit 1; }
+output=$(cmake --build --preset "$preset" ${targets[@]+"${targets[@]}"} 2>&1) ||
+  { grep -v '^\[[0-9]*/[0-9]*\] [A-Z][a-z]*ing ' <<<"$output" >&2; exit 1; }
 echo "built in $((SECONDS - start)) s" >&2

@@ -26,6 +26,7 @@ def extra_bytes(result: dict) -> int:
 def plot(report: dict, folder: Path) -> list[Path]:
     results = report["results"]
     problem = results[0]["problem"]
+    lengths = sorted({r["problem"]["seq_kv"] for r in results})
     figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     panels = [
         ("time of a call, ms", lambda r: r["time"]["median_s"] * 1e3, "log"),
@@ -37,6 +38,7 @@ def plot(report: dict, folder: Path) -> list[Path]:
             axis.plot(*series(results, standard, value), marker="o", color=COLOURS[name], label=name)
         axis.set(title=title, xlabel="sequence length", yscale=scale)
         axis.set_xscale("log", base=2)
+        axis.set_xticks(lengths, [str(n) for n in lengths])
         axis.grid(True, alpha=0.3)
         axis.legend()
     device = report["device"]
