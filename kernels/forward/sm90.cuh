@@ -70,6 +70,7 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg) {
   if (wg.sees_nothing()) {
 #pragma unroll
     for (float& x : out.O) x = 0;
+    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
     wg.release(wg.shared.Q_free[wg.q_turn().slot][wg.warpgroup]);
   } else if (wg.pass() == Pass::careful) {
     sweep_carefully(wg, out);

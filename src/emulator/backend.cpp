@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::uint64_t unset = ~std::uint64_t{0};
 std::atomic<std::uint64_t> chosen_seed = unset;
+std::atomic<int> chosen_num_sms = 0;
 
 class EmulatedKernel final : public Kernel {
  public:
@@ -49,6 +50,8 @@ std::uint64_t seed() {
 
 void set_seed(std::uint64_t seed) { chosen_seed = seed; }
 
+void set_num_sms(int num_sms) { chosen_num_sms = num_sms; }
+
 DeviceInfo info(int arch) {
   if (arch == 0) arch = 90;
   if (arch != 80 && arch != 90) {
@@ -58,7 +61,8 @@ DeviceInfo info(int arch) {
   info.device = {DeviceKind::emulator, 0, arch};
   info.name = arch == 80 ? "emulator of an A100" : "emulator of an H200";
   info.arch = arch;
-  info.num_sms = arch == 80 ? 108 : 132;
+  const int chosen = chosen_num_sms;
+  info.num_sms = chosen > 0 ? chosen : arch == 80 ? 108 : 132;
   info.shared_bytes = arch == 80 ? 166912 : 232448;
   info.l2_bytes = (arch == 80 ? 40 : 50) * std::int64_t{1 << 20};
   return info;

@@ -53,6 +53,7 @@ std::string to_string(const Counters& counters) {
     label.resize(36, ' ');
     text += label + std::to_string(value) + "\n";
   };
+  text += "accesses are those of ptx:: wrappers; plain ones are not seen\n";
   line("blocks", counters.blocks);
   line("threads", counters.threads);
   line("shared-memory warp instructions", counters.shared_requests);

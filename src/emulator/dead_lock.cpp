@@ -4,6 +4,9 @@
 #include "emulator/warp_ops.h"
 
 namespace flash_attention::emulator {
+namespace {
+constexpr int most_lines = 40;  // of a block
+}
 
 std::string describe_wait(const Thread& thread) {
   const Block& block = *thread.block;
@@ -37,11 +40,15 @@ std::string describe_dead_lock(const std::vector<Block>& blocks, const LaunchSha
   std::string report = "dead-lock: no thread can go on";
   for (const Block& block : blocks) {
     report += "\n  block " + to_string(block.index) + ":";
-    int first = 0;
+    int first = 0, lines = 0;
     std::string text = describe_wait(block.threads.front());
     for (int i = 1; i <= shape.block; ++i) {
       const std::string next = i < shape.block ? describe_wait(block.threads[static_cast<std::size_t>(i)]) : std::string();
       if (next == text) continue;
+      if (++lines > most_lines) {
+        report += "\n    and so on";
+        break;
+      }
       report += "\n    thread" + (first == i - 1 ? " " + std::to_string(first)
                                                  : "s " + std::to_string(first) + " to " + std::to_string(i - 1));
       report += ": " + text;

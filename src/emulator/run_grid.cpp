@@ -11,6 +11,8 @@
 namespace flash_attention::emulator {
 namespace {
 
+constexpr int most_stacks = 16384;
+
 int default_workers() {
   const int asked = support::settings().threads;
   return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -43,7 +45,9 @@ void run_grid(const Module& module, const LaunchShape& shape, const void* argume
     }
     add_counters(scheduler.counters());
   };
-  const std::int64_t asked = options.workers > 0 ? options.workers : default_workers();
+  // Each thread's stack takes two of the mappings that a process may have.
+  const std::int64_t most = std::max(1, most_stacks / (shape.block * shape.cluster));
+  const std::int64_t asked = std::min<std::int64_t>(most, options.workers > 0 ? options.workers : default_workers());
   std::vector<std::thread> threads;
   for (std::int64_t i = 1; i < std::min(asked, clusters); ++i) threads.emplace_back(work);
   work();

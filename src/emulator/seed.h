@@ -8,4 +8,8 @@ namespace flash_attention::emulator {
 std::uint64_t seed();
 void set_seed(std::uint64_t seed);
 
+/// How many SMs the emulated GPU has from now on; 0: as many as the real one. With a few, small problems already make
+/// persistent kernels take one tile after another. Plans that are already made stay as they are.
+void set_num_sms(int num_sms);
+
 }  // namespace flash_attention::emulator

@@ -10,6 +10,7 @@ constexpr Device gpu{.kind = DeviceKind::emulator, .emulated_arch = 90};
 class ForwardSm90 : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ForwardSm90, KeepsTheContract) {
+  emulator::set_num_sms(3);  // so that a block takes several tiles, one after another
   for (const std::uint64_t seed : {1, 2}) {
     emulator::set_seed(seed);
     check(GetParam(), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
