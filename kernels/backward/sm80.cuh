@@ -40,12 +40,9 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   static constexpr int dK_pairs = tile::ceil_div(dim / 16, key_n), dV_pairs = tile::ceil_div(dim_v / 16, key_n);
 
   struct SharedStorage {
-    KTile K;  // then dK
-    VTile V;  // then dV
-    struct {
-      QTile Q;
-      dOTile dO;
-    } stages[config.num_stages];
+    KTile K;                                          // then dK
+    VTile V;                                          // then dV
+    typename Shape::Stage stages[config.num_stages];  // one or two
     PTile P;
     PTile dS;
     bool repair;  // something in dK or dV is not finite
@@ -58,7 +55,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   const tile::TileRange tiles;
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const tile::LanePlace place{lane};
-  const unsigned K_smem, V_smem, P_smem, dS_smem, stage_smem;
+  const unsigned K_smem, V_smem, P_smem, dS_smem, stages_smem;
   float dK[2][2 * dK_pairs][4]{};
   float dV[2][2 * dV_pairs][4]{};
 
@@ -70,56 +67,59 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
         kv_head_idx(kv_head),
         kv_begin(first_key),
         tiles(Score(arguments, s, kv_head * arguments.group).template query_tiles<block_q, block_kv>(first_key)),
-        K_smem(ptx::shared_address(&storage.K)),
-        V_smem(ptx::shared_address(&storage.V)),
-        P_smem(ptx::shared_address(&storage.P)),
-        dS_smem(ptx::shared_address(&storage.dS)),
-        stage_smem(ptx::shared_address(&storage.stages)) {}
+        K_smem(ptx::shared_address(&shared.K)),
+        V_smem(ptx::shared_address(&shared.V)),
+        P_smem(ptx::shared_address(&shared.P)),
+        dS_smem(ptx::shared_address(&shared.dS)),
+        stages_smem(ptx::shared_address(&shared.stages)) {}
 
-  /// Steps of the main loop: each query tile of each query head of the group.
-  __device__ __forceinline__ int num_steps() const { return args.group * (tiles.end - tiles.begin); }
-  __device__ __forceinline__ int head_of(int step) const {
-    return kv_head_idx * args.group + step / (tiles.end - tiles.begin);
+  /// A step of the main loop: a query tile of a query head of the group.
+  struct Step {
+    int head_idx;
+    int tile_idx;
+    unsigned stage_smem;  // where its Q lies; dO, lse and delta behind it
+    __device__ __forceinline__ unsigned Q() const { return stage_smem; }
+    __device__ __forceinline__ unsigned dO() const { return stage_smem + sizeof(QTile); }
+    __device__ __forceinline__ unsigned statistics() const { return dO() + sizeof(dOTile); }
+  };
+  __device__ __forceinline__ Step first_step() const { return {kv_head_idx * args.group, tiles.begin, stages_smem}; }
+  __device__ __forceinline__ Step after(const Step& step) const {
+    const bool last = step.tile_idx + 1 == tiles.end;
+    const unsigned other = 2 * stages_smem + static_cast<unsigned>(sizeof(typename Shape::Stage)) - step.stage_smem;
+    return {step.head_idx + last, last ? tiles.begin : step.tile_idx + 1, config.num_stages > 1 ? other : step.stage_smem};
   }
-  __device__ __forceinline__ int query_of(int step) const {
-    return (tiles.begin + step % (tiles.end - tiles.begin)) * block_q;
-  }
-  __device__ __forceinline__ unsigned Q_smem(int step) const {
-    return stage_smem + step % config.num_stages * Shape::stage_bytes;
-  }
-  __device__ __forceinline__ unsigned dO_smem(int step) const { return Q_smem(step) + sizeof(QTile); }
+  __device__ __forceinline__ bool exists(const Step& step) const { return step.head_idx < (kv_head_idx + 1) * args.group; }
 
   __device__ __forceinline__ void load_keys() const {
     Shape::template load<KTile, config.head_dim>(Shape::keys(args.K, sequence, kv_head_idx).from(kv_begin), K_smem);
     Shape::template load<VTile, config.head_dim_v>(Shape::keys(args.V, sequence, kv_head_idx).from(kv_begin), V_smem);
   }
-  __device__ __forceinline__ void load_queries(int step) const {
-    const int head_idx = head_of(step), q_begin = query_of(step);
-    Shape::template load<QTile, config.head_dim>(Shape::queries(args.Q, sequence, head_idx).from(q_begin), Q_smem(step));
-    Shape::template load<dOTile, config.head_dim_v>(Shape::queries(args.dO, sequence, head_idx).from(q_begin),
-                                                    dO_smem(step));
+  __device__ __forceinline__ void load_queries(const Step& step) const {
+    const int head_idx = step.head_idx, q_begin = step.tile_idx * block_q;
+    Shape::template load<QTile, config.head_dim>(Shape::queries(args.Q, sequence, head_idx).from(q_begin), step.Q());
+    Shape::template load<dOTile, config.head_dim_v>(Shape::queries(args.dO, sequence, head_idx).from(q_begin), step.dO());
     ptx::copy_async_commit();
   }
 
   /// P and dS of the warp's part of the score tile, into shared memory.
-  __device__ __forceinline__ void score_tile(int step) const {
-    const int head_idx = head_of(step), q_begin = query_of(step);
+  __device__ __forceinline__ void score_tile(const Step& step) const {
+    const int head_idx = step.head_idx, q_begin = step.tile_idx * block_q;
     const int row = warp / score_n * 32, column = warp % score_n * score_blocks * 8;
     const Score score(args, sequence, head_idx);
-    const typename Shape::template RowStatistics<2> rows(args, sequence, head_idx, q_begin + row + place.row);
 
     float S[2][score_blocks][4]{}, dP[2][score_blocks][4]{};
-    const unsigned Q_address = tile::a_address<QTile>(Q_smem(step), row, lane);
+    const unsigned Q_address = tile::a_address<QTile>(step.Q(), row, lane);
     const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, column, lane);
     tile::multiply<type, dim / 16>(
-        S, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, QTile::step(Q_address + m * 16 * 128, 2 * k)); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, KTile::step(K_address + n * 16 * 128, 2 * k)); });
-    const unsigned dO_address = tile::a_address<dOTile>(dO_smem(step), row, lane);
+        S, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, QTile::step(Q_address, 2 * k) + m * 16 * 128); },
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * k) + n * 16 * 128); });
+    const unsigned dO_address = tile::a_address<dOTile>(step.dO(), row, lane);
     const unsigned V_address = tile::b_transposed_address<VTile>(V_smem, column, lane);
     tile::multiply<type, dim_v / 16>(
-        dP, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, dOTile::step(dO_address + m * 16 * 128, 2 * k)); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address + n * 16 * 128, 2 * k)); });
+        dP, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, dOTile::step(dO_address, 2 * k) + m * 16 * 128); },
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address, 2 * k) + n * 16 * 128); });
 
+    const typename Shape::template RowStatistics<2> rows(step.statistics(), row + place.row);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
@@ -131,7 +131,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   }
 
   /// dV += P^T dO and dK += dS^T Q, 32 keys and a part of the columns a warp.
-  __device__ __forceinline__ void add_key_gradients(int step) {
+  __device__ __forceinline__ void add_key_gradients(const Step& step) {
     const int row = warp / key_n * 32, part = warp % key_n;
     const auto contract = [&]<typename Tile, int pairs, int blocks>(float(&C)[2][blocks][4], unsigned weights,
                                                                     unsigned tile, int total_pairs) {
@@ -140,50 +140,52 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
       tile::multiply<type, block_q / 16>(
           C,
           [&](unsigned(&A)[4], int m, int k) {
-            ptx::ldmatrix_x4_trans(A, PTile::step(A_address + k * 16 * 128, (row + 16 * m) / 8));
+            ptx::ldmatrix_x4_trans(A, PTile::step(A_address, (row + 16 * m) / 8) + k * 16 * 128);
           },
           [&](unsigned(&B)[4], int n, int k) {
-            ptx::ldmatrix_x4_trans(B, Tile::step(B_address + k * 16 * 128, 2 * (part * pairs + n)));
+            ptx::ldmatrix_x4_trans(B, Tile::step(B_address, 2 * (part * pairs + n)) + k * 16 * 128);
           },
           total_pairs % pairs == 0 ? pairs : total_pairs - part * pairs);
     };
-    contract.template operator()<dOTile, dV_pairs>(dV, P_smem, dO_smem(step), dim_v / 16);
-    contract.template operator()<QTile, dK_pairs>(dK, dS_smem, Q_smem(step), dim / 16);
+    contract.template operator()<dOTile, dV_pairs>(dV, P_smem, step.dO(), dim_v / 16);
+    contract.template operator()<QTile, dK_pairs>(dK, dS_smem, step.Q(), dim / 16);
   }
 
   /// dQ = dS K, added to the workspace.
-  __device__ __forceinline__ void add_query_gradients(int step) const {
+  __device__ __forceinline__ void add_query_gradients(const Step& step) const {
     using Sums = QuerySums<config>;
     float dQ[2][2 * Sums::pairs][4]{};
     const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
     const unsigned A_address = tile::a_address<PTile>(dS_smem, row, lane);
     const unsigned B_address = tile::b_address<KTile>(K_smem, 0, lane);
     tile::multiply<type, block_kv / 16>(
-        dQ, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, PTile::step(A_address + m * 16 * 128, 2 * k)); },
+        dQ, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, PTile::step(A_address, 2 * k) + m * 16 * 128); },
         [&](unsigned(&B)[4], int n, int k) {
-          ptx::ldmatrix_x4_trans(B, KTile::step(B_address + k * 16 * 128, 2 * (part * Sums::pairs + n)));
+          ptx::ldmatrix_x4_trans(B, KTile::step(B_address, 2 * (part * Sums::pairs + n)) + k * 16 * 128);
         },
         dim / 16 % Sums::pairs == 0 ? Sums::pairs : dim / 16 - part * Sums::pairs);
-    Sums::add(Sums::of_thread(args, sequence, head_of(step), query_of(step) / block_q), dQ);
+    Sums::add(Sums::of_thread(args, sequence, step.head_idx, step.tile_idx), dQ);
   }
 
   __device__ __forceinline__ void differentiate_tiles() {
-    const int steps = num_steps();
+    Step step = first_step();
     load_keys();
-    load_queries(0);
+    load_queries(step);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    while (exists(step)) {
+      const Step next = after(step);
       ptx::copy_async_wait<0>();
       __syncthreads();  // the tile has landed; every warp is done with the one before, its P and its dS
-      if (config.num_stages > 1 && step + 1 < steps) load_queries(step + 1);
+      if (config.num_stages > 1 && exists(next)) load_queries(next);
       score_tile(step);
       __syncthreads();  // P and dS are there for every warp
       add_key_gradients(step);
       if constexpr (adds_dQ) add_query_gradients(step);
-      if (config.num_stages == 1 && step + 1 < steps) {
+      if (config.num_stages == 1 && exists(next)) {
         __syncthreads();  // every warp is done with the only stage
-        load_queries(step + 1);
+        load_queries(next);
       }
+      step = next;
     }
   }
 
@@ -242,7 +244,7 @@ __device__ __forceinline__ void backward_sm80(const AttentionArgs& args) {
   if (kv_begin >= sequence.rows_kv) return;
 
   Kernel kernel(args, storage, sequence, block.head_idx, kv_begin);
-  if (kernel.num_steps() > 0) kernel.differentiate_tiles();
+  if (kernel.tiles.begin < kernel.tiles.end) kernel.differentiate_tiles();
   kernel.finish();
 }
 

@@ -126,12 +126,12 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
     const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, lane);
     tile::multiply<type, dim / 16>(
         S, [&](unsigned(&A)[4], int, int k) { ptx::ldmatrix_x4(A, QTile::step(Q_address, 2 * k)); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, KTile::step(K_address + n * 16 * 128, 2 * k)); });
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * k) + n * 16 * 128); });
     const unsigned dO_address = tile::a_address<dOTile>(dO_smem, warp_row, lane);
     const unsigned V_address = tile::b_transposed_address<VTile>(V_smem, 0, lane);
     tile::multiply<type, dim_v / 16>(
         dP, [&](unsigned(&A)[4], int, int k) { ptx::ldmatrix_x4(A, dOTile::step(dO_address, 2 * k)); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address + n * 16 * 128, 2 * k)); });
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address, 2 * k) + n * 16 * 128); });
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
@@ -141,7 +141,7 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
     const unsigned K_rows = tile::b_address<KTile>(K_smem, 0, lane);
     tile::multiply<type, block_kv / 16>(
         dQ, [&](unsigned(&A)[4], int m, int k) { tile::pack_a<type>(A, dP[m][2 * k], dP[m][2 * k + 1]); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4_trans(B, KTile::step(K_rows + k * 16 * 128, 2 * n)); });
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4_trans(B, KTile::step(K_rows, 2 * n) + k * 16 * 128); });
   }
 
   __device__ __forceinline__ void differentiate_tiles(const tile::Score<features>& score, const tile::TileRange& tiles) {

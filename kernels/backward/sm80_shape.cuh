@@ -32,7 +32,14 @@ struct BackwardSm80Shape {
   using KTile = tile::SwizzledTile<block_kv, dim>;
   using VTile = tile::SwizzledTile<block_kv, dim_v>;
   using PTile = tile::SwizzledTile<block_q, block_kv>;
-  static constexpr int stage_bytes = sizeof(QTile) + sizeof(dOTile);
+
+  /// A query tile and what is known of its rows.
+  struct Stage {
+    QTile Q;
+    dOTile dO;
+    float lse[block_q];
+    float delta[block_q];
+  };
 
   __device__ __forceinline__ static tile::Rows<const Element> queries(const TensorView& view,
                                                                       const tile::Sequence& sequence, int head_idx) {
@@ -56,25 +63,55 @@ struct BackwardSm80Shape {
     return q_begin + block_q > score.len_q || !score.template all_visible<block_q, block_kv>(q_begin, kv_begin);
   }
 
+  __device__ __forceinline__ static const float* delta_of(const AttentionArgs& args) {
+    return reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]);
+  }
+
+  /// Starts to copy lse and delta of a query tile, one behind the other; zero for rows that do not exist.
+  __device__ __forceinline__ static void load_statistics(const AttentionArgs& args, const tile::Sequence& sequence,
+                                                         int head_idx, int q_begin, unsigned address) {
+    const int thread = threadIdx.x, row = thread % block_q;
+    static_assert(threads >= 2 * block_q);
+    if (thread >= 2 * block_q) return;
+    const float* from = thread < block_q ? args.lse : delta_of(args);
+    const long long offset = tile::statistics_offset<features>(args, sequence, head_idx) + q_begin + row;
+    ptx::copy_async_small<4>(address + 4 * thread, from + offset, q_begin + row < sequence.len_q ? 4 : 0);
+  }
+
   /// lse and delta of the rows that a lane holds.
   template <int m_tiles>
   struct RowStatistics {
     float lse_log2[m_tiles][2];  // +inf for a row without keys: its probabilities become 0
     float delta[m_tiles][2];
 
+    __device__ __forceinline__ void set(int m, int half, float lse, float row_delta) {
+      lse_log2[m][half] = lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
+      delta[m][half] = row_delta;
+    }
+
+    /// From a Stage in shared memory.
+    __device__ __forceinline__ RowStatistics(unsigned address, int first_row) {
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned row = address + 4 * (first_row + 16 * m + 8 * half);
+          set(m, half, ptx::load_shared<float>(row), ptx::load_shared<float>(row + 4 * block_q));
+        }
+      }
+    }
+
+    /// From global memory.
     __device__ __forceinline__ RowStatistics(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                              int first_row) {
       const long long offset = tile::statistics_offset<features>(args, sequence, head_idx);
-      const auto* workspace =
-          reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]);
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int i = first_row + 16 * m + 8 * half;
-          const float lse = i < sequence.len_q ? args.lse[offset + i] : -tile::infinity;
-          lse_log2[m][half] = lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
-          delta[m][half] = i < sequence.len_q ? workspace[offset + i] : 0;
+          const bool exists = i < sequence.len_q;
+          set(m, half, exists ? args.lse[offset + i] : -tile::infinity, exists ? delta_of(args)[offset + i] : 0);
         }
       }
     }
@@ -93,6 +130,7 @@ struct BackwardSm80Shape {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = row + 16 * m + place.row + 8 * half;
+        const tile::KeyRange range = score.keys_of(i);
 #pragma unroll
         for (int pair = 0; pair < blocks / 2; ++pair) {
           tile::DropoutWords random;
@@ -102,7 +140,7 @@ struct BackwardSm80Shape {
             const int j = column + 16 * pair + e / 2 * 8 + place.column + e % 2;
             float& s = S[m][2 * pair + e / 2][2 * half + e % 2];
             float& ds = dP[m][2 * pair + e / 2][2 * half + e % 2];
-            if (some_hidden && !score.visible(i, j)) {
+            if (some_hidden && !score.visible(range, i, j)) {
               s = ds = 0;
               continue;
             }

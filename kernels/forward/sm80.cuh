@@ -1,7 +1,7 @@
 #pragma once
 
+#include "forward/repair.cuh"
 #include "ptx/shared.cuh"
-#include "tile/careful.cuh"
 #include "tile/copy.cuh"
 #include "tile/dropout.cuh"
 #include "tile/mma.cuh"
@@ -54,6 +54,10 @@ struct ForwardSm80 {
     VTile V;
   };
 
+  __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
+    return tile::query_block(block_idx, tile::ceil_div(args.seq_q, block_q), args.heads_q);
+  }
+
   const AttentionArgs& args;
   SharedStorage& storage;
   const tile::Sequence sequence;
@@ -83,17 +87,16 @@ struct ForwardSm80 {
     tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, from, thread);
     ptx::copy_async_commit();
   }
-  __device__ __forceinline__ void load_K(int tile_idx) {
-    tile::copy_tile_async<threads, config.head_dim, KTile>(K_smem, keys(args.K).from(tile_idx * block_kv), thread);
-    ptx::copy_async_commit();
-  }
-  __device__ __forceinline__ void load_V(int tile_idx) {
-    tile::copy_tile_async<threads, config.head_dim_v, VTile>(V_smem, keys(args.V).from(tile_idx * block_kv), thread);
+  /// Starts the copy of a tile of K or V and goes on to the one before it. Only the last tile may miss rows.
+  template <bool some_missing, typename Copy>
+  __device__ __forceinline__ void load(Copy& copy, unsigned address) const {
+    copy.template start<some_missing>(address, thread);
+    copy.move(-block_kv);
     ptx::copy_async_commit();
   }
 
   __device__ __forceinline__ void read_Q(unsigned (&A)[4], int m, int step) const {
-    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row + 16 * m, lane), 2 * step));
+    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step) + m * 16 * 128);
   }
   __device__ __forceinline__ void keep_Q() {
 #pragma unroll
@@ -118,7 +121,7 @@ struct ForwardSm80 {
             read_Q(A, m, step);
           }
         },
-        [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address + n * 16 * 128, 2 * step)); });
+        [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * step) + n * 16 * 128); });
   }
 
   /// Scores from dot products, -inf where hidden.
@@ -127,16 +130,21 @@ struct ForwardSm80 {
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < block_kv / 8; ++n) {
+      for (int half = 0; half < 2; ++half) {
+        const int i = q_begin + warp_row + 16 * m + place.row + 8 * half;
+        const tile::KeyRange range = score.keys_of(i);
+        // Without hidden scores the tile's last rows may still not exist: they read the last row's bias and are not stored.
+        const int existing = some_hidden ? i : tile::smaller(i, score.len_q - 1);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int i = q_begin + warp_row + 16 * m + place.row + e / 2 * 8, j = kv_begin + 8 * n + place.column + e % 2;
-          if (some_hidden && !score.visible(i, j)) {
-            S[m][n][e] = -tile::infinity;
-          } else {
-            // Without hidden scores the tile's last rows may still not exist: they read the last row's bias and are not
-            // stored.
-            S[m][n][e] = score.in_units(S[m][n][e], tile::smaller(i, score.len_q - 1), j);
+        for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            const int j = kv_begin + 8 * n + place.column + e % 2;
+            if (some_hidden && !score.visible(range, i, j)) {
+              S[m][n][e] = -tile::infinity;
+            } else {
+              S[m][n][e] = score.in_units(S[m][n][e], existing, j);
+            }
           }
         }
       }
@@ -178,13 +186,16 @@ struct ForwardSm80 {
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int m, int step) { tile::pack_a<type>(A, P[m][2 * step], P[m][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
-          ptx::ldmatrix_x4_trans(B, VTile::step(V_address + step * 16 * 128, 2 * n));
+          ptx::ldmatrix_x4_trans(B, VTile::step(V_address, 2 * n) + step * 16 * 128);
         });
   }
 
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
+    const int last = (tiles.end - 1) * block_kv;
+    tile::TileCopy<threads, config.head_dim, KTile, const Element> K(keys(args.K).from(last), thread);
+    tile::TileCopy<threads, config.head_dim_v, VTile, const Element> V(keys(args.V).from(last), thread);
     load_Q();
-    load_K(tiles.end - 1);
+    load<true>(K, K_smem);
     if constexpr (Q_in_registers) {
       ptx::copy_async_wait<1>();
       __syncthreads();  // Q has landed, from every thread's copies
@@ -196,12 +207,16 @@ struct ForwardSm80 {
       const int kv_begin = tile_idx * block_kv;
       ptx::copy_async_wait<0>();
       __syncthreads();  // K has landed, and every warp is done with the previous V
-      load_V(tile_idx);
+      if (tile_idx == tiles.end - 1) {
+        load<true>(V, V_smem);
+      } else {
+        load<false>(V, V_smem);
+      }
       Scores S{};
       multiply_keys(S);
       ptx::copy_async_wait<0>();
       __syncthreads();  // V has landed, and every warp is done with K
-      if (tile_idx > tiles.begin) load_K(tile_idx - 1);
+      if (tile_idx > tiles.begin) load<false>(K, K_smem);
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         score_tile<true>(S, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
@@ -215,28 +230,13 @@ struct ForwardSm80 {
     }
   }
 
-  /// A row of O once more, by the whole warp, multiplying nothing that is hidden.
-  __device__ __forceinline__ static void repair_row(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
-                                                    int q_begin, int row, float lse, int first_key) {
-    const int i = q_begin + row, lane = threadIdx.x % 32;
-    if (i >= sequence.len_q) return;
-    const tile::Score<features> score(args, sequence, head_idx);
-    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-    const Element* Q_row = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(i);
-    const auto K_rows = tile::key_rows<const Element, features>(args.K, sequence, head_idx / args.group);
-    const auto V_rows = tile::key_rows<const Element, features>(args.V, sequence, head_idx / args.group);
-    tile::CarefulRow<config.head_dim_v> sum;
-    for (int j = first_key; j < sequence.visible_kv; ++j) {
-      if (!score.visible(i, j) || (features.dropout && !dropout.keeps(i, j))) continue;
-      const float dot = tile::careful_dot<config.head_dim>(Q_row, K_rows.row(j), lane);
-      const float p = tile::exp(score.capped(dot) + score.added(i, j) - lse);
-      sum.add(features.dropout ? p * args.keep_scale : p, V_rows.row(j), lane);
-    }
-    sum.template store<type, OTile>(ptx::shared_address(&ptx::shared_storage<SharedStorage>()), row, lane);
-  }
-
   /// Writes lse, and O through the warp's own rows of shared memory.
-  __device__ __forceinline__ void finish(int first_key) {
+  __device__ __forceinline__ void finish() {
+    // Where the block is, worked out once more, from an index that the compiler cannot recognise: kept through the main
+    // loop it would cost registers that are not there.
+    const auto block = block_of(args, ptx::shuffle(static_cast<int>(blockIdx.x), 0));
+    const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+    const int head_idx = block.head_idx, q_begin = block.tile_idx * block_q;
     const float scale_log2 = score.unit_scale() * tile::log2_e;
     float sink = -tile::infinity;
     if constexpr (features.sink) sink = args.sink[head_idx];
@@ -272,8 +272,9 @@ struct ForwardSm80 {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             for (int g = 0; g < 8; ++g) {
-              repair_row(args, sequence, head_idx, q_begin, warp_row + 16 * m + 8 * half + g,
-                         ptx::shuffle(lse[m][half], 4 * g), first_key);
+              const int row = warp_row + 16 * m + 8 * half + g;
+              const float row_lse = ptx::shuffle(lse[m][half], 4 * g);
+              repair_output<config, OTile>(args, sequence, head_idx, q_begin + row, row_lse, Q_smem, row);
             }
           }
         }
@@ -289,7 +290,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void forward_sm80(const AttentionArgs& args) {
   using Kernel = ForwardSm80<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const auto block = Kernel::block_of(args, blockIdx.x);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;
   if (q_begin >= sequence.rows_q) return;
@@ -297,7 +298,7 @@ __device__ __forceinline__ void forward_sm80(const AttentionArgs& args) {
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
   const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
-  kernel.finish(tiles.begin * config.block_kv);
+  kernel.finish();
 }
 
 }  // namespace flash_attention

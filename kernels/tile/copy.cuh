@@ -9,35 +9,59 @@
 
 namespace flash_attention::tile {
 
-/// Starts to copy the rows of a tile; rows that do not exist, and columns at or past `dim`, become zero. The caller commits
-/// and waits.
+/// A thread's part in copying tiles of the same rows one after the other. Rows that do not exist, and columns at or past
+/// `dim`, become zero: a copy of 0 bytes, whose address is not used. The caller commits and waits.
 template <int threads, int dim, typename Tile, typename Element>
-__device__ __forceinline__ void copy_tile_async(unsigned address, const Rows<Element>& from, int thread) {
-  constexpr int chunks = Tile::columns / 8;
+struct TileCopy {
+  static constexpr int chunks = Tile::columns / 8;
+  // A thread keeps its column and its place in the swizzle: one pointer and one address walk down the rows.
+  static constexpr bool keeps_column = threads % (8 * chunks) == 0 && dim == Tile::columns;
   static_assert(sizeof(Element) == 2 && dim % 8 == 0 && dim <= Tile::columns);
-  if constexpr (threads % (8 * chunks) == 0 && dim == Tile::columns) {
-    // A thread keeps its column, and its place in the swizzle: one pointer and one address walk down the rows.
-    constexpr int step = threads / chunks;
-    const int row = thread / chunks, chunk = thread % chunks;
-    const Element* source = from.data + row * from.stride + chunk * 8;
-    const unsigned target = address + Tile::offset(row, chunk);
+
+  const Element* source;  // of this thread's first chunk, or of the tile
+  long long stride;
+  int count;  // rows that exist, from the tile's first on
+
+  __device__ __forceinline__ TileCopy(const Rows<Element>& rows, int thread)
+      : source(rows.data), stride(rows.stride), count(rows.count) {
+    if constexpr (keeps_column) source += thread / chunks * stride + thread % chunks * 8;
+  }
+
+  /// To the tile that begins `rows` rows further on.
+  __device__ __forceinline__ void move(int rows) {
+    source += rows * stride;
+    count -= rows;
+  }
+
+  /// Starts the copy; without `some_missing`, every row is known to exist.
+  template <bool some_missing>
+  __device__ __forceinline__ void start(unsigned address, int thread) const {
+    if constexpr (keeps_column) {
+      constexpr int step = threads / chunks;
+      const unsigned target = address + Tile::offset(thread / chunks, thread % chunks);
+      const Element* from = source;
 #pragma unroll
-    for (int begin = 0; begin < Tile::rows; begin += step) {
-      const bool exists = begin + row < from.count;
-      ptx::copy_async(target + begin * 128, exists ? source : from.data, exists ? 16 : 0);
-      source += step * from.stride;
-    }
-  } else {
-#pragma unroll
-    for (int begin = 0; begin < Tile::rows * chunks; begin += threads) {
-      const int index = begin + thread, row = index / chunks, chunk = index % chunks;
-      if (Tile::rows * chunks % threads != 0 && row >= Tile::rows) break;
-      const bool exists = row < from.count && (dim == Tile::columns || chunk * 8 < dim);
-      // The address of something that does not exist is never used: any valid one will do.
-      const Element* source = exists ? from.data + row * from.stride + chunk * 8 : from.data;
-      ptx::copy_async(address + Tile::offset(row, chunk), source, exists ? 16 : 0);
+      for (int begin = 0; begin < Tile::rows; begin += step) {
+        ptx::copy_async(target + begin * 128, from, !some_missing || begin + thread / chunks < count ? 16 : 0);
+        from += step * stride;
+      }
+    } else {
+      // Unrolled further, the addresses would fill the registers.
+#pragma unroll 2
+      for (int begin = 0; begin < Tile::rows * chunks; begin += threads) {
+        const int index = begin + thread, row = index / chunks, chunk = index % chunks;
+        if (Tile::rows * chunks % threads != 0 && row >= Tile::rows) break;
+        const bool exists = (!some_missing || row < count) && (dim == Tile::columns || chunk * 8 < dim);
+        ptx::copy_async(address + Tile::offset(row, chunk), source + row * stride + chunk * 8, exists ? 16 : 0);
+      }
     }
   }
+};
+
+/// A single tile.
+template <int threads, int dim, typename Tile, typename Element>
+__device__ __forceinline__ void copy_tile_async(unsigned address, const Rows<Element>& from, int thread) {
+  TileCopy<threads, dim, Tile, Element>(from, thread).template start<true>(address, thread);
 }
 
 /// Writes `rows` rows of a tile to global memory, those that exist and the columns before `dim`.

@@ -14,6 +14,12 @@ struct TileRange {
   int end;
 };
 
+/// A range of keys, the last one excluded; empty where end <= begin.
+struct KeyRange {
+  int begin;
+  int end;
+};
+
 /// The scores of one sequence and head.
 template <Features features>
 struct Score {
@@ -59,14 +65,24 @@ struct Score {
     }
   }
 
-  /// Whether query i sees key j; false outside of the sequence.
-  __device__ __forceinline__ bool visible(int i, int j) const {
-    bool result = i < len_q && j < visible_kv;
-    if constexpr (features.window_left) result = result && j >= i + diagonal - window_left;
-    if constexpr (features.window_right) result = result && j <= i + diagonal + window_right;
+  /// The keys that query i may see, but for the mask tensor; none outside of the sequence.
+  __device__ __forceinline__ KeyRange keys_of(int i) const {
+    KeyRange range{0, i < len_q ? visible_kv : 0};
+    if constexpr (features.window_left) range.begin = larger(0, i + diagonal - window_left);
+    if constexpr (features.window_right) range.end = smaller(range.end, i + diagonal + window_right + 1);
+    return range;
+  }
+
+  /// Whether query i sees key j of its range.
+  __device__ __forceinline__ bool visible(const KeyRange& range, int i, int j) const {
+    bool result = j < range.end;
+    if constexpr (features.window_left) result = result && j >= range.begin;
     if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
     return result;
   }
+
+  /// Whether query i sees key j; false outside of the sequence.
+  __device__ __forceinline__ bool visible(int i, int j) const { return visible(keys_of(i), i, j); }
 
   /// scale * dot, soft-capped.
   __device__ __forceinline__ float capped(float dot) const {

@@ -9,7 +9,7 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr int flag_bytes = 1024;  // a flag at the end of shared storage, with the tiles' alignment
+constexpr int small_bytes = 1024;  // something small beside tiles: a flag, statistics of rows. Tiles are aligned to so much
 
 std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
@@ -82,8 +82,8 @@ struct BackwardTile {
 
   int shared_bytes(const Problem& problem) const {
     const int keys = tile_bytes(block_kv, problem.head_dim) + tile_bytes(block_kv, problem.head_dim_v);
-    const int queries = tile_bytes(block_q, problem.head_dim) + tile_bytes(block_q, problem.head_dim_v);
-    return keys + num_stages * queries + 2 * tile_bytes(block_q, block_kv) + flag_bytes;
+    const int queries = tile_bytes(block_q, problem.head_dim) + tile_bytes(block_q, problem.head_dim_v) + small_bytes;
+    return keys + num_stages * queries + 2 * tile_bytes(block_q, block_kv) + small_bytes;
   }
 };
 
@@ -106,7 +106,7 @@ struct QueryTile {
 
   int shared_bytes(const Problem& problem) const {
     return tile_bytes(block_q + block_kv, problem.head_dim) + tile_bytes(block_q + block_kv, problem.head_dim_v) +
-           flag_bytes;
+           small_bytes;
   }
 };
 
@@ -169,7 +169,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
            to_source(backward_config(problem, queries.block_q, queries.block_kv, 1)), queries.shared_bytes(problem),
            tiles(problem.seq_q, queries.block_q) * heads);
   } else {
-    launch("backward/sm80_dq", "backward_sm80_finish_dq", config, tile_bytes(tile.block_q, problem.head_dim) + flag_bytes,
+    launch("backward/sm80_dq", "backward_sm80_finish_dq", config, tile_bytes(tile.block_q, problem.head_dim) + small_bytes,
            tiles(problem.seq_q, tile.block_q) * heads);
   }
   add_bias_and_sink_launches(problem, plan);

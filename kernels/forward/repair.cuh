@@ -1,0 +1,39 @@
+#pragma once
+
+#include "tile/careful.cuh"
+#include "tile/dropout.cuh"
+#include "tile/score.cuh"
+
+// A row of O by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in a tensor-core
+// product (tile/careful.cuh).
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// O of query i, whose log-sum-exp is known, into a row of a swizzled tile. Nothing for a query that is not in use.
+template <ForwardConfig config, typename Tile>
+__device__ __forceinline__ void repair_output(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                              int i, float lse, unsigned tile_address, int row) {
+  constexpr Features features = config.features;
+  using Element = const ptx::Element<features.dtype>;
+  const int lane = threadIdx.x % 32;
+  const tile::Score<features> score(args, sequence, head_idx);
+  const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
+  const auto Q = tile::query_rows<Element, features>(args.Q, sequence, head_idx);
+  const auto K = tile::key_rows<Element, features>(args.K, sequence, head_idx / args.group);
+  const auto V = tile::key_rows<Element, features>(args.V, sequence, head_idx / args.group);
+  const tile::KeyRange range = score.keys_of(i);
+  if (i >= sequence.len_q) return;
+  tile::CarefulRow<config.head_dim_v> sum;
+#pragma unroll 1
+  for (int j = range.begin; j < range.end; ++j) {
+    if (!score.visible(range, i, j) || (features.dropout && !dropout.keeps(i, j))) continue;
+    const float dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
+    const float p = tile::exp(score.capped(dot) + score.added(i, j) - lse);
+    sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
+  }
+  sum.template store<features.dtype, Tile>(tile_address, row, lane);
+}
+
+}  // namespace flash_attention
