@@ -98,6 +98,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
     const int head_idx = step.head_idx, q_begin = step.tile_idx * block_q;
     Shape::template load<QTile, config.head_dim>(Shape::queries(args.Q, sequence, head_idx).from(q_begin), step.Q());
     Shape::template load<dOTile, config.head_dim_v>(Shape::queries(args.dO, sequence, head_idx).from(q_begin), step.dO());
+    Shape::load_statistics(args, sequence, head_idx, q_begin, step.statistics());
     ptx::copy_async_commit();
   }
 
