@@ -248,11 +248,9 @@ struct Worker {
       issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], fresh);
       if constexpr (!S::lean) issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
 
-      // A thread's columns are queries: pairs of neighbours.
-      const auto statistic = [&](const float (&values)[tile_rows], int i) { return values[math.column + Math::column_of(i)]; };
       ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
       ptx::wgmma_pin(St);
-      math.probabilities(St, marks, [&](int i) { return statistic(shared.lse2[turn.slot], i); },
+      math.probabilities(St, marks, [&](int i) { return math.along_columns(shared.lse2[turn.slot], i); },
                          [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
       ptx::wgmma_pin(P);
       if constexpr (S::lean) {
@@ -271,7 +269,7 @@ struct Worker {
           St[i + 1] = ptx::unpack_high<type>(P[i / 8][i / 2 % 4]);
         }
       }
-      math.gradients(St, dPt, marks, [&](int i) { return statistic(shared.delta[turn.slot], i); });
+      math.gradients(St, dPt, marks, [&](int i) { return math.along_columns(shared.delta[turn.slot], i); });
       Math::pack(dPt, dS);
       ptx::wgmma_pin(dS);
       if constexpr (!config.separate_dq) {

@@ -159,7 +159,7 @@ struct QueryWorker {
     const auto issue_dQ = [&](unsigned tile, int fresh) { issue_rows<type, S::width>(dQ, dS, shared.KV[slot_of(2 * tile).slot], fresh); };
     const auto make_P = [&](const Math& math) {
       marks = {};
-      math.probabilities(scores, marks, [&](int i) { return lse2[Math::row_of(i)]; }, [](int, float, float) {});
+      math.probabilities(scores, marks, [&](int i) { return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]}; }, [](int, float, float) {});
     };
     const auto make_dS = [&](const Math& math, unsigned tile, int fresh) {
       const auto v = slot_of(2 * tile + 1);
@@ -169,7 +169,7 @@ struct QueryWorker {
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dP);
       if (thread == 0) ptx::mbarrier_arrive(shared.free[v.slot]);
-      math.gradients(scores, dP, marks, [&](int i) { return delta[Math::row_of(i)]; });
+      math.gradients(scores, dP, marks, [&](int i) { return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]}; });
       Math::pack(dP, dS);
       ptx::wgmma_pin(dS);
       if (math.edge) clean_keys(slot_of(2 * tile).slot, score.visible_kv - math.kv_begin);

@@ -44,6 +44,13 @@ struct Scores {
     return kv_begin + (rows == Rows::keys ? row + 8 * row_of(i) : column + column_of(i));
   }
 
+  using Pair = ptx::Vector<float, 2>;
+
+  /// Statistics of the queries of registers i and i + 1, where the queries lie along the columns.
+  __device__ __forceinline__ Pair along_columns(const float (&values)[tile_rows], int i) const {
+    return *reinterpret_cast<const Pair*>(&values[column + column_of(i)]);
+  }
+
   /// Bits of the registers whose score is hidden, and of those that dropout drops.
   struct Marks {
     unsigned hidden[words] = {};
@@ -58,31 +65,25 @@ struct Scores {
     if constexpr (features.dropout) mark_dropped(marks);
   }
 
-  /// S becomes P before dropout, times the slope of the soft cap where there is one. lse2(i) is the statistic of register i's
-  /// query. take(i, p, q) gets the probabilities of registers i and i + 1 after dropout and without that slope.
+  /// S becomes P before dropout, times the slope of the soft cap where there is one. lse2(i) are the statistics of the queries of
+  /// registers i and i + 1. take(i, p, q) gets their probabilities after dropout and without that slope.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, Marks& marks, Lse2 lse2, Take take) const {
     mark(marks);
-#pragma unroll
-    for (int group = 0; group < count; group += 8) {
-      const int shift = ptx::registers_fresh(0);  // see mark_hidden
-#pragma unroll
-      for (int i = group; i < group + 8; i += 2) {
-        const float first = weigh(S[i], i, shift, marks, lse2(i)), second = weigh(S[i + 1], i + 1, shift, marks, lse2(i + 1));
-        take(i, first, second);
-      }
+    if (edge) {  // one branch for the tile, not one for each score
+      weigh_tile<true>(S, marks, lse2, take);
+    } else {
+      weigh_tile<false>(S, marks, lse2, take);
     }
   }
 
   /// dP becomes dS = P * (dP - delta).
   template <typename Delta>
   __device__ __forceinline__ void gradients(const Tile& S, Tile& dP, const Marks& marks, Delta delta) const {
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      float incoming = dP[i];
-      if constexpr (features.dropout) incoming = marks.is_dropped(i) ? 0 : incoming * dropout.keep_scale;
-      dP[i] = S[i] * (incoming - delta(i));
-      if (edge && marks.is_hidden(i)) dP[i] = 0;
+    if (edge) {
+      differentiate_tile<true>(S, dP, marks, delta);
+    } else {
+      differentiate_tile<false>(S, dP, marks, delta);
     }
   }
 
@@ -93,7 +94,22 @@ struct Scores {
   }
 
  private:
+  template <bool some_hidden, typename Lse2, typename Take>
+  __device__ __forceinline__ void weigh_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
+#pragma unroll
+    for (int group = 0; group < count; group += 8) {
+      const int shift = linear ? 0 : ptx::registers_fresh(0);  // see mark_hidden
+#pragma unroll
+      for (int i = group; i < group + 8; i += 2) {
+        const auto statistics = lse2(i);
+        const float first = weigh<some_hidden>(S[i], i, shift, marks, statistics[0]);
+        take(i, first, weigh<some_hidden>(S[i + 1], i + 1, shift, marks, statistics[1]));
+      }
+    }
+  }
+
   /// One score of probabilities(); returns the dropped and scaled probability.
+  template <bool some_hidden>
   __device__ __forceinline__ float weigh(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
     if constexpr (linear) {
@@ -105,7 +121,7 @@ struct Scores {
       slope = score.capped_slope(capped);
       S = ptx::exp2(ptx::fma(capped + score.added(q, k), exponent_scale, -lse2));
     }
-    if (edge) {
+    if constexpr (some_hidden) {
       if (rows == Rows::keys && bad_row[row_of(i)]) S = __builtin_bit_cast(float, 0x7fffffffu);  // NaN
       if (marks.is_hidden(i)) S = 0;
     }
@@ -113,6 +129,21 @@ struct Scores {
     if constexpr (features.dropout) weight = marks.is_dropped(i) ? 0 : S * dropout.keep_scale;
     if constexpr (features.softcap) S *= slope;
     return weight;
+  }
+
+  template <bool some_hidden, typename Delta>
+  __device__ __forceinline__ void differentiate_tile(const Tile& S, Tile& dP, const Marks& marks, Delta delta) const {
+#pragma unroll
+    for (int i = 0; i < count; i += 2) {
+      const auto statistics = delta(i);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float incoming = dP[i + e];
+        if constexpr (features.dropout) incoming = marks.is_dropped(i + e) ? 0 : incoming * dropout.keep_scale;
+        dP[i + e] = S[i + e] * (incoming - statistics[e]);
+        if (some_hidden && marks.is_hidden(i + e)) dP[i + e] = 0;
+      }
+    }
   }
 
   // The loops run one group of registers at a time (the group's first query is hidden from the compiler), so that addresses

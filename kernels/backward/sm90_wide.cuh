@@ -86,7 +86,7 @@ struct WideWorker {
     const auto make_P = [&](int step, int slot, typename Math::Tile& weights) {
       with_scores(step, [&](const Math& math) {
         typename Math::Marks marks;
-        math.probabilities(St, marks, [&](int i) { return shared.lse2[slot][math.column + Math::column_of(i)]; },
+        math.probabilities(St, marks, [&](int i) { return math.along_columns(shared.lse2[slot], i); },
                            [&](int i, float p, float q) { weights[i] = p, weights[i + 1] = q; });
       });
     };
@@ -150,7 +150,7 @@ struct WideWorker {
         math.mark(marks);
         float P[tile_rows / 2];
         receive_P(step, P);
-        math.gradients(P, dPt, marks, [&](int i) { return shared.delta[slot][math.column + Math::column_of(i)]; });
+        math.gradients(P, dPt, marks, [&](int i) { return math.along_columns(shared.delta[slot], i); });
       });
     };
     if (task.num_steps > 0) {
