@@ -1,6 +1,7 @@
 #include "emulator/fiber.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <utility>
@@ -83,7 +84,7 @@ extern "C" void flash_attention_switch_fiber(void** save, void* load);
 
 namespace flash_attention::emulator {
 namespace {
-constexpr std::size_t page = 4096;
+const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
 StackIdentity current_stack() {

@@ -1,6 +1,7 @@
 #include "emulator/shared_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +11,7 @@
 
 namespace flash_attention::emulator {
 namespace {
-constexpr std::size_t page = 4096;
+const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t alignment = 1024;  // of the first byte; swizzle patterns repeat at that distance
 constexpr unsigned char nan_byte = 0xff;
 
