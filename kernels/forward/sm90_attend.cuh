@@ -67,12 +67,13 @@ __device__ __forceinline__ void sweep(Warpgroup<config>& wg, Output<config>& out
       math.modify(scores, block * S::block_kv);
       math.exponentiate(scores, out.row_max, out.row_sum);
     }
+    math.drop(scores, wg.args, tile, block * S::block_kv);
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_free[v.slot]);
     if constexpr (edge) wg.correct(out.O, correction);
-    math.pack(scores, P, wg.args, tile, block * S::block_kv);
+    math.pack(scores, P);
     ptx::wgmma_pin(P);
   };
 
@@ -85,7 +86,8 @@ __device__ __forceinline__ void sweep(Warpgroup<config>& wg, Output<config>& out
   ptx::wgmma_pin(scores);
   wg.release(wg.shared.K_free[last.slot]);
   wg.softmax_edge(math, block, scores, out, correction);
-  math.pack(scores, P, wg.args, tile, block * S::block_kv);
+  math.drop(scores, wg.args, tile, block * S::block_kv);
+  math.pack(scores, P);
   ptx::wgmma_pin(P);
   if constexpr (S::hidden_rows) {
     ptx::mbarrier_wait(wg.shared.V_full[last.slot], last.parity);  // V has landed, before zeros are written into it

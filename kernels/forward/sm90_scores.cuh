@@ -34,13 +34,24 @@ struct Scores {
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
 
+  /// tile::Score::in_units with a soft cap of two instructions of the special function unit: cap tanh(x) is
+  /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing beside that of a 16-bit dot product.
+  __device__ __forceinline__ float in_units(float dot, int q, int key) const {
+    if constexpr (features.softcap) {
+      const float exponential = ptx::exp2(dot * (2.0f * tile::log2_e * score.scale / score.softcap));
+      const float capped = ptx::fma(-2.0f * score.softcap, ptx::reciprocal(1.0f + exponential), score.softcap);
+      return capped + score.added(q, key);
+    }
+    return score.in_units(dot, q, key);
+  }
+
   /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
   __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
     if constexpr (!tile::Score<features>::linear) {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int q = tile::smaller(row + 8 * row_of(i), score.len_q - 1);
-        S[i] = score.in_units(S[i], q, kv_begin + column + key_of(i));
+        S[i] = in_units(S[i], q, kv_begin + column + key_of(i));
       }
     }
   }
@@ -69,7 +80,7 @@ struct Scores {
         const int q = row + 8 * r;
         const int key = kv_begin + column + key_of(i);
         if constexpr (features.mask) visible = visible && score.mask[q * score.mask_stride + key] != 0;
-        S[i] = visible ? score.in_units(S[i], q, key) : -tile::infinity;
+        S[i] = visible ? in_units(S[i], q, key) : -tile::infinity;
       } else {
         S[i] = visible ? S[i] : -tile::infinity;
       }
@@ -109,25 +120,31 @@ struct Scores {
     }
   }
 
-  /// P as the A operand of P V: two neighbours to a register. Dropped probabilities stay in the row sum.
-  __device__ __forceinline__ void pack(const Tile& S, Packed& P, const AttentionArgs& args, const forward_sm90::Tile& tile,
+  /// Dropout, once the row sums have taken the probabilities in.
+  __device__ __forceinline__ void drop(Tile& S, const AttentionArgs& args, const forward_sm90::Tile& tile,
                                        int kv_begin) const {
+    if constexpr (features.dropout) {
+      const tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
 #pragma unroll
-    for (int i = 0; i < count; i += 8) {
-      if constexpr (features.dropout) {
-        const tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
+      for (int i = 0; i < count; i += 8) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const tile::DropoutWords random = dropout.words(row + 8 * r, kv_begin + column + key_of(i));
-          P[i / 8][r] = ptx::pack<Shape::type>(S[i + 2 * r] * dropout.factor(random.word[0]),
-                                               S[i + 2 * r + 1] * dropout.factor(random.word[1]));
-          P[i / 8][r + 2] = ptx::pack<Shape::type>(S[i + 2 * r + 4] * dropout.factor(random.word[2]),
-                                                   S[i + 2 * r + 5] * dropout.factor(random.word[3]));
+          S[i + 2 * r] *= dropout.factor(random.word[0]);
+          S[i + 2 * r + 1] *= dropout.factor(random.word[1]);
+          S[i + 2 * r + 4] *= dropout.factor(random.word[2]);
+          S[i + 2 * r + 5] *= dropout.factor(random.word[3]);
         }
-      } else {
-#pragma unroll
-        for (int p = 0; p < 4; ++p) P[i / 8][p] = ptx::pack<Shape::type>(S[i + 2 * p], S[i + 2 * p + 1]);
       }
+    }
+  }
+
+  /// P as the A operand of P V: two neighbours to a register.
+  __device__ __forceinline__ static void pack(const Tile& S, Packed& P) {
+#pragma unroll
+    for (int i = 0; i < count; i += 8) {
+#pragma unroll
+      for (int p = 0; p < 4; ++p) P[i / 8][p] = ptx::pack<Shape::type>(S[i + 2 * p], S[i + 2 * p + 1]);
     }
   }
 

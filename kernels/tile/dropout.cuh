@@ -1,7 +1,6 @@
 #pragma once
 
 #include "abi/args.h"
-#include "ptx/math.cuh"
 
 // Which probabilities dropout keeps: a pure function of (seed, offset, batch, head, i, j), docs/numerics.md.
 
@@ -18,12 +17,11 @@ __device__ __forceinline__ DropoutWords philox(unsigned c0, unsigned c1, unsigne
                                                unsigned key1) {
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    const unsigned high0 = ptx::multiply_high(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
-    const unsigned high1 = ptx::multiply_high(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;
-    c0 = high1 ^ c1 ^ key0;
-    c1 = low1;
-    c2 = high0 ^ c3 ^ key1;
-    c3 = low0;
+    const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;  // one wide multiplication each
+    c0 = static_cast<unsigned>(product1 >> 32) ^ c1 ^ key0;
+    c1 = static_cast<unsigned>(product1);
+    c2 = static_cast<unsigned>(product0 >> 32) ^ c3 ^ key1;
+    c3 = static_cast<unsigned>(product0);
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }

@@ -1,3 +1,5 @@
+#include "plan/sm90.h"
+
 #include <algorithm>
 #include <array>
 
@@ -5,12 +7,11 @@
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 #include "plan/portable.h"
-#include "plan/sm90.h"
 
 namespace flash_attention::plan {
 
 std::string reject_tma_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
-                           std::int64_t heads) {
+                               std::int64_t heads) {
   struct Axis {
     const char* name;
     std::int64_t size, stride;
@@ -51,20 +52,25 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
 struct Tile {
   int block_q;
   int block_kv;
+  int num_stages = 2;
 };
 
-/// docs/kernels/forward_sm90.md has the measurements. What touches every score or every row needs registers of its own:
-/// those problems go with two warpgroups, since three have 160 registers a thread, and with narrower blocks of keys.
+/// docs/kernels/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
+/// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
 Tile choose_tile(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool scores = p.softcap != 0 || p.bias.present || p.alibi || p.mask.present || p.dropout_p != 0;
+  const bool loads_scores = p.bias.present || p.mask.present || p.dropout_p != 0;
+  const bool scores = loads_scores || p.softcap != 0 || p.alibi;
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 128) return scores ? Tile{128, 32} : Tile{128, 64};
-  if (scores) return {128, 64};
-  if (lengths || p.seq_q <= 128 || p.window_left >= 0) return {128, 128};
-  if (dim <= 64) return {192, 128};
-  return windowed ? Tile{128, 128} : Tile{192, 80};
+  if (loads_scores) return {128, 64};
+  if (dim <= 64 && !scores && !lengths && p.window_left < 0) {
+    if (!windowed && p.seq_q > 128) return {192, 128};
+    if (windowed && p.seq_q >= 4096) return {192, 128, 4};
+    if (windowed && p.seq_q <= 1024) return {64, 64};
+  }
+  return {128, 128, dim <= 64 ? 4 : 2};
 }
 
 void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
@@ -80,16 +86,18 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                                   .block_q = tile.block_q,
                                   .block_kv = tile.block_kv,
                                   .num_warps = (tile.block_q / 64 + 1) * 4,
-                                  .num_stages = 2,
+                                  .num_stages = tile.num_stages,
                                   .pair_tiles = pair};
   const std::int64_t units = (pair ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
+  const int blocks_per_sm = tile.block_q == 64 ? 2 : 1;
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
               .config = to_source(config),
               .block = config.num_warps * 32,
-              .shared_bytes = abi::forward_sm90_layout(config).shared_bytes},
-             std::min<std::int64_t>(units, device.num_sms));
+              .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
+              .min_blocks_per_sm = blocks_per_sm},
+             std::min<std::int64_t>(units, blocks_per_sm * device.num_sms));
 }
 
 }  // namespace
