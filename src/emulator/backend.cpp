@@ -32,7 +32,8 @@ class EmulatedKernel final : public Kernel {
       const LaunchShape shape{{static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
                               launch.block,
                               launch.cluster,
-                              launch.shared_bytes};
+                              launch.shared_bytes,
+                              launch.min_blocks_per_sm};
       run_grid(*modules_[i], shape, &args, {.seed = seed()});
     }
   }

@@ -51,7 +51,7 @@ void Scheduler::prepare(std::int64_t index) {
     block.shared.reset(static_cast<std::size_t>(shape_.shared_bytes));
     for (NamedBarrier& barrier : block.barriers) barrier = {};
     const int threads = (shape_.block + 31) / 32 * 32;
-    block.registers_at_entry = std::min(255, registers_of_an_sm / threads / 8 * 8);
+    block.registers_at_entry = std::min(255, registers_of_an_sm / shape_.blocks_per_sm / threads / 8 * 8);
     block.registers_free = 0;
     block.hidden_mbarriers.clear();
     block.threads = std::vector<Thread>(static_cast<std::size_t>(shape_.block));

@@ -83,6 +83,7 @@ struct LaunchShape {
   int block = 1;
   int cluster = 1;
   int shared_bytes = 0;
+  int blocks_per_sm = 1;  // at least; the registers of an SM are divided among them
 };
 
 /// A loaded kernel: src/emulator/module.h.
