@@ -27,6 +27,11 @@ SIGNATURES = {
     "flash_attn_varlen_func": ["q", "k", "v", *LENGTHS, *COMMON, "block_table"],
     "flash_attn_varlen_qkvpacked_func": ["qkv", "cu_seqlens", "max_seqlen", *COMMON],
     "flash_attn_varlen_kvpacked_func": ["q", "kv", *LENGTHS, *COMMON],
+    "flash_attn_with_kvcache": [
+        *("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx"),
+        *("cache_leftpad", "block_table", "softmax_scale", "causal", "window_size", "softcap", "rotary_interleaved"),
+        *("alibi_slopes", "num_splits", "return_softmax_lse"),
+    ],
 }
 
 
@@ -122,9 +127,17 @@ def test_probabilities_carry_the_dropout_mask(device):
     q, k, v = (torch.randn(2, 24, 2, 16, device=device) for _ in range(3))
     torch.manual_seed(11)
     out, _, probs = flash_attn.flash_attn_func(q, k, v, dropout_p=0.4, causal=True, return_attn_probs=True)
-    kept = probs.clamp(min=0) / 0.6
+    weights = probs / probs.abs().sum(-1, keepdim=True)
+    kept = weights.clamp(min=0) / 0.6
     torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", kept, v), out, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(probs.abs().sum(-1), torch.ones(2, 2, 24, device=device), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(probs.abs().amax(-1), torch.ones(2, 2, 24, device=device))
+    starts = torch.tensor([0, 24, 48], dtype=torch.int32, device=device)
+    torch.manual_seed(11)
+    q, k, v = (tensor.flatten(0, 1) for tensor in (q, k, v))
+    _, _, packed = flash_attn.flash_attn_varlen_func(
+        q, k, v, starts, starts, 24, 24, dropout_p=0.4, causal=True, return_attn_probs=True
+    )
+    torch.testing.assert_close(packed, probs)
 
 
 def test_dropout_mask_is_the_published_function():
@@ -146,3 +159,72 @@ def test_flash_attention_3_keywords(device):
     with_sink = flash_attn.flash_attn_func(q, q, q, learnable_sink=sink)
     assert torch.equal(with_sink, flash_attn.flash_attn_func(q, q, q, s_aux=sink))
     assert not torch.equal(with_sink, flash_attn.flash_attn_func(q, q, q))
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+@pytest.mark.parametrize("rotary", [None, True, False], ids=["plain", "interleaved", "halves"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_cache_grows_and_is_attended_to(paged, rotary, causal, device):
+    batch, page, dim = 2, 16, 32
+    held = torch.tensor([5, 21], dtype=torch.int32, device=device)
+    q = torch.randn(batch, 3, 4, dim, device=device)
+    k_new, v_new = (torch.randn(batch, 3, 2, dim, device=device) for _ in range(2))
+    k_rows, v_rows = (torch.randn(batch, 48, 2, dim, device=device) for _ in range(2))
+    angles = torch.rand(48, dim // 4, device=device) * 6
+    options = {"causal": causal, "cache_seqlens": held}
+    if rotary is not None:
+        options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": rotary}
+    k_cache, v_cache = k_rows.clone(), v_rows.clone()
+    if paged:
+        order = torch.tensor([[4, 0, 3], [1, 5, 2]], device=device)
+        pages = [torch.empty(6, page, 2, dim, device=device) for _ in range(2)]
+        for store, rows in zip(pages, (k_rows, v_rows), strict=True):
+            store[order] = rows.unflatten(1, (3, page))
+        k_cache, v_cache = pages
+        options["block_table"] = order.int()
+    out, lse = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k_new, v_new, return_softmax_lse=True, **options)
+    for b in range(batch):
+        start = int(held[b])
+        turned = (lambda x, at: x) if rotary is None else (lambda x, at: turn(x, angles[at], rotary))
+        keys = torch.cat([k_rows[b, :start], turned(k_new[b], start + torch.arange(3, device=device))])
+        values = torch.cat([v_rows[b, :start], v_new[b]])
+        at = start + torch.arange(3, device=device) * int(causal)
+        exact, exact_lse = reference.attention(turned(q[b], at)[None], keys[None], values[None], causal=causal)
+        torch.testing.assert_close(out[b : b + 1], exact, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(lse[b : b + 1], exact_lse, atol=1e-5, rtol=1e-4)
+        if not paged:
+            torch.testing.assert_close(k_cache[b, start : start + 3], keys[start:])
+            torch.testing.assert_close(v_cache[b, : start + 3], values)
+
+
+def turn(x, angles, interleaved):
+    """Complex multiplication of the pairs of the first dimensions of x [seq, heads, dim] by exp(i angle)."""
+    width = 2 * angles.shape[-1]
+    head, rest = x[..., :width], x[..., width:]
+    pairs = head.unflatten(-1, (-1, 2)) if interleaved else head.unflatten(-1, (2, -1)).transpose(-1, -2)
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.exp(1j * angles)[:, None])
+    turned = turned.flatten(-2) if interleaved else turned.transpose(-1, -2).flatten(-2)
+    return torch.cat([turned, rest], dim=-1)
+
+
+def test_cache_rows_and_left_padding(device):
+    cache = torch.randn(4, 32, 2, 16, device=device)
+    q = torch.randn(2, 1, 4, 16, device=device)
+    rows = torch.tensor([3, 1], device=device)
+    pad = torch.tensor([2, 7], dtype=torch.int32, device=device)
+    lengths = torch.tensor([20, 9], dtype=torch.int32, device=device)
+    out = flash_attn.flash_attn_with_kvcache(
+        q, cache, cache, cache_seqlens=lengths, cache_batch_idx=rows, cache_leftpad=pad, causal=True
+    )
+    for b in range(2):
+        keys = cache[rows[b], pad[b] : lengths[b]][None]
+        torch.testing.assert_close(out[b : b + 1], reference.attention(q[b : b + 1], keys, keys)[0], atol=1e-5, rtol=1e-4)
+
+
+def test_cache_without_room_is_refused():
+    cache = torch.zeros(1, 16, 2, 16)
+    new = torch.zeros(1, 1, 2, 16)
+    with pytest.raises(ValueError, match="cache_seqlens"):
+        flash_attn.flash_attn_with_kvcache(new, cache, cache, new, new, cache_seqlens=16)
+    with pytest.raises(ValueError, match="cache_seqlens"):
+        flash_attn.flash_attn_with_kvcache(new, cache, cache, cache_seqlens=17)

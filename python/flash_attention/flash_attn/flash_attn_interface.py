@@ -6,9 +6,27 @@ inputs need not be contiguous, and the calls run on CPU tensors too.
 
 import torch
 
+from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
 from flash_attention.flash_attn.paging import gather_pages
-from flash_attention.functional import dropout_mask
+from flash_attention.flash_attn.weights import signed_weights
 from flash_attention.head_dim import padded
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+USE_TRITON_ROCM = False  # asked by FlashAttention-2's tests, as is the next
+
+
+def _get_block_size_n(device, head_dim, is_dropout, is_causal):
+    """Keys over which S_dmask keeps one maximum: all of them."""
+    return 128, 2**31 - 1
 
 
 def flash_attn_func(
@@ -36,7 +54,7 @@ def flash_attn_func(
     num_splits, pack_gqa and sm_margin of FlashAttention-3 are accepted and change nothing.
 
     Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is None without
-    dropout, else the probabilities [batch, heads, seq_q, seq_k], negative where dropout dropped them.
+    dropout, else exp(score - row maximum) [batch, heads, seq_q, seq_k], negative where dropout dropped it.
     """
     _check_fa3(fa3)
     options = _options(
@@ -129,10 +147,7 @@ def flash_attn_varlen_func(
         "seqused_q": seqused_q,
         "seqused_kv": seqused_k,
     }
-    if not return_attn_probs:
-        return padded(q, k, v, **options)
-    out, lse = padded(q, k, v, return_lse=True, **options)
-    return out, lse, None
+    return _with_probs(q, k, v, options, return_attn_probs)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -235,26 +250,11 @@ def _options(dropout_p, scale, causal, window, softcap, alibi_slopes, determinis
 
 
 def _with_probs(q, k, v, options, return_attn_probs):
+    """What FlashAttention-2 returns: out, or (out, softmax_lse, S_dmask)."""
     if not return_attn_probs:
         return padded(q, k, v, **options)
     if not options["dropout_p"]:
         return *padded(q, k, v, return_lse=True, **options), None
     seed = int(torch.randint(2**63 - 1, ()))
     out, lse = padded(q, k, v, return_lse=True, seed=seed, **options)
-    with torch.no_grad():
-        # One column of the identity as v gives one column of the probabilities; without dropout, all of them.
-        quiet = {**options, "dropout_p": 0.0}
-        probs = _probabilities(q, k, quiet)
-        keeps = torch.from_numpy(dropout_mask(probs.shape, options["dropout_p"], seed)).to(probs.device)
-    return out, lse, torch.where(keeps, probs, -probs)
-
-
-def _probabilities(q, k, options):
-    """softmax(scores) [batch, heads, seq_q, seq_k], by attending to slices of the identity matrix."""
-    batch, seq_k, heads_k, _ = k.shape
-    identity = torch.eye(seq_k, dtype=q.dtype, device=q.device)
-    slices = []
-    for columns in identity.split(256, dim=1):
-        v = columns[None, :, None, :].expand(batch, seq_k, heads_k, columns.shape[1])
-        slices.append(padded(q, k, v.contiguous(), **options))
-    return torch.cat(slices, dim=-1).transpose(1, 2)
+    return out, lse, signed_weights(q.detach(), k.detach(), seed, **options)

@@ -1,0 +1,112 @@
+"""flash_attn_with_kvcache: append to a cache of keys and values, and attend to it."""
+
+import torch
+
+from flash_attention.flash_attn.layers.rotary import apply_rotary_emb
+from flash_attention.head_dim import padded
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """Attention of q [batch, seq_q, heads, head_dim] over a cache, after writing new keys and values into it.
+
+    Args:
+        k_cache, v_cache: [batch_cache, seq_cache, heads_k, head_dim]; with block_table
+            [num_pages, page_size, heads_k, head_dim]. Changed in place where k and v are given.
+        k, v: [batch, seq_new, heads_k, head_dim], written behind the cache_seqlens keys that are there.
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2]; k is turned at its place in the cache, and q there too if
+            causal or windowed, else at the first new place.
+        cache_seqlens: int or int32 [batch]; how many keys the cache holds. The whole cache if None.
+        cache_batch_idx: int [batch]; the row of the cache that belongs to each entry of q.
+        cache_leftpad: int [batch]; where each entry's keys begin.
+        block_table: int32 [batch, pages]; the pages of each entry. They are gathered before the call.
+        num_splits: accepted; the planner decides.
+
+    Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q]).
+    """
+    batch, seq_q = q.shape[:2]
+    page_size = k_cache.shape[1]
+    capacity = page_size if block_table is None else page_size * block_table.shape[1]
+    lengths = _lengths(cache_seqlens, capacity, batch, q.device)
+    if rotary_cos is not None:
+        turn = {"interleaved": rotary_interleaved, "seqlen_offsets": lengths}
+        if causal or window_size[0] >= 0 or window_size[1] >= 0:
+            q = apply_rotary_emb(q, rotary_cos, rotary_sin, **turn)
+        else:
+            one_place = apply_rotary_emb(q.flatten(1, 2)[:, None], rotary_cos, rotary_sin, **turn)
+            q = one_place[:, 0].unflatten(1, (seq_q, -1))
+        k = None if k is None else apply_rotary_emb(k, rotary_cos, rotary_sin, **turn)
+    rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
+    if k is not None:
+        lengths = _append(((k_cache, k), (v_cache, v)), lengths, rows, block_table, capacity)
+    else:
+        _check_room(lengths, capacity)
+    if block_table is not None:
+        pages = block_table.long()
+        keys, values = (cache[pages].flatten(1, 2) for cache in (k_cache, v_cache))
+    else:
+        keys, values = (k_cache, v_cache) if cache_batch_idx is None else (k_cache[rows], v_cache[rows])
+        keys, values = keys[:batch], values[:batch]
+    mask = None
+    if cache_leftpad is not None:
+        mask = torch.arange(capacity, device=q.device) >= cache_leftpad[:, None, None, None]
+    return padded(
+        q,
+        keys,
+        values,
+        seqused_kv=lengths,
+        mask=mask,
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_softmax_lse,
+    )
+
+
+def _lengths(cache_seqlens, capacity, batch, device):
+    if isinstance(cache_seqlens, torch.Tensor):
+        return cache_seqlens.to(torch.int32)
+    return torch.full((batch,), capacity if cache_seqlens is None else cache_seqlens, dtype=torch.int32, device=device)
+
+
+def _check_room(lengths, capacity):
+    """On the host alone: a look at a GPU's tensor would wait for the GPU."""
+    if not lengths.is_cuda and lengths.numel() and int(lengths.max()) > capacity:
+        raise ValueError(f"cache_seqlens: {int(lengths.max())} keys; the cache or its block_table holds {capacity}")
+
+
+def _append(pairs, lengths, rows, block_table, capacity):
+    """Writes the new tokens behind `lengths`; returns the new lengths."""
+    seq_new = pairs[0][1].shape[1]
+    grown = lengths + seq_new
+    _check_room(grown, capacity)
+    place = lengths.long()[:, None] + torch.arange(seq_new, device=lengths.device)
+    for cache, new in pairs:
+        if block_table is None:
+            cache[rows[:, None], place] = new
+        else:
+            page_size = cache.shape[1]
+            cache[block_table.long().gather(1, place // page_size), place % page_size] = new
+    return grown

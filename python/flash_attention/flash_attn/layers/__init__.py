@@ -1,0 +1,1 @@
+"""Parts of FlashAttention-2's `layers` that attention itself needs."""
