@@ -26,7 +26,7 @@ USE_TRITON_ROCM = False  # asked by FlashAttention-2's tests, as is the next
 
 def _get_block_size_n(device, head_dim, is_dropout, is_causal):
     """Keys over which S_dmask keeps one maximum: all of them."""
-    return 128, 2**31 - 1
+    return 2**31 - 1
 
 
 def flash_attn_func(
