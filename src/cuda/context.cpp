@@ -59,7 +59,7 @@ void ContextScope::enter(Context context) {
 }
 
 ContextScope::ContextScope(const Driver& cu, int device, Stream stream) : cu_(cu) {
-  if (is_own_stream(stream)) {
+  if (is_own_stream(stream) && !is_capturing(cu, stream)) {  // a stream that is captured may not be asked
     const DeviceHandle owner = device_of(cu, stream);
     if (owner != device) {
       throw Error(ErrorCode::invalid_argument, "stream: it belongs to cuda:" + std::to_string(owner) +

@@ -70,7 +70,7 @@ class GpuLaunchTest : public ::testing::Test {
       if (!finding.ok) GTEST_SKIP() << "no GPU: " << finding.detail;
     }
     gpu = info(0);
-    problem = Problem{.batch = 1, .seq_q = count, .seq_kv = 1, .head_dim = 8, .head_dim_v = 8, .scale = 3.0f};
+    problem = Problem{.batch = 1, .seq_q = count, .seq_kv = 1, .head_dim = 8, .head_dim_v = 8, .total_q = count, .scale = 3.0f};
     input.resize(count);
     std::iota(input.begin(), input.end(), 0.0f);
     in = std::make_unique<DeviceMemory>(0, count * sizeof(float));
@@ -198,6 +198,7 @@ TEST_F(GpuLaunchTest, the_drivers_view_of_tensor_maps) {
   spec.strides_bytes[0] = 256;
   spec.box[0] = 64, spec.box[1] = 64;
   abi::TensorMap map{};
+  const ContextScope scope(driver(), 0, nullptr);
   encode(driver(), spec, map);
   EXPECT_NE(map.words[0], 0u);
   spec.strides_bytes[0] = 250;  // not a multiple of 16

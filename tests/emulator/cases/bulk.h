@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "emulator/cases/memory.h"
 
 namespace flash_attention::testing {
@@ -170,6 +172,8 @@ inline WrapperCases tma_cases() {
          .input = bytes_of(tensor),
          .expected = bytes_of(loaded),
          .maps = {map_of(b, false)}});
+    // A store that begins before the tensor stops an H200 with an illegal instruction; a load there is fine.
+    if (std::any_of(b.at.begin(), b.at.end(), [](int x) { return x < 0; })) continue;
     cases.push_back({.name = std::string("tma_store_") + b.name,
                      .headers = {"tma", "fence"},
                      .storage = storage,
