@@ -14,8 +14,13 @@ struct ForwardSm90Layout {
 };
 
 constexpr int forward_sm90_max_shared_bytes = 232448;
-constexpr int forward_sm90_half_shared_bytes = 115712;  // two blocks on an SM, 1 KiB of each for the system
-constexpr int forward_sm90_tail_bytes = 1024;           // barriers and marks, behind the tiles
+constexpr int forward_sm90_tail_bytes = 1024;  // barriers and marks, behind the tiles
+
+/// Blocks of one warpgroup share an SM: two, or three where the head dimension leaves them enough registers.
+constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
+  if (config.block_q > 64) return 1;
+  return config.head_dim <= 64 && config.head_dim_v <= 64 && config.block_kv <= 64 ? 3 : 2;
+}
 
 /// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. Where that does not fit there is one tile
 /// of Q, then half a tile of O that is filled and stored twice.
@@ -25,7 +30,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int kv_bytes = config.num_stages * config.block_kv * (chunks + chunks_v) * chunk_bytes;
   const int q_bytes = config.block_q * chunks * chunk_bytes;
   const int o_chunk_bytes = config.block_q * chunk_bytes;
-  const int limit = config.block_q == 64 ? forward_sm90_half_shared_bytes : forward_sm90_max_shared_bytes;
+  // An SM has 228 KiB, and keeps 1 KiB of each block for itself.
+  const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
   const int spare = limit - forward_sm90_tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
   const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;

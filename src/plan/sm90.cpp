@@ -89,7 +89,7 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                                   .num_stages = tile.num_stages,
                                   .pair_tiles = pair};
   const std::int64_t units = (pair ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
-  const int blocks_per_sm = tile.block_q == 64 ? 2 : 1;
+  const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
