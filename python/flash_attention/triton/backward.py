@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .tiles import dot, key_range, load_tile, store_tile, visible
+from .tiles import dot, key_range, load_tile, my_tile, store_tile, visible
 from .tuning import GRAD_KV, GRAD_Q, LOG2_E, OPTIONS, autotuned, block_d, even, length_class
 
 # Argument lists are in groups: tensors, strides, sizes, constants.
@@ -23,8 +23,8 @@ from .tuning import GRAD_KV, GRAD_Q, LOG2_E, OPTIONS, autotuned, block_d, even, 
 @triton.jit
 def preprocess_kernel(O, dO, dLSE, D, o_strides, do_strides, heads_q, seq_q,
                       HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, HAS_DLSE: tl.constexpr):
-    first_q = tl.program_id(0) * BLOCK_Q
-    batch_head = tl.program_id(1).to(tl.int64)
+    tile, batch_head = my_tile(seq_q, BLOCK_Q)
+    first_q = tile * BLOCK_Q
     batch = batch_head // heads_q
     head = batch_head % heads_q
     O += batch * o_strides[0] + head * o_strides[2]
@@ -65,8 +65,8 @@ def grad_q_kernel(Q, K, V, dO, LSE, D, dQ, scale, scale_log2,
                   heads_q, group, seq_q, seq_kv, length_class,
                   HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, EVEN_KV: tl.constexpr,
                   BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    first_q = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_Q
-    batch_head = tl.program_id(1).to(tl.int64)
+    tile, batch_head = my_tile(seq_q, BLOCK_Q)
+    first_q = (tl.cdiv(seq_q, BLOCK_Q) - 1 - tile) * BLOCK_Q
     batch = batch_head // heads_q
     head = batch_head % heads_q
     Q += batch * q_strides[0] + head * q_strides[2]
@@ -128,10 +128,11 @@ def grad_kv_kernel(Q, K, V, dO, LSE, D, dK, dV, scale, scale_log2,
                    heads_q, group, seq_q, seq_kv, length_class,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
                    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    first_kv = tl.program_id(0) * BLOCK_KV
+    tile, batch_head = my_tile(seq_kv, BLOCK_KV)
+    first_kv = tile * BLOCK_KV
     heads_kv = heads_q // group
-    batch = (tl.program_id(1) // heads_kv).to(tl.int64)
-    head_kv = (tl.program_id(1) % heads_kv).to(tl.int64)
+    batch = batch_head // heads_kv
+    head_kv = batch_head % heads_kv
     K += batch * k_strides[0] + head_kv * k_strides[2]
     V += batch * v_strides[0] + head_kv * v_strides[2]
     dK += batch * dk_strides[0] + head_kv * dk_strides[2]
@@ -174,17 +175,17 @@ def backward(q, k, v, out, lse, grad_out, grad_lse, causal, scale):
         return dq.zero_(), dk.zero_(), dv.zero_()
     delta = torch.empty_like(lse)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), **OPTIONS}
-    preprocess_kernel[(triton.cdiv(seq_q, 64), batch * heads_q)](
+    preprocess_kernel[(triton.cdiv(seq_q, 64) * batch * heads_q,)](
         out, grad_out, grad_lse, delta, out.stride()[:3], grad_out.stride()[:3], heads_q, seq_q,
         **sizes, BLOCK_Q=64, HAS_DLSE=grad_lse is not None)
 
     inputs = (q, k, v, grad_out, lse, delta)
     strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], grad_out.stride()[:3])
     lengths = (heads_q, heads_q // heads_kv, seq_q, seq_kv, length_class(seq_q, seq_kv))
-    grad_q_kernel[lambda config: (triton.cdiv(seq_q, config["BLOCK_Q"]), batch * heads_q)](
+    grad_q_kernel[lambda config: (triton.cdiv(seq_q, config["BLOCK_Q"]) * batch * heads_q,)](
         *inputs, dq, scale, scale * LOG2_E.value, *strides, dq.stride()[:3], *lengths, **sizes, CAUSAL=causal,
         EVEN_KV=even(seq_kv))
-    grad_kv_kernel[lambda config: (triton.cdiv(seq_kv, config["BLOCK_KV"]), batch * heads_kv)](
+    grad_kv_kernel[lambda config: (triton.cdiv(seq_kv, config["BLOCK_KV"]) * batch * heads_kv,)](
         *inputs, dk, dv, scale, scale * LOG2_E.value, *strides, dk.stride()[:3], dv.stride()[:3], *lengths,
         **sizes, CAUSAL=causal)
     return dq, dk, dv

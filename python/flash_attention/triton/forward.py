@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .tiles import dot, key_range, load_tile, store_tile, visible
+from .tiles import dot, key_range, load_tile, my_tile, store_tile, visible
 from .tuning import FORWARD, LOG2_E, OPTIONS, autotuned, block_d, even, length_class
 
 # Argument lists are in groups: tensors, strides, sizes, constants.
@@ -57,9 +57,8 @@ def forward_kernel(Q, K, V, O, LSE, scale_log2,
                    heads_q, group, seq_q, seq_kv, length_class,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, EVEN_KV: tl.constexpr,
                    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    # The last tiles of a causal head are the longest, so they start first.
-    first_q = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_Q
-    batch_head = tl.program_id(1).to(tl.int64)
+    tile, batch_head = my_tile(seq_q, BLOCK_Q)
+    first_q = (tl.cdiv(seq_q, BLOCK_Q) - 1 - tile) * BLOCK_Q  # the last take longest with a causal mask: they start first
     batch = batch_head // heads_q
     head = batch_head % heads_q
     Q += batch * q_strides[0] + head * q_strides[2]
@@ -99,7 +98,7 @@ def forward(q, k, v, causal, scale):
     lse = torch.empty(batch, heads_q, seq_q, dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
-    grid = lambda config: (triton.cdiv(seq_q, config["BLOCK_Q"]), batch * heads_q)  # noqa: E731
+    grid = lambda config: (triton.cdiv(seq_q, config["BLOCK_Q"]) * batch * heads_q,)  # noqa: E731
     forward_kernel[grid](
         q, k, v, out, lse, scale * LOG2_E.value,
         q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],

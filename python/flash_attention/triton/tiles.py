@@ -48,6 +48,14 @@ def store_tile(base, first_row, row_stride, num_rows, tile, ROWS: tl.constexpr, 
 
 
 @triton.jit
+def my_tile(length, BLOCK: tl.constexpr):
+    """(tile, batch * heads + head) of this program. One grid axis: the others end at 65535, and the tiles of a head
+    should run side by side, since they share its keys in L2."""
+    tiles = tl.cdiv(length, BLOCK)
+    return tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+
+
+@triton.jit
 def key_range(first_q, seq_q, seq_kv, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
               EVEN_KV: tl.constexpr):
     """(full, end): keys [0, full) are seen by every query of the tile, keys [end, seq_kv) by none; full is a multiple
