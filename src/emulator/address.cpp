@@ -10,6 +10,8 @@ SharedPlace locate(unsigned address, std::size_t bytes, std::size_t alignment) {
   const unsigned rank = address >> cluster_rank_shift;
   if (rank > scheduler.blocks().size()) scheduler.fail("there is no block " + std::to_string(rank - 1) + " in the cluster");
   if (rank != 0) block = &scheduler.blocks()[rank - 1];
+  if (block->alive == 0)
+    scheduler.fail("block " + std::to_string(rank - 1) + " of the cluster has ended, its shared memory is gone");
   const std::size_t window_address = address & ((1u << cluster_rank_shift) - 1);
   const std::size_t size = block->shared.size();
   if (window_address < shared_window || window_address - shared_window + bytes > size) {

@@ -138,6 +138,7 @@ void bulk_load(const BulkOperand& operand) {
     read_global(transfer, box.data());
     for (Block& block : scheduler.blocks()) {
       if ((multicast >> block.rank & 1) == 0) continue;
+      if (block.alive == 0) return scheduler.fail_async(block, "tma_load", "a box arrives at a block that has ended");
       for_each_chunk(transfer, [&](std::size_t from, std::size_t to) {
         std::memcpy(block.shared.generic() + to, box.data() + from, 16);
         std::memcpy(block.shared.async() + to, box.data() + from, 16);

@@ -52,6 +52,7 @@ void Scheduler::prepare(std::int64_t index) {
     for (NamedBarrier& barrier : block.barriers) barrier = {};
     const int threads = (shape_.block + 31) / 32 * 32;
     block.registers_at_entry = std::min(255, registers_of_an_sm / shape_.blocks_per_sm / threads / 8 * 8);
+    block.alive = shape_.block;
     block.registers_free = 0;
     block.hidden_mbarriers.clear();
     block.threads = std::vector<Thread>(static_cast<std::size_t>(shape_.block));
@@ -88,6 +89,7 @@ void Scheduler::thread_main() {
   Thread& thread = self.running();
   thread.state = State::done;
   --thread.warp->ready;
+  --thread.block->alive;
   --self.alive_;
   self.progressed_ = true;
   self.leave(thread);

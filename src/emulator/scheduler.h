@@ -73,6 +73,7 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier barriers[16];
+  int alive = 0;                                // threads that have not ended
   std::map<std::size_t, int> hidden_mbarriers;  // offset and thread: initialised, but not yet fenced for the async proxy
   int registers_free = 0;                       // of setmaxnreg's pool
   int registers_at_entry = 0;

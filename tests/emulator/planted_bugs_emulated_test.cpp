@@ -105,6 +105,9 @@ std::vector<Bug> bugs() {
 
       {"cluster_peer_read_too_early", "cluster_load", "+ thread;\n  ptx::cluster_arrive();\n  ptx::cluster_wait();",
        "+ thread;", ""},
+      {"cluster_peer_read_after_its_end", "cluster_load",
+       "+ rank * 10000;\n  ptx::cluster_arrive();\n  ptx::cluster_wait();", "+ rank * 10000;",
+       "has ended, its shared memory is gone"},
       {"multicast_slot_freed_by_one_block_alone", "tma_multicast", "mbarrier_init(shared.empty, 2)",
        "mbarrier_init(shared.empty, 1)", ""},
       {"multicast_of_half_the_bytes", "tma_multicast", "expect_tx(shared.full, 2048)", "expect_tx(shared.full, 1024)", ""},
