@@ -207,11 +207,7 @@ struct ForwardSm80 {
       const int kv_begin = tile_idx * block_kv;
       ptx::copy_async_wait<0>();
       __syncthreads();  // K has landed, and every warp is done with the previous V
-      if (tile_idx == tiles.end - 1) {
-        load<true>(V, V_smem);
-      } else {
-        load<false>(V, V_smem);
-      }
+      load<true>(V, V_smem);
       Scores S{};
       multiply_keys(S);
       ptx::copy_async_wait<0>();
@@ -267,16 +263,16 @@ struct ForwardSm80 {
     __syncwarp();  // the warp's rows are in shared memory
     if constexpr (careful) {
       if (ptx::any(check != check)) {
+#pragma unroll 1
+        for (int r = 0; r < rows_per_warp; ++r) {
+          float row_lse = 0;
 #pragma unroll
-        for (int m = 0; m < m_tiles; ++m) {
+          for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            for (int g = 0; g < 8; ++g) {
-              const int row = warp_row + 16 * m + 8 * half + g;
-              const float row_lse = ptx::shuffle(lse[m][half], 4 * g);
-              repair_output<config, OTile>(args, sequence, head_idx, q_begin + row, row_lse, Q_smem, row);
-            }
+            for (int half = 0; half < 2; ++half) row_lse = r / 8 == 2 * m + half ? lse[m][half] : row_lse;
           }
+          row_lse = ptx::shuffle(row_lse, r % 8 * 4);
+          repair_output<config, OTile>(args, sequence, head_idx, q_begin + warp_row + r, row_lse, Q_smem, warp_row + r);
         }
         __syncwarp();  // the rows have been replaced
       }

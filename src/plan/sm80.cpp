@@ -39,11 +39,16 @@ struct ForwardTile {
   }
 };
 
-/// 32 rows a warp where the output of so many rows fits in registers, else 16; fewer rows where there are few queries or
-/// little shared memory.
+/// What a score needs beside its dot product and its place takes registers.
+bool has_simple_scores(const Problem& problem) {
+  return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !problem.mask.present && problem.dropout_p == 0;
+}
+
+/// 32 rows a warp where so many fit in registers, else 16; fewer rows where there are few queries or little shared memory.
 ForwardTile forward_tile(const Problem& problem, const DeviceInfo& device) {
   const ForwardTile small{64, 64, 4};
-  const ForwardTile large = problem.head_dim_v <= 128 ? ForwardTile{128, 64, 4} : ForwardTile{128, 64, 8};
+  const bool wide_warps = has_simple_scores(problem) && std::max(problem.head_dim, problem.head_dim_v) <= 128;
+  const ForwardTile large = wide_warps ? ForwardTile{128, 64, 4} : ForwardTile{128, 64, 8};
   return problem.seq_q <= 64 || large.shared_bytes(problem) > device.shared_bytes ? small : large;
 }
 
@@ -90,10 +95,9 @@ struct BackwardTile {
 /// The largest tile whose gradients fit in registers and whose operands fit in shared memory.
 std::optional<BackwardTile> backward_tile(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-  const BackwardTile large = dim <= 64    ? BackwardTile{128, 128, 2}
-                             : dim <= 128 ? BackwardTile{64, 128, 2}
-                                          : BackwardTile{64, 64, 2};
-  for (const BackwardTile& tile : {large, BackwardTile{64, 64, 2}, BackwardTile{64, 64, 1}}) {
+  const BackwardTile small{64, 64, 2};
+  const BackwardTile large = dim <= 64 ? BackwardTile{128, 128, 2} : dim <= 128 ? BackwardTile{64, 128, 2} : small;
+  for (const BackwardTile& tile : {has_simple_scores(problem) ? large : small, small, BackwardTile{64, 64, 1}}) {
     if (tile.shared_bytes(problem) <= device.shared_bytes) return tile;
   }
   return std::nullopt;

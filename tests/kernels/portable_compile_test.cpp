@@ -1,0 +1,52 @@
+#include <gtest/gtest.h>
+
+#include "support/compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+struct Subject {
+  const char* name;
+  Pass pass;
+  const char* kernel;
+};
+const Subject subjects[] = {{"forward", Pass::forward, "forward/portable"},
+                            {"backward", Pass::backward, "backward/portable"},
+                            {"standard_forward", Pass::standard_forward, "standard/forward"},
+                            {"standard_backward", Pass::standard_backward, "standard/backward"}};
+
+/// The widest head, and every option at once.
+std::vector<Problem> problems() {
+  Problem wide{.batch = 1, .seq_q = 256, .seq_kv = 256, .heads_q = 2, .heads_kv = 2, .head_dim = 256};
+  Problem everything{.batch = 2, .seq_q = 256, .seq_kv = 256, .heads_q = 4, .heads_kv = 2, .head_dim = 128};
+  everything.head_dim_v = 72;
+  everything.dtype = Dtype::float16;
+  everything.softcap = 30;
+  everything.bias = {.present = true, .dtype = Dtype::float16, .q_stride = 256};
+  everything.mask = {.present = true, .q_stride = 256};
+  everything.alibi = everything.key_lengths = everything.seqused_q = everything.seqused_kv = everything.sink = true;
+  everything.window_left = 100;
+  everything.window_right = 3;
+  everything.dropout_p = 0.1f;
+  return {wide, everything};
+}
+
+class PortableCompile : public ::testing::TestWithParam<Subject> {};
+
+TEST_P(PortableCompile, NoSpill) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  for (const int arch : {80, 90}) {
+    const DeviceInfo device{
+        .device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 108, .shared_bytes = shared_limit(arch)};
+    std::vector<Plan> plans;
+    for (const Problem& problem : problems())
+      plans.push_back(make_plan(problem, GetParam().pass, device, GetParam().kernel));
+    expect_plans_compile(plans, arch);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, PortableCompile, ::testing::ValuesIn(subjects),
+                         [](const ::testing::TestParamInfo<Subject>& subject) { return std::string(subject.param.name); });
+
+}  // namespace
+}  // namespace flash_attention::testing

@@ -1,0 +1,62 @@
+#include <gtest/gtest.h>
+
+#include "support/compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+DeviceInfo device(int arch) {
+  return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 108, .shared_bytes = shared_limit(arch)};
+}
+
+/// The shapes that are run most: each head dimension with tiles of its own, full and causal.
+std::vector<Problem> common_problems() {
+  std::vector<Problem> problems;
+  for (const std::int64_t head_dim : {64, 96, 128, 256}) {
+    for (const bool causal : {false, true}) {
+      problems.push_back({.batch = 1,
+                          .seq_q = 1024,
+                          .seq_kv = 1024,
+                          .heads_q = 8,
+                          .heads_kv = 8,
+                          .head_dim = head_dim,
+                          .dtype = Dtype::bfloat16,
+                          .causal = causal});
+    }
+  }
+  return problems;
+}
+
+/// Every option at once.
+Problem everything(Dtype dtype) {
+  Problem problem{.batch = 2, .seq_q = 256, .seq_kv = 256, .heads_q = 4, .heads_kv = 2, .head_dim = 128, .dtype = dtype};
+  problem.softcap = 30;
+  problem.bias = {.present = true, .dtype = dtype, .q_stride = 256};
+  problem.mask = {.present = true, .q_stride = 256};
+  problem.alibi = problem.key_lengths = problem.seqused_q = problem.seqused_kv = problem.sink = true;
+  problem.window_left = 100;
+  problem.window_right = 3;
+  problem.dropout_p = 0.1f;
+  return problem;
+}
+
+void expect_compile(const std::vector<Problem>& problems, Pass pass, const char* kernel, int arch) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  std::vector<Plan> plans;
+  for (const Problem& problem : problems) plans.push_back(make_plan(problem, pass, device(arch), kernel));
+  expect_plans_compile(plans, arch);
+}
+
+TEST(Sm80Compile, Forward) { expect_compile(common_problems(), Pass::forward, "forward/sm80", 80); }
+TEST(Sm80Compile, Backward) { expect_compile(common_problems(), Pass::backward, "backward/sm80", 80); }
+
+TEST(Sm80Compile, Everything) {
+  Problem problem = everything(Dtype::float16);
+  expect_compile({problem}, Pass::forward, "forward/sm80", 80);
+  expect_compile({problem}, Pass::backward, "backward/sm80", 80);
+  problem.deterministic = true;
+  expect_compile({problem}, Pass::backward, "backward/sm80", 80);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
