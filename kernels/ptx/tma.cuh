@@ -57,14 +57,6 @@ __device__ __forceinline__ void tma_multicast_4d(void* shared, const abi::Tensor
       "l"(&map), "r"(shared_address(&barrier)), "h"(blocks), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
 }
-__device__ __forceinline__ void tma_multicast_5d(void* shared, const abi::TensorMap& map, Mbarrier& barrier,
-                                                 unsigned short blocks, int x0, int x1, int x2, int x3, int x4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, "
-      "%6, %7, %8}], [%2], %3;" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(shared_address(&barrier)), "h"(blocks), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
-      : "memory");
-}
 
 /// cp.async.bulk.tensor, shared to global. Joins this thread's open bulk group.
 __device__ __forceinline__ void tma_store_2d(const abi::TensorMap& map, const void* shared, int x0, int x1) {
@@ -96,13 +88,6 @@ __device__ __forceinline__ void tma_reduce_add_4d(const abi::TensorMap& map, con
   asm volatile(
       "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
       "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
-      : "memory");
-}
-__device__ __forceinline__ void tma_reduce_add_5d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2,
-                                                  int x3, int x4) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
-      "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
       : "memory");
 }
 
