@@ -1,0 +1,88 @@
+// Every configuration that the planner gives forward/sm90: it compiles, spills nothing, and no wgmma is serialised.
+#include <gtest/gtest.h>
+
+#include "support/compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+DeviceInfo h200() {
+  return {.device = {.kind = DeviceKind::cuda},
+          .name = "H200",
+          .arch = 90,
+          .num_sms = 132,
+          .shared_bytes = 232448,
+          .l2_bytes = 50 << 20};
+}
+
+Problem problem(std::int64_t head_dim, bool causal = true) {
+  return {.batch = 2,
+          .seq_q = 1024,
+          .seq_kv = 1024,
+          .heads_q = 8,
+          .heads_kv = 2,
+          .head_dim = head_dim,
+          .dtype = Dtype::bfloat16,
+          .causal = causal};
+}
+
+void expect_compile(const std::vector<Problem>& problems) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  std::vector<Plan> plans;
+  for (const Problem& p : problems) plans.push_back(make_plan(p, Pass::forward, h200(), "forward/sm90"));
+  expect_plans_compile(plans, 90);
+}
+
+TEST(ForwardSm90Compiles, HeadDims) {
+  std::vector<Problem> problems;
+  for (std::int64_t dim : {8, 40, 64, 96, 128, 160, 192, 224, 256}) {
+    problems.push_back(problem(dim, false));
+    problems.push_back(problem(dim, true));
+  }
+  problems.push_back(problem(192));
+  problems.back().head_dim_v = 128;
+  problems.push_back(problem(64));
+  problems.back().head_dim_v = 256;
+  problems.push_back(problem(128));
+  problems.back().dtype = Dtype::float16;
+  problems.push_back(problem(128, false));
+  problems.back().seq_q = 1;
+  for (std::int64_t seq : {2048, 8192}) {
+    problems.push_back(problem(64));
+    problems.back().seq_q = problems.back().seq_kv = seq;
+  }
+  expect_compile(problems);
+}
+
+/// Each option alone at the head dimensions with the fewest registers to spare, and all together.
+TEST(ForwardSm90Compiles, Options) {
+  using Change = void (*)(Problem&);
+  const Change changes[] = {
+      [](Problem& p) { p.alignment = Alignment::top_left; },
+      [](Problem& p) { p.window_left = 100; },
+      [](Problem& p) { p.softcap = 20; },
+      [](Problem& p) { p.alibi = true; },
+      [](Problem& p) { p.bias = {.present = true, .dtype = Dtype::float32, .q_stride = 1024}; },
+      [](Problem& p) { p.mask = {.present = true, .q_stride = 1024}; },
+      [](Problem& p) { p.key_lengths = true; },
+      [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 2000; },
+      [](Problem& p) { p.seqused_q = p.seqused_kv = true; },
+      [](Problem& p) { p.sink = true; },
+      [](Problem& p) { p.dropout_p = 0.1f; },
+  };
+  std::vector<Problem> problems;
+  for (std::int64_t dim : {64, 128, 256}) {
+    Problem all = problem(dim);
+    for (Change change : changes) {
+      change(all);
+      if (dim == 64) continue;
+      problems.push_back(problem(dim));
+      change(problems.back());
+    }
+    problems.push_back(all);
+  }
+  expect_compile(problems);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
