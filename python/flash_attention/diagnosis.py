@@ -1,6 +1,12 @@
 """What is here, which kernel a call gets and why, and how to have it ready."""
 
+from __future__ import annotations
+
 from flash_attention import _core, functional
+
+TYPE_CHECKING = False  # typing costs more to import than the rest of the package
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def version() -> str:
@@ -8,17 +14,17 @@ def version() -> str:
     return _core.version
 
 
-def devices() -> list[dict]:
+def devices() -> list[dict[str, Any]]:
     """Facts about every device this process can use: the CPU first, then the GPUs."""
     return _core.devices()
 
 
-def kernels() -> list[dict]:
+def kernels() -> list[dict[str, Any]]:
     """Every kernel: name, pass, device and requirements. A name can be given as attention(..., kernel=name)."""
     return _core.kernels()
 
 
-def explain(q, k, v, *, backward=False, **options) -> str:
+def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> str:
     """Which kernel attention(q, k, v, **options) uses, and why each faster one was not chosen.
 
     With cu_seqlens_q among the options it speaks of attention_packed().
@@ -26,14 +32,14 @@ def explain(q, k, v, *, backward=False, **options) -> str:
     return _core.explain(*_bind(q, k, v, options), backward)
 
 
-def compile(q, k, v, *, backward=False, **options) -> None:
+def compile(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> None:
     """Compiles and loads what attention(q, k, v, **options) needs, so that the call itself never waits for a compiler."""
     _core.prewarm(*_bind(q, k, v, options), False)
     if backward:
         _core.prewarm(*_bind(q, k, v, options), True)
 
 
-def doctor() -> list[dict]:
+def doctor() -> list[dict[str, Any]]:
     """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises."""
     from importlib import metadata
 

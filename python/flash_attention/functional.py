@@ -1,6 +1,12 @@
 """attention() and attention_packed(): one signature for every tensor library."""
 
+from __future__ import annotations
+
 from importlib import import_module
+
+TYPE_CHECKING = False  # typing costs more to import than the rest of the package
+if TYPE_CHECKING:
+    from typing import Any, Literal
 
 _LAYOUTS = {"bshd": False, "bhsd": True}
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
@@ -11,30 +17,30 @@ _runs = {}
 
 
 def attention(
-    q,
-    k,
-    v,
+    q: Any,
+    k: Any,
+    v: Any,
     *,
-    causal=False,
-    window=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    bias=None,
-    mask=None,
-    key_lengths=None,
-    seqused_q=None,
-    seqused_kv=None,
-    sink=None,
-    dropout_p=0.0,
-    seed=None,
-    offset=0,
-    scale=None,
-    layout="bshd",
-    alignment="bottom_right",
-    deterministic=False,
-    return_lse=False,
-    kernel=None,
-):
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    key_lengths: Any = None,
+    seqused_q: Any = None,
+    seqused_kv: Any = None,
+    sink: Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: float | None = None,
+    layout: Literal["bshd", "bhsd"] = "bshd",
+    alignment: Literal["bottom_right", "top_left"] = "bottom_right",
+    deterministic: bool = False,
+    return_lse: bool = False,
+    kernel: str | None = None,
+) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
     Differentiable (torch, JAX) in q, k, v, bias and sink, and through the returned lse.
@@ -71,33 +77,33 @@ def attention(
 
 
 def attention_packed(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_kv=None,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_kv: Any = None,
     *,
-    max_seqlen_q=None,
-    max_seqlen_kv=None,
-    causal=False,
-    window=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    bias=None,
-    mask=None,
-    key_lengths=None,
-    seqused_q=None,
-    seqused_kv=None,
-    sink=None,
-    dropout_p=0.0,
-    seed=None,
-    offset=0,
-    scale=None,
-    alignment="bottom_right",
-    deterministic=False,
-    return_lse=False,
-    kernel=None,
-):
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    key_lengths: Any = None,
+    seqused_q: Any = None,
+    seqused_kv: Any = None,
+    sink: Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: float | None = None,
+    alignment: Literal["bottom_right", "top_left"] = "bottom_right",
+    deterministic: bool = False,
+    return_lse: bool = False,
+    kernel: str | None = None,
+) -> Any:
     """attention() for sequences of different lengths that lie end to end, without padding.
 
     Args:
@@ -135,7 +141,7 @@ def attention_packed(
     return _run_of(q)(tensors, scalars, seed, offset, return_lse)
 
 
-def dropout_mask(shape, dropout_p, seed, offset=0):
+def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:
     """Which scores dropout keeps: a NumPy bool array of shape (batch, heads_q, seq_q, seq_kv).
 
     The same for every backend and kernel; a packed problem counts i and j inside each sequence.

@@ -7,7 +7,7 @@ from flash_attention.head_dim import padded
 NAME = "flash_attention"
 
 
-def register_transformers():
+def register_transformers() -> None:
     """Makes attn_implementation="flash_attention" known to transformers, with boolean masks where one is needed.
 
     flash_attention.register_transformers()

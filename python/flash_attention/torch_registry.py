@@ -11,7 +11,7 @@ _aten = torch.ops.aten
 _fallback = None  # the handle, where torch has no registry to keep it
 
 
-def register():
+def register() -> None:
     """Makes torch's scaled_dot_product_attention use this library wherever torch would choose its flash kernels.
 
     Covers CPU and CUDA, forward and backward. What the kernels do not take (float64, head_dim above 256) stays with torch.
@@ -25,7 +25,7 @@ def register():
         _fallback = _override()
 
 
-def unregister():
+def unregister() -> None:
     """Gives scaled_dot_product_attention back to torch."""
     global _fallback
     attention = torch.nn.attention

@@ -34,6 +34,9 @@ def test_public_functions_are_documented():
 def test_typed_and_stubbed():
     files = {file.name for file in resources.files("flash_attention").iterdir()}
     assert {"py.typed", "_core.pyi"} <= files
+    public = (resources.files("flash_attention") / "__init__.pyi").read_text()
+    for name in flash_attention.__all__:
+        assert name in public, f"{name} is missing from __init__.pyi"
     stub = (resources.files("flash_attention") / "_core.pyi").read_text()
     from flash_attention import _core
 

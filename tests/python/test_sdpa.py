@@ -119,9 +119,28 @@ def test_register_reaches_torchs_function(registered, monkeypatch):
     assert len(calls) == 3
 
 
-def test_register_leaves_float64_to_torch(registered):
-    q = torch.randn(1, 2, 9, 16, dtype=torch.float64)
-    torch.testing.assert_close(torch_sdpa(q, q, q), exact(q, q, q))
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float64, 16), (torch.float32, 30)], ids=["float64", "odd_head_dim"])
+def test_register_leaves_the_rest_to_torch(dtype, head_dim, registered, monkeypatch):
+    calls = counted(monkeypatch)
+    inputs = [torch.randn(1, 2, 9, head_dim, dtype=dtype, requires_grad=True) for _ in range(3)]
+    ours, theirs = torch_sdpa(*inputs, is_causal=True), exact(*inputs, is_causal=True)
+    torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-4)
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (ours, theirs)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), atol=1e-4, rtol=1e-4)
+    assert not calls
+
+
+def test_row_hidden_by_minus_infinity(device):
+    """A float mask of -inf over a whole row hides it: the result is 0, as in torch, and gradients are finite."""
+    q, k, v = (torch.randn(1, 2, 6, 16, device=device, requires_grad=True) for _ in range(3))
+    mask = torch.zeros(6, 6, device=device)
+    mask[2] = -torch.inf
+    mask[4, 3:] = -torch.inf
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(out.double(), exact(q, k, v, attn_mask=mask).nan_to_num(0.0), atol=1e-5, rtol=1e-4)
+    out.sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (q, k, v))
 
 
 def test_unregister(monkeypatch):

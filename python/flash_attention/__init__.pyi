@@ -1,0 +1,22 @@
+"""Exact attention in O(seq) memory, on CPUs and NVIDIA GPUs: what the package offers, for type checkers and editors."""
+
+from flash_attention import flash_attn as flash_attn
+from flash_attention import jax as jax
+from flash_attention.diagnosis import compile as compile
+from flash_attention.diagnosis import devices as devices
+from flash_attention.diagnosis import doctor as doctor
+from flash_attention.diagnosis import explain as explain
+from flash_attention.diagnosis import kernels as kernels
+from flash_attention.diagnosis import version as version
+from flash_attention.functional import attention as attention
+from flash_attention.functional import attention_packed as attention_packed
+from flash_attention.functional import dropout_mask as dropout_mask
+from flash_attention.hugging_face import register_transformers as register_transformers
+from flash_attention.modules import FlashAttention as FlashAttention
+from flash_attention.modules import MultiheadAttention as MultiheadAttention
+from flash_attention.modules import StandardAttention as StandardAttention
+from flash_attention.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
+from flash_attention.torch_registry import register as register
+from flash_attention.torch_registry import unregister as unregister
+
+__version__: str
