@@ -1,4 +1,4 @@
-"""python -m flash_attention VERB: every module of flash_attention.commands is a verb."""
+"""python -m flash_attention VERB: every module of flash_attention.commands without a leading underscore is a verb."""
 
 import argparse
 import sys
@@ -15,6 +15,8 @@ def main(argv=None):
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for module in iter_modules(commands.__path__):
+        if module.name.startswith("_"):
+            continue
         command = import_module(f"{commands.__name__}.{module.name}")
         verb = verbs.add_parser(module.name, help=command.help, description=command.__doc__)
         command.add_arguments(verb)

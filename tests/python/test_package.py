@@ -57,12 +57,16 @@ def test_doctor():
 def test_verbs():
     done = python("-m", "flash_attention", "--help")
     assert done.returncode == 0
-    assert all(verb in done.stdout for verb in ("doctor", "compile"))
+    assert all(verb in done.stdout for verb in ("doctor", "compile", "bench", "report"))
+    assert "_problem" not in done.stdout
     assert python("-m", "flash_attention", "nothing").returncode == 2
-    done = python(
-        "-m", "flash_attention", "compile", "--device", "cpu", "--dtype", "float32", "--seq", "64", "--heads", "2"
-    )
+    shape = ("--device", "cpu", "--dtype", "float32", "--seq", "64", "--heads", "4", "--heads-kv", "2", "--head-dim", "32")
+    done = python("-m", "flash_attention", "compile", *shape)
     assert done.returncode == 0, done.stderr
+    assert "cpu/" in done.stdout
+    done = python("-m", "flash_attention", "bench", "--json", "--seconds", "0.01", "--backward", "--causal", *shape)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["times"]) == {"flash_attention", "torch", "standard"}
 
 
 def test_version():
