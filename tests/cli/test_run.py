@@ -87,7 +87,7 @@ def test_interrupt_keeps_what_was_measured(command, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(3)
+    time.sleep(5)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
