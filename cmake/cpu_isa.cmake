@@ -9,7 +9,16 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
 else()
   list(FILTER flash_attention_sources EXCLUDE REGEX "/src/cpu/isa/(avx2|avx512|amx|neon).cpp$")
 endif()
+# The sanitizers take minutes over each unrolled object, so they see the same algorithms once, in the generic one; run such a
+# build with FLASH_ATTENTION_CPU_ISA=generic.
 foreach(isa generic neon avx2 avx512 amx)
+  set(extra)
+  if(FLASH_ATTENTION_SANITIZE)
+    set(extra -O1)
+    if(NOT isa STREQUAL generic)
+      list(APPEND extra -fno-sanitize=all)
+    endif()
+  endif()
   set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/isa/${isa}.cpp PROPERTIES
-    COMPILE_OPTIONS "${flash_attention_isa_flags_${isa}};-O3;-ffp-contract=fast;-fno-math-errno;-fno-trapping-math")
+    COMPILE_OPTIONS "${flash_attention_isa_flags_${isa}};-O3;-ffp-contract=fast;-fno-math-errno;-fno-trapping-math;${extra}")
 endforeach()
