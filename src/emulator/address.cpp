@@ -26,10 +26,6 @@ SharedPlace locate(unsigned address, std::size_t bytes, std::size_t alignment) {
   return {block, window_address - shared_window};
 }
 
-SharedPlace in_block(const SharedPlace& place, int rank) {
-  return {&Scheduler::current().blocks()[static_cast<std::size_t>(rank)], place.offset};
-}
-
 unsigned address_of(const void* pointer) {
   Scheduler& scheduler = Scheduler::current();
   const SharedMemory& shared = scheduler.running().block->shared;

@@ -17,14 +17,11 @@ struct SharedPlace {
 /// Where `bytes` bytes at a shared address lie. Refuses an address out of range or not a multiple of `alignment`.
 SharedPlace locate(unsigned address, std::size_t bytes, std::size_t alignment);
 
-/// The same address in another block of the cluster.
-SharedPlace in_block(const SharedPlace& place, int rank);
-
 /// The shared address of a pointer into the running thread's shared memory.
 unsigned address_of(const void* pointer);
 
-/// The address in 16-byte units with the chunk permuted as TMA and wgmma do: 16-byte chunks of a row of `span` bytes (0,
-/// 32, 64 or 128) are xor-ed with the row's number.
+/// Where TMA and wgmma put the byte of an address when rows of `span` bytes (0: not at all, 32, 64 or 128) are swizzled:
+/// the number of its 16-byte chunk is xor-ed with that of its 128-byte line.
 constexpr std::size_t swizzle(std::size_t address, int span) {
   const std::size_t mask = span == 128 ? 7 : span == 64 ? 3 : span == 32 ? 1 : 0;
   return address ^ ((address >> 7 & mask) << 4);

@@ -38,7 +38,6 @@ class AsyncEngine {
 
   void advance();  ///< one step of time: what is due happens
   bool run_one();  ///< no thread can go on: one signalling effect happens. False where there is none
-  bool idle() const { return signalling_.empty(); }
 
  private:
   struct Due {

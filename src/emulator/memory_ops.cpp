@@ -52,8 +52,11 @@ unsigned char* access_shared(Access access, unsigned address, int bytes) {
 
 void spin() {
   Scheduler& scheduler = Scheduler::current();
-  scheduler.running().doing = "load_acquire";
+  Thread& thread = scheduler.running();
+  thread.doing = "load_acquire";
+  thread.wait = Wait::other_block;  // for the report; it stays ready
   scheduler.yield();
+  thread.wait = Wait::nothing;
 }
 
 void copy_async(unsigned shared, const void* global, int bytes, int valid) {

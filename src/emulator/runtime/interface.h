@@ -57,7 +57,6 @@ struct MultiplyOperand {
 
 /// wmma fragments: element (row, column) of a 16 x 16 matrix is value row * 16 + column, 8 of them a lane.
 struct WmmaMoveOperand {
-  MatrixType type;
   unsigned tile;
   int stride;
   bool column_major;

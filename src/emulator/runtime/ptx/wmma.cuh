@@ -16,7 +16,7 @@ struct WmmaAccumulator {
 };
 
 inline void wmma_move(emulator::WarpOp op, unsigned tile, int stride, bool column_major, const void* registers) {
-  emulator::WmmaMoveOperand operand{{}, tile, stride, column_major, const_cast<void*>(registers)};
+  emulator::WmmaMoveOperand operand{tile, stride, column_major, const_cast<void*>(registers)};
   emulator::table->warp(op, &operand);
 }
 
