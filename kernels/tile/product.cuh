@@ -79,11 +79,10 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const Rows<El
     load_transposed(storage.dot.B, B, column, depth, B_by_four);
     __syncthreads();  // the chunk is there for everyone
     // Short sums first, then their sum: half the rounding error of one long chain where a few products dominate.
-#pragma unroll
-    for (int begin = 0; begin < dot_depth; begin += 8) {
-      if (begin >= depth) break;
+#pragma unroll 1
+    for (int begin = 0; begin < depth; begin += 8) {
       float sum[4][4]{};
-#pragma unroll
+#pragma unroll 4
       for (int d = begin; d < begin + 8; ++d) {
         const auto a = *reinterpret_cast<const Four*>(&storage.dot.A[d][place.row]);
         const auto b = *reinterpret_cast<const Four*>(&storage.dot.B[d][place.column]);
@@ -123,7 +122,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const 
       *reinterpret_cast<Four*>(&storage.panel[row][column]) = values;
     }
     __syncthreads();  // the panel is there for everyone
-#pragma unroll 4
+#pragma unroll(columns >= 16 ? 2 : 4)
     for (int k = 0; k < panel_depth; ++k) {
       const auto weight = *reinterpret_cast<const Four*>(&W.at[begin + k][place.row]);
 #pragma unroll
