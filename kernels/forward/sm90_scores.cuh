@@ -40,7 +40,7 @@ struct Scores {
     if constexpr (features.softcap) {
       const float exponential = ptx::exp2(dot * (2.0f * tile::log2_e * score.scale / score.softcap));
       const float capped = ptx::fma(-2.0f * score.softcap, ptx::reciprocal(1.0f + exponential), score.softcap);
-      return capped + score.added(q, key);
+      return features.bias || features.alibi ? capped + score.added(q, key) : capped;
     }
     return score.in_units(dot, q, key);
   }

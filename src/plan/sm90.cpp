@@ -65,10 +65,12 @@ Tile choose_tile(const Problem& p) {
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 128) return scores ? Tile{128, 32} : Tile{128, 64};
   if (loads_scores) return {128, 64};
-  if (dim <= 64 && !scores && !lengths && p.window_left < 0) {
-    if (!windowed && p.seq_q > 128) return {192, 128};
-    if (windowed && p.seq_q >= 4096) return {192, 128, 4};
-    if (windowed && p.seq_q <= 1024) return {64, 64};
+  if (!scores && !lengths && p.window_left < 0 && p.seq_q > 128) {
+    if (dim <= 64) {
+      if (!windowed) return {192, 128};
+      return p.seq_q > 2048 ? Tile{192, 128, 4} : Tile{64, 64};
+    }
+    if (p.seq_q >= (windowed ? 16384 : 8192)) return {192, 80};
   }
   return {128, 128, dim <= 64 ? 4 : 2};
 }

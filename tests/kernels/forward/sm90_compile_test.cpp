@@ -47,10 +47,15 @@ TEST(ForwardSm90Compiles, HeadDims) {
   problems.back().dtype = Dtype::float16;
   problems.push_back(problem(128, false));
   problems.back().seq_q = 1;
-  for (std::int64_t seq : {2048, 8192}) {
-    problems.push_back(problem(64));
+  // Lengths at which other tiles are chosen.
+  const auto add = [&](std::int64_t dim, bool causal, std::int64_t seq) {
+    problems.push_back(problem(dim, causal));
     problems.back().seq_q = problems.back().seq_kv = seq;
-  }
+  };
+  add(64, true, 4096);
+  add(96, false, 8192);
+  add(128, false, 8192);
+  add(128, true, 16384);
   expect_compile(problems);
 }
 
