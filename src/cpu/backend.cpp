@@ -112,6 +112,9 @@ DeviceInfo info() {
 
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
   const KernelTable& table = kernel_table(device.isa);
+#if defined(__x86_64__)
+  if (plan.kernel == "cpu/amx") return std::make_unique<CpuKernel>(amx_table.prefill, amx_table.scratch_bytes);
+#endif
   return std::make_unique<CpuKernel>(steps_of(table, plan), table.scratch_bytes);
 }
 

@@ -76,7 +76,7 @@ bool has_isa(CpuIsa isa) {
     case CpuIsa::avx2: return has_avx2();
     case CpuIsa::avx512: return has_avx512();
     case CpuIsa::amx: {
-      static const bool amx = has_avx512() && has_amx();
+      static const bool amx = has_avx512() && __builtin_cpu_supports("avx512bf16") && has_amx();
       return amx;
     }
 #elif defined(__aarch64__)

@@ -41,6 +41,24 @@ std::string reject_decode(const Problem& problem, const DeviceInfo&) {
   return "takes at most " + std::to_string(cpu_decode_rows) + " query rows of a key head, and there are " + std::to_string(rows);
 }
 
+std::string reject_amx(const Problem& problem, const DeviceInfo& device) {
+  if (device.isa != CpuIsa::amx) return "the instruction set is " + std::string(to_string(device.isa)) + ", not amx";
+  if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  if (rows >= cpu_amx_min_rows) return {};
+  return "takes at least " + std::to_string(cpu_amx_min_rows) + " query rows of a key head, and there are " + std::to_string(rows);
+}
+
+/// K padded to whole tiles and V transposed, for every tile of keys.
+void lay_out_amx(const Problem& problem, const DeviceInfo&, Plan& plan) {
+  plan.block_q = cpu_amx_block_q;
+  plan.block_kv = cpu_amx_block_kv;
+  const std::int64_t keys = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv) * plan.block_kv;
+  reserve(plan, 0, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
+  reserve(plan, 1, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
+  reserve(plan, 2, keys);
+}
+
 /// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles.
 void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   constexpr std::int64_t min_split = 8 * cpu_block_kv;
@@ -80,7 +98,13 @@ void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& pl
   if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);
 }
 
-constexpr std::array<KernelEntry, 5> entries{{
+constexpr std::array<KernelEntry, 6> entries{{
+    {.name = "cpu/amx",
+     .pass = Pass::forward,
+     .device = DeviceKind::cpu,
+     .requirements = "AMX, bfloat16, at least 32 query rows of a key head (seq_q * heads_q / heads_kv)",
+     .reject = reject_amx,
+     .lay_out = lay_out_amx},
     {.name = "cpu/decode",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,

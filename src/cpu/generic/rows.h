@@ -10,10 +10,8 @@
 namespace flash_attention::cpu {
 namespace {
 
-constexpr int block_kv = plan::cpu_block_kv;
 constexpr int max_head_dim = plan::cpu_max_head_dim;
-constexpr int block_vectors = tile_vectors;
-constexpr int block_q = block_vectors * vector_lanes;
+constexpr int block_vectors = block_q / vector_lanes;
 
 template <class T>
 FLASH_ATTENTION_INLINE constexpr T smaller(T x, T y) { return x < y ? x : y; }
@@ -61,7 +59,7 @@ struct RowBlock {
     const std::int64_t left = sequence.q_rows * stack - first_row;
     if (left <= 0) return;
     rows = static_cast<int>(smaller<std::int64_t>(left, block_q));
-    vectors = static_cast<int>(ceil_div(rows, vector_lanes));
+    vectors = round_up(rows, lane_multiple) / vector_lanes;
     key_begin = full_end = sequence.kv_rows;
     for (int lane = 0; lane < vectors * vector_lanes; ++lane) {
       const std::int64_t row = first_row + smaller(lane, rows - 1);

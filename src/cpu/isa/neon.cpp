@@ -1,14 +1,23 @@
-// The kernels for Advanced SIMD.
+// The kernels for Arm's Advanced SIMD.
 
 #include "cpu/isa/tables.h"
+#include "plan/cpu_tiles.h"
+
+namespace flash_attention::cpu {
+namespace {
+constexpr int vector_lanes = 4;
+constexpr int tile_rows = 8;  // of the register tile: 8 x 3 accumulators, 3 vectors and broadcasts of 32 registers
+constexpr int tile_vectors = 3;
+constexpr int block_q = plan::cpu_block_q_neon;
+constexpr int block_kv = plan::cpu_block_kv;
+constexpr int lane_multiple = vector_lanes;  // lanes of a block in use
+}  // namespace
+}  // namespace flash_attention::cpu
+
 #include "cpu/simd/neon.h"
 //
 #include "cpu/generic/table.h"
 
 namespace flash_attention::cpu {
-
-static_assert(block_q == plan::cpu_block_q_neon);
-
 const KernelTable neon_table = make_table();
-
 }  // namespace flash_attention::cpu

@@ -9,5 +9,6 @@ extern const KernelTable generic_table;
 extern const KernelTable neon_table;
 extern const KernelTable avx2_table;
 extern const KernelTable avx512_table;
+extern const KernelTable amx_table;  // forward in bfloat16 alone, under prefill
 
 }  // namespace flash_attention::cpu

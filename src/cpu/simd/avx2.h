@@ -4,14 +4,6 @@
 
 #include <immintrin.h>
 
-namespace flash_attention::cpu {
-namespace {
-constexpr int vector_lanes = 8;
-constexpr int tile_rows = 4;  // of the register tile: 4 x 3 accumulators, 3 vectors and 1 broadcast are 16 registers
-constexpr int tile_vectors = 3;
-}  // namespace
-}  // namespace flash_attention::cpu
-
 #include "cpu/simd/portable.h"
 
 namespace flash_attention::cpu {

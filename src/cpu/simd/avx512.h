@@ -4,14 +4,6 @@
 
 #include <immintrin.h>
 
-namespace flash_attention::cpu {
-namespace {
-constexpr int vector_lanes = 16;
-constexpr int tile_rows = 8;  // of the register tile: 8 x 3 accumulators, 3 vectors and 1 broadcast of 32 registers
-constexpr int tile_vectors = 3;
-}  // namespace
-}  // namespace flash_attention::cpu
-
 #include "cpu/simd/vector.h"
 
 namespace flash_attention::cpu {

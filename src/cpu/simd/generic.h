@@ -2,14 +2,6 @@
 
 // Four lanes with no instruction set in mind: any compiler with vector extensions makes something of it.
 
-namespace flash_attention::cpu {
-namespace {
-constexpr int vector_lanes = 4;
-constexpr int tile_rows = 4;     // of the register tile: 4 x 2 accumulators fit in 16 registers
-constexpr int tile_vectors = 2;  // with the operands
-}  // namespace
-}  // namespace flash_attention::cpu
-
 #include "cpu/simd/portable.h"
 
 namespace flash_attention::cpu {

@@ -1,8 +1,8 @@
 #pragma once
 
-// Vectors of float over the compiler's vector extensions. Each instruction set's header sets `vector_lanes`, includes this
-// file and adds the few operations that the extensions cannot say. Everything is in an unnamed namespace: each
-// instruction set is one translation unit, and nothing of it may be merged with another's by the linker.
+// Vectors of float over the compiler's vector extensions. isa/<isa>.cpp sets the sizes, beginning with `vector_lanes`;
+// simd/<isa>.h includes this file and adds the few operations that the extensions cannot say. Everything is in an unnamed
+// namespace: each instruction set is one translation unit, and nothing of it may be merged with another's by the linker.
 
 #include <cstdint>
 

@@ -1,0 +1,23 @@
+// Forward in bfloat16 for AMX; all else runs on AVX-512.
+
+#include "cpu/isa/tables.h"
+#include "plan/cpu_tiles.h"
+
+namespace flash_attention::cpu {
+namespace {
+constexpr int vector_lanes = 16;
+constexpr int tile_rows = 8;
+constexpr int tile_vectors = 3;
+constexpr int block_q = plan::cpu_amx_block_q;
+constexpr int block_kv = plan::cpu_amx_block_kv;
+constexpr int lane_multiple = 16;  // the columns of a tile
+}  // namespace
+}  // namespace flash_attention::cpu
+
+#include "cpu/simd/amx.h"
+//
+#include "cpu/generic/amx.h"
+
+namespace flash_attention::cpu {
+const KernelTable amx_table = make_amx_table<AmxTiles>();
+}  // namespace flash_attention::cpu

@@ -1,0 +1,127 @@
+// The AMX kernel on a machine without AMX: the same source over a model of the tile registers, put through the contract.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu/make_call.h"
+#include "plan/cpu_tiles.h"
+#include "support/contract.h"
+#include "support/tensors.h"
+
+namespace flash_attention::cpu {
+namespace {
+constexpr int vector_lanes = 4;
+constexpr int tile_rows = 4;
+constexpr int tile_vectors = 2;
+constexpr int block_q = plan::cpu_amx_block_q;
+constexpr int block_kv = plan::cpu_amx_block_kv;
+constexpr int lane_multiple = 16;
+}  // namespace
+}  // namespace flash_attention::cpu
+
+#include "cpu/simd/generic.h"
+//
+#include "cpu/generic/amx.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// What Intel's manual says the instructions do, one loop each. Using a register that is not configured is an error.
+struct ModelTiles {
+  struct Register {
+    std::uint32_t words[16][16];
+  };
+  static inline Register registers[8];
+  static inline bool configured = false;
+
+  static void configure() {
+    configured = true;
+    std::memset(registers, 0xff, sizeof registers);
+  }
+  static void release() { configured = false; }
+
+  template <int tile>
+  static void zero() {
+    EXPECT_TRUE(configured);
+    registers[tile] = {};
+  }
+  template <int tile>
+  static void load(const void* from, std::int64_t stride_bytes) {
+    EXPECT_TRUE(configured);
+    for (int row = 0; row < 16; ++row) {
+      std::memcpy(registers[tile].words[row], static_cast<const char*>(from) + row * stride_bytes, 64);
+    }
+  }
+  template <int tile>
+  static void store(void* to, std::int64_t stride_bytes) {
+    EXPECT_TRUE(configured);
+    for (int row = 0; row < 16; ++row) std::memcpy(static_cast<char*>(to) + row * stride_bytes, registers[tile].words[row], 64);
+  }
+  template <int sum, int a, int b>
+  static void multiply() {
+    static_assert(sum != a && sum != b && a != b, "the instruction faults on equal registers");
+    EXPECT_TRUE(configured);
+    const auto half = [](std::uint32_t word, int which) {
+      const std::uint32_t bits = which == 0 ? word << 16 : word & 0xffff0000u;
+      float x;
+      std::memcpy(&x, &bits, 4);
+      return x;
+    };
+    for (int m = 0; m < 16; ++m) {
+      for (int n = 0; n < 16; ++n) {
+        float total;
+        std::memcpy(&total, &registers[sum].words[m][n], 4);
+        for (int k = 0; k < 16; ++k) {
+          for (int which : {0, 1}) total += half(registers[a].words[m][k], which) * half(registers[b].words[k][n], which);
+        }
+        std::memcpy(&registers[sum].words[m][n], &total, 4);
+      }
+    }
+  }
+
+  static Vec pair(Vec low, Vec high) {
+    return (Vec)(__builtin_convertvector(float_to_bfloat16(low), Uint) |
+                 (__builtin_convertvector(float_to_bfloat16(high), Uint) << 16));
+  }
+};
+
+constexpr KernelTable model_table = make_amx_table<ModelTiles>();
+
+class AmxModel : public ::testing::TestWithParam<testing::Case> {};
+
+TEST_P(AmxModel, MatchesTheOracle) {
+  const testing::Case& c = GetParam();
+  DeviceInfo device;
+  device.isa = CpuIsa::amx;
+  Plan plan;
+  try {
+    plan = make_plan(c.problem, Pass::forward, device, "cpu/amx");
+  } catch (const Error& error) {
+    ASSERT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+    GTEST_SKIP() << error.what();
+  }
+  const testing::Inputs in = testing::draw_inputs(c);
+  const testing::Results want = testing::oracle(c, in, false), plain = testing::oracle(c, in, false, c.problem.dtype);
+  const auto memory = testing::memory_of({});
+  testing::Tensors tensors(c, in, *memory);
+  std::vector<char> dirt(plan.workspace_bytes, static_cast<char>(0xff));
+  const Options options{.workspace = dirt.data(), .seed = c.dropout_seed, .offset = c.dropout_offset};
+  const Call call = make_call(testing::normalised(c.problem), plan, tensors.buffers(), options);
+  void* scratch = memory->allocate(model_table.scratch_bytes);
+  for (const Step* step = model_table.prefill; step->count != nullptr; ++step) {
+    for (std::int64_t item = 0; item < step->count(call); ++item) step->run(call, item, scratch);
+  }
+  EXPECT_FALSE(ModelTiles::configured);
+
+  const testing::Results got = tensors.read(false);
+  EXPECT_EQ(tensors.written_gap(), "");
+  testing::compare("out", got.out, want.out, plain.out, c.problem.dtype);
+  testing::compare("lse", got.lse, want.lse, want.lse, Dtype::float32);
+}
+
+INSTANTIATE_TEST_SUITE_P(Contract, AmxModel, ::testing::ValuesIn(testing::contract_cases(Dtype::bfloat16)), testing::case_name);
+
+}  // namespace
+}  // namespace flash_attention::cpu
