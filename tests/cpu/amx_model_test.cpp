@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "api/validate.h"
 #include "cpu/make_call.h"
 #include "plan/cpu_tiles.h"
 #include "support/contract.h"
@@ -108,7 +109,7 @@ TEST_P(AmxModel, MatchesTheOracle) {
   testing::Tensors tensors(c, in, *memory);
   std::vector<char> dirt(plan.workspace_bytes, static_cast<char>(0xff));
   const Options options{.workspace = dirt.data(), .seed = c.dropout_seed, .offset = c.dropout_offset};
-  const Call call = make_call(testing::normalised(c.problem), plan, tensors.buffers(), options);
+  const Call call = make_call(api::normalise(c.problem, Pass::forward), plan, tensors.buffers(), options);
   void* scratch = memory->allocate(model_table.scratch_bytes);
   for (const Step* step = model_table.prefill; step->count != nullptr; ++step) {
     for (std::int64_t item = 0; item < step->count(call); ++item) step->run(call, item, scratch);

@@ -43,6 +43,7 @@ inline std::vector<Run> runs() {
   std::vector<Run> all;
   for (Dtype dtype : {Dtype::float32, Dtype::float16, Dtype::bfloat16}) {
     for (const Case& c : contract_cases(dtype)) {
+      all.push_back({c, {}});  // the planner's choice
       all.push_back({c, {.kernel = "cpu/prefill"}});
       if (c.problem.heads_q / c.problem.heads_kv * c.problem.seq_q <= 8) all.push_back({c, {.kernel = "cpu/decode"}});
       if (const auto few = with_few_queries(c)) all.push_back({*few, {.kernel = "cpu/decode"}});

@@ -22,21 +22,6 @@ double worst_error(const std::vector<double>& got, const std::vector<double>& wa
   return worst;
 }
 
-void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& plain, Dtype dtype) {
-  ASSERT_EQ(got.size(), want.size()) << name;
-  double largest = 0;
-  for (double x : want) if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
-  const double floor = epsilon(dtype) * (dtype == Dtype::float32 ? 32 : 0.5) * std::max(largest, 0.05);
-  const double allowed = 2 * worst_error(plain, want) + floor;
-  int shown = 0;
-  for (std::size_t x = 0; x < want.size() && shown < 5; ++x) {
-    const bool same_kind = std::isnan(want[x]) ? std::isnan(got[x]) : std::isfinite(want[x]) ? std::isfinite(got[x]) : got[x] == want[x];
-    if (same_kind && (!std::isfinite(want[x]) || std::fabs(got[x] - want[x]) <= allowed)) continue;
-    ++shown;
-    ADD_FAILURE() << name << "[" << x << "]: got " << got[x] << ", want " << want[x] << ", allowed error " << allowed;
-  }
-}
-
 void launch(const Case& c, const Target& target, Memory& memory, const Buffers& all) {
   Buffers b = all;
   Options options{.device = target.device, .seed = c.dropout_seed, .offset = c.dropout_offset, .kernel = target.kernel};
@@ -75,6 +60,21 @@ Results forward_of(Results exact, Dtype dtype) {
 }
 
 }  // namespace
+
+void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& plain, Dtype dtype) {
+  ASSERT_EQ(got.size(), want.size()) << name;
+  double largest = 0;
+  for (double x : want) if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+  const double floor = epsilon(dtype) * (dtype == Dtype::float32 ? 32 : 0.5) * std::max(largest, 0.05);
+  const double allowed = 2 * worst_error(plain, want) + floor;
+  int shown = 0;
+  for (std::size_t x = 0; x < want.size() && shown < 5; ++x) {
+    const bool same_kind = std::isnan(want[x]) ? std::isnan(got[x]) : std::isfinite(want[x]) ? std::isfinite(got[x]) : got[x] == want[x];
+    if (same_kind && (!std::isfinite(want[x]) || std::fabs(got[x] - want[x]) <= allowed)) continue;
+    ++shown;
+    ADD_FAILURE() << name << "[" << x << "]: got " << got[x] << ", want " << want[x] << ", allowed error " << allowed;
+  }
+}
 
 void check(const Case& c, const Target& target) {
   if (const std::string reason = rejection(c, target); !reason.empty()) GTEST_SKIP() << reason;

@@ -25,6 +25,10 @@ struct Target {
 /// only if its reject() says so.
 void check(const Case& c, const Target& target);
 
+/// The comparison alone: `plain` is the oracle's result with the rounding of that type.
+void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& plain,
+             Dtype dtype);
+
 /// The same bits twice.
 void check_reproducible(const Case& c, const Target& target);
 
