@@ -43,6 +43,16 @@ std::vector<std::string> row(const Measurement& m, const std::optional<cpu::Peak
           describe(m.accuracy)};
 }
 
+Json report(const DeviceInfo& info, const std::optional<cpu::Peaks>& peaks, const Json& results, bool complete) {
+  Json json = Json::object();
+  json.add("version", FLASH_ATTENTION_VERSION).add("device", to_json(info)).add("complete", complete);
+  if (peaks) {
+    Json measured = Json::object();
+    json.add("peaks", measured.add("flops_per_second", peaks->flops).add("read_bytes_per_second", peaks->read_bytes));
+  }
+  return json.add("results", results);
+}
+
 int bench(const Arguments& arguments) {
   Options options;
   options.device = device_from(arguments);
@@ -67,6 +77,10 @@ int bench(const Arguments& arguments) {
   Json results = Json::array();
   Table table({"problem", "pass", "kernel", "time", "speed", "of peak", "extra memory", "error"});
   bool all_ok = true;
+  const auto keep = [&](bool complete) {  // after every case, so that nothing measured is lost, whatever happens
+    if (arguments.given("save")) save(arguments.text("save"), report(info, peaks, results, complete).text());
+  };
+  keep(false);
   for (std::size_t n = 0; n < cases.size() && !interrupted(); ++n) {
     progress.show(format("%zu of %zu: %s", n + 1, cases.size(), describe(cases[n].problem).c_str()));
     const Measurement m = measure(cases[n].problem, cases[n].pass, options, limits);
@@ -75,22 +89,18 @@ int bench(const Arguments& arguments) {
     Json result = to_json(m).add("set", cases[n].set);
     if (peaks) result.add("fraction_of_peak", fraction_of_peak(m, *peaks));
     results.push(result);
+    keep(false);
   }
   progress.clear();
-
-  Json json = Json::object();
-  json.add("version", FLASH_ATTENTION_VERSION)
-      .add("device", to_json(info))
-      .add("complete", !interrupted())
-      .add("results", results);
-  if (arguments.given("save")) save(arguments.text("save"), json.text());
+  keep(!interrupted());
   if (arguments.on("json")) {
-    std::puts(json.text().c_str());
+    std::puts(report(info, peaks, results, !interrupted()).text().c_str());
   } else {
     std::puts(describe(info).c_str());
-    if (peaks)
-      std::printf("peaks measured now: FMA %s, reading %.1f GB/s\n", format_flops(peaks->flops).c_str(),
-                  peaks->read_bytes / 1e9);
+    if (peaks) {
+      const std::string fma = format_flops(peaks->flops);
+      std::printf("peaks measured now: FMA %s, reading %.1f GB/s\n", fma.c_str(), peaks->read_bytes / 1e9);
+    }
     std::printf("\n%s", table.text().c_str());
   }
   if (interrupted()) return interrupted_by_user;
@@ -108,7 +118,7 @@ const Verb bench_verb{
     "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is what\n"
     "a call needs beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
     "On the CPU the same run measures the FMA peak and the read bandwidth, and gives each speed as a part of them.\n"
-    "Ctrl-C stops and prints what was measured so far.\n"
+    "Ctrl-C stops and prints what was measured so far; --save keeps every case as soon as it is measured.\n"
     "\n"
     "Examples:\n"
     "  flash-attention bench\n"
