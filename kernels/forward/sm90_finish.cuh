@@ -52,7 +52,7 @@ struct Finisher {
         lse = larger == -tile::infinity ? larger
                                         : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
       }
-      factor[r] = used && !empty ? 1.0f / denominator : 0.0f;
+      factor[r] = used && !empty ? (features.dropout ? args.keep_scale : 1.0f) / denominator : 0.0f;
       if (args.lse != nullptr && thread % 4 == 0 && q < tile.sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + q] = used ? lse : -tile::infinity;
       }

@@ -120,20 +120,23 @@ struct Scores {
     }
   }
 
-  /// Dropout, once the row sums have taken the probabilities in.
+  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
   __device__ __forceinline__ void drop(Tile& S, const AttentionArgs& args, const forward_sm90::Tile& tile,
                                        int kv_begin) const {
     if constexpr (features.dropout) {
-      const tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
+      tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
+      dropout.key0 = ptx::shuffle(dropout.key0, 0);  // known to be uniform: so are the keys of the ten rounds
+      dropout.key1 = ptx::shuffle(dropout.key1, 0);
 #pragma unroll
       for (int i = 0; i < count; i += 8) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const tile::DropoutWords random = dropout.words(row + 8 * r, kv_begin + column + key_of(i));
-          S[i + 2 * r] *= dropout.factor(random.word[0]);
-          S[i + 2 * r + 1] *= dropout.factor(random.word[1]);
-          S[i + 2 * r + 4] *= dropout.factor(random.word[2]);
-          S[i + 2 * r + 5] *= dropout.factor(random.word[3]);
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            float& s = S[i + 2 * r + w % 2 + w / 2 * 4];
+            s = random.word[w] >= dropout.threshold ? s : 0.0f;
+          }
         }
       }
     }
