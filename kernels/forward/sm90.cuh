@@ -2,9 +2,9 @@
 
 // Attention forward for sm_90 (Hopper): TMA, wgmma, warp specialisation.
 //
-// A block has one loading warp and two or three warpgroups that attend (or one, and then two blocks share an SM). It stays
-// on its SM and takes one tile after another: block_q queries (64 for each warpgroup) of one head, against all the keys
-// they see, in blocks of block_kv.
+// A block has one loading warp and two or three warpgroups that attend (or one, and then two or three blocks share an SM).
+// It stays on its SM and takes one tile after another: block_q queries (64 for each warpgroup) of one head, against all the
+// keys they see, in blocks of block_kv.
 //
 //     loading warp:    for each tile: Q, and block after block K and V, into rings of slots      sm90_load.cuh
 //     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            sm90_attend.cuh
