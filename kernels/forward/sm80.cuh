@@ -1,6 +1,7 @@
 #pragma once
 
 #include "forward/repair.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "tile/copy.cuh"
 #include "tile/dropout.cuh"
@@ -110,7 +111,7 @@ struct ForwardSm80 {
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(Scores& S) {
-    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, lane);
+    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, ptx::registers_fresh(lane));
     tile::multiply<type, q_steps>(
         S,
         [&](unsigned(&A)[4], int m, int step) {
@@ -182,7 +183,7 @@ struct ForwardSm80 {
         for (int e = 0; e < 4; ++e) O[m][n][e] *= shrink[m][e / 2];
       }
     }
-    const unsigned V_address = tile::b_address<VTile>(V_smem, 0, lane);
+    const unsigned V_address = tile::b_address<VTile>(V_smem, 0, ptx::registers_fresh(lane));
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int m, int step) { tile::pack_a<type>(A, P[m][2 * step], P[m][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -230,7 +231,7 @@ struct ForwardSm80 {
   __device__ __forceinline__ void finish() {
     // Where the block is, worked out once more, from an index that the compiler cannot recognise: kept through the main
     // loop it would cost registers that are not there.
-    const auto block = block_of(args, ptx::shuffle(static_cast<int>(blockIdx.x), 0));
+    const auto block = block_of(args, ptx::registers_fresh(blockIdx.x));
     const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
     const int head_idx = block.head_idx, q_begin = block.tile_idx * block_q;
     const float scale_log2 = score.unit_scale() * tile::log2_e;
