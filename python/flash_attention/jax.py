@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy
+from jax.custom_batching import custom_vmap
 
 from flash_attention import _core, functional
 from flash_attention.shapes import check_tensors, lse_shape, score_width
@@ -90,8 +91,27 @@ _attention.defvjp(_forward, _backward)
 def _call(results, tensors, more, static, backward):
     present = sum(1 << slot for slot, tensor in enumerate(tensors) if tensor is not None)
     operands = [tensor for tensor in tensors if tensor is not None]
-    target = jax.ffi.ffi_call("flash_attention", results, vmap_method="sequential")
-    return target(*operands, *more, **dict(static), present=numpy.int64(present), backward=numpy.bool_(backward))
+    attributes = {**dict(static), "present": numpy.int64(present), "backward": numpy.bool_(backward)}
+
+    def call(results, *operands):
+        return jax.ffi.ffi_call("flash_attention", results, vmap_method="sequential")(*operands, **attributes)
+
+    if present != 0b111:
+        return call(results, *operands, *more)
+    # q, k and v alone: the mapped axis joins the batch, and one call serves all of it.
+    alone = custom_vmap(partial(call, results))
+    alone.def_vmap(partial(_join_batch, call, results))
+    return alone(*operands, *more)
+
+
+def _join_batch(call, results, size, mapped, *operands):
+    whole = [
+        operand if is_mapped else jnp.broadcast_to(operand, (size, *operand.shape))
+        for operand, is_mapped in zip(operands, mapped, strict=True)
+    ]
+    joined = tuple(jax.ShapeDtypeStruct((size * result.shape[0], *result.shape[1:]), result.dtype) for result in results)
+    out = call(joined, *(operand.reshape(size * operand.shape[1], *operand.shape[2:]) for operand in whole))
+    return tuple(part.reshape(size, part.shape[0] // size, *part.shape[1:]) for part in out), (True,) * len(results)
 
 
 def _scores(scores, width):

@@ -69,8 +69,20 @@ def test_vmap():
     out = jax.vmap(lambda *t: attention(*t, causal=True))(q, k, v)
     for n in range(3):
         numpy.testing.assert_allclose(out[n], attention(q[n], k[n], v[n], causal=True), atol=1e-6)
-    grads = jax.vmap(jax.grad(lambda q, k, v: attention(q, k, v).sum()))(q, k, v)
-    assert grads.shape == q.shape
+    shared = jax.vmap(lambda q: attention(q, k[0], v[0], causal=True))(q)
+    numpy.testing.assert_allclose(shared[2], attention(q[2], k[0], v[0], causal=True), atol=1e-6)
+
+
+def test_vmap_of_gradients_and_with_bias():
+    q, k, v, bias = arrays((3, 2, 13, 4, 32), (3, 2, 21, 2, 32), (3, 2, 21, 2, 32), (3, 4, 13, 21))
+
+    def gradient(q, k, v, bias=None):
+        return jax.grad(lambda q: (attention(q, k, v, bias=bias) ** 2).sum())(q)
+
+    for inputs in ((q, k, v), (q, k, v, bias)):
+        mapped = jax.jit(jax.vmap(gradient))(*inputs)
+        for n in range(3):
+            numpy.testing.assert_allclose(mapped[n], gradient(*(array[n] for array in inputs)), atol=1e-5)
 
 
 def test_packed():
