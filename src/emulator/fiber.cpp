@@ -74,6 +74,7 @@ flash_attention_switch_fiber:
 #endif
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -84,8 +85,16 @@ extern "C" void flash_attention_switch_fiber(void** save, void* load);
 
 namespace flash_attention::emulator {
 namespace {
-const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+
+/// A thread that failed left its frames behind; the next one on that stack must not trip over their red zones.
+void forget_frames([[maybe_unused]] const void* stack, [[maybe_unused]] std::size_t size) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(stack, size);
+#endif
 }
+
+const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}  // namespace
 
 StackIdentity current_stack() {
   StackIdentity identity;
@@ -131,13 +140,16 @@ FiberStack::~FiberStack() {
 #if defined(__SANITIZE_THREAD__)
   if (memory_ != nullptr) __tsan_destroy_fiber(identity_.thread_sanitizer);
 #endif
-  if (memory_ != nullptr) munmap(memory_, size);
+  if (memory_ == nullptr) return;
+  forget_frames(memory_, size);
+  munmap(memory_, size);
 }
 
 FiberStack::FiberStack(FiberStack&& other) noexcept
     : memory_(std::exchange(other.memory_, nullptr)), identity_(other.identity_) {}
 
 void* FiberStack::prepare(void (*entry)()) const {
+  forget_frames(memory_, size);
   auto* top = reinterpret_cast<std::uintptr_t*>(memory_ + size);
 #if defined(__x86_64__)
   top -= 2;  // as if `entry` had been called: its return address, here none, lies on a multiple of 16 less 8
