@@ -1,0 +1,127 @@
+#include <gtest/gtest.h>
+
+#include <cctype>
+
+#include "flash_attention/error.h"
+#include "plan/kernel_table.h"
+#include "support/compile.h"
+
+// Every GPU kernel of the capability table, for sm_80 and sm_90a, on a machine with or without a GPU.
+namespace flash_attention::testing {
+namespace {
+
+DeviceInfo gpu_of(int arch) {
+  DeviceInfo info;
+  info.device.kind = DeviceKind::cuda;
+  info.arch = arch;
+  info.num_sms = arch == 80 ? 108 : 132;
+  info.shared_bytes = shared_limit(arch);
+  info.l2_bytes = 40 << 20;
+  return info;
+}
+
+Problem plain(std::int64_t head_dim, Dtype dtype, bool causal) {
+  return {.batch = 2,
+          .seq_q = 1024,
+          .seq_kv = 1024,
+          .heads_q = 8,
+          .heads_kv = 2,
+          .head_dim = head_dim,
+          .dtype = dtype,
+          .causal = causal};
+}
+
+Problem with_all_options(std::int64_t head_dim, Dtype dtype) {
+  Problem problem = plain(head_dim, dtype, true);
+  problem.window_left = 100;
+  problem.softcap = 20;
+  problem.alibi = true;
+  problem.bias = {.present = true, .dtype = Dtype::float32, .q_stride = 1024};
+  problem.mask = {.present = true, .q_stride = 1024};
+  problem.key_lengths = true;
+  problem.packed = true;
+  problem.total_q = problem.total_kv = 2000;
+  problem.seqused_q = problem.seqused_kv = true;
+  problem.sink = true;
+  problem.dropout_p = 0.1f;
+  return problem;
+}
+
+/// Plans for those of the problems that the kernel takes; an empty name lets the planner choose.
+std::vector<Plan> plans_of(const std::vector<Problem>& problems, Pass pass, int arch, const std::string& kernel) {
+  std::vector<Plan> plans;
+  for (const Problem& problem : problems) {
+    try {
+      plans.push_back(make_plan(problem, pass, gpu_of(arch), kernel));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+    }
+  }
+  return plans;
+}
+
+struct Subject {
+  std::string kernel;  // empty: the planner's choice
+  Pass pass;
+  int arch;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Subject>& subject) {
+  const auto& [kernel, pass, arch] = subject.param;
+  std::string name = (kernel.empty() ? std::string(to_string(pass)) : kernel) + "_" + jit::arch_name(arch);
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+}
+
+class KernelCompiles : public ::testing::TestWithParam<Subject> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+class PlannersChoice : public KernelCompiles {};
+
+/// What users get for the usual problems. Forward spills nothing. Backward keeps two accumulators and is at the limit of
+/// 255 registers: backward/sm80 spills up to 52 bytes a thread on sm_80 and 92 on sm_90a. More is a mistake.
+TEST_P(PlannersChoice, compiles_for_the_usual_problems) {
+  const auto& [kernel, pass, arch] = GetParam();
+  const int allowed_spill_bytes = pass == Pass::forward ? 0 : 96;
+  const std::vector<Problem> problems{plain(64, Dtype::bfloat16, false),  plain(64, Dtype::bfloat16, true),
+                                      plain(128, Dtype::bfloat16, false), plain(128, Dtype::bfloat16, true),
+                                      plain(256, Dtype::float16, true),   plain(128, Dtype::float32, true)};
+  const std::vector<Plan> plans = plans_of(problems, pass, arch, "");
+  EXPECT_EQ(plans.size(), problems.size());
+  expect_plans_compile(plans, arch, allowed_spill_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(, PlannersChoice,
+                         ::testing::Values(Subject{"", Pass::forward, 80}, Subject{"", Pass::forward, 90},
+                                           Subject{"", Pass::backward, 80}, Subject{"", Pass::backward, 90}),
+                         name_of);
+
+class EveryKernel : public KernelCompiles {};
+
+/// Every row of the table with all options at once, where a few registers more than there are must not matter.
+TEST_P(EveryKernel, compiles_with_all_options) {
+  constexpr int allowed_spill_bytes = 512;
+  const auto& [kernel, pass, arch] = GetParam();
+  const std::vector<Plan> plans =
+      plans_of({plain(40, Dtype::float16, false), with_all_options(64, Dtype::bfloat16)}, pass, arch, kernel);
+  if (plans.empty()) GTEST_SKIP() << kernel << " takes none of the problems on sm_" << arch;
+  expect_plans_compile(plans, arch, allowed_spill_bytes);
+}
+
+std::vector<Subject> every_kernel() {
+  std::vector<Subject> all;
+  for (const plan::KernelEntry& entry : plan::kernel_table()) {
+    if (entry.device != DeviceKind::cuda) continue;
+    for (const int arch : {80, 90}) all.push_back({std::string(entry.name), entry.pass, arch});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(, EveryKernel, ::testing::ValuesIn(every_kernel()), name_of);
+
+}  // namespace
+}  // namespace flash_attention::testing
