@@ -82,17 +82,15 @@ class KernelCompiles : public ::testing::TestWithParam<Subject> {
 
 class PlannersChoice : public KernelCompiles {};
 
-/// What users get for the usual problems. Forward spills nothing. Backward keeps two accumulators and is at the limit of
-/// 255 registers: backward/sm80 spills up to 52 bytes a thread on sm_80 and 92 on sm_90a. More is a mistake.
-TEST_P(PlannersChoice, compiles_for_the_usual_problems) {
+/// What users get for the usual problems.
+TEST_P(PlannersChoice, spills_nothing) {
   const auto& [kernel, pass, arch] = GetParam();
-  const int allowed_spill_bytes = pass == Pass::forward ? 0 : 96;
   const std::vector<Problem> problems{plain(64, Dtype::bfloat16, false),  plain(64, Dtype::bfloat16, true),
                                       plain(128, Dtype::bfloat16, false), plain(128, Dtype::bfloat16, true),
                                       plain(256, Dtype::float16, true),   plain(128, Dtype::float32, true)};
   const std::vector<Plan> plans = plans_of(problems, pass, arch, "");
   EXPECT_EQ(plans.size(), problems.size());
-  expect_plans_compile(plans, arch, allowed_spill_bytes);
+  expect_plans_compile(plans, arch);
 }
 
 INSTANTIATE_TEST_SUITE_P(, PlannersChoice,
@@ -107,7 +105,7 @@ TEST_P(EveryKernel, compiles_with_all_options) {
   constexpr int allowed_spill_bytes = 512;
   const auto& [kernel, pass, arch] = GetParam();
   const std::vector<Plan> plans =
-      plans_of({plain(40, Dtype::float16, false), with_all_options(64, Dtype::bfloat16)}, pass, arch, kernel);
+      plans_of({plain(40, Dtype::bfloat16, false), with_all_options(64, Dtype::float16)}, pass, arch, kernel);
   if (plans.empty()) GTEST_SKIP() << kernel << " takes none of the problems on sm_" << arch;
   expect_plans_compile(plans, arch, allowed_spill_bytes);
 }
