@@ -50,8 +50,12 @@ struct Shape {
   // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
-  static constexpr int load_registers = blocks_per_sm == 3 ? 24 : warpgroups == 3 ? 32 : 40;
-  static constexpr int attend_registers = blocks_per_sm == 3 ? 136 : warpgroups == 1 ? 216 : warpgroups == 2 ? 232 : 160;
+  static constexpr bool tight = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
+  static constexpr int load_registers = tight ? 24 : blocks_per_sm == 3 || warpgroups == 3 ? 32 : 40;
+  static constexpr int attend_registers = blocks_per_sm == 3 ? 160 - load_registers
+                                          : warpgroups == 1  ? 216
+                                          : warpgroups == 2  ? 232
+                                                             : 160;
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;
