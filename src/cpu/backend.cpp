@@ -29,13 +29,13 @@ void* thread_scratch(std::size_t bytes) {
   struct Scratch {
     void* memory = nullptr;
     std::size_t size = 0;
-    ~Scratch() { ::operator delete(memory, std::align_val_t{64}); }
+    ~Scratch() { ::operator delete (memory, std::align_val_t{64}); }
   };
   thread_local Scratch scratch;
   if (scratch.size < bytes) {
-    void* memory = ::operator new(bytes, std::align_val_t{64}, std::nothrow);
+    void* memory = ::operator new (bytes, std::align_val_t{64}, std::nothrow);
     if (memory == nullptr) throw Error(ErrorCode::out_of_memory, "no memory for the tile buffers of a thread");
-    ::operator delete(scratch.memory, std::align_val_t{64});
+    ::operator delete (scratch.memory, std::align_val_t{64});
     scratch.memory = memory;
     scratch.size = bytes;
   }
@@ -56,10 +56,13 @@ class CpuKernel final : public Kernel {
     const bool serial = is_small(problem);
     for (const Step* step = steps_; step->count != nullptr; ++step) {
       Loop loop{call, *step, scratch_bytes_};
-      parallel_for(step->count(call), serial, [](void* context, std::int64_t item) {
-        const Loop& one = *static_cast<const Loop*>(context);
-        one.step.run(one.call, item, thread_scratch(one.scratch_bytes));
-      }, &loop);
+      parallel_for(
+          step->count(call), serial,
+          [](void* context, std::int64_t item) {
+            const Loop& one = *static_cast<const Loop*>(context);
+            one.step.run(one.call, item, thread_scratch(one.scratch_bytes));
+          },
+          &loop);
     }
   }
 
@@ -82,18 +85,22 @@ const Step* steps_of(const KernelTable& table, const Plan& plan) {
 
 const KernelTable& kernel_table(CpuIsa isa) {
   if (!has_isa(isa)) {
-    throw Error(ErrorCode::unavailable, "this CPU has no " + std::string(to_string(isa)) + "; its best instruction set is " +
-                                            std::string(to_string(best_isa())));
+    throw Error(ErrorCode::unavailable, "this CPU has no " + std::string(to_string(isa)) +
+                                            "; its best instruction set is " + std::string(to_string(best_isa())));
   }
   switch (isa) {
 #if defined(__x86_64__)
     case CpuIsa::amx:
-    case CpuIsa::avx512: return avx512_table;
-    case CpuIsa::avx2: return avx2_table;
+    case CpuIsa::avx512:
+      return avx512_table;
+    case CpuIsa::avx2:
+      return avx2_table;
 #elif defined(__aarch64__)
-    case CpuIsa::neon: return neon_table;
+    case CpuIsa::neon:
+      return neon_table;
 #endif
-    default: return generic_table;
+    default:
+      return generic_table;
   }
 }
 

@@ -83,7 +83,7 @@ struct KernelTable {
 
   void (*exp2)(const float* from, float* to, std::int64_t count);  // for tests; count a multiple of 16
   void (*tanh)(const float* from, float* to, std::int64_t count);
-  double (*multiply_add)(std::int64_t rounds);  // keeps the multiply-add units busy; returns the FLOPs done
+  double (*multiply_add)(std::int64_t rounds);         // keeps the multiply-add units busy; returns the FLOPs done
   void (*read)(const void* from, std::int64_t bytes);  // loads each byte once; bytes a multiple of 4096
 };
 

@@ -71,18 +71,23 @@ double quota() {
 
 bool has_isa(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::generic: return true;
+    case CpuIsa::generic:
+      return true;
 #if defined(__x86_64__)
-    case CpuIsa::avx2: return has_avx2();
-    case CpuIsa::avx512: return has_avx512();
+    case CpuIsa::avx2:
+      return has_avx2();
+    case CpuIsa::avx512:
+      return has_avx512();
     case CpuIsa::amx: {
       static const bool amx = has_avx512() && __builtin_cpu_supports("avx512bf16") && has_amx();
       return amx;
     }
 #elif defined(__aarch64__)
-    case CpuIsa::neon: return true;
+    case CpuIsa::neon:
+      return true;
 #endif
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -96,7 +101,8 @@ CpuIsa best_isa() {
 int usable_processors() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  const int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int allowed =
+      sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   return std::max(1, static_cast<int>(std::min<double>(allowed, std::ceil(quota()))));
 }
 

@@ -7,9 +7,12 @@ namespace {
 
 Element element_of(Dtype dtype) {
   switch (dtype) {
-    case Dtype::float16: return Element::float16;
-    case Dtype::bfloat16: return Element::bfloat16;
-    case Dtype::float32: break;
+    case Dtype::float16:
+      return Element::float16;
+    case Dtype::bfloat16:
+      return Element::bfloat16;
+    case Dtype::float32:
+      break;
   }
   return Element::float32;
 }

@@ -12,9 +12,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// The best of many short rounds, because other processes take the processor in between: work(thread) on all threads at
 /// once, and what it amounts to, a second.
@@ -24,7 +22,8 @@ double best_rate(ThreadPool& pool, double amount, Work work) {
   const double end = seconds() + 0.1;
   while (seconds() < end) {
     const double start = seconds();
-    pool.run(pool.threads(), [](void* context, std::int64_t thread) { (*static_cast<Work*>(context))(thread); }, &work);
+    pool.run(
+        pool.threads(), [](void* context, std::int64_t thread) { (*static_cast<Work*>(context))(thread); }, &work);
     best = std::max(best, amount / (seconds() - start));
   }
   return best;

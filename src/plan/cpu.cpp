@@ -11,11 +11,15 @@ std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + u
 
 int block_q(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::neon: return cpu_block_q_neon;
-    case CpuIsa::avx2: return cpu_block_q_avx2;
+    case CpuIsa::neon:
+      return cpu_block_q_neon;
+    case CpuIsa::avx2:
+      return cpu_block_q_avx2;
     case CpuIsa::avx512:
-    case CpuIsa::amx: return cpu_block_q_avx512;
-    case CpuIsa::generic: break;
+    case CpuIsa::amx:
+      return cpu_block_q_avx512;
+    case CpuIsa::generic:
+      break;
   }
   return cpu_block_q_generic;
 }
@@ -38,7 +42,8 @@ std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
 std::string reject_decode(const Problem& problem, const DeviceInfo&) {
   const std::int64_t rows = group(problem) * problem.seq_q;
   if (rows <= cpu_decode_rows) return {};
-  return "takes at most " + std::to_string(cpu_decode_rows) + " query rows of a key head, and there are " + std::to_string(rows);
+  return "takes at most " + std::to_string(cpu_decode_rows) + " query rows of a key head, and there are " +
+         std::to_string(rows);
 }
 
 std::string reject_amx(const Problem& problem, const DeviceInfo& device) {
@@ -46,7 +51,8 @@ std::string reject_amx(const Problem& problem, const DeviceInfo& device) {
   if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
   const std::int64_t rows = group(problem) * problem.seq_q;
   if (rows >= cpu_amx_min_rows) return {};
-  return "takes at least " + std::to_string(cpu_amx_min_rows) + " query rows of a key head, and there are " + std::to_string(rows);
+  return "takes at least " + std::to_string(cpu_amx_min_rows) + " query rows of a key head, and there are " +
+         std::to_string(rows);
 }
 
 /// K padded to whole tiles and V transposed, for every tile of keys.
@@ -83,7 +89,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
   plan.num_splits = static_cast<int>(device.threads == 1 ? 1 : std::clamp<std::int64_t>(blocks / 2, 1, wanted));
   const std::int64_t columns = cpu_padded(problem.head_dim) + cpu_padded(problem.head_dim_v);
   reserve(plan, 0, plan.num_splits * problem.batch * problem.heads_kv * problem.seq_kv * columns * 4);  // dK and dV
-  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);                                         // dsink's terms
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);                                          // dsink's terms
 }
 
 /// Score matrices, whole: S (then P), and for backward dS.

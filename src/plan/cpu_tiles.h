@@ -4,8 +4,8 @@
 
 namespace flash_attention::plan {
 
-constexpr int cpu_block_kv = 64;     // keys of a score tile: with 48 queries, 12 KB that never leave L1
-constexpr int cpu_decode_rows = 8;   // the most query rows of a key head that cpu/decode takes
+constexpr int cpu_block_kv = 64;    // keys of a score tile: with 48 queries, 12 KB that never leave L1
+constexpr int cpu_decode_rows = 8;  // the most query rows of a key head that cpu/decode takes
 constexpr int cpu_max_head_dim = 256;
 
 // Query rows of a block: the lanes of a register tile's vectors.

@@ -58,7 +58,8 @@ struct ModelTiles {
   template <int tile>
   static void store(void* to, std::int64_t stride_bytes) {
     EXPECT_TRUE(configured);
-    for (int row = 0; row < 16; ++row) std::memcpy(static_cast<char*>(to) + row * stride_bytes, registers[tile].words[row], 64);
+    for (int row = 0; row < 16; ++row)
+      std::memcpy(static_cast<char*>(to) + row * stride_bytes, registers[tile].words[row], 64);
   }
   template <int sum, int a, int b>
   static void multiply() {
@@ -122,7 +123,8 @@ TEST_P(AmxModel, MatchesTheOracle) {
   testing::compare("lse", got.lse, want.lse, want.lse, Dtype::float32);
 }
 
-INSTANTIATE_TEST_SUITE_P(Contract, AmxModel, ::testing::ValuesIn(testing::contract_cases(Dtype::bfloat16)), testing::case_name);
+INSTANTIATE_TEST_SUITE_P(Contract, AmxModel, ::testing::ValuesIn(testing::contract_cases(Dtype::bfloat16)),
+                         testing::case_name);
 
 }  // namespace
 }  // namespace flash_attention::cpu

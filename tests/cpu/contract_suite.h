@@ -57,7 +57,8 @@ inline std::vector<Run> runs() {
 
 inline std::string run_name(const ::testing::TestParamInfo<Run>& info) {
   std::string name = info.param.c.name + "_" + std::string(to_string(info.param.c.problem.dtype)) + "_";
-  for (char c : info.param.target.kernel.empty() ? std::string(to_string(info.param.target.pass)) : info.param.target.kernel) {
+  for (char c :
+       info.param.target.kernel.empty() ? std::string(to_string(info.param.target.pass)) : info.param.target.kernel) {
     name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   }
   return name;

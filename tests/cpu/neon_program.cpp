@@ -159,7 +159,8 @@ void check_exp2() {
     for (float& x : from) x = special;
     neon_table.exp2(from, to, 16);
     const float want = special < -126 ? 0 : std::exp2(special);
-    expect(std::isnan(want) ? std::isnan(to[3]) : to[3] == want, "exp2(" + std::to_string(special) + ") = " + std::to_string(to[3]));
+    expect(std::isnan(want) ? std::isnan(to[3]) : to[3] == want,
+           "exp2(" + std::to_string(special) + ") = " + std::to_string(to[3]));
   }
 }
 

@@ -33,10 +33,12 @@ TEST(CpuNeon, AgreesWithGenericCode) {
   if (run(emulator + " --version").status != 0) GTEST_SKIP() << "qemu-aarch64 (qemu-user) is not here";
 
   const std::string root = FLASH_ATTENTION_ROOT;
-  const std::string program = (std::filesystem::temp_directory_path() / ("flash_attention_neon_" + std::to_string(getpid()))).string();
-  const Outcome compiled = run(compiler + " -std=c++20 -O1 -static -Wall -Wextra -Werror -ffp-contract=fast -fno-math-errno -I" + root +
-                               "/src -I" + root + "/include " + root + "/src/cpu/isa/neon.cpp " + root +
-                               "/src/cpu/isa/generic.cpp " + root + "/tests/cpu/neon_program.cpp -o " + program);
+  const std::string program =
+      (std::filesystem::temp_directory_path() / ("flash_attention_neon_" + std::to_string(getpid()))).string();
+  const Outcome compiled =
+      run(compiler + " -std=c++20 -O1 -static -Wall -Wextra -Werror -ffp-contract=fast -fno-math-errno -I" + root +
+          "/src -I" + root + "/include " + root + "/src/cpu/isa/neon.cpp " + root + "/src/cpu/isa/generic.cpp " + root +
+          "/tests/cpu/neon_program.cpp -o " + program);
   ASSERT_EQ(compiled.status, 0) << compiled.output;
   const Outcome ran = run(emulator + " " + program);
   std::filesystem::remove(program);

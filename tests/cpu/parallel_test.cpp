@@ -55,11 +55,14 @@ TEST(ThreadPool, OtherThreadsHelp) {
     std::atomic<int> here{0};
   } meeting;
   // Each of the two bodies waits for the other: one thread alone would never return.
-  pool.run(2, [](void* context, std::int64_t) {
-    Meeting& m = *static_cast<Meeting*>(context);
-    ++m.here;
-    while (m.here < 2) std::this_thread::yield();
-  }, &meeting);
+  pool.run(
+      2,
+      [](void* context, std::int64_t) {
+        Meeting& m = *static_cast<Meeting*>(context);
+        ++m.here;
+        while (m.here < 2) std::this_thread::yield();
+      },
+      &meeting);
   EXPECT_EQ(meeting.here, 2);
 }
 
@@ -84,16 +87,24 @@ TEST(ParallelFor, NestedLoopsRunInPlace) {
   struct Outer {
     std::atomic<int> inner{0};
   } outer;
-  parallel_for(8, false, [](void* context, std::int64_t) {
-    parallel_for(8, false, [](void* c, std::int64_t) { ++static_cast<Outer*>(c)->inner; }, context);
-  }, &outer);
+  parallel_for(
+      8, false,
+      [](void* context, std::int64_t) {
+        parallel_for(
+            8, false, [](void* c, std::int64_t) { ++static_cast<Outer*>(c)->inner; }, context);
+      },
+      &outer);
   EXPECT_EQ(outer.inner, 64);
 }
 
 TEST(ParallelFor, ThrowsWhatABodyThrows) {
-  EXPECT_THROW(parallel_for(10, false, [](void*, std::int64_t i) {
-    if (i == 7) throw std::runtime_error("seven");
-  }, nullptr), std::runtime_error);
+  EXPECT_THROW(parallel_for(
+                   10, false,
+                   [](void*, std::int64_t i) {
+                     if (i == 7) throw std::runtime_error("seven");
+                   },
+                   nullptr),
+               std::runtime_error);
 }
 
 TEST(ParallelFor, WorksAfterFork) {
@@ -113,10 +124,12 @@ TEST(ParallelFor, WorksAfterFork) {
 
 TEST(ParallelFor, UsesTheCallersHook) {
   static int loops = 0;
-  set_parallel_for([](void*, std::int64_t count, void (*body)(void*, std::int64_t), void* context) {
-    ++loops;
-    for (std::int64_t i = count; i-- > 0;) body(context, i);
-  }, nullptr, 5);
+  set_parallel_for(
+      [](void*, std::int64_t count, void (*body)(void*, std::int64_t), void* context) {
+        ++loops;
+        for (std::int64_t i = count; i-- > 0;) body(context, i);
+      },
+      nullptr, 5);
   EXPECT_EQ(num_threads(), 5);
   Counts counts(9);
   parallel_for(9, false, Counts::count, &counts);

@@ -24,7 +24,8 @@ std::string output_of(const std::string& command) {
 }
 
 TEST(CpuSymbols, EachInstructionSetExportsItsTableAndNothingElse) {
-  const auto library = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "libflash_attention_internal.a";
+  const auto library =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "libflash_attention_internal.a";
   if (output_of("nm --version").empty()) GTEST_SKIP() << "nm (binutils) is not here";
   std::istringstream lines(output_of("nm -C -A --defined-only '" + library.string() + "'"));
   std::set<std::string> tables;
@@ -37,7 +38,8 @@ TEST(CpuSymbols, EachInstructionSetExportsItsTableAndNothingElse) {
     const auto kind_at = line.find(' ') + 1;
     const char kind = line[kind_at];
     const std::string name = line.substr(kind_at + 2);
-    if (std::islower(static_cast<unsigned char>(kind)) != 0 && kind != 'w' && kind != 'v' && kind != 'u') continue;  // local
+    if (std::islower(static_cast<unsigned char>(kind)) != 0 && kind != 'w' && kind != 'v' && kind != 'u')
+      continue;  // local
     EXPECT_EQ(name, "flash_attention::cpu::" + object + "_table") << "exported as '" << kind << "' by " << object;
     tables.insert(object);
   }

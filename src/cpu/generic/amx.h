@@ -1,19 +1,19 @@
 #pragma once
 
-// Forward on AMX, bfloat16: prefill.h with its two products on tile registers. Queries stay in lanes, so options and masks are
-// the same functions:
+// Forward on AMX, bfloat16: prefill.h with its two products on tile registers. Queries stay in lanes, so options and masks
+// are the same functions:
 //
 //     S  = K Q^T    K as it lies, 16 keys x 32 columns a tile; Q in pairs of columns      [128][64]
 //     P  = 2^(scale * S - origin), rounded to bfloat16 in pairs of keys
 //     Ot = Ot + V^T P    V^T packed, 16 columns x 32 keys a tile                          [head_dim_v][64]
 //
-// A first step packs K (padded to whole tiles) and V (transposed) of every tile of keys, once for all queries. Tiles cannot be
-// multiplied by a row's factor, so the origin of a row moves only when its maximum has outgrown it by 2^8: the results are
-// the same, and Ot is seldom rescaled.
+// A first step packs K (padded to whole tiles) and V (transposed) of every tile of keys, once for all queries. Tiles cannot
+// be multiplied by a row's factor, so the origin of a row moves only when its maximum has outgrown it by 2^8: the results
+// are the same, and Ot is seldom rescaled.
 //
 // workspace_offsets[0]: K [batch][kv head][tile][128][columns]; [1]: V^T [batch][kv head][tile][columns_v][128];
-// [2]: a byte for each key [batch][kv head][tile][128], set where V holds Inf or NaN. Such a row is packed as 0 and added by
-// hidden.h's rule.
+// [2]: a byte for each key [batch][kv head][tile][128], set where V holds Inf or NaN. Such a row is packed as 0 and added
+// by hidden.h's rule.
 
 #include "cpu/generic/dropout.h"
 #include "cpu/generic/hidden.h"
@@ -57,7 +57,8 @@ inline void pack(const Call& call, std::int64_t item, void* memory) {
     return reinterpret_cast<const Half*>(tensor.data) + batch * tensor.batch_stride +
            (sequence.kv_begin + tile * block_kv + key) * tensor.seq_stride + kv_head * tensor.head_stride;
   };
-  const int keys = static_cast<int>(larger<std::int64_t>(smaller<std::int64_t>(block_kv, sequence.kv_used - tile * block_kv), 0));
+  const int keys =
+      static_cast<int>(larger<std::int64_t>(smaller<std::int64_t>(block_kv, sequence.kv_used - tile * block_kv), 0));
   Half* rows = static_cast<Half*>(memory);  // V with its odd rows cleared: [block_kv][columns_v]
   for (int key = 0; key < block_kv; ++key) {
     const bool there = key < keys;
@@ -66,7 +67,8 @@ inline void pack(const Call& call, std::int64_t item, void* memory) {
     }
     packed.odd[key] = there && !is_finite(row_of(call.v, key), call.head_dim_v);
     for (int c = 0; c < packed.columns_v; ++c) {
-      rows[key * packed.columns_v + c] = there && !packed.odd[key] && c < call.head_dim_v ? row_of(call.v, key)[c] : Half{0};
+      rows[key * packed.columns_v + c] =
+          there && !packed.odd[key] && c < call.head_dim_v ? row_of(call.v, key)[c] : Half{0};
     }
   }
   for (int c = 0; c < packed.columns_v; ++c) {
@@ -124,7 +126,8 @@ inline void multiply_tiles(const Half* A, std::int64_t a_stride, const float* B,
 
 /// All of C [16 * a_tiles][lanes], two tiles by two.
 template <class Tiles, Start start>
-inline void multiply_all(const Half* A, std::int64_t a_stride, int a_tiles, const float* B, float* C, int lanes, int depth) {
+inline void multiply_all(const Half* A, std::int64_t a_stride, int a_tiles, const float* B, float* C, int lanes,
+                         int depth) {
   for (int a = 0; a < a_tiles; a += 2) {
     for (int lane = 0; lane < lanes; lane += 32) {
       const Half* rows = A + a * 16 * (a_stride / 2);
@@ -226,7 +229,8 @@ inline void pack_probabilities(const RowBlock& block, int keys, int padded, floa
 }
 
 /// The rows of V that were left out of the tiles.
-inline void add_odd_keys(const Call& call, const RowBlock& block, const Tile& tile, const Packed& packed, AmxScratch& scratch) {
+inline void add_odd_keys(const Call& call, const RowBlock& block, const Tile& tile, const Packed& packed,
+                         AmxScratch& scratch) {
   SafeRows odd{};
   for (int key = 0; key < tile.count; ++key) {
     if (packed.odd[key] != 0) odd.odd[odd.num_odd++] = key;
@@ -253,8 +257,8 @@ inline void forward_amx(const Call& call, std::int64_t item_idx, void* memory) {
     const Tile tile = make_tile(call, block, begin);
     if (tile.seen == Seen::none) continue;
     const Packed packed(call, item.batch, item.kv_head, begin / block_kv);
-    multiply_all<Tiles, Start::zero>(packed.K, packed.columns * 2, round_up(tile.count, 16) / 16, scratch.Q, scratch.S, lanes,
-                                     packed.columns / 32);
+    multiply_all<Tiles, Start::zero>(packed.K, packed.columns * 2, round_up(tile.count, 16) / 16, scratch.Q, scratch.S,
+                                     lanes, packed.columns / 32);
     float factor = query_factor(call);
     if (!plain || tile.seen != Seen::all) {
       for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
@@ -272,7 +276,8 @@ inline void forward_amx(const Call& call, std::int64_t item_idx, void* memory) {
     }
     const int padded = round_up(tile.count, 32);
     pack_probabilities<Tiles>(block, tile.count, padded, scratch.S, scratch.P);
-    multiply_all<Tiles, Start::add>(packed.Vt, block_kv * 2, packed.columns_v / 16, scratch.P, scratch.Ot, lanes, padded / 32);
+    multiply_all<Tiles, Start::add>(packed.Vt, block_kv * 2, packed.columns_v / 16, scratch.P, scratch.Ot, lanes,
+                                    padded / 32);
     add_odd_keys(call, block, tile, packed, scratch);
   }
   Tiles::release();

@@ -9,9 +9,9 @@
 //             dQt += K^T dS
 //         dQ = scale * dQt^T
 //
-// An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with sums
-// of its own for dK and dV: workspace_offsets[0] holds them, [split][batch][kv head][key][padded head_dim + head_dim_v].
-// A second step adds the splits in order, so the result is the same in every run. dsink's terms are at
+// An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
+// sums of its own for dK and dV: workspace_offsets[0] holds them, [split][batch][kv head][key][padded head_dim +
+// head_dim_v]. A second step adds the splits in order, so the result is the same in every run. dsink's terms are at
 // workspace_offsets[2], one a row, added head by head in a third step; dbias.h is the fourth.
 
 #include "cpu/generic/gradient.h"
@@ -52,20 +52,27 @@ inline void copy_rows(const Call& call, const RowBlock& block, const TensorView&
     using T = decltype(type);
     const int stride = round_up(columns, vector_lanes);
     for (int row = 0; row < block.rows; ++row) {
-      copy_row<T>(reinterpret_cast<const typename T::Stored*>(block.row(call, tensor, row)), columns, to + row * stride, stride);
+      copy_row<T>(reinterpret_cast<const typename T::Stored*>(block.row(call, tensor, row)), columns, to + row * stride,
+                  stride);
     }
   });
 }
 
 /// sums[key] += sum over the block's rows of W[key][row] * rows[row].
-inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W, const float* rows, int columns, float* sums,
-                        std::int64_t sums_stride, float* buffer) {
+inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W, const float* rows, int columns,
+                        float* sums, std::int64_t sums_stride, float* buffer) {
   const int stride = round_up(columns, vector_lanes);
   static_assert(block_q <= block_kv, "rows fit in make_safe's list");
   const SafeRows safe = make_safe({rows, stride}, block.rows, stride, tile.weighted, buffer);
-  multiply<Start::add, Order::row_major>({.A = W, .a_stride = block.lanes(), .B = safe.rows.data,
-                                          .b_stride = safe.rows.stride, .C = sums, .c_stride = sums_stride,
-                                          .rows = tile.count, .depth = block.rows, .vectors = stride / vector_lanes});
+  multiply<Start::add, Order::row_major>({.A = W,
+                                          .a_stride = block.lanes(),
+                                          .B = safe.rows.data,
+                                          .b_stride = safe.rows.stride,
+                                          .C = sums,
+                                          .c_stride = sums_stride,
+                                          .rows = tile.count,
+                                          .depth = block.rows,
+                                          .vectors = stride / vector_lanes});
   add_odd_rows(safe, W, {1, block.lanes()}, tile.count, sums, {sums_stride, 1}, columns);
 }
 

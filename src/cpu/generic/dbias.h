@@ -1,7 +1,7 @@
 #pragma once
 
-// The gradient of a bias: dS summed over the axes that the bias is broadcast along. Each item owns a tile of dbias and computes
-// dS again for every head and batch entry that adds to it, in order: no atomics, no memory beyond the tile.
+// The gradient of a bias: dS summed over the axes that the bias is broadcast along. Each item owns a tile of dbias and
+// computes dS again for every head and batch entry that adds to it, in order: no atomics, no memory beyond the tile.
 
 #include "cpu/generic/gradient.h"
 

@@ -138,8 +138,14 @@ inline void decode_values(const RowBlock& block, const Tile& tile, KeyRows<T> V,
     float* sum = scratch.O + row * columns;
     for (int c = 0; c < columns; c += vector_lanes) store(sum + c, load(sum + c) * scratch.rescale[row]);
   }
-  multiply<Start::add, Order::row_major, T>({.A = scratch.S, .a_stride = block_kv, .B = V.data, .b_stride = V.stride,
-                                             .C = scratch.O, .c_stride = columns, .rows = block.rows, .depth = tile.count,
+  multiply<Start::add, Order::row_major, T>({.A = scratch.S,
+                                             .a_stride = block_kv,
+                                             .B = V.data,
+                                             .b_stride = V.stride,
+                                             .C = scratch.O,
+                                             .c_stride = columns,
+                                             .rows = block.rows,
+                                             .depth = tile.count,
                                              .vectors = columns / vector_lanes});
 }
 

@@ -45,16 +45,18 @@ struct Boolean {
 template <class Use>
 FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
   switch (element) {
-    case Element::float32: return use(Float32{});
-    case Element::float16: return use(Float16{});
-    case Element::bfloat16: return use(Bfloat16{});
-    case Element::byte: return;
+    case Element::float32:
+      return use(Float32{});
+    case Element::float16:
+      return use(Float16{});
+    case Element::bfloat16:
+      return use(Bfloat16{});
+    case Element::byte:
+      return;
   }
 }
 
-constexpr int size_of(Element element) {
-  return element == Element::float32 ? 4 : element == Element::byte ? 1 : 2;
-}
+constexpr int size_of(Element element) { return element == Element::float32 ? 4 : element == Element::byte ? 1 : 2; }
 
 /// The first `count` < vector_lanes elements, and 0.
 template <class T>

@@ -42,11 +42,18 @@ struct GradientTile {
   alignas(64) float keep[block_kv * block_q];        // of dropout
 
   /// P = 2^(S - lse); dS = P * (dP - delta); P and dP multiplied by dropout's factors.
-  void compute(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows, FloatRows K, FloatRows V) {
+  void compute(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows, FloatRows K,
+               FloatRows V) {
     const int lanes = block.lanes();
     score_tile(call, block, tile, K, rows.Qt, P, derivative);
-    multiply<Start::zero, Order::row_major>({.A = V.data, .a_stride = V.stride, .B = rows.dOt, .b_stride = lanes, .C = dS,
-                                             .c_stride = lanes, .rows = tile.count, .depth = call.head_dim_v,
+    multiply<Start::zero, Order::row_major>({.A = V.data,
+                                             .a_stride = V.stride,
+                                             .B = rows.dOt,
+                                             .b_stride = lanes,
+                                             .C = dS,
+                                             .c_stride = lanes,
+                                             .rows = tile.count,
+                                             .depth = call.head_dim_v,
                                              .vectors = block.vectors});
     if (call.dropout) dropout_factors(call, block, tile, keep);
     for (int key = 0; key < tile.count; ++key) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// Products over rows of which some are hidden or dropped. Such a score has weight 0, but 0 * NaN is NaN: a row that holds Inf or NaN
-// must be multiplied only where its weight is not 0. Such rows are rare, so the product runs over a copy in which they are
-// cleared, and they are added one by one.
+// Products over rows of which some are hidden or dropped. Such a score has weight 0, but 0 * NaN is NaN: a row that holds
+// Inf or NaN must be multiplied only where its weight is not 0. Such rows are rare, so the product runs over a copy in
+// which they are cleared, and they are added one by one.
 
 #include "cpu/generic/lanes.h"
 #include "cpu/generic/multiply.h"
@@ -69,9 +69,16 @@ template <Start start>
 inline void add_to_lanes(const RowBlock& block, const Tile& tile, FloatRows rows, int columns, const float* W, float* Ct,
                          float* buffer, const float* factor = nullptr) {
   const SafeRows safe = make_safe(rows, tile.count, columns, tile.weighted, buffer);
-  multiply<start, Order::column_major>({.A = safe.rows.data, .a_stride = safe.rows.stride, .B = W, .b_stride = block.lanes(),
-                                        .C = Ct, .c_stride = block.lanes(), .rows = columns, .depth = tile.count,
-                                        .vectors = block.vectors, .factor = factor});
+  multiply<start, Order::column_major>({.A = safe.rows.data,
+                                        .a_stride = safe.rows.stride,
+                                        .B = W,
+                                        .b_stride = block.lanes(),
+                                        .C = Ct,
+                                        .c_stride = block.lanes(),
+                                        .rows = columns,
+                                        .depth = tile.count,
+                                        .vectors = block.vectors,
+                                        .factor = factor});
   add_odd_rows(safe, W, {block.lanes(), 1}, block.lanes(), Ct, {1, block.lanes()}, columns);
 }
 

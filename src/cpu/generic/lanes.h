@@ -19,7 +19,8 @@ inline void gather_lanes(RowOf row_of, int vectors, int columns, float factor, f
       Vec square[vector_lanes];
       for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = load_some<T>(rows[lane] + column, count);
       transpose(square);
-      for (int c = 0; c < count; ++c) store(to + (column + c) * vectors * vector_lanes + v * vector_lanes, square[c] * factor);
+      for (int c = 0; c < count; ++c)
+        store(to + (column + c) * vectors * vector_lanes + v * vector_lanes, square[c] * factor);
     }
   }
 }

@@ -85,9 +85,15 @@ inline void multiply(const Product<T>& product) {
     const int width = left == tile_vectors + 1 ? (left + 1) / 2 : left < tile_vectors ? left : tile_vectors;
     const int lane = v * vector_lanes;
     switch (width) {
-      case 1: multiply_strip<tile_rows, 1, start, order>(product, 0, lane); break;
-      case 2: multiply_strip<tile_rows, 2, start, order>(product, 0, lane); break;
-      default: multiply_strip<tile_rows, tile_vectors, start, order>(product, 0, lane); break;
+      case 1:
+        multiply_strip<tile_rows, 1, start, order>(product, 0, lane);
+        break;
+      case 2:
+        multiply_strip<tile_rows, 2, start, order>(product, 0, lane);
+        break;
+      default:
+        multiply_strip<tile_rows, tile_vectors, start, order>(product, 0, lane);
+        break;
     }
     v += width;
   }

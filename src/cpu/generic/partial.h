@@ -43,7 +43,9 @@ struct ForwardItem {
 inline std::int64_t forward_items(const Call& call) {
   return call.batch * call.heads_kv * blocks_per_head(call) * call.num_splits;
 }
-inline std::int64_t merge_items(const Call& call) { return call.num_splits == 1 ? 0 : forward_items(call) / call.num_splits; }
+inline std::int64_t merge_items(const Call& call) {
+  return call.num_splits == 1 ? 0 : forward_items(call) / call.num_splits;
+}
 
 /// Narrows the block's keys to its part: whole tiles, as equal as they go.
 inline void take_split(const Call& call, int split, RowBlock& block) {

@@ -14,9 +14,13 @@ constexpr int max_head_dim = plan::cpu_max_head_dim;
 constexpr int block_vectors = block_q / vector_lanes;
 
 template <class T>
-FLASH_ATTENTION_INLINE constexpr T smaller(T x, T y) { return x < y ? x : y; }
+FLASH_ATTENTION_INLINE constexpr T smaller(T x, T y) {
+  return x < y ? x : y;
+}
 template <class T>
-FLASH_ATTENTION_INLINE constexpr T larger(T x, T y) { return x > y ? x : y; }
+FLASH_ATTENTION_INLINE constexpr T larger(T x, T y) {
+  return x > y ? x : y;
+}
 
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
@@ -80,13 +84,15 @@ struct RowBlock {
   /// Where row `lane` of a tensor over the query heads begins.
   FLASH_ATTENTION_INLINE char* row(const Call& call, const TensorView& tensor, int lane) const {
     return tensor.data + (batch * tensor.batch_stride + (sequence.q_begin + query[lane]) * tensor.seq_stride +
-                          head[lane] * tensor.head_stride) * size_of(call.element);
+                          head[lane] * tensor.head_stride) *
+                             size_of(call.element);
   }
 
   /// Key 0's row of the block's key head.
   FLASH_ATTENTION_INLINE char* keys(const Call& call, const TensorView& tensor) const {
-    return tensor.data + (batch * tensor.batch_stride + sequence.kv_begin * tensor.seq_stride +
-                          kv_head * tensor.head_stride) * size_of(call.element);
+    return tensor.data +
+           (batch * tensor.batch_stride + sequence.kv_begin * tensor.seq_stride + kv_head * tensor.head_stride) *
+               size_of(call.element);
   }
 
   /// The lane's row of lse, and its number among all rows of the call.

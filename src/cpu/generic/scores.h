@@ -132,7 +132,8 @@ inline void apply_mask(const Call& call, const RowBlock& block, const Tile& tile
 }
 
 /// All of it. S[tile.count][block.lanes()]; derivative is that of softcap, may be null.
-inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr) {
+inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S,
+                          float* derivative = nullptr) {
   if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, derivative);
   if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
   if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);
@@ -144,8 +145,14 @@ inline void finish_scores(const Call& call, const RowBlock& block, const Tile& t
 /// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q.
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
                        float* derivative = nullptr) {
-  multiply<Start::zero, Order::row_major>({.A = K.data, .a_stride = K.stride, .B = Qt, .b_stride = block.lanes(), .C = S,
-                                           .c_stride = block.lanes(), .rows = tile.count, .depth = call.head_dim,
+  multiply<Start::zero, Order::row_major>({.A = K.data,
+                                           .a_stride = K.stride,
+                                           .B = Qt,
+                                           .b_stride = block.lanes(),
+                                           .C = S,
+                                           .c_stride = block.lanes(),
+                                           .rows = tile.count,
+                                           .depth = call.head_dim,
                                            .vectors = block.vectors});
   finish_scores(call, block, tile, S, derivative);
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-// The textbook algorithm, as a baseline: each step walks over whole score matrices in memory. It uses the same products, so what
-// it loses to flash attention it loses to memory and to scores that no query sees.
-// workspace_offsets[0] holds S, then P; [1] dS: each [batch][kv head][block][key][block_q].
+// The textbook algorithm, as a baseline: each step walks over whole score matrices in memory. It uses the same products, so
+// what it loses to flash attention it loses to memory and to scores that no query sees. workspace_offsets[0] holds S, then
+// P; [1] dS: each [batch][kv head][block][key][block_q].
 
 #include "cpu/generic/backward.h"
 
@@ -68,9 +68,8 @@ inline void standard_softmax(const Call& call, std::int64_t item, void* memory) 
     }
   }
   if (!call.dropout) return;
-  for_each_tile(call, block, [&](const Tile& tile) {
-    apply_dropout(call, block, tile, P + tile.begin * block.lanes(), scratch.keep);
-  });
+  for_each_tile(call, block,
+                [&](const Tile& tile) { apply_dropout(call, block, tile, P + tile.begin * block.lanes(), scratch.keep); });
 }
 
 inline void standard_values(const Call& call, std::int64_t item, void* memory) {
@@ -141,7 +140,8 @@ inline void standard_dkv(const Call& call, std::int64_t item, void* memory) {
     const std::int64_t at = begin * block.lanes();
     copy_rows(call, block, call.q, call.head_dim, scratch.Q);
     copy_rows(call, block, call.dout, call.head_dim_v, scratch.dO);
-    add_to_keys(block, tile, score_matrix(call, 0, block_item) + at, scratch.dO, call.head_dim_v, dV, columns_v, scratch.safe);
+    add_to_keys(block, tile, score_matrix(call, 0, block_item) + at, scratch.dO, call.head_dim_v, dV, columns_v,
+                scratch.safe);
     add_to_keys(block, tile, score_matrix(call, 1, block_item) + at, scratch.Q, call.head_dim, dK, columns, scratch.safe);
   }
   const Sequence sequence(call, head_idx / call.heads_kv);
@@ -152,7 +152,8 @@ inline void standard_dkv(const Call& call, std::int64_t item, void* memory) {
       for (int key = 0; key < keys; ++key) {
         auto* to = reinterpret_cast<typename T::Stored*>(tensor.data) + head_idx / call.heads_kv * tensor.batch_stride +
                    (sequence.kv_begin + begin + key) * tensor.seq_stride + head_idx % call.heads_kv * tensor.head_stride;
-        for (int c = 0; c < width; c += vector_lanes) store_some<T>(to + c, load(sums + key * stride + c) * factor, width - c);
+        for (int c = 0; c < width; c += vector_lanes)
+          store_some<T>(to + c, load(sums + key * stride + c) * factor, width - c);
       }
     });
   };
