@@ -232,8 +232,9 @@ struct Worker {
     auto walk_step = [&]<bool owner>(int step, int owner_idx) {
       const Turn<S::stages> turn(step);
       const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step);
-      const tile::Score<config.features> score(args, task.sequence, head_idx);
-      const tile::Dropout dropout(args, task.sequence.batch_idx, head_idx);
+      const tile::Sequence sequence = fresh_sequence(task.sequence);
+      const tile::Score<config.features> score(args, sequence, head_idx);
+      const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
       const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) && !(S::foreign_rows && q_begin + tile_rows > score.len_q);
       const Math math{score, dropout, score.unit_scale() * tile::log2_e, q_begin, kv_begin, 16 * (thread / 32) + lane / 4, 2 * (lane % 4),
                       !all_visible || any_bad, {bad_row[0], bad_row[1]}};

@@ -97,10 +97,10 @@ struct Scores {
   template <bool some_hidden, typename Lse2, typename Take>
   __device__ __forceinline__ void weigh_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
 #pragma unroll
-    for (int group = 0; group < count; group += 8) {
+    for (int group = 0; group < count; group += 4) {
       const int shift = linear ? 0 : ptx::registers_fresh(0);  // see mark_hidden
 #pragma unroll
-      for (int i = group; i < group + 8; i += 2) {
+      for (int i = group; i < group + 4; i += 2) {
         const auto statistics = lse2(i);
         const float first = weigh<some_hidden>(S[i], i, shift, marks, statistics[0]);
         take(i, first, weigh<some_hidden>(S[i + 1], i + 1, shift, marks, statistics[1]));
@@ -151,10 +151,10 @@ struct Scores {
 
   __device__ __forceinline__ void mark_hidden(Marks& marks) const {
 #pragma unroll
-    for (int group = 0; group < count; group += 8) {
+    for (int group = 0; group < count; group += 4) {
       const int shift = ptx::registers_fresh(0);
 #pragma unroll
-      for (int i = group; i < group + 8; ++i) {
+      for (int i = group; i < group + 4; ++i) {
         if (!score.visible(query(i) + shift, key(i))) marks.hidden[i / 32] |= 1u << (i % 32);
       }
     }

@@ -7,6 +7,7 @@
 #include "abi/config.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/math.cuh"
 #include "tile/score.cuh"
@@ -80,6 +81,12 @@ struct Shape {
 
   static_assert(config.block_q == tile_rows && config.block_kv % tile_rows == 0);
 };
+
+/// The same sequence, of which the compiler keeps nothing that it can compute again: registers are short in these loops.
+__device__ __forceinline__ tile::Sequence fresh_sequence(tile::Sequence sequence) {
+  sequence.batch_idx = ptx::registers_fresh(sequence.batch_idx);
+  return sequence;
+}
 
 /// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.
 template <int slots>

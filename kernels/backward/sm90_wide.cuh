@@ -50,8 +50,9 @@ struct WideWorker {
   template <typename Use>
   __device__ __forceinline__ void with_scores(int step, Use use) const {
     const int lane = thread % 32, q_begin = task.q_begin_of(step), head_idx = task.head_of(args, step);
-    const tile::Score<config.features> score(args, task.sequence, head_idx);
-    const tile::Dropout dropout(args, task.sequence.batch_idx, head_idx);
+    const tile::Sequence sequence = fresh_sequence(task.sequence);
+    const tile::Score<config.features> score(args, sequence, head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) && !(S::foreign_rows && q_begin + tile_rows > score.len_q);
     use(Math{score, dropout, score.unit_scale() * tile::log2_e, q_begin, task.kv_begin, 16 * (thread / 32) + lane / 4, 2 * (lane % 4), !all_visible, {false, false}});
   }

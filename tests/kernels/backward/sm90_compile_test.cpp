@@ -1,0 +1,63 @@
+// What the planner gives backward/sm90 compiles, spills nothing, and no wgmma is serialised.
+#include <gtest/gtest.h>
+
+#include "support/compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+const DeviceInfo h200{.device = {.kind = DeviceKind::cuda}, .name = "H200", .arch = 90, .num_sms = 132, .shared_bytes = 232448, .l2_bytes = 50 << 20};
+
+Problem problem(std::int64_t head_dim, bool causal = true) {
+  return {.batch = 2, .seq_q = 1024, .seq_kv = 1024, .heads_q = 8, .heads_kv = 2, .head_dim = head_dim, .dtype = Dtype::bfloat16, .causal = causal};
+}
+
+void expect_compile(const std::vector<Problem>& problems) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  std::vector<Plan> plans;
+  for (const Problem& p : problems) {
+    plans.push_back(make_plan(p, Pass::backward, h200, "backward/sm90"));
+    // The portable kernels among the launches have tests of their own.
+    std::erase_if(plans.back().launches, [](const Launch& launch) { return !launch.unit.starts_with("backward/sm90"); });
+  }
+  expect_plans_compile(plans, 90);
+}
+
+TEST(BackwardSm90Compiles, HeadDims) {
+  std::vector<Problem> problems;
+  for (const std::int64_t dim : {8, 64, 96, 128, 192, 256}) {
+    for (const bool causal : {false, true}) problems.push_back(problem(dim, causal));
+    problems.push_back(problem(dim));
+    problems.back().deterministic = true;
+  }
+  problems.push_back(problem(192));
+  problems.back().head_dim_v = 128;
+  problems.push_back(problem(128));
+  problems.back().dtype = Dtype::float16;
+  expect_compile(problems);
+}
+
+TEST(BackwardSm90Compiles, Options) {
+  using Change = void (*)(Problem&);
+  const Change changes[] = {
+      [](Problem& p) { p.window_left = 100; },
+      [](Problem& p) { p.softcap = 20; },
+      [](Problem& p) { p.alibi = true; },
+      [](Problem& p) { p.mask = {.present = true, .q_stride = 1024}; },
+      [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 2000; },
+      [](Problem& p) { p.dropout_p = 0.1f; },
+      [](Problem& p) { p.bias = {.present = true, .dtype = Dtype::float32, .q_stride = 1024}; },
+  };
+  std::vector<Problem> problems;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const Change change : changes) {
+      problems.push_back(problem(dim));
+      change(problems.back());
+      if (dim == 256 && problems.back().bias.present) problems.pop_back();  // 8 bytes: docs/kernels/backward_sm90.md
+    }
+  }
+  expect_compile(problems);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
