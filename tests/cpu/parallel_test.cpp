@@ -108,6 +108,9 @@ TEST(ParallelFor, ThrowsWhatABodyThrows) {
 }
 
 TEST(ParallelFor, WorksAfterFork) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer does not allow threads after fork";
+#endif
   Counts before(100);
   parallel_for(100, false, Counts::count, &before);
   const pid_t child = fork();

@@ -39,7 +39,7 @@ FLASH_ATTENTION_INLINE Vec tanh(Vec x) {
   return (Vec)((Uint)result | ((Uint)x & 0x80000000u));
 }
 
-/// max(x, y) of single numbers with the vectors' rule; 2^x of one number for what is done once a row.
+/// 2^x of one number, for what is done once a row.
 inline float exp2_one(float x) { return exp2(splat(x))[0]; }
 
 }  // namespace

@@ -1,0 +1,61 @@
+#include "cpu/backend.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cpu/detect.h"
+#include "cpu/peaks.h"
+#include "flash_attention/error.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+TEST(CpuBackend, SaysWhatTheMachineIs) {
+  const DeviceInfo device = info();
+  EXPECT_EQ(device.device.kind, DeviceKind::cpu);
+  EXPECT_FALSE(device.name.empty());
+  EXPECT_TRUE(has_isa(device.isa));
+  EXPECT_GE(device.threads, 1);
+  EXPECT_GT(device.memory_bytes, 0);
+  EXPECT_TRUE(has_isa(best_isa()));
+  EXPECT_GE(usable_processors(), 1);
+}
+
+TEST(CpuBackend, RefusesAnInstructionSetThatIsNotHere) {
+  for (const CpuIsa isa : {CpuIsa::generic, CpuIsa::neon, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::amx}) {
+    if (has_isa(isa)) {
+      EXPECT_NO_THROW(kernel_table(isa)) << to_string(isa);
+      continue;
+    }
+    try {
+      kernel_table(isa);
+      ADD_FAILURE() << to_string(isa);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unavailable);
+      EXPECT_NE(std::string(error.what()).find(to_string(isa)), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(CpuBackend, AmxIsChosenOnlyWhereItIs) {
+  DeviceInfo device = info();
+  Problem problem{.seq_q = 128, .seq_kv = 128, .head_dim = 64, .dtype = Dtype::bfloat16};
+  device.isa = CpuIsa::avx512;
+  EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/prefill");
+  device.isa = CpuIsa::amx;
+  EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/amx");
+  problem.dtype = Dtype::float16;
+  EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/prefill");
+  problem.seq_q = 1;
+  EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/decode");
+}
+
+TEST(CpuBackend, PeaksAreNumbers) {
+  const Peaks peaks = measure_peaks(1);
+  EXPECT_TRUE(std::isfinite(peaks.flops) && peaks.flops > 0) << peaks.flops;
+  EXPECT_TRUE(std::isfinite(peaks.read_bytes) && peaks.read_bytes > 0) << peaks.read_bytes;
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu
