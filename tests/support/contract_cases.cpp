@@ -75,6 +75,7 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("plain", [](Case&, Problem&) {});
   add("tile_multiple", [](Case&, Problem& p) { p.seq_q = 128, p.seq_kv = 128; });
   add("long_keys", [](Case&, Problem& p) { p.batch = 1, p.seq_q = 17, p.seq_kv = 521; });
+  add("long_queries", [](Case&, Problem& p) { p.batch = 1, p.seq_q = 521, p.seq_kv = 67; });  // rings of slots come round
   add("one_query", [](Case&, Problem& p) { p.seq_q = 1; });
   add("one_key", [](Case&, Problem& p) { p.seq_kv = 1; });
   add("one_by_one", [](Case&, Problem& p) { p.seq_q = p.seq_kv = 1; });
