@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tools/setup.sh STAGE...: makes sure that what a stage needs is here; costs nothing when it is.
 #
-#   build   compiler, CMake, Ninja, GoogleTest, Google Benchmark, pkg-config
+#   build   compiler, CMake, Ninja, GoogleTest, pkg-config
 #   run     the virtual environment with what draws plots; NVRTC where there is an NVIDIA GPU
 #   test    Python headers and every package the tests import
 #   lint    clang-format, clang-tidy, ruff
@@ -25,7 +25,6 @@ for stage in "$@"; do
       need_command ninja ninja-build
       need_command pkg-config pkg-config
       need_header gtest/gtest.h libgtest-dev
-      need_header benchmark/benchmark.h libbenchmark-dev
       ;;
     run) need_command python3 python3 ;;
     test) need_command python3 python3 ;;
