@@ -1,5 +1,8 @@
 #include "cpu/thread_pool.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -64,6 +67,17 @@ void ThreadPool::help(std::uint32_t loop) {
   }
 }
 
+void ThreadPool::keep_workers_off(int processor) {
+  if (processor == callers_processor_) return;
+  callers_processor_ = processor;
+  cpu_set_t others;
+  CPU_ZERO(&others);
+  if (processor < 0 || sched_getaffinity(0, sizeof others, &others) != 0) return;
+  CPU_CLR(static_cast<std::size_t>(processor), &others);
+  if (CPU_COUNT(&others) == 0) return;
+  for (std::thread& worker : workers_) pthread_setaffinity_np(worker.native_handle(), sizeof others, &others);
+}
+
 void ThreadPool::run(std::int64_t count, Body body, void* context) {
   const std::unique_lock<std::mutex> only(caller_, std::try_to_lock);
   if (!only.owns_lock() || workers_.empty() || count < 2) {
@@ -88,7 +102,10 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
     const std::uint32_t loop = loop_.load() + 1;
     cursor_ = std::uint64_t{loop} << 32;
     loop_ = loop;
-    if (sleeping_.load() > 0) loop_.notify_all();
+    if (sleeping_.load() > 0) {
+      keep_workers_off(sched_getcpu());
+      loop_.notify_all();
+    }
     help(loop);
     Patience patience;
     for (std::int64_t done = done_.load(); done < indices; done = done_.load()) {

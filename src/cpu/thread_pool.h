@@ -12,7 +12,8 @@ using Body = void (*)(void* context, std::int64_t index);
 
 /// Threads that take the indices of one loop at a time. The thread that calls run() takes indices too and at the end waits
 /// only for those that others have taken: it never waits for a sleeping worker to wake up. A worker that has run out of
-/// work looks for more for 50 us and then sleeps.
+/// work looks for more for 50 us and then sleeps. Workers keep off the processor that the caller runs on: left alone, the
+/// system likes to wake them there, behind the caller.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);  // the caller counts as one
@@ -29,6 +30,7 @@ class ThreadPool {
   void work();
   bool take(std::uint32_t loop, std::int64_t& index);
   void help(std::uint32_t loop);
+  void keep_workers_off(int processor);
 
   // The loop under way. cursor_ holds its number above the next index: an index is taken only from the loop whose fields
   // the worker has read, because publishing the next loop changes the number.
@@ -41,6 +43,7 @@ class ThreadPool {
   std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
   std::mutex caller_;
+  int callers_processor_ = -1;  // the one that workers keep off
   std::vector<std::thread> workers_;
 };
 
