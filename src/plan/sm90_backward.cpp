@@ -41,8 +41,10 @@ Structure choose_structure(const Problem& p) {
   if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = 2};
   // Options that touch every score need the registers that dQ would take.
   if (dim > 64) return {.wide = false, .separate_dq = p.deterministic || !plain, .warpgroups = 2, .stages = 2};
-  // Three warpgroups have 160 registers a thread, which options that touch every score do not fit in.
-  return {.wide = false, .separate_dq = p.deterministic, .warpgroups = plain && !p.packed && p.window_left < 0 ? 3 : 2, .stages = 3};
+  // Three warpgroups have 160 registers a thread. Options that touch every score do not fit in, and taking P back from its
+  // 16-bit copy takes a conversion more in float16, which makes ptxas serialise the products (C7512).
+  const bool three = plain && !p.packed && p.window_left < 0 && p.dtype == Dtype::bfloat16;
+  return {.wide = false, .separate_dq = p.deterministic, .warpgroups = three ? 3 : 2, .stages = 3};
 }
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90_shape.cuh.
