@@ -78,7 +78,7 @@ FLASH_ATTENTION_API std::size_t workspace_bytes(const Problem& problem, Pass pas
 FLASH_ATTENTION_API std::string explain(const Problem& problem, Pass pass, const Options& options = {});
 
 /// True where dropout keeps the score of query i and key j. The same function on every backend; docs/numerics.md.
-FLASH_ATTENTION_API bool dropout_keeps(std::uint64_t seed, std::uint64_t offset, float dropout_p, std::int64_t batch_idx, std::int64_t head_idx,
-                   std::int64_t heads_q, std::int64_t i, std::int64_t j);
+FLASH_ATTENTION_API bool dropout_keeps(std::uint64_t seed, std::uint64_t offset, float dropout_p, std::int64_t batch_idx,
+                                       std::int64_t head_idx, std::int64_t heads_q, std::int64_t i, std::int64_t j);
 
 }  // namespace flash_attention

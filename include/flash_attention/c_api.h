@@ -26,11 +26,15 @@ typedef enum flash_attention_status {
   FLASH_ATTENTION_INTERNAL = 7
 } flash_attention_status;
 
-enum { FLASH_ATTENTION_FLOAT32 = 0, FLASH_ATTENTION_FLOAT16 = 1, FLASH_ATTENTION_BFLOAT16 = 2 };        /* dtype */
-enum { FLASH_ATTENTION_BOTTOM_RIGHT = 0, FLASH_ATTENTION_TOP_LEFT = 1 };                                /* alignment */
-enum { FLASH_ATTENTION_CPU = 0, FLASH_ATTENTION_CUDA = 1, FLASH_ATTENTION_EMULATOR = 2 };               /* device_kind */
-enum { FLASH_ATTENTION_FORWARD = 0, FLASH_ATTENTION_BACKWARD = 1,                                       /* pass */
-       FLASH_ATTENTION_STANDARD_FORWARD = 2, FLASH_ATTENTION_STANDARD_BACKWARD = 3 };
+enum { FLASH_ATTENTION_FLOAT32 = 0, FLASH_ATTENTION_FLOAT16 = 1, FLASH_ATTENTION_BFLOAT16 = 2 }; /* dtype */
+enum { FLASH_ATTENTION_BOTTOM_RIGHT = 0, FLASH_ATTENTION_TOP_LEFT = 1 };                         /* alignment */
+enum { FLASH_ATTENTION_CPU = 0, FLASH_ATTENTION_CUDA = 1, FLASH_ATTENTION_EMULATOR = 2 };        /* device_kind */
+enum {
+  FLASH_ATTENTION_FORWARD = 0,
+  FLASH_ATTENTION_BACKWARD = 1, /* pass */
+  FLASH_ATTENTION_STANDARD_FORWARD = 2,
+  FLASH_ATTENTION_STANDARD_BACKWARD = 3
+};
 
 /* Strides in elements; INT64_MIN = dense. */
 typedef struct flash_attention_strides {
@@ -101,7 +105,8 @@ FLASH_ATTENTION_API flash_attention_status flash_attention_standard_backward(con
                                                                              const flash_attention_options* options);
 
 /* *bytes = workspace that the call needs. */
-FLASH_ATTENTION_API flash_attention_status flash_attention_workspace_bytes(const flash_attention_problem* problem, int32_t pass,
+FLASH_ATTENTION_API flash_attention_status flash_attention_workspace_bytes(const flash_attention_problem* problem,
+                                                                           int32_t pass,
                                                                            const flash_attention_options* options,
                                                                            size_t* bytes);
 

@@ -39,20 +39,21 @@ struct Candidate {
 struct Plan {
   std::string kernel;  ///< "forward/sm90", "cpu/prefill", ...
   Pass pass = Pass::forward;
-  int block_q = 0;    ///< rows of the score matrix in one tile
-  int block_kv = 0;   ///< columns of the score matrix in one tile
-  int num_splits = 1; ///< parts the keys are divided into, merged at the end
+  int block_q = 0;     ///< rows of the score matrix in one tile
+  int block_kv = 0;    ///< columns of the score matrix in one tile
+  int num_splits = 1;  ///< parts the keys are divided into, merged at the end
   std::size_t workspace_bytes = 0;
   std::array<std::int64_t, 8> workspace_offsets{};  ///< where each part of the workspace begins; the kernel says what it is
-  std::vector<Launch> launches{};       ///< CUDA and emulator; in order
-  std::vector<Candidate> candidates{};  ///< in the order in which they were considered, up to the chosen one
+  std::vector<Launch> launches{};                   ///< CUDA and emulator; in order
+  std::vector<Candidate> candidates{};              ///< in the order in which they were considered, up to the chosen one
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
 /// The best kernel for the problem on that device. Pure: no driver call, no environment, no globals.
 /// `kernel` names one to use instead of the best. Throws Error(invalid_argument | unsupported).
-FLASH_ATTENTION_API Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel = {});
+FLASH_ATTENTION_API Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device,
+                                   std::string_view kernel = {});
 
 /// A kernel the library has, and what it can do.
 struct KernelSummary {

@@ -67,7 +67,7 @@ struct Problem {
   Strides dout_strides{}, dq_strides{}, dk_strides{}, dv_strides{};
 
   std::optional<float> scale{};  ///< 1 / sqrt(head_dim) if not given
-  float softcap = 0;           ///< 0 = off
+  float softcap = 0;             ///< 0 = off
   ScoreTensor bias{};
   bool alibi = false;
   std::int64_t alibi_batch_stride = 0;  ///< 0: one slope per head for the whole batch
@@ -81,8 +81,8 @@ struct Problem {
   bool seqused_q = false;    ///< sequence b has seqused_q[b] queries; the diagonal follows. Rows past it are zero
   bool seqused_kv = false;   ///< sequence b has seqused_kv[b] keys; the diagonal follows
 
-  bool sink = false;     ///< one more logit per head in the denominator
-  float dropout_p = 0;   ///< in [0, 1)
+  bool sink = false;           ///< one more logit per head in the denominator
+  float dropout_p = 0;         ///< in [0, 1)
   bool deterministic = false;  ///< backward: the same bits in every run
 
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -46,8 +46,8 @@ FLASH_ATTENTION_API std::vector<KernelReport> compile(const Plan& plan, int arch
 struct Finding {
   std::string subject;  ///< "NVRTC", "driver", "CPU", ...
   bool ok = false;
-  std::string detail;   ///< what was found, or what was tried and missed
-  std::string advice;   ///< the next step where it is not ok
+  std::string detail;  ///< what was found, or what was tried and missed
+  std::string advice;  ///< the next step where it is not ok
 };
 FLASH_ATTENTION_API std::vector<Finding> diagnose();
 

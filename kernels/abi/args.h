@@ -45,7 +45,7 @@ struct AttentionArgs {
   long long alibi_batch_stride;
   const float* sink;  // [heads_q] or null
 
-  void* dbias;                  // dense [batch|1, heads_q|1, seq_q|1, seq_kv] or null
+  void* dbias;                   // dense [batch|1, heads_q|1, seq_q|1, seq_kv] or null
   long long dbias_batch_stride;  // 0 where bias broadcasts
   long long dbias_head_stride;
   long long dbias_q_stride;
@@ -55,7 +55,7 @@ struct AttentionArgs {
   long long workspace_offsets[8];  // bytes; each kernel says what is where
 
   int batch;
-  int seq_q;    // the longest, in a packed problem
+  int seq_q;  // the longest, in a packed problem
   int seq_kv;
   int heads_q;
   int heads_kv;
@@ -64,7 +64,7 @@ struct AttentionArgs {
   int total_kv;
   int num_splits;
 
-  int window_left;   // meaningful where Features says so
+  int window_left;  // meaningful where Features says so
   int window_right;
   float scale;
   float softcap;

@@ -1,7 +1,7 @@
 #pragma once
 
-// How the kernels of backward/sm90 fill their shared memory: what the planner must reserve is what they use. Plain constexpr
-// arithmetic on a configuration, the same on host and device.
+// How the kernels of backward/sm90 fill their shared memory: what the planner must reserve is what they use. Plain
+// constexpr arithmetic on a configuration, the same on host and device.
 
 #include "abi/config.h"
 

@@ -1,7 +1,8 @@
 #pragma once
 
 // What a kernel is compiled for. The planner fills one of these, prints it as C++ and the generated unit passes it as a
-// template value, so a feature that is off leaves no instruction behind. Plain data: no includes, the same on host and device.
+// template value, so a feature that is off leaves no instruction behind. Plain data: no includes, the same on host and
+// device.
 
 namespace flash_attention::abi {
 
@@ -33,8 +34,8 @@ struct ForwardConfig {
   int block_q = 0;   // query rows of a tile
   int block_kv = 0;  // key rows of a tile
   int num_warps = 0;
-  int num_stages = 1;   // K/V tiles in flight
-  int group = 1;        // heads_q / heads_kv where the kernel packs them, else 1
+  int num_stages = 1;       // K/V tiles in flight
+  int group = 1;            // heads_q / heads_kv where the kernel packs them, else 1
   bool pair_tiles = false;  // sm90: a block takes a long and a short row tile in turn
 };
 
@@ -48,7 +49,7 @@ struct BackwardConfig {
   int num_stages = 1;
   bool deterministic = false;
   bool separate_dq = false;  // sm90: dQ by a kernel of its own, no sums in memory
-  bool dlse = true;   // a gradient flows through lse
+  bool dlse = true;          // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;
 };

@@ -1,9 +1,10 @@
 #pragma once
 
-// Attention backward for sm_90 (Hopper), head dimensions up to 128: dK and dV of a tile of keys, and the tile's share of dQ.
+// Attention backward for sm_90 (Hopper), head dimensions up to 128: dK and dV of a tile of keys, and the tile's share of
+// dQ.
 //
-// A block holds K and V of block_kv keys of one key head, 64 for each of its two or three warpgroups, and walks over the query
-// tiles (64 rows) of every query head of the group. Each step, in every warpgroup:
+// A block holds K and V of block_kv keys of one key head, 64 for each of its two or three warpgroups, and walks over the
+// query tiles (64 rows) of every query head of the group. Each step, in every warpgroup:
 //
 //     S^T = K Q^T          dP^T = V dO^T                          64 keys x 64 queries, in registers
 //     P^T = 2^(S^T - lse2)                    dV += P^T dO        P and dS never leave registers as left operands
@@ -64,7 +65,8 @@ struct alignas(1024) SharedStorage {
   Chunk V[S::warpgroups][S::chunks_v];
   Chunk Q[S::stages][S::chunks];
   Chunk dO[S::stages][S::chunks_v];
-  Chunk dS[config.separate_dq ? 1 : S::warpgroups][config.separate_dq ? 1 : S::warpgroups];  // [step's owner][keys of warpgroup]
+  Chunk dS[config.separate_dq ? 1 : S::warpgroups]
+          [config.separate_dq ? 1 : S::warpgroups];  // [step's owner][keys of warpgroup]
   float dQ[config.separate_dq ? 1 : S::warpgroups][4][config.separate_dq ? 4 : 16 * S::width];  // on their way to memory
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
@@ -87,9 +89,11 @@ __device__ __forceinline__ void load(const AttentionArgs& args, Storage& shared,
   for (int w = 0; w < S::warpgroups; ++w) {
     const int row = kv_row + task.kv_begin + w * tile_rows;
 #pragma unroll
-    for (int c = 0; c < S::chunks; ++c) ptx::tma_load_4d(shared.K[w][c], args.maps[map_K], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
+    for (int c = 0; c < S::chunks; ++c)
+      ptx::tma_load_4d(shared.K[w][c], args.maps[map_K], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
 #pragma unroll
-    for (int c = 0; c < S::chunks_v; ++c) ptx::tma_load_4d(shared.V[w][c], args.maps[map_V], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
+    for (int c = 0; c < S::chunks_v; ++c)
+      ptx::tma_load_4d(shared.V[w][c], args.maps[map_V], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
   }
   const float* lse2 = workspace<float>(args, workspace_lse2);
   const float* delta = workspace<float>(args, workspace_delta);
@@ -102,9 +106,13 @@ __device__ __forceinline__ void load(const AttentionArgs& args, Storage& shared,
     ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
 #pragma unroll
-    for (int c = 0; c < S::chunks; ++c) ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx, batch_idx);
+    for (int c = 0; c < S::chunks; ++c)
+      ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx,
+                       batch_idx);
 #pragma unroll
-    for (int c = 0; c < S::chunks_v; ++c) ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx, batch_idx);
+    for (int c = 0; c < S::chunks_v; ++c)
+      ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
+                       batch_idx);
     ptx::bulk_load(shared.lse2[turn.slot], lse2 + padded, tile_rows * 4, shared.full[turn.slot]);
     ptx::bulk_load(shared.delta[turn.slot], delta + padded, tile_rows * 4, shared.full[turn.slot]);
   }
@@ -137,7 +145,8 @@ struct Worker {
     for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
       for (int piece = thread % 2; piece < 8; piece += 2) {
-        const auto words = ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece));
+        const auto words =
+            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece));
 #pragma unroll
         for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
       }
@@ -166,7 +175,6 @@ struct Worker {
     any_bad = shared.bad_keys[warpgroup] != 0;
   }
 
-
   // -- products ---------------------------------------------------------------------------------------------------------
 
   /// dQ = dS K over all keys of the block.
@@ -178,7 +186,8 @@ struct Worker {
     for (int step = 0; step < 4 * S::warpgroups; ++step) {
       const int keys = step / 4, inside = step % 4;
       ptx::wgmma_ss<type, S::width, ptx::Major::k, ptx::Major::mn>(
-          dQ, dS_desc + (keys * chunk_bytes + inside * 32) / 16, K_desc + (keys * S::chunks * chunk_bytes + inside * 2048) / 16, step != 0);
+          dQ, dS_desc + (keys * chunk_bytes + inside * 32) / 16,
+          K_desc + (keys * S::chunks * chunk_bytes + inside * 2048) / 16, step != 0);
     }
     ptx::wgmma_commit();
   }
@@ -194,7 +203,8 @@ struct Worker {
     for (int step = 0; step < tile_rows / 16; ++step) {
       const int q = 16 * step + (lane & 7) + 8 * (lane >> 4);
       const unsigned address = swizzled(chunk, q, 2 * warp + (lane >> 3 & 1));
-      ptx::stmatrix_x4_trans(const_cast<char*>(base + (address - chunk)), dS[step][0], dS[step][1], dS[step][2], dS[step][3]);
+      ptx::stmatrix_x4_trans(const_cast<char*>(base + (address - chunk)), dS[step][0], dS[step][1], dS[step][2],
+                             dS[step][3]);
     }
     ptx::fence_async_shared();  // dS before the product that reads it
   }
@@ -235,9 +245,17 @@ struct Worker {
       const tile::Sequence sequence = fresh_sequence(task.sequence);
       const tile::Score<config.features> score(args, sequence, head_idx);
       const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-      const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) && !(S::foreign_rows && q_begin + tile_rows > score.len_q);
-      const Math math{score, dropout, score.unit_scale() * tile::log2_e, q_begin, kv_begin, 16 * (thread / 32) + lane / 4, 2 * (lane % 4),
-                      !all_visible || any_bad, {bad_row[0], bad_row[1]}};
+      const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) &&
+                               !(S::foreign_rows && q_begin + tile_rows > score.len_q);
+      const Math math{score,
+                      dropout,
+                      score.unit_scale() * tile::log2_e,
+                      q_begin,
+                      kv_begin,
+                      16 * (thread / 32) + lane / 4,
+                      2 * (lane % 4),
+                      !all_visible || any_bad,
+                      {bad_row[0], bad_row[1]}};
       const int fresh = ptx::registers_fresh(0);
       float St[tile_rows / 2], dPt[tile_rows / 2];
       typename Math::Packed P, dS;
@@ -251,8 +269,9 @@ struct Worker {
 
       ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
       ptx::wgmma_pin(St);
-      math.probabilities(St, marks, [&](int i) { return math.along_columns(shared.lse2[turn.slot], i); },
-                         [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
+      math.probabilities(
+          St, marks, [&](int i) { return math.along_columns(shared.lse2[turn.slot], i); },
+          [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
       ptx::wgmma_pin(P);
       if constexpr (S::lean) {
         ptx::wgmma_fence();  // the registers of dP have been used for other things
@@ -316,7 +335,8 @@ struct Worker {
       // Every owner has said once more that it has read its buffer; nobody may leave those arrivals behind.
 #pragma unroll 1
       for (int owner = 0; owner < S::warpgroups; ++owner) {
-        if (owner != warpgroup && owner < task.num_steps) ptx::barrier_sync(barrier_dS_read + owner, S::warpgroups * wg_threads);
+        if (owner != warpgroup && owner < task.num_steps)
+          ptx::barrier_sync(barrier_dS_read + owner, S::warpgroups * wg_threads);
       }
       if (lane == 0) ptx::bulk_wait<0>();  // shared memory outlives the copies that read it
     }
@@ -326,7 +346,6 @@ struct Worker {
     write_rows<type, config.head_dim>(rows_of(args.dK), dK, args.scale, thread);
     write_rows<type, config.head_dim_v>(rows_of(args.dV), dV, 1, thread);
   }
-
 };
 
 }  // namespace backward_sm90

@@ -2,7 +2,8 @@
 
 // dQ for sm_90 (Hopper) by a kernel of its own: the same bits in every run, and head dimensions to 256.
 //
-// A block takes 128 queries of one head, 64 for each of its two warpgroups, and walks over the key tiles (64 rows) they see:
+// A block takes 128 queries of one head, 64 for each of its two warpgroups, and walks over the key tiles (64 rows) they
+// see:
 //
 //     S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers
 //     P = 2^(S - lse2)     dS = P (dP - delta)    dQ += dS K, dS from registers
@@ -51,7 +52,8 @@ struct QueryTask {
 };
 
 template <BackwardConfig config>
-__device__ __forceinline__ void load_keys(const AttentionArgs& args, QueryStorage<config>& shared, const QueryTask<config>& task) {
+__device__ __forceinline__ void load_keys(const AttentionArgs& args, QueryStorage<config>& shared,
+                                          const QueryTask<config>& task) {
   using S = Shape<config>;
   const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
   const int kv_head = task.head_idx / args.group;
@@ -60,9 +62,11 @@ __device__ __forceinline__ void load_keys(const AttentionArgs& args, QueryStorag
   for (int w = 0; w < query_warpgroups; ++w) {
     const int row = static_cast<int>(task.sequence.start_q) + task.q_begin + w * tile_rows;
 #pragma unroll
-    for (int c = 0; c < S::chunks; ++c) ptx::tma_load_4d(shared.Q[w][c], args.maps[map_Q], shared.Q_full, c * chunk_dim, row, task.head_idx, batch_idx);
+    for (int c = 0; c < S::chunks; ++c)
+      ptx::tma_load_4d(shared.Q[w][c], args.maps[map_Q], shared.Q_full, c * chunk_dim, row, task.head_idx, batch_idx);
 #pragma unroll
-    for (int c = 0; c < S::chunks_v; ++c) ptx::tma_load_4d(shared.dO[w][c], args.maps[map_dO], shared.Q_full, c * chunk_dim, row, task.head_idx, batch_idx);
+    for (int c = 0; c < S::chunks_v; ++c)
+      ptx::tma_load_4d(shared.dO[w][c], args.maps[map_dO], shared.Q_full, c * chunk_dim, row, task.head_idx, batch_idx);
   }
   unsigned use = 0;
 #pragma unroll 1
@@ -77,7 +81,8 @@ __device__ __forceinline__ void load_keys(const AttentionArgs& args, QueryStorag
       ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], chunks * chunk_bytes);
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
-        ptx::tma_load_4d(shared.KV[turn.slot][c], args.maps[which == 0 ? map_K : map_V], shared.full[turn.slot], c * chunk_dim, row, kv_head, batch_idx);
+        ptx::tma_load_4d(shared.KV[turn.slot][c], args.maps[which == 0 ? map_K : map_V], shared.full[turn.slot],
+                         c * chunk_dim, row, kv_head, batch_idx);
       }
     }
   }
@@ -95,17 +100,18 @@ struct QueryWorker {
   const int warpgroup;
   const int thread;  // in the warpgroup
 
-  /// Zeroes the rows of K in a slot that hold NaN or Inf or belong to no visible key: dS K would multiply them by the zeros of
-  /// hidden scores. What they do to the queries that see them is in S by now.
+  /// Zeroes the rows of K in a slot that hold NaN or Inf or belong to no visible key: dS K would multiply them by the zeros
+  /// of hidden scores. What they do to the queries that see them is in S by now.
   __device__ __forceinline__ void clean_keys(int slot, int visible_rows) const {
     ptx::barrier_sync(barrier_query_keys, query_warpgroups * wg_threads);  // both warpgroups have their S
-    const int row = warpgroup * (tile_rows / 2) + thread / 4;  // four threads share a row
+    const int row = warpgroup * (tile_rows / 2) + thread / 4;              // four threads share a row
     bool bad = row >= visible_rows;
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
       for (int piece = thread % 4; piece < 8; piece += 4) {
-        const auto words = ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.KV[slot][c]), row, piece));
+        const auto words =
+            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.KV[slot][c]), row, piece));
 #pragma unroll
         for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
       }
@@ -120,7 +126,7 @@ struct QueryWorker {
         }
       }
     }
-    ptx::fence_async_shared();                                 // the zeros before the products that read them
+    ptx::fence_async_shared();                                             // the zeros before the products that read them
     ptx::barrier_sync(barrier_query_keys, query_warpgroups * wg_threads);  // those of both warpgroups
   }
 
@@ -146,8 +152,10 @@ struct QueryWorker {
 
     const auto math_of = [&](int tile_idx) {
       const int kv_begin = tile_idx * tile_rows;
-      const bool edge = !score.template all_visible<query_rows, tile_rows>(task.q_begin, kv_begin) || task.q_begin + query_rows > score.len_q;
-      return Math{score, dropout, score.unit_scale() * tile::log2_e, q_begin, kv_begin, row, 2 * (lane % 4), edge, {false, false}};
+      const bool edge = !score.template all_visible<query_rows, tile_rows>(task.q_begin, kv_begin) ||
+                        task.q_begin + query_rows > score.len_q;
+      return Math{score, dropout,       score.unit_scale() * tile::log2_e, q_begin, kv_begin, row, 2 * (lane % 4),
+                  edge,  {false, false}};
     };
     const auto slot_of = [](unsigned use) { return Turn<config.num_stages>(use); };
     const auto issue_S = [&](unsigned tile, int fresh) {
@@ -156,10 +164,17 @@ struct QueryWorker {
       ptx::wgmma_fence();                                 // the registers of S have been used for other things
       issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.KV[k.slot], fresh);
     };
-    const auto issue_dQ = [&](unsigned tile, int fresh) { issue_rows<type, S::width>(dQ, dS, shared.KV[slot_of(2 * tile).slot], fresh); };
+    const auto issue_dQ = [&](unsigned tile, int fresh) {
+      issue_rows<type, S::width>(dQ, dS, shared.KV[slot_of(2 * tile).slot], fresh);
+    };
     const auto make_P = [&](const Math& math) {
       marks = {};
-      math.probabilities(scores, marks, [&](int i) { return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]}; }, [](int, float, float) {});
+      math.probabilities(
+          scores, marks,
+          [&](int i) {
+            return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]};
+          },
+          [](int, float, float) {});
     };
     const auto make_dS = [&](const Math& math, unsigned tile, int fresh) {
       const auto v = slot_of(2 * tile + 1);
@@ -169,7 +184,9 @@ struct QueryWorker {
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dP);
       if (thread == 0) ptx::mbarrier_arrive(shared.free[v.slot]);
-      math.gradients(scores, dP, marks, [&](int i) { return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]}; });
+      math.gradients(scores, dP, marks, [&](int i) {
+        return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]};
+      });
       Math::pack(dP, dS);
       ptx::wgmma_pin(dS);
       if (math.edge) clean_keys(slot_of(2 * tile).slot, score.visible_kv - math.kv_begin);

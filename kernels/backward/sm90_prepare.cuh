@@ -58,7 +58,8 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       const Eight d = ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column));
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        sum += ptx::unpack_low<type>(o[p]) * ptx::unpack_low<type>(d[p]) + ptx::unpack_high<type>(o[p]) * ptx::unpack_high<type>(d[p]);
+        sum += ptx::unpack_low<type>(o[p]) * ptx::unpack_low<type>(d[p]) +
+               ptx::unpack_high<type>(o[p]) * ptx::unpack_high<type>(d[p]);
       }
     }
 #pragma unroll
@@ -66,13 +67,16 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
     if (lane != 0) continue;
     const float lse = used ? args.lse[statistics + i] : -tile::infinity;
     if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
-    workspace<float>(args, workspace_lse2)[tile.padded + row] = lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
+    workspace<float>(args, workspace_lse2)[tile.padded + row] =
+        lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
     workspace<float>(args, workspace_delta)[tile.padded + row] = used ? sum : 0;
   }
   if constexpr (!config.separate_dq) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;
-    auto* sums = reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, workspace_dQ) + tile.padded * Shape<config>::width);
-    for (int piece = threadIdx.x; piece < pieces; piece += wg_threads) ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
+    auto* sums =
+        reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, workspace_dQ) + tile.padded * Shape<config>::width);
+    for (int piece = threadIdx.x; piece < pieces; piece += wg_threads)
+      ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
 }
 

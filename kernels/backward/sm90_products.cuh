@@ -30,7 +30,8 @@ __device__ __forceinline__ void issue_dots(float (&D)[tile_rows / 2], const void
 
 /// D += A B over the 64 rows of B; A is in registers.
 template <Type type, int width>
-__device__ __forceinline__ void issue_rows(float (&D)[width / 2], const unsigned (&A)[tile_rows / 16][4], const void* B, int fresh) {
+__device__ __forceinline__ void issue_rows(float (&D)[width / 2], const unsigned (&A)[tile_rows / 16][4], const void* B,
+                                           int fresh) {
   const unsigned long long B_desc = ptx::wgmma_descriptor(B, chunk_bytes, 1024) + fresh;
   ptx::wgmma_fence();  // A has been written by ordinary instructions
 #pragma unroll
@@ -47,8 +48,8 @@ __device__ __forceinline__ bool finite(unsigned pair) {
   return (pair & exponent) != exponent && (pair >> 16 & exponent) != exponent;
 }
 
-/// Zeroes the rows of Q and dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup writes the
-/// same zeros before its own products read them.
+/// Zeroes the rows of Q and dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup writes
+/// the same zeros before its own products read them.
 template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void clear_foreign_rows(Storage& shared, int slot, int warpgroup, int thread, int used_rows) {
   using S = Shape<config>;
@@ -57,7 +58,8 @@ __device__ __forceinline__ void clear_foreign_rows(Storage& shared, int slot, in
     const int pieces = (tile_rows - used_rows) * 8;  // of 16 bytes, in each chunk
     for (int i = thread; i < pieces * (S::chunks + S::chunks_v); i += wg_threads) {
       const int chunk = i / pieces, piece = i - chunk * pieces;
-      const void* base = chunk < S::chunks ? static_cast<const void*>(shared.Q[slot][chunk]) : shared.dO[slot][chunk - S::chunks];
+      const void* base =
+          chunk < S::chunks ? static_cast<const void*>(shared.Q[slot][chunk]) : shared.dO[slot][chunk - S::chunks];
       ptx::store_shared(ptx::shared_address(base) + used_rows * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
     }
     ptx::fence_async_shared();                                     // the zeros before the products' reads
@@ -67,7 +69,8 @@ __device__ __forceinline__ void clear_foreign_rows(Storage& shared, int slot, in
 
 /// The 64 rows of a warpgroup's accumulator, times a factor, to the rows of a tensor that exist.
 template <Type type, int dim, int count>
-__device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>& rows, const float (&values)[count], float factor, int thread) {
+__device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>& rows, const float (&values)[count],
+                                           float factor, int thread) {
   const int lane = thread % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -76,7 +79,8 @@ __device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>&
     ptx::Element<type>* first = rows.data + row * rows.stride + 2 * (lane % 4);
 #pragma unroll
     for (int group = 0; group < dim / 8; ++group) {
-      const unsigned pair = ptx::pack<type>(values[4 * group + 2 * half] * factor, values[4 * group + 2 * half + 1] * factor);
+      const unsigned pair =
+          ptx::pack<type>(values[4 * group + 2 * half] * factor, values[4 * group + 2 * half + 1] * factor);
       ptx::store_global(reinterpret_cast<unsigned*>(first + 8 * group), pair);
     }
   }

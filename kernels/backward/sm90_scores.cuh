@@ -3,8 +3,8 @@
 // From the products S = Q K^T and dP = dO V^T of a tile, in registers, to P and dS: options, mask, dropout.
 //
 // The tile may lie either way: with the keys along the rows (S^T, for dK and dV) or with the queries along the rows (S, for
-// dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and column
-// 8 (i / 4) + 2 (lane % 4) + i % 2.
+// dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and
+// column 8 (i / 4) + 2 (lane % 4) + i % 2.
 
 #include "backward/sm90_shape.cuh"
 #include "ptx/memory.cuh"
@@ -28,11 +28,11 @@ struct Scores {
   const tile::Score<features>& score;
   const tile::Dropout& dropout;
   float exponent_scale;
-  int q_begin;   // of the tile
-  int kv_begin;  // of the tile
-  int row;       // this thread's first row, in the tile
-  int column;    // this thread's first column, in the tile
-  bool edge;     // some scores of the tile are hidden
+  int q_begin;      // of the tile
+  int kv_begin;     // of the tile
+  int row;          // this thread's first row, in the tile
+  int column;       // this thread's first column, in the tile
+  bool edge;        // some scores of the tile are hidden
   bool bad_row[2];  // Rows::keys: the key holds a NaN or Inf, which was taken out of shared memory
 
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
@@ -65,8 +65,8 @@ struct Scores {
     if constexpr (features.dropout) mark_dropped(marks);
   }
 
-  /// S becomes P before dropout, times the slope of the soft cap where there is one. lse2(i) are the statistics of the queries of
-  /// registers i and i + 1. take(i, p, q) gets their probabilities after dropout and without that slope.
+  /// S becomes P before dropout, times the slope of the soft cap where there is one. lse2(i) are the statistics of the
+  /// queries of registers i and i + 1. take(i, p, q) gets their probabilities after dropout and without that slope.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, Marks& marks, Lse2 lse2, Take take) const {
     mark(marks);

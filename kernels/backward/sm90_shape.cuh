@@ -31,7 +31,8 @@ constexpr int chunk_bytes = chunk_elements * 2;
 /// Row statistics and the fp32 dQ lie in the workspace as [heads_q, padded rows]. A sequence begins at a multiple of 4 rows
 /// (16 bytes of floats, which bulk copies need), with room for whole tiles: at least 64 rows before the next one begins.
 __device__ __forceinline__ long long padded_start(const AttentionArgs& args, const tile::Sequence& sequence) {
-  const long long start = args.cu_seqlens_q != nullptr ? sequence.start_q : static_cast<long long>(sequence.batch_idx) * args.seq_q;
+  const long long start =
+      args.cu_seqlens_q != nullptr ? sequence.start_q : static_cast<long long>(sequence.batch_idx) * args.seq_q;
   return (start + 68ll * sequence.batch_idx) / 4 * 4;
 }
 __device__ __forceinline__ long long padded_rows(const AttentionArgs& args) {
@@ -67,14 +68,15 @@ struct Shape {
   static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
   static constexpr int work_registers = warpgroups == 3 ? 160 : 240;
 
-  // With three warpgroups registers are short: dS takes P from its 16-bit copy, which is one more rounding. What P was before
-  // soft cap and dropout cannot be had that way.
+  // With three warpgroups registers are short: dS takes P from its 16-bit copy, which is one more rounding. What P was
+  // before soft cap and dropout cannot be had that way.
   static constexpr bool reread_P = warpgroups == 3;
   static_assert(!reread_P || (tile::Score<features>::linear && !features.mask && !features.dropout));
 
   // At head dimension 128 no registers are left for options: dP is computed after P, not under it, and P is given up before
   // dS is made.
-  static constexpr bool lean = width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout);
+  static constexpr bool lean = width + width_v > 192 &&
+                               (!tile::Score<features>::linear || features.mask || features.dropout);
 
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool foreign_rows = features.packed || features.seqused_q;

@@ -2,8 +2,8 @@
 
 // dK and dV for sm_90 (Hopper), head dimensions from 136 to 256: both do not fit into one warpgroup's registers.
 //
-// A block holds K and V of 64 keys of one key head and walks over the query tiles (64 rows) of every query head of the group.
-// Its two warpgroups share the work of a step:
+// A block holds K and V of 64 keys of one key head and walks over the query tiles (64 rows) of every query head of the
+// group. Its two warpgroups share the work of a step:
 //
 //     warpgroup 0:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
 //     warpgroup 1:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
@@ -53,8 +53,17 @@ struct WideWorker {
     const tile::Sequence sequence = fresh_sequence(task.sequence);
     const tile::Score<config.features> score(args, sequence, head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-    const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) && !(S::foreign_rows && q_begin + tile_rows > score.len_q);
-    use(Math{score, dropout, score.unit_scale() * tile::log2_e, q_begin, task.kv_begin, 16 * (thread / 32) + lane / 4, 2 * (lane % 4), !all_visible, {false, false}});
+    const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
+                             !(S::foreign_rows && q_begin + tile_rows > score.len_q);
+    use(Math{score,
+             dropout,
+             score.unit_scale() * tile::log2_e,
+             q_begin,
+             task.kv_begin,
+             16 * (thread / 32) + lane / 4,
+             2 * (lane % 4),
+             !all_visible,
+             {false, false}});
   }
 
   /// Waits for the tile of a step.
@@ -71,8 +80,8 @@ struct WideWorker {
     return tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx).from(task.kv_begin);
   }
 
-  // Both walk the steps alike: the first product of a step is issued together with the last product of the step before, and the
-  // arithmetic between them runs under the latter.
+  // Both walk the steps alike: the first product of a step is issued together with the last product of the step before, and
+  // the arithmetic between them runs under the latter.
 
   __device__ __forceinline__ void make_dV() const {
     float dV[S::width_v / 2], St[tile_rows / 2];
@@ -87,8 +96,9 @@ struct WideWorker {
     const auto make_P = [&](int step, int slot, typename Math::Tile& weights) {
       with_scores(step, [&](const Math& math) {
         typename Math::Marks marks;
-        math.probabilities(St, marks, [&](int i) { return math.along_columns(shared.lse2[slot], i); },
-                           [&](int i, float p, float q) { weights[i] = p, weights[i + 1] = q; });
+        math.probabilities(
+            St, marks, [&](int i) { return math.along_columns(shared.lse2[slot], i); },
+            [&](int i, float p, float q) { weights[i] = p, weights[i + 1] = q; });
       });
     };
     typename Math::Tile weights;
@@ -132,7 +142,8 @@ struct WideWorker {
     }
     // The last reads of P have been announced; nobody may leave those arrivals behind.
 #pragma unroll 1
-    for (int slot = 0; slot < tile::smaller(P_slots, task.num_steps); ++slot) ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
+    for (int slot = 0; slot < tile::smaller(P_slots, task.num_steps); ++slot)
+      ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
     write_rows<type, config.head_dim_v>(rows_of(args.dV), dV, 1, thread);
   }
 
@@ -187,14 +198,16 @@ struct WideWorker {
   }
 
  private:
-  /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the other warpgroup.
+  /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the
+  /// other warpgroup.
   __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
     const int slot = step % P_slots;
     // The other warpgroup has taken what was in the slot.
     if (step >= P_slots) ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      ptx::store_shared(ptx::shared_address(&shared.P[slot][part][thread]), ptx::Vector<unsigned, 4>{P[part][0], P[part][1], P[part][2], P[part][3]});
+      ptx::store_shared(ptx::shared_address(&shared.P[slot][part][thread]),
+                        ptx::Vector<unsigned, 4>{P[part][0], P[part][1], P[part][2], P[part][3]});
     }
     ptx::barrier_arrive(barrier_P_written + slot, wide_warpgroups * wg_threads);
   }

@@ -43,7 +43,9 @@ std::string explain(const Problem& problem, Pass pass, const Options& options) {
   return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan);
 }
 
-void prewarm(const Problem& problem, Pass pass, const Options& options) { api::prepare(problem, pass, options)->kernel(options.stream); }
+void prewarm(const Problem& problem, Pass pass, const Options& options) {
+  api::prepare(problem, pass, options)->kernel(options.stream);
+}
 
 std::future<void> prewarm_in_background(const Problem& problem, Pass pass, const Options& options) {
   return std::async(std::launch::async, [=, kernel = std::string(options.kernel)] {

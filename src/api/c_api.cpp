@@ -86,10 +86,27 @@ fa::Problem problem_of(const flash_attention_problem* given) {
 
 fa::Buffers buffers_of(const flash_attention_buffers* given) {
   const flash_attention_buffers c = received("buffers", given, flash_attention_buffers_init);
-  return {.q = c.q, .k = c.k, .v = c.v, .out = c.out, .lse = c.lse, .bias = c.bias, .mask = c.mask,
-          .alibi_slopes = c.alibi_slopes, .sink = c.sink, .cu_seqlens_q = c.cu_seqlens_q, .cu_seqlens_kv = c.cu_seqlens_kv,
-          .seqused_q = c.seqused_q, .seqused_kv = c.seqused_kv, .key_lengths = c.key_lengths, .dout = c.dout, .dlse = c.dlse,
-          .dq = c.dq, .dk = c.dk, .dv = c.dv, .dbias = c.dbias, .dsink = c.dsink};
+  return {.q = c.q,
+          .k = c.k,
+          .v = c.v,
+          .out = c.out,
+          .lse = c.lse,
+          .bias = c.bias,
+          .mask = c.mask,
+          .alibi_slopes = c.alibi_slopes,
+          .sink = c.sink,
+          .cu_seqlens_q = c.cu_seqlens_q,
+          .cu_seqlens_kv = c.cu_seqlens_kv,
+          .seqused_q = c.seqused_q,
+          .seqused_kv = c.seqused_kv,
+          .key_lengths = c.key_lengths,
+          .dout = c.dout,
+          .dlse = c.dlse,
+          .dq = c.dq,
+          .dk = c.dk,
+          .dv = c.dv,
+          .dbias = c.dbias,
+          .dsink = c.dsink};
 }
 
 fa::Options options_of(const flash_attention_options* given) {
@@ -118,8 +135,9 @@ void flash_attention_problem_init(flash_attention_problem* problem) {
   problem->size = sizeof *problem;
   const fa::Problem defaults;
   const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
-  for (flash_attention_strides* s : {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides,
-                                     &problem->dout_strides, &problem->dq_strides, &problem->dk_strides, &problem->dv_strides}) {
+  for (flash_attention_strides* s :
+       {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides, &problem->dout_strides,
+        &problem->dq_strides, &problem->dk_strides, &problem->dv_strides}) {
     *s = dense;
   }
   problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
@@ -137,12 +155,14 @@ void flash_attention_options_init(flash_attention_options* options) {
   options->size = sizeof *options;
 }
 
-flash_attention_status flash_attention_forward(const flash_attention_problem* problem, const flash_attention_buffers* buffers,
+flash_attention_status flash_attention_forward(const flash_attention_problem* problem,
+                                               const flash_attention_buffers* buffers,
                                                const flash_attention_options* options) {
   return run(fa::forward, problem, buffers, options);
 }
 
-flash_attention_status flash_attention_backward(const flash_attention_problem* problem, const flash_attention_buffers* buffers,
+flash_attention_status flash_attention_backward(const flash_attention_problem* problem,
+                                                const flash_attention_buffers* buffers,
                                                 const flash_attention_options* options) {
   return run(fa::backward, problem, buffers, options);
 }

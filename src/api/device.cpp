@@ -11,11 +11,14 @@ namespace flash_attention {
 
 DeviceInfo device_info(Device device) {
   switch (device.kind) {
-    case DeviceKind::cpu: api::require(device.index == 0, "device.index", std::int64_t{device.index}, "there is one CPU, cpu:0"); return cpu::info();
-    case DeviceKind::cuda: return cuda::info(device.index);
+    case DeviceKind::cpu:
+      api::require(device.index == 0, "device.index", std::int64_t{device.index}, "there is one CPU, cpu:0");
+      return cpu::info();
+    case DeviceKind::cuda:
+      return cuda::info(device.index);
     case DeviceKind::emulator:
-      api::require(device.emulated_arch == 0 || device.emulated_arch == 80 || device.emulated_arch == 90, "device.emulated_arch",
-                   std::int64_t{device.emulated_arch}, "allowed are 80 and 90");
+      api::require(device.emulated_arch == 0 || device.emulated_arch == 80 || device.emulated_arch == 90,
+                   "device.emulated_arch", std::int64_t{device.emulated_arch}, "allowed are 80 and 90");
       return emulator::info(device.emulated_arch == 0 ? 90 : device.emulated_arch);
   }
   api::refuse("device.kind", std::to_string(static_cast<int>(device.kind)), "allowed are cpu, cuda and emulator");
@@ -34,29 +37,40 @@ Device best_device() {
 
 std::string_view to_string(DeviceKind kind) {
   switch (kind) {
-    case DeviceKind::cpu: return "cpu";
-    case DeviceKind::cuda: return "cuda";
-    case DeviceKind::emulator: return "emulator";
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda";
+    case DeviceKind::emulator:
+      return "emulator";
   }
   return "unknown device";
 }
 
 std::string_view to_string(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::generic: return "generic";
-    case CpuIsa::neon: return "neon";
-    case CpuIsa::avx2: return "avx2";
-    case CpuIsa::avx512: return "avx512";
-    case CpuIsa::amx: return "amx";
+    case CpuIsa::generic:
+      return "generic";
+    case CpuIsa::neon:
+      return "neon";
+    case CpuIsa::avx2:
+      return "avx2";
+    case CpuIsa::avx512:
+      return "avx512";
+    case CpuIsa::amx:
+      return "amx";
   }
   return "unknown isa";
 }
 
 std::string to_string(Device device) {
   switch (device.kind) {
-    case DeviceKind::cpu: return "cpu";
-    case DeviceKind::cuda: return "cuda:" + std::to_string(device.index);
-    case DeviceKind::emulator: return "emulator:sm_" + std::to_string(device.emulated_arch == 0 ? 90 : device.emulated_arch);
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda:" + std::to_string(device.index);
+    case DeviceKind::emulator:
+      return "emulator:sm_" + std::to_string(device.emulated_arch == 0 ? 90 : device.emulated_arch);
   }
   return "unknown device";
 }
@@ -77,7 +91,8 @@ Device parse_device(std::string_view text) {
   if (number_after("emulator:sm_", number) && (number == 80 || number == 90)) {
     return {.kind = DeviceKind::emulator, .emulated_arch = number};
   }
-  api::refuse("device", "'" + std::string(text) + "'", "allowed are cpu, cuda, cuda:N, emulator, emulator:sm_80 and emulator:sm_90");
+  api::refuse("device", "'" + std::string(text) + "'",
+              "allowed are cpu, cuda, cuda:N, emulator, emulator:sm_80 and emulator:sm_90");
 }
 
 }  // namespace flash_attention

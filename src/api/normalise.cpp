@@ -17,8 +17,8 @@ void check_size(const char* argument, std::int64_t got, std::int64_t smallest) {
 }
 
 void check_dtype(const char* argument, Dtype got) {
-  require(got == Dtype::float32 || got == Dtype::float16 || got == Dtype::bfloat16, argument, static_cast<std::int64_t>(got),
-          "allowed are float32, float16 and bfloat16");
+  require(got == Dtype::float32 || got == Dtype::float16 || got == Dtype::bfloat16, argument,
+          static_cast<std::int64_t>(got), "allowed are float32, float16 and bfloat16");
 }
 
 void check_head_dim(const char* argument, std::int64_t got) {
@@ -58,7 +58,9 @@ void check_distinct(const char* argument, const Strides& strides, std::int64_t b
   for (const auto& [stride, size] : axes) {
     if (size <= 1) continue;
     if (stride < reach) {
-      refuse(argument, "(" + std::to_string(strides.batch) + ", " + std::to_string(strides.seq) + ", " + std::to_string(strides.head) + ")",
+      refuse(argument,
+             "(" + std::to_string(strides.batch) + ", " + std::to_string(strides.seq) + ", " +
+                 std::to_string(strides.head) + ")",
              "an output must not overlap itself");
     }
     reach += stride * (size - 1);

@@ -29,8 +29,8 @@ Range range(const Extent& e) {
 
 /// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Each step of a
 /// non-overlapping layout can only be the quotient or its neighbour, so two tries an axis are enough.
-bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides, const std::array<int, 4>& order,
-               int axis, std::int64_t distance) {
+bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides,
+               const std::array<int, 4>& order, int axis, std::int64_t distance) {
   if (axis == 4) return distance == 0;
   const int index = order[axis];
   const std::int64_t stride = strides[index];
@@ -64,10 +64,12 @@ bool overlaps(const Extent& a, const Extent& b) {
 void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs) {
   for (auto output = outputs.begin(); output != outputs.end(); ++output) {
     for (const Extent& input : inputs) {
-      if (overlaps(*output, input)) refuse(output->name, std::string("memory shared with ") + input.name, "an output must not overlap an input");
+      if (overlaps(*output, input))
+        refuse(output->name, std::string("memory shared with ") + input.name, "an output must not overlap an input");
     }
     for (auto other = outputs.begin(); other != output; ++other) {
-      if (overlaps(*output, *other)) refuse(output->name, std::string("memory shared with ") + other->name, "outputs must not overlap");
+      if (overlaps(*output, *other))
+        refuse(output->name, std::string("memory shared with ") + other->name, "outputs must not overlap");
     }
   }
 }

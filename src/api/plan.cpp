@@ -26,8 +26,8 @@ std::string to_string(const Plan& plan) {
   if (plan.num_splits > 1) out << ", keys in " << plan.num_splits << " parts";
   out << "\nworkspace  " << plan.workspace_bytes << " bytes\n";
   for (const Launch& launch : plan.launches) {
-    out << "launch     " << launch.entry << " (" << launch.unit << ") grid " << launch.grid[0] << 'x' << launch.grid[1] << 'x'
-        << launch.grid[2] << ", " << launch.block << " threads, " << launch.shared_bytes << " bytes shared";
+    out << "launch     " << launch.entry << " (" << launch.unit << ") grid " << launch.grid[0] << 'x' << launch.grid[1]
+        << 'x' << launch.grid[2] << ", " << launch.block << " threads, " << launch.shared_bytes << " bytes shared";
     if (launch.cluster > 1) out << ", clusters of " << launch.cluster;
     out << "\n           " << launch.config << '\n';
   }

@@ -38,7 +38,8 @@ struct Hash {
   std::size_t operator()(const auto& key) const {
     const KeyView v = view(key);
     const std::size_t rest = static_cast<std::size_t>(v.pass) + 8 * static_cast<std::size_t>(v.device.kind) +
-                             64 * static_cast<std::size_t>(v.device.index) + 4096 * static_cast<std::size_t>(v.device.emulated_arch);
+                             64 * static_cast<std::size_t>(v.device.index) +
+                             4096 * static_cast<std::size_t>(v.device.emulated_arch);
     return hash_value(v.problem) ^ (rest * 0x9E3779B97F4A7C15ull) ^ std::hash<std::string_view>{}(v.kernel);
   }
 };
@@ -72,9 +73,15 @@ Prepared::Prepared(Problem normalised, Plan chosen, DeviceInfo where)
 const Kernel& Prepared::kernel(void* stream) const {
   std::call_once(loaded_, [this, stream] {
     switch (device.device.kind) {
-      case DeviceKind::cpu: kernel_ = cpu::load_kernel(plan, device); break;
-      case DeviceKind::cuda: kernel_ = cuda::load_kernel(plan, device, stream); break;
-      case DeviceKind::emulator: kernel_ = emulator::load_kernel(plan, device); break;
+      case DeviceKind::cpu:
+        kernel_ = cpu::load_kernel(plan, device);
+        break;
+      case DeviceKind::cuda:
+        kernel_ = cuda::load_kernel(plan, device, stream);
+        break;
+      case DeviceKind::emulator:
+        kernel_ = emulator::load_kernel(plan, device);
+        break;
     }
   });
   return *kernel_;

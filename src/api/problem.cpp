@@ -16,10 +16,10 @@ auto fields(const ScoreTensor& t) { return std::tie(t.present, t.dtype, t.batch_
 
 auto fields(const Problem& p) {
   return std::tie(p.batch, p.seq_q, p.seq_kv, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.dtype, p.packed, p.total_q,
-                  p.total_kv, p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides, p.dk_strides,
-                  p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal, p.alignment,
-                  p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv, p.sink, p.dropout_p,
-                  p.deterministic);
+                  p.total_kv, p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides,
+                  p.dk_strides, p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal,
+                  p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv, p.sink,
+                  p.dropout_p, p.deterministic);
 }
 
 struct Hasher {
@@ -98,19 +98,26 @@ std::string to_string(const Problem& p) {
 
 std::string_view to_string(Dtype dtype) {
   switch (dtype) {
-    case Dtype::float32: return "float32";
-    case Dtype::float16: return "float16";
-    case Dtype::bfloat16: return "bfloat16";
+    case Dtype::float32:
+      return "float32";
+    case Dtype::float16:
+      return "float16";
+    case Dtype::bfloat16:
+      return "bfloat16";
   }
   return "unknown dtype";
 }
 
 std::string_view to_string(Pass pass) {
   switch (pass) {
-    case Pass::forward: return "forward";
-    case Pass::backward: return "backward";
-    case Pass::standard_forward: return "standard_forward";
-    case Pass::standard_backward: return "standard_backward";
+    case Pass::forward:
+      return "forward";
+    case Pass::backward:
+      return "backward";
+    case Pass::standard_forward:
+      return "standard_forward";
+    case Pass::standard_backward:
+      return "standard_backward";
   }
   return "unknown pass";
 }

@@ -13,7 +13,8 @@ bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::sta
 
 std::string address(const void* pointer) {
   std::string text = "0x";
-  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[(reinterpret_cast<std::uintptr_t>(pointer) >> shift) & 15];
+  for (int shift = 60; shift >= 0; shift -= 4)
+    text += "0123456789abcdef"[(reinterpret_cast<std::uintptr_t>(pointer) >> shift) & 15];
   return text;
 }
 
@@ -67,25 +68,33 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pointer("dsink", b.dsink, false, 4);
 }
 
-void check_cu_seqlens(const char* argument, const std::int32_t* cu, std::int64_t batch, std::int64_t total, std::int64_t longest) {
+void check_cu_seqlens(const char* argument, const std::int32_t* cu, std::int64_t batch, std::int64_t total,
+                      std::int64_t longest) {
   const auto entry = [argument](std::int64_t i) { return std::string(argument) + "[" + std::to_string(i) + "]"; };
   if (cu[0] != 0) refuse(entry(0), std::to_string(cu[0]), "the first sequence begins at 0");
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t length = std::int64_t{cu[i + 1]} - cu[i];
-    if (length < 0) refuse(entry(i + 1), std::to_string(cu[i + 1]), "it must not be less than the entry before, " + std::to_string(cu[i]));
+    if (length < 0)
+      refuse(entry(i + 1), std::to_string(cu[i + 1]),
+             "it must not be less than the entry before, " + std::to_string(cu[i]));
     if (length > longest) {
-      refuse(entry(i + 1), std::to_string(cu[i + 1]), "a sequence of length " + std::to_string(length) + " is longer than the longest given, " + std::to_string(longest));
+      refuse(entry(i + 1), std::to_string(cu[i + 1]),
+             "a sequence of length " + std::to_string(length) + " is longer than the longest given, " +
+                 std::to_string(longest));
     }
   }
-  if (cu[batch] > total) refuse(entry(batch), std::to_string(cu[batch]), "the tensor has " + std::to_string(total) + " rows");
+  if (cu[batch] > total)
+    refuse(entry(batch), std::to_string(cu[batch]), "the tensor has " + std::to_string(total) + " rows");
 }
 
-void check_lengths(const char* argument, const std::int32_t* lengths, const std::int32_t* cu, std::int64_t batch, std::int64_t longest) {
+void check_lengths(const char* argument, const std::int32_t* lengths, const std::int32_t* cu, std::int64_t batch,
+                   std::int64_t longest) {
   if (lengths == nullptr) return;
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t limit = cu ? std::int64_t{cu[i + 1]} - cu[i] : longest;
     if (lengths[i] >= 0 && lengths[i] <= limit) continue;
-    refuse(std::string(argument) + "[" + std::to_string(i) + "]", std::to_string(lengths[i]), "allowed are 0 to " + std::to_string(limit));
+    refuse(std::string(argument) + "[" + std::to_string(i) + "]", std::to_string(lengths[i]),
+           "allowed are 0 to " + std::to_string(limit));
   }
 }
 
@@ -102,8 +111,13 @@ void check_host_lengths(const Problem& p, const Buffers& b) {
 void check_overlap(const Problem& p, Pass pass, const Buffers& b) {
   const std::int64_t batches = p.packed ? 1 : p.batch;
   const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  const auto view = [&](const char* name, const void* data, const Strides& strides, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
-    return Extent{name, static_cast<const char*>(data), static_cast<std::int64_t>(size_of(p.dtype)), {batches, rows, heads, dim}, {strides.batch, strides.seq, strides.head, 1}};
+  const auto view = [&](const char* name, const void* data, const Strides& strides, std::int64_t rows, std::int64_t heads,
+                        std::int64_t dim) {
+    return Extent{name,
+                  static_cast<const char*>(data),
+                  static_cast<std::int64_t>(size_of(p.dtype)),
+                  {batches, rows, heads, dim},
+                  {strides.batch, strides.seq, strides.head, 1}};
   };
   const Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
   const Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim);

@@ -4,8 +4,8 @@
 
 namespace flash_attention::api {
 
-/// Refuses a problem that breaks the contract and fills in every default: strides, scale, head_dim_v, longest lengths; causal
-/// becomes window_right = 0, and a window that hides nothing is dropped. Planner and kernels see only such problems.
+/// Refuses a problem that breaks the contract and fills in every default: strides, scale, head_dim_v, longest lengths;
+/// causal becomes window_right = 0, and a window that hides nothing is dropped. Planner and kernels see only such problems.
 Problem normalise(const Problem& problem, Pass pass);
 
 /// Refuses pointers, lengths or a workspace that do not fit the (normalised) problem and its plan. Reads lengths only

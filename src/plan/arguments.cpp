@@ -12,9 +12,12 @@ static_assert(static_cast<int>(abi::Type::bfloat16) == static_cast<int>(Dtype::b
 
 const char* source(abi::Type type) {
   switch (type) {
-    case abi::Type::float32: return "Type::float32";
-    case abi::Type::float16: return "Type::float16";
-    case abi::Type::bfloat16: return "Type::bfloat16";
+    case abi::Type::float32:
+      return "Type::float32";
+    case abi::Type::float16:
+      return "Type::float16";
+    case abi::Type::bfloat16:
+      return "Type::bfloat16";
   }
   return "";
 }

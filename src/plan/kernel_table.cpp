@@ -56,8 +56,8 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
   }
   const std::string where = std::string(to_string(pass)) + " on " + to_string(device.device);
   if (!found && !kernel.empty()) {
-    throw Error(ErrorCode::invalid_argument,
-                "kernel: '" + std::string(kernel) + "' does not exist for " + where + "; there are: " + names_of(pass, device));
+    throw Error(ErrorCode::invalid_argument, "kernel: '" + std::string(kernel) + "' does not exist for " + where +
+                                                 "; there are: " + names_of(pass, device));
   }
   std::string message = "no kernel for " + where + " takes this problem";
   for (const Candidate& candidate : plan.candidates) message += "; " + candidate.kernel + ": " + candidate.reason;

@@ -73,14 +73,15 @@ void lay_out_backward(const Problem& p, const DeviceInfo&, Plan& plan) {
   const bool portable_parts = p.bias.present || p.sink;
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
-  plan.workspace_offsets[1] = reserve(plan, rows);  // lse2
-  plan.workspace_offsets[2] = reserve(plan, rows);  // delta
+  plan.workspace_offsets[1] = reserve(plan, rows);                                                           // lse2
+  plan.workspace_offsets[2] = reserve(plan, rows);                                                           // delta
   if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch;
   const std::string source = to_source(config);
-  add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128}, row_tiles);
+  add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
+             row_tiles);
   if (structure.wide) {
     add_launch(plan,
                {.unit = "backward/sm90_wide",
@@ -111,7 +112,8 @@ void lay_out_backward(const Problem& p, const DeviceInfo&, Plan& plan) {
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                tiles(p.seq_q, 128) * p.heads_q * p.batch);
   } else {
-    add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert", .config = source, .block = 128}, row_tiles);
+    add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
+               row_tiles);
   }
   if (portable_parts) {
     add_delta_launch(p, plan);

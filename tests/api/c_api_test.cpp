@@ -22,7 +22,8 @@ struct Call {
     flash_attention_problem_init(&problem);
     flash_attention_buffers_init(&buffers);
     flash_attention_options_init(&options);
-    problem.batch = 2, problem.seq_q = 5, problem.seq_kv = 5, problem.heads_q = 3, problem.heads_kv = 3, problem.head_dim = 8;
+    problem.batch = 2, problem.seq_q = 5, problem.seq_kv = 5, problem.heads_q = 3, problem.heads_kv = 3,
+    problem.head_dim = 8;
     for (std::size_t x = 0; x < v.size(); ++x) v[x] = static_cast<float>(x % 17);
     buffers.q = q.data(), buffers.k = k.data(), buffers.v = v.data(), buffers.out = out.data(), buffers.lse = lse.data();
   }
@@ -75,7 +76,7 @@ TEST(CApi, BadStructsAreRefused) {
 TEST(CApi, AnOlderCallerKeepsWorking) {
   Call c;
   c.problem.size = offsetof(flash_attention_problem, sink);  // a header without the last fields
-  c.problem.sink = c.problem.deterministic = 0x7f7f7f7f;      // memory the library must not look at
+  c.problem.sink = c.problem.deterministic = 0x7f7f7f7f;     // memory the library must not look at
   EXPECT_EQ(c.forward(), FLASH_ATTENTION_OK) << flash_attention_last_error();
 }
 
@@ -83,10 +84,12 @@ TEST(CApi, ExplainFitsTheBuffer) {
   Call c;
   char text[12];
   std::size_t needed = 0;
-  ASSERT_EQ(flash_attention_explain(&c.problem, FLASH_ATTENTION_FORWARD, &c.options, text, sizeof text, &needed), FLASH_ATTENTION_OK);
+  ASSERT_EQ(flash_attention_explain(&c.problem, FLASH_ATTENTION_FORWARD, &c.options, text, sizeof text, &needed),
+            FLASH_ATTENTION_OK);
   EXPECT_EQ(std::strlen(text), sizeof text - 1);
   std::vector<char> whole(needed);
-  ASSERT_EQ(flash_attention_explain(&c.problem, FLASH_ATTENTION_FORWARD, &c.options, whole.data(), needed, nullptr), FLASH_ATTENTION_OK);
+  ASSERT_EQ(flash_attention_explain(&c.problem, FLASH_ATTENTION_FORWARD, &c.options, whole.data(), needed, nullptr),
+            FLASH_ATTENTION_OK);
   EXPECT_EQ(std::strlen(whole.data()), needed - 1);
   EXPECT_NE(std::strstr(whole.data(), "cpu/"), nullptr);
 }
@@ -94,7 +97,8 @@ TEST(CApi, ExplainFitsTheBuffer) {
 TEST(CApi, WorkspaceIsAskedFor) {
   Call c;
   std::size_t bytes = 0;
-  ASSERT_EQ(flash_attention_workspace_bytes(&c.problem, FLASH_ATTENTION_STANDARD_FORWARD, &c.options, &bytes), FLASH_ATTENTION_OK);
+  ASSERT_EQ(flash_attention_workspace_bytes(&c.problem, FLASH_ATTENTION_STANDARD_FORWARD, &c.options, &bytes),
+            FLASH_ATTENTION_OK);
   EXPECT_GT(bytes, 0u);
   EXPECT_EQ(flash_attention_workspace_bytes(&c.problem, 4, &c.options, &bytes), FLASH_ATTENTION_INVALID_ARGUMENT);
   EXPECT_STREQ(flash_attention_version(), FLASH_ATTENTION_VERSION);

@@ -1,10 +1,11 @@
 // The oracle judges everything else, so its own gradients are checked against finite differences of its own forward pass.
+#include "support/oracle.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "support/contract.h"
-#include "support/oracle.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -14,8 +15,10 @@ class OracleGradients : public ::testing::TestWithParam<Case> {};
 double loss(const Case& c, const Inputs& in) {
   const Results r = oracle(c, in, false);
   double sum = 0;
-  for (std::size_t x = 0; x < r.out.size(); ++x) if (std::isfinite(in.dout[x])) sum += r.out[x] * in.dout[x];
-  for (std::size_t x = 0; x < in.dlse.size(); ++x) if (std::isfinite(r.lse[x])) sum += r.lse[x] * in.dlse[x];
+  for (std::size_t x = 0; x < r.out.size(); ++x)
+    if (std::isfinite(in.dout[x])) sum += r.out[x] * in.dout[x];
+  for (std::size_t x = 0; x < in.dlse.size(); ++x)
+    if (std::isfinite(r.lse[x])) sum += r.lse[x] * in.dlse[x];
   return sum;
 }
 
@@ -37,7 +40,8 @@ TEST_P(OracleGradients, MatchFiniteDifferences) {
       values[x] = middle - step;
       const double below = loss(c, in);
       values[x] = middle;
-      EXPECT_NEAR(gradient[x], (above - below) / (2 * step), 1e-5 * (1 + std::fabs(gradient[x]))) << name << "[" << x << "]";
+      EXPECT_NEAR(gradient[x], (above - below) / (2 * step), 1e-5 * (1 + std::fabs(gradient[x])))
+          << name << "[" << x << "]";
     }
   };
   probe("dq", in.q, r.dq);

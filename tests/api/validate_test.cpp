@@ -66,12 +66,20 @@ const Refusal refusals[] = {
     {"alignment", "alignment", "5", [](Problem& p) { p.alignment = static_cast<Alignment>(5); }},
     {"total_without_packed", "total_q", "3", [](Problem& p) { p.total_q = 3; }},
     {"longest_beyond_total", "seq_q", "5", [](Problem& p) { p.packed = true, p.total_q = 4, p.total_kv = 9; }},
-    {"stride_out_of_range", "q_strides", "4611686018427387904", [](Problem& p) { p.q_strides.seq = std::int64_t{1} << 62; }},
-    {"output_overlaps_itself", "dq_strides", "(320, 0, 16)", [](Problem& p) { p.dq_strides = {320, 0, 16}; }},
-    {"output_rows_too_close", "dk_strides", "16", [](Problem& p) { p.dk_strides = {320, 16, 8}; }},
+    {"stride_out_of_range", "q_strides", "4611686018427387904",
+     [](Problem& p) { p.q_strides.seq = std::int64_t{1} << 62; }},
+    {"output_overlaps_itself", "dq_strides", "(320, 0, 16)",
+     [](Problem& p) {
+       p.dq_strides = {320, 0, 16};
+     }},
+    {"output_rows_too_close", "dk_strides", "16",
+     [](Problem& p) {
+       p.dk_strides = {320, 16, 8};
+     }},
 };
 
-INSTANTIATE_TEST_SUITE_P(Contract, ProblemRefusal, ::testing::ValuesIn(refusals), [](const auto& param) { return param.param.name; });
+INSTANTIATE_TEST_SUITE_P(Contract, ProblemRefusal, ::testing::ValuesIn(refusals),
+                         [](const auto& param) { return param.param.name; });
 
 TEST(PlanRefusal, UnknownKernelListsThoseThatExist) {
   try {
@@ -113,9 +121,10 @@ class BufferRefusal : public ::testing::Test {
 
 TEST_F(BufferRefusal, NullPointers) {
   start();
-  const std::pair<const char*, std::function<void(Buffers&)>> nulls[] = {
-      {"q", [](Buffers& b) { b.q = nullptr; }}, {"k", [](Buffers& b) { b.k = nullptr; }},
-      {"v", [](Buffers& b) { b.v = nullptr; }}, {"out", [](Buffers& b) { b.out = nullptr; }}};
+  const std::pair<const char*, std::function<void(Buffers&)>> nulls[] = {{"q", [](Buffers& b) { b.q = nullptr; }},
+                                                                         {"k", [](Buffers& b) { b.k = nullptr; }},
+                                                                         {"v", [](Buffers& b) { b.v = nullptr; }},
+                                                                         {"out", [](Buffers& b) { b.out = nullptr; }}};
   for (const auto& [argument, breaks] : nulls) {
     Buffers b = forward_buffers();
     breaks(b);
@@ -164,8 +173,10 @@ TEST_F(BufferRefusal, PackedLengths) {
   case_.problem.total_q = 10, case_.problem.total_kv = 14;
   case_.cu_seqlens_q = {0, 5, 10}, case_.cu_seqlens_kv = {0, 7, 14};
   start();
-  const std::pair<const char*, std::vector<std::int32_t>> bad[] = {
-      {"cu_seqlens_q[0]", {1, 5, 10}}, {"cu_seqlens_q[2]", {0, 5, 4}}, {"cu_seqlens_q[1]", {0, 6, 10}}, {"cu_seqlens_q[1]", {0, -3, 2}}};
+  const std::pair<const char*, std::vector<std::int32_t>> bad[] = {{"cu_seqlens_q[0]", {1, 5, 10}},
+                                                                   {"cu_seqlens_q[2]", {0, 5, 4}},
+                                                                   {"cu_seqlens_q[1]", {0, 6, 10}},
+                                                                   {"cu_seqlens_q[1]", {0, -3, 2}}};
   for (const auto& [argument, lengths] : bad) {
     Buffers b = forward_buffers();
     b.cu_seqlens_q = lengths.data();
@@ -199,8 +210,11 @@ TEST_F(BufferRefusal, WorkspaceTooSmall) {
   const std::size_t needed = workspace_bytes(case_.problem, Pass::standard_forward);
   ASSERT_GT(needed, 0u);
   std::vector<char> small(needed);
-  expect_refused([&] { standard_forward(case_.problem, forward_buffers(), {.workspace = small.data(), .workspace_bytes = needed - 1}); },
-                 "workspace_bytes", std::to_string(needed));
+  expect_refused(
+      [&] {
+        standard_forward(case_.problem, forward_buffers(), {.workspace = small.data(), .workspace_bytes = needed - 1});
+      },
+      "workspace_bytes", std::to_string(needed));
 }
 
 TEST_F(BufferRefusal, GradientOfWhatIsNotThere) {
@@ -212,7 +226,8 @@ TEST_F(BufferRefusal, GradientOfWhatIsNotThere) {
 }
 
 TEST(Device, ParsesWhatItPrints) {
-  for (const char* text : {"cpu", "cuda:0", "cuda:3", "emulator:sm_80", "emulator:sm_90"}) EXPECT_EQ(to_string(parse_device(text)), text);
+  for (const char* text : {"cpu", "cuda:0", "cuda:3", "emulator:sm_80", "emulator:sm_90"})
+    EXPECT_EQ(to_string(parse_device(text)), text);
   for (const char* text : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "emulator:sm_75", "cpu:1"}) {
     expect_refused([&] { parse_device(text); }, "device", text);
   }

@@ -70,7 +70,8 @@ class GpuLaunchTest : public ::testing::Test {
       if (!finding.ok) GTEST_SKIP() << "no GPU: " << finding.detail;
     }
     gpu = info(0);
-    problem = Problem{.batch = 1, .seq_q = count, .seq_kv = 1, .head_dim = 8, .head_dim_v = 8, .total_q = count, .scale = 3.0f};
+    problem =
+        Problem{.batch = 1, .seq_q = count, .seq_kv = 1, .head_dim = 8, .head_dim_v = 8, .total_q = count, .scale = 3.0f};
     input.resize(count);
     std::iota(input.begin(), input.end(), 0.0f);
     in = std::make_unique<DeviceMemory>(0, count * sizeof(float));

@@ -50,8 +50,10 @@ class Pipeline : public ::testing::Test {
 
 TEST_F(Pipeline, the_compiler_gets_the_architecture_and_the_headers) {
   const auto result = run([] { return compiled(key)->image; });
-  EXPECT_EQ(result.output.c_str(),
-            std::string("image abi/args.h forward/demo.cuh --gpu-architecture=sm_90a -std=c++20 -default-device --ptxas-options=-v"));
+  EXPECT_EQ(
+      result.output.c_str(),
+      std::string(
+          "image abi/args.h forward/demo.cuh --gpu-architecture=sm_90a -std=c++20 -default-device --ptxas-options=-v"));
 }
 
 TEST_F(Pipeline, memory_then_disk_then_compiler) {

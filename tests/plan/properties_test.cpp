@@ -60,10 +60,32 @@ class RandomProblems {
 
 const DeviceInfo machines[] = {
     {.device = {}, .name = "CPU", .isa = CpuIsa::avx512, .threads = 2},
-    {.device = {.kind = DeviceKind::cuda}, .name = "H200", .arch = 90, .num_sms = 132, .shared_bytes = 232448, .l2_bytes = 50 << 20, .memory_bytes = 1ll << 37},
-    {.device = {.kind = DeviceKind::cuda}, .name = "A100", .arch = 80, .num_sms = 108, .shared_bytes = 166912, .l2_bytes = 40 << 20, .memory_bytes = 1ll << 36},
-    {.device = {.kind = DeviceKind::cuda}, .name = "V100", .arch = 70, .num_sms = 80, .shared_bytes = 98304, .l2_bytes = 6 << 20, .memory_bytes = 1ll << 34},
-    {.device = {.kind = DeviceKind::emulator, .emulated_arch = 80}, .name = "emulator", .arch = 80, .num_sms = 4, .shared_bytes = 166912},
+    {.device = {.kind = DeviceKind::cuda},
+     .name = "H200",
+     .arch = 90,
+     .num_sms = 132,
+     .shared_bytes = 232448,
+     .l2_bytes = 50 << 20,
+     .memory_bytes = 1ll << 37},
+    {.device = {.kind = DeviceKind::cuda},
+     .name = "A100",
+     .arch = 80,
+     .num_sms = 108,
+     .shared_bytes = 166912,
+     .l2_bytes = 40 << 20,
+     .memory_bytes = 1ll << 36},
+    {.device = {.kind = DeviceKind::cuda},
+     .name = "V100",
+     .arch = 70,
+     .num_sms = 80,
+     .shared_bytes = 98304,
+     .l2_bytes = 6 << 20,
+     .memory_bytes = 1ll << 34},
+    {.device = {.kind = DeviceKind::emulator, .emulated_arch = 80},
+     .name = "emulator",
+     .arch = 80,
+     .num_sms = 4,
+     .shared_bytes = 166912},
 };
 const Pass passes[] = {Pass::forward, Pass::backward, Pass::standard_forward, Pass::standard_backward};
 
@@ -74,7 +96,8 @@ TEST(PlanProperties, EveryProblemHasAPlanThatFitsTheDevice) {
     SCOPED_TRACE(to_string(problem));
     for (const DeviceInfo& device : machines) {
       for (Pass pass : passes) {
-        const double scores = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_kv);
+        const double scores = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
+                              static_cast<double>(problem.seq_kv);
         const bool standard = pass == Pass::standard_forward || pass == Pass::standard_backward;
         if (standard && scores > 0x1p40) continue;  // no device could hold them
         const Plan plan = make_plan(problem, pass, device);
@@ -110,7 +133,8 @@ TEST(PlanProperties, PlansArePure) {
     const Problem x = a.next(), y = b.next();
     ASSERT_EQ(x, y);
     ASSERT_EQ(hash_value(x), hash_value(y));
-    for (const DeviceInfo& device : machines) EXPECT_EQ(make_plan(x, Pass::backward, device), make_plan(y, Pass::backward, device));
+    for (const DeviceInfo& device : machines)
+      EXPECT_EQ(make_plan(x, Pass::backward, device), make_plan(y, Pass::backward, device));
   }
 }
 
@@ -118,7 +142,15 @@ TEST(PlanProperties, FlashNeedsNoQuadraticWorkspace) {
   for (const DeviceInfo& device : machines) {
     for (Pass pass : {Pass::forward, Pass::backward}) {
       const auto bytes = [&](std::int64_t seq) {
-        return make_plan({.seq_q = seq, .seq_kv = seq, .heads_q = 2, .heads_kv = 2, .head_dim = 64, .dtype = Dtype::bfloat16, .causal = true}, pass, device).workspace_bytes;
+        return make_plan({.seq_q = seq,
+                          .seq_kv = seq,
+                          .heads_q = 2,
+                          .heads_kv = 2,
+                          .head_dim = 64,
+                          .dtype = Dtype::bfloat16,
+                          .causal = true},
+                         pass, device)
+            .workspace_bytes;
       };
       EXPECT_LE(bytes(65536), 2 * bytes(32768) + 4096) << device.name << ' ' << to_string(pass);
     }
@@ -159,7 +191,8 @@ TEST(PlanProperties, KernelNamesAreUniqueAndDescribed) {
 }
 
 TEST(Normalise, FillsEveryDefault) {
-  const Problem p = api::normalise({.batch = 2, .seq_q = 3, .seq_kv = 5, .heads_q = 4, .heads_kv = 2, .head_dim = 16, .causal = true}, Pass::backward);
+  const Problem p = api::normalise(
+      {.batch = 2, .seq_q = 3, .seq_kv = 5, .heads_q = 4, .heads_kv = 2, .head_dim = 16, .causal = true}, Pass::backward);
   EXPECT_EQ(p.head_dim_v, 16);
   EXPECT_EQ(p.window_right, 0);
   EXPECT_FLOAT_EQ(*p.scale, 0.25f);
@@ -185,11 +218,13 @@ TEST(Arguments, ConfigurationsPrintAsSource) {
   config.features.dtype = abi::Type::bfloat16;
   config.features.window_right = true;
   EXPECT_EQ(plan::to_source(config),
-            "ForwardConfig{.features = {.dtype = Type::bfloat16, .window_right = true}, .head_dim = 64, .head_dim_v = 64, .block_q = 128}");
+            "ForwardConfig{.features = {.dtype = Type::bfloat16, .window_right = true}, .head_dim = 64, .head_dim_v = 64, "
+            ".block_q = 128}");
 }
 
 TEST(Flops, CountsVisibleScores) {
-  EXPECT_DOUBLE_EQ(flops({.batch = 2, .seq_q = 8, .seq_kv = 8, .heads_q = 3, .heads_kv = 3, .head_dim = 16}, Pass::forward), 4.0 * 2 * 3 * 8 * 8 * 16);
+  EXPECT_DOUBLE_EQ(flops({.batch = 2, .seq_q = 8, .seq_kv = 8, .heads_q = 3, .heads_kv = 3, .head_dim = 16}, Pass::forward),
+                   4.0 * 2 * 3 * 8 * 8 * 16);
   EXPECT_DOUBLE_EQ(flops({.seq_q = 8, .seq_kv = 8, .head_dim = 16, .causal = true}, Pass::forward), 4.0 * (8 * 9 / 2) * 16);
   EXPECT_DOUBLE_EQ(flops({.seq_q = 8, .seq_kv = 8, .head_dim = 16}, Pass::backward), 2.5 * 4.0 * 8 * 8 * 16);
 }

@@ -46,7 +46,8 @@ bool Shape::visible(const Problem& p, const Sequence& s, std::int64_t i, std::in
          (right < 0 || j <= diagonal + right);
 }
 
-std::int64_t score_index(const Case& c, const ScoreTensor& t, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+std::int64_t score_index(const Case& c, const ScoreTensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
+                         std::int64_t j) {
   const Problem& p = c.problem;
   const std::int64_t heads = t.head_stride ? p.heads_q : 1, rows = t.q_stride ? longest_q(p) : 1;
   return (((t.batch_stride ? b : 0) * heads + (t.head_stride ? h : 0)) * rows + (t.q_stride ? i : 0)) * longest_kv(p) + j;
@@ -124,18 +125,28 @@ Inputs draw_inputs(const Case& c) {
   // Along the first coordinate of Q and K lies the part that shapes the scores.
   const double root = p.scale ? 1 / *p.scale : std::sqrt(static_cast<double>(shape.dim));
   for (std::int64_t row = 0; row < shape.rows_q && c.draw != Draw::normal; ++row) {
-    for (std::int64_t h = 0; h < shape.heads_q; ++h) in.q[(row * shape.heads_q + h) * shape.dim] = round_to(p.dtype, row % 2 && c.draw == Draw::large ? -4 : 4);
+    for (std::int64_t h = 0; h < shape.heads_q; ++h)
+      in.q[(row * shape.heads_q + h) * shape.dim] = round_to(p.dtype, row % 2 && c.draw == Draw::large ? -4 : 4);
   }
   for (std::int64_t row = 0; row < shape.rows_kv && c.draw != Draw::normal; ++row) {
     const std::int64_t j = p.packed ? row : row % shape.seq_kv;
     for (std::int64_t h = 0; h < shape.heads_kv; ++h) {
       double& lead = in.k[(row * shape.heads_kv + h) * shape.dim];
       switch (c.draw) {
-        case Draw::normal: break;
-        case Draw::large: lead = 120 * root / 4; break;
-        case Draw::peaked: lead = j % 16 == 5 ? 25 * root / 4 : 0; break;
-        case Draw::growing: lead = 1.5 * static_cast<double>(j) * root / 4; break;
-        case Draw::spike: lead = j + 2 == shape.seq_kv ? 110 * root / 4 : 0; break;
+        case Draw::normal:
+          break;
+        case Draw::large:
+          lead = 120 * root / 4;
+          break;
+        case Draw::peaked:
+          lead = j % 16 == 5 ? 25 * root / 4 : 0;
+          break;
+        case Draw::growing:
+          lead = 1.5 * static_cast<double>(j) * root / 4;
+          break;
+        case Draw::spike:
+          lead = j + 2 == shape.seq_kv ? 110 * root / 4 : 0;
+          break;
       }
       lead = round_to(p.dtype, lead);
     }

@@ -25,10 +25,10 @@ struct Case {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths;
   std::int64_t nan_key = -1;    // this key of each sequence is NaN: it reaches the queries that see it, and no others
   std::int64_t nan_value = -1;  // the same for a value
-  bool dlse = false;   // backward with a gradient through lse
+  bool dlse = false;            // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;
-  std::uint64_t seed = 1;            // of the inputs
+  std::uint64_t seed = 1;  // of the inputs
   std::uint64_t dropout_seed = 0x1234567890abcdefull;
   std::uint64_t dropout_offset = 0x0000000300000007ull;
 };
@@ -41,10 +41,10 @@ struct Shape {
   std::int64_t seq_q, seq_kv, heads_q, heads_kv, group, dim, dim_v;
 
   struct Sequence {
-    std::int64_t first_q, first_kv;    // first row in the tensor
-    std::int64_t alloc_q, alloc_kv;    // rows it owns
-    std::int64_t len_q, len_kv;        // rows it uses (seqused)
-    std::int64_t visible_kv;           // keys after key_lengths
+    std::int64_t first_q, first_kv;  // first row in the tensor
+    std::int64_t alloc_q, alloc_kv;  // rows it owns
+    std::int64_t len_q, len_kv;      // rows it uses (seqused)
+    std::int64_t visible_kv;         // keys after key_lengths
   };
   std::vector<Sequence> sequences;
 
@@ -63,7 +63,8 @@ struct Inputs {
 Inputs draw_inputs(const Case& c);
 
 /// Index into bias, mask and dbias in their logical order; broadcast axes count as size 1.
-std::int64_t score_index(const Case& c, const ScoreTensor& tensor, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
+std::int64_t score_index(const Case& c, const ScoreTensor& tensor, std::int64_t b, std::int64_t h, std::int64_t i,
+                         std::int64_t j);
 std::int64_t score_elements(const Case& c, const ScoreTensor& tensor);
 
 /// Index into lse.

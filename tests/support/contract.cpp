@@ -61,15 +61,19 @@ Results forward_of(Results exact, Dtype dtype) {
 
 }  // namespace
 
-void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& plain, Dtype dtype) {
+void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want,
+             const std::vector<double>& plain, Dtype dtype) {
   ASSERT_EQ(got.size(), want.size()) << name;
   double largest = 0;
-  for (double x : want) if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+  for (double x : want)
+    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
   const double floor = epsilon(dtype) * (dtype == Dtype::float32 ? 32 : 0.5) * std::max(largest, 0.05);
   const double allowed = 2 * worst_error(plain, want) + floor;
   int shown = 0;
   for (std::size_t x = 0; x < want.size() && shown < 5; ++x) {
-    const bool same_kind = std::isnan(want[x]) ? std::isnan(got[x]) : std::isfinite(want[x]) ? std::isfinite(got[x]) : got[x] == want[x];
+    const bool same_kind = std::isnan(want[x])      ? std::isnan(got[x])
+                           : std::isfinite(want[x]) ? std::isfinite(got[x])
+                                                    : got[x] == want[x];
     if (same_kind && (!std::isfinite(want[x]) || std::fabs(got[x] - want[x]) <= allowed)) continue;
     ++shown;
     ADD_FAILURE() << name << "[" << x << "]: got " << got[x] << ", want " << want[x] << ", allowed error " << allowed;

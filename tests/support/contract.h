@@ -16,18 +16,18 @@ std::vector<Case> contract_cases(Dtype dtype);
 /// A kernel under test.
 struct Target {
   Device device{};
-  std::string kernel{};       // "" = the planner's choice
+  std::string kernel{};  // "" = the planner's choice
   Pass pass = Pass::forward;
 };
 
-/// Runs one case and compares every result with the oracle: NaN and Inf positions first, then the error against twice that of
-/// plain attention in the same type plus a floor; gaps must be untouched. A case that the named kernel does not support is skipped
-/// only if its reject() says so.
+/// Runs one case and compares every result with the oracle: NaN and Inf positions first, then the error against twice that
+/// of plain attention in the same type plus a floor; gaps must be untouched. A case that the named kernel does not support
+/// is skipped only if its reject() says so.
 void check(const Case& c, const Target& target);
 
 /// The comparison alone: `plain` is the oracle's result with the rounding of that type.
-void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& plain,
-             Dtype dtype);
+void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want,
+             const std::vector<double>& plain, Dtype dtype);
 
 /// The same bits twice.
 void check_reproducible(const Case& c, const Target& target);

@@ -18,8 +18,11 @@ Case base(const char* name, Dtype dtype) {
 /// Strides of a score tensor that has the named axes and broadcasts the others.
 ScoreTensor over(const Problem& p, bool batch, bool head, bool q, Dtype dtype = Dtype::float32) {
   const std::int64_t rows = q ? p.seq_q : 1, heads = head ? p.heads_q : 1;
-  return {.present = true, .dtype = dtype, .batch_stride = batch ? heads * rows * p.seq_kv : 0,
-          .head_stride = head ? rows * p.seq_kv : 0, .q_stride = q ? p.seq_kv : 0};
+  return {.present = true,
+          .dtype = dtype,
+          .batch_stride = batch ? heads * rows * p.seq_kv : 0,
+          .head_stride = head ? rows * p.seq_kv : 0,
+          .q_stride = q ? p.seq_kv : 0};
 }
 
 void pack(Case& c, std::vector<std::int32_t> lengths_q, std::vector<std::int32_t> lengths_kv) {
@@ -42,7 +45,9 @@ void pack(Case& c, std::vector<std::int32_t> lengths_q, std::vector<std::int32_t
 /// [batch, heads, seq, dim] in memory.
 void heads_first(Problem& p) {
   const std::int64_t dv = p.head_dim_v ? p.head_dim_v : p.head_dim;
-  const auto strides = [](std::int64_t heads, std::int64_t seq, std::int64_t dim) { return Strides{heads * seq * dim, dim, seq * dim}; };
+  const auto strides = [](std::int64_t heads, std::int64_t seq, std::int64_t dim) {
+    return Strides{heads * seq * dim, dim, seq * dim};
+  };
   p.q_strides = p.dq_strides = strides(p.heads_q, p.seq_q, p.head_dim);
   p.k_strides = p.dk_strides = strides(p.heads_kv, p.seq_kv, p.head_dim);
   p.v_strides = p.dv_strides = strides(p.heads_kv, p.seq_kv, dv);
@@ -103,24 +108,33 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("causal", [](Case&, Problem& p) { p.causal = true; });
   add("causal_more_queries", [](Case&, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.causal = true; });
   add("causal_top_left", [](Case&, Problem& p) { p.causal = true, p.alignment = Alignment::top_left; });
-  add("causal_top_left_more_queries", [](Case&, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.causal = true, p.alignment = Alignment::top_left; });
+  add("causal_top_left_more_queries",
+      [](Case&, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.causal = true, p.alignment = Alignment::top_left; });
   add("window", [](Case&, Problem& p) { p.window_left = 20, p.window_right = 7; });
   add("window_causal", [](Case&, Problem& p) { p.seq_q = p.seq_kv = 193, p.window_left = 33, p.causal = true; });
   add("window_right_only", [](Case&, Problem& p) { p.seq_q = 131, p.window_right = 5; });
-  add("window_top_left", [](Case&, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.window_left = 3, p.window_right = 11, p.alignment = Alignment::top_left; });
+  add("window_top_left", [](Case&, Problem& p) {
+    p.seq_q = 131, p.seq_kv = 67, p.window_left = 3, p.window_right = 11, p.alignment = Alignment::top_left;
+  });
   add("window_of_one", [](Case&, Problem& p) { p.window_left = 0, p.window_right = 0; });
   add("mask_full", [](Case&, Problem& p) { p.mask = over(p, true, true, true); });
   add("mask_shared", [](Case&, Problem& p) { p.mask = over(p, false, false, true), p.causal = true; });
   add("mask_keys", [](Case&, Problem& p) { p.mask = over(p, true, false, false); });
   add("key_lengths", [](Case& c, Problem& p) { p.key_lengths = true, c.key_lengths = {77, 0}; });
   add("key_lengths_causal", [](Case& c, Problem& p) { p.key_lengths = true, c.key_lengths = {100, 131}, p.causal = true; });
-  add("seqused", [](Case& c, Problem& p) { p.seqused_q = p.seqused_kv = true, c.seqused_q = {67, 33}, c.seqused_kv = {70, 131}, p.causal = true; });
-  add("seqused_empty", [](Case& c, Problem& p) { p.seqused_q = p.seqused_kv = true, c.seqused_q = {0, 50}, c.seqused_kv = {131, 0}; });
+  add("seqused", [](Case& c, Problem& p) {
+    p.seqused_q = p.seqused_kv = true, c.seqused_q = {67, 33}, c.seqused_kv = {70, 131}, p.causal = true;
+  });
+  add("seqused_empty", [](Case& c, Problem& p) {
+    p.seqused_q = p.seqused_kv = true, c.seqused_q = {0, 50}, c.seqused_kv = {131, 0};
+  });
 
   // Packed
   add("packed", [](Case& c, Problem&) { pack(c, {33, 1, 0, 70, 5}, {67, 20, 9, 0, 130}); });
   add("packed_causal", [](Case& c, Problem& p) { pack(c, {65, 0, 31, 129}, {65, 0, 80, 129}), p.causal = true; });
-  add("packed_gqa_window", [](Case& c, Problem& p) { pack(c, {40, 97}, {40, 97}), p.heads_q = 4, p.window_left = 19, p.causal = true; });
+  add("packed_gqa_window", [](Case& c, Problem& p) {
+    pack(c, {40, 97}, {40, 97}), p.heads_q = 4, p.window_left = 19, p.causal = true;
+  });
   add("packed_seqused", [](Case& c, Problem& p) {
     pack(c, {40, 70}, {64, 97});
     p.seqused_q = p.seqused_kv = true, c.seqused_q = {17, 70}, c.seqused_kv = {64, 90}, p.causal = true;
@@ -132,13 +146,15 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("alibi", [](Case&, Problem& p) { p.alibi = true; });
   add("alibi_per_batch_causal", [](Case&, Problem& p) { p.alibi = true, p.alibi_batch_stride = 2, p.causal = true; });
   add("bias_full", [](Case& c, Problem& p) { p.bias = over(p, true, true, true), c.dbias = true; });
-  add("bias_heads", [](Case& c, Problem& p) { p.bias = over(p, false, true, true, p.dtype), c.dbias = true, p.causal = true; });
+  add("bias_heads",
+      [](Case& c, Problem& p) { p.bias = over(p, false, true, true, p.dtype), c.dbias = true, p.causal = true; });
   add("bias_shared", [](Case& c, Problem& p) { p.bias = over(p, false, false, true, p.dtype), c.dbias = true; });
   add("bias_keys", [](Case& c, Problem& p) { p.bias = over(p, true, false, false), c.dbias = true; });
   add("bias_head_keys", [](Case& c, Problem& p) { p.bias = over(p, false, true, false), c.dbias = true, p.softcap = 3; });
   add("bias_without_gradient", [](Case&, Problem& p) { p.bias = over(p, true, false, true); });
   add("sink", [](Case& c, Problem& p) { p.sink = true, c.dsink = true, p.causal = true; });
-  add("sink_empty_rows", [](Case& c, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.sink = true, c.dsink = true, p.causal = true; });
+  add("sink_empty_rows",
+      [](Case& c, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.sink = true, c.dsink = true, p.causal = true; });
   add("lse_gradient", [](Case& c, Problem& p) { c.dlse = true, p.causal = true; });
   add("lse_gradient_sink", [](Case& c, Problem& p) { c.dlse = true, p.sink = true, c.dsink = true; });
 

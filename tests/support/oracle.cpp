@@ -10,18 +10,21 @@ namespace {
 // An own copy of the published dropout function, so that a mistake in the library's is seen.
 bool keeps(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
   std::uint32_t counter[4] = {static_cast<std::uint32_t>(j / 16 * 4 + j % 8 / 2), static_cast<std::uint32_t>(i),
-                              static_cast<std::uint32_t>(b * c.problem.heads_q + h), static_cast<std::uint32_t>(c.dropout_offset)};
+                              static_cast<std::uint32_t>(b * c.problem.heads_q + h),
+                              static_cast<std::uint32_t>(c.dropout_offset)};
   std::uint32_t key[2] = {static_cast<std::uint32_t>(c.dropout_seed),
                           static_cast<std::uint32_t>((c.dropout_seed >> 32) ^ (c.dropout_offset >> 32))};
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t a = 0xD2511F53ull * counter[0], d = 0xCD9E8D57ull * counter[2];
     const std::uint32_t next[4] = {static_cast<std::uint32_t>(d >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(d),
-                                   static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
+                                   static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1],
+                                   static_cast<std::uint32_t>(a)};
     for (int w = 0; w < 4; ++w) counter[w] = next[w];
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
-  return counter[j / 8 % 2 * 2 + j % 2] >= static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
+  return counter[j / 8 % 2 * 2 + j % 2] >=
+         static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
 }
 
 class Oracle {
@@ -46,7 +49,8 @@ class Oracle {
       }
     }
     const auto round_all = [&](std::vector<double>& values) {
-      if (rounding_) for (double& x : values) x = round_to(*rounding_, x);
+      if (rounding_)
+        for (double& x : values) x = round_to(*rounding_, x);
     };
     for (auto* values : {&r_.out, &r_.dq, &r_.dk, &r_.dv, &r_.dbias}) round_all(*values);
     return std::move(r_);
@@ -60,7 +64,9 @@ class Oracle {
     const Shape::Sequence& s = shape_.sequences[b];
     const double* q = &in_.q[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
     const auto key = [&](std::int64_t j) { return ((s.first_kv + j) * shape_.heads_kv + h / shape_.group) * shape_.dim; };
-    const auto value = [&](std::int64_t j) { return ((s.first_kv + j) * shape_.heads_kv + h / shape_.group) * shape_.dim_v; };
+    const auto value = [&](std::int64_t j) {
+      return ((s.first_kv + j) * shape_.heads_kv + h / shape_.group) * shape_.dim_v;
+    };
 
     std::vector<std::int64_t> keys;
     std::vector<double> score, exact_score, tanh_score;
@@ -125,9 +131,9 @@ class Oracle {
   }
 
   template <class Key, class Value>
-  void gradients(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys, const std::vector<double>& p,
-                 const std::vector<double>& kept, const std::vector<double>& tanh_score, const double* out, double lse,
-                 const double* q, Key key, Value value) {
+  void gradients(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys,
+                 const std::vector<double>& p, const std::vector<double>& kept, const std::vector<double>& tanh_score,
+                 const double* out, double lse, const double* q, Key key, Value value) {
     const Shape::Sequence& s = shape_.sequences[b];
     const double* dout = &in_.dout[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
     double* dq = &r_.dq[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];

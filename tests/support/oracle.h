@@ -13,8 +13,8 @@ struct Results {
 };
 
 /// docs/numerics.md in double precision, one loop per line of it. With `rounding`, dot products are accumulated in
-/// float, and the operands of the second products (P, dS) and the results are rounded to that type, as any attention in that type
-/// must: the yardstick of the tolerances.
+/// float, and the operands of the second products (P, dS) and the results are rounded to that type, as any attention in
+/// that type must: the yardstick of the tolerances.
 Results oracle(const Case& c, const Inputs& in, bool backward, std::optional<Dtype> rounding = std::nullopt);
 
 }  // namespace flash_attention::testing

@@ -43,9 +43,12 @@ inline std::uint16_t to_float16(double value) {
 /// The value nearest to x that the type can hold.
 inline double round_to(Dtype dtype, double x) {
   switch (dtype) {
-    case Dtype::float32: return static_cast<float>(x);
-    case Dtype::float16: return from_float16(to_float16(x));
-    case Dtype::bfloat16: return from_bfloat16(to_bfloat16(x));
+    case Dtype::float32:
+      return static_cast<float>(x);
+    case Dtype::float16:
+      return from_float16(to_float16(x));
+    case Dtype::bfloat16:
+      return from_bfloat16(to_bfloat16(x));
   }
   return x;
 }

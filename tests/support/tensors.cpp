@@ -48,15 +48,17 @@ bool is_fill(const std::vector<std::byte>& bytes, Dtype dtype, std::int64_t inde
 std::vector<std::byte> filled(Dtype dtype, std::int64_t elements) {
   std::vector<std::byte> bytes(elements * size_of(dtype));
   for (std::int64_t x = 0; x < elements; ++x) {
-    if (dtype == Dtype::float32) std::memcpy(&bytes[x * 4], &fill32, 4);
-    else std::memcpy(&bytes[x * 2], &fill16, 2);
+    if (dtype == Dtype::float32)
+      std::memcpy(&bytes[x * 4], &fill32, 4);
+    else
+      std::memcpy(&bytes[x * 2], &fill16, 2);
   }
   return bytes;
 }
 
 /// Calls visit(logical index, memory offset) for every element.
 void each_element(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
-              const std::function<void(std::int64_t, std::int64_t)>& visit) {
+                  const std::function<void(std::int64_t, std::int64_t)>& visit) {
   std::int64_t count = 1;
   for (std::int64_t size : sizes) count *= size;
   for (std::int64_t index = 0; index < count; ++index) {
@@ -84,7 +86,10 @@ void* Tensors::place(Tensor t, const std::vector<double>* values, const void** s
   t.elements = empty ? 0 : t.first + high + 1;
   t.base = memory_.allocate(t.elements * size_of(t.dtype));
   std::vector<std::byte> bytes = filled(t.dtype, t.elements);
-  if (values && !empty) each_element(t.sizes, t.strides, [&](std::int64_t index, std::int64_t offset) { store(bytes, t.dtype, t.first + offset, (*values)[index]); });
+  if (values && !empty)
+    each_element(t.sizes, t.strides, [&](std::int64_t index, std::int64_t offset) {
+      store(bytes, t.dtype, t.first + offset, (*values)[index]);
+    });
   memory_.write(t.base, bytes.data(), bytes.size());
   void* data = static_cast<char*>(t.base) + t.first * size_of(t.dtype);
   if (slot) *slot = data;
@@ -102,16 +107,21 @@ const T* Tensors::place_plain(const std::vector<T>& values) {
 
 Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), memory_(memory) {
   const Problem& p = c.problem;
-  const auto tensor = [&](const char* name, const Strides& given, std::int64_t rows, std::int64_t heads, std::int64_t dim, bool output) {
+  const auto tensor = [&](const char* name, const Strides& given, std::int64_t rows, std::int64_t heads, std::int64_t dim,
+                          bool output) {
     const std::int64_t batch = p.packed ? 1 : p.batch, seq = p.packed ? rows : (p.batch ? rows / p.batch : 0);
     const auto or_dense = [](std::int64_t stride, std::int64_t dense) { return stride == Strides::dense ? dense : stride; };
-    return Tensor{.name = name, .dtype = p.dtype, .sizes = {batch, seq, heads, dim},
-                  .strides = {p.packed ? 0 : or_dense(given.batch, seq * heads * dim), or_dense(given.seq, heads * dim), or_dense(given.head, dim), 1},
+    return Tensor{.name = name,
+                  .dtype = p.dtype,
+                  .sizes = {batch, seq, heads, dim},
+                  .strides = {p.packed ? 0 : or_dense(given.batch, seq * heads * dim), or_dense(given.seq, heads * dim),
+                              or_dense(given.head, dim), 1},
                   .output = output};
   };
   const auto scores = [&](const char* name, const ScoreTensor& s, Dtype dtype, bool dense) {
     Tensor t{.name = name, .dtype = dtype};
-    t.sizes = {s.batch_stride ? shape_.batch : 1, s.head_stride ? shape_.heads_q : 1, s.q_stride ? shape_.seq_q : 1, shape_.seq_kv};
+    t.sizes = {s.batch_stride ? shape_.batch : 1, s.head_stride ? shape_.heads_q : 1, s.q_stride ? shape_.seq_q : 1,
+               shape_.seq_kv};
     t.strides = {s.batch_stride, s.head_stride, s.q_stride, 1};
     if (dense) t.strides = {t.sizes[1] * t.sizes[2] * t.sizes[3], t.sizes[2] * t.sizes[3], t.sizes[3], 1};
     t.output = dense;
@@ -132,7 +142,9 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   if (p.bias.present) place(scores("bias", p.bias, p.bias.dtype, false), &in.bias, &buffers_.bias);
   if (c.dbias) buffers_.dbias = place(scores("dbias", p.bias, p.bias.dtype, true), nullptr, nullptr);
   if (c.dsink) buffers_.dsink = static_cast<float*>(place(flat("dsink", shape_.heads_q, true), nullptr, nullptr));
-  const auto floats = [&](const std::vector<double>& values) { return place_plain(std::vector<float>(values.begin(), values.end())); };
+  const auto floats = [&](const std::vector<double>& values) {
+    return place_plain(std::vector<float>(values.begin(), values.end()));
+  };
   buffers_.alibi_slopes = floats(in.alibi_slopes);
   buffers_.sink = floats(in.sink);
   buffers_.dlse = floats(in.dlse);
@@ -151,7 +163,8 @@ void Tensors::set_forward(const Results& results) {
     const std::vector<double>& from = is_out ? results.out : results.lse;
     if (t.elements == 0) continue;
     std::vector<std::byte> bytes = filled(t.dtype, t.elements);
-    each_element(t.sizes, t.strides, [&](std::int64_t index, std::int64_t offset) { store(bytes, t.dtype, t.first + offset, from[index]); });
+    each_element(t.sizes, t.strides,
+                 [&](std::int64_t index, std::int64_t offset) { store(bytes, t.dtype, t.first + offset, from[index]); });
     memory_.write(t.base, bytes.data(), bytes.size());
   }
 }
@@ -162,7 +175,8 @@ std::vector<double> Tensors::values(const char* name) {
     std::vector<std::byte> bytes(t.elements * size_of(t.dtype));
     memory_.read(bytes.data(), t.base, bytes.size());
     std::vector<double> out;
-    each_element(t.sizes, t.strides, [&](std::int64_t, std::int64_t offset) { out.push_back(load(bytes, t.dtype, t.first + offset)); });
+    each_element(t.sizes, t.strides,
+                 [&](std::int64_t, std::int64_t offset) { out.push_back(load(bytes, t.dtype, t.first + offset)); });
     return out;
   }
   return {};
@@ -189,7 +203,8 @@ std::string Tensors::written_gap() {
     std::vector<bool> inside(t.elements);
     each_element(t.sizes, t.strides, [&](std::int64_t, std::int64_t offset) { inside[t.first + offset] = true; });
     for (std::int64_t x = 0; x < t.elements; ++x) {
-      if (!inside[x] && !is_fill(bytes, t.dtype, x)) return std::string(t.name) + " at offset " + std::to_string(x - t.first);
+      if (!inside[x] && !is_fill(bytes, t.dtype, x))
+        return std::string(t.name) + " at offset " + std::to_string(x - t.first);
     }
   }
   return "";

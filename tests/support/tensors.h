@@ -29,9 +29,9 @@ class Tensors {
     const char* name;
     Dtype dtype;
     std::vector<std::int64_t> sizes{}, strides{};  // elements; last stride 1
-    void* base = nullptr;                      // start of the allocation
-    std::int64_t first = 0;                    // offset of element 0 (negative strides)
-    std::int64_t elements = 0;                 // of the allocation
+    void* base = nullptr;                          // start of the allocation
+    std::int64_t first = 0;                        // offset of element 0 (negative strides)
+    std::int64_t elements = 0;                     // of the allocation
     bool output = false;
   };
 

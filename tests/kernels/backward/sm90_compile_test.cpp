@@ -6,10 +6,22 @@
 namespace flash_attention::testing {
 namespace {
 
-const DeviceInfo h200{.device = {.kind = DeviceKind::cuda}, .name = "H200", .arch = 90, .num_sms = 132, .shared_bytes = 232448, .l2_bytes = 50 << 20};
+const DeviceInfo h200{.device = {.kind = DeviceKind::cuda},
+                      .name = "H200",
+                      .arch = 90,
+                      .num_sms = 132,
+                      .shared_bytes = 232448,
+                      .l2_bytes = 50 << 20};
 
 Problem problem(std::int64_t head_dim, bool causal = true) {
-  return {.batch = 2, .seq_q = 1024, .seq_kv = 1024, .heads_q = 8, .heads_kv = 2, .head_dim = head_dim, .dtype = Dtype::bfloat16, .causal = causal};
+  return {.batch = 2,
+          .seq_q = 1024,
+          .seq_kv = 1024,
+          .heads_q = 8,
+          .heads_kv = 2,
+          .head_dim = head_dim,
+          .dtype = Dtype::bfloat16,
+          .causal = causal};
 }
 
 void expect_compile(const std::vector<Problem>& problems) {

@@ -5,7 +5,8 @@
 namespace flash_attention::testing {
 namespace {
 
-const Target target{.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "backward/sm90", .pass = Pass::backward};
+const Target target{
+    .device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "backward/sm90", .pass = Pass::backward};
 
 class BackwardSm90 : public ::testing::TestWithParam<Case> {};
 
@@ -29,7 +30,8 @@ TEST_P(BackwardSm90Deterministic, KeepsTheContract) {
 std::vector<Case> walking_cases() {
   std::vector<Case> cases = contract_cases(Dtype::bfloat16);
   std::erase_if(cases, [](const Case& c) {
-    for (const char* name : {"plain", "gqa", "causal", "window", "mask_shared", "seqused", "packed_causal", "softcap", "dropout", "nan_key", "nan_value", "head_dim_40"}) {
+    for (const char* name : {"plain", "gqa", "causal", "window", "mask_shared", "seqused", "packed_causal", "softcap",
+                             "dropout", "nan_key", "nan_value", "head_dim_40"}) {
       if (c.name == name) return false;
     }
     return true;

@@ -30,7 +30,13 @@ std::vector<Case> cases() {
     for (const bool causal : {false, true}) {
       Case c;
       c.name = "long_walk_" + std::to_string(head_dim) + (causal ? "_causal" : "_full");
-      c.problem = {.seq_q = 450, .seq_kv = 390, .heads_q = 6, .heads_kv = 2, .head_dim = head_dim, .dtype = Dtype::bfloat16, .causal = causal};
+      c.problem = {.seq_q = 450,
+                   .seq_kv = 390,
+                   .heads_q = 6,
+                   .heads_kv = 2,
+                   .head_dim = head_dim,
+                   .dtype = Dtype::bfloat16,
+                   .causal = causal};
       all.push_back(c);
     }
   }
