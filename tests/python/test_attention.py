@@ -3,7 +3,7 @@
 import flash_attention
 import pytest
 import torch
-from cases import CASES, NAMES, Case, check
+from attention_cases import CASES, NAMES, Case, check
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)

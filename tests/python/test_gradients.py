@@ -3,7 +3,7 @@
 import flash_attention
 import pytest
 import torch
-from cases import CASES, NAMES
+from attention_cases import CASES, NAMES
 
 FEW = ["plain", "causal_empty_rows", "window", "scale_softcap", "alibi", "bias_rows", "mask", "seqused", "sink", "dropout"]
 
