@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
 PROGRAM_LIMIT_S = 900
 
-# Which programs are worth a second build: those that handle memory by index (asan) and those with threads (tsan). The oracle's
-# own test is minutes of plain arithmetic there.
+# Which programs are worth a second build: those that handle memory by index (asan) and those with threads (tsan). The
+# oracle's own test is minutes of plain arithmetic there.
 SANITIZED = {
     "asan": re.compile(r"^(api(?!_oracle)|plan|support_room|jit|cuda|fuzz)_.*(?<!_gpu)(?<!_emulated)(?<!_compile)_test$"),
     "tsan": re.compile(r"^(api_threads|jit_cached|jit_store|cuda_kernel)_test$"),
