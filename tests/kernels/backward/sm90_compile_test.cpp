@@ -1,34 +1,14 @@
 // What the planner gives backward/sm90 compiles, spills nothing, and no wgmma is serialised.
-#include <gtest/gtest.h>
-
-#include "support/compile.h"
+#include "kernels/sm90_compile.h"
 
 namespace flash_attention::testing {
 namespace {
-
-const DeviceInfo h200{.device = {.kind = DeviceKind::cuda},
-                      .name = "H200",
-                      .arch = 90,
-                      .num_sms = 132,
-                      .shared_bytes = 232448,
-                      .l2_bytes = 50 << 20};
-
-Problem problem(std::int64_t head_dim, bool causal = true) {
-  return {.batch = 2,
-          .seq_q = 1024,
-          .seq_kv = 1024,
-          .heads_q = 8,
-          .heads_kv = 2,
-          .head_dim = head_dim,
-          .dtype = Dtype::bfloat16,
-          .causal = causal};
-}
 
 void expect_compile(const std::vector<Problem>& problems) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
   std::vector<Plan> plans;
   for (const Problem& p : problems) {
-    plans.push_back(make_plan(p, Pass::backward, h200, "backward/sm90"));
+    plans.push_back(make_plan(p, Pass::backward, h200(), "backward/sm90"));
     // The portable kernels among the launches have tests of their own.
     std::erase_if(plans.back().launches, [](const Launch& launch) { return !launch.unit.starts_with("backward/sm90"); });
   }

@@ -1,30 +1,8 @@
 // Every configuration that the planner gives forward/sm90: it compiles, spills nothing, and no wgmma is serialised.
-#include <gtest/gtest.h>
-
-#include "support/compile.h"
+#include "kernels/sm90_compile.h"
 
 namespace flash_attention::testing {
 namespace {
-
-DeviceInfo h200() {
-  return {.device = {.kind = DeviceKind::cuda},
-          .name = "H200",
-          .arch = 90,
-          .num_sms = 132,
-          .shared_bytes = 232448,
-          .l2_bytes = 50 << 20};
-}
-
-Problem problem(std::int64_t head_dim, bool causal = true) {
-  return {.batch = 2,
-          .seq_q = 1024,
-          .seq_kv = 1024,
-          .heads_q = 8,
-          .heads_kv = 2,
-          .head_dim = head_dim,
-          .dtype = Dtype::bfloat16,
-          .causal = causal};
-}
 
 void expect_compile(const std::vector<Problem>& problems) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
