@@ -1,0 +1,158 @@
+#pragma once
+
+// The idea:  a block keeps a tile of K and V in shared memory, and every value read from it serves eight queries.
+// From 02:   a warp takes eight rows; a lane takes a key of the tile for S and four columns for O; softmax goes by tiles.
+// It buys:
+// The limit: CUDA cores: even with all operands at hand they do a sixteenth of what the tensor cores do.
+
+#include "ptx/convert.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "tile/element.cuh"
+#include "tile/sequence.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+template <Features features>
+__device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
+  const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
+  return j <= last && j < args.seq_kv;
+}
+
+template <int dim, int block_q, int block_kv>
+struct SharedStorage {
+  alignas(16) float Q[block_q][dim];
+  alignas(16) float K[block_kv][dim + 4];  // four more: the lanes read a column, and eight rows now start in all 32 banks
+  alignas(16) float V[block_kv][dim];
+  alignas(16) float P[block_q][block_kv];
+};
+
+__device__ __forceinline__ tile::Four load_four(const float& from) {
+  return ptx::load_shared<tile::Four>(ptx::shared_address(&from));
+}
+
+/// Rows of a tensor to shared memory, as floats; rows that do not exist become zero.
+template <int dim, int threads, int rows, int columns, typename Element>
+__device__ __forceinline__ void load_tile(float (&to)[rows][columns], const tile::Rows<const Element>& from) {
+  using Raw = ptx::Vector<Element, 4>;
+  for (int group = threadIdx.x; group < rows * dim / 4; group += threads) {
+    const int row = group / (dim / 4), d = group % (dim / 4) * 4;
+    Raw raw{};
+    if (row < from.count) raw = ptx::load_readonly(reinterpret_cast<const Raw*>(from.row(row) + d));
+    const tile::Four values{{ptx::to_float(raw[0]), ptx::to_float(raw[1]), ptx::to_float(raw[2]), ptx::to_float(raw[3])}};
+    ptx::store_shared(ptx::shared_address(&to[row][d]), values);
+  }
+}
+
+/// The sum, or the maximum, over the lanes of a warp, in every lane.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int lane = 1; lane < 32; lane *= 2) value += ptx::shuffle_xor(value, lane);
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int lane = 1; lane < 32; lane *= 2) value = ptx::max(value, ptx::shuffle_xor(value, lane));
+  return value;
+}
+
+template <ForwardConfig config>
+__device__ __forceinline__ void attention(const AttentionArgs& args) {
+  constexpr Features features = config.features;
+  constexpr int dim = config.head_dim, block_q = config.block_q, block_kv = config.block_kv;
+  constexpr int threads = 32 * config.num_warps, rows = block_q / config.num_warps;
+  using Element = ptx::Element<features.dtype>;
+  static_assert(block_kv == 32 && dim <= 128, "a lane has one key and four columns");
+  auto& storage = ptx::shared_storage<SharedStorage<dim, block_q, block_kv>>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
+  const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
+  const int q_begin = block.tile_idx * block_q;
+
+  const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
+  const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
+  const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
+  const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
+
+  float row_max[rows], row_sum[rows]{};
+  tile::Four O[rows]{};
+#pragma unroll
+  for (int r = 0; r < rows; ++r) row_max[r] = -tile::infinity;
+  load_tile<dim, threads>(storage.Q, Q_gmem);
+  for (int kv_begin = 0; kv_begin < args.seq_kv; kv_begin += block_kv) {
+    __syncthreads();  // every warp is done with the previous tile
+    load_tile<dim, threads>(storage.K, K_gmem.from(kv_begin));
+    load_tile<dim, threads>(storage.V, V_gmem.from(kv_begin));
+    __syncthreads();  // the tile is there for every warp
+
+    // S: the lane's key with every row of the warp.
+    float S[rows]{};
+#pragma unroll 4
+    for (int d = 0; d < dim; d += 4) {
+      const tile::Four k = load_four(storage.K[lane][d]);
+#pragma unroll
+      for (int r = 0; r < rows; ++r) {
+        const tile::Four q = load_four(storage.Q[warp_row + r][d]);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) S[r] = ptx::fma(q[c], k[c], S[r]);
+      }
+    }
+
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      S[r] = visible<features>(args, q_begin + warp_row + r, kv_begin + lane) ? S[r] * args.scale : -tile::infinity;
+      // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
+      const float new_max = ptx::max(row_max[r], warp_max(S[r]));
+      const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0
+      const float shrink = tile::exp(row_max[r] - reference);
+      const float P = tile::exp(S[r] - reference);
+      row_max[r] = new_max;
+      row_sum[r] = ptx::fma(row_sum[r], shrink, warp_sum(P));
+      ptx::store_shared(ptx::shared_address(&storage.P[warp_row + r][lane]), P);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) O[r][c] *= shrink;
+    }
+    __syncwarp();  // the warp's rows of P are in shared memory
+
+    // O: the lane's columns of every row.
+    if (column < dim) {
+#pragma unroll 2
+      for (int j = 0; j < block_kv; j += 4) {
+        tile::Four v[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) v[e] = load_four(storage.V[j + e][column]);
+#pragma unroll
+        for (int r = 0; r < rows; ++r) {
+          const tile::Four P = load_four(storage.P[warp_row + r][j]);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) O[r][c] = ptx::fma(P[e], v[e][c], O[r][c]);
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < rows; ++r) {
+    const int i = q_begin + warp_row + r;
+    if (i >= args.seq_q) continue;
+    const float factor = row_sum[r] == 0 ? 0 : 1 / row_sum[r];
+    ptx::Vector<Element, 4> rounded;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) rounded[c] = ptx::from_float<Element>(O[r][c] * factor);
+    if (column < dim) {
+      ptx::store_global(reinterpret_cast<ptx::Vector<Element, 4>*>(O_gmem.row(warp_row + r) + column), rounded);
+    }
+    if (args.lse != nullptr && lane == 0) {
+      float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
+      ptx::store_global(lse, row_sum[r] == 0 ? -tile::infinity : row_max[r] + tile::log(row_sum[r]));
+    }
+  }
+}
+
+}  // namespace flash_attention

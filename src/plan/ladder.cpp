@@ -1,0 +1,131 @@
+#include "plan/ladder.h"
+
+#include <array>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "plan/arguments.h"
+#include "plan/portable.h"
+
+namespace flash_attention::plan {
+namespace {
+
+std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
+
+abi::ForwardConfig config_of(const Rung& rung, const Problem& problem) {
+  return {.features = features_of(problem),
+          .head_dim = static_cast<int>(problem.head_dim),
+          .head_dim_v = static_cast<int>(problem.head_dim_v),
+          .block_q = rung.block_q,
+          .block_kv = rung.block_kv,
+          .num_warps = rung.num_warps,
+          .num_stages = rung.num_stages};
+}
+
+Launch launch_of(const Rung& rung, const Problem& problem, std::string entry) {
+  return {.unit = std::string(rung.name),
+          .entry = std::move(entry),
+          .config = to_source(config_of(rung, problem)),
+          .block = 32 * rung.num_warps,
+          .shared_bytes = rung.shared_bytes ? rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) : 0,
+          .min_blocks_per_sm = rung.min_blocks_per_sm};
+}
+
+/// workspace_offsets[0]: S, then P in its place, fp32 [batch, heads_q, seq_q, seq_kv]. A block computes block_kv elements
+/// of a row of S, block_q rows of P, or a row of O.
+void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan) {
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  plan.workspace_bytes = static_cast<std::size_t>(rows * problem.seq_kv) * sizeof(float);
+  add_launch(plan, launch_of(rung, problem, "scores"), rows * tiles(problem.seq_kv, rung.block_kv));
+  add_launch(plan, launch_of(rung, problem, "softmax"),
+             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
+  add_launch(plan, launch_of(rung, problem, "output"), rows);
+}
+
+constexpr int float_bytes = 4;
+
+int row_tile_bytes(const Rung& rung, int dim) {
+  const int Q = rung.block_q * dim, K = rung.block_kv * (dim + 4), V = rung.block_kv * dim,
+            P = rung.block_q * rung.block_kv;
+  return float_bytes * (Q + K + V + P);
+}
+
+constexpr auto table = std::to_array<Rung>({
+    {.name = "ladder/00_standard",
+     .float32 = true,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 4,
+     .add_launches = add_standard_launches},
+    {.name = "ladder/01_naive", .float32 = true, .block_q = 128, .block_kv = 1, .num_warps = 4},
+    {.name = "ladder/02_coalesced", .float32 = true, .block_q = 4, .block_kv = 1, .num_warps = 4},
+    {.name = "ladder/03_row_tile",
+     .float32 = true,
+     .block_q = 32,
+     .block_kv = 32,
+     .num_warps = 4,
+     .shared_bytes = row_tile_bytes},
+});
+
+std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
+  if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
+  if (problem.dtype == Dtype::float32 && !rung.float32) return "needs a 16-bit dtype";
+  if (std::string reason = reject_beside_ladder(problem); !reason.empty()) return reason;
+  const double blocks = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
+                        static_cast<double>(rung.add_launches ? tiles(problem.seq_kv, rung.block_kv) : 1);
+  if (blocks > std::numeric_limits<int>::max()) return "more than 2^31 blocks";
+  if (rung.shared_bytes && rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) > device.shared_bytes)
+    return "needs more shared memory";
+  return "";
+}
+
+void lay_out(const Rung& rung, const Problem& problem, Plan& plan) {
+  plan.block_q = rung.block_q;
+  plan.block_kv = rung.block_kv;
+  if (rung.add_launches) return rung.add_launches(rung, problem, plan);
+  add_launch(plan, launch_of(rung, problem, "attention"),
+             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
+}
+
+template <std::size_t... index>
+std::vector<KernelEntry> entries(std::index_sequence<index...>) {
+  return {KernelEntry{
+      .name = table[index].name,
+      .pass = table[index].pass,
+      .device = DeviceKind::cuda,
+      .requirements = table[index].float32 ? "a rung of the ladder: dense, causal or not, head_dim to 128, every dtype"
+                                           : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes",
+      .automatic = false,
+      .reject = [](const Problem& problem, const DeviceInfo& device) { return reject(table[index], problem, device); },
+      .lay_out = [](const Problem& problem, const DeviceInfo&, Plan& plan) { lay_out(table[index], problem, plan); }}...};
+}
+
+}  // namespace
+
+std::string reject_beside_ladder(const Problem& p) {
+  if (p.packed || p.seqused_q || p.seqused_kv || p.key_lengths) return "the ladder takes no packed or shortened sequences";
+  if (p.window_left >= 0 || p.window_right > 0) return "the ladder takes no window but causal";
+  if (p.alignment == Alignment::top_left && p.window_right >= 0) return "the ladder takes no top-left causal mask";
+  if (p.bias.present || p.mask.present || p.alibi || p.softcap != 0) return "the ladder takes no bias, mask or soft cap";
+  if (p.dropout_p != 0) return "the ladder takes no dropout";
+  if (p.sink) return "the ladder takes no sink";
+  if (p.head_dim != p.head_dim_v) return "the ladder needs head_dim_v = head_dim";
+  if (p.head_dim > 128) return "the ladder needs a head_dim of at most 128";
+  if (*p.scale <= 0) return "the ladder needs a positive scale";
+  for (const Strides& strides :
+       {p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides, p.dk_strides, p.dv_strides}) {
+    if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0)
+      return "the ladder needs strides that are multiples of 8";
+  }
+  return "";
+}
+
+std::span<const Rung> rungs() { return table; }
+
+std::span<const KernelEntry> ladder_kernels() {
+  static const std::vector<KernelEntry> rows = entries(std::make_index_sequence<table.size()>());
+  return rows;
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,32 @@
+#pragma once
+
+#include "plan/kernel_table.h"
+
+// The teaching ladder: kernels/ladder/. A rung is a file there and a row of the table in ladder.cpp.
+
+namespace flash_attention::plan {
+
+struct Rung {
+  std::string_view name;  // "ladder/06_mma": the unit is kernels/ladder/06_mma.cu, its entry `attention`
+  Pass pass = Pass::forward;
+  int arch = 80;         // the first that has its instructions
+  bool float32 = false;  // takes fp32 beside the 16-bit types
+  int block_q = 0;
+  int block_kv = 0;
+  int num_warps = 0;
+  int num_stages = 1;
+  int min_blocks_per_sm = 1;
+
+  /// Of a block that computes with rows of head_dim elements; none where null.
+  int (*shared_bytes)(const Rung& rung, int head_dim) = nullptr;
+  /// Adds launches and workspace; null: one launch of `attention` with a block for each block_q queries of a head.
+  void (*add_launches)(const Rung& rung, const Problem& problem, Plan& plan) = nullptr;
+};
+
+/// In the order in which they are climbed: forward, then backward.
+std::span<const Rung> rungs();
+
+/// Why no rung takes the problem; empty where all do. What one rung needs beside it is in its row.
+std::string reject_beside_ladder(const Problem& problem);
+
+}  // namespace flash_attention::plan
