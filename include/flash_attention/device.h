@@ -24,7 +24,7 @@ struct Device {
 };
 
 /// Instruction sets of the CPU backend, from the plainest to the most capable.
-enum class CpuIsa : std::uint8_t { generic, neon, avx2, avx512, amx };
+enum class CpuIsa : std::uint8_t { generic, neon, avx2, avx512, avx512_bf16, amx };
 
 /// Facts about a device, asked once and passed as a value. The planner decides from these alone.
 struct DeviceInfo {

@@ -57,6 +57,8 @@ std::string_view to_string(CpuIsa isa) {
       return "avx2";
     case CpuIsa::avx512:
       return "avx512";
+    case CpuIsa::avx512_bf16:
+      return "avx512_bf16";
     case CpuIsa::amx:
       return "amx";
   }

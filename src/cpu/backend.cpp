@@ -91,6 +91,7 @@ const KernelTable& kernel_table(CpuIsa isa) {
   switch (isa) {
 #if defined(__x86_64__)
     case CpuIsa::amx:
+    case CpuIsa::avx512_bf16:
     case CpuIsa::avx512:
       return avx512_table;
     case CpuIsa::avx2:
@@ -120,7 +121,10 @@ DeviceInfo info() {
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
   const KernelTable& table = kernel_table(device.isa);
 #if defined(__x86_64__)
-  if (plan.kernel == "cpu/amx") return std::make_unique<CpuKernel>(amx_table.prefill, amx_table.scratch_bytes);
+  if (plan.kernel == "cpu/bfloat16") {
+    const KernelTable& pairs = device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table;
+    return std::make_unique<CpuKernel>(pairs.prefill, pairs.scratch_bytes);
+  }
 #endif
   return std::make_unique<CpuKernel>(steps_of(table, plan), table.scratch_bytes);
 }

@@ -74,7 +74,7 @@ struct Step {
 
 /// What an instruction set provides: for each kernel its steps, in order; a null count ends a list.
 struct KernelTable {
-  Step prefill[3];
+  Step prefill[4];
   Step decode[3];
   Step backward[5];
   Step standard_forward[4];

@@ -78,8 +78,10 @@ bool has_isa(CpuIsa isa) {
       return has_avx2();
     case CpuIsa::avx512:
       return has_avx512();
+    case CpuIsa::avx512_bf16:
+      return has_avx512() && __builtin_cpu_supports("avx512bf16");
     case CpuIsa::amx: {
-      static const bool amx = has_avx512() && __builtin_cpu_supports("avx512bf16") && has_amx();
+      static const bool amx = has_isa(CpuIsa::avx512_bf16) && has_amx();
       return amx;
     }
 #elif defined(__aarch64__)
@@ -92,7 +94,11 @@ bool has_isa(CpuIsa isa) {
 }
 
 CpuIsa best_isa() {
-  for (CpuIsa isa : {CpuIsa::amx, CpuIsa::avx512, CpuIsa::avx2, CpuIsa::neon}) {
+  if (has_isa(CpuIsa::amx)) return CpuIsa::amx;
+#if defined(__x86_64__)
+  if (__builtin_cpu_is("amd") && has_isa(CpuIsa::avx512_bf16)) return CpuIsa::avx512_bf16;
+#endif
+  for (CpuIsa isa : {CpuIsa::avx512, CpuIsa::avx2, CpuIsa::neon}) {
     if (has_isa(isa)) return isa;
   }
   return CpuIsa::generic;

@@ -16,6 +16,7 @@ int block_q(CpuIsa isa) {
     case CpuIsa::avx2:
       return cpu_block_q_avx2;
     case CpuIsa::avx512:
+    case CpuIsa::avx512_bf16:
     case CpuIsa::amx:
       return cpu_block_q_avx512;
     case CpuIsa::generic:
@@ -46,36 +47,44 @@ std::string reject_decode(const Problem& problem, const DeviceInfo&) {
          std::to_string(rows);
 }
 
-std::string reject_amx(const Problem& problem, const DeviceInfo& device) {
-  if (device.isa != CpuIsa::amx) return "the instruction set is " + std::string(to_string(device.isa)) + ", not amx";
+std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
+  if (device.isa != CpuIsa::amx && device.isa != CpuIsa::avx512_bf16) {
+    return "the instruction set is " + std::string(to_string(device.isa)) + ", not amx or avx512_bf16";
+  }
   if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
   const std::int64_t rows = group(problem) * problem.seq_q;
-  if (rows >= cpu_amx_min_rows) return {};
-  return "takes at least " + std::to_string(cpu_amx_min_rows) + " query rows of a key head, and there are " +
-         std::to_string(rows);
-}
-
-/// K padded to whole tiles and V transposed, for every tile of keys.
-void lay_out_amx(const Problem& problem, const DeviceInfo&, Plan& plan) {
-  plan.block_q = cpu_amx_block_q;
-  plan.block_kv = cpu_amx_block_kv;
-  const std::int64_t keys = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv) * plan.block_kv;
-  reserve(plan, 0, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
-  reserve(plan, 1, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
-  reserve(plan, 2, keys);
+  const int fewest = device.isa == CpuIsa::amx ? cpu_amx_min_rows : cpu_decode_rows + 1;
+  if (rows >= fewest) return {};
+  return "takes at least " + std::to_string(fewest) + " query rows of a key head, and there are " + std::to_string(rows);
 }
 
 /// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles.
-void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+void split_keys(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   constexpr std::int64_t min_split = 8 * cpu_block_kv;
-  plan.block_q = block_q(device.isa);
-  plan.block_kv = cpu_block_kv;
   const std::int64_t blocks = problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
   if (plan.num_splits == 1) return;
   reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);  // sums
   reserve(plan, 1, plan.num_splits * total_rows(problem) * 2 * 4);                               // statistics
+}
+
+void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  split_keys(problem, device, plan);
+}
+
+/// K padded to whole tiles and V transposed, for every tile of keys.
+void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  const bool amx = device.isa == CpuIsa::amx;
+  plan.block_q = amx ? cpu_amx_block_q : cpu_block_q_avx512;
+  plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
+  split_keys(problem, device, plan);
+  const std::int64_t keys = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv) * plan.block_kv;
+  reserve(plan, 3, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
+  reserve(plan, 4, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
+  reserve(plan, 5, keys);
 }
 
 /// Splits of the queries, each with its own sums of dK and dV.
@@ -105,12 +114,13 @@ void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& pl
 }
 
 constexpr std::array<KernelEntry, 6> entries{{
-    {.name = "cpu/amx",
+    {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX, bfloat16, at least 32 query rows of a key head (seq_q * heads_q / heads_kv)",
-     .reject = reject_amx,
-     .lay_out = lay_out_amx},
+     .requirements =
+         "bfloat16; AMX and at least 32 query rows of a key head (seq_q * heads_q / heads_kv), or AVX512-BF16 and 9",
+     .reject = reject_bfloat16,
+     .lay_out = lay_out_bfloat16},
     {.name = "cpu/decode",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,

@@ -14,10 +14,13 @@ constexpr int cpu_block_q_neon = 12;
 constexpr int cpu_block_q_avx2 = 24;
 constexpr int cpu_block_q_avx512 = 48;
 
-// cpu/amx: tiles of 16 x 16 scores, two by two; the keys of a tile share one pass over the sums of the output.
+// cpu/bfloat16 with AMX: tiles of 16 x 16 scores, two by two; the keys of a tile share one pass over the sums of the output.
 constexpr int cpu_amx_block_q = 64;
 constexpr int cpu_amx_block_kv = 128;
 constexpr int cpu_amx_min_rows = 32;  // fewer leave most of a tile empty
+
+// cpu/bfloat16 with AVX512-BF16.
+constexpr int cpu_avx512_bf16_block_kv = 64;
 
 /// Columns of a row of floats in a workspace: whole vectors on every instruction set.
 constexpr long long cpu_padded(long long head_dim) { return (head_dim + 15) / 16 * 16; }

@@ -24,7 +24,7 @@ constexpr SettingDescription descriptions[] = {
     {"FLASH_ATTENTION_DRIVER", "a file", "libcuda.so.1", "the CUDA driver library"},
     {"FLASH_ATTENTION_KERNEL_DIR", "a folder", "the sources in the library",
      "kernels/ of a source tree, read at run time: edit a kernel without building the library"},
-    {"FLASH_ATTENTION_CPU_ISA", "generic, neon, avx2, avx512, amx", "the best there is",
+    {"FLASH_ATTENTION_CPU_ISA", "generic, neon, avx2, avx512, avx512_bf16, amx", "the best there is",
      "instruction set of the CPU backend"},
     {"FLASH_ATTENTION_THREADS", "1 to 4096", "one a core", "threads of the CPU backend, the caller included"},
     {"FLASH_ATTENTION_EMULATOR_SEED", "0 to 2^64 - 1", "0", "seed of the order in which the emulator runs threads"},
@@ -83,7 +83,7 @@ class Reader {
   }
 
   std::optional<CpuIsa> isa(const char* variable) const {
-    constexpr std::array<std::string_view, 5> names{"generic", "neon", "avx2", "avx512", "amx"};
+    constexpr std::array<std::string_view, 6> names{"generic", "neon", "avx2", "avx512", "avx512_bf16", "amx"};
     const std::string value = text(variable);
     if (value.empty()) return std::nullopt;
     for (std::size_t i = 0; i < names.size(); ++i) {

@@ -25,6 +25,7 @@ constexpr int lane_multiple = 16;
 #include "cpu/simd/generic.h"
 //
 #include "cpu/generic/amx.h"
+#include "cpu/generic/bfloat16.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -89,7 +90,7 @@ struct ModelTiles {
   }
 };
 
-constexpr KernelTable model_table = make_amx_table<ModelTiles>();
+constexpr KernelTable model_table = make_bfloat16_table<TileProducts<ModelTiles>>();
 
 class AmxModel : public ::testing::TestWithParam<testing::Case> {};
 
@@ -99,7 +100,7 @@ TEST_P(AmxModel, MatchesTheOracle) {
   device.isa = CpuIsa::amx;
   Plan plan;
   try {
-    plan = make_plan(c.problem, Pass::forward, device, "cpu/amx");
+    plan = make_plan(c.problem, Pass::forward, device, "cpu/bfloat16");
   } catch (const Error& error) {
     ASSERT_EQ(error.code(), ErrorCode::unsupported) << error.what();
     GTEST_SKIP() << error.what();

@@ -23,7 +23,7 @@ TEST(CpuBackend, SaysWhatTheMachineIs) {
 }
 
 TEST(CpuBackend, RefusesAnInstructionSetThatIsNotHere) {
-  for (const CpuIsa isa : {CpuIsa::generic, CpuIsa::neon, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::amx}) {
+  for (const CpuIsa isa : {CpuIsa::generic, CpuIsa::neon, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16, CpuIsa::amx}) {
     if (has_isa(isa)) {
       EXPECT_NO_THROW(kernel_table(isa)) << to_string(isa);
       continue;
@@ -38,13 +38,15 @@ TEST(CpuBackend, RefusesAnInstructionSetThatIsNotHere) {
   }
 }
 
-TEST(CpuBackend, AmxIsChosenOnlyWhereItIs) {
+TEST(CpuBackend, PairProductsAreChosenOnlyWhereTheyAre) {
   DeviceInfo device = info();
   Problem problem{.seq_q = 128, .seq_kv = 128, .head_dim = 64, .dtype = Dtype::bfloat16};
   device.isa = CpuIsa::avx512;
   EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/prefill");
-  device.isa = CpuIsa::amx;
-  EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/amx");
+  for (const CpuIsa isa : {CpuIsa::amx, CpuIsa::avx512_bf16}) {
+    device.isa = isa;
+    EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/bfloat16");
+  }
   problem.dtype = Dtype::float16;
   EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/prefill");
   problem.seq_q = 1;

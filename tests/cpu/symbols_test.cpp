@@ -29,7 +29,7 @@ TEST(CpuSymbols, EachInstructionSetExportsItsTableAndNothingElse) {
   if (output_of("nm --version").empty()) GTEST_SKIP() << "nm (binutils) is not here";
   std::istringstream lines(output_of("nm -C -A --defined-only '" + library.string() + "'"));
   std::set<std::string> tables;
-  const std::string isas[] = {"generic", "neon", "avx2", "avx512", "amx"};
+  const std::string isas[] = {"generic", "neon", "avx2", "avx512", "avx512_bf16", "amx"};
   for (std::string line; std::getline(lines, line);) {
     // library.a:avx2.cpp.o:0000000000000000 D flash_attention::cpu::avx2_table
     const auto member = line.find(".a:") + 3;

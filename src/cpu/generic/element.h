@@ -1,19 +1,26 @@
 #pragma once
 
-// The element types of tensors: each a type that loads and stores a vector of them as float.
+// The element types of tensors: each a type that loads and stores a vector of them as float, and that says how the product
+// of multiply.h takes one.
 
 #include "cpu/call.h"
 
 namespace flash_attention::cpu {
 namespace {
 
-struct Float32 {
+/// A product whose left side is float.
+struct FloatProduct {
+  using Left = float;
+  static FLASH_ATTENTION_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
+};
+
+struct Float32 : FloatProduct {
   using Stored = float;
   static FLASH_ATTENTION_INLINE Vec load(const Stored* from) { return cpu::load(from); }
   static FLASH_ATTENTION_INLINE void store(Stored* to, Vec x) { cpu::store(to, x); }
 };
 
-struct Float16 {
+struct Float16 : FloatProduct {
   using Stored = std::uint16_t;
   static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
     return float16_to_float(*reinterpret_cast<const ShortInMemory*>(from));
@@ -23,7 +30,7 @@ struct Float16 {
   }
 };
 
-struct Bfloat16 {
+struct Bfloat16 : FloatProduct {
   using Stored = std::uint16_t;
   static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
     return bfloat16_to_float(*reinterpret_cast<const ShortInMemory*>(from));

@@ -2,7 +2,7 @@
 
 // The matrix product that all of attention is made of: C[row][lane] (+)= sum over k of A(row, k) * B[k][lane], with the
 // lanes of B and C in vectors and the elements of A broadcast. A register tile of C stays in registers for all of k. B may
-// have any element type; A and C are float.
+// have any element type; A and C are float. (For an instruction that multiplies pairs, an element of A and of B is a pair.)
 
 #include "cpu/generic/element.h"
 
@@ -20,7 +20,7 @@ enum class Order { row_major, column_major };
 
 template <class T = Float32>
 struct Product {
-  const float* A;
+  const typename T::Left* A;
   std::int64_t a_stride;
   const typename T::Stored* B;  // [depth][lanes]
   std::int64_t b_stride;
@@ -33,7 +33,8 @@ struct Product {
 };
 
 template <int rows, int vectors, Start start, Order order, class T>
-void multiply_tile(const Product<T>& product, const float* A, const typename T::Stored* B, float* C, const float* factor) {
+void multiply_tile(const Product<T>& product, const typename T::Left* A, const typename T::Stored* B, float* C,
+                   const float* factor) {
   const std::int64_t row_step = order == Order::row_major ? product.a_stride : 1;
   const std::int64_t k_step = order == Order::row_major ? 1 : product.a_stride;
   const std::int64_t b_stride = product.b_stride, c_stride = product.c_stride;
@@ -54,7 +55,7 @@ void multiply_tile(const Product<T>& product, const float* A, const typename T::
     for (int r = 0; r < rows; ++r) {
       const Vec a = splat(A[r * row_step]);
       FLASH_ATTENTION_UNROLL
-      for (int v = 0; v < vectors; ++v) sum[r][v] += a * b[v];
+      for (int v = 0; v < vectors; ++v) sum[r][v] = T::multiply_add(sum[r][v], a, b[v]);
     }
   }
   FLASH_ATTENTION_UNROLL

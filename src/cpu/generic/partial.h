@@ -76,6 +76,15 @@ inline void finish_rows(const Call& call, const RowBlock& block, int split, cons
   }
 }
 
+/// The end of a block whose sums are in lanes, Ot[head_dim_v][lanes]. factor: memory for its lanes.
+inline void write_block(const Call& call, const RowBlock& block, int split, const Statistics& statistics, const float* Ot,
+                        float* factor) {
+  finish_rows(call, block, split, statistics, factor);
+  if (call.num_splits == 1) return scatter_rows(call, block, Ot, call.head_dim_v, factor, call.out);
+  const auto row_of = [&](int lane) { return partial_sums(call, split, block.row_idx(call, lane)); };
+  scatter_lanes<Float32>(Ot, block.vectors, block.rows, call.head_dim_v, factor, row_of);
+}
+
 /// The merge of one block's rows.
 inline void merge(const Call& call, std::int64_t item, void* /*scratch*/) {
   const RowBlock block = ForwardItem(call, item * call.num_splits).rows(call);

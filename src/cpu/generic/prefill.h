@@ -59,10 +59,7 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
     for (int i = 0; i < call.head_dim_v * block.lanes(); ++i) scratch.Ot[i] = 0;
   }
 
-  finish_rows(call, block, item.split, scratch.statistics, scratch.rescale);
-  if (call.num_splits == 1) return scatter_rows(call, block, scratch.Ot, call.head_dim_v, scratch.rescale, call.out);
-  const auto row_of = [&](int lane) { return partial_sums(call, item.split, block.row_idx(call, lane)); };
-  scatter_lanes<Float32>(scratch.Ot, block.vectors, block.rows, call.head_dim_v, scratch.rescale, row_of);
+  write_block(call, block, item.split, scratch.statistics, scratch.Ot, scratch.rescale);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Forward in bfloat16 for AMX; all else runs on AVX-512.
+// The kernels in bfloat16 for AMX.
 
 #include "cpu/isa/tables.h"
 #include "plan/cpu_tiles.h"
@@ -17,7 +17,8 @@ constexpr int lane_multiple = 16;  // the columns of a tile
 #include "cpu/simd/amx.h"
 //
 #include "cpu/generic/amx.h"
+#include "cpu/generic/bfloat16.h"
 
 namespace flash_attention::cpu {
-const KernelTable amx_table = make_amx_table<AmxTiles>();
+const KernelTable amx_table = make_bfloat16_table<TileProducts<AmxTiles>>();
 }  // namespace flash_attention::cpu

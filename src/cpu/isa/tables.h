@@ -9,6 +9,9 @@ extern const KernelTable generic_table;
 extern const KernelTable neon_table;
 extern const KernelTable avx2_table;
 extern const KernelTable avx512_table;
-extern const KernelTable amx_table;  // forward in bfloat16 alone, under prefill
+
+// Of these, kernels for bfloat16 alone; all else runs on AVX-512.
+extern const KernelTable avx512_bf16_table;
+extern const KernelTable amx_table;
 
 }  // namespace flash_attention::cpu

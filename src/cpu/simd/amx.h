@@ -3,7 +3,7 @@
 // The tile registers of AMX: eight of 16 rows of 64 bytes. Intel's manual, volume 2: TILELOADD, TILESTORED, TDPBF16PS. The
 // compiler's own wrappers take the number of a register as text, so these are written out.
 
-#include "cpu/simd/avx512.h"
+#include "cpu/simd/avx512_bf16.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -39,13 +39,7 @@ struct AmxTiles {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sum), "i"(a), "i"(b));
   }
 
-  /// Each lane's two values rounded to bfloat16, the first in the low half of a 32-bit word.
-  static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) {
-    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);  // 16 of low, then 16 of high
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return (Vec)_mm512_maskz_permutexvar_epi16(0xffffffff, order, halves);
-  }
+  static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return round_to_pair(low, high); }
 };
 
 }  // namespace

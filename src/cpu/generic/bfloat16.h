@@ -1,0 +1,239 @@
+#pragma once
+
+// Forward in bfloat16 where instructions multiply pairs (pairs.h): prefill.h with its two products done by them. Queries
+// stay in lanes, so options and masks are the same functions:
+//
+//     S  = K Q^T                                     K as it lies; Q in pairs of columns
+//     P  = 2^(scale * S - origin)                    rounded to bfloat16 in pairs of keys
+//     Ot = Ot + V^T P                                V^T packed
+//
+// A first step packs K (padded) and V (transposed) of every tile of keys, once for all queries. The origin of a row moves
+// only when its maximum has outgrown it by 2^8: the results are the same, and Ot is seldom rescaled.
+//
+// workspace_offsets[3]: K [batch][kv head][tile][block_kv][columns]; [4]: V^T [batch][kv head][tile][columns_v][block_kv];
+// [5]: a byte for each key [batch][kv head][tile][block_kv], set where V holds Inf or NaN. Such a row is packed as 0 and
+// added by hidden.h's rule.
+
+#include "cpu/generic/dropout.h"
+#include "cpu/generic/hidden.h"
+#include "cpu/generic/pairs.h"
+#include "cpu/generic/partial.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+struct PackedKeys {
+  int columns, columns_v;  // head_dim in multiples of 32, head_dim_v of 16
+  Half* K;                 // [block_kv][columns]
+  Half* Vt;                // [columns_v][block_kv]
+  std::uint8_t* odd;       // [block_kv]
+
+  PackedKeys(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
+      : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 16)) {
+    const std::int64_t idx = (batch * call.heads_kv + kv_head) * ceil_div(call.seq_kv, block_kv) + tile;
+    K = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[3]) + idx * block_kv * columns;
+    Vt = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[4]) + idx * block_kv * columns_v;
+    odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[5]) + idx * block_kv;
+  }
+};
+
+inline std::int64_t pack_items(const Call& call) { return call.batch * call.heads_kv * ceil_div(call.seq_kv, block_kv); }
+
+/// Packs one tile of keys. memory: V with its odd rows cleared, [block_kv][columns_v]
+inline void pack(const Call& call, std::int64_t item, void* memory) {
+  const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
+  const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
+  const PackedKeys packed(call, batch, kv_head, tile);
+  const Sequence sequence(call, batch);
+  const auto first_of = [&](const TensorView& tensor) {
+    return reinterpret_cast<const Half*>(tensor.data) + batch * tensor.batch_stride +
+           (sequence.kv_begin + tile * block_kv) * tensor.seq_stride + kv_head * tensor.head_stride;
+  };
+  const Half *K = first_of(call.k), *V = first_of(call.v);
+  Half* rows = static_cast<Half*>(memory);
+  const std::int64_t keys = sequence.kv_used - tile * block_kv;
+  for (int key = 0; key < block_kv; ++key, K += call.k.seq_stride, V += call.v.seq_stride) {
+    const bool there = key < keys;
+    packed.odd[key] = there && !is_finite(V, call.head_dim_v);
+    copy_halves(K, there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns);
+    copy_halves(V, there && packed.odd[key] == 0 ? call.head_dim_v : 0, rows + key * packed.columns_v, packed.columns_v);
+  }
+  transpose_halves(rows, packed.columns_v, block_kv, packed.columns_v, packed.Vt);
+}
+
+struct Bfloat16Scratch {
+  alignas(64) float Q[max_head_dim / 2 * block_q];  // pairs of columns: [head_dim / 2][lanes]
+  alignas(64) float Ot[max_head_dim * block_q];
+  alignas(64) float S[block_kv * block_q];
+  alignas(64) float P[block_kv / 2 * block_q];  // pairs of keys: [key / 2][lanes]
+  alignas(64) float keep[block_kv * block_q];
+  alignas(64) float V[block_kv * max_head_dim];
+  alignas(64) float rescale[block_q];
+  Statistics statistics;
+};
+
+/// softmax_pairs for `width` vectors from lane `first` on.
+template <class Products, int width>
+inline bool softmax_strip(int keys, int lanes, int first, float factor, Bfloat16Scratch& scratch) {
+  constexpr float slack = 8;  // P stays below 2^8
+  Statistics& statistics = scratch.statistics;
+  Vec old[width], row_max[width], origin[width], sum[width];
+  FLASH_ATTENTION_UNROLL
+  for (int v = 0; v < width; ++v) {
+    old[v] = load(statistics.row_max + first + v * vector_lanes);
+    row_max[v] = splat(-infinity);
+    sum[v] = Vec{};
+  }
+  for (int key = 0; key < keys; ++key) {
+    const float* s = scratch.S + key * lanes + first;
+    FLASH_ATTENTION_UNROLL
+    for (int v = 0; v < width; ++v) row_max[v] = max(load(s + v * vector_lanes) * factor, row_max[v]);
+  }
+  FLASH_ATTENTION_UNROLL
+  for (int v = 0; v < width; ++v) {
+    row_max[v] = select(row_max[v] > old[v] + slack, row_max[v], old[v]);
+    origin[v] = select(row_max[v] == -infinity, Vec{}, row_max[v]);
+  }
+  for (int key = 0; key < keys; key += 2) {
+    float *s = scratch.S + key * lanes + first, *p = scratch.P + key / 2 * lanes + first;
+    FLASH_ATTENTION_UNROLL
+    for (int v = 0; v < width; ++v) {
+      const Vec even = exp2(load(s + v * vector_lanes) * factor - origin[v]);
+      const Vec odd = exp2(load(s + lanes + v * vector_lanes) * factor - origin[v]);
+      store(s + v * vector_lanes, even);
+      store(s + lanes + v * vector_lanes, odd);
+      store(p + v * vector_lanes, Products::pair(even, odd));
+      sum[v] += even + odd;
+    }
+  }
+  Int changed{};
+  FLASH_ATTENTION_UNROLL
+  for (int v = 0; v < width; ++v) {
+    const int at = first + v * vector_lanes;
+    const Vec scale = exp2(old[v] - origin[v]);
+    store(scratch.rescale + at, scale);
+    store(statistics.row_max + at, row_max[v]);
+    store(statistics.row_sum + at, load(statistics.row_sum + at) * scale + sum[v]);
+    changed |= row_max[v] != old[v];
+  }
+  bool moved = false;
+  for (int lane = 0; lane < vector_lanes; ++lane) moved = moved || changed[lane] != 0;
+  return moved;
+}
+
+/// S becomes 2^(factor * S - origin), with an origin that moves only when it must, and P its pairs. keys is even. True
+/// where the origin moved for some lane.
+template <class Products>
+inline bool softmax_pairs(const RowBlock& block, int keys, float factor, Bfloat16Scratch& scratch) {
+  constexpr int strip = smaller(block_vectors, 4);
+  bool moved = false;
+  for (int v = 0; v < block.vectors;) {
+    const bool wide = block.vectors - v >= strip;
+    const auto run = wide ? softmax_strip<Products, strip> : softmax_strip<Products, 1>;
+    moved |= run(keys, block.lanes(), v * vector_lanes, factor, scratch);
+    v += wide ? strip : 1;
+  }
+  return moved;
+}
+
+template <class Products>
+inline void pair_probabilities(int keys, int lanes, const float* S, float* P) {
+  for (int key = 0; key < keys; key += 2, S += 2 * lanes, P += lanes) {
+    for (int v = 0; v < lanes; v += vector_lanes) store(P + v, Products::pair(load(S + v), load(S + lanes + v)));
+  }
+}
+
+/// The rows of V that were left out of the product.
+inline void add_odd_keys(const Call& call, const RowBlock& block, const Tile& tile, const PackedKeys& packed,
+                         Bfloat16Scratch& scratch) {
+  SafeRows odd{};
+  for (int key = 0; key < tile.count; ++key) {
+    if (packed.odd[key] != 0) odd.odd[odd.num_odd++] = key;
+  }
+  if (odd.num_odd == 0) return;
+  odd.original = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
+  add_odd_rows(odd, scratch.S, {block.lanes(), 1}, block.lanes(), scratch.Ot, {1, block.lanes()}, call.head_dim_v);
+}
+
+/// The tile's weights of V: pairs in P, and in S as float.
+template <class Products>
+inline void probabilities(const Call& call, const RowBlock& block, const Tile& tile, const PackedKeys& packed, int keys,
+                          Bfloat16Scratch& scratch) {
+  const int lanes = block.lanes();
+  Products::template multiply<Start::zero>({.A = packed.K,
+                                            .a_stride = packed.columns,
+                                            .B = scratch.Q,
+                                            .b_stride = lanes,
+                                            .C = scratch.S,
+                                            .c_stride = lanes,
+                                            .rows = round_up(tile.count, Products::row_unit),
+                                            .depth = packed.columns,
+                                            .lanes = lanes});
+  float factor = query_factor(call);
+  const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
+  if (!plain || tile.seen != Seen::all || keys != tile.count) {
+    for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
+    finish_scores(call, block, tile, scratch.S);
+    for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(scratch.S + i, splat(-infinity));
+    factor = 1;
+  }
+  const bool moved = softmax_pairs<Products>(block, keys, factor, scratch);
+  if (call.dropout) {
+    apply_dropout(call, block, tile, scratch.S, scratch.keep);
+    pair_probabilities<Products>(keys, lanes, scratch.S, scratch.P);
+  }
+  if (!moved) return;
+  for (int i = 0; i < call.head_dim_v * lanes; i += lanes) {
+    for (int v = 0; v < lanes; v += vector_lanes) {
+      store(scratch.Ot + i + v, load(scratch.Ot + i + v) * load(scratch.rescale + v));
+    }
+  }
+}
+
+template <class Products>
+inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memory) {
+  Bfloat16Scratch& scratch = *static_cast<Bfloat16Scratch*>(memory);
+  const ForwardItem item(call, item_idx);
+  RowBlock block = item.rows(call);
+  if (block.rows == 0) return;
+  block.key_begin = block.key_begin / block_kv * block_kv;  // the packed tiles begin there
+  take_split(call, item.split, block);
+
+  Products::begin();
+  gather_pairs(call, block, call.q, call.head_dim, round_up(call.head_dim, 32), scratch.Q);
+  scratch.statistics.reset();
+  for (int i = 0; i < round_up(call.head_dim_v, 16) * block.lanes(); ++i) scratch.Ot[i] = 0;
+  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
+    const Tile tile = make_tile(call, block, begin);
+    if (tile.seen == Seen::none) continue;
+    const PackedKeys packed(call, item.batch, item.kv_head, begin / block_kv);
+    const int keys = round_up(tile.count, Products::depth_unit);
+    probabilities<Products>(call, block, tile, packed, keys, scratch);
+    Products::template multiply<Start::add>({.A = packed.Vt,
+                                             .a_stride = block_kv,
+                                             .B = scratch.P,
+                                             .b_stride = block.lanes(),
+                                             .C = scratch.Ot,
+                                             .c_stride = block.lanes(),
+                                             .rows = packed.columns_v,
+                                             .depth = keys,
+                                             .lanes = block.lanes()});
+    add_odd_keys(call, block, tile, packed, scratch);
+  }
+  Products::end();
+
+  write_block(call, block, item.split, scratch.statistics, scratch.Ot, scratch.rescale);
+}
+
+template <class Products>
+constexpr KernelTable make_bfloat16_table() {
+  KernelTable table{};
+  table.prefill[0] = {pack_items, pack};
+  table.prefill[1] = {forward_items, forward_bfloat16<Products>};
+  table.prefill[2] = {merge_items, merge};
+  table.scratch_bytes = sizeof(Bfloat16Scratch);
+  return table;
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

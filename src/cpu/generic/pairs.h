@@ -1,0 +1,98 @@
+#pragma once
+
+// Products over bfloat16 as instructions with pairs do them: C[row][lane] (+)= sum over k of A[row][k] * B[k][lane], where
+// a 32-bit word of B holds B[k][lane] and B[k + 1][lane] for an even k. A is used as it lies, so a row of A is a row of
+// words, too. An instruction set gives such products as a type:
+//
+//     row_unit, depth_unit              rows and depth are multiples of these
+//     begin(), end()                    around all products of an item
+//     pair(low, high)                   a word a lane of two values each, rounded
+//     multiply<start>(PairProduct)
+//
+// This file also packs rows of tensors for them.
+
+#include "cpu/generic/lanes.h"
+#include "cpu/generic/multiply.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+using Half = std::uint16_t;
+
+struct PairProduct {
+  const Half* A;  // [rows][depth]
+  std::int64_t a_stride;
+  const float* B;  // words [depth / 2][lanes]
+  std::int64_t b_stride;
+  float* C;  // [rows][lanes]
+  std::int64_t c_stride;
+  int rows, depth, lanes;
+};
+
+FLASH_ATTENTION_INLINE Short load_halves(const Half* from, int count) {
+  if (count >= vector_lanes) return *reinterpret_cast<const ShortInMemory*>(from);
+  Half part[vector_lanes] = {};
+  for (int i = 0; i < count; ++i) part[i] = from[i];
+  return *reinterpret_cast<const ShortInMemory*>(part);
+}
+
+FLASH_ATTENTION_INLINE void store_halves(Half* to, Short values) { *reinterpret_cast<ShortInMemory*>(to) = values; }
+
+/// Whether a row has neither Inf nor NaN.
+inline bool is_finite(const Half* row, int columns) {
+  Short largest{};
+  for (int c = 0; c < columns; c += vector_lanes) {
+    const Short magnitude = load_halves(row + c, columns - c) & 0x7fff;
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  Half most = 0;
+  for (int lane = 0; lane < vector_lanes; ++lane) most = larger<Half>(most, largest[lane]);
+  return most < 0x7f80;
+}
+
+/// A row, padded with 0 to `stride` columns, a multiple of 16.
+inline void copy_halves(const Half* from, int columns, Half* to, int stride) {
+  for (int c = 0; c < stride; c += vector_lanes) store_halves(to + c, load_halves(from + c, columns - c));
+}
+
+/// Words of two rows: row 0 in the low halves.
+FLASH_ATTENTION_INLINE Vec interleave(Short low, Short high) {
+  return (Vec)(__builtin_convertvector(low, Uint) | (__builtin_convertvector(high, Uint) << 16));
+}
+
+/// to[column][row] of rows [0, rows) that lie `stride` apart and are padded to 16 columns; rows a multiple of 2 *
+/// vector_lanes.
+inline void transpose_halves(const Half* from, int stride, int rows, int columns, Half* to) {
+  for (int row = 0; row < rows; row += 2 * vector_lanes) {
+    for (int column = 0; column < columns; column += vector_lanes) {
+      Vec square[vector_lanes];
+      for (int pair = 0; pair < vector_lanes; ++pair) {
+        const Half* two = from + (row + 2 * pair) * stride + column;
+        square[pair] = interleave(load_halves(two, vector_lanes), load_halves(two + stride, vector_lanes));
+      }
+      transpose(square);
+      for (int c = 0; c < vector_lanes; ++c) {
+        *reinterpret_cast<VecInMemory*>(to + static_cast<std::int64_t>(column + c) * rows + row) = square[c];
+      }
+    }
+  }
+}
+
+/// Rows of a block of a query-side tensor in lanes, words of two columns: to[column / 2][lane], padded with 0.
+inline void gather_pairs(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, int padded,
+                         float* to) {
+  for (int v = 0; v < block.vectors; ++v) {
+    for (int pair = 0; pair < padded / 2; pair += vector_lanes) {
+      Vec square[vector_lanes];
+      for (int lane = 0; lane < vector_lanes; ++lane) {
+        const auto* row = reinterpret_cast<const float*>(block.row(call, tensor, v * vector_lanes + lane));
+        square[lane] = load_some<Float32>(row + pair, larger(columns / 2 - pair, 0));
+      }
+      transpose(square);
+      for (int p = 0; p < vector_lanes; ++p) store(to + ((pair + p) * block.vectors + v) * vector_lanes, square[p]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

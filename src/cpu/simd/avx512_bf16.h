@@ -1,0 +1,24 @@
+#pragma once
+
+// AVX512-BF16: sums of products of pairs.
+
+#include "cpu/simd/avx512.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// sum + a.low * b.low + a.high * b.high in every lane.
+FLASH_ATTENTION_INLINE Vec dot_pairs(Vec sum, Vec a, Vec b) {
+  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+
+/// Each lane's two values rounded to bfloat16, the first in the low half of a 32-bit word.
+FLASH_ATTENTION_INLINE Vec round_to_pair(Vec low, Vec high) {
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);  // 16 of low, then 16 of high
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return (Vec)_mm512_maskz_permutexvar_epi16(0xffffffff, order, halves);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu
