@@ -1,5 +1,6 @@
 #include "plan/ladder.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
@@ -7,6 +8,7 @@
 
 #include "plan/arguments.h"
 #include "plan/portable.h"
+#include "plan/sm90.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -51,6 +53,17 @@ int row_tile_bytes(const Rung& rung, int dim) {
   return float_bytes * (Q + K + V + P);
 }
 
+/// Tiles of Q, and two slots each of K and V, in panels of 64 columns; then barriers, rounded up to the alignment.
+int tma_bytes(const Rung& rung, int dim) {
+  const int row_bytes = (dim + 63) / 64 * 128;
+  return (rung.block_q + 4 * rung.block_kv) * row_bytes + 1024;
+}
+
+/// The same with two slots of Q and a buffer for O.
+int persistent_bytes(const Rung& rung, int dim) {
+  return tma_bytes(rung, dim) + 2 * rung.block_q * ((dim + 63) / 64 * 128);
+}
+
 constexpr auto table = std::to_array<Rung>({
     {.name = "ladder/00_standard",
      .float32 = true,
@@ -66,7 +79,61 @@ constexpr auto table = std::to_array<Rung>({
      .block_kv = 32,
      .num_warps = 4,
      .shared_bytes = row_tile_bytes},
+    {.name = "ladder/12_wgmma",
+     .arch = 90,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 8,
+     .num_stages = 2,
+     .tma = true,
+
+     .shared_bytes = tma_bytes},
+    {.name = "ladder/13_warp_specialised",
+     .arch = 90,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 12,
+     .num_stages = 2,
+     .tma = true,
+
+     .shared_bytes = tma_bytes},
+    {.name = "ladder/14_overlap",
+     .arch = 90,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 12,
+     .num_stages = 2,
+     .tma = true,
+
+     .shared_bytes = tma_bytes},
+    {.name = "ladder/15_reference_max",
+     .arch = 90,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 12,
+     .num_stages = 2,
+     .tma = true,
+
+     .shared_bytes = tma_bytes},
+    {.name = "ladder/16_persistent",
+     .arch = 90,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 12,
+     .num_stages = 2,
+     .tma = true,
+     .persistent = true,
+     .shared_bytes = persistent_bytes},
 });
+
+std::string reject_tma(const Problem& p) {
+  if (p.total_q == 0 || p.total_kv == 0) return "there is nothing to load";
+  std::string reason = reject_tma_strides(p, "q", p.q_strides, p.seq_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, "k", p.k_strides, p.seq_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_tma_strides(p, "v", p.v_strides, p.seq_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_tma_strides(p, "out", p.out_strides, p.seq_q, p.heads_q);
+  return reason;
+}
 
 std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
   if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
@@ -77,15 +144,16 @@ std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& d
   if (blocks > std::numeric_limits<int>::max()) return "more than 2^31 blocks";
   if (rung.shared_bytes && rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) > device.shared_bytes)
     return "needs more shared memory";
-  return "";
+  return rung.tma ? reject_tma(problem) : "";
 }
 
-void lay_out(const Rung& rung, const Problem& problem, Plan& plan) {
+void lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.block_q = rung.block_q;
   plan.block_kv = rung.block_kv;
   if (rung.add_launches) return rung.add_launches(rung, problem, plan);
+  const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
   add_launch(plan, launch_of(rung, problem, "attention"),
-             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
+             rung.persistent ? std::min<std::int64_t>(blocks, device.num_sms) : blocks);
 }
 
 template <std::size_t... index>
@@ -98,7 +166,8 @@ std::vector<KernelEntry> entries(std::index_sequence<index...>) {
                                            : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes",
       .automatic = false,
       .reject = [](const Problem& problem, const DeviceInfo& device) { return reject(table[index], problem, device); },
-      .lay_out = [](const Problem& problem, const DeviceInfo&, Plan& plan) { lay_out(table[index], problem, plan); }}...};
+      .lay_out = [](const Problem& problem, const DeviceInfo& device,
+                    Plan& plan) { lay_out(table[index], problem, device, plan); }}...};
 }
 
 }  // namespace
@@ -122,6 +191,11 @@ std::string reject_beside_ladder(const Problem& p) {
 }
 
 std::span<const Rung> rungs() { return table; }
+
+const Rung* find_rung(std::string_view name) {
+  const auto found = std::ranges::find(table, name, &Rung::name);
+  return found == table.end() ? nullptr : &*found;
+}
 
 std::span<const KernelEntry> ladder_kernels() {
   static const std::vector<KernelEntry> rows = entries(std::make_index_sequence<table.size()>());

@@ -16,6 +16,8 @@ struct Rung {
   int num_warps = 0;
   int num_stages = 1;
   int min_blocks_per_sm = 1;
+  bool tma = false;         // copies by TMA: the planner makes tensor maps, the strides must suit them
+  bool persistent = false;  // one block for each SM, which takes its tiles in turn
 
   /// Of a block that computes with rows of head_dim elements; none where null.
   int (*shared_bytes)(const Rung& rung, int head_dim) = nullptr;
@@ -25,6 +27,9 @@ struct Rung {
 
 /// In the order in which they are climbed: forward, then backward.
 std::span<const Rung> rungs();
+
+/// The rung of that name, or null.
+const Rung* find_rung(std::string_view name);
 
 /// Why no rung takes the problem; empty where all do. What one rung needs beside it is in its row.
 std::string reject_beside_ladder(const Problem& problem);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "plan/arguments.h"
+#include "plan/ladder.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -46,7 +47,8 @@ RowsOfTensor key_tensor(const Problem& p, const void* data, const Strides& strid
 
 TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   TensorMaps maps;
-  if (plan.kernel == "forward/sm90") {  // slots: Map in kernels/forward/sm90_shape.cuh
+  const Rung* rung = find_rung(plan.kernel);
+  if (plan.kernel == "forward/sm90" || (rung != nullptr && rung->tma)) {  // slots: Map in kernels/forward/sm90_shape.cuh
     constexpr int warpgroup_rows = 64;
     maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
     maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));

@@ -1,0 +1,275 @@
+#pragma once
+
+// The idea:  one warp only loads, the others only compute; mbarriers are all that they share.
+// From 12:   a loading warp of its own gives its registers away; a slot is free when both readers have said so.
+// It buys:
+// The limit: a warpgroup waits for its scores before softmax, and for P V after it.
+
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/copy.cuh"
+#include "tile/mma.cuh"
+#include "tile/score.cuh"
+#include "tile/softmax.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+template <ForwardConfig config>
+struct Rung {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  using Element = ptx::Element<type>;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv;
+  static constexpr int wg_rows = 64, wg_threads = 128;  // of a warpgroup: the M of its products, and its four warps
+  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
+  // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
+  static constexpr int load_registers = 40, attend_registers = 232;
+  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // slots of args.maps, made by the planner
+  enum Barrier : int { barrier_warpgroup = 1 };                   // named barriers, one for each warpgroup
+
+  using QTile = tile::SwizzledTile<wg_rows, dim>;
+  using OTile = tile::SwizzledTile<wg_rows, dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, dim>;
+  using VTile = tile::SwizzledTile<block_kv, dim_v>;
+
+  struct SharedStorage {
+    union {
+      QTile Q[warpgroups];
+      OTile O[warpgroups];  // a warpgroup writes over the queries that it alone has read
+    };
+    KTile K[2];
+    VTile V[2];
+    ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed
+    ptx::Mbarrier K_free[2], V_free[2];          // every warpgroup that reads it is done with it
+  };
+
+  using Scores = float[block_kv / 8][4];
+  using Packed = unsigned[block_kv / 16][4];
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const tile::Sequence sequence;
+  const int head_idx, q_begin;
+  const int warpgroup;
+  const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
+  const tile::LanePlace place{lane};
+  const tile::Score<features> score;
+  const float scale_log2 = score.unit_scale() * tile::log2_e;
+
+  float O[dim_v / 8][4]{};
+  tile::RowState rows;
+
+  __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
+                                  int first_query, int place_in_block)
+      : args(arguments),
+        storage(shared),
+        sequence(s),
+        head_idx(head),
+        q_begin(first_query),
+        warpgroup(place_in_block),
+        score(arguments, s, head) {}
+
+  /// The row of the tile that this thread holds in the first half of each fragment; the second is 8 further on.
+  __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
+
+  // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
+
+  template <typename Tile>
+  __device__ __forceinline__ void load(Tile& to, ptx::Mbarrier& full, int map, int row, int head) const {
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      ptx::tma_load_4d(to.bytes + panel * Tile::panel_bytes, args.maps[map], full, panel * 64, row, head,
+                       sequence.batch_idx);
+    }
+  }
+  __device__ __forceinline__ void load_Q() const {
+    ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
+    for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
+  }
+  /// The loading warp's whole life: it runs ahead as far as there are free slots. Slots start out free: the phase before
+  /// the first has parity 1 and counts as completed.
+  __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) const {
+    load_Q();
+#pragma unroll 1
+    for (int n = 0; n < tiles.end - tiles.begin; ++n) {
+      const int row = (tiles.end - 1 - n) * block_kv, slot = n % 2, parity = n / 2 % 2;
+      ptx::mbarrier_wait(storage.K_free[slot], parity ^ 1);  // the K that was here has been read
+      ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
+      load(storage.K[slot], storage.K_full[slot], map_K, row, head_idx / args.group);
+      ptx::mbarrier_wait(storage.V_free[slot], parity ^ 1);  // and the V
+      ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
+      load(storage.V[slot], storage.V_full[slot], map_V, row, head_idx / args.group);
+    }
+  }
+  /// The products that read a slot are complete: the loading warp may fill it again.
+  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
+    if (thread == 0) ptx::mbarrier_arrive(free);
+  }
+
+  // -- products: issued together, waited for together -------------------------------------------------------------------
+
+  /// Issues S = Q K^T. A descriptor counts in units of 16 bytes.
+  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+    const auto Q = ptx::wgmma_descriptor(&storage.Q[warpgroup], 0, 1024);
+    const auto K = ptx::wgmma_descriptor(&storage.K[slot], 0, 1024);
+    ptx::wgmma_fence();  // softmax is done with these registers
+#pragma unroll
+    for (int step = 0; step < dim / 16; ++step) {
+      const int panel = step / 4, inside = step % 4 * 32;
+      ptx::wgmma_ss<type, block_kv, ptx::Major::k, ptx::Major::k>(flat(S), Q + (panel * QTile::panel_bytes + inside) / 16,
+                                                                  K + (panel * KTile::panel_bytes + inside) / 16,
+                                                                  step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues O += P V, or O = P V.
+  __device__ __forceinline__ void add_values(const Packed& P, int slot, bool accumulate) {
+    const auto V = ptx::wgmma_descriptor(&storage.V[slot], VTile::panel_bytes, 1024);
+    ptx::wgmma_fence();  // O and P have been written by ordinary instructions
+#pragma unroll
+    for (int step = 0; step < block_kv / 16; ++step) {
+      ptx::wgmma_rs<type, dim_v, ptx::Major::mn>(flat(O), P[step], V + step * 16 * 128 / 16, accumulate || step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// wgmma's accumulator is mma.sync's, eight columns after eight columns: the same registers in one row.
+  template <int blocks>
+  __device__ __forceinline__ static float (&flat(float (&fragment)[blocks][4]))[4 * blocks] {
+    return reinterpret_cast<float(&)[4 * blocks]>(fragment);
+  }
+
+  // -- softmax ----------------------------------------------------------------------------------------------------------
+
+  /// -inf where a key is hidden.
+  __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = q_begin + tile_row() + 8 * half;
+      const tile::KeyRange range = score.keys_of(i);
+#pragma unroll
+      for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[n][e] = -tile::infinity;
+        }
+      }
+    }
+  }
+
+  /// S becomes P; O must be multiplied by `shrink`.
+  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&shrink)[2]) {
+    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    rows.update(S, scale_log2, shrink);
+  }
+  __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
+#pragma unroll
+    for (int n = 0; n < dim_v / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
+    }
+  }
+  __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
+#pragma unroll
+    for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
+  }
+
+  // -- the loop ---------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
+    ptx::mbarrier_wait(storage.Q_full, 0);  // the queries have landed
+#pragma unroll 1
+    for (int n = 0; n < tiles.end - tiles.begin; ++n) {
+      const int tile_idx = tiles.end - 1 - n, slot = n % 2, parity = n / 2 % 2;
+      Scores S;
+      Packed P;
+      float shrink[2];
+      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
+      multiply_keys(S, slot);
+      ptx::wgmma_wait<0>();  // S is there
+      ptx::wgmma_pin(flat(S));
+      release(storage.K_free[slot]);
+      softmax(S, tile_idx * block_kv, shrink);
+      shrink_O(shrink);
+      pack(P, S);
+      ptx::mbarrier_wait(storage.V_full[slot], parity);  // V has landed
+      add_values(P, slot, n > 0);
+      ptx::wgmma_wait<0>();  // O is ours again
+      ptx::wgmma_pin(flat(O));
+      release(storage.V_free[slot]);
+    }
+  }
+
+  /// Writes lse, and O through the warpgroup's own rows of shared memory.
+  __device__ __forceinline__ void finish() {
+    const unsigned O_smem = ptx::shared_address(&storage.O[warpgroup]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile_row() + 8 * half, i = q_begin + row;
+      float lse;
+      const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+      if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
+        args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
+      }
+#pragma unroll
+      for (int n = 0; n < dim_v / 8; ++n) {
+        ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
+                          ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
+      }
+    }
+    ptx::fence_async_shared();                                     // what was written, before TMA reads it
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+    if (thread == 0) {
+#pragma unroll
+      for (int panel = 0; panel < OTile::panels; ++panel) {
+        ptx::tma_store_4d(args.maps[map_O], storage.O[warpgroup].bytes + panel * OTile::panel_bytes, panel * 64,
+                          q_begin + warpgroup * wg_rows, head_idx, sequence.batch_idx);
+      }
+      ptx::bulk_commit();
+      ptx::bulk_wait<0>();  // the store is complete before the block ends
+    }
+  }
+};
+
+template <ForwardConfig config>
+__device__ __forceinline__ void attention(const AttentionArgs& args) {
+  using Kernel = Rung<config>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(storage.Q_full, 1);
+    for (int slot = 0; slot < 2; ++slot) {
+      ptx::mbarrier_init(storage.K_full[slot], 1);
+      ptx::mbarrier_init(storage.V_full[slot], 1);
+      ptx::mbarrier_init(storage.K_free[slot], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.V_free[slot], Kernel::warpgroups);
+    }
+    ptx::mbarrier_init_fence();  // the copy engine sees the barriers
+  }
+  __syncthreads();  // and so do all threads
+
+  const int q_begin = block.tile_idx * config.block_q;
+  const int warpgroup =
+      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // known to be the same in a warp
+  Kernel kernel(args, storage, sequence, block.head_idx, q_begin, warpgroup - 1);
+  const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  if (warpgroup == 0) {
+    ptx::registers_decrease<Kernel::load_registers>();
+    if (threadIdx.x == 0 && tiles.begin < tiles.end) kernel.load_tiles(tiles);
+  } else {
+    ptx::registers_increase<Kernel::attend_registers>();
+    if (tiles.begin < tiles.end) kernel.attend(tiles);
+    kernel.finish();
+  }
+}
+
+}  // namespace flash_attention

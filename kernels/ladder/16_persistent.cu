@@ -1,0 +1,420 @@
+#pragma once
+
+// The idea:  a block stays on its SM and takes tile after tile, so that its pipeline never runs empty.
+// From 15:   Q has two slots, O a buffer of its own; under a causal mask a long tile and a short one make a pair.
+// It buys:
+// The limit: exponentials at head_dim 64, power at 128. forward/sm90 is this kernel with every option.
+
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/copy.cuh"
+#include "tile/mma.cuh"
+#include "tile/score.cuh"
+#include "tile/softmax.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// What a warp has behind it: slots and parities follow from it.
+struct Progress {
+  int tiles = 0;
+  int blocks = 0;
+};
+
+template <ForwardConfig config>
+struct Rung {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  using Element = ptx::Element<type>;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv;
+  static constexpr int wg_rows = 64, wg_threads = 128;  // of a warpgroup: the M of its products, and its four warps
+  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
+  // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
+  static constexpr int load_registers = 40, attend_registers = 232;
+  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // slots of args.maps, made by the planner
+  // Named barriers; the first two are followed by one for each warpgroup.
+  enum Barrier : int { barrier_warpgroup = 1, barrier_turn = 3, barrier_pass = 5 };
+
+  using QTile = tile::SwizzledTile<wg_rows, dim>;
+  using OTile = tile::SwizzledTile<wg_rows, dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, dim>;
+  using VTile = tile::SwizzledTile<block_kv, dim_v>;
+
+  static constexpr int max_marks = 256;  // the last one stands for all tiles that are left over
+
+  struct SharedStorage {
+    QTile Q[2][warpgroups];
+    OTile O[warpgroups];  // on its way to memory while the next tile is attended to
+    KTile K[2];
+    VTile V[2];
+    ptx::Mbarrier Q_full[2], K_full[2], V_full[2];  // a tile has landed
+    ptx::Mbarrier Q_free[2], K_free[2], V_free[2];  // every warpgroup that reads it is done with it
+    bool redo[max_marks];                           // tiles whose reference was too low for some row
+    bool redo_some;
+  };
+
+  using Scores = float[block_kv / 8][4];
+  using Packed = unsigned[block_kv / 16][4];
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const tile::Sequence sequence;
+  const int head_idx, q_begin;
+  const int warpgroup;
+  const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
+  const tile::LanePlace place{lane};
+  const tile::Score<features> score;
+  const float scale_log2 = score.unit_scale() * tile::log2_e;
+
+  float O[dim_v / 8][4]{};
+  tile::RowState rows;
+  int& num_blocks;  // so far: of the loading warp, or of this warpgroup's K
+  int& num_tiles;
+
+  __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
+                                  int first_query, int place_in_block, Progress& progress)
+      : args(arguments),
+        storage(shared),
+        sequence(s),
+        head_idx(head),
+        q_begin(first_query),
+        warpgroup(place_in_block),
+        score(arguments, s, head),
+        num_blocks(progress.blocks),
+        num_tiles(progress.tiles) {}
+
+  /// The row of the tile that this thread holds in the first half of each fragment; the second is 8 further on.
+  __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
+
+  // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
+
+  template <typename Tile>
+  __device__ __forceinline__ void load(Tile& to, ptx::Mbarrier& full, int map, int row, int head) const {
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      ptx::tma_load_4d(to.bytes + panel * Tile::panel_bytes, args.maps[map], full, panel * 64, row, head,
+                       sequence.batch_idx);
+    }
+  }
+  __device__ __forceinline__ void load_Q() {
+    const int slot = num_tiles % 2, parity = num_tiles / 2 % 2;
+    ptx::mbarrier_wait(storage.Q_free[slot], parity ^ 1);  // the queries of the tile before the last have been read
+    ptx::mbarrier_arrive_expect_tx(storage.Q_full[slot], warpgroups * sizeof(QTile));
+    for (int w = 0; w < warpgroups; ++w) {
+      load(storage.Q[slot][w], storage.Q_full[slot], map_Q, q_begin + w * wg_rows, head_idx);
+    }
+    ++num_tiles;
+  }
+  /// The loading warp runs ahead as far as there are free slots. Slots start out free: the phase before
+  /// the first has parity 1 and counts as completed.
+  __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) {
+#pragma unroll 1
+    for (int tile_idx = tiles.end - 1; tile_idx >= tiles.begin; --tile_idx, ++num_blocks) {
+      const int row = tile_idx * block_kv, slot = num_blocks % 2, parity = num_blocks / 2 % 2;
+      ptx::mbarrier_wait(storage.K_free[slot], parity ^ 1);  // the K that was here has been read
+      ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
+      load(storage.K[slot], storage.K_full[slot], map_K, row, head_idx / args.group);
+      ptx::mbarrier_wait(storage.V_free[slot], parity ^ 1);  // and the V
+      ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
+      load(storage.V[slot], storage.V_full[slot], map_V, row, head_idx / args.group);
+    }
+  }
+  /// The products that read a slot are complete: the loading warp may fill it again.
+  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
+    if (thread == 0) ptx::mbarrier_arrive(free);
+  }
+
+  // -- products: issued together, waited for together -------------------------------------------------------------------
+
+  /// Issues S = Q K^T. A descriptor counts in units of 16 bytes.
+  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+    const auto Q = ptx::wgmma_descriptor(&storage.Q[num_tiles % 2][warpgroup], 0, 1024);
+    const auto K = ptx::wgmma_descriptor(&storage.K[slot], 0, 1024);
+    ptx::wgmma_fence();  // softmax is done with these registers
+#pragma unroll
+    for (int step = 0; step < dim / 16; ++step) {
+      const int panel = step / 4, inside = step % 4 * 32;
+      ptx::wgmma_ss<type, block_kv, ptx::Major::k, ptx::Major::k>(flat(S), Q + (panel * QTile::panel_bytes + inside) / 16,
+                                                                  K + (panel * KTile::panel_bytes + inside) / 16,
+                                                                  step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues O += P V, or O = P V.
+  __device__ __forceinline__ void add_values(const Packed& P, int slot, bool accumulate) {
+    const auto V = ptx::wgmma_descriptor(&storage.V[slot], VTile::panel_bytes, 1024);
+    ptx::wgmma_fence();  // O and P have been written by ordinary instructions
+#pragma unroll
+    for (int step = 0; step < block_kv / 16; ++step) {
+      ptx::wgmma_rs<type, dim_v, ptx::Major::mn>(flat(O), P[step], V + step * 16 * 128 / 16, accumulate || step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// wgmma's accumulator is mma.sync's, eight columns after eight columns: the same registers in one row.
+  template <int blocks>
+  __device__ __forceinline__ static float (&flat(float (&fragment)[blocks][4]))[4 * blocks] {
+    return reinterpret_cast<float(&)[4 * blocks]>(fragment);
+  }
+
+  // -- turns (ping-pong) ------------------------------------------------------------------------------------------------
+
+  /// Waits until the warpgroup before this one has issued its products. Both come to the barrier, one waits.
+  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads); }
+  __device__ __forceinline__ void pass_turn() const {
+    ptx::barrier_arrive(barrier_turn + (warpgroup + 1) % warpgroups, 2 * wg_threads);
+  }
+
+  // -- softmax ----------------------------------------------------------------------------------------------------------
+
+  /// -inf where a key is hidden.
+  __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = q_begin + tile_row() + 8 * half;
+      const tile::KeyRange range = score.keys_of(i);
+#pragma unroll
+      for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[n][e] = -tile::infinity;
+        }
+      }
+    }
+  }
+
+  /// S becomes P; O must be multiplied by `shrink`.
+  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&shrink)[2]) {
+    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    rows.update(S, scale_log2, shrink);
+  }
+  /// The same in a block that every query sees whole: the maximum stays. P may pass 1, which costs no precision.
+  __device__ __forceinline__ void softmax_interior(Scores& S) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float reference = rows.max[half] == -tile::infinity ? 0 : rows.max[half] * scale_log2;
+#pragma unroll
+      for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2, -reference));
+          rows.sum[half] += S[n][e];
+        }
+      }
+    }
+  }
+  /// Whether the reference served: a row sum bounds every P of its row, so none has left the range of the types.
+  __device__ __forceinline__ bool sound() const {
+    constexpr float highest = type == Type::float16 ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
+    bool result = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
+      const bool empty = sum == 0 && rows.max[half] == -tile::infinity;
+      result = result && (empty || (sum >= 0.5f && sum < highest));
+    }
+    return result;
+  }
+  __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
+#pragma unroll
+    for (int n = 0; n < dim_v / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
+    }
+  }
+  __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
+#pragma unroll
+    for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
+  }
+
+  // -- the loop ---------------------------------------------------------------------------------------------------------
+
+  /// All blocks of the tile; those before `interior_end` keep the maximum that the others have found.
+  __device__ __forceinline__ void attend(const tile::TileRange& tiles, int interior_end) {
+    Scores S;
+    Packed P;
+    float shrink[2];
+    rows = {};
+    int n = 0, slot = num_blocks % 2, parity = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
+    ptx::mbarrier_wait(storage.Q_full[num_tiles % 2], num_tiles / 2 % 2);  // the queries have landed
+    ptx::mbarrier_wait(storage.K_full[slot], parity);                      // and the last K
+    take_turn();
+    multiply_keys(S, slot);
+    pass_turn();
+    ptx::wgmma_wait<0>();  // S is there
+    ptx::wgmma_pin(flat(S));
+    release(storage.K_free[slot]);
+    softmax(S, tile_idx * block_kv, shrink);
+    pack(P, S);
+    ptx::wgmma_pin(P);
+
+    auto visit = [&]<bool interior>() {
+      const int V_slot = slot, V_parity = parity;  // of the block before
+      ++n, ++num_blocks, slot = num_blocks % 2, parity = num_blocks / 2 % 2;
+      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
+      take_turn();
+      multiply_keys(S, slot);
+      ptx::mbarrier_wait(storage.V_full[V_slot], V_parity);  // V of the block before has landed
+      add_values(P, V_slot, n > 1);
+      pass_turn();
+      ptx::wgmma_wait<1>();  // S is there; P V may still run
+      ptx::wgmma_pin(flat(S));
+      release(storage.K_free[slot]);
+      if constexpr (interior) {
+        softmax_interior(S);
+      } else {
+        softmax(S, tile_idx * block_kv, shrink);
+      }
+      ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
+      ptx::wgmma_pin(flat(O));
+      ptx::wgmma_pin(P);
+      release(storage.V_free[V_slot]);
+      if constexpr (!interior) shrink_O(shrink);
+      pack(P, S);
+      ptx::wgmma_pin(P);
+    };
+    --tile_idx;
+#pragma unroll 1
+    for (; tile_idx >= interior_end; --tile_idx) visit.template operator()<false>();
+#pragma unroll 1
+    for (; tile_idx >= tiles.begin; --tile_idx) visit.template operator()<true>();
+
+    release(storage.Q_free[num_tiles++ % 2]);
+    ptx::mbarrier_wait(storage.V_full[slot], parity);  // the first V has landed
+    take_turn();
+    add_values(P, slot, n > 0);
+    pass_turn();
+    ptx::wgmma_wait<0>();  // O is complete
+    ptx::wgmma_pin(flat(O));
+    release(storage.V_free[slot]);
+    ++num_blocks;
+  }
+
+  /// Blocks before this one every query of the tile sees whole: the first query sees the fewest keys.
+  __device__ __forceinline__ int interior_end() const { return tile::larger(score.keys_of(q_begin).end, 0) / block_kv; }
+
+  /// Writes lse, and O through the warpgroup's buffer. The store is waited for when the buffer is needed again.
+  __device__ __forceinline__ void finish() {
+    const unsigned O_smem = ptx::shared_address(&storage.O[warpgroup]);
+    if (thread == 0) ptx::bulk_wait_read<0>();                     // the tile before has been read
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // so all may write the buffer
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile_row() + 8 * half, i = q_begin + row;
+      float lse;
+      const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+      if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
+        args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
+      }
+#pragma unroll
+      for (int n = 0; n < dim_v / 8; ++n) {
+        ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
+                          ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
+      }
+    }
+    ptx::fence_async_shared();                                     // what was written, before TMA reads it
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+    if (thread == 0) {
+#pragma unroll
+      for (int panel = 0; panel < OTile::panels; ++panel) {
+        ptx::tma_store_4d(args.maps[map_O], storage.O[warpgroup].bytes + panel * OTile::panel_bytes, panel * 64,
+                          q_begin + warpgroup * wg_rows, head_idx, sequence.batch_idx);
+      }
+      ptx::bulk_commit();
+    }
+  }
+};
+
+/// The tiles of this block, in order: work(index, head, batch, q_begin). Under a causal mask row tile `last - x` comes
+/// before row tile x, so that every pair is the same work.
+template <ForwardConfig config, typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, Work work) {
+  constexpr bool pairs = config.features.window_right;
+  const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
+  const int units = pairs ? tile::ceil_div(row_tiles, 2) : row_tiles;  // of a head
+  int index = 0;
+#pragma unroll 1
+  for (int unit = blockIdx.x; unit < units * args.heads_q * args.batch; unit += gridDim.x) {
+    const int head = unit / units, position = unit % units;
+#pragma unroll 1
+    for (int second = 0; second < (pairs ? 2 : 1); ++second, ++index) {
+      const int row_tile = second || !pairs ? position : row_tiles - 1 - position;
+      if (second && row_tile == row_tiles - 1 - position) continue;  // the one in the middle
+      work(index, head % args.heads_q, head / args.heads_q, row_tile * config.block_q);
+    }
+  }
+}
+
+template <ForwardConfig config>
+__device__ __forceinline__ void attention(const AttentionArgs& args) {
+  using Kernel = Rung<config>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  if (threadIdx.x == 0) {
+    storage.redo_some = false;
+    for (int slot = 0; slot < 2; ++slot) {
+      ptx::mbarrier_init(storage.Q_full[slot], 1);
+      ptx::mbarrier_init(storage.K_full[slot], 1);
+      ptx::mbarrier_init(storage.V_full[slot], 1);
+      ptx::mbarrier_init(storage.Q_free[slot], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.K_free[slot], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.V_free[slot], Kernel::warpgroups);
+    }
+    ptx::mbarrier_init_fence();  // the copy engine sees the barriers
+  }
+  for (int i = threadIdx.x; i < Kernel::max_marks; i += config.num_warps * 32) storage.redo[i] = false;
+  __syncthreads();  // and so do all threads
+
+  const int warpgroup =
+      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);    // known to be the same in a warp
+  constexpr int pass_threads = Kernel::warpgroups * Kernel::wg_threads + 32;  // without the idle warps of the loader
+  Progress progress;
+  // The second pass is for the tiles that the first has marked; there every block raises the maximum.
+  if (warpgroup == 0) {
+    ptx::registers_decrease<Kernel::load_registers>();
+    if (threadIdx.x >= 32) return;
+#pragma unroll 1
+    for (int pass = 0; pass == 0 || (pass == 1 && storage.redo_some); ++pass) {
+      if (threadIdx.x == 0) {
+        for_each_tile<config>(args, [&](int index, int head, int batch, int q_begin) {
+          if (pass == 1 && !storage.redo[tile::smaller(index, Kernel::max_marks - 1)]) return;
+          Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, 0, progress);
+          const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+          if (tiles.begin == tiles.end) return;
+          kernel.load_Q();
+          kernel.load_tiles(tiles);
+        });
+      }
+      __syncwarp();                                           // the lanes that did not load wait for the one that did
+      ptx::barrier_sync(Kernel::barrier_pass, pass_threads);  // all tiles are done and judged
+    }
+  } else {
+    ptx::registers_increase<Kernel::attend_registers>();
+    if (warpgroup == Kernel::warpgroups)
+      ptx::barrier_arrive(Kernel::barrier_turn, 2 * Kernel::wg_threads);  // see pass_turn
+#pragma unroll 1
+    for (int pass = 0; pass == 0 || (pass == 1 && storage.redo_some); ++pass) {
+      for_each_tile<config>(args, [&](int index, int head, int batch, int q_begin) {
+        bool& redo = storage.redo[tile::smaller(index, Kernel::max_marks - 1)];
+        if (pass == 1 && !redo) return;
+        Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, warpgroup - 1,
+                      progress);
+        const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+        if (tiles.begin < tiles.end) kernel.attend(tiles, pass == 0 ? kernel.interior_end() : tiles.begin);
+        if (pass == 0 && !kernel.sound()) redo = storage.redo_some = true;
+        kernel.finish();
+      });
+      if (threadIdx.x % Kernel::wg_threads == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
+      ptx::barrier_sync(Kernel::barrier_pass, pass_threads);           // all tiles are done and judged
+    }
+    if (warpgroup == 1) ptx::barrier_sync(Kernel::barrier_turn, 2 * Kernel::wg_threads);  // no arrival is left over
+  }
+}
+
+}  // namespace flash_attention
