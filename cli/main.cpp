@@ -12,7 +12,7 @@
 namespace flash_attention::cli {
 namespace {
 
-const Verb* const verbs[] = {&run_verb, &bench_verb, &plan_verb, &doctor_verb, &compile_verb, &cache_verb};
+const Verb* const verbs[] = {&run_verb, &bench_verb, &plan_verb, &doctor_verb, &compile_verb, &cache_verb, &ladder_verb};
 
 void print_overview(std::FILE* file) {
   std::fprintf(file, "flash-attention %s: exact attention in O(seq) memory.\n\nVerbs:\n", FLASH_ATTENTION_VERSION);
@@ -24,6 +24,7 @@ void print_overview(std::FILE* file) {
       "  flash-attention doctor                                  what is here, and does it work\n"
       "  flash-attention run --seq-q 4096 --seq-kv 4096 --causal one problem: kernel, time, error\n"
       "  flash-attention bench                                   flash against standard attention, by length\n"
+      "  flash-attention ladder                                  from a naive kernel to a fast one, step by step\n"
       "  flash-attention VERB --help                             what a verb does and takes\n"
       "\nExit codes: 0 good, 1 a check failed, 2 a request that cannot be served, 3 device or compiler not here,\n"
       "4 out of memory, 5 a kernel does not compile, 6 the device failed, 7 a bug of ours, 130 interrupted.\n",

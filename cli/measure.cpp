@@ -58,6 +58,8 @@ Timing time_calls(const Workload& work, Pass pass, const MeasureLimits& limits) 
   return {at(0.5), at(0.1), at(0.9), static_cast<int>(samples.size())};
 }
 
+}  // namespace
+
 void run_forward(Workload& work) {
   const std::string_view kernel = work.options.kernel;
   work.options.kernel = {};  // a name chosen for the backward pass is none of the forward's
@@ -65,8 +67,6 @@ void run_forward(Workload& work) {
   call(work, Pass::forward);
   work.options.kernel = kernel;
 }
-
-}  // namespace
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
 
@@ -89,23 +89,27 @@ double Measurement::extra_bytes() const {
 }
 
 Measurement measure(const Problem& problem, Pass pass, const Options& options, const MeasureLimits& limits) {
-  Measurement result;
-  result.problem = problem;
-  result.pass = pass;
-  result.device = options.device;
-  result.kernel = make_plan(problem, pass, device_info(options.device), options.kernel).kernel;
-
+  make_plan(problem, pass, device_info(options.device), options.kernel);  // a refusal comes before the inputs are made
   Workload work = make_workload(problem, options, is_backward(pass));
   if (is_backward(pass)) run_forward(work);
+  return measure(work, pass, limits);
+}
+
+Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
+  Measurement result;
+  result.problem = work.problem;
+  result.pass = pass;
+  result.device = work.options.device;
+  result.kernel = make_plan(work.problem, pass, device_info(result.device), work.options.kernel).kernel;
   const MemoryMeter meter;
   const auto workspace = attach_workspace(work, pass);
   result.workspace_bytes = static_cast<std::int64_t>(work.options.workspace_bytes);
-  const bool emulated = options.device.kind == DeviceKind::emulator;
+  const bool emulated = result.device.kind == DeviceKind::emulator;
   if (emulated) emulator::count_accesses(true);
   if (emulated) emulator::reset_counters();
   call(work, pass);  // warm-up, and the call that is checked
   if (emulated) result.counters = emulator::counters();
-  if (options.device.kind == DeviceKind::cpu) result.peak_extra_bytes = meter.peak_growth_bytes();
+  if (result.device.kind == DeviceKind::cpu) result.peak_extra_bytes = meter.peak_growth_bytes();
   if (limits.check) result.accuracy = is_backward(pass) ? check_backward(work) : check_forward(work);
   result.timing = time_calls(work, pass, limits);
   return result;

@@ -45,6 +45,13 @@ struct MeasureLimits {
 /// Calls the pass on fresh random inputs (for a backward pass, after the forward pass it belongs to) and measures it.
 Measurement measure(const Problem& problem, Pass pass, const Options& options, const MeasureLimits& limits);
 
+/// The forward pass that a backward pass belongs to, by the planner's choice.
+void run_forward(Workload& work);
+
+/// The same on inputs that are there already; for a backward pass the forward results must be, too. The kernel is the one
+/// that the workload's options name.
+Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits);
+
 bool is_backward(Pass pass);
 
 /// Few queries against many keys: the time goes into reading K and V.

@@ -28,5 +28,6 @@ extern const Verb plan_verb;
 extern const Verb doctor_verb;
 extern const Verb compile_verb;
 extern const Verb cache_verb;
+extern const Verb ladder_verb;
 
 }  // namespace flash_attention::cli

@@ -70,7 +70,8 @@ void Scheduler::prepare(std::int64_t index) {
                      static_cast<unsigned>(rank),
                      static_cast<unsigned>(shape_.cluster),
                      block.shared.generic(),
-                     static_cast<unsigned>(shape_.shared_bytes)};
+                     static_cast<unsigned>(shape_.shared_bytes),
+                     &counters_.fma_flops};
       thread.block = &block;
       thread.warp = &block.warps[static_cast<std::size_t>(i / 32)];
       thread.warp->lanes.push_back(&thread);

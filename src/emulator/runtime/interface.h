@@ -17,6 +17,7 @@ struct ThreadView {
   unsigned cluster_size;
   unsigned char* shared;  // the block's shared memory
   unsigned shared_bytes;
+  unsigned long* fma_flops;  // counts those of the block
 };
 
 /// Shared addresses begin here: 0 is never valid, and tiles that are aligned in memory are aligned in addresses.

@@ -10,7 +10,10 @@ inline float exp2(float x) { return flush_subnormal(__builtin_exp2f(flush_subnor
 inline float log2(float x) { return __builtin_log2f(x); }
 inline float tanh_approx(float x) { return __builtin_tanhf(x); }
 inline float reciprocal(float x) { return flush_subnormal(1.0f / flush_subnormal(x)); }
-inline float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+inline float fma(float x, float y, float z) {
+  *emulator::thread->fma_flops += 2;
+  return __builtin_fmaf(x, y, z);
+}
 inline float max(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float min(float x, float y) { return __builtin_fminf(x, y); }
 inline float abs(float x) { return __builtin_fabsf(x); }
