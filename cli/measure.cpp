@@ -4,9 +4,9 @@
 #include <chrono>
 #include <optional>
 
+#include "cli/gpu_clock.h"
 #include "cli/memory_meter.h"
 #include "cli/terminal.h"
-#include "cuda/memory.h"
 
 namespace flash_attention::cli {
 namespace {
@@ -17,27 +17,6 @@ double cpu_seconds(const Workload& work, Pass pass) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Times one call as the GPU sees it. Writing more than the L2 cache first makes every sample start from DRAM, and keeps
-/// the GPU busy until call and end mark are queued, so that the host's launch cost is not measured.
-class GpuClock {
- public:
-  explicit GpuClock(const DeviceInfo& info)
-      : flush_(info.device.index, static_cast<std::size_t>(std::max<std::int64_t>(2 * info.l2_bytes, 64 << 20))),
-        watch_(info.device.index) {}
-
-  double seconds(const Workload& work, Pass pass) {
-    flush_.fill(0, work.options.stream);
-    watch_.start(work.options.stream);
-    call(work, pass);
-    watch_.stop(work.options.stream);
-    return static_cast<double>(watch_.milliseconds()) * 1e-3;
-  }
-
- private:
-  cuda::DeviceMemory flush_;
-  cuda::Stopwatch watch_;
-};
-
 Timing time_calls(const Workload& work, Pass pass, const MeasureLimits& limits) {
   const Device device = work.options.device;
   if (limits.max_samples == 0 || device.kind == DeviceKind::emulator) return {};
@@ -47,15 +26,10 @@ Timing time_calls(const Workload& work, Pass pass, const MeasureLimits& limits) 
   double total = 0;
   const auto enough = [&] { return total >= limits.seconds && (samples.size() >= 3 || total >= 3); };
   while (static_cast<int>(samples.size()) < limits.max_samples && !enough() && !interrupted()) {
-    samples.push_back(gpu ? gpu->seconds(work, pass) : cpu_seconds(work, pass));
+    samples.push_back(gpu ? gpu->seconds(work.options.stream, [&] { call(work, pass); }) : cpu_seconds(work, pass));
     total += samples.back();
   }
-  if (samples.empty()) return {};
-  std::sort(samples.begin(), samples.end());
-  const auto at = [&](double part) {
-    return samples[static_cast<std::size_t>(part * static_cast<double>(samples.size() - 1))];
-  };
-  return {at(0.5), at(0.1), at(0.9), static_cast<int>(samples.size())};
+  return to_timing(std::move(samples));
 }
 
 }  // namespace
@@ -66,6 +40,15 @@ void run_forward(Workload& work) {
   const auto workspace = attach_workspace(work, Pass::forward);
   call(work, Pass::forward);
   work.options.kernel = kernel;
+}
+
+Timing to_timing(std::vector<double> samples) {
+  if (samples.empty()) return {};
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double part) {
+    return samples[static_cast<std::size_t>(part * static_cast<double>(samples.size() - 1))];
+  };
+  return {at(0.5), at(0.1), at(0.9), static_cast<int>(samples.size())};
 }
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }

@@ -18,6 +18,9 @@ struct Timing {
   int samples = 0;    ///< 0: not measured
 };
 
+/// Median and spread of samples in seconds, in any order.
+Timing to_timing(std::vector<double> samples);
+
 /// Everything the command says about one call.
 struct Measurement {
   Problem problem;

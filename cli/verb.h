@@ -29,5 +29,6 @@ extern const Verb doctor_verb;
 extern const Verb compile_verb;
 extern const Verb cache_verb;
 extern const Verb ladder_verb;
+extern const Verb primer_verb;
 
 }  // namespace flash_attention::cli

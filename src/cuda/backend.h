@@ -5,6 +5,7 @@
 
 #include "flash_attention/runtime.h"
 #include "plan/kernel.h"
+#include "plan/plain_kernel.h"
 
 namespace flash_attention::cuda {
 
@@ -17,6 +18,9 @@ DeviceInfo info(int index);
 /// Compiles (or finds in the cache) and loads the plan's kernels on that GPU. `stream` is the one that the call is for
 /// (Options::stream): while it is captured nothing can be compiled or loaded, and that is refused.
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, void* stream = nullptr);
+
+/// The same for a kernel outside of all plans.
+std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const std::string& entry, const DeviceInfo& device);
 
 /// What `doctor` says about the driver and the GPUs.
 std::vector<Finding> diagnose();

@@ -82,6 +82,7 @@ void bind_all(Driver& cu, const Binder& binder) {
   binder.bind(cu.MemGetInfo, "cuMemGetInfo");
   binder.bind(cu.MemcpyHtoDAsync, "cuMemcpyHtoDAsync");
   binder.bind(cu.MemcpyDtoHAsync, "cuMemcpyDtoHAsync");
+  binder.bind(cu.MemcpyDtoDAsync, "cuMemcpyDtoDAsync");
   binder.bind(cu.MemsetD8Async, "cuMemsetD8Async");
   binder.bind(cu.EventCreate, "cuEventCreate");
   binder.bind(cu.EventDestroy, "cuEventDestroy");

@@ -100,6 +100,7 @@ struct Driver {
   Status (*MemGetInfo)(std::size_t* free, std::size_t* total);
   Status (*MemcpyHtoDAsync)(DevicePointer, const void*, std::size_t, Stream);
   Status (*MemcpyDtoHAsync)(void*, DevicePointer, std::size_t, Stream);
+  Status (*MemcpyDtoDAsync)(DevicePointer to, DevicePointer from, std::size_t, Stream);
   Status (*MemsetD8Async)(DevicePointer, unsigned char, std::size_t, Stream);
   Status (*EventCreate)(Event*, unsigned flags);
   Status (*EventDestroy)(Event);

@@ -76,6 +76,13 @@ void DeviceMemory::fill(std::uint8_t value, void* stream) {
   check(cu, cu.MemsetD8Async(address_, value, bytes_, as_stream(stream)), "cuMemsetD8Async");
 }
 
+void DeviceMemory::copy_from(const DeviceMemory& other, void* stream) {
+  if (bytes_ == 0) return;
+  const Driver& cu = driver();
+  const ContextScope scope(cu, device_, as_stream(stream));
+  check(cu, cu.MemcpyDtoDAsync(address_, other.address_, bytes_, as_stream(stream)), "cuMemcpyDtoDAsync");
+}
+
 OwnedStream::OwnedStream(int device) : device_(device) {
   const Driver& cu = driver();
   const ContextScope scope(cu, device, nullptr);

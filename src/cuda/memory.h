@@ -23,8 +23,9 @@ class FLASH_ATTENTION_API DeviceMemory {
   // Each waits until it is done.
   void upload(const void* from, std::size_t bytes, std::size_t offset = 0);
   void download(void* to, std::size_t bytes, std::size_t offset = 0) const;
-  // This one does not: it is ordered with the other work of the stream.
+  // These do not: they are ordered with the other work of the stream.
   void fill(std::uint8_t value, void* stream = nullptr);
+  void copy_from(const DeviceMemory& other, void* stream = nullptr);  // as many bytes as this one holds
 
  private:
   int device_ = 0;

@@ -26,11 +26,11 @@ Registry& registry() {
   return process;
 }
 
-Function load(const Driver& cu, const std::string& image) {
+Function load(const Driver& cu, const std::string& image, const std::string& name) {
   Library library = nullptr;
   check(cu, cu.LibraryLoadData(&library, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
   Function function = nullptr;
-  if (const Status status = cu.LibraryGetKernel(&function, library, "kernel"); status != 0) {
+  if (const Status status = cu.LibraryGetKernel(&function, library, name.c_str()); status != 0) {
     cu.LibraryUnload(library);
     fail(cu, status, "cuLibraryGetKernel");
   }
@@ -54,7 +54,7 @@ Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch
   const auto compiled = jit::compiled(key);  // outside the lock: it may take seconds
   const std::lock_guard lock(registry().mutex);
   Module& module = registry().modules[key];
-  if (module.function == nullptr) module.function = load(cu, compiled->image);
+  if (module.function == nullptr) module.function = load(cu, compiled->image, key.plain ? key.entry : "kernel");
   if (!fits(module, launch, device)) {
     check(cu,
           cu.KernelSetAttribute(FunctionAttribute::max_dynamic_shared_bytes, launch.shared_bytes, module.function, device),

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "plan/kernel.h"
+#include "plan/plain_kernel.h"
 
 namespace flash_attention::emulator {
 
@@ -11,5 +12,8 @@ DeviceInfo info(int arch);
 
 /// Builds (or finds in the cache) the plan's kernels as host code.
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
+
+/// The same for a kernel outside of all plans. Its plain accesses are counted, too.
+std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const std::string& entry, const DeviceInfo& device);
 
 }  // namespace flash_attention::emulator

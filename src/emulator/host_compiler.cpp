@@ -74,6 +74,15 @@ const std::string& compiler_identity() {
   return identity;
 }
 
+/// Makes the compiler put a call before every load and store. It does so for its address sanitizer; the functions it calls
+/// are ours.
+std::string report_every_access() {
+  const bool clang = compiler_identity().find("clang") != std::string::npos;
+  const std::string parameter = clang ? "-mllvm -asan-" : "--param asan-";
+  return "-include plain_access.h -fsanitize=kernel-address " + parameter + "instrumentation-with-call-threshold=0 " +
+         parameter + "stack=0 " + parameter + "globals=0";
+}
+
 std::string digest_of(const std::string& text) { return support::to_hex(support::sha256(text)).substr(0, 16); }
 
 void write_once(const fs::path& path, const std::string& text) {
@@ -148,6 +157,9 @@ jit::Artifact compile_for_host(const HostUnit& unit) {
                                    "-fno-exceptions",
                                    "-fno-strict-aliasing",
                                    "-D__CUDA_ARCH__=" + std::to_string(unit.arch * 10)};
+  if (unit.counts_plain_accesses) {
+    for (std::string& flag : words(report_every_access())) options.push_back(std::move(flag));
+  }
   for (std::string& flag : words(settings.cxx_flags)) options.push_back(std::move(flag));
 
   jit::Recipe recipe{unit.name + " (emulator)", unit.stem + "-emulator", "so", text, compiler_identity()};

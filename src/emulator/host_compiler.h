@@ -12,6 +12,7 @@ struct HostUnit {
   std::string stem;  // how its files begin
   std::string text;  // defines `extern "C" __global__ void kernel(Argument)`
   int arch = 90;
+  bool counts_plain_accesses = false;  // also those that no ptx:: wrapper makes: runtime/plain_access.h
 };
 
 /// The unit as a shared object, from the cache or compiled. Throws Error(unavailable) without a compiler and

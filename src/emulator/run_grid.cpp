@@ -24,7 +24,8 @@ void run_grid(const Module& module, const LaunchShape& shape, const void* argume
   const std::int64_t blocks = std::int64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
   if (blocks == 0) return;
   if (shape.block < 1 || shape.block > 1024 || shape.cluster < 1 || shape.cluster > 16 ||
-      shape.grid.x % static_cast<unsigned>(shape.cluster) != 0) {
+      shape.grid.x % static_cast<unsigned>(shape.cluster) != 0 || shape.block_height < 1 ||
+      shape.block % shape.block_height != 0) {
     throw Error(ErrorCode::device_failed, "kernel " + module.name + ": " + std::to_string(shape.block) +
                                               " threads a block and " + std::to_string(shape.cluster) +
                                               " blocks a cluster cannot be launched");

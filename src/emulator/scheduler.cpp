@@ -40,7 +40,8 @@ void Scheduler::prepare(std::int64_t index) {
   cluster_arrived = 0;
   cluster_phase = 0;
   alive_ = shape_.block * shape_.cluster;
-  const Index3 block_dim{static_cast<unsigned>(shape_.block), 1, 1};
+  const auto height = static_cast<unsigned>(shape_.block_height);
+  const Index3 block_dim{static_cast<unsigned>(shape_.block) / height, height, 1};
   for (int rank = 0; rank < shape_.cluster; ++rank) {
     Block& block = blocks_[static_cast<std::size_t>(rank)];
     const std::int64_t linear = index * shape_.cluster + rank;
@@ -62,7 +63,7 @@ void Scheduler::prepare(std::int64_t index) {
     for (Warpgroup& warpgroup : block.warpgroups) warpgroup.block = &block;
     for (int i = 0; i < shape_.block; ++i) {
       Thread& thread = block.threads[static_cast<std::size_t>(i)];
-      thread.view = {{static_cast<unsigned>(i), 0, 0},
+      thread.view = {{static_cast<unsigned>(i) % block_dim.x, static_cast<unsigned>(i) / block_dim.x, 0},
                      block.index,
                      block_dim,
                      shape_.grid,

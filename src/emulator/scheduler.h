@@ -85,6 +85,7 @@ struct LaunchShape {
   int cluster = 1;
   int shared_bytes = 0;
   int blocks_per_sm = 1;  // at least; the registers of an SM are divided among them
+  int block_height = 1;   // of a two-dimensional block: its threads are counted row by row
 };
 
 /// A loaded kernel: src/emulator/module.h.

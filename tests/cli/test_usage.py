@@ -2,7 +2,7 @@
 
 import pytest
 
-VERBS = ["run", "bench", "plan", "doctor", "compile", "cache", "ladder"]
+VERBS = ["run", "bench", "plan", "doctor", "compile", "cache", "primer", "ladder"]
 
 
 def test_overview_lists_every_verb(command):

@@ -147,6 +147,9 @@ Status MemcpyHtoDAsync(DevicePointer to, const void* from, std::size_t bytes, St
 Status MemcpyDtoHAsync(void* to, DevicePointer from, std::size_t bytes, Stream) {
   return std::memcpy(to, reinterpret_cast<void*>(from), bytes), 0;
 }
+Status MemcpyDtoDAsync(DevicePointer to, DevicePointer from, std::size_t bytes, Stream) {
+  return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), 0;
+}
 Status MemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes, Stream) {
   return std::memset(reinterpret_cast<void*>(to), value, bytes), 0;
 }
@@ -189,6 +192,7 @@ const std::map<std::string, void*>& functions() {
       {"cuMemGetInfo", address(MemGetInfo)},
       {"cuMemcpyHtoDAsync", address(MemcpyHtoDAsync)},
       {"cuMemcpyDtoHAsync", address(MemcpyDtoHAsync)},
+      {"cuMemcpyDtoDAsync", address(MemcpyDtoDAsync)},
       {"cuMemsetD8Async", address(MemsetD8Async)},
   };
   return all;

@@ -3,6 +3,7 @@
 // Comes before every emulated unit: what nvcc and NVRTC know without an include.
 
 #include "interface.h"
+#include "vector_types.h"
 
 #define __device__
 #define __host__
@@ -20,9 +21,20 @@ namespace flash_attention::emulator {
 inline const Table* table = nullptr;
 inline thread_local const ThreadView* thread = nullptr;
 
+// What runs before the kernel is none of its accesses: runtime/plain_access.h.
+
 template <typename Argument>
-void call(void (*kernel)(Argument), const void* argument) {
+[[gnu::no_sanitize_address]] void call(void (*kernel)(Argument), const void* argument) {
   kernel(*static_cast<const Argument*>(argument));
+}
+
+/// A kernel with a list of parameters, given as CUDA's launch takes them: an array of pointers to them.
+template <typename... Parameters>
+[[gnu::no_sanitize_address]] void call_plain(void (*kernel)(Parameters...), void* const* parameters) {
+  struct Call {
+    [[gnu::no_sanitize_address]] Call(void (*kernel)(Parameters...), Parameters... values) { kernel(values...); }
+  };
+  Call{kernel, *static_cast<Parameters*>(*parameters++)...};  // braces: from left to right
 }
 
 }  // namespace flash_attention::emulator

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "flash_attention/device.h"
+#include "plan/plain_kernel.h"
+
+namespace flash_attention {
+
+/// The function `entry` of kernels/`unit`.cu on a GPU or the emulator. Throws Error(unsupported) for the CPU.
+std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const std::string& entry, const DeviceInfo& device);
+
+/// The text of kernels/`unit`.cu.
+std::string plain_kernel_source(const std::string& unit);
+
+}  // namespace flash_attention
