@@ -1,0 +1,235 @@
+#pragma once
+
+// The idea:  TMA, the tensor memory accelerator: one thread asks for a whole tile, an engine copies and swizzles it.
+// From 10:   cp.async and its address arithmetic give way to tensor maps and mbarriers; the steps of the loop get names.
+// It buys:
+// The limit: mma.sync: operands pass through registers, and the pipe that Hopper keeps for it has half of wgmma's rate.
+
+#include "ptx/fence.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "tile/copy.cuh"
+#include "tile/mma.cuh"
+#include "tile/score.cuh"
+#include "tile/softmax.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+template <ForwardConfig config>
+struct Rung {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  using Element = ptx::Element<type>;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv;
+  static constexpr int wg_rows = 64, wg_threads = 128;  // of a warpgroup: four warps with 16 rows each
+  static constexpr int warpgroups = block_q / wg_rows;
+  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // slots of args.maps, made by the planner
+
+  using QTile = tile::SwizzledTile<wg_rows, dim>;
+  using OTile = tile::SwizzledTile<wg_rows, dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, dim>;
+  using VTile = tile::SwizzledTile<block_kv, dim_v>;
+
+  struct SharedStorage {
+    union {
+      QTile Q[warpgroups];
+      OTile O[warpgroups];  // a warp writes over the queries that it alone has read
+    };
+    KTile K[2];
+    VTile V[2];
+    ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed
+  };
+
+  using Scores = float[1][block_kv / 8][4];
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const tile::Sequence sequence;
+  const int head_idx, q_begin;
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
+  const tile::LanePlace place{lane};
+  const tile::Score<features> score;
+  const float scale_log2 = score.unit_scale() * tile::log2_e;
+
+  unsigned Q[dim / 16][4];
+  float O[1][dim_v / 8][4]{};
+  tile::RowState rows;
+
+  __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
+                                  int first_query)
+      : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), score(arguments, s, head) {}
+
+  /// The row of the tile that this thread holds in the first half of each fragment; the second is 8 further on.
+  __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
+
+  // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
+
+  template <typename Tile>
+  __device__ __forceinline__ void load(Tile& to, ptx::Mbarrier& full, int map, int row, int head) const {
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      ptx::tma_load_4d(to.bytes + panel * Tile::panel_bytes, args.maps[map], full, panel * 64, row, head,
+                       sequence.batch_idx);
+    }
+  }
+  __device__ __forceinline__ void load_Q() const {
+    ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
+    for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
+  }
+  __device__ __forceinline__ void load_keys(int tile_idx, int slot) const {
+    ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
+    load(storage.K[slot], storage.K_full[slot], map_K, tile_idx * block_kv, head_idx / args.group);
+    ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
+    load(storage.V[slot], storage.V_full[slot], map_V, tile_idx * block_kv, head_idx / args.group);
+  }
+
+  // -- products ---------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void keep_Q() {
+    const unsigned Q_smem = ptx::shared_address(&storage.Q[warpgroup]);
+#pragma unroll
+    for (int step = 0; step < dim / 16; ++step) {
+      ptx::ldmatrix_x4(Q[step], QTile::step(tile::a_address<QTile>(Q_smem, thread / 32 * 16, lane), 2 * step));
+    }
+  }
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+    const unsigned K_smem = ptx::shared_address(&storage.K[slot]);
+    tile::multiply<type, dim / 16>(
+        S,
+        [&](unsigned(&A)[4], int, int step) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
+        },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4(B, KTile::step(tile::b_transposed_address<KTile>(K_smem, 16 * n, lane), 2 * step));
+        });
+  }
+
+  /// O += P V.
+  __device__ __forceinline__ void add_values(const Scores& P, int slot) {
+    const unsigned V_smem = ptx::shared_address(&storage.V[slot]);
+    tile::multiply<type, block_kv / 16>(
+        O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4_trans(B, VTile::step(tile::b_address<VTile>(V_smem, 16 * step, lane), 2 * n));
+        });
+  }
+
+  // -- softmax ----------------------------------------------------------------------------------------------------------
+
+  /// -inf where a key is hidden.
+  __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = q_begin + tile_row() + 8 * half;
+      const tile::KeyRange range = score.keys_of(i);
+#pragma unroll
+      for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[0][n][e] = -tile::infinity;
+        }
+      }
+    }
+  }
+
+  /// S becomes P; O must be multiplied by `shrink`.
+  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&shrink)[2]) {
+    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    rows.update(S[0], scale_log2, shrink);
+  }
+  __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
+#pragma unroll
+    for (int n = 0; n < dim_v / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
+    }
+  }
+
+  // -- the loop ---------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
+    if (threadIdx.x == 0) {
+      load_Q();
+      load_keys(tiles.end - 1, 0);
+    }
+    ptx::mbarrier_wait(storage.Q_full, 0);  // the queries have landed
+    keep_Q();
+#pragma unroll 1
+    for (int n = 0; n < tiles.end - tiles.begin; ++n) {
+      const int tile_idx = tiles.end - 1 - n, slot = n % 2, parity = n / 2 % 2;
+      if (threadIdx.x == 0 && tile_idx > tiles.begin) load_keys(tile_idx - 1, 1 - slot);
+      Scores S{};
+      float shrink[2];
+      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
+      multiply_keys(S, slot);
+      softmax(S, tile_idx * block_kv, shrink);
+      shrink_O(shrink);
+      ptx::mbarrier_wait(storage.V_full[slot], parity);  // V has landed
+      add_values(S, slot);
+      __syncthreads();  // every warp is done with this slot: the next step may fill it
+    }
+  }
+
+  /// Writes lse, and O through the warpgroup's own rows of shared memory.
+  __device__ __forceinline__ void finish() {
+    const unsigned O_smem = ptx::shared_address(&storage.O[warpgroup]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile_row() + 8 * half, i = q_begin + row;
+      float lse;
+      const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+      if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
+        args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
+      }
+#pragma unroll
+      for (int n = 0; n < dim_v / 8; ++n) {
+        ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
+                          ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor));
+      }
+    }
+    ptx::fence_async_shared();  // what was written, before TMA reads it
+    __syncthreads();            // by the whole warpgroup
+    if (thread == 0) {
+#pragma unroll
+      for (int panel = 0; panel < OTile::panels; ++panel) {
+        ptx::tma_store_4d(args.maps[map_O], storage.O[warpgroup].bytes + panel * OTile::panel_bytes, panel * 64,
+                          q_begin + warpgroup * wg_rows, head_idx, sequence.batch_idx);
+      }
+      ptx::bulk_commit();
+      ptx::bulk_wait<0>();  // the store is complete before the block ends
+    }
+  }
+};
+
+template <ForwardConfig config>
+__device__ __forceinline__ void attention(const AttentionArgs& args) {
+  using Kernel = Rung<config>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(storage.Q_full, 1);
+    for (int slot = 0; slot < 2; ++slot) {
+      ptx::mbarrier_init(storage.K_full[slot], 1);
+      ptx::mbarrier_init(storage.V_full[slot], 1);
+    }
+    ptx::mbarrier_init_fence();  // the copy engine sees the barriers
+  }
+  __syncthreads();  // and so do all threads
+
+  const int q_begin = block.tile_idx * config.block_q;
+  Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
+  const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  if (tiles.begin < tiles.end) kernel.attend(tiles);
+  kernel.finish();
+}
+
+}  // namespace flash_attention
