@@ -35,7 +35,7 @@ __device__ __forceinline__ tile::Four load_four(const float& from) {
 }
 
 /// Rows of a tensor to shared memory, as floats; rows that do not exist become zero.
-template <int dim, int threads, int rows, int columns, typename Element>
+template <int threads, int dim, int rows, int columns, typename Element>
 __device__ __forceinline__ void load_tile(float (&to)[rows][columns], const tile::Rows<const Element>& from) {
   using Raw = ptx::Vector<Element, 4>;
   for (int group = threadIdx.x; group < rows * dim / 4; group += threads) {
@@ -81,11 +81,11 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   tile::Four O[rows]{};
 #pragma unroll
   for (int r = 0; r < rows; ++r) row_max[r] = -tile::infinity;
-  load_tile<dim, threads>(storage.Q, Q_gmem);
+  load_tile<threads, dim>(storage.Q, Q_gmem);
   for (int kv_begin = 0; kv_begin < args.seq_kv; kv_begin += block_kv) {
     __syncthreads();  // every warp is done with the previous tile
-    load_tile<dim, threads>(storage.K, K_gmem.from(kv_begin));
-    load_tile<dim, threads>(storage.V, V_gmem.from(kv_begin));
+    load_tile<threads, dim>(storage.K, K_gmem.from(kv_begin));
+    load_tile<threads, dim>(storage.V, V_gmem.from(kv_begin));
     __syncthreads();  // the tile is there for every warp
 
     // S: the lane's key with every row of the warp.
@@ -110,7 +110,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       const float shrink = tile::exp(row_max[r] - reference);
       const float P = tile::exp(S[r] - reference);
       row_max[r] = new_max;
-      row_sum[r] = ptx::fma(row_sum[r], shrink, warp_sum(P));
+      row_sum[r] = ptx::fma(row_sum[r], shrink, P);  // of the lane's keys
       ptx::store_shared(ptx::shared_address(&storage.P[warp_row + r][lane]), P);
 #pragma unroll
       for (int c = 0; c < 4; ++c) O[r][c] *= shrink;
@@ -141,7 +141,8 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   for (int r = 0; r < rows; ++r) {
     const int i = q_begin + warp_row + r;
     if (i >= args.seq_q) continue;
-    const float factor = row_sum[r] == 0 ? 0 : 1 / row_sum[r];
+    const float sum = warp_sum(row_sum[r]);
+    const float factor = sum == 0 ? 0 : 1 / sum;
     ptx::Vector<Element, 4> rounded;
 #pragma unroll
     for (int c = 0; c < 4; ++c) rounded[c] = ptx::from_float<Element>(O[r][c] * factor);
@@ -150,7 +151,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
     if (args.lse != nullptr && lane == 0) {
       float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
-      ptx::store_global(lse, row_sum[r] == 0 ? -tile::infinity : row_max[r] + tile::log(row_sum[r]));
+      ptx::store_global(lse, sum == 0 ? -tile::infinity : row_max[r] + tile::log(sum));
     }
   }
 }

@@ -34,12 +34,14 @@ void count_shared(const std::uint64_t* addresses, std::size_t lanes, int bytes, 
   if (new_request) ++counters.shared_requests;
 }
 
-void count(const OpenAccesses::Instruction& instruction) {
-  if (!instruction.global) {
-    return count_shared(instruction.addresses.data(), instruction.addresses.size(), instruction.bytes, true);
-  }
+/// Lanes are served together by their numbers, whatever the order in which the schedule let them come.
+void count(OpenAccesses::Instruction instruction) {
+  std::sort(instruction.lanes.begin(), instruction.lanes.end());
+  std::vector<std::uint64_t> addresses;
+  for (const auto& [lane, address] : instruction.lanes) addresses.push_back(address);
+  if (!instruction.global) return count_shared(addresses.data(), addresses.size(), instruction.bytes, true);
   std::set<std::uint64_t> sectors;
-  for (const std::uint64_t address : instruction.addresses) {
+  for (const std::uint64_t address : addresses) {
     for (std::uint64_t at = address / sector; at <= (address + static_cast<std::uint64_t>(instruction.bytes) - 1) / sector;
          ++at) {
       sectors.insert(at);
@@ -59,8 +61,8 @@ void count_access(const void* place, std::uint64_t address, int bytes, bool glob
   OpenAccesses::Instruction& instruction = open[key];
   instruction.bytes = bytes;
   instruction.global = global;
-  instruction.addresses.push_back(address);
-  if (instruction.addresses.size() < thread.warp->lanes.size()) return;
+  instruction.lanes.emplace_back(thread.view.lane, address);
+  if (instruction.lanes.size() < thread.warp->lanes.size()) return;
   count(instruction);
   open.erase(key);
 }

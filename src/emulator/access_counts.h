@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace flash_attention::emulator {
@@ -26,7 +27,7 @@ struct OpenAccesses {
   struct Instruction {
     int bytes = 0;
     bool global = false;
-    std::vector<std::uint64_t> addresses;
+    std::vector<std::pair<unsigned, std::uint64_t>> lanes;  // with the address of each; in the order in which they came
   };
   std::map<std::tuple<std::uint64_t, const void*, std::uint32_t>, Instruction> instructions;
 };

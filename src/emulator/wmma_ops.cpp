@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "emulator/access_counts.h"
 #include "emulator/address.h"
 #include "emulator/convert.h"
 #include "emulator/matrix_ops.h"
@@ -21,6 +22,31 @@ const WmmaMoveOperand& uniform_move(void* const* operands) {
   return first;
 }
 
+// The passes over the banks are those of what compilers make of the instructions from sm_80 on.
+
+/// ldmatrix of four 8 x 8 tiles.
+void count_load(const WmmaMoveOperand& form) {
+  for (int tile = 0; tile < 4; ++tile) {
+    unsigned addresses[8];
+    for (int row = 0; row < 8; ++row) {
+      addresses[row] = form.tile + static_cast<unsigned>(((tile % 2 * 8 + row) * form.stride + tile / 2 * 8) * 2);
+    }
+    count_shared_wavefronts(addresses, 8, 16, tile == 0);
+  }
+}
+
+/// Four stores of 8 bytes a lane, each of 8 rows and 8 columns.
+void count_store(const WmmaMoveOperand& form) {
+  for (int tile = 0; tile < 4; ++tile) {
+    unsigned addresses[32];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int row = tile % 2 * 8 + lane / 4, column = tile / 2 * 8 + lane % 4 * 2;
+      addresses[lane] = form.tile + static_cast<unsigned>((row * form.stride + column) * 4);
+    }
+    count_shared_wavefronts(addresses, 32, 8, true);
+  }
+}
+
 float element(const MultiplyOperand& operand, const unsigned* registers, int i) {
   const auto bits = static_cast<std::uint16_t>(registers[i / 2] >> (16 * (i % 2)));
   return operand.type == MatrixType::float16 ? float_of_fp16(bits) : float_of_bf16(bits);
@@ -31,6 +57,7 @@ float element(const MultiplyOperand& operand, const unsigned* registers, int i) 
 void wmma_load(void* const* operands) {
   const WmmaMoveOperand& form = uniform_move(operands);
   if (form.stride % 8 != 0) Scheduler::current().fail("the stride is not a multiple of 8 elements");
+  count_load(form);
   for (int row = 0; row < 16; ++row) {
     for (int column = 0; column < 16; ++column) {
       const int index = form.column_major ? column * form.stride + row : row * form.stride + column;
@@ -47,6 +74,7 @@ void wmma_load(void* const* operands) {
 void wmma_store(void* const* operands) {
   const WmmaMoveOperand& form = uniform_move(operands);
   if (form.stride % 4 != 0) Scheduler::current().fail("the stride is not a multiple of 4 floats");
+  count_store(form);
   for (int i = 0; i < 256; ++i) {
     const int index = i / 16 * form.stride + i % 16;
     const SharedPlace place = locate(form.tile, static_cast<std::size_t>(index + 1) * 4, 32);

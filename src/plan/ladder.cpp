@@ -45,7 +45,7 @@ void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan)
   add_launch(plan, launch_of(rung, problem, "output"), rows);
 }
 
-constexpr int float_bytes = 4;
+constexpr int float_bytes = 4, half_bytes = 2;
 
 int row_tile_bytes(const Rung& rung, int dim) {
   const int Q = rung.block_q * dim, K = rung.block_kv * (dim + 4), V = rung.block_kv * dim,
@@ -64,6 +64,24 @@ int persistent_bytes(const Rung& rung, int dim) {
   return tma_bytes(rung, dim) + 2 * rung.block_q * ((dim + 63) / 64 * 128);
 }
 
+int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
+/// 16-bit Q, K, V and P; S and the product P V in fp32.
+int wmma_bytes(const Rung& rung, int head_dim) {
+  const int operands = (rung.block_q + 2 * rung.block_kv) * wide(head_dim) + rung.block_q * rung.block_kv;
+  return half_bytes * operands + float_bytes * rung.block_q * (rung.block_kv + wide(head_dim));
+}
+
+/// Q and stages of K and V, 16 bits.
+int plain_bytes(const Rung& rung, int head_dim) {
+  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * wide(head_dim);
+}
+
+/// The same in tile::SwizzledTile: panels of 64 columns.
+int swizzled_bytes(const Rung& rung, int head_dim) {
+  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * ((head_dim + 63) / 64 * 64);
+}
+
 constexpr auto table = std::to_array<Rung>({
     {.name = "ladder/00_standard",
      .float32 = true,
@@ -79,6 +97,17 @@ constexpr auto table = std::to_array<Rung>({
      .block_kv = 32,
      .num_warps = 4,
      .shared_bytes = row_tile_bytes},
+    {.name = "ladder/04_wmma", .block_q = 16, .block_kv = 32, .num_warps = 1, .shared_bytes = wmma_bytes},
+    {.name = "ladder/05_wmma_block", .block_q = 64, .block_kv = 32, .num_warps = 4, .shared_bytes = wmma_bytes},
+    {.name = "ladder/06_mma", .block_q = 64, .block_kv = 64, .num_warps = 4, .shared_bytes = plain_bytes},
+    {.name = "ladder/07_swizzle", .block_q = 64, .block_kv = 64, .num_warps = 4, .shared_bytes = swizzled_bytes},
+    {.name = "ladder/08_q_registers",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/09_async",
     {.name = "ladder/11_tma",
      .arch = 90,
      .block_q = 64,
@@ -86,8 +115,19 @@ constexpr auto table = std::to_array<Rung>({
      .num_warps = 4,
      .num_stages = 2,
      .min_blocks_per_sm = 2,
+<<<<<<< HEAD
      .tma = true,
      .shared_bytes = tma_bytes},
+=======
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/10_causal",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+>>>>>>> 67cb0c1 (kernels/ladder: 04_wmma to 10_causal; emulator: lanes are served by number, wmma counts its passes)
     {.name = "ladder/12_wgmma",
      .arch = 90,
      .block_q = 128,

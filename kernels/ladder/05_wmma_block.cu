@@ -1,0 +1,166 @@
+#pragma once
+
+// The idea:  four warps share the tiles of K and V: a copy serves 64 rows, and while one warp waits another computes.
+// From 04:   a block has 64 rows, 16 for each warp; barriers of the block around the copies, of the warp for the rest.
+// It buys:
+// The limit: shared memory: S, P and P V go through it only because nobody may know where WMMA keeps their elements.
+
+#include "ptx/convert.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wmma.cuh"
+#include "tile/element.cuh"
+#include "tile/sequence.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+template <Features features>
+__device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
+  const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
+  return j <= last && j < args.seq_kv;
+}
+
+template <typename Element, int dim, int block_q, int block_kv>
+struct SharedStorage {
+  alignas(32) Element Q[block_q][dim];
+  alignas(32) Element K[block_kv][dim];
+  alignas(32) Element V[block_kv][dim];
+  alignas(32) float S[block_q][block_kv];
+  alignas(32) Element P[block_q][block_kv];
+  alignas(32) float PV[block_q][dim];
+};
+
+/// Rows of a tensor to shared memory; rows that do not exist, and columns at or past head_dim, become zero.
+template <int threads, int dim, int rows, int columns, typename Element>
+__device__ __forceinline__ void load_tile(Element (&to)[rows][columns], const tile::Rows<const Element>& from) {
+  using Chunk = ptx::Vector<Element, 8>;
+  constexpr int chunks = columns / 8;
+  for (int index = threadIdx.x; index < rows * chunks; index += threads) {
+    const int row = index / chunks, d = index % chunks * 8;
+    Chunk values{};
+    if (row < from.count && d < dim) values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from.row(row) + d));
+    ptx::store_shared(ptx::shared_address(&to[row][d]), values);
+  }
+}
+
+/// The sum, or the maximum, over the lanes of a warp, in every lane.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int lane = 1; lane < 32; lane *= 2) value += ptx::shuffle_xor(value, lane);
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int lane = 1; lane < 32; lane *= 2) value = ptx::max(value, ptx::shuffle_xor(value, lane));
+  return value;
+}
+
+template <ForwardConfig config>
+__device__ __forceinline__ void attention(const AttentionArgs& args) {
+  constexpr Features features = config.features;
+  constexpr Type type = features.dtype;
+  constexpr int dim = tile::round_up(config.head_dim, 16), block_q = config.block_q, block_kv = config.block_kv;
+  constexpr int threads = 32 * config.num_warps, rows = 16;
+  using Element = ptx::Element<type>;
+  static_assert(block_q == rows * config.num_warps && block_kv == 32 && dim <= 128, "a lane has one key and four columns");
+  auto& storage = ptx::shared_storage<SharedStorage<Element, dim, block_q, block_kv>>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
+  const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
+  const int q_begin = block.tile_idx * block_q;
+
+  const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
+  const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
+  const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
+  const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
+
+  float row_max[rows], row_sum[rows]{};
+  tile::Four O[rows]{};
+#pragma unroll
+  for (int r = 0; r < rows; ++r) row_max[r] = -tile::infinity;
+  load_tile<threads, config.head_dim>(storage.Q, Q_gmem);
+  for (int kv_begin = 0; kv_begin < args.seq_kv; kv_begin += block_kv) {
+    __syncthreads();  // every warp is done with the previous tile
+    load_tile<threads, config.head_dim>(storage.K, K_gmem.from(kv_begin));
+    load_tile<threads, config.head_dim>(storage.V, V_gmem.from(kv_begin));
+    __syncthreads();  // the tile is there for every warp
+
+    // S = Q K^T: 16 keys at a time.
+#pragma unroll
+    for (int n = 0; n < block_kv; n += 16) {
+      ptx::WmmaAccumulator S{};
+#pragma unroll
+      for (int d = 0; d < dim; d += 16) {
+        ptx::WmmaOperand<type> A, B;
+        ptx::wmma_load_a<type>(A, ptx::shared_address(&storage.Q[warp_row][d]), dim);
+        ptx::wmma_load_b_transposed<type>(B, ptx::shared_address(&storage.K[n][d]), dim);
+        ptx::wmma_multiply<type, true>(S, A, B);
+      }
+      ptx::wmma_store(ptx::shared_address(&storage.S[warp_row][n]), S, block_kv);
+    }
+    __syncwarp();  // S is there for every lane
+
+    float shrink[rows];
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      float S = ptx::load_shared<float>(ptx::shared_address(&storage.S[warp_row + r][lane]));
+      S = visible<features>(args, q_begin + warp_row + r, kv_begin + lane) ? S * args.scale : -tile::infinity;
+      // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
+      const float new_max = ptx::max(row_max[r], warp_max(S));
+      const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0
+      shrink[r] = tile::exp(row_max[r] - reference);
+      const float P = tile::exp(S - reference);
+      row_max[r] = new_max;
+      row_sum[r] = ptx::fma(row_sum[r], shrink[r], P);  // of the lane's keys
+      ptx::store_shared(ptx::shared_address(&storage.P[warp_row + r][lane]), ptx::from_float<Element>(P));
+    }
+    __syncwarp();  // P is there for every lane
+
+    // P V: 16 columns at a time.
+#pragma unroll
+    for (int d = 0; d < dim; d += 16) {
+      ptx::WmmaAccumulator PV{};
+#pragma unroll
+      for (int k = 0; k < block_kv; k += 16) {
+        ptx::WmmaOperand<type> A, B;
+        ptx::wmma_load_a<type>(A, ptx::shared_address(&storage.P[warp_row][k]), block_kv);
+        ptx::wmma_load_b<type>(B, ptx::shared_address(&storage.V[k][d]), dim);
+        ptx::wmma_multiply<type, false>(PV, A, B);
+      }
+      ptx::wmma_store(ptx::shared_address(&storage.PV[warp_row][d]), PV, dim);
+    }
+    __syncwarp();  // P V is there for every lane
+
+    if (column < dim) {
+#pragma unroll
+      for (int r = 0; r < rows; ++r) {
+        const auto PV = ptx::load_shared<tile::Four>(ptx::shared_address(&storage.PV[warp_row + r][column]));
+#pragma unroll
+        for (int c = 0; c < 4; ++c) O[r][c] = ptx::fma(O[r][c], shrink[r], PV[c]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < rows; ++r) {
+    const int i = q_begin + warp_row + r;
+    if (i >= args.seq_q) continue;
+    const float sum = warp_sum(row_sum[r]);
+    const float factor = sum == 0 ? 0 : 1 / sum;
+    ptx::Vector<Element, 4> rounded;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) rounded[c] = ptx::from_float<Element>(O[r][c] * factor);
+    if (column < config.head_dim) {
+      ptx::store_global(reinterpret_cast<ptx::Vector<Element, 4>*>(O_gmem.row(warp_row + r) + column), rounded);
+    }
+    if (args.lse != nullptr && lane == 0) {
+      float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
+      ptx::store_global(lse, sum == 0 ? -tile::infinity : row_max[r] + tile::log(sum));
+    }
+  }
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,138 @@
+#pragma once
+
+// The idea:  cp.async copies without threads: the next tile of K and V is on its way while this one is multiplied.
+// From 08:   two buffers for K and V, tile::copy_tile_async in place of load_tile, and a wait for all groups but the
+// latest. It buys: The limit: under a causal mask half of the products are thrown away, and every tile pays for a mask that
+// few need.
+
+#include "ptx/memory.cuh"
+#include "tile/copy.cuh"
+#include "tile/mma.cuh"
+#include "tile/sequence.cuh"
+#include "tile/softmax.cuh"
+#include "tile/swizzle.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+template <Features features>
+__device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
+  const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
+  return j <= last && j < args.seq_kv;
+}
+
+template <ForwardConfig config>
+__device__ __forceinline__ void attention(const AttentionArgs& args) {
+  constexpr Features features = config.features;
+  constexpr Type type = features.dtype;
+  constexpr int dim = tile::round_up(config.head_dim, 16), block_q = config.block_q, block_kv = config.block_kv;
+  constexpr int threads = 32 * config.num_warps;
+  using Element = ptx::Element<type>;
+  using QTile = tile::SwizzledTile<block_q, dim>;
+  using KVTile = tile::SwizzledTile<block_kv, dim>;
+  struct SharedStorage {
+    QTile Q;
+    KVTile K[config.num_stages], V[config.num_stages];
+  };
+  static_assert(block_q == 16 * config.num_warps && config.num_stages == 2);
+  auto& storage = ptx::shared_storage<SharedStorage>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
+  const int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
+  const int q_begin = block.tile_idx * block_q;
+  const tile::LanePlace place(lane);
+  const unsigned Q_smem = ptx::shared_address(&storage.Q), K_smem = ptx::shared_address(&storage.K),
+                 V_smem = ptx::shared_address(&storage.V);
+
+  const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
+  const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
+  const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
+  const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
+
+  tile::RowState rows;
+  float O[1][dim / 8][4]{};
+  const float scale_log2 = args.scale * tile::log2_e;
+  const auto load_keys = [&](int kv_begin) {
+    const unsigned stage = kv_begin / block_kv % config.num_stages * sizeof(KVTile);
+    tile::copy_tile_async<threads, config.head_dim, KVTile>(K_smem + stage, K_gmem.from(kv_begin), thread);
+    tile::copy_tile_async<threads, config.head_dim, KVTile>(V_smem + stage, V_gmem.from(kv_begin), thread);
+    ptx::copy_async_commit();
+  };
+  tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, Q_gmem, thread);
+  ptx::copy_async_commit();
+  load_keys(0);
+  ptx::copy_async_wait<1>();
+  __syncthreads();  // Q is there for every warp
+  unsigned Q[dim / 16][4];
+#pragma unroll
+  for (int step = 0; step < dim / 16; ++step) {
+    ptx::ldmatrix_x4(Q[step], QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
+  }
+#pragma unroll 1
+  for (int kv_begin = 0; kv_begin < args.seq_kv; kv_begin += block_kv) {
+    load_keys(kv_begin + block_kv);  // past the last tile: zeros that nobody reads
+    ptx::copy_async_wait<1>();
+    __syncthreads();  // the tile is there for every warp
+    const unsigned stage = kv_begin / block_kv % config.num_stages * sizeof(KVTile);
+
+    // S = Q K^T
+    float S[1][block_kv / 8][4]{};
+    tile::multiply<type, dim / 16>(
+        S,
+        [&](unsigned(&A)[4], int, int step) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
+        },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4(B, KVTile::step(tile::b_transposed_address<KVTile>(K_smem + stage, 16 * n, lane), 2 * step));
+        });
+#pragma unroll
+    for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = q_begin + warp_row + place.row + 8 * (e / 2), j = kv_begin + 8 * n + place.column + e % 2;
+        if (!visible<features>(args, i, j)) S[0][n][e] = -tile::infinity;
+      }
+    }
+
+    // P = exp(S - row_max), in the place of S
+    float shrink[2];
+    rows.update(S[0], scale_log2, shrink);
+
+    // O = O * shrink + P V
+#pragma unroll
+    for (int n = 0; n < dim / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
+    }
+    tile::multiply<type, block_kv / 16>(
+        O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, S[0][2 * step], S[0][2 * step + 1]); },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4_trans(B, KVTile::step(tile::b_address<KVTile>(V_smem + stage, 16 * step, lane), 2 * n));
+        });
+    __syncthreads();  // every warp is done with the tile
+  }
+  ptx::copy_async_wait<0>();
+
+  // The warp alone has read its rows of Q: their place takes its rows of O.
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float lse;
+    const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+    const int row = warp_row + place.row + 8 * half, i = q_begin + row;
+    if (args.lse != nullptr && place.column == 0 && i < args.seq_q) {
+      ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i, lse);
+    }
+#pragma unroll
+    for (int n = 0; n < dim / 8; ++n) {
+      const unsigned pair = ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor);
+      ptx::store_shared(Q_smem + QTile::offset(row, n) + 2 * place.column, pair);
+    }
+  }
+  __syncwarp();  // the warp's rows of O are in shared memory
+  tile::store_tile<32, config.head_dim, 16, QTile>(Q_smem, warp_row, O_gmem, lane);
+}
+
+}  // namespace flash_attention
