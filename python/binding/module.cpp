@@ -3,6 +3,8 @@
 
 #include "call.h"
 #include "diagnosis.h"
+#include "eager.h"
+#include "errors.h"
 #include "flash_attention/runtime.h"
 #include "flash_attention/version.h"
 
@@ -14,32 +16,12 @@ void add_jax(nb::module_& module);
 
 namespace {
 
-PyObject* python_type(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return PyExc_ValueError;
-    case ErrorCode::unsupported:
-      return PyExc_NotImplementedError;
-    case ErrorCode::out_of_memory:
-      return PyExc_MemoryError;
-    default:
-      return PyExc_RuntimeError;
-  }
-}
-
-void translate(const std::exception_ptr& pointer, void*) {
-  try {
-    std::rethrow_exception(pointer);
-  } catch (const Error& error) {
-    PyErr_SetString(python_type(error.code()), error.what());
-  }
-}
-
 Slots slots_of(const nb::tuple& tensors) {
   Slots slots;
   for (int slot = 0; slot < num_slots; ++slot) {
     slots[slot] = optional_tensor(tensors[slot], slot_names[slot]);
   }
+  slots[Slot::q].stream = current_stream(tensors[0], slots[Slot::q].device);
   return slots;
 }
 
@@ -132,7 +114,7 @@ void fill_dropout_mask(nb::handle out, std::uint64_t seed, std::uint64_t offset,
 
 NB_MODULE(_core, module) {
   using namespace nb::literals;
-  nb::register_exception_translator(translate);
+  nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "scalars"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
              "allocate"_a);
@@ -141,6 +123,7 @@ NB_MODULE(_core, module) {
   module.def("explain", explain_call, "tensors"_a, "scalars"_a, "backward"_a);
   module.def("prewarm", prewarm_call, "tensors"_a, "scalars"_a, "backward"_a);
   module.def("fill_dropout_mask", fill_dropout_mask, "out"_a, "seed"_a, "offset"_a, "dropout_p"_a);
+  add_eager(module);
   add_diagnosis(module);
 #ifdef FLASH_ATTENTION_JAX
   add_jax(module);

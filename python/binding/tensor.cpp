@@ -101,10 +101,6 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
     tensor.dtype = view.dtype;
     tensor.device = device_of(view.device.device_type, view.device.device_id);
     fill(tensor, view.data, view.byte_offset, view.ndim, view.shape, view.strides);
-    if (tensor.device.kind == DeviceKind::cuda &&
-        table->current_stream(dlpack_cuda, view.device.device_id, &tensor.stream) != 0) {
-      throw nb::python_error();
-    }
     return tensor;
   }
   const bool accepted = writable ? nb::try_cast(object, tensor.keep_alive, false) : false;
@@ -125,6 +121,15 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
   return tensor;
 }
 
+void* current_stream(nb::handle object, Device device) {
+  const ExchangeTable* table = device.kind == DeviceKind::cuda ? exchange_table(Py_TYPE(object.ptr())) : nullptr;
+  void* stream = nullptr;
+  if (table != nullptr && table->current_stream(dlpack_cuda, device.index, &stream) != 0) {
+    throw nb::python_error();
+  }
+  return stream;
+}
+
 Tensor optional_tensor(nb::handle object, const char* name, bool writable) {
   if (object.is_none()) {
     Tensor tensor;
@@ -134,7 +139,7 @@ Tensor optional_tensor(nb::handle object, const char* name, bool writable) {
   return tensor_of(object, name, writable);
 }
 
-Dtype dtype_of(const Tensor& tensor) {
+std::optional<Dtype> known_dtype(const Tensor& tensor) {
   using Code = nb::dlpack::dtype_code;
   if (tensor.is_dtype(Code::Float, 32)) {
     return Dtype::float32;
@@ -144,6 +149,13 @@ Dtype dtype_of(const Tensor& tensor) {
   }
   if (tensor.is_dtype(Code::Bfloat, 16)) {
     return Dtype::bfloat16;
+  }
+  return std::nullopt;
+}
+
+Dtype dtype_of(const Tensor& tensor) {
+  if (const std::optional<Dtype> dtype = known_dtype(tensor)) {
+    return *dtype;
   }
   throw nb::type_error(
       (std::string(tensor.name) + ": got " + tensor.describe() + "; allowed dtypes are float32, float16 and bfloat16")

@@ -4,6 +4,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <optional>
+
 #include "flash_attention/attention.h"
 
 namespace flash_attention::python {
@@ -21,7 +23,7 @@ struct Tensor {
   std::int64_t strides[max_rank] = {};  ///< in elements
   nb::dlpack::dtype dtype{};
   Device device;
-  void* stream = nullptr;  ///< the library's current CUDA stream
+  void* stream = nullptr;  ///< of q alone: the CUDA stream to run on
   nb::ndarray<> keep_alive;
 
   bool is_dtype(nb::dlpack::dtype_code code, int bits) const;
@@ -36,7 +38,13 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable = false);
 /// The same, or a tensor that is not present for None.
 Tensor optional_tensor(nb::handle object, const char* name, bool writable = false);
 
-/// The element type of q, k, v or a bias; throws nb::type_error naming the argument.
+/// The CUDA stream that is current in the object's library, where the library tells; else null.
+void* current_stream(nb::handle object, Device device);
+
+/// The element type of q, k, v or a bias, if it is one that the library takes.
+std::optional<Dtype> known_dtype(const Tensor& tensor);
+
+/// The same; throws nb::type_error naming the argument.
 Dtype dtype_of(const Tensor& tensor);
 
 }  // namespace flash_attention::python

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from flash_attention import _core
+
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
     from typing import Any, Literal
@@ -14,6 +16,10 @@ _ALIGNMENTS = {"bottom_right": False, "top_left": True}
 # Which module runs the tensors of which library: its run(tensors, scalars, seed, offset, return_lse).
 _LIBRARIES = {"torch": "torch_autograd", "numpy": "arrays", "cupy": "arrays", "jax": "jax", "jaxlib": "jax"}
 _runs = {}
+
+# The short way, _core.attend: for this type, where nothing traces. Set by torch_ops, which knows torch.
+eager_type = None
+is_tracing = None
 
 
 def attention(
@@ -71,6 +77,13 @@ def attention(
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
+    if type(q) is eager_type and not is_tracing() and kernel is None and not return_lse:
+        out = _core.attend(
+            q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
+            alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
+        )  # fmt: skip
+        if out is not None:
+            return out
     tensors = (q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths)
     scalars = _scalars(0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel)
     return _run_of(q)(tensors, scalars, seed, offset, return_lse)
@@ -147,8 +160,6 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
     The same for every backend and kernel; a packed problem counts i and j inside each sequence.
     """
     import numpy
-
-    from flash_attention import _core
 
     keeps = numpy.empty(shape, dtype=numpy.bool_)
     if keeps.ndim != 4:

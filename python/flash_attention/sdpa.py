@@ -2,6 +2,7 @@
 
 import torch
 
+from flash_attention import _core, functional, torch_ops  # noqa: F401  (torch_ops says what the short way is)
 from flash_attention.head_dim import padded
 
 
@@ -27,6 +28,13 @@ def scaled_dot_product_attention(
 
     Inputs that the kernels do not take (float64, head_dim above 256) go to torch's own function.
     """
+    grouped = enable_gqa or query.dim() != 4 or query.size(1) == key.size(1)
+    if grouped and type(query) is functional.eager_type and not functional.is_tracing():
+        out = _core.attend(
+            query, key, value, is_causal, _NO_WINDOW, 0.0, scale, dropout_p, False, "bhsd", "top_left", attn_mask
+        )
+        if out is not None:
+            return out
     if not _taken(query, value):
         return _torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
@@ -57,6 +65,7 @@ def scaled_dot_product_attention(
     return out.reshape(*leading, *out.shape[1:]) if leading else out.squeeze(0)
 
 
+_NO_WINDOW = (-1, -1)
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

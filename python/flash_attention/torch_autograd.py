@@ -6,17 +6,19 @@ from torch.autograd.function import once_differentiable
 from flash_attention import torch_ops
 from flash_attention.shapes import check_tensors, score_width
 
+_NO_EXTRAS = (None,) * 9
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
 
 def run(tensors, scalars, seed, offset, return_lse):
-    q = tensors[0]
-    if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        tensors = (*(_autocast(tensor, dtype) for tensor in tensors[:3]), *tensors[3:])
+    q, k, v, bias, mask, slopes, sink, starts_q, _, used_q, used_kv, key_lengths = tensors
+    extras = ()
     try:
-        q, k, v, bias, mask, slopes, sink = tensors[:7]
-        if bias is not None or mask is not None or slopes is not None or sink is not None:
-            tensors = _plain_extras(tensors, score_width(tensors, scalars))
-            bias, sink = tensors[3], tensors[6]
+        if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
+            q, k, v = (_autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
+        if not (bias is mask is slopes is sink is starts_q is used_q is used_kv is key_lengths is None):
+            extras = _plain_extras(tensors[3:], score_width(tensors, scalars))
+            bias, sink = extras[0], extras[3]
         wants_gradient = torch.is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
@@ -30,20 +32,24 @@ def run(tensors, scalars, seed, offset, return_lse):
     if wants_gradient:
         if torch.are_deterministic_algorithms_enabled():
             scalars = (*scalars[:9], True, *scalars[10:])
-        out, lse = Attention.apply(*tensors, scalars, seed, offset)
+        out, lse = Attention.apply(q, k, v, scalars, seed, offset, *extras)
     else:
-        out, lse, _ = torch_ops.forward(tensors, scalars, seed, offset, return_lse)
+        out, lse, _ = torch_ops.forward((q, k, v, *(extras or _NO_EXTRAS)), scalars, seed, offset, return_lse)
     return (out, lse) if return_lse else out
 
 
 class Attention(torch.autograd.Function):
-    """(out, lse) of a call, with gradients for q, k, v, bias and sink."""
+    """(out, lse) of a call, with gradients for q, k, v, bias and sink.
+
+    `extras` are the tensors behind q, k, v in the order of the binding, or nothing where there are none: torch looks at
+    every argument in every call.
+    """
 
     @staticmethod
-    def forward(ctx, *arguments):
-        *tensors, scalars, seed, offset = arguments
-        out, lse, rng_state = torch_ops.forward(tuple(tensors), scalars, seed, offset, True)
-        ctx.save_for_backward(*tensors, out, lse, rng_state)
+    def forward(ctx, q, k, v, scalars, seed, offset, *extras):
+        tensors = (q, k, v, *(extras or _NO_EXTRAS))
+        out, lse, rng_state = torch_ops.forward(tensors, scalars, seed, offset, True)
+        ctx.save_for_backward(q, k, v, out, lse, rng_state, *extras)
         ctx.scalars = scalars
         ctx.set_materialize_grads(False)
         return out, lse
@@ -51,24 +57,29 @@ class Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dout, dlse):
+        q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
+        unused = (None,) * (3 + len(extras))
         if dout is None and dlse is None:
-            return (None,) * 15
-        *tensors, out, lse, rng_state = ctx.saved_tensors
+            return None, None, None, *unused
+        need_dbias, need_dsink = (ctx.needs_input_grad[6], ctx.needs_input_grad[9]) if extras else (False, False)
+        tensors = (q, k, v, *(extras or _NO_EXTRAS))
         dq, dk, dv, dbias, dsink = torch_ops.backward(
-            tuple(tensors), ctx.scalars, out, lse, rng_state, dout, dlse, ctx.needs_input_grad[3], ctx.needs_input_grad[6]
+            tensors, ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
         )
-        return dq, dk, dv, dbias, None, None, dsink, *(None,) * 8
+        if not extras:
+            return dq, dk, dv, *unused
+        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 5
 
 
 def _autocast(tensor, dtype):
     return tensor.to(dtype) if getattr(tensor, "dtype", None) == torch.float32 else tensor
 
 
-def _plain_extras(tensors, width):
-    q, k, v, bias, mask, slopes, sink, *lengths = tensors
+def _plain_extras(extras, width):
+    bias, mask, slopes, sink, *lengths = extras
     bias = None if bias is None else _scores(bias, width)
     mask = None if mask is None else _scores(mask, width)
-    return (q, k, v, bias, mask, _single(slopes), _single(sink), *lengths)
+    return (bias, mask, _single(slopes), _single(sink), *lengths)
 
 
 def _single(values):

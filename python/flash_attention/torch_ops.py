@@ -6,7 +6,7 @@ subclasses go through torch.ops.flash_attention.forward and .backward, whose fak
 
 import torch
 
-from flash_attention import _core
+from flash_attention import _core, functional
 from flash_attention.shapes import check_tensors, lse_shape
 
 _TENSORS = (
@@ -156,6 +156,11 @@ def _stand_ins(q, gradients):
     """An op returns tensors only: an empty one where there is no gradient."""
     return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
+
+if _HAS_EXCHANGE:
+    _interceptors = (torch._C._is_any_autocast_enabled, _num_dispatch_modes, _function_transform)
+    _core.set_eager(torch.Tensor, torch.empty_like, _workspace, torch.is_grad_enabled, _interceptors)
+    functional.eager_type, functional.is_tracing = torch.Tensor, torch.compiler.is_dynamo_compiling
 
 for _key in ("CPU", "CUDA"):
     _library.impl("forward", _forward_op, _key)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -24,6 +25,7 @@ class Prepared {
  private:
   mutable std::once_flag loaded_;
   mutable std::unique_ptr<Kernel> kernel_;
+  mutable std::atomic<const Kernel*> ready_ = nullptr;  // kernel_, for calls after the first
 };
 
 /// Looks the call up in the cache of this process; plans it on a miss.

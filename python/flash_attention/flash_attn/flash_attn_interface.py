@@ -6,6 +6,7 @@ inputs need not be contiguous, and the calls run on CPU tensors too.
 
 import torch
 
+from flash_attention import _core, functional
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
 from flash_attention.flash_attn.paging import gather_pages
 from flash_attention.flash_attn.weights import signed_weights
@@ -56,6 +57,13 @@ def flash_attn_func(
     Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is None without
     dropout, else exp(score - row maximum) [batch, heads, seq_q, seq_k], negative where dropout dropped it.
     """
+    if type(q) is functional.eager_type and not functional.is_tracing() and not (return_attn_probs or fa3):
+        out = _core.attend(
+            q, k, v, causal, window_size, softcap, softmax_scale, dropout_p, deterministic, "bshd", "bottom_right",
+            alibi_slopes, learnable_sink, s_aux,
+        )  # fmt: skip
+        if out is not None:
+            return out
     _check_fa3(fa3)
     options = _options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux

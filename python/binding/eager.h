@@ -1,0 +1,10 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace flash_attention::python {
+
+/// Adds attend(), the short way of a torch call that wants no gradient, and set_eager(), which says what torch is.
+void add_eager(nanobind::module_& module);
+
+}  // namespace flash_attention::python

@@ -1,0 +1,95 @@
+"""The short way of a plain call: the same bits as the long way, and the long way wherever a call is not plain."""
+
+import flash_attention
+import pytest
+import torch
+from flash_attention import _core, torch_ops
+from flash_attention.flash_attn import flash_attn_func
+
+PLAIN = {
+    "plain": {},
+    "causal": {"causal": True},
+    "top_left": {"causal": True, "alignment": "top_left"},
+    "window": {"window": (5, None)},
+    "scores": {"scale": 0.3, "softcap": 4.0},
+    "heads_first": {"layout": "bhsd"},
+}
+
+
+@pytest.fixture
+def short_calls(monkeypatch):
+    """The answers of the short way, None where it declined."""
+    answers = []
+    original = _core.attend
+
+    def counting(*arguments):
+        answers.append(original(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(_core, "attend", counting)
+    return answers
+
+
+def tensors(device, dtype=torch.float32):
+    return [torch.randn(2, size, 4, 32, device=device, dtype=dtype) for size in (17, 23, 23)]
+
+
+@pytest.mark.skipif(not torch_ops._HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("name", PLAIN)
+def test_same_bits_as_the_long_way(name, device, short_calls):
+    q, k, v = tensors(device)
+    if "layout" in PLAIN[name]:
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    flash_attention.attention(q, q, q)  # the first call loads what is needed
+    short_calls.clear()
+    short = flash_attention.attention(q, k, v, **PLAIN[name])
+    assert len(short_calls) == 1 and short_calls[0] is short
+    long, _ = flash_attention.attention(q, k, v, return_lse=True, **PLAIN[name])
+    assert torch.equal(short, long)
+    assert short.stride() == long.stride()
+
+
+@pytest.mark.parametrize("change", ["gradient", "autocast", "narrow_v", "odd", "strided", "bias", "dropout", "parameter"])
+def test_declines_what_is_not_plain(change, device, short_calls):
+    q, k, v = tensors(device)
+    options = {}
+    if change == "gradient":
+        v.requires_grad_()
+    if change == "narrow_v":
+        v = v[..., :16]
+    if change == "odd":
+        q, k, v = (tensor[..., :30] for tensor in (q, k, v))
+    if change == "strided":
+        q = torch.randn(2, 17, 32, 4, device=device).transpose(2, 3)
+    if change == "bias":
+        options["bias"] = torch.randn(17, 23, device=device)
+    if change == "dropout":
+        options["dropout_p"] = 0.5
+    if change == "parameter":
+        k = torch.nn.Parameter(k, requires_grad=False)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=change == "autocast"):
+        call = flash_attn_func if change in ("odd", "strided") else flash_attention.attention
+        out = call(q, k, v, **options)
+    assert out.shape == (2, 17, 4, v.shape[-1])
+    assert short_calls[:1] in ([], [None])
+    assert (out.grad_fn is not None) == (change == "gradient")
+    assert out.dtype == (torch.bfloat16 if change == "autocast" else torch.float32)
+
+
+def test_no_gradient_where_none_is_enabled(device, short_calls):
+    q, k, v = (tensor.requires_grad_() for tensor in tensors(device))
+    with torch.no_grad():
+        out = flash_attention.attention(q, k, v)
+    assert not out.requires_grad
+    with torch.inference_mode():
+        assert torch.equal(flash_attention.attention(q, k, v), out)
+
+
+def test_mistakes_are_the_same(device):
+    q, k, v = tensors(device)
+    with pytest.raises(ValueError, match="softcap"):
+        flash_attention.attention(q, k, v, softcap=-1.0)
+    with pytest.raises(ValueError, match="v: got"):
+        flash_attention.attention(q, k[:, :5], v)
+    with pytest.raises(TypeError, match="k: got"):
+        flash_attention.attention(q, k.half(), v)
