@@ -10,11 +10,11 @@ namespace {
 
 constexpr std::string_view prefix = "ladder/";
 
-std::string source_of(const std::string& kernel) {
+std::string source_of(const std::string& embedded_name) {
   for (const jit::EmbeddedFile& file : jit::embedded_files()) {
-    if (file.name == kernel + ".cu" || file.name == kernel + ".cuh") return std::string(file.text);
+    if (file.name == embedded_name) return std::string(file.text);
   }
-  return "";
+  throw Error(ErrorCode::internal, "the ladder's " + embedded_name + " is not embedded");
 }
 
 /// The rest of the line that begins with the mark, without leading blanks.
@@ -43,10 +43,17 @@ std::vector<Rung> rungs() {
   std::vector<Rung> all;
   for (const KernelSummary& kernel : kernels()) {
     if (!kernel.name.starts_with(prefix)) continue;
-    std::string source = source_of(kernel.name);
-    std::string idea = source.empty() ? kernel.requirements : line_after(source, "// The idea:");
-    all.push_back(
-        {kernel.name, kernel.name.substr(prefix.size()), kernel.pass, kernel.device, std::move(source), std::move(idea)});
+    const bool on_cpu = kernel.device == DeviceKind::cpu;
+    const std::string name = kernel.name + (on_cpu ? ".h" : ".cu");
+    Rung rung;
+    rung.kernel = kernel.name;
+    rung.name = kernel.name.substr(prefix.size());
+    rung.pass = kernel.pass;
+    rung.device = kernel.device;
+    rung.file = (on_cpu ? "src/cpu/" : "kernels/") + name;
+    rung.source = source_of(name);
+    rung.idea = line_after(rung.source, "// The idea:");
+    all.push_back(std::move(rung));
   }
   return all;
 }

@@ -14,7 +14,8 @@ struct Rung {
   std::string name;    ///< "06_mma"
   Pass pass = Pass::forward;
   DeviceKind device = DeviceKind::cuda;
-  std::string source;  ///< the text of its file; empty for one on the CPU
+  std::string file;    ///< below the source's root: "kernels/ladder/06_mma.cu"
+  std::string source;  ///< its text
   std::string idea;    ///< the first line of the head
 };
 

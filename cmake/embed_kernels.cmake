@@ -3,7 +3,7 @@
 # files beside it.
 set(flash_attention_embedded_endings h cuh cu cpp)
 set(flash_attention_kernel_files "")
-foreach(root kernels src/emulator/runtime)
+foreach(root kernels src/emulator/runtime src/cpu/ladder)
   foreach(ending ${flash_attention_embedded_endings})
     file(GLOB_RECURSE found CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${root}/*.${ending})
     list(APPEND flash_attention_kernel_files ${found})

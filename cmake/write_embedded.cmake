@@ -1,5 +1,5 @@
-# Writes OUTPUT, a C++ file that defines the table declared in src/jit/embedded.h from kernels/ and
-# src/emulator/runtime/ below ROOT. A file's text never becomes part of a CMake list, which would drop its semicolons.
+# Writes OUTPUT, a C++ file that defines the table declared in src/jit/embedded.h from kernels/,
+# src/emulator/runtime/ and src/cpu/ladder/ below ROOT. A file's text never becomes part of a CMake list, which would drop its semicolons.
 function(embed folder prefix)
   file(GLOB_RECURSE names RELATIVE "${ROOT}/${folder}"
        "${ROOT}/${folder}/*.h" "${ROOT}/${folder}/*.cuh" "${ROOT}/${folder}/*.cu" "${ROOT}/${folder}/*.cpp")
@@ -14,6 +14,7 @@ file(WRITE "${OUTPUT}" "#include \"jit/embedded.h\"\n\nnamespace flash_attention
                        "constexpr EmbeddedFile files[] = {\n")
 embed(kernels "")
 embed(src/emulator/runtime "emulator/")
+embed(src/cpu/ladder "ladder/")  # for those who read it in the command, not to be compiled
 file(APPEND "${OUTPUT}" "};\n}  // namespace\n"
                         "std::span<const EmbeddedFile> embedded_files() { return files; }\n"
                         "}  // namespace flash_attention::jit\n")

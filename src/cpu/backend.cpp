@@ -7,6 +7,7 @@
 
 #include "cpu/detect.h"
 #include "cpu/isa/tables.h"
+#include "cpu/ladder/steps.h"
 #include "cpu/make_call.h"
 #include "cpu/parallel.h"
 #include "flash_attention/error.h"
@@ -78,6 +79,10 @@ const Step* steps_of(const KernelTable& table, const Plan& plan) {
   if (plan.kernel == "cpu/standard") {
     return plan.pass == Pass::standard_forward ? table.standard_forward : table.standard_backward;
   }
+  if (plan.kernel == "ladder/c0_scalar") return scalar_step;
+  if (plan.kernel == "ladder/c1_blocked") return blocked_step;
+  if (plan.kernel == "ladder/c2_simd") return table.ladder_simd;
+  if (plan.kernel == "ladder/c3_threads") return table.ladder_threads;
   throw Error(ErrorCode::internal, "the CPU has no kernel '" + plan.kernel + "'");
 }
 

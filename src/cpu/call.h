@@ -79,6 +79,8 @@ struct KernelTable {
   Step backward[5];
   Step standard_forward[4];
   Step standard_backward[7];
+  Step ladder_simd[2];
+  Step ladder_threads[2];
   std::size_t scratch_bytes;
 
   void (*exp2)(const float* from, float* to, std::int64_t count);  // for tests; count a multiple of 16

@@ -9,7 +9,9 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
 
-int block_q(CpuIsa isa) {
+}  // namespace
+
+int cpu_block_q(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::neon:
       return cpu_block_q_neon;
@@ -24,6 +26,8 @@ int block_q(CpuIsa isa) {
   }
   return cpu_block_q_generic;
 }
+
+namespace {
 
 std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }
 
@@ -70,7 +74,7 @@ void split_keys(const Problem& problem, const DeviceInfo& device, Plan& plan) {
 }
 
 void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = block_q(device.isa);
+  plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   split_keys(problem, device, plan);
 }
@@ -89,7 +93,7 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
 
 /// Splits of the queries, each with its own sums of dK and dV.
 void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = block_q(device.isa);
+  plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
   const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
@@ -103,7 +107,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
 
 /// Score matrices, whole: S (then P), and for backward dS.
 void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = block_q(device.isa);
+  plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   const std::int64_t blocks = problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
   const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;

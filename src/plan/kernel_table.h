@@ -30,6 +30,7 @@ std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> portable_kernels();
 std::span<const KernelEntry> standard_kernels();
 std::span<const KernelEntry> ladder_kernels();
+std::span<const KernelEntry> cpu_ladder_kernels();
 
 std::span<const KernelEntry> kernel_table();
 

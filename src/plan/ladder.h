@@ -31,6 +31,9 @@ std::span<const Rung> rungs();
 /// The rung of that name, or null.
 const Rung* find_rung(std::string_view name);
 
+/// Queries of a block of the CPU kernels: the lanes of a register tile's vectors.
+int cpu_block_q(CpuIsa isa);
+
 /// Why no rung takes the problem; empty where all do. What one rung needs beside it is in its row.
 std::string reject_beside_ladder(const Problem& problem);
 

@@ -5,6 +5,8 @@
 #include "cpu/generic/dbias.h"
 #include "cpu/generic/decode.h"
 #include "cpu/generic/standard.h"
+#include "cpu/ladder/c2_simd.h"
+#include "cpu/ladder/c3_threads.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -65,6 +67,8 @@ constexpr KernelTable make_table() {
                             {standard_key_items, standard_dkv},
                             {sink_items, finish_sink},
                             {dbias_items, dbias}},
+      .ladder_simd = {{c2_simd::items, c2_simd::attention}},
+      .ladder_threads = {{c3_threads::items, c3_threads::attention}},
       .scratch_bytes = largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
                                largest(sizeof(BackwardScratch), sizeof(DbiasScratch))),
       .exp2 = map<exp2>,
