@@ -27,7 +27,7 @@ std::vector<Case> cases() {
 INSTANTIATE_TEST_SUITE_P(Cpu, CpuLadder,
                          ::testing::Combine(::testing::Values("c0_scalar", "c1_blocked", "c2_simd", "c3_threads"),
                                             ::testing::ValuesIn(cases())),
-                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param).name; });
+                         [](const auto& climb) { return std::get<0>(climb.param) + "_" + std::get<1>(climb.param).name; });
 
 }  // namespace
 }  // namespace flash_attention::testing
