@@ -61,9 +61,8 @@ void update_pages(const std::filesystem::path& root, const std::filesystem::path
   text.replace(begin, end - begin, std::string(begin_mark) + markdown_table(rungs, results));
   text.erase(text.find_last_not_of('\n') + 1);
   save(page.string(), text);
-  const std::string draw = "python3 '" + (root / "bench/visualize_results.py").string() + "' '" + results_file.string() +
-                           "' --images '" + (root / "docs/ladder/images").string() + "' --output '" +
-                           (root / "docs/ladder/images/report.html").string() + "' --force";
+  const std::string draw = "python3 '" + (root / "bench/visualize_ladder.py").string() + "' '" + results_file.string() +
+                           "' '" + (root / "docs/ladder/images").string() + "' > /dev/null";
   if (std::system(draw.c_str()) != 0)
     throw Error(ErrorCode::unavailable, "--update: the table is written, the plots are not; the command was: " + draw);
 }

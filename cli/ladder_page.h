@@ -11,7 +11,7 @@ namespace flash_attention::cli {
 /// The table of kernels/ladder/README.md: rung, idea, lines that are new, TFLOP/s, times the rung before.
 std::string markdown_table(const std::vector<Rung>& rungs, const LadderResults& results);
 
-/// Puts the table between the marks of the page below `root`, and has bench/visualize_results.py draw the plots into
+/// Puts the table between the marks of the page below `root`, and has bench/visualize_ladder.py draw the plots into
 /// docs/ladder/images from `results_file`. Throws Error(invalid_argument) where there is no such page.
 void update_pages(const std::filesystem::path& root, const std::filesystem::path& results_file,
                   const std::vector<Rung>& rungs, const LadderResults& results);

@@ -125,6 +125,18 @@ def test_rungs_stand_in_their_own_charts(files):
         assert chart.x == ["00_naive", "standard", "ours"] and chart.series == {"TFLOP/s": [1.5, 50.0, 700.0]}
 
 
+def test_the_ladder_by_length():
+    def row(rung, heads, seq, tflops):
+        case = {"batch": 1, "seq": seq, "heads": heads, "head_dim": 128, "heads_kv": heads, "causal": True, "window": 0}
+        case |= {"dtype": "bfloat16", "dropout_p": 0.0, "lengths": []}
+        return {"case": case, "baseline": f"ladder/{rung}", "pass": "forward", "tflops": tflops}
+
+    rows = [row("00_naive", 96, 512, 1.0), row("00_naive", 96, 1024, 2.0), row("06_mma", 96, 512, 100.0)]
+    (chart,) = panels.ladder_scaling_charts([*rows, row("06_mma", 16, 512, 7.0)])
+    assert chart.x == [512, 1024] and chart.series == {"00_naive": [1.0, 2.0], "06_mma": [100.0, None]}
+    assert "96 heads" in chart.title and "<svg" in svg.draw(chart)
+
+
 def test_capacity_is_compared_with_standard_attention(files):
     (table,) = panels.capacity_tables(files[2].rows)
     assert table.rows == [["ours", "240", "30.0 x"], ["standard", "8", "1.0 x"]]

@@ -8,7 +8,7 @@ from .charts import Chart
 from .panels import sections
 from .results import ResultError, Results, load
 
-__all__ = ["ResultError", "Results", "load", "write_html", "write_images", "write_markdown"]
+__all__ = ["ResultError", "Results", "load", "write_charts", "write_html", "write_images", "write_markdown"]
 
 
 def write_html(files, path):
@@ -21,11 +21,16 @@ def write_markdown(files, path):
 
 
 def write_images(files, directory):
+    """Every chart of the report; returns the paths."""
+    return write_charts([c for _, charts in sections(files) for c in charts if isinstance(c, Chart)], directory)
+
+
+def write_charts(charts, directory):
     """One SVG and, where matplotlib is installed, one PNG per chart; returns the paths."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for chart in (c for _, charts in sections(files) for c in charts if isinstance(c, Chart)):
+    for chart in charts:
         stem = directory / re.sub(r"[^a-z0-9]+", "_", chart.name.lower()).strip("_")
         text = svg.draw(chart).replace(">", f"><style>{svg.STYLE}</style>", 1)
         stem.with_suffix(".svg").write_text(text)

@@ -57,14 +57,34 @@ def speed_charts(rows):
 def ladder_charts(rows):
     """The rungs of the teaching ladder side by side, ending with standard attention and ours where they were measured."""
     charts = []
-    for (shape, length), group in grouped(rows, lambda r: (shape_of(r["case"]), length_of(r["case"]))).items():
+    places = grouped(rows, lambda r: (shape_of(r["case"]), length_of(r["case"]), r["case"]["heads"]))
+    for (shape, length, heads), group in places.items():
         rungs = {row["baseline"]: row["tflops"] for row in group if row["pass"] == "forward"}
         names = [*sorted(n for n in rungs if is_rung(n)), *(n for n in ("standard", OURS) if n in rungs)]
         if any(is_rung(n) for n in names):
             labels = [name.removeprefix("ladder/") for name in names]
-            title = f"The ladder: forward, L {length}, {shape}"
+            title = f"The ladder: forward, L {length}, {heads} heads, {shape}"
             values = {"TFLOP/s": [rungs[name] for name in names]}
-            charts.append(Chart(f"ladder {shape} {length}", title, "bars", "rung", "TFLOP/s", labels, values))
+            charts.append(Chart(f"ladder {shape} {length} {heads}", title, "bars", "rung", "TFLOP/s", labels, values))
+    return charts
+
+
+def ladder_scaling_charts(rows):
+    """Every rung by length, for each choice of heads and mask that was measured at several lengths."""
+    charts = []
+    rows = [row for row in rows if is_rung(row["baseline"]) and row["pass"] == "forward"]
+    for (heads, shape), group in grouped(rows, lambda r: (r["case"]["heads"], shape_of(r["case"]))).items():
+        lengths, series = by_length(group, lambda r: r["tflops"])
+        if len(lengths) > 1:
+            tokens = {row["case"]["batch"] * row["case"]["seq"] for row in group}
+            batch = f"{tokens.pop()} tokens" if len(tokens) == 1 else "batch 1"
+            series = {name.removeprefix("ladder/"): values for name, values in series.items()}
+            name, title = (
+                f"ladder by length {heads} heads {shape}",
+                f"The ladder by length: {batch}, {heads} heads, {shape}",
+            )
+            axes = "sequence length", "TFLOP/s"
+            charts.append(Chart(name, title, "lines", *axes, lengths, series, log_x=True, log_y=True))
     return charts
 
 
@@ -166,7 +186,7 @@ def sections(files):
     found = [
         ("Speed", speed_charts(rows["speed"])),
         ("Speed-up", speedup_charts(rows["speed"])),
-        ("Ladder", ladder_charts(rows["speed"])),
+        ("Ladder", ladder_charts(rows["speed"]) + ladder_scaling_charts(rows["speed"])),
         ("Memory", memory_charts(rows["memory"])),
         ("What fits", capacity_tables(rows["capacity"])),
         ("Roofline", [chart for chart in rooflines if chart.series]),

@@ -78,7 +78,9 @@ def text(x, y, words, anchor="middle", small=False, turn=None):
 
 
 def colour_index(name):
-    """An entry has the same colour in every chart."""
+    """An entry has the same colour in every chart; rungs of the ladder ("06_mma") go through all colours in turn."""
+    if name[:2].isdigit():
+        return int(name[:2]) % len(LIGHT)
     return ENTRIES.index(name) if name in ENTRIES else sum(map(ord, name)) % len(LIGHT)
 
 
