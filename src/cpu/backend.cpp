@@ -73,7 +73,7 @@ class CpuKernel final : public Kernel {
 };
 
 const Step* steps_of(const KernelTable& table, const Plan& plan) {
-  if (plan.kernel == "cpu/prefill") return table.prefill;
+  if (plan.kernel == "cpu/prefill" || plan.kernel == "cpu/bfloat16") return table.prefill;
   if (plan.kernel == "cpu/decode") return table.decode;
   if (plan.kernel == "cpu/backward") return table.backward;
   if (plan.kernel == "cpu/standard") {
@@ -126,9 +126,11 @@ DeviceInfo info() {
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
   const KernelTable& table = kernel_table(device.isa);
 #if defined(__x86_64__)
-  if (plan.kernel == "cpu/bfloat16") {
-    const KernelTable& pairs = device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table;
-    return std::make_unique<CpuKernel>(pairs.prefill, pairs.scratch_bytes);
+  if (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16) {
+    const KernelTable& special = device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table;
+    const bool is_special =
+        plan.kernel == "cpu/bfloat16" || (plan.kernel == "cpu/decode" && special.decode->count != nullptr);
+    if (is_special) return std::make_unique<CpuKernel>(steps_of(special, plan), special.scratch_bytes);
   }
 #endif
   return std::make_unique<CpuKernel>(steps_of(table, plan), table.scratch_bytes);

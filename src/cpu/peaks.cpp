@@ -1,6 +1,7 @@
 #include "cpu/peaks.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <vector>
@@ -14,17 +15,31 @@ namespace {
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/// The best of many short rounds, because other processes take the processor in between: work(thread) on all threads at
-/// once, and what it amounts to, a second.
+/// The best of several rounds, because other processes take the processor in between: work(thread) on all threads, each
+/// beginning when all are there, and what it amounts to, a second.
 template <class Work>
 double best_rate(ThreadPool& pool, double amount, Work work) {
+  struct Round {
+    Work& work;
+    int threads;
+    std::atomic<int> there{0};
+    double start = 0;  // of the last to come
+  };
   double best = 0;
   const double end = seconds() + 0.1;
-  while (seconds() < end) {
-    const double start = seconds();
+  for (int round = 0; round < 3 || seconds() < end; ++round) {
+    Round all{work, pool.threads()};
     pool.run(
-        pool.threads(), [](void* context, std::int64_t thread) { (*static_cast<Work*>(context))(thread); }, &work);
-    best = std::max(best, amount / (seconds() - start));
+        pool.threads(),
+        [](void* context, std::int64_t thread) {
+          Round& mine = *static_cast<Round*>(context);
+          if (mine.there.fetch_add(1) + 1 == mine.threads) mine.start = seconds(), mine.there = 2 * mine.threads;
+          while (mine.there.load() < 2 * mine.threads) {
+          }
+          mine.work(thread);
+        },
+        &all);
+    best = std::max(best, amount / (seconds() - all.start));
   }
   return best;
 }
@@ -41,17 +56,12 @@ Peaks measure_peaks(int threads) {
   const double flops = table.multiply_add(1) * rounds * threads;
   peaks.flops = best_rate(pool, flops, [&](std::int64_t) { table.multiply_add(rounds); });
 
-  constexpr std::int64_t slice = 4 << 20;  // read in one round; the next round takes the next one
-  const std::int64_t slices = std::max<std::int64_t>(4 * device.l2_bytes, 64 << 20) / slice;
-  struct Buffer {
-    std::vector<char> bytes;
-    std::int64_t next = 0;
-  };
-  std::vector<Buffer> buffers(static_cast<std::size_t>(threads));
-  for (Buffer& buffer : buffers) buffer.bytes.assign(static_cast<std::size_t>(slices * slice), 1);
-  peaks.read_bytes = best_rate(pool, static_cast<double>(slice) * threads, [&](std::int64_t thread) {
-    Buffer& buffer = buffers[static_cast<std::size_t>(thread)];
-    table.read(buffer.bytes.data() + buffer.next++ % slices * slice, slice);
+  // Each thread reads all of a buffer of its own in a round: so large that the caches keep next to nothing of it.
+  const std::int64_t bytes = std::max<std::int64_t>(4 * device.l2_bytes, 64 << 20) / 4096 * 4096;
+  const std::vector<std::vector<char>> buffers(static_cast<std::size_t>(threads),
+                                               std::vector<char>(static_cast<std::size_t>(bytes), 1));
+  peaks.read_bytes = best_rate(pool, static_cast<double>(bytes) * threads, [&](std::int64_t thread) {
+    table.read(buffers[static_cast<std::size_t>(thread)].data(), bytes);
   });
   return peaks;
 }

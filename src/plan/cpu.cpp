@@ -62,10 +62,13 @@ std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
   return "takes at least " + std::to_string(fewest) + " query rows of a key head, and there are " + std::to_string(rows);
 }
 
+std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
+  return problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
+}
+
 /// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles.
-void split_keys(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
   constexpr std::int64_t min_split = 8 * cpu_block_kv;
-  const std::int64_t blocks = problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
   if (plan.num_splits == 1) return;
@@ -76,7 +79,17 @@ void split_keys(const Problem& problem, const DeviceInfo& device, Plan& plan) {
 void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
-  split_keys(problem, device, plan);
+  split_keys(problem, device, row_blocks(problem, plan), plan);
+}
+
+/// As forward, but a block of work is the rows of all key heads that are read together.
+void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  const auto dense = [](const Strides& strides, std::int64_t dim) { return strides.head == 0 || strides.head == dim; };
+  const bool side_by_side = dense(problem.k_strides, problem.head_dim) && dense(problem.v_strides, problem.head_dim_v);
+  const int heads = cpu_decode_heads(group(problem) * problem.seq_q, problem.heads_kv, side_by_side);
+  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, std::max(heads, 1)), plan);
 }
 
 /// K padded to whole tiles and V transposed, for every tile of keys.
@@ -84,7 +97,7 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   const bool amx = device.isa == CpuIsa::amx;
   plan.block_q = amx ? cpu_amx_block_q : cpu_block_q_avx512;
   plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
-  split_keys(problem, device, plan);
+  split_keys(problem, device, row_blocks(problem, plan), plan);
   const std::int64_t keys = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv) * plan.block_kv;
   reserve(plan, 3, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
   reserve(plan, 4, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
@@ -130,7 +143,7 @@ constexpr std::array<KernelEntry, 6> entries{{
      .device = DeviceKind::cpu,
      .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv)",
      .reject = reject_decode,
-     .lay_out = lay_out_forward},
+     .lay_out = lay_out_decode},
     {.name = "cpu/prefill",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,

@@ -8,13 +8,24 @@ constexpr int cpu_block_kv = 64;    // keys of a score tile: with 48 queries, 12
 constexpr int cpu_decode_rows = 8;  // the most query rows of a key head that cpu/decode takes
 constexpr int cpu_max_head_dim = 256;
 
+constexpr int cpu_decode_stack = 64;  // rows of all key heads that cpu/decode keeps at once
+
+/// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
+/// order.
+constexpr int cpu_decode_heads(long long rows, long long heads_kv, bool side_by_side) {
+  const int padded = rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : cpu_decode_rows;
+  const long long most = cpu_decode_stack / padded;
+  return static_cast<int>(!side_by_side ? 1 : heads_kv < most ? heads_kv : most);
+}
+
 // Query rows of a block: the lanes of a register tile's vectors.
 constexpr int cpu_block_q_generic = 8;
 constexpr int cpu_block_q_neon = 12;
 constexpr int cpu_block_q_avx2 = 24;
 constexpr int cpu_block_q_avx512 = 48;
 
-// cpu/bfloat16 with AMX: tiles of 16 x 16 scores, two by two; the keys of a tile share one pass over the sums of the output.
+// cpu/bfloat16 with AMX: tiles of 16 x 16 scores, two by two; the keys of a tile share one pass over the sums of the
+// output.
 constexpr int cpu_amx_block_q = 64;
 constexpr int cpu_amx_block_kv = 128;
 constexpr int cpu_amx_min_rows = 32;  // fewer leave most of a tile empty

@@ -1,7 +1,9 @@
 #pragma once
 
 // Forward for a few queries, where reading K and V is all the work: the keys are split over the threads and merged, and the
-// query heads of a key head share one reading. With so few rows the lanes go along head_dim and along the keys instead:
+// query heads of a key head share one reading. Key heads that lie side by side in a row of memory go together, tile by
+// tile, so that memory is read in its order; while a tile is worked on, the next one is asked for. With so few rows the
+// lanes go along head_dim and along the keys instead:
 //
 //     S[row][key] = dot(Q[row], K[key])                a square of accumulators, summed across by a butterfly
 //     P = 2^(S - row_max), row_sum, rescale            a row at a time
@@ -16,10 +18,20 @@ namespace {
 
 constexpr int decode_rows = plan::cpu_decode_rows;
 constexpr int decode_lanes = round_up(decode_rows, vector_lanes);
+constexpr int decode_stack = plan::cpu_decode_stack;
+
+/// A key head's part of the work.
+struct DecodeHead {
+  float* Q;      // [rows][columns], with room for a whole group of dot_tile
+  float* Q_raw;  // the same in the tensor's type, where Dots takes them so
+  float* O;      // [rows][columns_v]
+  Statistics statistics;
+};
 
 struct DecodeScratch {
-  alignas(64) float Q[decode_lanes * max_head_dim];
-  alignas(64) float O[decode_lanes * max_head_dim];
+  alignas(64) float Q[decode_stack * max_head_dim];
+  alignas(64) float Q_raw[decode_stack * max_head_dim / 2];
+  alignas(64) float O[decode_stack * max_head_dim];
   alignas(64) float S[decode_lanes * block_kv];   // [row][key]
   alignas(64) float St[block_kv * decode_lanes];  // [key][lane]
   alignas(64) float keep[block_kv * decode_lanes];
@@ -27,7 +39,67 @@ struct DecodeScratch {
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
-  Statistics statistics;
+  DecodeHead heads[decode_stack];
+};
+
+/// A unit of work: the rows of some key heads of a batch entry and a part of the keys.
+struct DecodeItem {
+  std::int64_t batch;
+  int first_head, num_heads, split;
+
+  static int heads_together(const Call& call) {
+    const bool side_by_side = call.k.head_stride == call.head_dim && call.v.head_stride == call.head_dim_v;
+    return plan::cpu_decode_heads(call.group * call.seq_q, call.heads_kv, side_by_side);
+  }
+  static std::int64_t groups(const Call& call) { return ceil_div(call.heads_kv, heads_together(call)); }
+
+  DecodeItem(const Call& call, std::int64_t item) {
+    split = static_cast<int>(item % call.num_splits);
+    item /= call.num_splits;
+    const int together = heads_together(call);
+    first_head = static_cast<int>(item % groups(call)) * together;
+    num_heads = smaller(together, call.heads_kv - first_head);
+    batch = item / groups(call);
+  }
+};
+
+inline std::int64_t decode_items(const Call& call) {
+  return call.heads_kv == 0 ? 0 : call.batch * DecodeItem::groups(call) * call.num_splits;
+}
+
+/// Asks for rows that are read soon, a few cache lines at a time.
+struct Ahead {
+  const char* row;
+  std::int64_t stride;  // bytes
+  std::int64_t width;   // bytes of a row
+  std::int64_t rows;
+  std::int64_t at = 0;
+
+  Ahead(const char* first, std::int64_t row_stride, std::int64_t row_width, std::int64_t num_rows)
+      : row(first), stride(row_stride), width(row_width), rows(num_rows) {
+    if (stride == width && rows > 0) width *= rows, rows = 1;  // one after the other
+  }
+
+  FLASH_ATTENTION_INLINE void ask(int lines) {
+    if (rows == 0) return;
+    for (int i = 0; i < lines; ++i) __builtin_prefetch(row + at + 64 * i, 0, 2);
+    at += 64 * lines;
+    if (at < width) return;
+    at = 0;
+    row += stride;
+    --rows;
+  }
+};
+
+/// The tile after the present one, K and V.
+struct NextTile {
+  Ahead K, V;
+  int lines;  // to ask for with each step of dot_tile
+
+  FLASH_ATTENTION_INLINE void ask() {
+    K.ask(lines);
+    V.ask(lines);
+  }
 };
 
 /// Rows of keys as they lie in memory.
@@ -37,34 +109,42 @@ struct KeyRows {
   std::int64_t stride;
 };
 
-/// S[first + r][key] = dot(K[key], Q[first + r]) for r < rows: vector_lanes of these at a time. Meanwhile asks for what is
-/// read next, which the strides of a [seq, heads, dim] tensor hide from the hardware: these rows of V, the next ones of K.
-template <int rows, class T>
-inline void dot_tile(KeyRows<T> K, KeyRows<T> V, int keys, const float* Q, int columns, int columns_v, float* S) {
+/// How dot_tile multiplies rows of T: converted to float.
+template <class T>
+struct FloatDots {
+  using Element = T;
+  static constexpr int columns = vector_lanes;  // of a vector
+  static const float* query(const DecodeHead& head) { return head.Q; }
+  static FLASH_ATTENTION_INLINE Vec load_row(const typename T::Stored* from) { return T::load(from); }
+  static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return sum + key * query; }
+};
+
+/// S[first + r][key] = factor * dot(K[key], Q[first + r]) for r < rows: vector_lanes of these at a time. Q has `words` a
+/// row.
+template <int rows, class Dots>
+inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int words, float factor, float* S,
+                     NextTile& next) {
+  using T = typename Dots::Element;
   constexpr int step = vector_lanes / rows;
-  constexpr int line = 64 / static_cast<int>(sizeof(typename T::Stored));
   for (int key = 0; key < keys; key += step) {
+    next.ask();
     const typename T::Stored* k[step];
     FLASH_ATTENTION_UNROLL
-    for (int j = 0; j < step; ++j) {
-      k[j] = K.data + smaller(key + j, keys - 1) * K.stride;
-      for (int c = 0; c < columns; c += line) __builtin_prefetch(k[j] + block_kv * K.stride + c);
-      for (int c = 0; c < columns_v; c += line) __builtin_prefetch(V.data + (key + j) * V.stride + c);
-    }
+    for (int j = 0; j < step; ++j) k[j] = K.data + smaller(key + j, keys - 1) * K.stride;
     Vec sum[vector_lanes] = {};
-    for (int c = 0; c < columns; c += vector_lanes) {
+    for (int c = 0; c < words; c += vector_lanes) {
       Vec q[rows];
       FLASH_ATTENTION_UNROLL
-      for (int r = 0; r < rows; ++r) q[r] = load(Q + r * columns + c);
+      for (int r = 0; r < rows; ++r) q[r] = load(Q + r * words + c);
       FLASH_ATTENTION_UNROLL
       for (int j = 0; j < step; ++j) {
-        const Vec values = T::load(k[j] + c);
+        const Vec values = Dots::load_row(k[j] + c / vector_lanes * Dots::columns);
         FLASH_ATTENTION_UNROLL
-        for (int r = 0; r < rows; ++r) sum[r * step + j] += values * q[r];
+        for (int r = 0; r < rows; ++r) sum[r * step + j] = Dots::add(sum[r * step + j], values, q[r]);
       }
     }
     alignas(64) float dots[vector_lanes];
-    store(dots, sum_each(sum));
+    store(dots, sum_each(sum) * factor);
     FLASH_ATTENTION_UNROLL
     for (int r = 0; r < rows; ++r) {
       FLASH_ATTENTION_UNROLL
@@ -74,14 +154,15 @@ inline void dot_tile(KeyRows<T> K, KeyRows<T> V, int keys, const float* Q, int c
 }
 
 /// All rows. Q and S have room for whole groups; rows past the last are never looked at.
-template <class T>
-inline void dot_rows(int rows, KeyRows<T> K, KeyRows<T> V, int keys, const float* Q, int columns, int columns_v, float* S) {
-  if (rows == 1) return dot_tile<1>(K, V, keys, Q, columns, columns_v, S);
-  if (rows == 2) return dot_tile<2>(K, V, keys, Q, columns, columns_v, S);
+template <class Dots>
+inline void dot_rows(int rows, KeyRows<typename Dots::Element> K, int keys, const float* Q, int words, float factor,
+                     float* S, NextTile& next) {
+  if (rows == 1) return dot_tile<1, Dots>(K, keys, Q, words, factor, S, next);
+  if (rows == 2) return dot_tile<2, Dots>(K, keys, Q, words, factor, S, next);
+  if (rows <= 4) return dot_tile<4, Dots>(K, keys, Q, words, factor, S, next);
   constexpr int group = smaller(decode_rows, vector_lanes);
-  if (rows <= 4) return dot_tile<4>(K, V, keys, Q, columns, columns_v, S);
   for (int r = 0; r < rows; r += group) {
-    dot_tile<group>(K, V, keys, Q + r * columns, columns, columns_v, S + r * block_kv);
+    dot_tile<group, Dots>(K, keys, Q + r * words, words, factor, S + r * block_kv, next);
   }
 }
 
@@ -97,11 +178,11 @@ inline void finish_decode_scores(const Call& call, const RowBlock& block, const 
 }
 
 /// P in place, over whole vectors: what is past the keys becomes 0.
-inline void softmax_row(int row, int keys, DecodeScratch& scratch) {
+inline void softmax_row(int row, int keys, Statistics& statistics, DecodeScratch& scratch) {
   float* S = scratch.S + row * block_kv;
   const int padded = round_up(keys, vector_lanes);
   for (int key = keys; key < padded; ++key) S[key] = -infinity;
-  const float old_max = scratch.statistics.row_max[row];
+  const float old_max = statistics.row_max[row];
   Vec largest = splat(old_max), sum{};
   for (int key = 0; key < padded; key += vector_lanes) largest = max(load(S + key), largest);
   const float row_max = largest_lane(largest);
@@ -113,18 +194,18 @@ inline void softmax_row(int row, int keys, DecodeScratch& scratch) {
   }
   const float factor = exp2_one(old_max - origin);
   scratch.rescale[row] = factor;
-  scratch.statistics.row_max[row] = row_max;
-  scratch.statistics.row_sum[row] = scratch.statistics.row_sum[row] * factor + sum_lanes(sum);
+  statistics.row_max[row] = row_max;
+  statistics.row_sum[row] = statistics.row_sum[row] * factor + sum_lanes(sum);
 }
 
-/// One tile whose rows are of type T and whole vectors wide.
-template <class T>
-inline void decode_scores(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<T> K, KeyRows<T> V,
-                          DecodeScratch& scratch) {
-  const int columns = round_up(call.head_dim, vector_lanes);
-  dot_rows<T>(block.rows, K, V, tile.count, scratch.Q, columns, call.head_dim_v, scratch.S);
+/// One tile whose rows are whole vectors wide.
+template <class Dots>
+inline void decode_scores(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> K,
+                          DecodeHead& head, DecodeScratch& scratch, NextTile& next) {
+  const int words = round_up(call.head_dim, Dots::columns) / Dots::columns * vector_lanes;
+  dot_rows<Dots>(block.rows, K, tile.count, Dots::query(head), words, query_factor(call), scratch.S, next);
   finish_decode_scores(call, block, tile, scratch);
-  for (int row = 0; row < block.rows; ++row) softmax_row(row, tile.count, scratch);
+  for (int row = 0; row < block.rows; ++row) softmax_row(row, tile.count, head.statistics, scratch);
   if (!call.dropout) return;
   dropout_factors(call, block, tile, scratch.keep);
   for (int row = 0; row < block.rows; ++row) {
@@ -133,83 +214,132 @@ inline void decode_scores(const Call& call, const RowBlock& block, const Tile& t
 }
 
 template <class T>
-inline void decode_values(const RowBlock& block, const Tile& tile, KeyRows<T> V, int columns, DecodeScratch& scratch) {
+inline void decode_values(const RowBlock& block, const Tile& tile, KeyRows<T> V, int columns, float* O,
+                          DecodeScratch& scratch) {
   for (int row = 0; row < block.rows; ++row) {
-    float* sum = scratch.O + row * columns;
+    if (scratch.rescale[row] == 1.0f) continue;
+    float* sum = O + row * columns;
     for (int c = 0; c < columns; c += vector_lanes) store(sum + c, load(sum + c) * scratch.rescale[row]);
   }
   multiply<Start::add, Order::row_major, T>({.A = scratch.S,
                                              .a_stride = block_kv,
                                              .B = V.data,
                                              .b_stride = V.stride,
-                                             .C = scratch.O,
+                                             .C = O,
                                              .c_stride = columns,
                                              .rows = block.rows,
                                              .depth = tile.count,
                                              .vectors = columns / vector_lanes});
 }
 
-template <class T>
-inline void decode_keys(const Call& call, const RowBlock& block, DecodeScratch& scratch) {
-  const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
-  const bool whole = columns == call.head_dim && columns_v == call.head_dim_v;
-  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    const Tile tile = make_tile(call, block, begin);
-    if (tile.seen == Seen::none) continue;
-    const auto rows_of = [&](const TensorView& tensor) {
-      const auto* first = reinterpret_cast<const typename T::Stored*>(block.keys(call, tensor));
-      return KeyRows<T>{first + begin * tensor.seq_stride, tensor.seq_stride};
+/// One tile of one key head.
+template <class Dots>
+inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
+                        NextTile& next) {
+  using T = typename Dots::Element;
+  const int columns_v = round_up(call.head_dim_v, vector_lanes);
+  const auto rows_of = [&](const TensorView& tensor) {
+    const auto* first = reinterpret_cast<const typename T::Stored*>(block.keys(call, tensor));
+    return KeyRows<T>{first + tile.begin * tensor.seq_stride, tensor.seq_stride};
+  };
+  if (call.head_dim % Dots::columns == 0 && columns_v == call.head_dim_v && tile.weighted) {
+    decode_scores<Dots>(call, block, tile, rows_of(call.k), head, scratch, next);
+    decode_values<T>(block, tile, rows_of(call.v), columns_v, head.O, scratch);
+    return;
+  }
+  const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, true, scratch.K);
+  const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, true, scratch.V);
+  const SafeRows safe = make_safe(V, tile.count, columns_v, tile.weighted, scratch.safe);
+  decode_scores<FloatDots<Float32>>(call, block, tile, {K.data, K.stride}, head, scratch, next);
+  decode_values<Float32>(block, tile, {safe.rows.data, safe.rows.stride}, columns_v, head.O, scratch);
+  add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {columns_v, 1}, call.head_dim_v);
+}
+
+/// All tiles of all key heads of the item: tile by tile, and in a tile head by head.
+template <class Dots>
+inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& block, DecodeScratch& scratch) {
+  constexpr int bytes_ahead = 32 << 10;  // of K, and of V: a quarter of a small L2
+  const int size = size_of(call.element), width = item.num_heads * call.head_dim * size;
+  const int most = smaller(larger(bytes_ahead / width / 16 * 16, 16), block_kv);
+  const int steps = ceil_div(most * block.rows, vector_lanes) * item.num_heads;
+  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += most) {
+    const std::int64_t after = begin + most,
+                       rows = larger<std::int64_t>(smaller<std::int64_t>(most, block.key_end - after), 0);
+    const auto ahead = [&](const TensorView& tensor, int columns) {
+      const std::int64_t stride = tensor.seq_stride * size;
+      block.move_to(call, item.first_head);
+      return Ahead{block.keys(call, tensor) + after * stride, stride, item.num_heads * columns * size, rows};
     };
-    if (whole && tile.weighted) {
-      decode_scores<T>(call, block, tile, rows_of(call.k), rows_of(call.v), scratch);
-      decode_values<T>(block, tile, rows_of(call.v), columns_v, scratch);
-      continue;
+    NextTile next{ahead(call.k, call.head_dim), ahead(call.v, call.head_dim_v),
+                  static_cast<int>(ceil_div(most * (width + 63) / 64, steps))};
+    for (int h = 0; h < item.num_heads; ++h) {
+      block.move_to(call, item.first_head + h);
+      const Tile tile = make_tile(call, block, begin, most);
+      if (tile.seen != Seen::none) decode_tile<Dots>(call, block, tile, scratch.heads[h], scratch, next);
     }
-    const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, true, scratch.K);
-    const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, true, scratch.V);
-    const SafeRows safe = make_safe(V, tile.count, columns_v, tile.weighted, scratch.safe);
-    decode_scores<Float32>(call, block, tile, {K.data, K.stride}, {V.data, V.stride}, scratch);
-    decode_values<Float32>(block, tile, {safe.rows.data, safe.rows.stride}, columns_v, scratch);
-    add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, scratch.O, {columns_v, 1}, call.head_dim_v);
   }
 }
 
-inline void decode(const Call& call, std::int64_t item_idx, void* memory) {
-  DecodeScratch& scratch = *static_cast<DecodeScratch*>(memory);
-  const ForwardItem item(call, item_idx);
-  RowBlock block = item.rows(call);
-  if (block.rows == 0) return;
-  take_split(call, item.split, block);
-
-  const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
-  scratch.statistics.reset();
-  for (int i = 0; i < decode_lanes * columns; ++i) scratch.Q[i] = 0;
-  for (int i = 0; i < decode_lanes * columns_v; ++i) scratch.O[i] = 0;
-  with_element(call.element, [&](auto type) {
-    using T = decltype(type);
-    for (int row = 0; row < block.rows; ++row) {
-      float* Q = scratch.Q + row * columns;
-      copy_row<T>(reinterpret_cast<const typename T::Stored*>(block.row(call, call.q, row)), call.head_dim, Q, columns);
-      for (int c = 0; c < columns; ++c) Q[c] *= query_factor(call);
-    }
-    decode_keys<T>(call, block, scratch);
-  });
-
-  finish_rows(call, block, item.split, scratch.statistics, scratch.rescale);
+inline void write_head(const Call& call, const RowBlock& block, int split, const DecodeHead& head, float* factor) {
+  const int columns_v = round_up(call.head_dim_v, vector_lanes);
+  finish_rows(call, block, split, head.statistics, factor);
   for (int row = 0; row < block.rows; ++row) {
     const auto write = [&](auto type, void* to) {
       using T = decltype(type);
       for (int c = 0; c < call.head_dim_v; c += vector_lanes) {
-        const Vec sum = load(scratch.O + row * columns_v + c) * scratch.rescale[row];
+        const Vec sum = load(head.O + row * columns_v + c) * factor[row];
         store_some<T>(static_cast<typename T::Stored*>(to) + c, sum, call.head_dim_v - c);
       }
     };
     if (call.num_splits > 1) {
-      write(Float32{}, partial_sums(call, item.split, block.row_idx(call, row)));
+      write(Float32{}, partial_sums(call, split, block.row_idx(call, row)));
     } else {
       with_element(call.element, [&](auto type) { write(type, block.row(call, call.out, row)); });
     }
   }
+}
+
+/// Q of the block's head; O and the statistics at their start. rows: with their padding.
+template <class Dots>
+inline void start_head(const Call& call, const RowBlock& block, int rows, DecodeHead& head) {
+  using T = typename Dots::Element;
+  const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
+  head.statistics.reset();
+  for (int i = 0; i < rows * columns; ++i) head.Q[i] = 0;
+  for (int i = 0; i < rows * columns_v; ++i) head.O[i] = 0;
+  for (int row = 0; row < block.rows; ++row) {
+    const auto* from = reinterpret_cast<const typename T::Stored*>(block.row(call, call.q, row));
+    copy_row<T>(from, call.head_dim, head.Q + row * columns, columns);
+    if constexpr (Dots::columns != vector_lanes) Dots::copy_query(from, call.head_dim, head.Q_raw + row * columns / 2);
+  }
+}
+
+template <class Dots>
+inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
+  DecodeScratch& scratch = *static_cast<DecodeScratch*>(memory);
+  const DecodeItem item(call, item_idx);
+  RowBlock block(call, item.batch, item.first_head * call.group, call.group, 0);
+  if (block.rows == 0) return;
+  take_split(call, item.split, block);
+
+  const int rows = decode_stack / plan::cpu_decode_heads(block.rows, decode_stack, true);  // with their padding
+  for (int h = 0; h < item.num_heads; ++h) {
+    DecodeHead& head = scratch.heads[h];
+    head.Q = scratch.Q + h * rows * round_up(call.head_dim, vector_lanes);
+    head.Q_raw = scratch.Q_raw + h * rows * round_up(call.head_dim, vector_lanes) / 2;
+    head.O = scratch.O + h * rows * round_up(call.head_dim_v, vector_lanes);
+    block.move_to(call, item.first_head + h);
+    start_head<Dots>(call, block, rows, head);
+  }
+  decode_keys<Dots>(call, item, block, scratch);
+  for (int h = 0; h < item.num_heads; ++h) {
+    block.move_to(call, item.first_head + h);
+    write_head(call, block, item.split, scratch.heads[h], scratch.rescale);
+  }
+}
+
+inline void decode(const Call& call, std::int64_t item, void* memory) {
+  with_element(call.element, [&](auto type) { decode_with<FloatDots<decltype(type)>>(call, item, memory); });
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 #pragma once
 
 // The products of pairs.h with an instruction that multiplies pairs lane by lane (dot_pairs): the register tile of
-// multiply.h.
+// multiply.h, and the dots of decode.h.
 
+#include "cpu/generic/decode.h"
 #include "cpu/generic/pairs.h"
 
 namespace flash_attention::cpu {
@@ -35,6 +36,22 @@ struct DotProducts {
                                                   .vectors = product.lanes / vector_lanes});
   }
 };
+
+/// How decode multiplies rows of bfloat16: as they are.
+struct PairDots {
+  using Element = Bfloat16;
+  static constexpr int columns = 2 * vector_lanes;
+  static const float* query(const DecodeHead& head) { return head.Q_raw; }
+  static FLASH_ATTENTION_INLINE Vec load_row(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
+  static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return dot_pairs(sum, key, query); }
+  static void copy_query(const Half* from, int head_dim, float* to) {
+    copy_halves(from, head_dim, reinterpret_cast<Half*>(to), round_up(head_dim, vector_lanes));
+  }
+};
+
+inline void decode_pairs(const Call& call, std::int64_t item, void* memory) {
+  call.element == Element::bfloat16 ? decode_with<PairDots>(call, item, memory) : decode(call, item, memory);
+}
 
 }  // namespace
 }  // namespace flash_attention::cpu

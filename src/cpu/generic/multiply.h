@@ -79,8 +79,24 @@ inline void multiply_strip(const Product<T>& product, int row, int lane) {
   }
 }
 
+/// A few rows in strips as wide as the registers allow: narrow ones would wait for their sums.
+template <int rows, Start start, Order order, class T>
+inline void multiply_few(const Product<T>& product) {
+  constexpr int room = tile_rows * tile_vectors / rows;
+  constexpr int widest = room >= 8 ? 8 : room >= 4 ? 4 : 2;
+  int v = 0;
+  for (; v + widest <= product.vectors; v += widest)
+    multiply_strip<rows, widest, start, order>(product, 0, v * vector_lanes);
+  if constexpr (widest == 8) {
+    for (; v + 4 <= product.vectors; v += 4) multiply_strip<rows, 4, start, order>(product, 0, v * vector_lanes);
+  }
+  for (; v < product.vectors; ++v) multiply_strip<rows, 1, start, order>(product, 0, v * vector_lanes);
+}
+
 template <Start start, Order order, class T = Float32>
 inline void multiply(const Product<T>& product) {
+  if (product.rows == 1) return multiply_few<1, start, order>(product);
+  if (product.rows <= 4) return multiply_few<4, start, order>(product);
   for (int v = 0; v < product.vectors;) {
     const int left = product.vectors - v;
     const int width = left == tile_vectors + 1 ? (left + 1) / 2 : left < tile_vectors ? left : tile_vectors;

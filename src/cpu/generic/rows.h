@@ -81,6 +81,13 @@ struct RowBlock {
 
   int lanes() const { return vectors * vector_lanes; }
 
+  /// The same rows of another key head.
+  void move_to(const Call& call, int other_kv_head) {
+    const int heads = (other_kv_head - kv_head) * call.group;
+    for (int lane = 0; lane < lanes(); ++lane) head[lane] += heads;
+    kv_head = other_kv_head;
+  }
+
   /// Where row `lane` of a tensor over the query heads begins.
   FLASH_ATTENTION_INLINE char* row(const Call& call, const TensorView& tensor, int lane) const {
     return tensor.data + (batch * tensor.batch_stride + (sequence.q_begin + query[lane]) * tensor.seq_stride +

@@ -45,8 +45,8 @@ inline Seen seen_through_mask(const Call& call, const RowBlock& block, std::int6
   return all ? Seen::all : any ? Seen::some : Seen::none;
 }
 
-inline Tile make_tile(const Call& call, const RowBlock& block, std::int64_t begin) {
-  const int count = static_cast<int>(smaller<std::int64_t>(block_kv, block.key_end - begin));
+inline Tile make_tile(const Call& call, const RowBlock& block, std::int64_t begin, int most = block_kv) {
+  const int count = static_cast<int>(smaller<std::int64_t>(most, block.key_end - begin));
   const bool full = begin >= block.full_begin && begin + count <= block.full_end;
   Seen seen = full ? Seen::all : Seen::some;
   if (call.mask.data != nullptr) {

@@ -20,5 +20,15 @@ constexpr int lane_multiple = vector_lanes;
 #include "cpu/generic/dot_products.h"
 
 namespace flash_attention::cpu {
-const KernelTable avx512_bf16_table = make_bfloat16_table<DotProducts>();
+namespace {
+constexpr KernelTable make_table() {
+  KernelTable table = make_bfloat16_table<DotProducts>();
+  table.decode[0] = {decode_items, decode_pairs};
+  table.decode[1] = {merge_items, merge};
+  table.scratch_bytes = larger(table.scratch_bytes, sizeof(DecodeScratch));
+  return table;
+}
+}  // namespace
+
+const KernelTable avx512_bf16_table = make_table();
 }  // namespace flash_attention::cpu

@@ -10,7 +10,7 @@ extern const KernelTable neon_table;
 extern const KernelTable avx2_table;
 extern const KernelTable avx512_table;
 
-// Of these, kernels for bfloat16 alone; all else runs on AVX-512.
+// These have some of the kernels; all others run on AVX-512.
 extern const KernelTable avx512_bf16_table;
 extern const KernelTable amx_table;
 
