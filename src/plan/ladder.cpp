@@ -64,6 +64,11 @@ int persistent_bytes(const Rung& rung, int dim) {
   return tma_bytes(rung, dim) + 2 * rung.block_q * ((dim + 63) / 64 * 128);
 }
 
+/// Two tensors of a block and of a tile, and two weights of each pair, in fp32.
+int backward_tile_bytes(const Rung& rung, int dim) {
+  return 2 * float_bytes * (rung.block_q * dim + rung.block_kv * (dim + 4) + rung.block_q * rung.block_kv);
+}
+
 int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 /// 16-bit Q, K, V and P; S and the product P V in fp32.
@@ -175,6 +180,21 @@ constexpr auto table = std::to_array<Rung>({
      .tma = true,
      .persistent = true,
      .shared_bytes = persistent_bytes},
+    {.name = "ladder/b0_naive",
+     .pass = Pass::backward,
+     .float32 = true,
+     .block_q = 4,
+     .block_kv = 4,
+     .num_warps = 4,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/b1_tiled",
+     .pass = Pass::backward,
+     .float32 = true,
+     .block_q = 32,
+     .block_kv = 32,
+     .num_warps = 4,
+     .shared_bytes = backward_tile_bytes,
+     .add_launches = add_backward_launches},
 });
 
 std::string reject_tma(const Problem& p) {
