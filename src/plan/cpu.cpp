@@ -84,7 +84,7 @@ void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& pla
 
 /// As forward, but a block of work is the rows of all key heads that are read together.
 void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = block_q(device.isa);
+  plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   const auto dense = [](const Strides& strides, std::int64_t dim) { return strides.head == 0 || strides.head == dim; };
   const bool side_by_side = dense(problem.k_strides, problem.head_dim) && dense(problem.v_strides, problem.head_dim_v);
