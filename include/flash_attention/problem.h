@@ -50,8 +50,8 @@ struct ScoreTensor {
 ///     P = dropout(softmax(S where visible, -inf elsewhere));  O = P V
 struct Problem {
   std::int64_t batch = 1;
-  std::int64_t seq_q = 0;   ///< packed: the longest query sequence (0 = total_q)
-  std::int64_t seq_kv = 0;  ///< packed: the longest key sequence (0 = total_kv)
+  std::int64_t seq_q = 0;   ///< packed: the longest query sequence, or a bound on it (0 = total_q)
+  std::int64_t seq_kv = 0;  ///< packed: the longest key sequence, or a bound on it (0 = total_kv)
   std::int64_t heads_q = 1;
   std::int64_t heads_kv = 1;    ///< divides heads_q
   std::int64_t head_dim = 0;    ///< a multiple of 8, at most 256

@@ -80,10 +80,6 @@ void check_sizes(const Problem& p) {
   check_dtype("dtype", p.dtype);
   check_size("total_q", p.packed ? p.total_q : p.batch * p.seq_q, 0);
   check_size("total_kv", p.packed ? p.total_kv : p.batch * p.seq_kv, 0);
-  if (p.packed) {
-    require(p.seq_q <= p.total_q, "seq_q", p.seq_q, "the longest packed sequence is at most total_q");
-    require(p.seq_kv <= p.total_kv, "seq_kv", p.seq_kv, "the longest packed sequence is at most total_kv");
-  }
 }
 
 void check_options(const Problem& p) {
@@ -113,8 +109,9 @@ Problem normalise(const Problem& problem, Pass pass) {
   if (p.head_dim_v == 0) p.head_dim_v = p.head_dim;
   check_sizes(p);
   if (p.packed) {
-    if (p.seq_q == 0) p.seq_q = p.total_q;
-    if (p.seq_kv == 0) p.seq_kv = p.total_kv;
+    // No sequence is longer than all of them together; a bias keeps the sizes that its caller gave it.
+    if (p.seq_q == 0 || (p.seq_q > p.total_q && !p.bias.present)) p.seq_q = p.total_q;
+    if (p.seq_kv == 0 || (p.seq_kv > p.total_kv && !p.bias.present)) p.seq_kv = p.total_kv;
   } else {
     require(p.total_q == 0 || p.total_q == p.batch * p.seq_q, "total_q", p.total_q, "it belongs to packed problems");
     require(p.total_kv == 0 || p.total_kv == p.batch * p.seq_kv, "total_kv", p.total_kv, "it belongs to packed problems");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "api/validate.h"
 #include "flash_attention/attention.h"
 #include "support/contract.h"
 #include "support/tensors.h"
@@ -65,7 +66,6 @@ const Refusal refusals[] = {
     {"window_right", "window_right", "-7", [](Problem& p) { p.window_right = -7; }},
     {"alignment", "alignment", "5", [](Problem& p) { p.alignment = static_cast<Alignment>(5); }},
     {"total_without_packed", "total_q", "3", [](Problem& p) { p.total_q = 3; }},
-    {"longest_beyond_total", "seq_q", "5", [](Problem& p) { p.packed = true, p.total_q = 4, p.total_kv = 9; }},
     {"stride_out_of_range", "q_strides", "4611686018427387904",
      [](Problem& p) { p.q_strides.seq = std::int64_t{1} << 62; }},
     {"output_overlaps_itself", "dq_strides", "(320, 0, 16)",
@@ -193,6 +193,20 @@ TEST_F(BufferRefusal, PackedBeyondTheTensor) {
   Buffers b = forward_buffers();
   b.cu_seqlens_q = beyond;
   expect("cu_seqlens_q[2]", "9 rows", b);
+}
+
+TEST(Normalise, ABoundBeyondTheTensorIsTheTensor) {
+  const Problem problem{.batch = 2,
+                        .seq_q = 50,
+                        .seq_kv = 60,
+                        .heads_q = 2,
+                        .heads_kv = 2,
+                        .head_dim = 16,
+                        .packed = true,
+                        .total_q = 9,
+                        .total_kv = 14};
+  EXPECT_EQ(api::normalise(problem, Pass::forward).seq_q, 9);
+  EXPECT_EQ(api::normalise(problem, Pass::forward).seq_kv, 14);
 }
 
 TEST_F(BufferRefusal, LengthsOutOfRange) {

@@ -22,15 +22,17 @@ def starts(lengths, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("longest", [True, False], ids=["max_seqlen", "unknown"])
+@pytest.mark.parametrize("bound", [0, 1000, None], ids=["max_seqlen", "beyond_total", "unknown"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_packed(name, longest, dtype, device):
+def test_packed(name, bound, dtype, device):
     options = OPTIONS[name]
     cu_q, cu_kv = starts(LENGTHS_Q, device), starts(LENGTHS_KV, device)
     q = torch.randn(sum(LENGTHS_Q), 4, 32, device=device).to(dtype)
     k = torch.randn(sum(LENGTHS_KV), 2, 32, device=device).to(dtype)
     v = torch.randn(sum(LENGTHS_KV), 2, 24, device=device).to(dtype)
-    bounds = {"max_seqlen_q": max(LENGTHS_Q), "max_seqlen_kv": max(LENGTHS_KV)} if longest else {}
+    bounds = {}
+    if bound is not None:
+        bounds = {"max_seqlen_q": max(LENGTHS_Q) + bound, "max_seqlen_kv": max(LENGTHS_KV) + bound}
     dout = torch.randn(sum(LENGTHS_Q), 4, 24, device=device, dtype=torch.float64)
 
     def results(function, inputs):
@@ -57,3 +59,22 @@ def test_same_lengths_for_keys_by_default(device):
     a = flash_attention.attention_packed(q, q, q, cu, causal=True)
     b = flash_attention.attention_packed(q, q, q, cu, cu, causal=True)
     assert torch.equal(a, b)
+
+
+def test_bias_up_to_a_bound(device):
+    """A bias as large as the bounds, which are beyond the tensors; its gradient has its shape."""
+    lengths = [5, 11]
+    cu = starts(lengths, device)
+    q, k, v = (torch.randn(16, 2, 16, device=device) for _ in range(3))
+    bias = torch.randn(2, 2, 20, 20, device=device, requires_grad=True)
+    out = flash_attention.attention_packed(q, k, v, cu, max_seqlen_q=20, max_seqlen_kv=20, bias=bias)
+    dout = torch.randn_like(out)
+    (ours,) = torch.autograd.grad(out, bias, dout)
+    expected = torch.zeros_like(bias)
+    for b, length in enumerate(lengths):
+        part = slice(sum(lengths[:b]), sum(lengths[: b + 1]))
+        one = bias[b : b + 1, :, :length, :length].detach().requires_grad_()
+        exact, _ = reference.attention(*(tensor[None, part] for tensor in (q, k, v)), bias=one)
+        torch.testing.assert_close(out[part], exact[0], atol=1e-5, rtol=1e-4)
+        expected[b, :, :length, :length] = torch.autograd.grad(exact[0], one, dout[part])[0][0]
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)

@@ -123,6 +123,26 @@ def test_nan_and_inf_beyond_the_end_stay_out():
     assert torch.isfinite(out).all()
 
 
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_nan_and_inf_reach_only_queries_that_see_them(which):
+    """A bad key among those of one tile: outputs and gradients of earlier queries stay as they were."""
+    torch.manual_seed(5)
+    bad, seq = 40, 80
+    inputs = [make(1, seq, 2, 32, torch.float16).requires_grad_() for _ in range(3)]
+    grad_out = make(1, seq, 2, 32, torch.float16)
+    clean = triton_attention(*inputs, causal=True)
+    clean_dq = torch.autograd.grad(clean[:, :bad], inputs[0], grad_out[:, :bad])[0]
+    spoiled = [t.detach().clone() for t in inputs]
+    spoiled["qkv".index(which)][:, bad, :, 3:5] = torch.tensor([float("nan"), float("inf")], device=DEVICE).half()
+    spoiled = [t.requires_grad_() for t in spoiled]
+    out = triton_attention(*spoiled, causal=True)
+    assert_near(out[:, :bad], clean[:, :bad].detach().cpu().double(), torch.float16, "out")
+    assert out[:, bad:].isnan().any(dim=-1).all()
+    dq = torch.autograd.grad(out, spoiled[0], grad_out)[0]
+    assert_near(dq[:, :bad], clean_dq[:, :bad].detach().cpu().double(), torch.float16, "dq")
+    assert dq[:, bad:].isnan().any(dim=-1).all()
+
+
 @pytest.mark.parametrize("seq_q, seq_kv", [(0, 16), (16, 0)])
 def test_empty_lengths(seq_q, seq_kv):
     q = make(1, seq_q, 2, 16, torch.float16).requires_grad_()

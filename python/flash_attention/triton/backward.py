@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .tiles import dot, key_range, load_tile, my_tile, store_tile, visible
+from .tiles import all_finite, dot, key_range, load_row, load_tile, my_tile, store_tile, visible
 from .tuning import GRAD_KV, GRAD_Q, LOG2_E, OPTIONS, autotuned, block_d, even, length_class
 
 # Argument lists are in groups: tensors, strides, sizes, constants.
@@ -57,6 +57,24 @@ def add_grad_q(dQ_tile, Q_tile, dO_tile, lse_log2, delta, K, V, start, stop, fir
     return dQ_tile
 
 
+@triton.jit
+def grad_q_carefully(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_stride, v_stride, seq_q, seq_kv, scale_log2,
+                     BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The sum of dS K key by key, in which a hidden key is multiplied by nothing."""
+    Q_tile = Q_tile.to(tl.float32)
+    dO_tile = dO_tile.to(tl.float32)
+    q_idx = first_q + tl.arange(0, BLOCK_Q)
+    dQ_tile = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    for kv_idx in tl.range(0, end):
+        K_row = load_row(K, kv_idx, k_stride, HEAD_DIM, BLOCK_D)
+        S = tl.sum(Q_tile * K_row[None, :], 1)
+        dP = tl.sum(dO_tile * load_row(V, kv_idx, v_stride, HEAD_DIM, BLOCK_D)[None, :], 1)
+        dS = tl.exp2(S * scale_log2 - lse_log2) * (dP - delta)
+        seen = visible(q_idx, kv_idx, seq_q, seq_kv, CAUSAL=True)
+        dQ_tile += tl.where(seen[:, None], dS[:, None] * K_row[None, :], 0.0)
+    return dQ_tile
+
+
 @autotuned(GRAD_Q)
 @triton.jit(do_not_specialize=["length_class"])
 def grad_q_kernel(Q, K, V, dO, LSE, D, dQ, scale, scale_log2,
@@ -91,6 +109,10 @@ def grad_q_kernel(Q, K, V, dO, LSE, D, dQ, scale, scale_log2,
         dQ_tile = add_grad_q(
             dQ_tile, Q_tile, dO_tile, lse_log2, delta, K, V, full, end, first_q, k_strides[1], v_strides[1], seq_q, seq_kv,
             scale_log2, BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, CAUSAL, MASKED=True)
+    if CAUSAL:  # a NaN of a key that some queries of the tile see: 0 * NaN has carried it to the others
+        if not all_finite(dQ_tile):
+            dQ_tile = grad_q_carefully(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_strides[1], v_strides[1],
+                                       seq_q, seq_kv, scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)
     store_tile(dQ, first_q, dq_strides[1], seq_q, dQ_tile * scale, BLOCK_Q, HEAD_DIM, BLOCK_D)
 
 

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .tiles import dot, key_range, load_tile, my_tile, store_tile, visible
+from .tiles import all_finite, dot, key_range, load_row, load_tile, my_tile, store_tile, visible
 from .tuning import FORWARD, LOG2_E, OPTIONS, autotuned, block_d, even, length_class
 
 # Argument lists are in groups: tensors, strides, sizes, constants.
@@ -50,6 +50,20 @@ def attend(acc, row_max, row_sum, Q_tile, K, V, start, stop, first_q, k_stride, 
     return acc, row_max, row_sum
 
 
+@triton.jit
+def attend_carefully(Q_tile, row_max, K, V, end, first_q, k_stride, v_stride, seq_q, seq_kv, scale_log2,
+                     BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The sum of P V key by key, in which a hidden key is multiplied by nothing."""
+    Q_tile = Q_tile.to(tl.float32)
+    q_idx = first_q + tl.arange(0, BLOCK_Q)
+    acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    for kv_idx in tl.range(0, end):
+        S = tl.sum(Q_tile * load_row(K, kv_idx, k_stride, HEAD_DIM, BLOCK_D)[None, :], 1)
+        weighted = tl.exp2(S * scale_log2 - row_max)[:, None] * load_row(V, kv_idx, v_stride, HEAD_DIM, BLOCK_D)[None, :]
+        acc += tl.where(visible(q_idx, kv_idx, seq_q, seq_kv, CAUSAL=True)[:, None], weighted, 0.0)
+    return acc
+
+
 @autotuned(FORWARD)
 @triton.jit(do_not_specialize=["length_class"])
 def forward_kernel(Q, K, V, O, LSE, scale_log2,
@@ -81,6 +95,11 @@ def forward_kernel(Q, K, V, O, LSE, scale_log2,
         acc, row_max, row_sum = attend(
             acc, row_max, row_sum, Q_tile, K, V, full, end, first_q, k_strides[1], v_strides[1], seq_q, seq_kv, scale_log2,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, CAUSAL, MASKED=True)
+
+    if CAUSAL:  # a NaN of a key that some queries of the tile see: 0 * NaN has carried it to the others
+        if not all_finite(acc):
+            acc = attend_carefully(Q_tile, row_max, K, V, end, first_q, k_strides[1], v_strides[1], seq_q, seq_kv,
+                                   scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)
 
     empty = row_sum == 0.0  # no visible key: output 0, LSE -inf
     row_sum = tl.where(empty, 1.0, row_sum)

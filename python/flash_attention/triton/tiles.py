@@ -38,6 +38,18 @@ def load_tile(base, first_row, row_stride, num_rows, ROWS: tl.constexpr, HEAD_DI
 
 
 @triton.jit
+def load_row(base, row, row_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[BLOCK_D] in fp32, zero beyond HEAD_DIM."""
+    dims = tl.arange(0, BLOCK_D)
+    return tl.load(base + tl.cast(row, tl.int64) * row_stride + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def all_finite(tile):
+    return tl.min(tl.min((tile - tile == 0.0).to(tl.int32), 1), 0) == 1
+
+
+@triton.jit
 def store_tile(base, first_row, row_stride, num_rows, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
                BLOCK_D: tl.constexpr):
     rows = tl.arange(0, ROWS)
