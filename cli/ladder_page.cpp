@@ -14,11 +14,11 @@ namespace {
 constexpr std::string_view begin_mark = "<!-- ladder begin: written by flash-attention ladder --update -->\n";
 constexpr std::string_view end_mark = "<!-- ladder end -->";
 
-std::string speed_cell(double tflops) { return tflops == 0 ? "-" : format(tflops < 10 ? "%.2f" : "%.0f", tflops); }
-
 std::string ratio_cell(double now, double before) { return now == 0 || before == 0 ? "-" : format("%.2f x", now / before); }
 
 }  // namespace
+
+std::string speed_cell(double tflops) { return tflops == 0 ? "-" : format(tflops < 10 ? "%.2f" : "%.1f", tflops); }
 
 std::string markdown_table(const std::vector<Rung>& rungs, const LadderResults& results) {
   std::string text =

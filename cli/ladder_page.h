@@ -8,6 +8,9 @@
 
 namespace flash_attention::cli {
 
+/// "12.3", "0.45"; "-" for nothing measured.
+std::string speed_cell(double tflops);
+
 /// The table of kernels/ladder/README.md: rung, idea, lines that are new, TFLOP/s, times the rung before.
 std::string markdown_table(const std::vector<Rung>& rungs, const LadderResults& results);
 
