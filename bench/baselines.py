@@ -24,8 +24,8 @@ class Baseline:
     packs: bool = False  # takes case.lengths as it is; others are given a padded batch
 
 
-def refuse(*, window=False, dropout=True, dtypes=tuple(DTYPES), devices=("cpu", "cuda"), needs=""):
-    """A reject function: what the entry supports (window, dropout, dtypes, devices), and a module it needs."""
+def refuse(*, window=False, mask=False, dropout=True, dtypes=tuple(DTYPES), devices=("cpu", "cuda"), needs=""):
+    """A reject function: what the entry supports (window, mask, dropout, dtypes, devices), and a module it needs."""
 
     def reject(case, device):
         if needs and importlib.util.find_spec(needs) is None:
@@ -36,6 +36,8 @@ def refuse(*, window=False, dropout=True, dtypes=tuple(DTYPES), devices=("cpu", 
             return f"{case.dtype} is not supported"
         if case.window and not window:
             return "no sliding window"
+        if case.masked and not mask:
+            return "no boolean mask"
         return "no dropout" if case.dropout_p and not dropout else ""
 
     return reject
@@ -54,6 +56,26 @@ def sdpa(backend):
         return out.transpose(1, 2)
 
     return run
+
+
+@cache
+def boolean_mask(case, device):
+    """What SDPA is told about a window, and everyone about a masked case: [1, 1, queries, keys], true where seen."""
+    queries = case.queries or case.seq
+    if case.masked:
+        mask = torch.rand(queries, case.seq, generator=torch.Generator().manual_seed(1)) < 0.5
+    else:
+        i, j = torch.arange(queries)[:, None] + case.seq - queries, torch.arange(case.seq)[None]
+        mask = (j >= i - case.window) & (j <= (i if case.causal else i + case.window))
+    return mask[None, None].to(device)
+
+
+def sdpa_with_mask(q, k, v, case):
+    mask = boolean_mask(case, q.device.type) if case.window or case.masked else None
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, mask, case.dropout_p, is_causal=case.causal and mask is None, enable_gqa=case.kv != case.heads
+    ).transpose(1, 2)
 
 
 @cache
@@ -102,6 +124,8 @@ def ours(kernel):
         options = {"causal": case.causal, "window": window_of(case), "dropout_p": case.dropout_p, "kernel": kernel}
         if case.dropout_p:
             options["seed"] = 0
+        if case.masked:
+            options["mask"] = boolean_mask(case, q.device.type)
         if q.dim() == 3:
             return attention_packed(q, k, v, bounds(case, q.device), max_seqlen_q=case.seq, **options)
         return attention(q, k, v, **options)
@@ -141,6 +165,7 @@ FIXED = [
     Baseline("sdpa_efficient", "PyTorch SDPA, memory-efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), refuse(devices=GPU)),
     Baseline("sdpa_flash", "PyTorch SDPA, FlashAttention-2", sdpa(SDPBackend.FLASH_ATTENTION), refuse()),
     Baseline("sdpa_cudnn", "PyTorch SDPA, cuDNN", sdpa(SDPBackend.CUDNN_ATTENTION), refuse(devices=GPU, dtypes=HALF)),
+    Baseline("sdpa", "PyTorch SDPA, its own choice; a window as a mask", sdpa_with_mask, refuse(window=True, mask=True)),
     Baseline("flex", "FlexAttention, compiled", flex, refuse(devices=GPU, window=True, dropout=False)),
     Baseline("megatron_local", "Megatron-LM core attention, separate operations", megatron.local, refuse()),
     Baseline("megatron_fused", "Megatron-LM core attention, fused scale-mask-softmax", megatron.fused,
@@ -192,9 +217,10 @@ def inputs(case, baseline, device, needs_grad, seed=0):
     """(q, k, v, gradient of out or None), random normal; packed as [tokens, heads, head_dim] where the entry takes that."""
     generator = torch.Generator(device).manual_seed(seed)
     rows = (case.tokens,) if case.lengths and baseline.packs else (case.batch, case.seq)
+    q_rows = (case.batch, case.queries) if case.queries else rows
 
-    def make(heads):
+    def make(rows, heads):
         return torch.randn(*rows, heads, case.head_dim, generator=generator, device=device, dtype=DTYPES[case.dtype])
 
-    q, k, v = make(case.heads), make(case.kv), make(case.kv)
-    return *(t.requires_grad_(needs_grad) for t in (q, k, v)), make(case.heads) if needs_grad else None
+    q, k, v = make(q_rows, case.heads), make(rows, case.kv), make(rows, case.kv)
+    return *(t.requires_grad_(needs_grad) for t in (q, k, v)), make(q_rows, case.heads) if needs_grad else None

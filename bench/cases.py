@@ -17,6 +17,8 @@ class Case:
     window: int = 0  # keys a query sees to its left, itself not counted; 0: all
     dropout_p: float = 0.0
     lengths: tuple[int, ...] = ()  # packed: one length per sequence, of which seq is the longest
+    queries: int = 0  # decoding: queries at the end of seq keys; 0: as many as keys
+    masked: bool = False  # a boolean mask that shows every query a random half of the keys
 
     def __post_init__(self):
         for name in ("batch", "seq", "heads", "head_dim"):
@@ -43,6 +45,8 @@ class Case:
 
     def pairs(self):
         """Query-key pairs of all sequences: length^2, halved for causal; counted where there is a window."""
+        if self.queries:
+            return self.batch * self.queries * self.seq
         total = 0
         for length in self.lengths or (self.seq,) * self.batch:
             if self.window:
@@ -59,17 +63,19 @@ class Case:
 
     def bytes(self, which):
         """What must cross the memory bus at least: every tensor of the pass once."""
-        q, kv = self.tokens * self.heads, self.tokens * self.kv
+        q, kv = (self.batch * self.queries or self.tokens) * self.heads, self.tokens * self.kv
         forward = 2 * q + 2 * kv
         backward = 4 * q + 4 * kv  # q k v out dout, dq dk dv
         elements = {"forward": forward, "backward": backward, "both": forward + backward}[which]
         return elements * self.head_dim * self.element_bytes
 
     def label(self):
-        parts = [f"B{self.batch} L{self.seq} H{self.heads}" + (f"/{self.kv}" if self.kv != self.heads else "")]
+        length = f"{self.queries}x{self.seq}" if self.queries else f"{self.seq}"
+        parts = [f"B{self.batch} L{length} H{self.heads}" + (f"/{self.kv}" if self.kv != self.heads else "")]
         parts += [f"D{self.head_dim}", self.dtype, "causal" if self.causal else "full"]
         parts += [f"window {self.window}"] if self.window else []
         parts += [f"dropout {self.dropout_p}"] if self.dropout_p else []
+        parts += ["mask"] if self.masked else []
         return " ".join(parts + (["packed"] if self.lengths else []))
 
     def as_json(self):
@@ -107,9 +113,22 @@ def packed(dtype="bfloat16"):
     return [Case(len(m), max(m), 16, 128, causal=c, dtype=dtype, lengths=m) for c in MASKS for m in mixes]
 
 
-def cpu(dtype="float32"):
-    """Small enough for a CPU."""
-    return [Case(1, s, 8, d, causal=c, dtype=dtype) for d in (64, 128) for c in MASKS for s in (256, 512, 1024, 2048)]
+def cpu(dtype=None):
+    """Small enough for a CPU: batch 1, 8 heads of 64 and 128, L 128 to 4096, every type."""
+    lengths = (128, 256, 512, 1024, 2048, 4096)
+    types = (dtype,) if dtype else DTYPES
+    return [Case(1, s, 8, d, causal=c, dtype=t) for t in types for d in (64, 128) for c in MASKS for s in lengths]
+
+
+def cpu_options(dtype=None):
+    """For a CPU: decoding with grouped heads, a sliding window, a boolean mask; every type."""
+    found = []
+    for t in (dtype,) if dtype else DTYPES:
+        for d in (64, 128):
+            found += [Case(1, s, 8, d, heads_kv=kv, dtype=t, queries=1) for s in (4096, 32768) for kv in (2, 1)]
+            found += [Case(1, s, 8, d, causal=True, dtype=t, window=256) for s in (1024, 4096)]
+            found += [Case(1, s, 8, d, dtype=t, masked=True) for s in (512, 2048)]
+    return found
 
 
 def quick(dtype=None):
@@ -117,7 +136,7 @@ def quick(dtype=None):
     return [Case(1, s, 4, 64, causal=c, dtype=dtype or "float32") for c in MASKS for s in (256, 512, 1024)]
 
 
-PRESETS = {f.__name__: f for f in (paper, gpt3, seq_sweep, gqa, packed, cpu, quick)}
+PRESETS = {f.__name__: f for f in (paper, gpt3, seq_sweep, gqa, packed, cpu, cpu_options, quick)}
 
 
 def preset(name, dtype=None):

@@ -7,6 +7,7 @@ import torch
 
 FLUSH_BYTES = 256 << 20  # more than any L2 of today
 SLEEP_CYCLES = 8_000_000  # the GPU waits this long while the CPU queues the samples, so launches are never timed
+TURNS, PAUSE_SECONDS = 5, 0.01
 
 
 class Timer:
@@ -37,6 +38,21 @@ class Timer:
             call()
             samples.append((time.perf_counter() - begin) * 1e3)
         return samples
+
+    def take_turns(self, calls):
+        """On a CPU: one result for each of the calls, which take turns, so that the machine's other work hits all alike. A
+        pause before each turn lets the threads of the one before fall asleep."""
+        samples = [[] for _ in calls]
+        for _ in range(TURNS):
+            for call, mine in zip(calls, samples, strict=True):
+                time.sleep(PAUSE_SECONDS)
+                call()
+                end = time.perf_counter() + self.seconds / TURNS
+                while not mine or time.perf_counter() < end:
+                    begin = time.perf_counter()
+                    call()
+                    mine.append((time.perf_counter() - begin) * 1e3)
+        return [summary(mine) for mine in samples]
 
     def cuda_samples(self, call):
         call()

@@ -46,8 +46,14 @@ def test_presets_hold_what_they_say():
     assert {case.dtype for case in cases.preset("paper", "float16")} == {"float16"}
 
 
+def test_decoding_counts_its_queries():
+    case = cases.Case(2, 100, 4, 64, heads_kv=2, queries=3, dtype="float32")
+    assert case.flops("forward") == 4 * 4 * 64 * 2 * 3 * 100
+    assert case.bytes("forward") == (2 * 2 * 3 * 4 + 2 * 2 * 100 * 2) * 64 * 4
+
+
 def test_unknown_preset_lists_those_that_exist():
-    with pytest.raises(ValueError, match="preset: got 'papers'; allowed: paper, gpt3, seq_sweep, gqa, packed, cpu, quick"):
+    with pytest.raises(ValueError, match="preset: got 'papers'; allowed: paper, gpt3, seq_sweep, gqa, packed, cpu, cpu_options, quick"):
         cases.preset("papers")
 
 
