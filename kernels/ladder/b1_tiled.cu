@@ -1,8 +1,9 @@
 #pragma once
 
-// The idea:  a block keeps 32 rows of its side and a tile of 32 rows of the other in shared memory; a value read serves
-// eight rows. From b0:   a warp takes eight rows; a lane takes a row of the tile for S and dP, and four columns for the
-// sums. It buys: The limit: CUDA cores, and the shared memory that feeds them: a load for every four multiplications.
+// The idea:  a block keeps 32 rows of its side and 32 of the other in shared memory; a value read serves eight rows.
+// From b0:   a warp takes eight rows; a lane takes a row of the tile for S and dP, and four columns for the sums.
+// It buys:
+// The limit: CUDA cores, and the shared memory that feeds them: a load for every four multiplications.
 //
 //   delta   delta[i] = sum over d of dO[i][d] O[i][d] - dlse[i]          a warp takes a query
 //   dq      dQ[i]    = scale * sum over j of dS[i][j] K[j]               a block takes 32 queries
