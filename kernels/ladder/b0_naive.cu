@@ -1,9 +1,9 @@
 #pragma once
 
-// The idea:  the gradients by their formulas, in three kernels; each computes P again from Q, K and lse and owns what it
-// writes. From 02:   its warp for a row and lane for every 32nd column; no online softmax, since lse is known from the
-// forward pass. It buys:   gradients without P and dS in memory, and without atomics: the same bits in every run. The
-// limit: every row reads all rows of the other side again, and ten shuffles for each score.
+// The idea:  the gradients by their formulas, in three kernels; each computes P again from Q, K and lse.
+// From 02:   its warp for a row and lane for every 32nd column; no online softmax: lse is known from the forward pass.
+// It buys:   gradients without P and dS in memory, and without atomics: the same bits in every run.
+// The limit: every row reads all rows of the other side again, and ten shuffles for each score.
 //
 //   delta   delta[i] = sum over d of dO[i][d] O[i][d] - dlse[i]          a warp takes a query
 //   dq      dQ[i]    = scale * sum over j of dS[i][j] K[j]               a warp takes a query
