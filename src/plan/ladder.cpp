@@ -69,6 +69,11 @@ int backward_tile_bytes(const Rung& rung, int dim) {
   return 2 * float_bytes * (rung.block_q * dim + rung.block_kv * (dim + 4) + rung.block_q * rung.block_kv);
 }
 
+/// The two tensors in tile::SwizzledTile, and two statistics of each query; rounded up to the tiles' alignment.
+int backward_mma_bytes(const Rung& rung, int dim) {
+  return 2 * half_bytes * (rung.block_q + rung.block_kv) * ((dim + 63) / 64 * 64) + 1024;
+}
+
 int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 /// 16-bit Q, K, V and P; S and the product P V in fp32.
@@ -194,6 +199,14 @@ constexpr auto table = std::to_array<Rung>({
      .block_kv = 32,
      .num_warps = 4,
      .shared_bytes = backward_tile_bytes,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/b2_mma",
+     .pass = Pass::backward,
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = backward_mma_bytes,
      .add_launches = add_backward_launches},
 });
 
