@@ -54,7 +54,7 @@ void print_emulated(const std::vector<Measurement>& done, const LadderResults& r
       "recorded: batch 4, 16 heads, 4096 x 4096, head_dim 128, bfloat16.\n");
 }
 
-Json to_json(const std::vector<Measurement>& done, const LadderResults& recorded) {
+Json counted_to_json(const std::vector<Measurement>& done, const LadderResults& recorded) {
   Json results = Json::array();
   for (const Measurement& m : done) {
     Json entry = to_json(m);
@@ -82,7 +82,7 @@ int climb_emulated(const std::vector<Rung>& rungs, const Arguments& arguments) {
   progress.clear();
   if (done.empty()) return interrupted_by_user;
   if (arguments.on("json")) {
-    std::puts(to_json(done, recorded_results()).text().c_str());
+    std::puts(counted_to_json(done, recorded_results()).text().c_str());
   } else {
     print_emulated(done, recorded_results());
     for (const Rung& rung : rungs) std::printf("%-16s %s\n", rung.name.c_str(), rung.idea.c_str());

@@ -8,7 +8,7 @@
 namespace flash_attention::cli {
 namespace {
 
-Json to_json(const emulator::Counters& c) {
+Json counters_json(const emulator::Counters& c) {
   Json json = Json::object();
   json.add("blocks", c.blocks).add("threads", c.threads).add("shared_requests", c.shared_requests);
   json.add("shared_wavefronts", c.shared_wavefronts).add("shared_wavefronts_ideal", c.shared_wavefronts_ideal);
@@ -57,7 +57,7 @@ Json to_json(const Measurement& m) {
   }
   json.add("flops", flops(m.problem, m.pass)).add("workspace_bytes", m.workspace_bytes);
   if (m.peak_extra_bytes >= 0) json.add("peak_extra_bytes", m.peak_extra_bytes);
-  if (m.counters) json.add("counters", to_json(*m.counters));
+  if (m.counters) json.add("counters", counters_json(*m.counters));
   Json accuracy = Json::array();
   for (const Accuracy& a : m.accuracy) {
     Json entry = Json::object();

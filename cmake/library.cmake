@@ -6,12 +6,15 @@ list(FILTER flash_attention_sources EXCLUDE REGEX "/src/emulator/runtime/")  # c
 include(embed_kernels)  # sets flash_attention_embedded_source
 include(cpu_isa)        # per-file flags of src/cpu
 
+include(unity)          # one unit for each room
+
 find_package(Threads REQUIRED)
 add_library(flash_attention_objects OBJECT ${flash_attention_sources} ${flash_attention_embedded_source})
 target_include_directories(flash_attention_objects
   PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
   PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/kernels)
 target_link_libraries(flash_attention_objects PRIVATE flash_attention_flags Threads::Threads)
+unite_by_folder(flash_attention_objects plan)  # its files say the same things, each of its own kernel
 
 configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in ${PROJECT_BINARY_DIR}/include/flash_attention/version.h @ONLY)
 

@@ -55,8 +55,8 @@ def check(everything: bool) -> bool:
     sources = [n for n in tracked(".cpp") if n.startswith(("src/", "cli/")) and (everything or n in wanted)]
     sources = [n for n in sources if not n.startswith(("src/cpu/isa/", "src/emulator/runtime/"))]
     if sources:
-        good &= step("configure", ["cmake", "--preset", "release"])
-        good &= step(f"clang-tidy, {len(sources)} files", ["clang-tidy", "-p", "build/release", "--quiet", *sources])
+        good &= step("configure", ["cmake", "--preset", "dev"])
+        good &= step(f"clang-tidy, {len(sources)} files", ["clang-tidy", "-p", "build/dev", "--quiet", *sources])
     return good
 
 

@@ -3,15 +3,16 @@
 The stages, in order; `--only NAME` (may be repeated) takes some of them:
 
   includes  the table of allowed includes between rooms
-  gtest     every GoogleTest program of the release build: unit, compile, emulated, gpu
+  gtest     every file of GoogleTest tests in the release build: unit, compile, emulated, gpu
   pytest    tests/**/test_*.py: the Python package, the command, the install tree with the examples
   asan      unit tests under the address and undefined-behaviour sanitizers
   tsan      the tests that share memory between threads under the thread sanitizer
 
-The bounded fuzz run is one of the GoogleTest programs, so it runs in `gtest` and again in `asan`.
+The bounded fuzz run is one of the GoogleTest files, so it runs in `gtest` and again in `asan`.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -25,9 +26,9 @@ from test_results import Result, print_summary, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
-PROGRAM_LIMIT_S = 900
+FILE_LIMIT_S = 900
 
-# Which programs are worth a second build: those that handle memory by index (asan) and those with threads (tsan). The
+# Which files are worth a second build: those that handle memory by index (asan) and those with threads (tsan). The
 # oracle's own test is minutes of plain arithmetic there, and the compile pipeline's forks a process that has threads, which
 # the address sanitizer's runtime does not survive (its locks are held in the child).
 SANITIZED = {
@@ -56,8 +57,22 @@ def build(preset: str, targets: list[str]) -> list[Result]:
     return [Result(f"build {preset}", "failed", "the compiler's messages are above")]
 
 
-def programs(preset: str) -> list[tuple[str, str]]:
-    """(name, label) of the GoogleTest programs of a configured build."""
+@dataclasses.dataclass(frozen=True)
+class TestFile:
+    """One file of GoogleTest tests, as CTest knows it."""
+
+    name: str
+    label: str
+    command: list[str]
+    environment: dict[str, str]
+
+    @property
+    def target(self) -> str:
+        return Path(self.command[0]).name
+
+
+def test_files(preset: str) -> list[TestFile]:
+    """Those of a configured build."""
     text = subprocess.run(
         ["ctest", "--test-dir", f"build/{preset}", "--show-only=json-v1"],
         cwd=ROOT,
@@ -67,31 +82,32 @@ def programs(preset: str) -> list[tuple[str, str]]:
     ).stdout
     found = []
     for test in json.loads(text)["tests"]:
-        labels = [p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"]
-        found.append((test["name"], labels[0][0] if labels else "unit"))
+        properties = {p["name"]: p["value"] for p in test["properties"]}
+        environment = dict(entry.split("=", 1) for entry in properties.get("ENVIRONMENT", []))
+        found.append(TestFile(test["name"], properties["LABELS"][0], test["command"], environment))
     return found
 
 
-def run_program(preset: str, name: str, label: str) -> list[Result]:
-    prefix = f"{label}/{name}" if preset == "release" else f"{preset}/{name}"
-    report = REPORTS / preset / f"{name}.xml"
+def run_file(preset: str, test: TestFile) -> list[Result]:
+    prefix = f"{test.label if preset == 'release' else preset}/{test.name}"
+    report = REPORTS / preset / f"{test.name}.xml"
     report.unlink(missing_ok=True)
     start = time.monotonic()
     # The sanitizers see the CPU's algorithms in the generic instruction set alone (cmake/cpu_isa.cmake).
-    environment = os.environ if preset == "release" else {**os.environ, "FLASH_ATTENTION_CPU_ISA": "generic"}
+    environment = {**os.environ, **({} if preset == "release" else {"FLASH_ATTENTION_CPU_ISA": "generic"})}
     try:
         done = subprocess.run(
-            [ROOT / "build" / preset / "tests" / name, f"--gtest_output=xml:{report}", "--gtest_brief=1"],
+            [*test.command, f"--gtest_output=xml:{report}", "--gtest_brief=1"],
             cwd=ROOT,
-            env=environment,
+            env={**environment, **test.environment},
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PROGRAM_LIMIT_S,
+            timeout=FILE_LIMIT_S,
         )
         code, output = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired:
-        code, output = -1, f"still running after {PROGRAM_LIMIT_S} s"
+        code, output = -1, f"still running after {FILE_LIMIT_S} s"
     results = read_junit(report, prefix)
     if code != 0 and not any(r.outcome == "failed" for r in results):
         results.append(Result(prefix, "failed", f"exit code {code}\n" + "\n".join(output.splitlines()[-60:])))
@@ -102,14 +118,14 @@ def run_program(preset: str, name: str, label: str) -> list[Result]:
     return results
 
 
-def run_programs(preset: str, chosen: list[tuple[str, str]]) -> list[Result]:
+def run_files(preset: str, chosen: list[TestFile]) -> list[Result]:
     (REPORTS / preset).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return [r for results in pool.map(lambda p: run_program(preset, *p), chosen) for r in results]
+        return [r for results in pool.map(lambda test: run_file(preset, test), chosen) for r in results]
 
 
 def gtest() -> list[Result]:
-    return build("release", []) or run_programs("release", programs("release"))
+    return build("release", []) or run_files("release", test_files("release"))
 
 
 def install_python_package() -> list[Result]:
@@ -136,10 +152,10 @@ def sanitized(preset: str) -> list[Result]:
     failed_build = build(preset, ["flash_attention_objects"])  # configures, too
     if failed_build:
         return failed_build
-    chosen = [p for p in programs(preset) if SANITIZED[preset].match(p[0])]
+    chosen = [test for test in test_files(preset) if SANITIZED[preset].match(test.name)]
     if not chosen:
         return []
-    return build(preset, [name for name, _ in chosen]) or run_programs(preset, chosen)
+    return build(preset, sorted({test.target for test in chosen})) or run_files(preset, chosen)
 
 
 STAGES = {

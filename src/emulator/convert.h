@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "emulator/runtime/interface.h"
+
 namespace flash_attention::emulator {
 
 inline float float_of_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
@@ -14,6 +16,10 @@ inline float float_of_fp16(std::uint16_t bits) {
   if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(scaled));
+}
+
+inline float float_of(MatrixType type, std::uint16_t bits) {
+  return type == MatrixType::float16 ? float_of_fp16(bits) : float_of_bf16(bits);
 }
 
 /// The tensor cores read 10 mantissa bits of a tf32 operand.

@@ -7,7 +7,7 @@
 
 namespace flash_attention::emulator {
 namespace {
-std::mutex mutex;
+std::mutex counters_mutex;
 Counters total;
 std::atomic<bool> counting = false;
 }  // namespace
@@ -30,17 +30,17 @@ Counters& Counters::operator+=(const Counters& other) {
 }
 
 Counters counters() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(counters_mutex);
   return total;
 }
 
 void reset_counters() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(counters_mutex);
   total = {};
 }
 
 void add_counters(const Counters& counters) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(counters_mutex);
   total += counters;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t signal_stack_bytes = 64 * 1024;
 
-std::mutex mutex;
+std::mutex faults_mutex;
 int guards = 0;
 struct sigaction former_segv, former_bus;
 
@@ -49,7 +49,7 @@ FaultGuard::FaultGuard() {
   former_size_ = former.ss_size;
   former_flags_ = former.ss_flags;
 
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(faults_mutex);
   if (guards++ > 0) return;
   struct sigaction action {};
   action.sa_sigaction = handle;
@@ -60,7 +60,7 @@ FaultGuard::FaultGuard() {
 
 FaultGuard::~FaultGuard() {
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(faults_mutex);
     if (--guards == 0) {
       sigaction(SIGSEGV, &former_segv, nullptr);
       sigaction(SIGBUS, &former_bus, nullptr);

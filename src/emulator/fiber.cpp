@@ -1,11 +1,11 @@
 #include "emulator/fiber.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <utility>
 
+#include "emulator/page.h"
 #include "flash_attention/error.h"
 
 // A switch is a call, so only the registers that a call preserves are moved. swapcontext would make a system call each
@@ -93,7 +93,6 @@ void forget_frames([[maybe_unused]] const void* stack, [[maybe_unused]] std::siz
 #endif
 }
 
-const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }  // namespace
 
 StackIdentity current_stack() {
@@ -129,7 +128,7 @@ FiberStack::FiberStack() {
       mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (memory == MAP_FAILED) throw Error(ErrorCode::out_of_memory, "the emulator could not map a stack for a thread");
   memory_ = static_cast<std::byte*>(memory);
-  mprotect(memory_, page, PROT_NONE);
+  mprotect(memory_, page_bytes, PROT_NONE);
   identity_ = {memory_, size, nullptr};
 #if defined(__SANITIZE_THREAD__)
   identity_.thread_sanitizer = __tsan_create_fiber(0);
@@ -167,7 +166,7 @@ void* FiberStack::prepare(void (*entry)()) const {
 
 bool FiberStack::guards(const void* address) const {
   const auto* byte = static_cast<const std::byte*>(address);
-  return byte >= memory_ && byte < memory_ + page;
+  return byte >= memory_ && byte < memory_ + page_bytes;
 }
 
 }  // namespace flash_attention::emulator

@@ -11,11 +11,8 @@
 namespace flash_attention::emulator {
 namespace {
 
-float element(MatrixType type, std::uint16_t bits) {
-  return type == MatrixType::float16 ? float_of_fp16(bits) : float_of_bf16(bits);
-}
-float low(MatrixType type, unsigned pair) { return element(type, static_cast<std::uint16_t>(pair)); }
-float high(MatrixType type, unsigned pair) { return element(type, static_cast<std::uint16_t>(pair >> 16)); }
+float low(MatrixType type, unsigned pair) { return float_of(type, static_cast<std::uint16_t>(pair)); }
+float high(MatrixType type, unsigned pair) { return float_of(type, static_cast<std::uint16_t>(pair >> 16)); }
 
 template <typename Operand, typename Same>
 const Operand& uniform(void* const* operands, Same same) {

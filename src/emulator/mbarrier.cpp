@@ -16,21 +16,21 @@ static_assert(sizeof(State64) == 8);
 constexpr std::uint64_t uninitialised_count = (1u << 20) - 1;
 constexpr int most_bytes = (1 << 20) - 1;
 
-State64 read(const unsigned char* bytes) {
+State64 read_state(const unsigned char* bytes) {
   State64 state;
   std::memcpy(&state, bytes, sizeof state);
   return state;
 }
 
-State64 read(const SharedPlace& place) { return read(place.generic()); }
+State64 read_state(const SharedPlace& place) { return read_state(place.generic()); }
 
-void write(const SharedPlace& place, const State64& state) {
+void write_state(const SharedPlace& place, const State64& state) {
   std::memcpy(place.generic(), &state, sizeof state);
   std::memcpy(place.async(), &state, sizeof state);
 }
 
 State64 read_initialised(const SharedPlace& place) {
-  const State64 state = read(place);
+  const State64 state = read_state(place);
   if (state.count == uninitialised_count || state.count == 0) Scheduler::current().fail("the mbarrier was not initialised");
   return state;
 }
@@ -42,7 +42,7 @@ void settle(const SharedPlace& place, State64 state) {
     state.phase ^= 1;
     state.pending = state.count;
   }
-  write(place, state);
+  write_state(place, state);
   if (!complete) return;
   const std::uint32_t address = static_cast<std::uint32_t>(place.offset) + shared_window;
   Scheduler::current().wake_where([&](const Thread& thread) {
@@ -72,7 +72,7 @@ void mbarrier_init(unsigned address, int arrivals) {
   }
   const auto count = static_cast<std::uint64_t>(arrivals);
   const SharedPlace place = locate(address, 8, 8);
-  write(place, {0, count & 0xfffff, count & 0xfffff, 0});
+  write_state(place, {0, count & 0xfffff, count & 0xfffff, 0});
   place.block->hidden_mbarriers[place.offset] = scheduler.running().index;
 }
 
@@ -92,7 +92,7 @@ void mbarrier_arrive(unsigned address, int arrivals, int bytes) {
 }
 
 void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing) {
-  State64 state = read(place);
+  State64 state = read_state(place);
   if (state.count == uninitialised_count || state.count == 0) {
     return Scheduler::current().fail_async(*place.block, doing, "the mbarrier was not initialised");
   }
@@ -135,7 +135,7 @@ void require_visible_mbarrier(const SharedPlace& place) {
 }
 
 std::string describe_mbarrier(const Block& block, unsigned address) {
-  const State64 state = read(block.shared.generic() + (address - shared_window));
+  const State64 state = read_state(block.shared.generic() + (address - shared_window));
   return std::to_string(state.count - state.pending) + " of " + std::to_string(state.count) + " arrivals, " +
          std::to_string(state.bytes) + " bytes expected that have not landed";
 }

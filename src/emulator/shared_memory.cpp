@@ -1,17 +1,16 @@
 #include "emulator/shared_memory.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "emulator/page.h"
 #include "flash_attention/error.h"
 
 namespace flash_attention::emulator {
 namespace {
-const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t alignment = 1024;  // of the first byte; swizzle patterns repeat at that distance
 constexpr unsigned char nan_byte = 0xff;
 
@@ -32,14 +31,14 @@ SharedMemory::SharedMemory(SharedMemory&& other) noexcept
 void SharedMemory::reset(std::size_t bytes) {
   const std::size_t rounded = round_up(bytes, alignment);
   if (memory_ == nullptr) {
-    mapped_ = round_up(rounded, page) + page;
+    mapped_ = round_up(rounded, page_bytes) + page_bytes;
     void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw Error(ErrorCode::out_of_memory, "the emulator could not map shared memory");
     memory_ = static_cast<unsigned char*>(memory);
-    mprotect(memory_ + mapped_ - page, page, PROT_NONE);
+    mprotect(memory_ + mapped_ - page_bytes, page_bytes, PROT_NONE);
   }
   size_ = bytes;
-  generic_ = memory_ + mapped_ - page - rounded;
+  generic_ = memory_ + mapped_ - page_bytes - rounded;
   std::memset(generic_, nan_byte, rounded);
   async_.assign(rounded, nan_byte);
 }
@@ -52,7 +51,7 @@ bool SharedMemory::overrun() const {
 
 bool SharedMemory::guards(const void* address) const {
   const auto* byte = static_cast<const unsigned char*>(address);
-  return memory_ != nullptr && byte >= memory_ + mapped_ - page && byte < memory_ + mapped_;
+  return memory_ != nullptr && byte >= memory_ + mapped_ - page_bytes && byte < memory_ + mapped_;
 }
 
 }  // namespace flash_attention::emulator

@@ -44,10 +44,6 @@ struct Descriptor {
   }
 };
 
-float element(MatrixType type, std::uint16_t bits) {
-  return type == MatrixType::float16 ? float_of_fp16(bits) : float_of_bf16(bits);
-}
-
 /// The operand as a [k][extent] or [extent][k] matrix of floats, by strides of the result.
 std::string gather(const Descriptor& descriptor, MatrixType type, int extent, bool mn_major, const unsigned char* shared,
                    std::size_t shared_bytes, float* result, int mn_stride, int k_stride) {
@@ -66,7 +62,7 @@ std::string gather(const Descriptor& descriptor, MatrixType type, int extent, bo
       }
       std::uint16_t bits;
       std::memcpy(&bits, shared + address, 2);
-      result[mn * mn_stride + k * k_stride] = element(type, bits);
+      result[mn * mn_stride + k * k_stride] = float_of(type, bits);
     }
   }
   return {};
@@ -97,8 +93,8 @@ std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t s
       for (int r = 0; r < 4; ++r) {
         const unsigned pair = op.a_registers[static_cast<std::size_t>(t * 4 + r)];
         float* at = A + (16 * (t / 32) + t % 32 / 4 + 8 * (r % 2)) * k_extent + 2 * (t % 4) + 8 * (r / 2);
-        at[0] = element(shape.type, static_cast<std::uint16_t>(pair));
-        at[1] = element(shape.type, static_cast<std::uint16_t>(pair >> 16));
+        at[0] = float_of(shape.type, static_cast<std::uint16_t>(pair));
+        at[1] = float_of(shape.type, static_cast<std::uint16_t>(pair >> 16));
       }
     }
   }

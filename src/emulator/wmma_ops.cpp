@@ -11,7 +11,7 @@
 namespace flash_attention::emulator {
 namespace {
 
-const WmmaMoveOperand& uniform_move(void* const* operands) {
+const WmmaMoveOperand& uniform_wmma_move(void* const* operands) {
   const auto& first = *static_cast<const WmmaMoveOperand*>(operands[0]);
   for (int lane = 1; lane < 32; ++lane) {
     const auto& other = *static_cast<const WmmaMoveOperand*>(operands[lane]);
@@ -49,13 +49,13 @@ void count_store(const WmmaMoveOperand& form) {
 
 float element(const MultiplyOperand& operand, const unsigned* registers, int i) {
   const auto bits = static_cast<std::uint16_t>(registers[i / 2] >> (16 * (i % 2)));
-  return operand.type == MatrixType::float16 ? float_of_fp16(bits) : float_of_bf16(bits);
+  return float_of(operand.type, bits);
 }
 
 }  // namespace
 
 void wmma_load(void* const* operands) {
-  const WmmaMoveOperand& form = uniform_move(operands);
+  const WmmaMoveOperand& form = uniform_wmma_move(operands);
   if (form.stride % 8 != 0) Scheduler::current().fail("the stride is not a multiple of 8 elements");
   count_load(form);
   for (int row = 0; row < 16; ++row) {
@@ -72,7 +72,7 @@ void wmma_load(void* const* operands) {
 }
 
 void wmma_store(void* const* operands) {
-  const WmmaMoveOperand& form = uniform_move(operands);
+  const WmmaMoveOperand& form = uniform_wmma_move(operands);
   if (form.stride % 4 != 0) Scheduler::current().fail("the stride is not a multiple of 4 floats");
   count_store(form);
   for (int i = 0; i < 256; ++i) {

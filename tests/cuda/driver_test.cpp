@@ -9,21 +9,9 @@
 namespace flash_attention::cuda {
 namespace {
 
+using testing::error_of;
 using testing::fake_cuda_path;
 using testing::FakeCudaTest;
-
-/// The text of the error that `body` throws with that code; empty (and a failure) where it throws none.
-template <typename Body>
-std::string error_of(ErrorCode code, const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 void expect_contains(const std::string& text, std::initializer_list<const char*> parts) {
   for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;

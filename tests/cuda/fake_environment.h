@@ -4,9 +4,11 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
 #include "fakes/fake_cuda.h"
+#include "flash_attention/error.h"
 
 namespace flash_attention::testing {
 
@@ -27,6 +29,18 @@ class FakeCudaTest : public ::testing::Test {
 
   FakeCuda& cu;
 };
+
+/// The text of the error that the body must end with.
+inline std::string error_of(ErrorCode code, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
 
 inline void* fake_stream(int device) { return reinterpret_cast<void*>(fake_stream_of(device)); }
 inline void* fake_context(int device) {

@@ -24,6 +24,7 @@ std::atomic<long> num_allocations{0};
 namespace flash_attention::cuda {
 namespace {
 
+using testing::error_of;
 using testing::fake_context;
 using testing::fake_stream;
 using testing::FakeCudaTest;
@@ -70,17 +71,6 @@ const Buffers buffers{.q = reinterpret_cast<void*>(0x100),
                       .v = reinterpret_cast<void*>(0x300),
                       .out = reinterpret_cast<void*>(0x400),
                       .lse = reinterpret_cast<float*>(0x500)};
-
-std::string error_of(ErrorCode code, const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 class KernelTest : public FakeCudaTest {};
 

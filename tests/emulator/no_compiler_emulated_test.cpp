@@ -9,7 +9,7 @@
 namespace flash_attention {
 namespace {
 
-TEST(Emulator, WithoutACompilerSaysHowToGetOne) {
+TEST(EmulatorWithoutCompiler, SaysHowToGetOne) {
   const auto folder = std::filesystem::temp_directory_path() / ("flash_attention_no_compiler_" + std::to_string(getpid()));
   setenv("FLASH_ATTENTION_CXX", "no-such-compiler", 1);
   setenv("FLASH_ATTENTION_CACHE_DIR", folder.c_str(), 1);

@@ -25,7 +25,7 @@ using testing::TemporaryFolder;
 
 constexpr uid_t nobody = 65534;
 
-const Recipe recipe{"forward/demo sm_90a", "forward_demo-sm_90a", "cubin", "content", "nvrtc 13.0"};
+const Recipe demo_recipe{"forward/demo sm_90a", "forward_demo-sm_90a", "cubin", "content", "nvrtc 13.0"};
 const std::string code(20000, 'c');
 
 support::Settings settings_for(const TemporaryFolder& folder) {
@@ -53,10 +53,10 @@ const auto never = []() -> Product { throw Error(ErrorCode::internal, "produced 
 TEST(ProductCache, produces_once) {
   const TemporaryFolder folder;
   const ProductCache cache(settings_for(folder));
-  const Artifact first = cache.get(recipe, slow_produce(folder, 0ms));
+  const Artifact first = cache.get(demo_recipe, slow_produce(folder, 0ms));
   EXPECT_TRUE(first.compiled);
   EXPECT_EQ(first.payload, code);
-  const Artifact second = cache.get(recipe, never);
+  const Artifact second = cache.get(demo_recipe, never);
   EXPECT_FALSE(second.compiled);
   EXPECT_EQ(second.payload, code);
   EXPECT_EQ(second.path, first.path);
@@ -68,7 +68,7 @@ TEST(ProductCache, many_processes_produce_once) {
   for (int i = 0; i < 6; ++i) {
     children.emplace_back([&] {
       const ProductCache cache(settings_for(folder));
-      return cache.get(recipe, slow_produce(folder, 300ms)).payload == code ? "right" : "wrong";
+      return cache.get(demo_recipe, slow_produce(folder, 300ms)).payload == code ? "right" : "wrong";
     });
   }
   for (Child& child : children) EXPECT_EQ(child.finish().output, "right");
@@ -80,7 +80,7 @@ TEST(ProductCache, many_threads_produce_once) {
   const ProductCache cache(settings_for(folder));
   std::vector<std::jthread> threads;
   for (int i = 0; i < 4; ++i)
-    threads.emplace_back([&] { EXPECT_EQ(cache.get(recipe, slow_produce(folder, 100ms)).payload, code); });
+    threads.emplace_back([&] { EXPECT_EQ(cache.get(demo_recipe, slow_produce(folder, 100ms)).payload, code); });
   threads.clear();
   EXPECT_EQ(times_produced(folder), 1);
 }
@@ -89,18 +89,18 @@ TEST(ProductCache, a_process_killed_while_it_compiles_holds_up_nobody) {
   const TemporaryFolder folder;
   Child killed([&] {
     const ProductCache cache(settings_for(folder));
-    return cache.get(recipe, slow_produce(folder, 60s)).payload;
+    return cache.get(demo_recipe, slow_produce(folder, 60s)).payload;
   });
   while (!fs::exists(folder / "log")) std::this_thread::sleep_for(1ms);
   Child waiting([&] {
     const ProductCache cache(settings_for(folder));
-    return cache.get(recipe, slow_produce(folder, 0ms)).payload == code ? "right" : "wrong";
+    return cache.get(demo_recipe, slow_produce(folder, 0ms)).payload == code ? "right" : "wrong";
   });
   std::this_thread::sleep_for(50ms);
   killed.kill();
   EXPECT_EQ(waiting.finish().output, "right");
   EXPECT_EQ(killed.finish().signal, SIGKILL);
-  EXPECT_EQ(ProductCache(settings_for(folder)).get(recipe, never).payload, code);
+  EXPECT_EQ(ProductCache(settings_for(folder)).get(demo_recipe, never).payload, code);
 }
 
 TEST(ProductCache, processes_killed_at_any_moment_leave_a_sound_cache) {
@@ -109,7 +109,7 @@ TEST(ProductCache, processes_killed_at_any_moment_leave_a_sound_cache) {
     Child child([&] {
       const ProductCache cache(settings_for(folder));
       for (int round = 0;; ++round) {
-        Recipe other = recipe;
+        Recipe other = demo_recipe;
         other.content = std::to_string(round % 5);
         cache.store().keep(other, {code + other.content, "source", "notes"});
       }
@@ -131,7 +131,7 @@ TEST(ProductCache, a_full_disk_costs_only_the_cache) {
     const rlimit small{4000, 4000};
     ::setrlimit(RLIMIT_FSIZE, &small);
     const ProductCache cache(settings_for(folder));
-    const Artifact artifact = cache.get(recipe, [] { return Product{code, "source", "notes"}; });
+    const Artifact artifact = cache.get(demo_recipe, [] { return Product{code, "source", "notes"}; });
     return artifact.payload == code && artifact.path.empty() ? "right" : "wrong";
   });
   EXPECT_EQ(result.output, "right");
@@ -149,7 +149,7 @@ TEST(ProductCache, a_folder_that_cannot_be_written_costs_only_the_cache) {
   const auto result = run_in_child([&] {
     if (::geteuid() == 0 && ::setuid(nobody) != 0) return "cannot become nobody";
     const ProductCache cache(settings_for(folder));
-    const Artifact artifact = cache.get(recipe, [] { return Product{code, "source", "notes"}; });
+    const Artifact artifact = cache.get(demo_recipe, [] { return Product{code, "source", "notes"}; });
     return artifact.payload == code && artifact.path.empty() ? "right" : "wrong";
   });
   EXPECT_EQ(result.output, "right");
@@ -158,7 +158,7 @@ TEST(ProductCache, a_folder_that_cannot_be_written_costs_only_the_cache) {
 TEST(ProductCache, a_folder_of_another_user_is_not_used) {
   const TemporaryFolder folder;
   support::Settings settings = settings_for(folder);
-  { ProductCache(settings).get(recipe, slow_produce(folder, 0ms)); }
+  { ProductCache(settings).get(demo_recipe, slow_produce(folder, 0ms)); }
   if (::geteuid() == 0) {
     ASSERT_EQ(::chown((folder / "cache").c_str(), nobody, nobody), 0);
   } else {
@@ -166,19 +166,19 @@ TEST(ProductCache, a_folder_of_another_user_is_not_used) {
   }
   const ProductCache cache(settings);
   EXPECT_NE(cache.store().problem().find("belongs to user"), std::string::npos) << cache.store().problem();
-  EXPECT_TRUE(cache.get(recipe, slow_produce(folder, 0ms)).compiled);
+  EXPECT_TRUE(cache.get(demo_recipe, slow_produce(folder, 0ms)).compiled);
 }
 
 TEST(ProductCache, kernels_made_ahead_of_time_come_first_and_need_no_compiler) {
   const TemporaryFolder folder;
   support::Settings maker = settings_for(folder);
   maker.cache_dir = maker.aot_dir;
-  { ProductCache(maker).get(recipe, slow_produce(folder, 0ms)); }
+  { ProductCache(maker).get(demo_recipe, slow_produce(folder, 0ms)); }
   support::Settings user = settings_for(folder);
   user.jit = false;
-  Recipe without_compiler = recipe;
+  Recipe without_compiler = demo_recipe;
   without_compiler.compiler.clear();
-  for (const Recipe& wanted : {recipe, without_compiler}) {
+  for (const Recipe& wanted : {demo_recipe, without_compiler}) {
     const Artifact artifact = ProductCache(user).get(wanted, never);
     EXPECT_EQ(artifact.payload, code);
     EXPECT_EQ(artifact.path.parent_path(), user.aot_dir);
@@ -190,7 +190,7 @@ TEST(ProductCache, without_compilation_a_missing_kernel_is_named) {
   support::Settings settings = settings_for(folder);
   settings.jit = false;
   try {
-    ProductCache(settings).get(recipe, never);
+    ProductCache(settings).get(demo_recipe, never);
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::unavailable);
@@ -203,8 +203,8 @@ TEST(ProductCache, without_compilation_a_missing_kernel_is_named) {
 TEST(ProductCache, a_failed_production_is_passed_on_and_tried_again) {
   const TemporaryFolder folder;
   const ProductCache cache(settings_for(folder));
-  EXPECT_THROW(cache.get(recipe, []() -> Product { throw Error(ErrorCode::compile_failed, "no"); }), Error);
-  EXPECT_TRUE(cache.get(recipe, slow_produce(folder, 0ms)).compiled);
+  EXPECT_THROW(cache.get(demo_recipe, []() -> Product { throw Error(ErrorCode::compile_failed, "no"); }), Error);
+  EXPECT_TRUE(cache.get(demo_recipe, slow_produce(folder, 0ms)).compiled);
 }
 
 TEST(ProductCache, a_long_compilation_says_so) {
@@ -212,7 +212,7 @@ TEST(ProductCache, a_long_compilation_says_so) {
   const auto result = run_in_child([&] {
     static std::string heard;
     set_log_callback([](std::string_view message, void*) { heard.append(message); }, nullptr);
-    ProductCache(settings_for(folder)).get(recipe, slow_produce(folder, 2300ms));
+    ProductCache(settings_for(folder)).get(demo_recipe, slow_produce(folder, 2300ms));
     set_log_callback(nullptr, nullptr);
     return heard;
   });

@@ -5,7 +5,7 @@
 namespace flash_attention::jit {
 namespace {
 
-Launch example() {
+Launch example_launch() {
   return {.unit = "forward/sm90",
           .entry = "forward_sm90",
           .config = "ForwardConfig{.head_dim = 128}",
@@ -17,7 +17,7 @@ Launch example() {
 }
 
 TEST(KernelKey, the_generated_unit_is_a_few_readable_lines) {
-  EXPECT_EQ(emit(make_key(example(), 90), "forward/sm90.cuh"),
+  EXPECT_EQ(emit(make_key(example_launch(), 90), "forward/sm90.cuh"),
             "// forward/sm90 for sm_90a\n"
             "#include \"forward/sm90.cuh\"\n"
             "\n"
@@ -30,13 +30,13 @@ TEST(KernelKey, the_generated_unit_is_a_few_readable_lines) {
 }
 
 TEST(KernelKey, an_entry_without_configuration_is_called_plainly) {
-  Launch launch = example();
+  Launch launch = example_launch();
   launch.config.clear();
   EXPECT_NE(emit(make_key(launch, 80), "ladder/00_naive.cu").find("  forward_sm90(args);\n"), std::string::npos);
 }
 
 TEST(KernelKey, names_tell_the_entries_of_a_unit_apart) {
-  Launch launch = example();
+  Launch launch = example_launch();
   EXPECT_EQ(to_string(make_key(launch, 90)), "forward/sm90 sm_90a ForwardConfig{.head_dim = 128}");
   EXPECT_EQ(file_stem(make_key(launch, 90)), "forward_sm90-sm_90a");
   launch.entry = "forward_sm90_merge";
@@ -47,13 +47,13 @@ TEST(KernelKey, names_tell_the_entries_of_a_unit_apart) {
 }
 
 TEST(KernelKey, sizes_of_the_launch_make_no_new_kernel) {
-  Launch other = example();
+  Launch other = example_launch();
   other.grid = {1, 1, 1};
   other.shared_bytes = 0;
-  EXPECT_EQ(make_key(example(), 90), make_key(other, 90));
+  EXPECT_EQ(make_key(example_launch(), 90), make_key(other, 90));
   other.block = 128;
-  EXPECT_NE(make_key(example(), 90), make_key(other, 90));
-  EXPECT_NE(make_key(example(), 90), make_key(example(), 80));
+  EXPECT_NE(make_key(example_launch(), 90), make_key(other, 90));
+  EXPECT_NE(make_key(example_launch(), 90), make_key(example_launch(), 80));
 }
 
 TEST(KernelKey, architectures_from_9_0_on_use_their_own_features) {

@@ -1,23 +1,18 @@
-#pragma once
+#include "support/contract.h"
 
 #include <gtest/gtest.h>
 
 #include <cctype>
-#include <cstdlib>
 #include <optional>
 
 #include "cpu/detect.h"
-#include "support/contract.h"
+#include "support/settings.h"
 
-// The contract on one instruction set: a program of its own for each, because the settings are read once in a process.
-// Three threads, whatever the machine has: so that work is split and merged.
+// The contract on one instruction set, that of FLASH_ATTENTION_CPU_ISA: a process for each, because the settings are read
+// once. CTest sets three threads, too, whatever the machine has: so that work is split and merged.
 
 namespace flash_attention::testing {
-
-/// Before the first call asks for the settings.
-inline bool choose_isa(const char* name) {
-  return setenv("FLASH_ATTENTION_CPU_ISA", name, 1) == 0 && setenv("FLASH_ATTENTION_THREADS", "3", 1) == 0;
-}
+namespace {
 
 struct Run {
   Case c;
@@ -25,7 +20,7 @@ struct Run {
 };
 
 /// The case with so few queries that cpu/decode takes it. Strides and lengths that go with more queries are left alone.
-inline std::optional<Case> with_few_queries(Case c) {
+std::optional<Case> with_few_queries(Case c) {
   Problem& p = c.problem;
   const bool own_strides = !(p.q_strides == Strides{}) || !(p.out_strides == Strides{});
   if (p.packed || p.seqused_q || own_strides || p.heads_q / p.heads_kv > 4 || p.seq_q < 2) return std::nullopt;
@@ -39,7 +34,7 @@ inline std::optional<Case> with_few_queries(Case c) {
   return c;
 }
 
-inline std::vector<Run> runs() {
+std::vector<Run> runs() {
   std::vector<Run> all;
   for (Dtype dtype : {Dtype::float32, Dtype::float16, Dtype::bfloat16}) {
     for (const Case& c : contract_cases(dtype)) {
@@ -55,7 +50,7 @@ inline std::vector<Run> runs() {
   return all;
 }
 
-inline std::string run_name(const ::testing::TestParamInfo<Run>& info) {
+std::string run_name(const ::testing::TestParamInfo<Run>& info) {
   std::string name = info.param.c.name + "_" + std::string(to_string(info.param.c.problem.dtype)) + "_";
   for (char c :
        info.param.target.kernel.empty() ? std::string(to_string(info.param.target.pass)) : info.param.target.kernel) {
@@ -64,10 +59,10 @@ inline std::string run_name(const ::testing::TestParamInfo<Run>& info) {
   return name;
 }
 
-inline void PrintTo(const Run& run, std::ostream* out) { *out << run.c.name << ": " << to_string(run.c.problem); }
+void PrintTo(const Run& run, std::ostream* out) { *out << run.c.name << ": " << to_string(run.c.problem); }
 
 /// Those whose bits are compared between two runs: one type is enough, the order of the sums is the same for all.
-inline std::vector<Run> repeated_runs() {
+std::vector<Run> repeated_runs() {
   std::vector<Run> all;
   for (Run& run : runs()) {
     const bool flash = run.target.pass == Pass::forward || run.target.pass == Pass::backward;
@@ -79,10 +74,9 @@ inline std::vector<Run> repeated_runs() {
 class CpuContract : public ::testing::TestWithParam<Run> {
  protected:
   void SetUp() override {
-    const CpuIsa isa = isa_under_test;
+    const CpuIsa isa = support::settings().cpu_isa.value_or(cpu::best_isa());
     if (!cpu::has_isa(isa)) GTEST_SKIP() << "this CPU has no " << to_string(isa);
   }
-  static const CpuIsa isa_under_test;
 };
 
 class CpuRepeated : public CpuContract {};
@@ -93,4 +87,5 @@ TEST_P(CpuRepeated, HasTheSameBits) { check_reproducible(GetParam().c, GetParam(
 INSTANTIATE_TEST_SUITE_P(All, CpuContract, ::testing::ValuesIn(runs()), run_name);
 INSTANTIATE_TEST_SUITE_P(All, CpuRepeated, ::testing::ValuesIn(repeated_runs()), run_name);
 
+}  // namespace
 }  // namespace flash_attention::testing

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <cstddef>
+
+namespace flash_attention::emulator {
+
+/// What mprotect guards at least.
+inline const std::size_t page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+
+}  // namespace flash_attention::emulator

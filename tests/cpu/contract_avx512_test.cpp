@@ -1,8 +1,0 @@
-#include "cpu/contract_suite.h"
-
-namespace flash_attention::testing {
-namespace {
-const bool chosen = choose_isa("avx512");
-}  // namespace
-const CpuIsa CpuContract::isa_under_test = CpuIsa::avx512;
-}  // namespace flash_attention::testing

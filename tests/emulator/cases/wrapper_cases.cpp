@@ -1,0 +1,22 @@
+#include "emulator/wrapper_cases.h"
+
+#include "emulator/cases/arithmetic.h"
+#include "emulator/cases/bulk.h"
+#include "emulator/cases/matrix.h"
+#include "emulator/cases/memory.h"
+#include "emulator/cases/warp.h"
+#include "emulator/cases/warpgroup.h"
+
+namespace flash_attention::testing {
+
+WrapperCases wrapper_cases() {
+  WrapperCases all;
+  for (const auto family :
+       {warp_cases, block_cases, memory_cases, copy_async_cases, convert_cases, math_cases, ldmatrix_cases, stmatrix_cases,
+        mma_cases, mbarrier_cases, bulk_cases, tma_cases, wgmma_cases, cluster_cases}) {
+    for (WrapperCase& c : family()) all.push_back(std::move(c));
+  }
+  return all;
+}
+
+}  // namespace flash_attention::testing
