@@ -45,7 +45,7 @@ double allowed_error(Dtype dtype, bool gradient) {
 }
 
 /// Row numbers in [0, count), evenly spread, the first and the last included.
-std::vector<std::int64_t> sample(std::int64_t count, std::int64_t at_most) {
+std::vector<std::int64_t> some_rows(std::int64_t count, std::int64_t at_most) {
   std::vector<std::int64_t> rows;
   const std::int64_t wanted = std::min(count, at_most);
   for (std::int64_t n = 0; n < wanted; ++n) rows.push_back(wanted == 1 ? 0 : n * (count - 1) / (wanted - 1));
@@ -60,7 +60,7 @@ std::vector<Accuracy> check_forward(const Workload& work, std::int64_t max_rows)
   const Problem& p = work.problem;
   const Reference reference(work);
   const std::int64_t count = p.batch * p.heads_q * p.seq_q;
-  const std::vector<std::int64_t> rows = sample(count, max_rows);
+  const std::vector<std::int64_t> rows = some_rows(count, max_rows);
   const auto checked = static_cast<std::int64_t>(rows.size());
   Comparison out("out", allowed_error(p.dtype, false), checked, count);
   Comparison lse("lse", allowed_error(Dtype::float32, false), checked, count);
@@ -82,7 +82,7 @@ std::vector<Accuracy> check_backward(const Workload& work, std::int64_t max_rows
   const double allowed = allowed_error(p.dtype, true);
 
   const std::int64_t q_count = p.batch * p.heads_q * p.seq_q, kv_count = p.batch * p.heads_kv * p.seq_kv;
-  const std::vector<std::int64_t> q_rows = sample(q_count, max_rows), kv_rows = sample(kv_count, max_rows);
+  const std::vector<std::int64_t> q_rows = some_rows(q_count, max_rows), kv_rows = some_rows(kv_count, max_rows);
   Comparison dq("dq", allowed, static_cast<std::int64_t>(q_rows.size()), q_count);
   Comparison dk("dk", allowed, static_cast<std::int64_t>(kv_rows.size()), kv_count);
   Comparison dv("dv", allowed, static_cast<std::int64_t>(kv_rows.size()), kv_count);
