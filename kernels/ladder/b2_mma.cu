@@ -1,12 +1,9 @@
 #pragma once
 
 // The idea:  all seven products on tensor cores; P and dS go from one into the next in registers.
-// From b1:   16-bit tiles of 64 rows, swizzled; ldmatrix and mma.sync; a warp takes 16 rows; dkv computes P and dS
-// transposed,
-//            with the keys as rows, so that they are already the left operand of dV and dK.
+// From b1:   swizzled 16-bit tiles of 64 rows, ldmatrix, mma.sync; dkv has keys as rows: P and dS are left operands as is.
 // It buys:
-// The limit: S and dP are computed twice, and the tensor cores wait while a tile is loaded. Production (backward/sm80)
-//            computes them once, adds dQ up with atomics or in a fixed order, and loads the next tile meanwhile.
+// The limit: S and dP are computed twice, and the tensor cores wait while a tile is loaded.
 //
 //   delta   delta[i] = sum over d of dO[i][d] O[i][d] - dlse[i]          a warp takes a query
 //   dq      dQ[i]    = scale * sum over j of dS[i][j] K[j]               a block takes 64 queries

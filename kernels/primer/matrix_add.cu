@@ -1,7 +1,6 @@
 // matrix_add: C = A + B for matrices, with blocks and grids of two dimensions; and the same with the two axes exchanged.
 //
-// The idea:        give threads the shape of the data, x along a row and y from row to row, and x must be the axis that is
-//                  contiguous in memory.
+// The idea:        threads in the shape of the data: x along a row, where memory is contiguous, y from row to row.
 // Launch shape:    blocks of 32 x 8 threads, one thread an element, a grid of columns / 32 by rows / 8, rounded up.
 // What it moves:   12 bytes an element, in either version. But the second asks for 32 sectors where the first asks for 4.
 // What limits it:  the first: DRAM, like vector_add_simple. The second: sectors fetched for 4 of their 32 bytes.

@@ -2,8 +2,8 @@
 //
 // The idea:        a thread moves 16 bytes at a time (float4), and walks over the vector in steps of the whole grid.
 // Launch shape:    as many blocks as the GPU holds at once, whatever n is: 2048 threads for each SM.
-// What it moves:   the same 12 bytes an element, with a quarter of the memory instructions and no thread that lives for one
-// step. What limits it:  DRAM. The time of a kernel like this is bytes / bandwidth; the rest is overhead to be made small.
+// What it moves:   the same 12 bytes an element, with a quarter of the memory instructions.
+// What limits it:  DRAM. The time of a kernel like this is bytes / bandwidth; the rest is overhead to be made small.
 //
 // Build and run:   nvcc -O3 -std=c++17 -o vector_add vector_add.cu && ./vector_add
 

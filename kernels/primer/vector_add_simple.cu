@@ -1,9 +1,9 @@
 // vector_add_simple: c = a + b, one thread an element.
 //
-// The idea:        a loop over i becomes as many threads as i has values; each computes its own i and does one step of the
-// loop. Launch shape:    n / 256 blocks of 256 threads, rounded up. What it moves:   two floats in, one out: 12 bytes for
-// one addition. Only memory counts here. What limits it:  each thread does so little that the GPU spends instructions on
-// starting threads and on finding i.
+// The idea:        a loop over i becomes as many threads as i has values; each finds its own i and does one step.
+// Launch shape:    n / 256 blocks of 256 threads, rounded up.
+// What it moves:   two floats in, one out: 12 bytes for one addition. Only memory counts here.
+// What limits it:  each thread does so little that starting it and finding i cost as much as the work.
 //
 // Build and run:   nvcc -O3 -std=c++17 -o vector_add_simple vector_add_simple.cu && ./vector_add_simple
 

@@ -1,8 +1,7 @@
 #pragma once
 
 // The idea:  online softmax over tiles: a block of queries meets 64 keys at a time and keeps a running maximum and sum.
-// From c0:   the row of scores becomes a tile that stays in the L1 cache; rows that were summed too small are rescaled;
-//            four sums at a time, which do not wait for each other.
+// From c0:   the row of scores becomes a tile in the L1 cache; sums are rescaled; four at a time, none waits for another.
 // It buys:   memory no longer grows with the keys, and every K and V row is fetched once for 32 queries, not for each.
 // The limit: still one multiplication at a time, on a CPU that can do sixteen with one instruction.
 

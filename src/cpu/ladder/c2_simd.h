@@ -1,9 +1,8 @@
 #pragma once
 
 // The idea:  a query in each lane of a vector: one instruction does the same step for sixteen queries (AVX-512).
-// From c1:   Q and O of a block are held transposed, so that all arithmetic goes up and down the lanes; both products are
-//            one function that keeps its sums in registers; the exponential is a polynomial on vectors.
-// It buys:   nearly all that a core can multiply.
+// From c1:   Q and O are held transposed; both products are one function with its sums in registers; exp is a polynomial.
+// It buys:   most of what a core can multiply.
 // The limit: one core.
 
 #include "cpu/generic/element.h"

@@ -3,8 +3,7 @@
 // The idea:  blocks of queries do not need each other: every core takes the next one until none is left.
 // From c2:   the three outer loops become an index; each thread has scratch memory of its own.
 // It buys:   the other cores.
-// The limit: what cpu/prefill still has beyond this: only tiles that some query does not see are masked, the first product
-//            into Ot starts from zero, 16-bit types, grouped heads in one block, keys split where there are few queries.
+// The limit: what cpu/prefill has beyond this: masks only where needed, packing by vectors, grouped heads in one block.
 
 #include "cpu/generic/element.h"
 #include "cpu/generic/math.h"
