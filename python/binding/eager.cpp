@@ -128,7 +128,7 @@ nb::object attend(PyObject* const* args, Py_ssize_t count) {
   }
   slots[Slot::q].stream = current_stream(args[arg_q], slots[Slot::q].device);
   Call call(slots, scalars);
-  PyObject* result = PyObject_CallOneArg(torch.empty_like, args[arg_q]);
+  PyObject* result = PyObject_Vectorcall(torch.empty_like, args, 1, nullptr);  // of q
   if (result == nullptr) throw nb::python_error();
   const nb::object out = nb::steal(result);
   call.set_forward(tensor_of(out, "out"), Tensor{}, 0, 0);
