@@ -37,8 +37,8 @@ struct Task {
   tile::TileRange tiles;  // query tiles, the same for every head of the group
   int num_steps;
 
-  __device__ __forceinline__ explicit Task(const AttentionArgs& args) {
-    const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+  __device__ __forceinline__ Task(const AttentionArgs& args, int task_idx) {
+    const auto block = tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     kv_head_idx = block.head_idx;
     kv_begin = block.tile_idx * config.block_kv;
@@ -262,7 +262,8 @@ struct Worker {
       typename Math::Marks marks;
 
       ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
-      clear_foreign_rows<config>(shared, turn.slot, warpgroup, thread, score.len_q - q_begin);
+      clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, score.len_q - q_begin);
+      clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, score.len_q - q_begin);
       ptx::wgmma_fence();  // the registers of S and dP have been used for other things
       issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], fresh);
       if constexpr (!S::lean) issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
@@ -355,7 +356,7 @@ __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& a
   using namespace backward_sm90;
   using S = Shape<config>;
   static_assert((S::warpgroups == 2 || S::warpgroups == 3) && config.num_warps * 32 == S::threads);
-  const Task<config> task(args);
+  const Task<config> task(args, blockIdx.x);
   if (task.kv_begin >= task.sequence.rows_kv) return;
   static_assert(sizeof(SharedStorage<config>) <= backward_sm90_shared_bytes(config));
   auto& shared = ptx::shared_storage<SharedStorage<config>>();

@@ -2,37 +2,48 @@
 
 // dQ for sm_90 (Hopper) by a kernel of its own: the same bits in every run, and head dimensions to 256.
 //
-// A block takes 128 queries of one head, 64 for each of its two warpgroups, and walks over the key tiles (64 rows) they
-// see:
+// A task is 128 queries of one head, 64 for each of two warpgroups, which walk over the key tiles (64 rows) they see:
 //
 //     S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers
 //     P = 2^(S - lse2)     dS = P (dP - delta)    dQ += dS K, dS from registers
 //
-// K and V come through one ring of slots, in turn; K of a tile stays until dQ has taken it.
+// S, dP and dQ of the tile before are issued together; dS waits for all of them. K of a tile stays until dQ has taken it, V
+// only until dP is there. A block takes one task after another; Q and dO of the next are loaded while dQ of this one is
+// completed and stored.
 
 #include "backward/sm90_prepare.cuh"
 #include "backward/sm90_products.cuh"
 #include "backward/sm90_scores.cuh"
+#include "backward/sm90_tasks.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
 constexpr int query_warpgroups = 2;
-constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
+constexpr int query_rows = query_warpgroups * tile_rows;  // of a task
 constexpr int barrier_query_keys = 1;
 
 template <BackwardConfig config>
 struct alignas(1024) QueryStorage {
   using S = Shape<config>;
   using Chunk = typename S::Element[chunk_elements];
-  static constexpr int slot_chunks = tile::larger(S::chunks, S::chunks_v);
+  static constexpr int slots_K = (config.num_stages + 1) / 2;
+  static constexpr int slots_V = config.num_stages / 2;
 
   Chunk Q[query_warpgroups][S::chunks];
   Chunk dO[query_warpgroups][S::chunks_v];
-  Chunk KV[config.num_stages][slot_chunks];  // K, V, K, V, ...
-  ptx::Mbarrier full[config.num_stages], free[config.num_stages], Q_full;
+  Chunk K[slots_K][S::chunks];
+  Chunk V[slots_V][S::chunks_v];
+  ptx::Mbarrier Q_full, Q_free, K_full[slots_K], K_free[slots_K];
+  ptx::Mbarrier dO_full, dO_free, V_full[slots_V], V_free[slots_V];
+  TaskQueue tasks;
 };
+
+/// Of the whole kernel.
+__device__ __forceinline__ int count_query_tasks(const AttentionArgs& args) {
+  return tile::ceil_div(args.seq_q, query_rows) * args.heads_q * args.batch;
+}
 
 template <BackwardConfig config>
 struct QueryTask {
@@ -41,8 +52,8 @@ struct QueryTask {
   int q_begin;
   tile::TileRange tiles;  // of keys
 
-  __device__ __forceinline__ explicit QueryTask(const AttentionArgs& args) {
-    const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, query_rows), args.heads_q);
+  __device__ __forceinline__ QueryTask(const AttentionArgs& args, int task_idx) {
+    const auto block = tile::query_block(task_idx, tile::ceil_div(args.seq_q, query_rows), args.heads_q);
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     head_idx = block.head_idx;
     q_begin = block.tile_idx * query_rows;
@@ -51,42 +62,48 @@ struct QueryTask {
   }
 };
 
-template <BackwardConfig config>
-__device__ __forceinline__ void load_keys(const AttentionArgs& args, QueryStorage<config>& shared,
-                                          const QueryTask<config>& task) {
-  using S = Shape<config>;
-  const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
-  const int kv_head = task.head_idx / args.group;
-  ptx::mbarrier_arrive_expect_tx(shared.Q_full, query_warpgroups * (S::chunks + S::chunks_v) * chunk_bytes);
+/// The loads of one lane: Q of a task and K of its tiles, or dO and V.
+template <BackwardConfig config, int chunks, int slots>
+struct QueryLoader {
+  using Chunk = typename QueryStorage<config>::Chunk;
+
+  const AttentionArgs& args;
+  Chunk (&rows)[query_warpgroups][chunks];
+  ptx::Mbarrier &rows_full, &rows_free;
+  Map rows_map;
+  Chunk (&ring)[slots][chunks];
+  ptx::Mbarrier (&full)[slots], (&free)[slots];
+  Map ring_map;
+  unsigned tasks = 0, tiles = 0;  // so far
+
+  __device__ __forceinline__ void load(const QueryTask<config>& task) {
+    if (task.tiles.begin == task.tiles.end) return;
+    const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx, kv_head_idx = task.head_idx / args.group;
+    ptx::mbarrier_wait(rows_free, (tasks++ & 1) ^ 1);  // the last products with the rows of the task before are done
+    ptx::mbarrier_arrive_expect_tx(rows_full, query_warpgroups * chunks * chunk_bytes);
+    int row = static_cast<int>(task.sequence.start_q) + task.q_begin;
+#pragma unroll
+    for (int w = 0; w < query_warpgroups; ++w, row += tile_rows)
+      load_tile(rows[w], rows_full, rows_map, row, task.head_idx, batch_idx);
+    row = static_cast<int>(task.sequence.start_kv) + task.tiles.begin * tile_rows;
 #pragma unroll 1
-  for (int w = 0; w < query_warpgroups; ++w) {
-    const int row = static_cast<int>(task.sequence.start_q) + task.q_begin + w * tile_rows;
-#pragma unroll
-    for (int c = 0; c < S::chunks; ++c)
-      ptx::tma_load_4d(shared.Q[w][c], args.maps[map_Q], shared.Q_full, c * chunk_dim, row, task.head_idx, batch_idx);
-#pragma unroll
-    for (int c = 0; c < S::chunks_v; ++c)
-      ptx::tma_load_4d(shared.dO[w][c], args.maps[map_dO], shared.Q_full, c * chunk_dim, row, task.head_idx, batch_idx);
-  }
-  unsigned use = 0;
-#pragma unroll 1
-  for (int tile_idx = task.tiles.begin; tile_idx < task.tiles.end; ++tile_idx) {
-    const int row = static_cast<int>(task.sequence.start_kv) + tile_idx * tile_rows;
-#pragma unroll
-    for (int which = 0; which < 2; ++which) {  // K, then V
-      const Turn<config.num_stages> turn(use++);
-      const int chunks = which == 0 ? S::chunks : S::chunks_v;
+    for (int left = task.tiles.end - task.tiles.begin; left > 0; --left, row += tile_rows) {
+      const Turn<slots> turn(tiles++);
       // Both warpgroups are done with what was in the slot. Slots start out free: parity 1 counts as completed.
-      ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], chunks * chunk_bytes);
-#pragma unroll
-      for (int c = 0; c < chunks; ++c) {
-        ptx::tma_load_4d(shared.KV[turn.slot][c], args.maps[which == 0 ? map_K : map_V], shared.full[turn.slot],
-                         c * chunk_dim, row, kv_head, batch_idx);
-      }
+      ptx::mbarrier_wait(free[turn.slot], turn.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full[turn.slot], chunks * chunk_bytes);
+      load_tile(ring[turn.slot], full[turn.slot], ring_map, row, kv_head_idx, batch_idx);
     }
   }
-}
+
+ private:
+  __device__ __forceinline__ void load_tile(Chunk (&tile)[chunks], ptx::Mbarrier& landed, Map map, int row, int head_idx,
+                                            int batch_idx) const {
+#pragma unroll
+    for (int c = 0; c < chunks; ++c)
+      ptx::tma_load_4d(tile[c], args.maps[map], landed, c * chunk_dim, row, head_idx, batch_idx);
+  }
+};
 
 template <BackwardConfig config>
 struct QueryWorker {
@@ -96,9 +113,22 @@ struct QueryWorker {
 
   const AttentionArgs& args;
   QueryStorage<config>& shared;
-  const QueryTask<config>& task;
   const int warpgroup;
-  const int thread;  // in the warpgroup
+  const int thread;         // in the warpgroup
+  unsigned tasks = 0;       // before this one that had tiles
+  unsigned first_tile = 0;  // tiles before this task
+
+  __device__ __forceinline__ void run() {
+    shared.tasks.follow(count_query_tasks(args), [&](int task_idx) {
+      const QueryTask<config> task(args, task_idx);
+      if (task.q_begin >= task.sequence.rows_q) return;
+      make_dQ(task);
+      first_tile += task.tiles.end - task.tiles.begin;
+      tasks += task.tiles.begin < task.tiles.end;
+    });
+  }
+
+ private:
 
   /// Zeroes the rows of K in a slot that hold NaN or Inf or belong to no visible key: dS K would multiply them by the zeros
   /// of hidden scores. What they do to the queries that see them is in S by now.
@@ -111,7 +141,7 @@ struct QueryWorker {
 #pragma unroll
       for (int piece = thread % 4; piece < 8; piece += 4) {
         const auto words =
-            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.KV[slot][c]), row, piece));
+            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[slot][c]), row, piece));
 #pragma unroll
         for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
       }
@@ -122,7 +152,7 @@ struct QueryWorker {
       for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
         for (int piece = thread % 4; piece < 8; piece += 4) {
-          ptx::store_shared(swizzled(ptx::shared_address(shared.KV[slot][c]), row, piece), ptx::Vector<unsigned, 4>{});
+          ptx::store_shared(swizzled(ptx::shared_address(shared.K[slot][c]), row, piece), ptx::Vector<unsigned, 4>{});
         }
       }
     }
@@ -130,7 +160,7 @@ struct QueryWorker {
     ptx::barrier_sync(barrier_query_keys, query_warpgroups * wg_threads);  // those of both warpgroups
   }
 
-  __device__ __forceinline__ void run() const {
+  __device__ __forceinline__ void make_dQ(const QueryTask<config>& task) const {
     const int lane = thread % 32;
     const int q_begin = task.q_begin + warpgroup * tile_rows;
     const tile::Score<config.features> score(args, task.sequence, task.head_idx);
@@ -157,15 +187,26 @@ struct QueryWorker {
       return Math{score, dropout,       score.unit_scale() * tile::log2_e, q_begin, kv_begin, row, 2 * (lane % 4),
                   edge,  {false, false}};
     };
-    const auto slot_of = [](unsigned use) { return Turn<config.num_stages>(use); };
+    using Storage = QueryStorage<config>;
+    const auto turn_K = [&](unsigned tile) { return Turn<Storage::slots_K>(first_tile + tile); };
+    const auto turn_V = [&](unsigned tile) { return Turn<Storage::slots_V>(first_tile + tile); };
     const auto issue_S = [&](unsigned tile, int fresh) {
-      const auto k = slot_of(2 * tile);
-      ptx::mbarrier_wait(shared.full[k.slot], k.parity);  // K has landed
-      ptx::wgmma_fence();                                 // the registers of S have been used for other things
-      issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.KV[k.slot], fresh);
+      const auto turn = turn_K(tile);
+      ptx::mbarrier_wait(shared.K_full[turn.slot], turn.parity);  // K has landed
+      ptx::wgmma_fence();                                         // the registers of S have been used for other things
+      issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.K[turn.slot], fresh);
+    };
+    const auto issue_dP = [&](unsigned tile, int fresh) {
+      const auto turn = turn_V(tile);
+      ptx::mbarrier_wait(shared.V_full[turn.slot], turn.parity);  // V has landed
+      ptx::wgmma_fence();                                         // the registers of dP have been used for other things
+      issue_dots<type, S::steps_v>(dP, shared.dO[warpgroup], shared.V[turn.slot], fresh);
     };
     const auto issue_dQ = [&](unsigned tile, int fresh) {
-      issue_rows<type, S::width>(dQ, dS, shared.KV[slot_of(2 * tile).slot], fresh);
+      issue_rows<type, S::width>(dQ, dS, shared.K[turn_K(tile).slot], fresh);
+    };
+    const auto release = [&](ptx::Mbarrier& free) {
+      if (thread == 0) ptx::mbarrier_arrive(free);
     };
     const auto make_P = [&](const Math& math) {
       marks = {};
@@ -176,51 +217,53 @@ struct QueryWorker {
           },
           [](int, float, float) {});
     };
-    const auto make_dS = [&](const Math& math, unsigned tile, int fresh) {
-      const auto v = slot_of(2 * tile + 1);
-      ptx::mbarrier_wait(shared.full[v.slot], v.parity);  // V has landed
-      ptx::wgmma_fence();                                 // the registers of dP have been used for other things
-      issue_dots<type, S::steps_v>(dP, shared.dO[warpgroup], shared.KV[v.slot], fresh);
+    const auto make_dS = [&](const Math& math, unsigned tile) {
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dP);
-      if (thread == 0) ptx::mbarrier_arrive(shared.free[v.slot]);
+      release(shared.V_free[turn_V(tile).slot]);
       math.gradients(scores, dP, marks, [&](int i) {
         return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]};
       });
       Math::pack(dP, dS);
       ptx::wgmma_pin(dS);
-      if (math.edge) clean_keys(slot_of(2 * tile).slot, score.visible_kv - math.kv_begin);
+      if (math.edge) clean_keys(turn_K(tile).slot, score.visible_kv - math.kv_begin);
     };
 
-    ptx::mbarrier_wait(shared.Q_full, 0);  // Q and dO have landed
     const unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
     if (num_tiles > 0) {
+      ptx::mbarrier_wait(shared.Q_full, tasks & 1);   // Q has landed
+      ptx::mbarrier_wait(shared.dO_full, tasks & 1);  // dO has landed
       const Math first = math_of(task.tiles.begin);
       int fresh = ptx::registers_fresh(0);
       issue_S(0, fresh);
-      ptx::wgmma_wait<0>();  // S is there
+      issue_dP(0, fresh);
+      ptx::wgmma_wait<1>();  // S is there; dP may still run
       ptx::wgmma_pin(scores);
       make_P(first);
-      make_dS(first, 0, fresh);
+      make_dS(first, 0);
 #pragma unroll 1
       for (unsigned tile = 1; tile < num_tiles; ++tile) {
         const Math math = math_of(task.tiles.begin + static_cast<int>(tile));
         fresh = ptx::registers_fresh(0);
         issue_S(tile, fresh);
         issue_dQ(tile - 1, fresh);
-        ptx::wgmma_wait<1>();  // S is there; dQ of the tile before may still run
+        issue_dP(tile, fresh);
+        ptx::wgmma_wait<2>();  // S is there; dQ of the tile before and dP may still run
         ptx::wgmma_pin(scores);
         make_P(math);
-        ptx::wgmma_wait<0>();  // that dQ is done: dS and the slot of K are free
+        ptx::wgmma_wait<1>();  // that dQ is done: dS and the slot of K are free
         ptx::wgmma_pin(dQ);
         ptx::wgmma_pin(dS);
-        if (thread == 0) ptx::mbarrier_arrive(shared.free[slot_of(2 * tile - 2).slot]);
-        make_dS(math, tile, fresh);
+        release(shared.K_free[turn_K(tile - 1).slot]);
+        make_dS(math, tile);
       }
+      release(shared.Q_free);
+      release(shared.dO_free);
       issue_dQ(num_tiles - 1, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dQ is complete
       ptx::wgmma_pin(dQ);
       ptx::wgmma_pin(dS);
+      release(shared.K_free[turn_K(num_tiles - 1).slot]);
     }
     auto rows = tile::query_rows<typename S::Element, config.features>(args.dQ, task.sequence, task.head_idx).from(q_begin);
 #pragma unroll
@@ -236,16 +279,18 @@ struct QueryWorker {
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
-  const QueryTask<config> task(args);
-  if (task.q_begin >= task.sequence.rows_q) return;
   static_assert(sizeof(QueryStorage<config>) <= backward_sm90_dq_shared_bytes(config));
   auto& shared = ptx::shared_storage<QueryStorage<config>>();
   if (threadIdx.x == 0) {
-    for (int s = 0; s < config.num_stages; ++s) {
-      ptx::mbarrier_init(shared.full[s], 1);
-      ptx::mbarrier_init(shared.free[s], query_warpgroups);
-    }
+    for (auto& barrier : shared.K_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : shared.V_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : shared.K_free) ptx::mbarrier_init(barrier, query_warpgroups);
+    for (auto& barrier : shared.V_free) ptx::mbarrier_init(barrier, query_warpgroups);
     ptx::mbarrier_init(shared.Q_full, 1);
+    ptx::mbarrier_init(shared.dO_full, 1);
+    ptx::mbarrier_init(shared.Q_free, query_warpgroups);
+    ptx::mbarrier_init(shared.dO_free, query_warpgroups);
+    shared.tasks.init(query_warpgroups * wg_threads + 1);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
   }
   __syncthreads();  // everyone sees the barriers
@@ -253,10 +298,24 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
     ptx::registers_decrease<24>();
-    if (threadIdx.x == 0) load_keys(args, shared, task);
+    const int num_tasks = count_query_tasks(args);
+    using Storage = QueryStorage<config>;
+    if (threadIdx.x == 0) {
+      QueryLoader<config, Shape<config>::chunks, Storage::slots_K> loader{
+          args,     shared.Q,      shared.Q_full, shared.Q_free, map_Q,
+          shared.K, shared.K_full, shared.K_free, map_K};
+      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_queries, num_tasks,
+                        [&](int task_idx) { loader.load({args, task_idx}); });
+    }
+    if (threadIdx.x == 32) {
+      QueryLoader<config, Shape<config>::chunks_v, Storage::slots_V> loader{
+          args,     shared.dO,     shared.dO_full, shared.dO_free, map_dO,
+          shared.V, shared.V_full, shared.V_free,  map_V};
+      shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
+    }
   } else {
     ptx::registers_increase<240>();
-    QueryWorker<config>{args, shared, task, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    QueryWorker<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }
 

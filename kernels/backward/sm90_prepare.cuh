@@ -2,7 +2,8 @@
 
 // Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
 //
-//   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0
+//   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0 or no
+//            tasks taken
 //   convert: dQ = scale * the sums, in the tensor's type
 //
 // Both: one block of 128 threads takes 64 query rows of one head.
@@ -41,6 +42,9 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   using Element = typename Shape<config>::Element;
   using Eight = ptx::Vector<unsigned, 4>;
   constexpr Type type = config.features.dtype;
+  if (config.separate_dq && blockIdx.x == 0 && threadIdx.x < num_counters)
+    workspace<unsigned>(args, workspace_tasks)[threadIdx.x] = 0;
+  if (args.seq_q == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
   const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);

@@ -48,19 +48,16 @@ __device__ __forceinline__ bool finite(unsigned pair) {
   return (pair & exponent) != exponent && (pair >> 16 & exponent) != exponent;
 }
 
-/// Zeroes the rows of Q and dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup writes
-/// the same zeros before its own products read them.
-template <BackwardConfig config, typename Storage>
-__device__ __forceinline__ void clear_foreign_rows(Storage& shared, int slot, int warpgroup, int thread, int used_rows) {
-  using S = Shape<config>;
-  if constexpr (S::foreign_rows) {
+/// Zeroes the rows of a tile of Q or dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup
+/// writes the same zeros before its own products read them.
+template <BackwardConfig config, typename Chunk, int chunks>
+__device__ __forceinline__ void clear_foreign_rows(Chunk (&tile)[chunks], int warpgroup, int thread, int used_rows) {
+  if constexpr (Shape<config>::foreign_rows) {
     if (used_rows >= tile_rows) return;
     const int pieces = (tile_rows - used_rows) * 8;  // of 16 bytes, in each chunk
-    for (int i = thread; i < pieces * (S::chunks + S::chunks_v); i += wg_threads) {
+    for (int i = thread; i < pieces * chunks; i += wg_threads) {
       const int chunk = i / pieces, piece = i - chunk * pieces;
-      const void* base =
-          chunk < S::chunks ? static_cast<const void*>(shared.Q[slot][chunk]) : shared.dO[slot][chunk - S::chunks];
-      ptx::store_shared(ptx::shared_address(base) + used_rows * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
+      ptx::store_shared(ptx::shared_address(tile[chunk]) + used_rows * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
     }
     ptx::fence_async_shared();                                     // the zeros before the products' reads
     ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // those of the whole warpgroup

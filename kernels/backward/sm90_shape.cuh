@@ -20,7 +20,10 @@ using namespace abi;
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3 };
 
 /// Slots of AttentionArgs::workspace_offsets. Slot 0 is delta in the layout of lse, for dbias and dsink alone.
-enum Workspace : int { workspace_lse2 = 1, workspace_delta = 2, workspace_dQ = 3 };
+enum Workspace : int { workspace_lse2 = 1, workspace_delta = 2, workspace_dQ = 3, workspace_tasks = 4 };
+
+/// Counters of tasks taken, at workspace_tasks.
+enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2 };
 
 constexpr int wg_threads = 128;
 constexpr int tile_rows = 64;  // rows of every tile: the M of the products, and the q tile

@@ -56,7 +56,7 @@ std::int64_t reserve(Plan& plan, std::int64_t floats) {
   return offset;
 }
 
-void lay_out_backward(const Problem& p, const DeviceInfo&, Plan& plan) {
+void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   const Structure structure = choose_structure(p);
   abi::BackwardConfig config{.features = features_of(p),
                              .head_dim = static_cast<int>(p.head_dim),
@@ -75,13 +75,14 @@ void lay_out_backward(const Problem& p, const DeviceInfo&, Plan& plan) {
   const std::int64_t rows = padded_rows(p) * p.heads_q;
   plan.workspace_offsets[1] = reserve(plan, rows);                                                           // lse2
   plan.workspace_offsets[2] = reserve(plan, rows);                                                           // delta
+  if (config.separate_dq) plan.workspace_offsets[4] = reserve(plan, 2);  // counters of tasks
   if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch;
   const std::string source = to_source(config);
   add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
-             row_tiles);
+             std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
   if (structure.wide) {
     add_launch(plan,
                {.unit = "backward/sm90_wide",
@@ -89,7 +90,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo&, Plan& plan) {
                 .config = source,
                 .block = config.num_warps * 32,
                 .shared_bytes = abi::backward_sm90_wide_shared_bytes(config)},
-               key_tiles);
+               std::min<std::int64_t>(key_tiles, device.num_sms));
   } else {
     add_launch(plan,
                {.unit = "backward/sm90",
@@ -110,7 +111,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo&, Plan& plan) {
                 .config = to_source(dq),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
-               tiles(p.seq_q, 128) * p.heads_q * p.batch);
+               std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
   } else {
     add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
                row_tiles);

@@ -11,6 +11,7 @@ const Target target{
 class BackwardSm90 : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BackwardSm90, KeepsTheContract) {
+  emulator::set_num_sms(3);  // so that a block takes several tasks, one after another
   for (const std::uint64_t seed : {1, 2}) {
     emulator::set_seed(seed);
     check(GetParam(), target);
@@ -22,8 +23,45 @@ class BackwardSm90Deterministic : public ::testing::TestWithParam<Case> {};
 TEST_P(BackwardSm90Deterministic, KeepsTheContract) {
   Case c = GetParam();
   c.problem.deterministic = true;
+  emulator::set_num_sms(3);
   emulator::set_seed(3);
   check(c, target);
+}
+
+class BackwardSm90Wide : public ::testing::TestWithParam<Case> {};
+
+TEST_P(BackwardSm90Wide, KeepsTheContract) {
+  Case c = GetParam();
+  c.problem.head_dim = 136;
+  emulator::set_num_sms(3);
+  emulator::set_seed(4);
+  check(c, target);
+}
+
+class BackwardSm90Walks : public ::testing::TestWithParam<Case> {};
+
+TEST_P(BackwardSm90Walks, KeepTheContract) {
+  emulator::set_num_sms(2);
+  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+    emulator::set_seed(seed);
+    check(GetParam(), target);
+  }
+}
+
+/// Walks on which every ring of slots comes round several times, in blocks that take several tasks.
+std::vector<Case> long_walks() {
+  const auto walk = [](const char* name, Problem p) {
+    p.batch = 1, p.dtype = Dtype::bfloat16, p.deterministic = true;
+    Case c;
+    c.name = name, c.problem = p;
+    return c;
+  };
+  return {
+      walk("head_dim_256", {.seq_q = 330, .seq_kv = 460, .heads_q = 2, .heads_kv = 1, .head_dim = 256, .causal = true}),
+      walk("head_dim_192_128", {.seq_q = 400, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 192, .head_dim_v = 128}),
+      walk("head_dim_128", {.seq_q = 150, .seq_kv = 900, .heads_q = 2, .heads_kv = 2, .head_dim = 128}),
+      walk("head_dim_64", {.seq_q = 280, .seq_kv = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
+  };
 }
 
 /// The structures differ in how they walk and what they must not multiply, not in dtype: a part of the cases is enough.
@@ -47,6 +85,8 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                          }()),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(walking_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(walking_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(long_walks()), case_name);
 
 }  // namespace
 }  // namespace flash_attention::testing
