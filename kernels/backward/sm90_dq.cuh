@@ -7,9 +7,9 @@
 //     S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers
 //     P = 2^(S - lse2)     dS = P (dP - delta)    dQ += dS K, dS from registers
 //
-// S, dP and dQ of the tile before are issued together; dS waits for all of them. K of a tile stays until dQ has taken it, V
-// only until dP is there. A block takes one task after another; Q and dO of the next are loaded while dQ of this one is
-// completed and stored.
+// dQ of a tile is issued together with S and dP of the next, in this order: it frees a slot of K, which is loaded again
+// while the others run. V of a tile is free when dP is there. A block takes one task after another; Q and dO of the next
+// are loaded while dQ of this one is completed and stored.
 
 #include "backward/sm90_prepare.cuh"
 #include "backward/sm90_products.cuh"
@@ -22,7 +22,7 @@ namespace flash_attention {
 namespace backward_sm90 {
 constexpr int query_warpgroups = 2;
 constexpr int query_rows = query_warpgroups * tile_rows;  // of a task
-constexpr int barrier_query_keys = 1;
+constexpr int barrier_query_keys = 1, barrier_stagger = 2;
 
 template <BackwardConfig config>
 struct alignas(1024) QueryStorage {
@@ -129,7 +129,6 @@ struct QueryWorker {
   }
 
  private:
-
   /// Zeroes the rows of K in a slot that hold NaN or Inf or belong to no visible key: dS K would multiply them by the zeros
   /// of hidden scores. What they do to the queries that see them is in S by now.
   __device__ __forceinline__ void clean_keys(int slot, int visible_rows) const {
@@ -176,7 +175,6 @@ struct QueryWorker {
     }
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
-    typename Math::Marks marks;
 #pragma unroll
     for (float& x : dQ) x = 0;
 
@@ -208,16 +206,18 @@ struct QueryWorker {
     const auto release = [&](ptx::Mbarrier& free) {
       if (thread == 0) ptx::mbarrier_arrive(free);
     };
-    const auto make_P = [&](const Math& math) {
-      marks = {};
+    const auto make_dS = [&](unsigned tile, auto when_S_is_there) {
+      const Math math = math_of(task.tiles.begin + static_cast<int>(tile));
+      typename Math::Marks marks;
+      ptx::wgmma_wait<1>();  // S is there; dP may still run
+      ptx::wgmma_pin(scores);
+      when_S_is_there();
       math.probabilities(
           scores, marks,
           [&](int i) {
             return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]};
           },
           [](int, float, float) {});
-    };
-    const auto make_dS = [&](const Math& math, unsigned tile) {
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dP);
       release(shared.V_free[turn_V(tile).slot]);
@@ -233,29 +233,26 @@ struct QueryWorker {
     if (num_tiles > 0) {
       ptx::mbarrier_wait(shared.Q_full, tasks & 1);   // Q has landed
       ptx::mbarrier_wait(shared.dO_full, tasks & 1);  // dO has landed
-      const Math first = math_of(task.tiles.begin);
+      // The second warpgroup begins when the first has its S: from then on one's arithmetic runs under the other's
+      // products.
+      if (warpgroup == 1) ptx::barrier_sync(barrier_stagger, query_warpgroups * wg_threads);
       int fresh = ptx::registers_fresh(0);
       issue_S(0, fresh);
       issue_dP(0, fresh);
-      ptx::wgmma_wait<1>();  // S is there; dP may still run
-      ptx::wgmma_pin(scores);
-      make_P(first);
-      make_dS(first, 0);
+      make_dS(0, [&] {
+        if (warpgroup == 0) ptx::barrier_arrive(barrier_stagger, query_warpgroups * wg_threads);
+      });
 #pragma unroll 1
       for (unsigned tile = 1; tile < num_tiles; ++tile) {
-        const Math math = math_of(task.tiles.begin + static_cast<int>(tile));
         fresh = ptx::registers_fresh(0);
-        issue_S(tile, fresh);
         issue_dQ(tile - 1, fresh);
-        issue_dP(tile, fresh);
-        ptx::wgmma_wait<2>();  // S is there; dQ of the tile before and dP may still run
-        ptx::wgmma_pin(scores);
-        make_P(math);
-        ptx::wgmma_wait<1>();  // that dQ is done: dS and the slot of K are free
+        issue_S(tile, fresh);
+        ptx::wgmma_wait<1>();  // dQ is done: dS and the slot of K are free; S may still run
         ptx::wgmma_pin(dQ);
         ptx::wgmma_pin(dS);
         release(shared.K_free[turn_K(tile - 1).slot]);
-        make_dS(math, tile);
+        issue_dP(tile, fresh);
+        make_dS(tile, [] {});
       }
       release(shared.Q_free);
       release(shared.dO_free);
@@ -302,15 +299,14 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
     using Storage = QueryStorage<config>;
     if (threadIdx.x == 0) {
       QueryLoader<config, Shape<config>::chunks, Storage::slots_K> loader{
-          args,     shared.Q,      shared.Q_full, shared.Q_free, map_Q,
-          shared.K, shared.K_full, shared.K_free, map_K};
-      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_queries, num_tasks,
-                        [&](int task_idx) { loader.load({args, task_idx}); });
+          args, shared.Q, shared.Q_full, shared.Q_free, map_Q, shared.K, shared.K_full, shared.K_free, map_K};
+      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_queries, num_tasks, [&](int task_idx) {
+        loader.load({args, task_idx});
+      });
     }
     if (threadIdx.x == 32) {
       QueryLoader<config, Shape<config>::chunks_v, Storage::slots_V> loader{
-          args,     shared.dO,     shared.dO_full, shared.dO_free, map_dO,
-          shared.V, shared.V_full, shared.V_free,  map_V};
+          args, shared.dO, shared.dO_full, shared.dO_free, map_dO, shared.V, shared.V_full, shared.V_free, map_V};
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
     }
   } else {

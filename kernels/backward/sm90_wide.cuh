@@ -10,9 +10,9 @@
 //
 // P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90_dq.cuh's.
 //
-// Each warpgroup issues the last product of a step together with the first of the next, in this order: the former frees a slot,
-// which is loaded again while the latter runs, and what one warpgroup computes between its products runs under the other's.
-// A block takes one task after another; K and V of the next are loaded while the gradients of this one are stored.
+// Each warpgroup issues the last product of a step together with the first of the next, in this order: the former frees a
+// slot, which is loaded again while the latter runs, and what one warpgroup computes between its products runs under the
+// other's. A block takes one task after another; K and V of the next are loaded while the gradients of this one are stored.
 
 #include "backward/sm90.cuh"
 #include "backward/sm90_tasks.cuh"
@@ -95,7 +95,9 @@ struct WideLoader {
   }
 
  private:
-  __device__ __forceinline__ static int start_q(const Task<config>& task) { return static_cast<int>(task.sequence.start_q); }
+  __device__ __forceinline__ static int start_q(const Task<config>& task) {
+    return static_cast<int>(task.sequence.start_q);
+  }
   __device__ __forceinline__ static int start_kv(const Task<config>& task) {
     return static_cast<int>(task.sequence.start_kv) + task.kv_begin;
   }
@@ -212,9 +214,7 @@ struct WideWorker {
       ptx::wgmma_fence();  // the registers of dP have been used for other things
       issue_dots<type, S::steps_v>(dPt, shared.V, shared.dO[slot_of(step)], fresh);
     };
-    const auto issue_dK = [&](int step, int fresh) {
-      issue_rows<type, S::width>(dK, dS, shared.Q[slot_of(step)], fresh);
-    };
+    const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[slot_of(step)], fresh); };
     const auto make_dS = [&](int step) {
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dPt);
@@ -359,8 +359,9 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
     WideLoader<config> loader{args, shared};
     const int num_tasks = count_key_tasks<config>(args);
     if (threadIdx.x == 0) {
-      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_keys, num_tasks,
-                        [&](int task_idx) { loader.load_K_Q({args, task_idx}); });
+      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_keys, num_tasks, [&](int task_idx) {
+        loader.load_K_Q({args, task_idx});
+      });
     }
     if (threadIdx.x == 32) shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load_V_dO({args, task_idx}); });
   } else {

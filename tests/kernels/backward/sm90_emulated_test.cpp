@@ -48,7 +48,8 @@ TEST_P(BackwardSm90Walks, KeepTheContract) {
   }
 }
 
-/// Walks on which every ring of slots comes round several times, in blocks that take several tasks.
+/// Walks on which every ring of slots comes round several times, in blocks that take several tasks; and tasks without
+/// steps, which a block takes faster than it works on them.
 std::vector<Case> long_walks() {
   const auto walk = [](const char* name, Problem p) {
     p.batch = 1, p.dtype = Dtype::bfloat16, p.deterministic = true;
@@ -58,8 +59,12 @@ std::vector<Case> long_walks() {
   };
   return {
       walk("head_dim_256", {.seq_q = 330, .seq_kv = 460, .heads_q = 2, .heads_kv = 1, .head_dim = 256, .causal = true}),
-      walk("head_dim_192_128", {.seq_q = 400, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 192, .head_dim_v = 128}),
+      walk("head_dim_192_128",
+           {.seq_q = 400, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 192, .head_dim_v = 128}),
       walk("head_dim_128", {.seq_q = 150, .seq_kv = 900, .heads_q = 2, .heads_kv = 2, .head_dim = 128}),
+      walk("unseen_keys",
+           {.seq_q = 70, .seq_kv = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 136, .causal = true, .window_left = 9}),
+      walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 1, .heads_kv = 1, .head_dim = 136, .causal = true}),
       walk("head_dim_64", {.seq_q = 280, .seq_kv = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
   };
 }
