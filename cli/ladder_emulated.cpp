@@ -21,12 +21,6 @@ Problem small_problem(const Arguments& arguments) {
   return problem;
 }
 
-/// Q, K, V and O once; for backward also dO, dQ, dK and dV.
-double least_bytes(const Problem& p, Pass pass) {
-  const double rows = static_cast<double>(p.batch * (p.seq_q * p.heads_q + p.seq_kv * p.heads_kv)) * 2;
-  return rows * static_cast<double>(p.head_dim) * static_cast<double>(size_of(p.dtype)) * (is_backward(pass) ? 2 : 1);
-}
-
 double global_bytes(const emulator::Counters& c) {
   return 32 * static_cast<double>(c.global_sectors) + static_cast<double>(c.bulk_bytes);
 }

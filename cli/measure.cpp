@@ -53,6 +53,12 @@ Timing to_timing(std::vector<double> samples) {
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
 
+double least_bytes(const Problem& p, Pass pass) {
+  const auto rows = static_cast<double>(p.batch * (p.seq_q * p.heads_q + p.seq_kv * p.heads_kv));
+  const auto dims = static_cast<double>(p.head_dim + (p.head_dim_v ? p.head_dim_v : p.head_dim));
+  return rows * dims * static_cast<double>(size_of(p.dtype)) * (is_backward(pass) ? 2 : 1);
+}
+
 bool is_decoding(const Problem& problem) { return problem.seq_q <= 16 && problem.seq_kv >= 16 * problem.seq_q; }
 
 bool Measurement::ok() const {

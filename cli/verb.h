@@ -30,5 +30,7 @@ extern const Verb compile_verb;
 extern const Verb cache_verb;
 extern const Verb ladder_verb;
 extern const Verb primer_verb;
+extern const Verb profile_verb;
+extern const Verb report_verb;
 
 }  // namespace flash_attention::cli
