@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 
 #include "cli/format.h"
 #include "cli/ladder_page.h"
@@ -60,8 +61,9 @@ LadderRow time_rung(Workload& work, const Rung& rung, const LadderResults& known
   }
 }
 
+/// Calls keep() after every row, so that nothing measured is lost.
 void time_all(const std::vector<Rung>& rungs, Device device, bool sweep, double seconds, LadderResults& results,
-              std::vector<std::vector<Accuracy>>& accuracy) {
+              std::vector<std::vector<Accuracy>>& accuracy, const std::function<void()>& keep) {
   std::vector<Problem> problems{ladder_problem(false), ladder_problem(true)};
   if (sweep) {
     const std::vector<Problem> more = sweep_problems();
@@ -78,10 +80,11 @@ void time_all(const std::vector<Rung>& rungs, Device device, bool sweep, double 
       if (!in_table && is_backward(rungs[r].pass)) continue;
       progress.show(format("problem %zu of %zu, rung %zu of %zu: %s", n + 1, problems.size(), r + 1, rungs.size(),
                            rungs[r].name.c_str()));
-      const MeasureLimits limits{.seconds = seconds, .max_samples = 50, .check = in_table};
+      const MeasureLimits limits{.seconds = seconds, .max_samples = 50, .min_samples = 1, .check = in_table};
       std::vector<Accuracy> found;
       results.rows.push_back(time_rung(work, rungs[r], results, limits, found));
       accuracy[r].insert(accuracy[r].end(), found.begin(), found.end());
+      keep();
     }
   }
 }
@@ -107,9 +110,11 @@ int climb_on_gpu(const std::vector<Rung>& rungs, const DeviceInfo& info, const A
   results.device = info.name;
   std::vector<std::vector<Accuracy>> accuracy(rungs.size());
   const bool update = arguments.on("update");
-  time_all(rungs, info.device, update || arguments.on("sweep"), arguments.number("seconds"), results, accuracy);
+  const auto keep = [&] {
+    if (arguments.given("save")) save(arguments.text("save"), to_json(results, info).text());
+  };
+  time_all(rungs, info.device, update || arguments.on("sweep"), arguments.number("seconds"), results, accuracy, keep);
   const std::string text = to_json(results, info).text();
-  if (arguments.given("save")) save(arguments.text("save"), text);
   if (update && !interrupted()) {
     const std::filesystem::path root = arguments.text("root"), file = root / "bench/results/h200/ladder.json";
     save(file.string(), text);

@@ -24,7 +24,9 @@ Timing time_calls(const Workload& work, Pass pass, const MeasureLimits& limits) 
   if (device.kind == DeviceKind::cuda) gpu.emplace(device_info(device));
   std::vector<double> samples;
   double total = 0;
-  const auto enough = [&] { return total >= limits.seconds && (samples.size() >= 3 || total >= 3); };
+  const auto enough = [&] {
+    return total >= limits.seconds && (static_cast<int>(samples.size()) >= limits.min_samples || total >= 3);
+  };
   while (static_cast<int>(samples.size()) < limits.max_samples && !enough() && !interrupted()) {
     samples.push_back(gpu ? gpu->seconds(work.options.stream, [&] { call(work, pass); }) : cpu_seconds(work, pass));
     total += samples.back();

@@ -42,7 +42,8 @@ struct Measurement {
 struct MeasureLimits {
   double seconds = 1.0;  ///< stop sampling after this
   int max_samples = 200;
-  bool check = true;  ///< against fp64
+  int min_samples = 3;  ///< unless they take more than three seconds
+  bool check = true;    ///< against fp64
 };
 
 /// Calls the pass on fresh random inputs (for a backward pass, after the forward pass it belongs to) and measures it.

@@ -1,7 +1,7 @@
 #pragma once
 
-// The idea:  a block keeps a tile of K and V in shared memory, and every value read from it serves eight queries.
-// From 02:   a warp takes eight rows; a lane takes a key of the tile for S and four columns for O; softmax goes by tiles.
+// The idea:  a block keeps a tile of K and V in shared memory, and every value read from it serves four queries.
+// From 02:   a warp takes four rows; a lane takes a key of the tile for S and four columns for O; softmax goes by tiles.
 // It buys:
 // The limit: CUDA cores: even with all operands at hand they do a sixteenth of what the tensor cores do.
 

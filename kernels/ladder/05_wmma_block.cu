@@ -28,9 +28,10 @@ struct SharedStorage {
   alignas(32) Element Q[block_q][dim];
   alignas(32) Element K[block_kv][dim];
   alignas(32) Element V[block_kv][dim];
-  alignas(32) float S[block_q][block_kv];
-  alignas(32) Element P[block_q][block_kv];
-  alignas(32) float PV[block_q][dim];
+  // Rows 16 bytes longer than their elements start in different banks.
+  alignas(32) float S[block_q][block_kv + 4];
+  alignas(32) Element P[block_q][block_kv + 8];
+  alignas(32) float PV[block_q][dim + 4];
 };
 
 /// Rows of a tensor to shared memory; rows that do not exist, and columns at or past head_dim, become zero.
@@ -88,18 +89,21 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     load_tile<threads, config.head_dim>(storage.V, V_gmem.from(kv_begin));
     __syncthreads();  // the tile is there for every warp
 
-    // S = Q K^T: 16 keys at a time.
+    // S = Q K^T: 16 columns of both at a time.
+    ptx::WmmaAccumulator S_tile[block_kv / 16]{};
 #pragma unroll
-    for (int n = 0; n < block_kv; n += 16) {
-      ptx::WmmaAccumulator S{};
+    for (int d = 0; d < dim; d += 16) {
+      ptx::WmmaOperand<type> A, B;
+      ptx::wmma_load_a<type>(A, ptx::shared_address(&storage.Q[warp_row][d]), dim);
 #pragma unroll
-      for (int d = 0; d < dim; d += 16) {
-        ptx::WmmaOperand<type> A, B;
-        ptx::wmma_load_a<type>(A, ptx::shared_address(&storage.Q[warp_row][d]), dim);
-        ptx::wmma_load_b_transposed<type>(B, ptx::shared_address(&storage.K[n][d]), dim);
-        ptx::wmma_multiply<type, true>(S, A, B);
+      for (int n = 0; n < block_kv / 16; ++n) {
+        ptx::wmma_load_b_transposed<type>(B, ptx::shared_address(&storage.K[16 * n][d]), dim);
+        ptx::wmma_multiply<type, true>(S_tile[n], A, B);
       }
-      ptx::wmma_store(ptx::shared_address(&storage.S[warp_row][n]), S, block_kv);
+    }
+#pragma unroll
+    for (int n = 0; n < block_kv / 16; ++n) {
+      ptx::wmma_store(ptx::shared_address(&storage.S[warp_row][16 * n]), S_tile[n], block_kv + 4);
     }
     __syncwarp();  // S is there for every lane
 
@@ -120,17 +124,21 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     __syncwarp();  // P is there for every lane
 
     // P V: 16 columns at a time.
+    ptx::WmmaOperand<type> P_tile[block_kv / 16];
+#pragma unroll
+    for (int k = 0; k < block_kv / 16; ++k) {
+      ptx::wmma_load_a<type>(P_tile[k], ptx::shared_address(&storage.P[warp_row][16 * k]), block_kv + 8);
+    }
 #pragma unroll
     for (int d = 0; d < dim; d += 16) {
       ptx::WmmaAccumulator PV{};
 #pragma unroll
-      for (int k = 0; k < block_kv; k += 16) {
-        ptx::WmmaOperand<type> A, B;
-        ptx::wmma_load_a<type>(A, ptx::shared_address(&storage.P[warp_row][k]), block_kv);
-        ptx::wmma_load_b<type>(B, ptx::shared_address(&storage.V[k][d]), dim);
-        ptx::wmma_multiply<type, false>(PV, A, B);
+      for (int k = 0; k < block_kv / 16; ++k) {
+        ptx::WmmaOperand<type> B;
+        ptx::wmma_load_b<type>(B, ptx::shared_address(&storage.V[16 * k][d]), dim);
+        ptx::wmma_multiply<type, false>(PV, P_tile[k], B);
       }
-      ptx::wmma_store(ptx::shared_address(&storage.PV[warp_row][d]), PV, dim);
+      ptx::wmma_store(ptx::shared_address(&storage.PV[warp_row][d]), PV, dim + 4);
     }
     __syncwarp();  // P V is there for every lane
 

@@ -1,9 +1,9 @@
 #pragma once
 
 // The idea:  mma.sync says which lane holds which element, so S becomes P in registers and O stays there.
-// From 05:   ldmatrix and mma.sync instead of WMMA, softmax on fragments (tile/softmax.cuh); S, P and P V leave shared
-// memory. It buys: The limit: bank conflicts: ldmatrix reads eight rows of a tile at once, and all of them begin in the
-// same bank.
+// From 05:   ldmatrix and mma.sync instead of WMMA; softmax on fragments (tile/softmax.cuh); S, P and P V leave memory.
+// It buys:
+// The limit: bank conflicts: ldmatrix reads eight rows of a tile at once, and all of them begin in the same bank.
 
 #include "ptx/memory.cuh"
 #include "tile/mma.cuh"

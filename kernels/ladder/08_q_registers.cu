@@ -1,7 +1,7 @@
 #pragma once
 
-// The idea:  what does not change in the loop is read once: Q stays in registers. O leaves 16 bytes a lane, through shared
-// memory. From 07:   Q becomes fragments before the loop; the last lines write O by way of the shared memory that held Q.
+// The idea:  what does not change in the loop is read once: Q stays in registers. O leaves by 16 bytes a lane.
+// From 07:   Q becomes fragments before the loop; the last lines write O by way of the shared memory that held Q.
 // It buys:
 // The limit: copies and products take turns: nobody multiplies while a tile of K and V is on its way.
 

@@ -1,9 +1,9 @@
 #pragma once
 
 // The idea:  cp.async copies without threads: the next tile of K and V is on its way while this one is multiplied.
-// From 08:   two buffers for K and V, tile::copy_tile_async in place of load_tile, and a wait for all groups but the
-// latest. It buys: The limit: under a causal mask half of the products are thrown away, and every tile pays for a mask that
-// few need.
+// From 08:   two buffers for K and V, tile::copy_tile_async instead of load_tile, a wait for all groups but the latest.
+// It buys:
+// The limit: under a causal mask half of the products are thrown away, and every tile pays for a mask that few need.
 
 #include "ptx/memory.cuh"
 #include "tile/copy.cuh"

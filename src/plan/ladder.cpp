@@ -78,8 +78,8 @@ int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 /// 16-bit Q, K, V and P; S and the product P V in fp32.
 int wmma_bytes(const Rung& rung, int head_dim) {
-  const int operands = (rung.block_q + 2 * rung.block_kv) * wide(head_dim) + rung.block_q * rung.block_kv;
-  return half_bytes * operands + float_bytes * rung.block_q * (rung.block_kv + wide(head_dim));
+  const int operands = (rung.block_q + 2 * rung.block_kv) * wide(head_dim) + rung.block_q * (rung.block_kv + 8);
+  return half_bytes * operands + float_bytes * rung.block_q * (rung.block_kv + 4 + wide(head_dim) + 4);
 }
 
 /// Q and stages of K and V, 16 bits.
@@ -99,11 +99,11 @@ constexpr auto table = std::to_array<Rung>({
      .block_kv = 128,
      .num_warps = 4,
      .add_launches = add_standard_launches},
-    {.name = "ladder/01_naive", .float32 = true, .block_q = 128, .block_kv = 1, .num_warps = 4},
+    {.name = "ladder/01_naive", .float32 = true, .block_q = 128, .block_kv = 1, .num_warps = 4, .min_blocks_per_sm = 3},
     {.name = "ladder/02_coalesced", .float32 = true, .block_q = 4, .block_kv = 1, .num_warps = 4},
     {.name = "ladder/03_row_tile",
      .float32 = true,
-     .block_q = 32,
+     .block_q = 16,
      .block_kv = 32,
      .num_warps = 4,
      .shared_bytes = row_tile_bytes},
