@@ -88,7 +88,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     load_tile<threads, dim>(storage.V, V_gmem.from(kv_begin));
     __syncthreads();  // the tile is there for every warp
 
-    // S: the lane's key with every row of the warp.
+    // S = Q K^T: the lane's key with every row of the warp.
     float S[rows]{};
 #pragma unroll 4
     for (int d = 0; d < dim; d += 4) {
@@ -115,23 +115,18 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) O[r][c] *= shrink;
     }
-    __syncwarp();  // the warp's rows of P are in shared memory
+    __syncwarp();  // P is there for every lane
 
-    // O: the lane's columns of every row.
+    // O += P V: the lane's columns of every row.
     if (column < dim) {
-#pragma unroll 2
-      for (int j = 0; j < block_kv; j += 4) {
-        tile::Four v[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = load_four(storage.V[j + e][column]);
+#pragma unroll 4
+      for (int j = 0; j < block_kv; ++j) {
+        const tile::Four v = load_four(storage.V[j][column]);
 #pragma unroll
         for (int r = 0; r < rows; ++r) {
-          const tile::Four P = load_four(storage.P[warp_row + r][j]);
+          const float P = ptx::load_shared<float>(ptx::shared_address(&storage.P[warp_row + r][j]));
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-#pragma unroll
-            for (int c = 0; c < 4; ++c) O[r][c] = ptx::fma(P[e], v[e][c], O[r][c]);
-          }
+          for (int c = 0; c < 4; ++c) O[r][c] = ptx::fma(P, v[c], O[r][c]);
         }
       }
     }
