@@ -5,6 +5,7 @@
 
 #include <map>
 #include <mutex>
+#include <tuple>
 
 #include "emulator/table.h"
 #include "flash_attention/error.h"
@@ -53,10 +54,10 @@ std::shared_ptr<const Module> load_module(const HostUnit& unit) {
     std::shared_ptr<const Module> module;
   };
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, Slot> slots;
+  static std::map<std::tuple<std::string, int, bool>, Slot> slots;
   Slot& slot = [&]() -> Slot& {
     const std::lock_guard lock(mutex);
-    return slots[{unit.text, unit.arch}];
+    return slots[{unit.text, unit.arch, unit.counts_plain_accesses}];
   }();
   const std::lock_guard lock(slot.mutex);  // other units are compiled meanwhile
   if (slot.module == nullptr) slot.module = load(unit);

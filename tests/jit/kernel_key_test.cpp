@@ -35,6 +35,12 @@ TEST(KernelKey, an_entry_without_configuration_is_called_plainly) {
   EXPECT_NE(emit(make_key(launch, 80), "ladder/00_naive.cu").find("  forward_sm90(args);\n"), std::string::npos);
 }
 
+TEST(KernelKey, a_plain_kernel_is_its_file_and_nothing_else) {
+  const KernelKey plain{.unit = "primer/vector_add", .entry = "vector_add", .config = {}, .arch = 80, .plain = true};
+  EXPECT_EQ(emit(plain, "primer/vector_add.cu"),
+            "// primer/vector_add for sm_80\nextern \"C\" {\n#include \"primer/vector_add.cu\"\n}\n");
+}
+
 TEST(KernelKey, names_tell_the_entries_of_a_unit_apart) {
   Launch launch = example_launch();
   EXPECT_EQ(to_string(make_key(launch, 90)), "forward/sm90 sm_90a ForwardConfig{.head_dim = 128}");

@@ -14,11 +14,12 @@ FLASH_ATTENTION_UNSEEN bool within(const void* address, const void* begin, unsig
   return reinterpret_cast<unsigned long>(address) - reinterpret_cast<unsigned long>(begin) < bytes;
 }
 
-/// Reads of threadIdx and local variables are accesses only here: on a GPU they are registers.
+/// Local variables and threadIdx are memory only here: on a GPU they are registers. So is the way into the library.
 FLASH_ATTENTION_UNSEEN bool is_register(const void* address) {
   constexpr unsigned long most_stack = 1 << 16;
   const char* here = static_cast<const char*>(__builtin_frame_address(0));
   return within(address, &thread, sizeof(thread)) || within(address, thread, sizeof(ThreadView)) ||
+         within(address, &table, sizeof(table)) || within(address, table, sizeof(Table)) ||
          within(address, here - most_stack, 2 * most_stack);
 }
 

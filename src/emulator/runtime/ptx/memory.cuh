@@ -4,6 +4,8 @@
 
 #include "ptx/shared.cuh"
 
+// They are counted by the library, so not once more as plain accesses: runtime/plain_access.h.
+
 namespace flash_attention::ptx {
 
 template <typename T, int n>
@@ -18,7 +20,7 @@ constexpr bool one_access = (sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 
                             alignof(T) == sizeof(T);
 
 template <typename T>
-inline T load_global(const T* address) {
+[[gnu::no_sanitize_address]] inline T load_global(const T* address) {
   static_assert(one_access<T>);
   emulator::table->access_global(emulator::Access::load_global, address, sizeof(T));
   return *address;
@@ -30,20 +32,20 @@ inline T load_readonly(const T* address) {
 }
 
 template <typename T>
-inline void store_global(T* address, const T& value) {
+[[gnu::no_sanitize_address]] inline void store_global(T* address, const T& value) {
   static_assert(one_access<T>);
   emulator::table->access_global(emulator::Access::store_global, address, sizeof(T));
   *address = value;
 }
 
 template <typename T>
-inline T load_shared(unsigned address) {
+[[gnu::no_sanitize_address]] inline T load_shared(unsigned address) {
   static_assert(one_access<T>);
   return *reinterpret_cast<const T*>(emulator::table->access_shared(emulator::Access::load_shared, address, sizeof(T)));
 }
 
 template <typename T>
-inline void store_shared(unsigned address, const T& value) {
+[[gnu::no_sanitize_address]] inline void store_shared(unsigned address, const T& value) {
   static_assert(one_access<T>);
   *reinterpret_cast<T*>(emulator::table->access_shared(emulator::Access::store_shared, address, sizeof(T))) = value;
 }
