@@ -1,6 +1,11 @@
 """`flash-attention ladder` on a machine without a GPU: every rung emulated, counted and compared; differences; refusals."""
 
+import json
+from pathlib import Path
+
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +76,32 @@ def test_diff_of_the_cpu(command):
 def test_a_rung_on_the_wrong_device(command):
     assert "none of the named rungs runs" in command("ladder", "03", "--device", "cpu", code=2).stderr
     assert "none of the named rungs runs" in command("ladder", "c0", "--device", "emulator", code=2).stderr
+
+
+def measured(rung, heads, seq, causal, tflops):
+    case = {"batch": 4 if seq == 4096 else 1, "seq": seq, "heads": heads, "head_dim": 128, "heads_kv": heads}
+    case |= {"causal": causal, "dtype": "bfloat16", "window": 0, "dropout_p": 0.0, "lengths": []}
+    row = {"case": case, "baseline": f"ladder/{rung}", "pass": "forward"}
+    return row | {"ms": 1.0, "p10": 1.0, "p90": 1.0, "samples": 3, "tflops": tflops}
+
+
+def test_update_writes_the_table_and_the_plots(command, tmp_path):
+    for folder in ("kernels/ladder", "bench/results/h200", "docs/ladder"):
+        (tmp_path / folder).mkdir(parents=True)
+    for script in ("visualize_ladder.py", "package.py"):
+        (tmp_path / "bench" / script).write_text((ROOT / "bench" / script).read_text())
+    (tmp_path / "python").symlink_to(ROOT / "python")
+    page = tmp_path / "kernels/ladder/README.md"
+    page.write_text((ROOT / "kernels/ladder/README.md").read_text())
+    rows = [measured("00_standard", 16, 4096, False, 2.0), measured("01_naive", 16, 4096, False, 5.0)]
+    rows += [measured("01_naive", 16, 4096, True, 2.5), measured("01_naive", 16, 512, False, 4.0)]
+    head = {"format": "flash_attention.results/1", "kind": "speed", "machine": {"device": "NVIDIA Test"}}
+    head |= {"versions": {}, "commit": "", "date": "", "command": "", "rows": rows}
+    (tmp_path / "bench/results/h200/ladder.json").write_text(json.dumps(head))
+    before = page.read_text()
+    command("ladder", "--update", "--root", tmp_path, "--device", "emulator")
+    table = {line.split("]")[0][3:]: line for line in page.read_text().splitlines() if line.startswith("| [")}
+    assert table["01_naive"].endswith("| 5.00 | 2.50 | 2.50 x | - |") and "| 2.00 | - |" in table["00_standard"]
+    assert "NVIDIA Test" in page.read_text() and page.read_text().startswith(before[:200])
+    images = list((tmp_path / "docs/ladder/images").glob("*.svg"))
+    assert len(images) == 1 and "16 heads" in images[0].read_text()
