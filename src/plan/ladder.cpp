@@ -223,8 +223,9 @@ std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& d
   if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
   if (problem.dtype == Dtype::float32 && !rung.float32) return "needs a 16-bit dtype";
   if (std::string reason = reject_beside_ladder(problem); !reason.empty()) return reason;
-  const double blocks = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
-                        static_cast<double>(rung.add_launches ? tiles(problem.seq_kv, rung.block_kv) : 1);
+  const double blocks =
+      static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
+      static_cast<double>(rung.add_launches == add_standard_launches ? tiles(problem.seq_kv, rung.block_kv) : 1);
   if (blocks > std::numeric_limits<int>::max()) return "more than 2^31 blocks";
   if (rung.shared_bytes && rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) > device.shared_bytes)
     return "needs more shared memory";
