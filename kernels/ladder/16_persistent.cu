@@ -399,15 +399,15 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     if (warpgroup == Kernel::warpgroups)
       ptx::barrier_arrive(Kernel::barrier_turn, 2 * Kernel::wg_threads);  // see pass_turn
 #pragma unroll 1
-    for (int pass = 0; pass == 0 || (pass == 1 && storage.redo_some); ++pass) {
+    for (int pass = 0; pass == 0 || (pass == 1 && ptx::shuffle(static_cast<int>(storage.redo_some), 0)); ++pass) {
       for_each_tile<config>(args, [&](int index, int head, int batch, int q_begin) {
         bool& redo = storage.redo[tile::smaller(index, Kernel::max_marks - 1)];
-        if (pass == 1 && !redo) return;
+        if (pass == 1 && !ptx::shuffle(static_cast<int>(redo), 0)) return;  // known to be the same in a warp
         Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, warpgroup - 1,
                       progress);
         const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
         if (tiles.begin < tiles.end) kernel.attend(tiles, pass == 0 ? kernel.interior_end() : tiles.begin);
-        if (pass == 0 && !kernel.sound()) redo = storage.redo_some = true;
+        if (pass == 0 && ptx::any(!kernel.sound())) redo = storage.redo_some = true;
         kernel.finish();
       });
       if (threadIdx.x % Kernel::wg_threads == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
