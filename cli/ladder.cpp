@@ -46,6 +46,8 @@ int show_diff(const std::vector<std::string>& words) {
 int ladder(const Arguments& arguments) {
   if (arguments.on("diff")) return show_diff(arguments.words());
   std::vector<Rung> chosen = rungs_named(arguments.words());
+  if (arguments.on("update") && !arguments.words().empty())
+    throw Error(ErrorCode::invalid_argument, "--update: got single rungs, allowed: all, since the table has all");
   const std::string name = arguments.text("device");
   const bool only_cpu =
       std::all_of(chosen.begin(), chosen.end(), [](const Rung& rung) { return rung.device == DeviceKind::cpu; });

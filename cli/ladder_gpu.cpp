@@ -1,6 +1,7 @@
 #include "cli/ladder_gpu.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -61,6 +62,14 @@ LadderRow time_rung(Workload& work, const Rung& rung, const LadderResults& known
   }
 }
 
+/// "NVIDIA H200" keeps its results in h200.
+std::string folder_of(std::string device) {
+  constexpr std::string_view maker = "NVIDIA ";
+  if (device.starts_with(maker)) device.erase(0, maker.size());
+  for (char& c : device) c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(c)) : '_';
+  return device;
+}
+
 /// Calls keep() after every row, so that nothing measured is lost.
 void time_all(const std::vector<Rung>& rungs, Device device, bool sweep, double seconds, LadderResults& results,
               std::vector<std::vector<Accuracy>>& accuracy, const std::function<void()>& keep) {
@@ -116,7 +125,9 @@ int climb_on_gpu(const std::vector<Rung>& rungs, const DeviceInfo& info, const A
   time_all(rungs, info.device, update || arguments.on("sweep"), arguments.number("seconds"), results, accuracy, keep);
   const std::string text = to_json(results, info).text();
   if (update && !interrupted()) {
-    const std::filesystem::path root = arguments.text("root"), file = root / "bench/results/h200/ladder.json";
+    const std::filesystem::path root = arguments.text("root"), folder = root / "bench/results" / folder_of(info.name);
+    const std::filesystem::path file = folder / "ladder.json";
+    std::filesystem::create_directories(folder);
     save(file.string(), text);
     update_pages(root, file, rungs, results);
   }

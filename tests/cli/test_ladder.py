@@ -48,6 +48,7 @@ def test_diff_with_itself_is_empty(command):
 
 def test_refusals(command):
     assert "ladder: got 'zz', allowed: 00_standard" in command("ladder", "zz", code=2).stderr
+    assert "--update: got single rungs" in command("ladder", "06", "--update", code=2).stderr
     assert "--diff: got 1 rungs" in command("ladder", "--diff", "01", code=2).stderr
     assert "no place for the table" in command("ladder", "--update", "--root", "/nonexistent", code=2).stderr
 
