@@ -69,9 +69,11 @@ int backward_tile_bytes(const Rung& rung, int dim) {
   return 2 * float_bytes * (rung.block_q * dim + rung.block_kv * (dim + 4) + rung.block_q * rung.block_kv);
 }
 
-/// The two tensors in tile::SwizzledTile, and two statistics of each query; rounded up to the tiles' alignment.
+/// The two tensors of a block and of each stage in tile::SwizzledTile, with two statistics of each query; each stage is
+/// rounded up to the tiles' alignment.
 int backward_mma_bytes(const Rung& rung, int dim) {
-  return 2 * half_bytes * (rung.block_q + rung.block_kv) * ((dim + 63) / 64 * 64) + 1024;
+  return 2 * half_bytes * (rung.block_q + rung.num_stages * rung.block_kv) * ((dim + 63) / 64 * 64) +
+         1024 * rung.num_stages;
 }
 
 int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -205,6 +207,15 @@ constexpr auto table = std::to_array<Rung>({
      .block_q = 64,
      .block_kv = 64,
      .num_warps = 4,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = backward_mma_bytes,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/b3_async",
+     .pass = Pass::backward,
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
      .min_blocks_per_sm = 2,
      .shared_bytes = backward_mma_bytes,
      .add_launches = add_backward_launches},

@@ -14,6 +14,7 @@ Launch launch_of(const Rung& rung, const Problem& problem, std::string entry, in
                                    .block_q = rung.block_q,
                                    .block_kv = rung.block_kv,
                                    .num_warps = rung.num_warps,
+                                   .num_stages = rung.num_stages,
                                    .deterministic = true};
   return {.unit = std::string(rung.name),
           .entry = std::move(entry),
