@@ -20,8 +20,14 @@ class Baseline:
     what: str
     run: Callable
     reject: Callable  # (case, device) -> reason
-    has_backward: bool = True
+    passes: tuple[str, ...] = ("forward", "backward")
     packs: bool = False  # takes case.lengths as it is; others are given a padded batch
+
+    def lacks(self, which):
+        """Why it has nothing to measure for this pass; empty where it has."""
+        needed = ("forward", "backward") if which == "both" else (which,)
+        missing = [name for name in needed if name not in self.passes]
+        return f"no {missing[0]} pass" if missing else ""
 
 
 def refuse(*, window=False, mask=False, dropout=True, dtypes=tuple(DTYPES), devices=("cpu", "cuda"), needs=""):
@@ -186,11 +192,11 @@ def kernels():
         return []
     import flash_attention
 
-    names = {kernel["name"] for kernel in flash_attention.kernels() if kernel["name"].startswith("ladder/")}
     return [
-        Baseline(name, "a rung of the ladder", ours(name), refuse(devices=GPU), has_backward=False)
-        for name in sorted(names)
-    ]
+        Baseline(kernel["name"], "a rung of the ladder", ours(kernel["name"]), refuse(devices=(kernel["device"],)),
+                 passes=(kernel["pass"],))
+        for kernel in flash_attention.kernels() if kernel["name"].startswith("ladder/")
+    ]  # fmt: skip
 
 
 def all_baselines():

@@ -50,9 +50,9 @@ def accuracy(case, entry, device, truth):
     if reason:
         return {"reason": reason}
     q, k, v, grad = baselines.inputs(case, entry, device, needs_grad=True)
-    with torch.set_grad_enabled(entry.has_backward):
+    with torch.set_grad_enabled("backward" in entry.passes):
         found = [entry.run(q, k, v, case)]
-    if entry.has_backward:
+    if "backward" in entry.passes:
         found += torch.autograd.grad(found[0], (q, k, v), grad)
     if case not in truth:
         truth.clear()

@@ -53,7 +53,7 @@ def status_bytes(field):
 
 
 def memory(case, entry, which, device):
-    reason = entry.reject(case, device) or ("no backward pass" if which != "forward" and not entry.has_backward else "")
+    reason = entry.reject(case, device) or entry.lacks(which)
     if reason:
         return {"reason": reason}
     small = replace(case, batch=1, seq=128, lengths=(128,) if case.lengths else ())
@@ -75,7 +75,7 @@ def fits(case, entry):
 
 def largest(case, axis, entry, budget_gb, granule):
     """The largest multiple of granule of `axis` that fits into the budget, by doubling and bisection."""
-    reason = entry.reject(case, "cuda") or ("" if entry.has_backward else "no backward pass")
+    reason = entry.reject(case, "cuda") or entry.lacks("both")
     if reason:
         return {"reason": reason}
     torch.cuda.set_per_process_memory_fraction(budget_gb * 1e9 / torch.cuda.get_device_properties(0).total_memory)

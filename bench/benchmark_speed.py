@@ -23,7 +23,7 @@ NOISY = 0.05  # half the spread between the 10th and the 90th percentile, agains
 
 def prepared(case, entry, which, device):
     """(the call to time, why there is none)"""
-    reason = entry.reject(case, device) or ("no backward pass" if which != "forward" and not entry.has_backward else "")
+    reason = entry.reject(case, device) or entry.lacks(which)
     if reason:
         return None, reason
     q, k, v, grad = baselines.inputs(case, entry, device, needs_grad=which != "forward")
@@ -103,7 +103,9 @@ def print_ratios(results):
             groups.setdefault((name, row["case"]["dtype"], which), []).append(row["ms"] / ours["ms"])
     for (name, dtype, which), ratios in groups.items():
         mean = statistics.geometric_mean(ratios)
-        print(f"ours against {name}, {dtype} {which}: {mean:.2f} times as fast (from {min(ratios):.2f} to {max(ratios):.2f})")
+        print(
+            f"ours against {name}, {dtype} {which}: {mean:.2f} times as fast (from {min(ratios):.2f} to {max(ratios):.2f})"
+        )
 
 
 def label(row):

@@ -25,6 +25,7 @@ def parser(description, output):
     p.add_argument("--dtype", nargs="+", help=", ".join(cases.DTYPES))
     p.add_argument("--mask", nargs="+", choices=("full", "causal"), help="full, causal or both")
     p.add_argument("--baselines", nargs="+", metavar="NAME", help="entries of --list; `ladder` is every rung")
+    p.add_argument("--first", type=int, metavar="N", help="only the first N cases")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--output", type=Path, default=Path(output), help=f"result file (default {output})")
     p.add_argument("--resume", action="store_true", help="keep the rows that are in the output and add the others")
@@ -35,6 +36,11 @@ def parser(description, output):
 
 
 def chosen_cases(arguments, default):
+    found = all_cases(arguments, default)
+    return found if arguments.first is None else found[: arguments.first]
+
+
+def all_cases(arguments, default):
     axes = {
         name: getattr(arguments, name) for name in ("batch", "seq", "heads", "heads_kv", "head_dim", "window", "dropout_p")
     }

@@ -7,6 +7,7 @@ the rows it has. A second run with the same --output goes on where the first sto
 """
 
 import argparse
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ BENCH = Path(__file__).resolve().parent
 MAIN = ["ours", "sdpa_cudnn", "sdpa_flash", "triton"]
 REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_fused", "flash_attn", "flash_attn_3"]
 SWEEP = ["--tokens", "16384", "--heads", "16", "--head-dim", "128", "--mask", "full", "causal"]
-SPEED, MEMORY = ["benchmark_speed.py", "--seconds", "0.1"], ["benchmark_memory.py"]
+SPEED, MEMORY = ["benchmark_speed.py", "--seconds", "0.06"], ["benchmark_memory.py"]
 
 # name of the stage (and of its file, up to "+"): command
 STAGES = {
@@ -28,32 +29,54 @@ STAGES = {
     "capacity": [*MEMORY, "--budget", "16", "--baselines", "ours", "standard", "sdpa_math", "megatron_local", "sdpa_flash"],
     "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
     "accuracy": ["benchmark_accuracy.py", "--baselines", *MAIN, *REST[:5]],
-    "ladder": [*SPEED, "--seq", "4096", *SWEEP, "--pass", "forward", "--baselines", "ladder", "standard", "ours"],
+    "ladder": ["flash-attention", "ladder", "--sweep", "--seconds", "0.06"],
     "gqa": [*SPEED, "--preset", "gqa", "--baselines", *MAIN],
     "packed": [*SPEED, "--preset", "packed", "--baselines", "ours", "flash_attn", "sdpa_cudnn", "sdpa_flash"],
     "gpt3": [*SPEED, "--preset", "gpt3", "--baselines", *MAIN, *REST[:2]],
-    "seq_sweep+flex": [*SPEED, "--seq", "1024", "4096", "16384", *SWEEP, "--baselines", "flex"],
+    "seq_sweep+flex": [*SPEED, "--seq", "4096", "16384", *SWEEP, "--baselines", "flex"],
+}
+# What a dry run adds to the command of each stage: one case, few samples.
+SHORT = {
+    "benchmark_speed.py": ["--first", "1", "--seconds", "0.01"],
+    "benchmark_memory.py": ["--first", "1"],
+    "benchmark_accuracy.py": ["--first", "1"],
+    "flash-attention": ["06"],
 }
 
 
-def warm_triton():
-    """Compiles the Triton kernels for every head_dim and mask at once, one process each; the timed run finds them ready."""
+def warm():
+    """Compiles our kernels and the Triton kernels, one process for a head_dim and mask; the timed run finds them ready."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import torch, baselines, cases\n"
-        "case = cases.Case(1, 2048, 2048 // int(sys.argv[2]), int(sys.argv[2]), causal=sys.argv[3] == '1')\n"
-        "entry = baselines.all_baselines()['triton']; q, k, v, g = baselines.inputs(case, entry, 'cuda', True)\n"
-        "torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), g)\n"
+        "head_dim, causal = int(sys.argv[2]), sys.argv[3] == '1'\n"
+        "for name in ('ours', 'triton'):\n"
+        "    for seq in (512, 2048, 16384):\n"
+        "        case = cases.Case(16384 // seq, seq, 2048 // head_dim, head_dim, causal=causal)\n"
+        "        entry = baselines.all_baselines()[name]; q, k, v, g = baselines.inputs(case, entry, 'cuda', True)\n"
+        "        torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), g)\n"
     )
     pairs = [(head_dim, causal) for head_dim in ("64", "128", "256") for causal in "01"]
     running = [subprocess.Popen([sys.executable, "-c", program, str(BENCH), *pair]) for pair in pairs]
     return [process.wait() for process in running]
 
 
-def run_stage(name, directory, seconds):
-    """True where the stage came to its end."""
+def command_of(name, output, short):
+    """The words of a stage. `flash-attention` is the newest one that was built here, or that of the PATH."""
     script, *arguments = STAGES[name]
-    output = directory / f"{name.partition('+')[0]}.json"
-    process = subprocess.Popen([sys.executable, str(BENCH / script), *arguments, "--output", str(output), "--resume"])
+    arguments += SHORT[script] if short else []
+    if script != "flash-attention":
+        return [sys.executable, str(BENCH / script), *arguments, "--output", str(output), "--resume"]
+    built = sorted(BENCH.parent.glob("build/*/flash-attention"), key=lambda path: path.stat().st_mtime)
+    return [str(built[-1]) if built else shutil.which(script) or script, *arguments, "--save", str(output)]
+
+
+def run_stage(name, directory, seconds, short):
+    """True where the stage came to its end."""
+    try:
+        process = subprocess.Popen(command_of(name, directory / f"{name.partition('+')[0]}.json", short))
+    except OSError as error:
+        print(f"== {name}: {error}", flush=True)
+        return False
     try:
         return process.wait(max(seconds, 1)) == 0
     except subprocess.TimeoutExpired:
@@ -66,6 +89,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files and report.html")
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything")
+    parser.add_argument("--dry", action="store_true", help="one case of every stage, to see that each works")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -73,14 +97,15 @@ def main():
     end = time.monotonic() + 60 * arguments.minutes - 15  # the report needs a moment
     arguments.output.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    warm_triton()
-    print(f"== Triton kernels compiled in {time.monotonic() - started:.0f} s", flush=True)
+    if not arguments.dry:
+        warm()
+    print(f"== kernels compiled in {time.monotonic() - started:.0f} s", flush=True)
     for name in arguments.stages:
         started = time.monotonic()
         if started > end:
             print(f"== {name}: no time left", flush=True)
             continue
-        complete = run_stage(name, arguments.output, end - started)
+        complete = run_stage(name, arguments.output, end - started, arguments.dry)
         print(f"== {name}: {'done' if complete else 'NOT COMPLETE'} in {time.monotonic() - started:.0f} s", flush=True)
     files = sorted(map(str, arguments.output.glob("*.json")))
     page = str(arguments.output / "report.html")

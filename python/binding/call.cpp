@@ -224,6 +224,23 @@ Pass Call::pass(bool backward) const {
                   : (standard_ ? Pass::standard_forward : Pass::forward);
 }
 
+void Call::choose(bool backward) {
+  options.kernel = kernel_;
+  if (kernel_.empty()) {
+    return;
+  }
+  bool known = false;
+  for (const KernelSummary& kernel : kernels()) {
+    if (kernel.name == kernel_ && kernel.pass == pass(backward)) {
+      return;
+    }
+    known = known || kernel.name == kernel_;
+  }
+  if (known) {
+    options.kernel = {};
+  }
+}
+
 void Call::set_workspace(void* memory, std::size_t bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   options.workspace =

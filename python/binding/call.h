@@ -61,6 +61,7 @@ class Call {
   void set_gradients(const Gradients& gradients);
 
   Pass pass(bool backward) const;
+  void choose(bool backward);  ///< a kernel named for the other pass is none of this one: the planner chooses
   std::size_t workspace(bool backward) const { return workspace_bytes(problem, pass(backward), options); }
   void set_workspace(void* memory, std::size_t bytes);  ///< `memory` has workspace_alignment bytes more than `bytes`
   void run(bool backward) const;

@@ -43,6 +43,7 @@ Scalars scalars_of(const nb::tuple& scalars) {
 
 /// Runs the call on `stream` where q's library does not say which; `allocate(bytes)` gives a workspace if one is needed.
 void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) {
+  call.choose(backward);
   if (call.options.stream == nullptr) {
     call.options.stream = reinterpret_cast<void*>(stream);
   }
@@ -84,12 +85,14 @@ void run_backward(nb::tuple tensors, nb::tuple scalars, nb::tuple results, nb::t
 }
 
 std::string explain_call(nb::tuple tensors, nb::tuple scalars, bool backward) {
-  const Call call(slots_of(tensors), scalars_of(scalars));
+  Call call(slots_of(tensors), scalars_of(scalars));
+  call.choose(backward);
   return explain(call.problem, call.pass(backward), call.options);
 }
 
 void prewarm_call(nb::tuple tensors, nb::tuple scalars, bool backward) {
-  const Call call(slots_of(tensors), scalars_of(scalars));
+  Call call(slots_of(tensors), scalars_of(scalars));
+  call.choose(backward);
   nb::gil_scoped_release released;
   prewarm(call.problem, call.pass(backward), call.options);
 }

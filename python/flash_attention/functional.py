@@ -72,7 +72,8 @@ def attention(
         alignment: "bottom_right", or "top_left" where query i sees keys j <= i.
         deterministic: the same gradient bits in every run.
         return_lse: also return the logarithm of the sum of exponentials, float32 [batch, heads_q, seq_q].
-        kernel: a name from kernels() instead of the planner's choice; "standard" for the textbook algorithm.
+        kernel: a name from kernels() instead of the planner's choice, in the pass that it belongs to; "standard" for the
+            textbook algorithm.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.

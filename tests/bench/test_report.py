@@ -217,3 +217,17 @@ def test_in_a_browser(files, tmp_path):
 
     page.write_text("<script>console.error('wrong')</script>")
     assert browse(page, tmp_path)[1], "a console message would not have been seen"
+
+
+def test_every_rung_is_on_the_roofline(files, head):
+    """Also those of a file of the command, which has neither ceilings nor intensities."""
+    bare = {name: value for name, value in head.items() if name != "ceilings"}
+    rows = [
+        speed_row(4096, f"ladder/{name}", "forward", 3.0, causal) for name in ("01_x", "02_y") for causal in (False, True)
+    ]
+    known = [row.pop("intensity") for row in rows]
+    (_, (people, ladder)) = next(section for section in panels.sections([*files, report.Results("speed", bare, rows)])
+                                 if section[0] == "Roofline")  # fmt: skip
+    assert set(ladder.series) == {"00_naive", "01_x", "02_y"} and "ours" in people.series
+    assert [point[0] for point in ladder.series["01_x"]] == pytest.approx(sorted(known[:2]))
+    assert not any(name in people.series for name in ladder.series)

@@ -90,12 +90,21 @@ def test_list_names_presets_and_baselines():
     assert "not here: runs on cuda only" in done.stdout
 
 
-@pytest.mark.parametrize("stage", record.STAGES)
+@pytest.mark.parametrize("stage", [name for name, words in record.STAGES.items() if words[0].endswith(".py")])
 def test_every_stage_of_the_record_is_a_command_that_exists(stage, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [*record.STAGES[stage], "--list"])
     assert not importlib.import_module(sys.argv[0].removesuffix(".py")).main()
     named = sys.argv[sys.argv.index("--baselines") + 1 : -1]
     assert set(named) <= {line.split()[0] for line in capsys.readouterr().out.splitlines()} | {"ladder"}
+
+
+@pytest.mark.parametrize("stage", record.STAGES)
+@pytest.mark.parametrize("short", [False, True], ids=["whole", "dry"])
+def test_words_of_a_stage(stage, short, tmp_path):
+    words = record.command_of(stage, tmp_path / "x.json", short)
+    assert words[-2:] == ["--save", str(tmp_path / "x.json")] if "ladder" in words else words[-1] == "--resume"
+    added = record.SHORT[record.STAGES[stage][0]]
+    assert (words[-len(added) - 2 : -2] == added or words[-len(added) - 3 : -3] == added) == short
 
 
 @pytest.mark.parametrize("answer", [0, 1, 2, 3, 7, 8, 100, 128])

@@ -145,20 +145,46 @@ def capacity_tables(rows):
     return tables
 
 
-def roofline_chart(rows, ceilings):
-    """Every forward row at its arithmetic intensity, under what the machine was measured to do at best."""
+def roofline_charts(files):
+    """Every forward row of a machine at its arithmetic intensity, under what the machine was measured to do at best: one
+    chart for what people use, one for the rungs of the ladder."""
+    charts = []
+    for device, group in grouped(files, lambda results: results.head["machine"]["device"]).items():
+        roofs = [results.head["ceilings"] for results in group if results.head.get("ceilings")]
+        if not roofs:
+            continue
+        roof = max(roofs, key=lambda ceilings: ceilings["tflops"])
+        rows = [row for results in group for row in results.measured() if row["pass"] == "forward"]
+        for title, key, held in (
+            ("Roofline, forward", "roofline", [row for row in rows if not is_rung(row["baseline"])]),
+            ("Roofline, the ladder", "roofline ladder", [row for row in rows if is_rung(row["baseline"])]),
+        ):
+            if held:
+                charts.append(roofline_chart(f"{title}, {device}", key, held, roof))
+    return charts
+
+
+def roofline_chart(title, key, rows, ceilings):
     points = {}
     for row in rows:
-        if row["pass"] == "forward" and row.get("intensity"):
-            points.setdefault(row["baseline"], []).append((row["intensity"], row["tflops"]))
-    series = {name: points[name] for name in order(points)}
+        points.setdefault(row["baseline"], set()).add((intensity(row), row["tflops"]))
+    series = {name.removeprefix("ladder/"): sorted(points[name]) for name in order(points)}
     note = (
         f"Roof: {ceilings['tflops']:.3g} TFLOP/s, a {ceilings['dtype']} matrix product; slope: "
-        f"{ceilings['copy_gbs']:.0f} GB/s, a copy; both measured in the same run. Intensity counts every tensor once, "
+        f"{ceilings['copy_gbs']:.0f} GB/s, a copy; both measured on this machine. Intensity counts every tensor once, "
         "whatever a kernel really moves."
     )
-    return Chart("roofline", "Roofline, forward", "points", "FLOP per byte", "TFLOP/s", [], series, True, True,
-                 ceilings=ceilings, note=note)  # fmt: skip
+    return Chart(key, title, "points", "FLOP per byte", "TFLOP/s", [], series, True, True, ceilings=ceilings, note=note)
+
+
+def intensity(row):
+    """FLOPs for each byte of q, k, v and out; the ladder's rows, which are full or causal and dense, do not bring it."""
+    if "intensity" in row:
+        return row["intensity"]
+    case = row["case"]
+    heads = case["heads"] + case["heads_kv"]
+    per_byte = 2 * case["heads"] * case["seq"] / (heads * (4 if case["dtype"] == "float32" else 2))
+    return per_byte / 2 if case["causal"] else per_byte
 
 
 def accuracy_charts(rows):
@@ -178,18 +204,15 @@ def accuracy_charts(rows):
 def sections(files):
     """[(heading, charts and tables)] of several result files; only what was measured."""
     rows = {kind: [] for kind in ("speed", "memory", "capacity", "accuracy")}
-    rooflines = []
     for results in files:
         rows[results.kind] += results.measured()
-        if results.kind == "speed" and results.head.get("ceilings"):
-            rooflines.append(roofline_chart(results.measured(), results.head["ceilings"]))
     found = [
         ("Speed", speed_charts(rows["speed"])),
         ("Speed-up", speedup_charts(rows["speed"])),
         ("Ladder", ladder_charts(rows["speed"]) + ladder_scaling_charts(rows["speed"])),
         ("Memory", memory_charts(rows["memory"])),
         ("What fits", capacity_tables(rows["capacity"])),
-        ("Roofline", [chart for chart in rooflines if chart.series]),
+        ("Roofline", roofline_charts([results for results in files if results.kind == "speed"])),
         ("Accuracy", accuracy_charts(rows["accuracy"])),
     ]
     return [(heading, charts) for heading, charts in found if charts]
