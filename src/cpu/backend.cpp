@@ -73,7 +73,8 @@ class CpuKernel final : public Kernel {
 };
 
 const Step* steps_of(const KernelTable& table, const Plan& plan) {
-  if (plan.kernel == "cpu/prefill" || plan.kernel == "cpu/bfloat16") return table.prefill;
+  if (plan.kernel == "cpu/bfloat16") return plan.pass == Pass::forward ? table.prefill : table.backward;
+  if (plan.kernel == "cpu/prefill") return table.prefill;
   if (plan.kernel == "cpu/decode") return table.decode;
   if (plan.kernel == "cpu/backward") return table.backward;
   if (plan.kernel == "cpu/standard") {

@@ -62,6 +62,11 @@ std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
   return "takes at least " + std::to_string(fewest) + " query rows of a key head, and there are " + std::to_string(rows);
 }
 
+std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
+  if (problem.bias.present) return "takes no bias";
+  return reject_bfloat16(problem, device);
+}
+
 std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
   return problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
 }
@@ -106,7 +111,8 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
 
 /// Splits of the queries, each with its own sums of dK and dV.
 void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = cpu_block_q(device.isa);
+  const bool amx = device.isa == CpuIsa::amx && plan.kernel == "cpu/bfloat16";
+  plan.block_q = amx ? cpu_amx_block_q : cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
   const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
@@ -114,8 +120,20 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
   const std::int64_t wanted = heads >= 4 * device.threads ? 1 : ceil_div(2 * device.threads, heads);
   plan.num_splits = static_cast<int>(device.threads == 1 ? 1 : std::clamp<std::int64_t>(blocks / 2, 1, wanted));
   const std::int64_t columns = cpu_padded(problem.head_dim) + cpu_padded(problem.head_dim_v);
-  reserve(plan, 0, plan.num_splits * problem.batch * problem.heads_kv * problem.seq_kv * columns * 4);  // dK and dV
-  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);                                          // dsink's terms
+  reserve(plan, 0,
+          plan.num_splits * problem.batch * problem.heads_kv * cpu_padded(problem.seq_kv) * columns * 4);  // dK and dV
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);                                             // dsink's terms
+}
+
+/// K, V and K^T for every tile of keys; see lay_out_bfloat16.
+void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  lay_out_backward(problem, device, plan);
+  plan.block_kv = device.isa == CpuIsa::amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
+  const std::int64_t tiles = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv);
+  for (const auto& [part, head_dim] : {std::pair{3, problem.head_dim}, {4, problem.head_dim_v}, {5, problem.head_dim}}) {
+    reserve(plan, part, tiles * plan.block_kv * ceil_div(head_dim, 32) * 32 * 2);
+  }
+  reserve(plan, 6, tiles);
 }
 
 /// Score matrices, whole: S (then P), and for backward dS.
@@ -130,7 +148,7 @@ void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& pl
   if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);
 }
 
-constexpr std::array<KernelEntry, 6> entries{{
+constexpr std::array<KernelEntry, 7> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
@@ -150,6 +168,12 @@ constexpr std::array<KernelEntry, 6> entries{{
      .requirements = "none",
      .reject = takes_all,
      .lay_out = lay_out_forward},
+    {.name = "cpu/bfloat16",
+     .pass = Pass::backward,
+     .device = DeviceKind::cpu,
+     .requirements = "bfloat16 and no bias; AMX and at least 32 query rows of a key head, or AVX512-BF16 and 9",
+     .reject = reject_backward_bfloat16,
+     .lay_out = lay_out_backward_bfloat16},
     {.name = "cpu/backward",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,

@@ -33,7 +33,8 @@ constexpr int cpu_amx_min_rows = 32;  // fewer leave most of a tile empty
 // cpu/bfloat16 with AVX512-BF16.
 constexpr int cpu_avx512_bf16_block_kv = 64;
 
-/// Columns of a row of floats in a workspace: whole vectors on every instruction set.
-constexpr long long cpu_padded(long long head_dim) { return (head_dim + 15) / 16 * 16; }
+/// Columns of a row of floats in a workspace, and rows where a kernel may write more of them: whole vectors or tiles on every
+/// instruction set.
+constexpr long long cpu_padded(long long size) { return (size + 15) / 16 * 16; }
 
 }  // namespace flash_attention::plan

@@ -25,7 +25,7 @@ constexpr int lane_multiple = 16;
 #include "cpu/simd/generic.h"
 //
 #include "cpu/generic/amx.h"
-#include "cpu/generic/bfloat16.h"
+#include "cpu/generic/bfloat16_table.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -84,6 +84,7 @@ struct ModelTiles {
     }
   }
 
+  static Short round(Vec x) { return float_to_bfloat16(x); }
   static Vec pair(Vec low, Vec high) {
     return (Vec)(__builtin_convertvector(float_to_bfloat16(low), Uint) |
                  (__builtin_convertvector(float_to_bfloat16(high), Uint) << 16));

@@ -14,6 +14,7 @@ struct TileProducts {
   static constexpr int depth_unit = 32;
   static void begin() { Tiles::configure(); }
   static void end() { Tiles::release(); }
+  static FLASH_ATTENTION_INLINE Short round(Vec x) { return Tiles::round(x); }
   static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return Tiles::pair(low, high); }
 
   /// One or two tiles each way, from row `row` and lane `lane` on; registers 0 to 3 hold C, 4 and 5 A, 6 and 7 B.

@@ -10,7 +10,7 @@
 //         dQ = scale * dQt^T
 //
 // An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
-// sums of its own for dK and dV: workspace_offsets[0] holds them, [split][batch][kv head][key][padded head_dim +
+// sums of its own for dK and dV: workspace_offsets[0] holds them, [split][batch][kv head][padded key][padded head_dim +
 // head_dim_v]. A second step adds the splits in order, so the result is the same in every run. dsink's terms are at
 // workspace_offsets[2], one a row, added head by head in a third step; dbias.h is the fourth.
 
@@ -40,8 +40,10 @@ struct KeyGradients {
   KeyGradients(const Call& call, std::int64_t split, std::int64_t batch, int kv_head)
       : k_columns(plan::cpu_padded(call.head_dim)), v_columns(plan::cpu_padded(call.head_dim_v)) {
     data = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]) +
-           ((split * call.batch + batch) * call.heads_kv + kv_head) * call.seq_kv * stride();
+           ((split * call.batch + batch) * call.heads_kv + kv_head) * keys(call) * stride();
   }
+  static std::int64_t keys(const Call& call) { return plan::cpu_padded(call.seq_kv); }
+
   std::int64_t stride() const { return k_columns + v_columns; }
   float* dK(std::int64_t key) const { return data + key * stride(); }
   float* dV(std::int64_t key) const { return data + key * stride() + k_columns; }
@@ -76,7 +78,7 @@ inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W,
   add_odd_rows(safe, W, {1, block.lanes()}, tile.count, sums, {sums_stride, 1}, columns);
 }
 
-inline void write_sink_terms(const Call& call, const RowBlock& block, const GradientRows& rows) {
+inline void write_sink_terms(const Call& call, const RowBlock& block, const RowTerms& rows) {
   float* terms = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[2]);
   for (int lane = 0; lane < block.rows; ++lane) {
     const float share = exp2_one(call.sink[block.head[lane]] * log2_e - rows.lse[lane]);
@@ -85,7 +87,7 @@ inline void write_sink_terms(const Call& call, const RowBlock& block, const Grad
 }
 
 inline void backward_block(const Call& call, const RowBlock& block, const KeyGradients& sums, BackwardScratch& scratch) {
-  scratch.rows.load_rows(call, block, scratch.dQt);
+  scratch.rows.load_rows(call, block);
   copy_rows(call, block, call.q, call.head_dim, scratch.Q);
   copy_rows(call, block, call.dout, call.head_dim_v, scratch.dO);
   if (call.dsink != nullptr) write_sink_terms(call, block, scratch.rows);
@@ -108,16 +110,24 @@ inline void backward_block(const Call& call, const RowBlock& block, const KeyGra
 
 inline std::int64_t backward_items(const Call& call) { return call.batch * call.heads_kv * call.num_splits; }
 
-inline void backward(const Call& call, std::int64_t item, void* memory) {
+/// run(block, sums) for each block of rows of an item.
+template <class Run>
+inline void for_each_block(const Call& call, std::int64_t item, Run run) {
   const std::int64_t split = item % call.num_splits;
   const int kv_head = static_cast<int>(item / call.num_splits % call.heads_kv);
   const std::int64_t batch = item / call.num_splits / call.heads_kv;
   const KeyGradients sums(call, split, batch, kv_head);
-  for (std::int64_t i = 0; i < call.seq_kv * sums.stride(); ++i) sums.data[i] = 0;
+  for (std::int64_t i = 0; i < KeyGradients::keys(call) * sums.stride(); ++i) sums.data[i] = 0;
   for (std::int64_t row_block = split; row_block < blocks_per_head(call); row_block += call.num_splits) {
     const RowBlock block(call, batch, kv_head * call.group, call.group, row_block * block_q);
-    if (block.rows > 0) backward_block(call, block, sums, *static_cast<BackwardScratch*>(memory));
+    if (block.rows > 0) run(block, sums);
   }
+}
+
+inline void backward(const Call& call, std::int64_t item, void* memory) {
+  for_each_block(call, item, [&](const RowBlock& block, const KeyGradients& sums) {
+    backward_block(call, block, sums, *static_cast<BackwardScratch*>(memory));
+  });
 }
 
 constexpr int finish_keys = 256;  // keys that one item of the second step finishes

@@ -37,25 +37,18 @@ struct PackedKeys {
   }
 };
 
-inline std::int64_t pack_items(const Call& call) { return call.batch * call.heads_kv * ceil_div(call.seq_kv, block_kv); }
-
 /// Packs one tile of keys. memory: V with its odd rows cleared, [block_kv][columns_v]
 inline void pack(const Call& call, std::int64_t item, void* memory) {
   const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
   const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
   const PackedKeys packed(call, batch, kv_head, tile);
-  const Sequence sequence(call, batch);
-  const auto first_of = [&](const TensorView& tensor) {
-    return reinterpret_cast<const Half*>(tensor.data) + batch * tensor.batch_stride +
-           (sequence.kv_begin + tile * block_kv) * tensor.seq_stride + kv_head * tensor.head_stride;
-  };
-  const Half *K = first_of(call.k), *V = first_of(call.v);
+  const KeyTile keys(call, batch, kv_head, tile);
   Half* rows = static_cast<Half*>(memory);
-  const std::int64_t keys = sequence.kv_used - tile * block_kv;
-  for (int key = 0; key < block_kv; ++key, K += call.k.seq_stride, V += call.v.seq_stride) {
-    const bool there = key < keys;
+  for (int key = 0; key < block_kv; ++key) {
+    const bool there = key < keys.count;
+    const Half* V = keys.row(call.v, key);
     packed.odd[key] = there && !is_finite(V, call.head_dim_v);
-    copy_halves(K, there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns);
+    copy_halves(keys.row(call.k, key), there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns);
     copy_halves(V, there && packed.odd[key] == 0 ? call.head_dim_v : 0, rows + key * packed.columns_v, packed.columns_v);
   }
   transpose_halves(rows, packed.columns_v, block_kv, packed.columns_v, packed.Vt);
@@ -223,16 +216,6 @@ inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memo
   Products::end();
 
   write_block(call, block, item.split, scratch.statistics, scratch.Ot, scratch.rescale);
-}
-
-template <class Products>
-constexpr KernelTable make_bfloat16_table() {
-  KernelTable table{};
-  table.prefill[0] = {pack_items, pack};
-  table.prefill[1] = {forward_items, forward_bfloat16<Products>};
-  table.prefill[2] = {merge_items, merge};
-  table.scratch_bytes = sizeof(Bfloat16Scratch);
-  return table;
 }
 
 }  // namespace

@@ -11,7 +11,6 @@ namespace {
 struct DbiasScratch {
   GradientRows rows;
   GradientTile tile;
-  alignas(64) float buffer[max_head_dim * block_q];
   alignas(64) float K[block_kv * max_head_dim];
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float sum[block_kv * block_q];
@@ -40,7 +39,7 @@ inline void add_bias_gradient(const Call& call, std::int64_t batch, int head, st
   if (block.rows == 0 || block.key_begin >= begin + block_kv || block.key_end <= begin) return;
   const Tile tile = make_tile(call, block, begin);
   if (tile.seen == Seen::none) return;
-  scratch.rows.load_rows(call, block, scratch.buffer);
+  scratch.rows.load_rows(call, block);
   const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);
   const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, false, scratch.V);
   scratch.tile.compute(call, block, tile, scratch.rows, K, V);

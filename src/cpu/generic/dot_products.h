@@ -14,6 +14,7 @@ struct DotProducts {
   static constexpr int depth_unit = 2;
   static void begin() {}
   static void end() {}
+  static FLASH_ATTENTION_INLINE Short round(Vec x) { return round_to_bfloat16(x); }
   static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return round_to_pair(low, high); }
 
   struct Pair {

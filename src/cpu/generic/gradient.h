@@ -8,29 +8,41 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// A block's rows in lanes.
-struct GradientRows {
-  alignas(64) float Qt[max_head_dim * block_q];   // query_factor * Q^T
-  alignas(64) float dOt[max_head_dim * block_q];  // dO^T
-  alignas(64) float lse[block_q];                 // in units of log2(e); +inf for a row that saw nothing: P is 0
-  alignas(64) float delta[block_q];               // dot(dO, O) - dlse: what the softmax's normalisation passes back
+/// What backward knows of each row of a block from the forward pass.
+struct RowTerms {
+  alignas(64) float lse[block_q];    // in units of log2(e); +inf for a row that saw nothing: P is 0
+  alignas(64) float delta[block_q];  // dot(dO, O) - dlse: what the softmax's normalisation passes back
 
-  /// buffer: [head_dim_v][lanes]
-  void load_rows(const Call& call, const RowBlock& block, float* buffer) {
-    const int lanes = block.lanes();
-    gather_rows(call, block, call.q, call.head_dim, query_factor(call), Qt);
-    gather_rows(call, block, call.dout, call.head_dim_v, 1, dOt);
-    gather_rows(call, block, call.out, call.head_dim_v, 1, buffer);
-    for (int v = 0; v < lanes; v += vector_lanes) {
-      Vec sum{};
-      for (int c = 0; c < call.head_dim_v; ++c) sum += load(dOt + c * lanes + v) * load(buffer + c * lanes + v);
-      store(delta + v, sum);
-    }
-    for (int lane = 0; lane < lanes; ++lane) {
+  void load_terms(const Call& call, const RowBlock& block) {
+    with_element(call.element, [&](auto type) {
+      using T = decltype(type);
+      for (int lane = 0; lane < block.lanes(); ++lane) {
+        const auto* dO = reinterpret_cast<const typename T::Stored*>(block.row(call, call.dout, lane));
+        const auto* O = reinterpret_cast<const typename T::Stored*>(block.row(call, call.out, lane));
+        Vec sum{};
+        for (int c = 0; c < call.head_dim_v; c += vector_lanes) {
+          sum += load_some<T>(dO + c, call.head_dim_v - c) * load_some<T>(O + c, call.head_dim_v - c);
+        }
+        delta[lane] = sum_lanes(sum);
+      }
+    });
+    for (int lane = 0; lane < block.lanes(); ++lane) {
       const std::int64_t row = block.row_idx(call, lane);
       if (call.dlse != nullptr) delta[lane] -= call.dlse[row];
       lse[lane] = block.unused[lane] || call.lse[row] == -infinity ? infinity : call.lse[row] * log2_e;
     }
+  }
+};
+
+/// A block's rows in lanes.
+struct GradientRows : RowTerms {
+  alignas(64) float Qt[max_head_dim * block_q];   // query_factor * Q^T
+  alignas(64) float dOt[max_head_dim * block_q];  // dO^T
+
+  void load_rows(const Call& call, const RowBlock& block) {
+    gather_rows(call, block, call.q, call.head_dim, query_factor(call), Qt);
+    gather_rows(call, block, call.dout, call.head_dim_v, 1, dOt);
+    load_terms(call, block);
   }
 };
 

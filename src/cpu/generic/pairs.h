@@ -6,6 +6,7 @@
 //
 //     row_unit, depth_unit              rows and depth are multiples of these
 //     begin(), end()                    around all products of an item
+//     round(x)                          a vector rounded to bfloat16
 //     pair(low, high)                   a word a lane of two values each, rounded
 //     multiply<start>(PairProduct)
 //
@@ -77,6 +78,27 @@ inline void transpose_halves(const Half* from, int stride, int rows, int columns
     }
   }
 }
+
+/// One tile of keys of a key head, as rows lie in the tensors.
+struct KeyTile {
+  std::int64_t batch, first;
+  int kv_head;
+  std::int64_t count;  // that are in use; may be 0 or less
+
+  KeyTile(const Call& call, std::int64_t batch_idx, int kv_head_idx, std::int64_t tile)
+      : batch(batch_idx), kv_head(kv_head_idx) {
+    const Sequence sequence(call, batch);
+    first = sequence.kv_begin + tile * block_kv;
+    count = sequence.kv_used - tile * block_kv;
+  }
+  const Half* row(const TensorView& tensor, int key) const {
+    return reinterpret_cast<const Half*>(tensor.data) + batch * tensor.batch_stride + (first + key) * tensor.seq_stride +
+           kv_head * tensor.head_stride;
+  }
+};
+
+/// A tile of keys each.
+inline std::int64_t pack_items(const Call& call) { return call.batch * call.heads_kv * ceil_div(call.seq_kv, block_kv); }
 
 /// Rows of a block of a query-side tensor in lanes, words of two columns: to[column / 2][lane], padded with 0.
 inline void gather_pairs(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, int padded,

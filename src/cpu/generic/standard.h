@@ -91,7 +91,7 @@ inline void standard_score_gradients(const Call& call, std::int64_t item, void* 
   BackwardScratch& scratch = *static_cast<BackwardScratch*>(memory);
   const RowBlock block = standard_rows(call, item);
   if (block.rows == 0) return;
-  scratch.rows.load_rows(call, block, scratch.dQt);
+  scratch.rows.load_rows(call, block);
   if (call.dsink != nullptr) write_sink_terms(call, block, scratch.rows);
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);

@@ -17,7 +17,7 @@ constexpr int lane_multiple = 16;  // the columns of a tile
 #include "cpu/simd/amx.h"
 //
 #include "cpu/generic/amx.h"
-#include "cpu/generic/bfloat16.h"
+#include "cpu/generic/bfloat16_table.h"
 
 namespace flash_attention::cpu {
 const KernelTable amx_table = make_bfloat16_table<TileProducts<AmxTiles>>();

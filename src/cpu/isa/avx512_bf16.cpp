@@ -16,7 +16,7 @@ constexpr int lane_multiple = vector_lanes;
 
 #include "cpu/simd/avx512_bf16.h"
 //
-#include "cpu/generic/bfloat16.h"
+#include "cpu/generic/bfloat16_table.h"
 #include "cpu/generic/dot_products.h"
 
 namespace flash_attention::cpu {

@@ -39,6 +39,7 @@ struct AmxTiles {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sum), "i"(a), "i"(b));
   }
 
+  static FLASH_ATTENTION_INLINE Short round(Vec x) { return round_to_bfloat16(x); }
   static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return round_to_pair(low, high); }
 };
 

@@ -12,6 +12,8 @@ FLASH_ATTENTION_INLINE Vec dot_pairs(Vec sum, Vec a, Vec b) {
   return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
+FLASH_ATTENTION_INLINE Short round_to_bfloat16(Vec x) { return (Short)_mm512_cvtneps_pbh((__m512)x); }
+
 /// Each lane's two values rounded to bfloat16, the first in the low half of a 32-bit word.
 FLASH_ATTENTION_INLINE Vec round_to_pair(Vec low, Vec high) {
   const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);  // 16 of low, then 16 of high
