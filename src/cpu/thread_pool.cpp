@@ -35,8 +35,8 @@ class Patience {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+ThreadPool::ThreadPool(int threads) : ranges_(static_cast<std::size_t>(std::max(threads, 1))) {
+  for (std::size_t i = 1; i < ranges_.size(); ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -46,24 +46,29 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-bool ThreadPool::take(std::uint32_t loop, std::int64_t& index) {
-  std::uint64_t cursor = cursor_.load();
-  while (static_cast<std::uint32_t>(cursor >> 32) == loop) {
-    index = static_cast<std::int64_t>(cursor & 0xffffffffu);
-    if (index >= count_.load()) return false;
-    if (cursor_.compare_exchange_weak(cursor, cursor + 1)) return true;
+std::int64_t ThreadPool::range_end(std::size_t range, std::int64_t count) const {
+  return count * static_cast<std::int64_t>(range + 1) / static_cast<std::int64_t>(ranges_.size());
+}
+
+bool ThreadPool::take(std::size_t range, std::uint32_t loop, std::int64_t& index) {
+  std::atomic<std::uint64_t>& left = ranges_[range].left;
+  std::uint64_t state = left.load();
+  while (static_cast<std::uint32_t>(state >> 32) == loop && (state & 0xffffffffu) != 0) {
+    if (!left.compare_exchange_weak(state, state - 1)) continue;
+    index = range_end(range, count_.load()) - static_cast<std::int64_t>(state & 0xffffffffu);
+    return true;
   }
   return false;
 }
 
-void ThreadPool::help(std::uint32_t loop) {
-  const Body body = body_.load();
-  void* context = context_.load();
-  const std::int64_t count = count_.load();
+void ThreadPool::help(std::uint32_t loop, std::size_t self) {
   std::int64_t index = 0;
-  while (take(loop, index)) {
-    body(context, index);
-    if (done_.fetch_add(1) + 1 == count) done_.notify_all();
+  for (std::size_t i = 0; i < ranges_.size(); ++i) {
+    while (take((self + i) % ranges_.size(), loop, index)) {
+      const std::int64_t count = count_.load();
+      body_.load()(context_.load(), index);
+      if (done_.fetch_add(1) + 1 == count) done_.notify_all();
+    }
   }
 }
 
@@ -100,13 +105,16 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
     count_ = indices;
     done_ = 0;
     const std::uint32_t loop = loop_.load() + 1;
-    cursor_ = std::uint64_t{loop} << 32;
+    for (std::size_t range = 0; range < ranges_.size(); ++range) {
+      const std::int64_t begin = range == 0 ? 0 : range_end(range - 1, indices);
+      ranges_[range].left = (std::uint64_t{loop} << 32) | static_cast<std::uint64_t>(range_end(range, indices) - begin);
+    }
     loop_ = loop;
     if (sleeping_.load() > 0) {
       keep_workers_off(sched_getcpu());
       loop_.notify_all();
     }
-    help(loop);
+    help(loop, 0);
     Patience patience;
     for (std::int64_t done = done_.load(); done < indices; done = done_.load()) {
       if (!patience.left()) done_.wait(done);
@@ -114,7 +122,7 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
   }
 }
 
-void ThreadPool::work() {
+void ThreadPool::work(std::size_t self) {
   for (std::uint32_t seen = 0; !stop_.load();) {
     Patience patience;
     while (loop_.load() == seen && patience.left()) {
@@ -123,7 +131,7 @@ void ThreadPool::work() {
     loop_.wait(seen);
     --sleeping_;
     seen = loop_.load();
-    help(seen);
+    help(seen, self);
   }
 }
 

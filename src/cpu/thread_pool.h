@@ -10,10 +10,11 @@ namespace flash_attention::cpu {
 
 using Body = void (*)(void* context, std::int64_t index);
 
-/// Threads that take the indices of one loop at a time. The thread that calls run() takes indices too and at the end waits
-/// only for those that others have taken: it never waits for a sleeping worker to wake up. A worker that has run out of
-/// work looks for more for 50 us and then sleeps. Workers keep off the processor that the caller runs on: left alone, the
-/// system likes to wake them there, behind the caller.
+/// Threads that take the indices of one loop at a time. Each begins with a range of its own, the same in every loop of the
+/// same length, so that what it touched before is still in its caches; then it takes from the others' ranges. The thread
+/// that calls run() takes indices too and at the end waits only for those that others have taken: it never waits for a
+/// sleeping worker to wake up. A worker that has run out of work looks for more for 50 us and then sleeps. Workers keep off
+/// the processor that the caller runs on: left alone, the system likes to wake them there, behind the caller.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);  // the caller counts as one
@@ -27,14 +28,20 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
  private:
-  void work();
-  bool take(std::uint32_t loop, std::int64_t& index);
-  void help(std::uint32_t loop);
+  /// What is left of a thread's range: the loop's number above the count of indices not taken. An index is taken only from
+  /// the loop whose fields the thread has read, because as long as a range has some left, its loop is under way.
+  struct alignas(64) Range {
+    std::atomic<std::uint64_t> left{0};
+  };
+
+  void work(std::size_t self);
+  bool take(std::size_t range, std::uint32_t loop, std::int64_t& index);
+  void help(std::uint32_t loop, std::size_t self);
+  std::int64_t range_end(std::size_t range, std::int64_t count) const;
   void keep_workers_off(int processor);
 
-  // The loop under way. cursor_ holds its number above the next index: an index is taken only from the loop whose fields
-  // the worker has read, because publishing the next loop changes the number.
-  std::atomic<std::uint64_t> cursor_{0};
+  // The loop under way.
+  std::vector<Range> ranges_;           // one a thread; the caller's is the first
   std::atomic<std::uint32_t> loop_{0};  // what sleeping workers wait on
   std::atomic<Body> body_{nullptr};
   std::atomic<void*> context_{nullptr};

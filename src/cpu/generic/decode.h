@@ -67,41 +67,6 @@ inline std::int64_t decode_items(const Call& call) {
   return call.heads_kv == 0 ? 0 : call.batch * DecodeItem::groups(call) * call.num_splits;
 }
 
-/// Asks for rows that are read soon, a few cache lines at a time.
-struct Ahead {
-  const char* row;
-  std::int64_t stride;  // bytes
-  std::int64_t width;   // bytes of a row
-  std::int64_t rows;
-  std::int64_t at = 0;
-
-  Ahead(const char* first, std::int64_t row_stride, std::int64_t row_width, std::int64_t num_rows)
-      : row(first), stride(row_stride), width(row_width), rows(num_rows) {
-    if (stride == width && rows > 0) width *= rows, rows = 1;  // one after the other
-  }
-
-  FLASH_ATTENTION_INLINE void ask(int lines) {
-    if (rows == 0) return;
-    for (int i = 0; i < lines; ++i) __builtin_prefetch(row + at + 64 * i, 0, 2);
-    at += 64 * lines;
-    if (at < width) return;
-    at = 0;
-    row += stride;
-    --rows;
-  }
-};
-
-/// The tile after the present one, K and V.
-struct NextTile {
-  Ahead K, V;
-  int lines;  // to ask for with each step of dot_tile
-
-  FLASH_ATTENTION_INLINE void ask() {
-    K.ask(lines);
-    V.ask(lines);
-  }
-};
-
 /// Rows of keys as they lie in memory.
 template <class T>
 struct KeyRows {
@@ -262,16 +227,10 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
   const int size = size_of(call.element), width = item.num_heads * call.head_dim * size;
   const int most = smaller(larger(bytes_ahead / width / 16 * 16, 16), block_kv);
   const int steps = ceil_div(most * block.rows, vector_lanes) * item.num_heads;
+  const int lines = static_cast<int>(ceil_div(most * (width + 63) / 64, steps));
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += most) {
-    const std::int64_t after = begin + most,
-                       rows = larger<std::int64_t>(smaller<std::int64_t>(most, block.key_end - after), 0);
-    const auto ahead = [&](const TensorView& tensor, int columns) {
-      const std::int64_t stride = tensor.seq_stride * size;
-      block.move_to(call, item.first_head);
-      return Ahead{block.keys(call, tensor) + after * stride, stride, item.num_heads * columns * size, rows};
-    };
-    NextTile next{ahead(call.k, call.head_dim), ahead(call.v, call.head_dim_v),
-                  static_cast<int>(ceil_div(most * (width + 63) / 64, steps))};
+    block.move_to(call, item.first_head);
+    NextTile next = next_tile(call, block, item.num_heads, begin + most, begin + 2 * most, lines);
     for (int h = 0; h < item.num_heads; ++h) {
       block.move_to(call, item.first_head + h);
       const Tile tile = make_tile(call, block, begin, most);

@@ -1,0 +1,59 @@
+#pragma once
+
+// Asking for the rows of K and V that are read next. In a [seq, heads, dim] tensor the rows of a head lie far apart, and
+// the hardware does not see them coming.
+
+#include "cpu/generic/rows.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// Asks for rows that are read soon, a few cache lines at a time.
+struct Ahead {
+  const char* row;
+  std::int64_t stride;  // bytes
+  std::int64_t width;   // bytes of a row
+  std::int64_t rows;
+  std::int64_t at = 0;
+
+  Ahead(const char* first, std::int64_t row_stride, std::int64_t row_width, std::int64_t num_rows)
+      : row(first), stride(row_stride), width(row_width), rows(num_rows) {
+    if (stride == width && rows > 0) width *= rows, rows = 1;  // one after the other
+  }
+
+  FLASH_ATTENTION_INLINE void ask(int lines) {
+    if (rows == 0) return;
+    for (int i = 0; i < lines; ++i) __builtin_prefetch(row + at + 64 * i, 0, 2);
+    at += 64 * lines;
+    if (at < width) return;
+    at = 0;
+    row += stride;
+    --rows;
+  }
+};
+
+/// The tile after the present one, K and V.
+struct NextTile {
+  Ahead K, V;
+  int lines;  // to ask for with each step of dot_tile
+
+  FLASH_ATTENTION_INLINE void ask() {
+    K.ask(lines);
+    V.ask(lines);
+  }
+};
+
+/// Rows [begin, end) of `heads` key heads, from the block's on, that lie side by side.
+inline NextTile next_tile(const Call& call, const RowBlock& block, int heads, std::int64_t begin, std::int64_t end,
+                          int lines) {
+  const int size = size_of(call.element);
+  const auto ahead = [&](const TensorView& tensor, int columns) {
+    const std::int64_t stride = tensor.seq_stride * size;
+    const std::int64_t rows = larger<std::int64_t>(smaller(end, block.key_end) - begin, 0);
+    return Ahead(block.keys(call, tensor) + begin * stride, stride, heads * columns * size, rows);
+  };
+  return {ahead(call.k, call.head_dim), ahead(call.v, call.head_dim_v), lines};
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu
