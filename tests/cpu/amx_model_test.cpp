@@ -93,36 +93,68 @@ struct ModelTiles {
 
 constexpr KernelTable model_table = make_bfloat16_table<TileProducts<ModelTiles>>();
 
-class AmxModel : public ::testing::TestWithParam<testing::Case> {};
-
-TEST_P(AmxModel, MatchesTheOracle) {
-  const testing::Case& c = GetParam();
-  DeviceInfo device;
-  device.isa = CpuIsa::amx;
-  Plan plan;
-  try {
-    plan = make_plan(c.problem, Pass::forward, device, "cpu/bfloat16");
-  } catch (const Error& error) {
-    ASSERT_EQ(error.code(), ErrorCode::unsupported) << error.what();
-    GTEST_SKIP() << error.what();
+class AmxModel : public ::testing::TestWithParam<testing::Case> {
+ protected:
+  /// False, and the test is skipped, where the kernel does not take the case.
+  bool plan_for(Pass pass) {
+    DeviceInfo device;
+    device.isa = CpuIsa::amx;
+    try {
+      plan_ = make_plan(GetParam().problem, pass, device, "cpu/bfloat16");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+      return false;
+    }
+    return true;
   }
+
+  void run(const Step* steps, Pass pass, testing::Memory& memory, const Buffers& buffers) {
+    const testing::Case& c = GetParam();
+    std::vector<char> dirt(plan_.workspace_bytes, static_cast<char>(0xff));
+    const Options options{.workspace = dirt.data(), .seed = c.dropout_seed, .offset = c.dropout_offset};
+    const Call call = make_call(api::normalise(c.problem, pass), plan_, buffers, options);
+    void* scratch = memory.allocate(model_table.scratch_bytes);
+    for (const Step* step = steps; step->count != nullptr; ++step) {
+      for (std::int64_t item = 0; item < step->count(call); ++item) step->run(call, item, scratch);
+    }
+    EXPECT_FALSE(ModelTiles::configured);
+  }
+
+ private:
+  Plan plan_;
+};
+
+TEST_P(AmxModel, Forward) {
+  if (!plan_for(Pass::forward)) GTEST_SKIP() << "not for this kernel";
+  const testing::Case& c = GetParam();
   const testing::Inputs in = testing::draw_inputs(c);
   const testing::Results want = testing::oracle(c, in, false), plain = testing::oracle(c, in, false, c.problem.dtype);
   const auto memory = testing::memory_of({});
   testing::Tensors tensors(c, in, *memory);
-  std::vector<char> dirt(plan.workspace_bytes, static_cast<char>(0xff));
-  const Options options{.workspace = dirt.data(), .seed = c.dropout_seed, .offset = c.dropout_offset};
-  const Call call = make_call(api::normalise(c.problem, Pass::forward), plan, tensors.buffers(), options);
-  void* scratch = memory->allocate(model_table.scratch_bytes);
-  for (const Step* step = model_table.prefill; step->count != nullptr; ++step) {
-    for (std::int64_t item = 0; item < step->count(call); ++item) step->run(call, item, scratch);
-  }
-  EXPECT_FALSE(ModelTiles::configured);
-
+  run(model_table.prefill, Pass::forward, *memory, tensors.buffers());
   const testing::Results got = tensors.read(false);
   EXPECT_EQ(tensors.written_gap(), "");
   testing::compare("out", got.out, want.out, plain.out, c.problem.dtype);
   testing::compare("lse", got.lse, want.lse, want.lse, Dtype::float32);
+}
+
+TEST_P(AmxModel, Backward) {
+  if (!plan_for(Pass::backward)) GTEST_SKIP() << "not for this kernel";
+  const testing::Case& c = GetParam();
+  const testing::Inputs in = testing::draw_inputs(c);
+  const testing::Results want = testing::oracle(c, in, true), plain = testing::oracle(c, in, true, c.problem.dtype);
+  const auto memory = testing::memory_of({});
+  testing::Tensors tensors(c, in, *memory);
+  testing::Results rounded = want;
+  for (double& x : rounded.out) x = testing::round_to(c.problem.dtype, x);
+  tensors.set_forward(rounded);
+  run(model_table.backward, Pass::backward, *memory, tensors.buffers());
+  const testing::Results got = tensors.read(true);
+  EXPECT_EQ(tensors.written_gap(), "");
+  testing::compare("dq", got.dq, want.dq, plain.dq, c.problem.dtype);
+  testing::compare("dk", got.dk, want.dk, plain.dk, c.problem.dtype);
+  testing::compare("dv", got.dv, want.dv, plain.dv, c.problem.dtype);
+  if (c.dsink) testing::compare("dsink", got.dsink, want.dsink, plain.dsink, Dtype::float16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Contract, AmxModel, ::testing::ValuesIn(testing::contract_cases(Dtype::bfloat16)),
