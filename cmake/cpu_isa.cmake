@@ -14,6 +14,9 @@ endif()
 # build with FLASH_ATTENTION_CPU_ISA=generic.
 foreach(isa generic neon avx2 avx512 avx512_bf16 amx)
   set(extra)
+  if(isa STREQUAL generic)
+    set(extra -O2)  # for CPUs that have none of the others: half the time to compile, about two per cent of the speed
+  endif()
   if(FLASH_ATTENTION_SANITIZE)
     set(extra -O1)
     if(NOT isa STREQUAL generic)
