@@ -9,6 +9,7 @@
 #include "cpu/make_call.h"
 #include "plan/cpu_tiles.h"
 #include "support/contract.h"
+#include "support/rounding.h"
 #include "support/tensors.h"
 
 namespace flash_attention::cpu {
