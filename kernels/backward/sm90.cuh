@@ -19,6 +19,7 @@
 #include "backward/sm90_prepare.cuh"
 #include "backward/sm90_products.cuh"
 #include "backward/sm90_scores.cuh"
+#include "backward/sm90_walk.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix_store.cuh"
@@ -27,33 +28,6 @@
 
 namespace flash_attention {
 namespace backward_sm90 {
-
-/// The work of one block: a tile of keys, and the steps (query head, query tile) it walks over.
-template <BackwardConfig config>
-struct Task {
-  tile::Sequence sequence;
-  int kv_head_idx;
-  int kv_begin;
-  tile::TileRange tiles;  // query tiles, the same for every head of the group
-  int num_steps;
-
-  __device__ __forceinline__ Task(const AttentionArgs& args, int task_idx) {
-    const auto block = tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
-    sequence = tile::make_sequence<config.features>(args, block.batch_idx);
-    kv_head_idx = block.head_idx;
-    kv_begin = block.tile_idx * config.block_kv;
-    const tile::Score<config.features> score(args, sequence, kv_head_idx * args.group);
-    tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
-    num_steps = (tiles.end - tiles.begin) * args.group;
-  }
-
-  __device__ __forceinline__ int head_of(const AttentionArgs& args, int step) const {
-    return kv_head_idx * args.group + step / (tiles.end - tiles.begin);
-  }
-  __device__ __forceinline__ int q_begin_of(int step) const {
-    return (tiles.begin + step % (tiles.end - tiles.begin)) * tile_rows;
-  }
-};
 
 template <BackwardConfig config>
 struct alignas(1024) SharedStorage {
@@ -70,53 +44,15 @@ struct alignas(1024) SharedStorage {
   float dQ[config.separate_dq ? 1 : S::warpgroups][4][config.separate_dq ? 4 : 16 * S::width];  // on their way to memory
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
-  ptx::Mbarrier full[S::stages], free[S::stages], KV_full;
-  unsigned bad_keys[S::warpgroups];
+  ptx::Mbarrier full[S::stages], free[S::stages], KV_full, KV_free;
+  Step step[steps_kept];
+  unsigned bad_keys[S::warpgroups];      // any of a warpgroup's keys is bad
+  unsigned bad_lanes[S::warpgroups][4];  // of a warp's keys: two bits for each row
+  Walk<config> walk[walks_kept];         // here, not in registers, which are short
 };
 
 /// Named barriers; the last two are followed by one for each warpgroup.
 enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5 };
-
-/// The loading warp: one lane issues every copy, as far ahead as there are free slots.
-template <BackwardConfig config, typename Storage>
-__device__ __forceinline__ void load(const AttentionArgs& args, Storage& shared, const Task<config>& task) {
-  using S = Shape<config>;
-  const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
-  const int q_row = static_cast<int>(task.sequence.start_q), kv_row = static_cast<int>(task.sequence.start_kv);
-
-  ptx::mbarrier_arrive_expect_tx(shared.KV_full, S::kv_bytes);
-#pragma unroll 1
-  for (int w = 0; w < S::warpgroups; ++w) {
-    const int row = kv_row + task.kv_begin + w * tile_rows;
-#pragma unroll
-    for (int c = 0; c < S::chunks; ++c)
-      ptx::tma_load_4d(shared.K[w][c], args.maps[map_K], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
-#pragma unroll
-    for (int c = 0; c < S::chunks_v; ++c)
-      ptx::tma_load_4d(shared.V[w][c], args.maps[map_V], shared.KV_full, c * chunk_dim, row, task.kv_head_idx, batch_idx);
-  }
-  const float* lse2 = workspace<float>(args, workspace_lse2);
-  const float* delta = workspace<float>(args, workspace_delta);
-#pragma unroll 1
-  for (int step = 0; step < task.num_steps; ++step) {
-    const Turn<S::stages> turn(step);
-    const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step), row = q_row + q_begin;
-    const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
-    // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
-    ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
-#pragma unroll
-    for (int c = 0; c < S::chunks; ++c)
-      ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx,
-                       batch_idx);
-#pragma unroll
-    for (int c = 0; c < S::chunks_v; ++c)
-      ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
-                       batch_idx);
-    ptx::bulk_load(shared.lse2[turn.slot], lse2 + padded, tile_rows * 4, shared.full[turn.slot]);
-    ptx::bulk_load(shared.delta[turn.slot], delta + padded, tile_rows * 4, shared.full[turn.slot]);
-  }
-}
 
 /// One warpgroup that computes: 64 keys.
 template <BackwardConfig config>
@@ -127,11 +63,15 @@ struct Worker {
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
-  const Task<config>& task;
   const int warpgroup;
   const int thread;  // in the warpgroup
-  bool bad_row[2] = {false, false};
-  bool any_bad = false;
+  int walk_idx = 0;
+
+  __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }
+  __device__ __forceinline__ const Task<config>& task() const { return walk().task; }
+
+  /// The first thread of the warpgroup.
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % wg_threads == 0; }
 
   // -- keys that must not be multiplied ---------------------------------------------------------------------------------
 
@@ -139,7 +79,7 @@ struct Worker {
   /// hidden scores. What a bad key does to the queries that see it, Scores does (bad_row).
   __device__ __forceinline__ void clean_keys() {
     const int row = thread / 2;  // two threads share a row
-    const bool hidden = task.kv_begin + warpgroup * tile_rows + row >= task.sequence.visible_kv;
+    const bool hidden = task().kv_begin + warpgroup * tile_rows + row >= task().sequence.visible_kv;
     bool bad = false;
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
@@ -166,20 +106,21 @@ struct Worker {
       if (bad && !hidden) shared.bad_keys[warpgroup] = 1;
     }
     ptx::fence_async_shared();  // the zeros before the products that read them
-    // Row `lane / 4` and the row 8 below it are this thread's; each row was looked at by lanes 2 row and 2 row + 1.
-    const int lane = thread % 32;
-    bad_row[0] = (bad_lanes >> (2 * (lane / 4)) & 3) != 0;
-    bad_row[1] = (bad_lanes >> (2 * (lane / 4) + 16) & 3) != 0;
+    if (thread % 32 == 0) shared.bad_lanes[warpgroup][thread / 32] = bad_lanes;
     // The owner of a step multiplies the keys of all warpgroups.
     ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
-    any_bad = shared.bad_keys[warpgroup] != 0;
+  }
+
+  /// Row `row` of a warp's 16 was looked at by lanes 2 row and 2 row + 1.
+  __device__ __forceinline__ bool bad_key(int row) const {
+    return (shared.bad_lanes[warpgroup][thread / 32] >> (2 * row) & 3) != 0;
   }
 
   // -- products ---------------------------------------------------------------------------------------------------------
 
   /// dQ = dS K over all keys of the block.
-  __device__ __forceinline__ void issue_dQ(float (&dQ)[S::width / 2], int owner, int fresh) const {
-    const unsigned long long dS_desc = ptx::wgmma_descriptor(shared.dS[owner], 0, 1024) + fresh;
+  __device__ __forceinline__ void issue_dQ(float (&dQ)[S::width / 2], int fresh) const {
+    const unsigned long long dS_desc = ptx::wgmma_descriptor(shared.dS[warpgroup], 0, 1024) + fresh;
     const unsigned long long K_desc = ptx::wgmma_descriptor(shared.K, chunk_bytes, 1024) + fresh;
     ptx::wgmma_fence();  // dQ's registers have been used for other things
 #pragma unroll
@@ -228,25 +169,48 @@ struct Worker {
     }
   }
 
+  /// dQ of a step of which this warpgroup is the owner.
+  __device__ __forceinline__ void make_dQ(unsigned step, int fresh) const {
+    float dQ[S::width / 2];
+    issue_dQ(dQ, fresh);
+    ptx::wgmma_wait<0>();  // dQ is there
+    ptx::wgmma_pin(dQ);
+    // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
+    if (step + S::warpgroups < walk().end_step)
+      ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
+    reduce_dQ(dQ, workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * S::width);
+  }
+
   // -- the walk ---------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;; ++walk_idx) {
+      ptx::mbarrier_wait(shared.KV_full, walk_idx % 2);  // K and V have landed
+      if (!walk().exists) return;
+      run_task();
+    }
+  }
+
+  __device__ __forceinline__ void run_task() {
     float dK[S::width / 2], dV[S::width_v / 2];
 #pragma unroll
     for (float& x : dK) x = 0;
 #pragma unroll
     for (float& x : dV) x = 0;
     const int lane = thread % 32;
-    const int kv_begin = task.kv_begin + warpgroup * tile_rows;
 
-    auto walk_step = [&]<bool owner>(int step, int owner_idx) {
+    const auto walk_step = [&]<bool owner>(unsigned step) {
       const Turn<S::stages> turn(step);
-      const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step);
-      const tile::Sequence sequence = fresh_sequence(task.sequence);
+      ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
+      const int head_idx = shared.step[step % steps_kept].head_idx, q_begin = shared.step[step % steps_kept].q_begin;
+      const int kv_begin = task().kv_begin + warpgroup * tile_rows;
+      const tile::Sequence sequence = fresh_sequence(task().sequence);
       const tile::Score<config.features> score(args, sequence, head_idx);
       const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
       const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) &&
                                !(S::foreign_rows && q_begin + tile_rows > score.len_q);
+      const bool any_bad = !config.separate_dq && shared.bad_keys[warpgroup] != 0;
       const Math math{score,
                       dropout,
                       score.unit_scale() * tile::log2_e,
@@ -255,13 +219,12 @@ struct Worker {
                       16 * (thread / 32) + lane / 4,
                       2 * (lane % 4),
                       !all_visible || any_bad,
-                      {bad_row[0], bad_row[1]}};
+                      {any_bad && bad_key(lane / 4), any_bad && bad_key(lane / 4 + 8)}};
       const int fresh = ptx::registers_fresh(0);
       float St[tile_rows / 2], dPt[tile_rows / 2];
       typename Math::Packed P, dS;
       typename Math::Marks marks;
 
-      ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
       clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, score.len_q - q_begin);
       clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, score.len_q - q_begin);
       ptx::wgmma_fence();  // the registers of S and dP have been used for other things
@@ -294,58 +257,52 @@ struct Worker {
       Math::pack(dPt, dS);
       ptx::wgmma_pin(dS);
       if constexpr (!config.separate_dq) {
+        const int owner_idx = static_cast<int>(step % S::warpgroups);
         // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
-        if (!owner && step >= S::warpgroups) ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
+        if (!owner && step >= walk().first_step + S::warpgroups)
+          ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
         store_dS(dS, owner_idx);
         if (!owner) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
       }
       issue_rows<type, S::width>(dK, dS, shared.Q[turn.slot], fresh);
-      if constexpr (owner && !config.separate_dq) {
-        ptx::barrier_sync(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);  // dS of all warpgroups is there
+      if constexpr (owner) {
+        ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
       }
       ptx::wgmma_wait<0>();  // dV and dK are done: P, dS and the tile's slot are free
       ptx::wgmma_pin(dK);
       ptx::wgmma_pin(dV);
       if constexpr (!S::lean) ptx::wgmma_pin(P);
       ptx::wgmma_pin(dS);
-      if (thread == 0) ptx::mbarrier_arrive(shared.free[turn.slot]);
-      if constexpr (owner && !config.separate_dq) {
-        float dQ[S::width / 2];
-        issue_dQ(dQ, owner_idx, fresh);
-        ptx::wgmma_wait<0>();  // dQ is there
-        ptx::wgmma_pin(dQ);
-        ptx::barrier_arrive(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
-        const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
-        reduce_dQ(dQ, workspace<float>(args, workspace_dQ) + padded * S::width);
-      }
+      if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
+      if constexpr (owner) make_dQ(step, fresh);
     };
 
-    ptx::mbarrier_wait(shared.KV_full, 0);  // K and V have landed
     if constexpr (!config.separate_dq) clean_keys();
-    int owner_idx = 0;
 #pragma unroll 1
-    for (int step = 0; step < task.num_steps; ++step) {
-      if (owner_idx == warpgroup && !config.separate_dq) {
-        walk_step.template operator()<true>(step, owner_idx);
+    for (unsigned step = walk().first_step; step != walk().end_step; ++step) {
+      if (!config.separate_dq && step % S::warpgroups == warpgroup) {
+        walk_step.template operator()<!config.separate_dq>(step);
       } else {
-        walk_step.template operator()<false>(step, owner_idx);
+        walk_step.template operator()<false>(step);
       }
-      owner_idx = owner_idx + 1 == S::warpgroups ? 0 : owner_idx + 1;
     }
-    if constexpr (!config.separate_dq) {
-      // Every owner has said once more that it has read its buffer; nobody may leave those arrivals behind.
-#pragma unroll 1
-      for (int owner = 0; owner < S::warpgroups; ++owner) {
-        if (owner != warpgroup && owner < task.num_steps)
-          ptx::barrier_sync(barrier_dS_read + owner, S::warpgroups * wg_threads);
-      }
-      if (lane == 0) ptx::bulk_wait<0>();  // shared memory outlives the copies that read it
-    }
+    if (leads()) ptx::mbarrier_arrive(shared.KV_free);
     const auto rows_of = [&](const TensorView& view) {
-      return tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx).from(kv_begin);
+      const int kv_begin = task().kv_begin + warpgroup * tile_rows;
+      return tile::key_rows<typename S::Element, config.features>(view, task().sequence, task().kv_head_idx).from(kv_begin);
     };
-    write_rows<type, config.head_dim>(rows_of(args.dK), dK, args.scale, thread);
-    write_rows<type, config.head_dim_v>(rows_of(args.dV), dV, 1, thread);
+    if (!config.separate_dq && lane == 0) ptx::bulk_wait_read<0>();  // the last dQ has left the staging buffer
+    __syncwarp();
+    if constexpr (!config.separate_dq && S::width_v <= S::width) {
+      const int warp = thread / 32;
+      char* staging = reinterpret_cast<char*>(shared.dQ[warpgroup][warp]);
+      write_staged_rows<type, config.head_dim, S::width>(rows_of(args.dK).from(16 * warp), dK, args.scale, staging, lane);
+      write_staged_rows<type, config.head_dim_v, S::width_v>(rows_of(args.dV).from(16 * warp), dV, 1,
+                                                             staging + 16 * S::width * 2, lane);
+    } else {
+      write_rows<type, config.head_dim>(rows_of(args.dK), dK, args.scale, thread);
+      write_rows<type, config.head_dim_v>(rows_of(args.dV), dV, 1, thread);
+    }
   }
 };
 
@@ -356,8 +313,6 @@ __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& a
   using namespace backward_sm90;
   using S = Shape<config>;
   static_assert((S::warpgroups == 2 || S::warpgroups == 3) && config.num_warps * 32 == S::threads);
-  const Task<config> task(args, blockIdx.x);
-  if (task.kv_begin >= task.sequence.rows_kv) return;
   static_assert(sizeof(SharedStorage<config>) <= backward_sm90_shared_bytes(config));
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
   if (threadIdx.x == 0) {
@@ -366,6 +321,7 @@ __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& a
       ptx::mbarrier_init(shared.free[s], S::warpgroups);
     }
     ptx::mbarrier_init(shared.KV_full, 1);
+    ptx::mbarrier_init(shared.KV_free, S::warpgroups);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
   }
   __syncthreads();  // everyone sees the barriers
@@ -373,10 +329,10 @@ __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& a
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
     ptx::registers_decrease<S::load_registers>();
-    if (threadIdx.x == 0) load(args, shared, task);
+    if (threadIdx.x == 0) load_walks<config>(args, shared);
   } else {
     ptx::registers_increase<S::work_registers>();
-    Worker<config>{args, shared, task, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    Worker<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }
 

@@ -2,13 +2,13 @@
 
 // Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
 //
-//   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0 or no
+//   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
 //            tasks taken
 //   convert: dQ = scale * the sums, in the tensor's type
 //
 // Both: one block of 128 threads takes 64 query rows of one head.
 
-#include "backward/sm90_shape.cuh"
+#include "backward/sm90_products.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -42,8 +42,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   using Element = typename Shape<config>::Element;
   using Eight = ptx::Vector<unsigned, 4>;
   constexpr Type type = config.features.dtype;
-  if (config.separate_dq && blockIdx.x == 0 && threadIdx.x < num_counters)
-    workspace<unsigned>(args, workspace_tasks)[threadIdx.x] = 0;
+  if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, workspace_tasks)[threadIdx.x] = 0;
   if (args.seq_q == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
@@ -52,7 +51,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
   const int lane = threadIdx.x % 8;
 
-#pragma unroll 1
+#pragma unroll
   for (int row = threadIdx.x / 8; row < tile_rows; row += 16) {
     const int i = tile.q_begin + row;
     const bool used = i < tile.sequence.len_q;
@@ -84,26 +83,38 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   }
 }
 
-/// The sums lie in fragment order: for each 16 rows (one warp), for each 8 columns, the four registers of each lane.
+/// The sums lie in fragment order: for each 16 rows (one warp), for each 8 columns, the four registers of each lane. What
+/// four neighbouring lanes hold is 8 columns of two rows.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
   using S = Shape<config>;
+  using Four = ptx::Vector<float, 4>;
+  using Eight = ptx::Vector<unsigned, 4>;
+  constexpr int groups = config.head_dim / 8;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
   const auto dQ = tile::query_rows<typename S::Element, config.features>(args.dQ, tile.sequence, tile.head_idx);
+  const bool aligned = (reinterpret_cast<unsigned long long>(dQ.data) | dQ.stride * 2) % 16 == 0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float* sums = workspace<float>(args, workspace_dQ) + (tile.padded + 16 * warp) * S::width;
+  const auto* sums =
+      reinterpret_cast<const Four*>(workspace<float>(args, workspace_dQ) + (tile.padded + 16 * warp) * S::width);
 
 #pragma unroll 4
-  for (int group = 0; group < config.head_dim / 8; ++group) {
-    const auto four = ptx::load_global(reinterpret_cast<const ptx::Vector<float, 4>*>(sums) + group * 32 + lane);
+  for (int i = lane; i < 8 * groups; i += 32) {
+    const int group = i % groups, row = i / groups;
+    Four four[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) four[n] = ptx::load_global(sums + group * 32 + 4 * row + n);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int i = tile.q_begin + 16 * warp + lane / 4 + 8 * half;
-      if (i >= tile.sequence.rows_q) continue;
-      const unsigned pair = ptx::pack<S::type>(four[2 * half] * args.scale, four[2 * half + 1] * args.scale);
-      ptx::store_global(reinterpret_cast<unsigned*>(dQ.data + i * dQ.stride + 8 * group + 2 * (lane % 4)), pair);
+      const int q = tile.q_begin + 16 * warp + row + 8 * half;
+      if (q >= tile.sequence.rows_q) continue;
+      Eight eight;
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        eight[n] = ptx::pack<S::type>(four[n][2 * half] * args.scale, four[n][2 * half + 1] * args.scale);
+      store_eight(dQ.row(q) + 8 * group, eight, aligned);
     }
   }
 }

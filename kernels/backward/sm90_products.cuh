@@ -6,6 +6,7 @@
 #include "backward/sm90_shape.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
+#include "ptx/matrix_store.cuh"
 #include "ptx/memory.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -80,6 +81,45 @@ __device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>&
           ptx::pack<type>(values[4 * group + 2 * half] * factor, values[4 * group + 2 * half + 1] * factor);
       ptx::store_global(reinterpret_cast<unsigned*>(first + 8 * group), pair);
     }
+  }
+}
+
+/// Eight elements of a row: one store where the tensor's rows are aligned to 16 bytes, else four.
+template <typename Element>
+__device__ __forceinline__ void store_eight(Element* to, const ptx::Vector<unsigned, 4>& words, bool aligned) {
+  if (aligned) {
+    ptx::store_global(reinterpret_cast<ptx::Vector<unsigned, 4>*>(to), words);
+  } else {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) ptx::store_global(reinterpret_cast<unsigned*>(to) + w, words[w]);
+  }
+}
+
+/// The 16 rows of a warp's accumulator, times a factor, by way of shared memory: whole rows leave together. `staging` has
+/// room for 16 rows of `width` elements and is the warp's own.
+template <Type type, int dim, int width>
+__device__ __forceinline__ void write_staged_rows(const tile::Rows<ptx::Element<type>>& rows,
+                                                  const float (&values)[width / 2], float factor, void* staging, int lane) {
+  constexpr int row_bytes = 2 * width, pieces = dim / 8;
+  constexpr int swizzle = width % 64 == 0 ? 7 : 3;  // of the 16-byte pieces of a row, so that rows do not share banks
+  char* const base = static_cast<char*>(staging);
+#pragma unroll
+  for (int group = 0; group < width / 16; ++group) {
+    const int row = lane & 15, piece = 2 * group + (lane >> 4);
+    const float* v = values + 8 * group;
+    ptx::stmatrix_x4(base + row * row_bytes + (piece ^ (row & swizzle)) * 16, ptx::pack<type>(v[0] * factor, v[1] * factor),
+                     ptx::pack<type>(v[2] * factor, v[3] * factor), ptx::pack<type>(v[4] * factor, v[5] * factor),
+                     ptx::pack<type>(v[6] * factor, v[7] * factor));
+  }
+  __syncwarp();
+  const bool aligned = (reinterpret_cast<unsigned long long>(rows.data) | rows.stride * 2) % 16 == 0;
+#pragma unroll 4
+  for (int i = lane; i < 16 * pieces; i += 32) {
+    const int row = i / pieces, piece = i % pieces;
+    if (row >= rows.count) break;
+    const auto words = ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(base) + row * row_bytes +
+                                                                  (piece ^ (row & swizzle)) * 16);
+    store_eight(rows.row(row) + 8 * piece, words, aligned);
   }
 }
 

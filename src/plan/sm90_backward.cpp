@@ -73,9 +73,9 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   const bool portable_parts = p.bias.present || p.sink;
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
-  plan.workspace_offsets[1] = reserve(plan, rows);                       // lse2
-  plan.workspace_offsets[2] = reserve(plan, rows);                       // delta
-  if (config.separate_dq) plan.workspace_offsets[4] = reserve(plan, 2);  // counters of tasks
+  plan.workspace_offsets[1] = reserve(plan, rows);  // lse2
+  plan.workspace_offsets[2] = reserve(plan, rows);  // delta
+  plan.workspace_offsets[4] = reserve(plan, 2);     // counters of tasks
   if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
@@ -98,7 +98,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                 .config = source,
                 .block = config.num_warps * 32,
                 .shared_bytes = abi::backward_sm90_shared_bytes(config)},
-               key_tiles);
+               std::min<std::int64_t>(key_tiles, device.num_sms));
   }
   if (config.separate_dq) {
     abi::BackwardConfig dq = config;

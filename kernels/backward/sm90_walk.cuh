@@ -1,0 +1,128 @@
+#pragma once
+
+// What the blocks of backward/sm90 walk over, and the warp that loads for them.
+//
+// A block takes one task after another: a tile of keys, and every query tile that sees something of it. Its first task is
+// its own index, later ones come from a counter in the workspace, so that a block that was given less takes more. The
+// loading warp is ahead of the others: queries of the next task come under the last products of this one.
+
+#include "backward/sm90_shape.cuh"
+#include "ptx/atomic.cuh"
+#include "ptx/tma.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+/// A tile of keys, and the steps (query head, query tile) over which it is walked.
+template <BackwardConfig config>
+struct Task {
+  tile::Sequence sequence;
+  int kv_head_idx;
+  int kv_begin;
+  tile::TileRange tiles;  // query tiles, the same for every head of the group
+  int num_steps;
+
+  Task() = default;
+  __device__ __forceinline__ Task(const AttentionArgs& args, int task_idx) {
+    const auto block = tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+    sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+    kv_head_idx = block.head_idx;
+    kv_begin = block.tile_idx * config.block_kv;
+    const tile::Score<config.features> score(args, sequence, kv_head_idx * args.group);
+    tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
+    num_steps = (tiles.end - tiles.begin) * args.group;
+  }
+
+  __device__ __forceinline__ int head_of(const AttentionArgs& args, int step) const {
+    return kv_head_idx * args.group + step / (tiles.end - tiles.begin);
+  }
+  __device__ __forceinline__ int q_begin_of(int step) const {
+    return (tiles.begin + step % (tiles.end - tiles.begin)) * tile_rows;
+  }
+};
+
+/// Where the queries of a step lie.
+struct Step {
+  int head_idx;
+  int q_begin;
+  long long padded;  // first row in the padded layout of the workspace
+};
+
+/// A task of the block. Steps are counted over all its tasks.
+template <BackwardConfig config>
+struct Walk {
+  Task<config> task;
+  unsigned first_step, end_step;
+  bool exists;  // false: there are no more tasks
+};
+
+// The loading warp is ahead of the others: by the steps for which there are slots, and by a task that is shorter than that.
+constexpr int walks_kept = 4, steps_kept = 8;
+
+/// The loading warp: one lane issues every copy, as far ahead as there are free slots.
+template <BackwardConfig config, typename Storage>
+__device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& shared) {
+  using S = Shape<config>;
+  unsigned count = 0;  // steps
+  int task_idx = blockIdx.x;
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    Walk<config>& walk = shared.walk[n % walks_kept];
+    walk.exists = task_idx < tile::ceil_div(args.seq_kv, config.block_kv) * args.heads_kv * args.batch;
+    if (!walk.exists) {
+      ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
+      ptx::mbarrier_arrive(shared.KV_full);
+      return;
+    }
+    const Task<config>& task = walk.task = Task<config>(args, task_idx);
+    walk.first_step = count;
+    walk.end_step = count + task.num_steps;
+    const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
+    const int q_row = static_cast<int>(task.sequence.start_q), kv_row = static_cast<int>(task.sequence.start_kv);
+    const auto load_keys = [&] {
+      ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
+      ptx::mbarrier_arrive_expect_tx(shared.KV_full, S::kv_bytes);
+#pragma unroll 1
+      for (int w = 0; w < S::warpgroups; ++w) {
+        const int row = kv_row + task.kv_begin + w * tile_rows;
+#pragma unroll
+        for (int c = 0; c < S::chunks; ++c)
+          ptx::tma_load_4d(shared.K[w][c], args.maps[map_K], shared.KV_full, c * chunk_dim, row, task.kv_head_idx,
+                           batch_idx);
+#pragma unroll
+        for (int c = 0; c < S::chunks_v; ++c)
+          ptx::tma_load_4d(shared.V[w][c], args.maps[map_V], shared.KV_full, c * chunk_dim, row, task.kv_head_idx,
+                           batch_idx);
+      }
+    };
+    const unsigned end_step = walk.end_step;
+    if (count == end_step) load_keys();
+    int head_idx = task.kv_head_idx * args.group, q_tile = task.tiles.begin;
+#pragma unroll 1
+    for (bool first = true; count < end_step; ++count, first = false) {
+      const Turn<S::stages> turn(count);
+      const int q_begin = q_tile * tile_rows, row = q_row + q_begin;
+      const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
+      // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
+      ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
+      shared.step[count % steps_kept] = Step{head_idx, q_begin, padded};
+      ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
+#pragma unroll
+      for (int c = 0; c < S::chunks; ++c)
+        ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx,
+                         batch_idx);
+#pragma unroll
+      for (int c = 0; c < S::chunks_v; ++c)
+        ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
+                         batch_idx);
+      ptx::bulk_load(shared.lse2[turn.slot], workspace<float>(args, workspace_lse2) + padded, tile_rows * 4,
+                     shared.full[turn.slot]);
+      ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
+                     shared.full[turn.slot]);
+      if (first) load_keys();  // the first queries come under the end of the tile before
+      if (++q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
+    }
+    task_idx = static_cast<int>(gridDim.x + ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1));
+  }
+}
+
+}  // namespace flash_attention::backward_sm90
