@@ -76,22 +76,22 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
     const Task<config>& task = walk.task = Task<config>(args, task_idx);
     walk.first_step = count;
     walk.end_step = count + task.num_steps;
-    const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
-    const int q_row = static_cast<int>(task.sequence.start_q), kv_row = static_cast<int>(task.sequence.start_kv);
+    // Read again from shared memory where they are used: this warp has hardly any registers.
+    const auto batch_idx = [&] { return config.features.packed ? 0 : task.sequence.batch_idx; };
     const auto load_keys = [&] {
       ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
       ptx::mbarrier_arrive_expect_tx(shared.KV_full, S::kv_bytes);
 #pragma unroll 1
       for (int w = 0; w < S::warpgroups; ++w) {
-        const int row = kv_row + task.kv_begin + w * tile_rows;
+        const int row = static_cast<int>(task.sequence.start_kv) + task.kv_begin + w * tile_rows;
 #pragma unroll
         for (int c = 0; c < S::chunks; ++c)
           ptx::tma_load_4d(shared.K[w][c], args.maps[map_K], shared.KV_full, c * chunk_dim, row, task.kv_head_idx,
-                           batch_idx);
+                           batch_idx());
 #pragma unroll
         for (int c = 0; c < S::chunks_v; ++c)
           ptx::tma_load_4d(shared.V[w][c], args.maps[map_V], shared.KV_full, c * chunk_dim, row, task.kv_head_idx,
-                           batch_idx);
+                           batch_idx());
       }
     };
     const unsigned end_step = walk.end_step;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
 #pragma unroll 1
     for (bool first = true; count < end_step; ++count, first = false) {
       const Turn<S::stages> turn(count);
-      const int q_begin = q_tile * tile_rows, row = q_row + q_begin;
+      const int q_begin = q_tile * tile_rows, row = static_cast<int>(task.sequence.start_q) + q_begin;
       const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
       // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
       ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
@@ -109,11 +109,11 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
 #pragma unroll
       for (int c = 0; c < S::chunks; ++c)
         ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx,
-                         batch_idx);
+                         batch_idx());
 #pragma unroll
       for (int c = 0; c < S::chunks_v; ++c)
         ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
-                         batch_idx);
+                         batch_idx());
       ptx::bulk_load(shared.lse2[turn.slot], workspace<float>(args, workspace_lse2) + padded, tile_rows * 4,
                      shared.full[turn.slot]);
       ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
