@@ -34,6 +34,22 @@ void need_unit_last_stride(const Tensor& tensor) {
 
 }  // namespace
 
+Scalars scalars_of(const nb::tuple& scalars) {
+  return {.max_seqlen_q = nb::cast<std::int64_t>(scalars[0]),
+          .max_seqlen_kv = nb::cast<std::int64_t>(scalars[1]),
+          .scale = scalars[2].is_none() ? std::nullopt : std::optional<float>(nb::cast<float>(scalars[2])),
+          .softcap = nb::cast<float>(scalars[3]),
+          .causal = nb::cast<bool>(scalars[4]),
+          .top_left = nb::cast<bool>(scalars[5]),
+          .window_left = nb::cast<std::int64_t>(scalars[6]),
+          .window_right = nb::cast<std::int64_t>(scalars[7]),
+          .dropout_p = nb::cast<float>(scalars[8]),
+          .deterministic = nb::cast<bool>(scalars[9]),
+          .heads_first = nb::cast<bool>(scalars[10]),
+          .standard = nb::cast<bool>(scalars[11]),
+          .kernel = nb::cast<std::string>(scalars[12])};
+}
+
 Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.standard), kernel_(scalars.kernel) {
   const Tensor &q = tensors[Slot::q], &k = tensors[Slot::k], &v = tensors[Slot::v];
   const bool packed = tensors[Slot::cu_seqlens_q].present();

@@ -25,6 +25,9 @@ struct Scalars {
   std::string kernel;
 };
 
+/// From a tuple with the values in that order.
+Scalars scalars_of(const nb::tuple& scalars);
+
 /// The tensors that a call reads besides those of one pass, in the order in which Python gives them.
 enum Slot {
   q,

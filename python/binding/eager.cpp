@@ -15,6 +15,7 @@ namespace {
 struct Torch {
   PyTypeObject* tensor = nullptr;
   PyObject* empty_like = nullptr;
+  PyObject* empty_lse = nullptr;        // (like, shape) -> a float32 tensor
   PyObject* workspace = nullptr;        // (like, bytes) -> a tensor of that many bytes
   PyObject* grad_enabled = nullptr;     // () -> bool
   std::vector<PyObject*> interceptors;  // each () -> something true, or not None, where calls are not to run as they are
@@ -111,52 +112,89 @@ bool is_plain(const Tensor& tensor, const Tensor& q) {
   return tensor.sizes[0] > 0 && tensor.sizes[1] > 0 && tensor.sizes[2] > 0 && head_dim > 0;
 }
 
-nb::object attend(PyObject* const* args, Py_ssize_t count) {
-  if (count < num_arguments) throw nb::type_error("attend: too few arguments");
-  for (int i = 0; i < 3; ++i) {
-    if (Py_TYPE(args[i]) != torch.tensor) return nb::none();
-  }
-  for (Py_ssize_t i = num_arguments; i < count; ++i) {
-    if (args[i] != Py_None) return nb::none();
-  }
-  Scalars scalars;
-  if (!read(args, scalars) || wants_gradient(args) || is_intercepted()) return nb::none();
+/// What a function of Python gives for these arguments.
+template <std::size_t count>
+nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
+  PyObject* result = PyObject_Vectorcall(function, args, count, nullptr);
+  if (result == nullptr) throw nb::python_error();
+  return nb::steal(result);
+}
+
+/// out, or (out, lse); None where the call is not plain.
+nb::object run_plain(PyObject* const* qkv, const Scalars& scalars, bool with_lse) {
+  if (wants_gradient(qkv) || is_intercepted()) return nb::none();
   Slots slots;
   for (int i = 0; i < 3; ++i) {
-    slots[i] = tensor_of(args[i], slot_names[i]);
+    slots[i] = tensor_of(qkv[i], slot_names[i]);
     if (!is_plain(slots[i], slots[0])) return nb::none();
   }
-  slots[Slot::q].stream = current_stream(args[arg_q], slots[Slot::q].device);
+  slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
   Call call(slots, scalars);
-  PyObject* result = PyObject_Vectorcall(torch.empty_like, args, 1, nullptr);  // of q
-  if (result == nullptr) throw nb::python_error();
-  const nb::object out = nb::steal(result);
-  call.set_forward(tensor_of(out, "out"), Tensor{}, 0, 0);
-  nb::object workspace;
+  const nb::object out = result_of(torch.empty_like, {qkv[0]});
+  nb::object lse = nb::none(), workspace;
+  if (with_lse) {
+    const nb::tuple shape = nb::make_tuple(call.problem.batch, call.problem.heads_q, call.problem.seq_q);
+    lse = result_of(torch.empty_lse, {qkv[0], shape.ptr()});
+  }
+  call.set_forward(tensor_of(out, "out"), optional_tensor(lse, "lse"), 0, 0);
   if (const std::size_t bytes = call.workspace(false)) {
-    workspace = nb::handle(torch.workspace)(out, bytes + Call::workspace_alignment);
+    const nb::object size = nb::cast(bytes + Call::workspace_alignment);
+    workspace = result_of(torch.workspace, {out.ptr(), size.ptr()});
     call.set_workspace(tensor_of(workspace, "workspace").data, bytes);
   }
   {
     const nb::gil_scoped_release released;
     call.run(false);
   }
-  return out;
+  return with_lse ? nb::object(nb::make_tuple(out, lse)) : out;
 }
 
-PyObject* attend_or_error(PyObject*, PyObject* const* args, Py_ssize_t count) {
+bool are_tensors(PyObject* const* qkv) {
+  return Py_TYPE(qkv[0]) == torch.tensor && Py_TYPE(qkv[1]) == torch.tensor && Py_TYPE(qkv[2]) == torch.tensor;
+}
+
+/// attend(q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment, *what must be None) -> out
+nb::object attend(PyObject* const* args, Py_ssize_t count) {
+  if (count < num_arguments) throw nb::type_error("attend: too few arguments");
+  if (!are_tensors(args)) return nb::none();
+  for (Py_ssize_t i = num_arguments; i < count; ++i) {
+    if (args[i] != Py_None) return nb::none();
+  }
+  Scalars scalars;
+  return read(args, scalars) ? run_plain(args, scalars, false) : nb::none();
+}
+
+/// attend_with_lse(q, k, v, scalars of the binding) -> (out, lse)
+nb::object attend_with_lse(PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) throw nb::type_error("attend_with_lse: expected q, k, v and scalars");
+  if (!are_tensors(args)) return nb::none();
+  const Scalars scalars = scalars_of(nb::borrow<nb::tuple>(args[3]));
+  const bool plain = scalars.dropout_p == 0 && !scalars.standard && scalars.kernel.empty();
+  return plain ? run_plain(args, scalars, true) : nb::none();
+}
+
+template <nb::object (*function)(PyObject* const*, Py_ssize_t)>
+PyObject* or_error(PyObject*, PyObject* const* args, Py_ssize_t count) {
   try {
-    return attend(args, count).release().ptr();
+    return function(args, count).release().ptr();
   } catch (...) {
     set_python_error(std::current_exception());
     return nullptr;
   }
 }
 
-void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle workspace, nb::handle grad_enabled,
-               nb::tuple interceptors) {
+template <nb::object (*function)(PyObject* const*, Py_ssize_t)>
+void add_fast(nb::module_& module, const char* name) {
+  static PyMethodDef method{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(or_error<function>)),
+                            METH_FASTCALL, nullptr};
+  module.attr(name) = nb::steal(PyCFunction_NewEx(&method, nullptr, nullptr));
+}
+
+void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_lse, nb::handle workspace,
+               nb::handle grad_enabled, nb::tuple interceptors) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
+  torch.empty_lse = empty_lse.inc_ref().ptr();
   torch.workspace = workspace.inc_ref().ptr();
   torch.grad_enabled = grad_enabled.inc_ref().ptr();
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -168,10 +206,10 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle workspace, n
 
 void add_eager(nb::module_& module) {
   using namespace nb::literals;
-  static PyMethodDef method{"attend", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(attend_or_error)),
-                            METH_FASTCALL, nullptr};
-  module.attr("attend") = nb::steal(PyCFunction_NewEx(&method, nullptr, nullptr));
-  module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "workspace"_a, "grad_enabled"_a, "interceptors"_a);
+  add_fast<attend>(module, "attend");
+  add_fast<attend_with_lse>(module, "attend_with_lse");
+  module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_lse"_a, "workspace"_a, "grad_enabled"_a,
+             "interceptors"_a);
 }
 
 }  // namespace flash_attention::python

@@ -25,22 +25,6 @@ Slots slots_of(const nb::tuple& tensors) {
   return slots;
 }
 
-Scalars scalars_of(const nb::tuple& scalars) {
-  return {.max_seqlen_q = nb::cast<std::int64_t>(scalars[0]),
-          .max_seqlen_kv = nb::cast<std::int64_t>(scalars[1]),
-          .scale = scalars[2].is_none() ? std::nullopt : std::optional<float>(nb::cast<float>(scalars[2])),
-          .softcap = nb::cast<float>(scalars[3]),
-          .causal = nb::cast<bool>(scalars[4]),
-          .top_left = nb::cast<bool>(scalars[5]),
-          .window_left = nb::cast<std::int64_t>(scalars[6]),
-          .window_right = nb::cast<std::int64_t>(scalars[7]),
-          .dropout_p = nb::cast<float>(scalars[8]),
-          .deterministic = nb::cast<bool>(scalars[9]),
-          .heads_first = nb::cast<bool>(scalars[10]),
-          .standard = nb::cast<bool>(scalars[11]),
-          .kernel = nb::cast<std::string>(scalars[12])};
-}
-
 /// Runs the call on `stream` where q's library does not say which; `allocate(bytes)` gives a workspace if one is needed.
 void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) {
   call.choose(backward);

@@ -26,9 +26,11 @@ def backward(
     allocate: Callable[[int], Any],
 ) -> None: ...
 def attend(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...
+def attend_with_lse(q: Any, k: Any, v: Any, scalars: tuple[Any, ...]) -> tuple[Any, Any] | None: ...
 def set_eager(
     tensor: type,
     empty_like: Callable[[Any], Any],
+    empty_lse: Callable[[Any, tuple[int, ...]], Any],
     workspace: Callable[[Any, int], Any],
     grad_enabled: Callable[[], bool],
     interceptors: tuple[Callable[[], Any], ...],

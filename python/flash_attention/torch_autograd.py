@@ -3,7 +3,7 @@
 import torch
 from torch.autograd.function import once_differentiable
 
-from flash_attention import torch_ops
+from flash_attention import _core, functional, torch_ops
 from flash_attention.shapes import check_tensors, score_width
 
 _NO_EXTRAS = (None,) * 9
@@ -47,8 +47,15 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, scalars, seed, offset, *extras):
-        tensors = (q, k, v, *(extras or _NO_EXTRAS))
-        out, lse, rng_state = torch_ops.forward(tensors, scalars, seed, offset, True)
+        results = None
+        if not extras and type(q) is functional.eager_type and not functional.is_tracing():
+            results = _core.attend_with_lse(q, k, v, scalars)
+        if results is None:
+            tensors = (q, k, v, *(extras or _NO_EXTRAS))
+            out, lse, rng_state = torch_ops.forward(tensors, scalars, seed, offset, True)
+        else:
+            out, lse = results
+            rng_state = None
         ctx.save_for_backward(q, k, v, out, lse, rng_state, *extras)
         ctx.scalars = scalars
         ctx.set_materialize_grads(False)

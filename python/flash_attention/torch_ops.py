@@ -74,6 +74,10 @@ def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, nee
     return gradients
 
 
+def _empty_lse(like, shape):
+    return like.new_empty(shape, dtype=torch.float32)
+
+
 def _workspace(like, size):
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 
@@ -159,7 +163,7 @@ def _stand_ins(q, gradients):
 
 if _HAS_EXCHANGE:
     _interceptors = (torch._C._is_any_autocast_enabled, _num_dispatch_modes, _function_transform)
-    _core.set_eager(torch.Tensor, torch.empty_like, _workspace, torch.is_grad_enabled, _interceptors)
+    _core.set_eager(torch.Tensor, torch.empty_like, _empty_lse, _workspace, torch.is_grad_enabled, _interceptors)
     functional.eager_type, functional.is_tracing = torch.Tensor, torch.compiler.is_dynamo_compiling
 
 for _key in ("CPU", "CUDA"):
