@@ -119,6 +119,42 @@ def test_register_reaches_torchs_function(registered, monkeypatch):
     assert len(calls) == 3
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_register_on_cuda(causal, compiled, registered, monkeypatch):
+    """Where torch would run its flash kernels; heads-first views, as models have them."""
+    torch._dynamo.reset()
+    calls = counted(monkeypatch)
+    function = torch.compile(torch_sdpa, fullgraph=True, backend="aot_eager") if compiled else torch_sdpa
+    leaves = [torch.randn(2, 200, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    inputs = [leaf.transpose(1, 2) for leaf in leaves]
+    dout = torch.randn_like(inputs[0])
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = function(*inputs, is_causal=causal)
+        ours = [out, *torch.autograd.grad(out, leaves, dout)]
+    assert len(calls) == 1
+    theirs = exact(*inputs, is_causal=causal)
+    theirs = [theirs, *torch.autograd.grad(theirs, leaves, dout.double())]
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_register_on_cuda_drops_what_its_backward_drops(registered):
+    """out is linear in v, so its gradient is P^T dout with the P that was used, dropout included."""
+    q, k = (torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+    v = torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.float16, requires_grad=True)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = torch_sdpa(q, k, v, dropout_p=0.4)
+        dout = torch.randn_like(out)
+        (dv,) = torch.autograd.grad(out, v, dout)
+    pairing = (out.double() * dout).sum(), (v.double() * dv).sum()
+    torch.testing.assert_close(*pairing, atol=0.5, rtol=5e-3)
+
+
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float64, 16), (torch.float32, 30)], ids=["float64", "odd_head_dim"])
 def test_register_leaves_the_rest_to_torch(dtype, head_dim, registered, monkeypatch):
     calls = counted(monkeypatch)
