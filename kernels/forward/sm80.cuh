@@ -49,7 +49,7 @@ struct ForwardSm80 {
   struct SharedStorage {
     union {
       QTile Q;
-      OTile O;  // a warp writes the rows whose queries it alone has read
+      OTile O;  // a warp writes the rows whose queries it alone has read, before the last tile's second barrier
     };
     KTile K;
     VTile V;
@@ -238,8 +238,7 @@ struct ForwardSm80 {
     float sink = -tile::infinity;
     if constexpr (features.sink) sink = args.sink[head_idx];
     float lse[m_tiles][2];
-    float check = 0;                              // NaN if anything is not finite
-    if constexpr (!Q_in_registers) __syncwarp();  // every lane of the warp has read its Q
+    float check = 0;  // NaN if anything is not finite
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll

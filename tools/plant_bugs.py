@@ -1,0 +1,183 @@
+"""Plants bugs in a kernel, one at a time, and runs its emulated test: which are found without a GPU?
+
+    tools/plant_bugs.py forward/sm80            every bug of the kernel; survivors are listed at the end
+    tools/plant_bugs.py forward/sm80 --list     what would be planted
+    tools/plant_bugs.py forward/sm80 --only 3,7 some of them
+
+A bug is a call that orders something (a barrier, a wait, an arrival, a commit, a fence) taken out, a wait for groups that
+lets one group more run on, or a wait for the other phase. The bugs of a kernel are those of its file in kernels/ and of all
+files that it includes, but for the wrappers in kernels/ptx. The library reads the changed sources through
+FLASH_ATTENTION_KERNEL_DIR. A few telling cases run first, then all of the file; the first failure ends a bug's run.
+
+A survivor is either a missing case or a call that orders nothing the emulator can tell. The second kind carries the words
+"not found by the emulator:" and the reason in a comment on its line, and is not planted.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ROOT / "kernels"
+PROGRAM = ROOT / "build" / "release" / "tests" / "kernels_emulated_test"
+LIMIT_S = 600
+TELLING = ("plain", "tile_multiple", "long_", "causal_square", "head_dim_128", "packed_causal", "nan_value", "everything")
+NOT_COMPILED = "could not compile"
+EXPLAINED = "not found by the emulator:"
+
+CALL = re.compile(
+    r"(?:ptx::(?:barrier_|mbarrier_|cluster_|copy_async_|wgmma_|bulk_)(?:sync|arrive|wait|commit|fence|init|init_fence|"
+    r"arrive_expect_tx|mbarrier_arrive|wait_read)|ptx::fence_\w+|__syncthreads|__syncwarp)(?:<[^;{}]*?>)?\("
+)
+GROUPS = re.compile(r"((?:copy_async|wgmma|bulk)_wait(?:_read)?)<(\d+)>")
+PHASE = re.compile(r"^ptx::mbarrier_wait\((.*)\)$", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    path: str  # below kernels/
+    line: int
+    what: str
+    text: str  # of the whole file, changed
+
+
+def includes(path: str) -> list[str]:
+    """The file and all it includes, but for the wrappers and the plain structs."""
+    found, todo = [], [path]
+    while todo:
+        name = todo.pop(0)
+        if name in found or name.startswith(("ptx/", "abi/")):
+            continue
+        found.append(name)
+        todo += re.findall(r'^#include "([^"]+)"', (KERNELS / name).read_text(), re.MULTILINE)
+    return found
+
+
+def end_of_call(text: str, open_bracket: int) -> int:
+    depth = 0
+    for at in range(open_bracket, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at + 1
+    raise ValueError("a bracket is not closed")
+
+
+def bugs_of(path: str) -> list[Bug]:
+    text = (KERNELS / path).read_text()
+    bugs = []
+    for match in CALL.finditer(text):
+        begin, end = match.start(), end_of_call(text, match.end() - 1)
+        whole_line = text[text.rfind("\n", 0, begin) + 1 : text.find("\n", end)]
+        if EXPLAINED in whole_line or whole_line.strip().startswith("//") or text[end : end + 1] != ";":
+            continue
+        line, call = text.count("\n", 0, begin) + 1, text[begin:end]
+
+        def add(what: str, instead: str, at=(begin, end), line=line) -> None:
+            bugs.append(Bug(path, line, what, text[: at[0]] + instead + text[at[1] :]))
+
+        add(f"without {' '.join(call.split())}", "(void)0")
+        if groups := GROUPS.search(call):
+            later = f"{groups[1]}<{int(groups[2]) + 1}>"
+            add(f"{later}, not {groups[0]}", call.replace(groups[0], later))
+        if phase := PHASE.match(call):
+            add(f"the other phase in {' '.join(call.split())}", f"ptx::mbarrier_wait({phase[1]} ^ 1)")
+    return bugs
+
+
+def tests_of(kernel: str) -> str:
+    """The file of emulated tests that the kernel goes through."""
+    room, name = kernel.split("/")
+    names = [name, *([name.split("_")[0]] if "_" in name else []), f"{room}_{name}"]
+    for candidate in names:
+        if (ROOT / f"tests/kernels/{room}/{candidate}_emulated_test.cpp").exists():
+            return f"kernels/{room}/{candidate}_emulated_test.cpp"
+    raise SystemExit(f"plant_bugs: tests/kernels/{room} has no emulated test for {kernel}")
+
+
+def suites_of(test_file: str) -> list[str]:
+    listing = subprocess.run(
+        [PROGRAM, f"--file={test_file}", "--gtest_list_tests"], capture_output=True, text=True, check=True
+    ).stdout
+    return [line.split()[0] for line in listing.splitlines() if line and not line.startswith((" ", "Running"))]
+
+
+def run(bug: Bug | None, suites: list[str], quick: bool) -> str:
+    """How the bug was found; empty where it was not. None: the kernels as they are."""
+    with tempfile.TemporaryDirectory(prefix="planted_bug_") as folder:
+        for part in ("kernels", "src/emulator/runtime"):  # the emulator's side of the wrappers lies beside the kernels
+            shutil.copytree(ROOT / part, Path(folder) / part)
+        if bug:
+            (Path(folder) / "kernels" / bug.path).write_text(bug.text)
+        environment = {
+            **os.environ,
+            "FLASH_ATTENTION_KERNEL_DIR": f"{folder}/kernels",
+            "FLASH_ATTENTION_CACHE_DIR": f"{folder}/cache",
+        }
+        telling = ":".join(f"{suite}*{name}*" for suite in suites for name in TELLING)
+        everything = ":".join(f"{suite}*" for suite in suites)
+        for tests in [telling] if quick else [telling, everything]:
+            command = [PROGRAM, f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
+            try:
+                done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return f"still running after {LIMIT_S} s"
+            if NOT_COMPILED in done.stdout:
+                raise SystemExit(f"plant_bugs: {bug and bug.what} does not compile:\n{done.stdout[-2000:]}")
+            if done.returncode != 0:
+                failed = re.findall(r"^\[  FAILED  \] (\S+)", done.stdout, re.MULTILINE)
+                return failed[0].rstrip(",") if failed else f"exit code {done.returncode}"
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernel", help="a file below kernels/ without its ending, such as forward/sm80")
+    parser.add_argument("--list", action="store_true", help="print the bugs and plant none")
+    parser.add_argument("--only", help="numbers of bugs, as --list prints them")
+    parser.add_argument("--test", help="the file of tests, below tests/; found by the kernel's name if not given")
+    parser.add_argument("--files", help="plant only in files whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="the telling cases alone")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+
+    files = [f for f in includes(f"{options.kernel}.cuh") if (options.files or "") in f]
+    numbered = list(enumerate((bug for file in files for bug in bugs_of(file)), start=1))
+    if options.only:
+        wanted = {int(number) for number in options.only.split(",")}
+        numbered = [entry for entry in numbered if entry[0] in wanted]
+    if options.list:
+        for number, bug in numbered:
+            print(f"{number:4}  {bug.path}:{bug.line}  {bug.what}")
+        return 0
+    suites = suites_of(options.test or tests_of(options.kernel))
+    if wrong := run(None, suites, quick=True):  # else every bug would count as found
+        raise SystemExit(f"plant_bugs: without a bug the tests fail, too: {wrong}")
+
+    def one(entry: tuple[int, Bug]) -> tuple[int, Bug, str]:
+        start = time.monotonic()
+        number, bug = entry
+        found = run(bug, suites, options.quick)
+        print(
+            f"{number:4}  {time.monotonic() - start:5.0f} s  {bug.path}:{bug.line}  {bug.what}: {found or 'SURVIVED'}",
+            flush=True,
+        )
+        return number, bug, found
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        survivors = [(number, bug) for number, bug, found in pool.map(one, numbered) if not found]
+    print(f"\n{options.kernel}: {len(numbered)} bugs planted, {len(numbered) - len(survivors)} found")
+    for number, bug in survivors:
+        print(f"survived {number}: kernels/{bug.path}:{bug.line}  {bug.what}")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
