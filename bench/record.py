@@ -1,6 +1,6 @@
 """Records everything about one GPU in one go: the JSON files of bench/results/ and the report.
 
-    python bench/record.py --output bench/results/h200 --minutes 8
+    python bench/record.py --output bench/results/h200 --minutes 6
 
 Stages run in order of importance, each in its own process; when the time is up, the stage at work is interrupted and keeps
 the rows it has. A second run with the same --output goes on where the first stopped.
@@ -35,12 +35,13 @@ STAGES = {
     "gpt3": [*SPEED, "--preset", "gpt3", "--baselines", *MAIN, *REST[:2]],
     "seq_sweep+flex": [*SPEED, "--seq", "4096", "16384", *SWEEP, "--baselines", "flex"],
 }
-# What a dry run adds to the command of each stage: one case, few samples.
+# What a dry run adds to the command of a stage or a script: one case, few samples.
 SHORT = {
     "benchmark_speed.py": ["--first", "1", "--seconds", "0.01"],
     "benchmark_memory.py": ["--first", "1"],
     "benchmark_accuracy.py": ["--first", "1"],
     "flash-attention": ["06"],
+    "capacity": ["--budget", "0.5"],
 }
 
 
@@ -63,7 +64,7 @@ def warm():
 def command_of(name, output, short):
     """The words of a stage. `flash-attention` is the newest one that was built here, or that of the PATH."""
     script, *arguments = STAGES[name]
-    arguments += SHORT[script] if short else []
+    arguments += SHORT.get(name, SHORT[script]) if short else []
     if script != "flash-attention":
         return [sys.executable, str(BENCH / script), *arguments, "--output", str(output), "--resume"]
     built = sorted(BENCH.parent.glob("build/*/flash-attention"), key=lambda path: path.stat().st_mtime)
@@ -88,7 +89,7 @@ def run_stage(name, directory, seconds, short):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files and report.html")
-    parser.add_argument("--minutes", type=float, default=8.0, help="for everything")
+    parser.add_argument("--minutes", type=float, default=6.0, help="for everything")
     parser.add_argument("--dry", action="store_true", help="one case of every stage, to see that each works")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     arguments = parser.parse_args()
