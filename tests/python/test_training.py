@@ -56,14 +56,14 @@ def by_math(q, k, v):
         return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def losses(attend, device, dtype, width, heads, layers, length, batch):
+def losses(attend, device, dtype, width, heads, layers, length, batch, rate):
     """The loss of every step, from the same start and on the same batches each time."""
     text = synthetic_text(20_000)
     letters = sorted(set(text))
     data = torch.tensor([letters.index(letter) for letter in text])
     torch.manual_seed(0)
     model = TinyGpt(len(letters), width, heads, layers, length, attend).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     places = torch.randint(len(data) - length - 1, (STEPS, batch), generator=torch.Generator().manual_seed(1))
     curve = []
     for starts in places:
@@ -72,26 +72,28 @@ def losses(attend, device, dtype, width, heads, layers, length, batch):
             loss = cross_entropy(model(rows[:, :-1]).flatten(0, 1).float(), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         curve.append(loss.detach())
     return torch.stack(curve).cpu()
 
 
 def check(device, dtype, tolerance, **sizes):
+    """Step by step at first; later rounding has been amplified, and the curves are compared ten steps at a time."""
     flash = FlashAttention()
     ours = losses(lambda q, k, v: flash(q, k, v, causal=True), device, dtype, **sizes)
     theirs = losses(by_math, device, dtype, **sizes)
-    assert theirs[-20:].mean() < 0.5 * theirs[0], f"nothing was learned: {theirs[0]:.3f} to {theirs[-20:].mean():.3f}"
-    apart = (ours - theirs).abs() / theirs
-    assert apart.max() < tolerance, f"step {apart.argmax()}: {ours[apart.argmax()]:.4f}, not {theirs[apart.argmax()]:.4f}"
-    assert abs(ours[-20:].mean() / theirs[-20:].mean() - 1) < tolerance / 4
+    assert theirs[-20:].mean() < 0.6 * theirs[0], f"nothing was learned: {theirs[0]:.3f} to {theirs[-20:].mean():.3f}"
+    torch.testing.assert_close(ours[:40], theirs[:40], atol=0.0, rtol=tolerance)
+    smooth = [curve.unflatten(0, (-1, 10)).mean(1) for curve in (ours, theirs)]
+    torch.testing.assert_close(*smooth, atol=0.0, rtol=4 * tolerance)
 
 
 def test_float32_on_the_cpu():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the steps are too small to share
     try:
-        check("cpu", torch.float32, 1e-3, width=32, heads=2, layers=2, length=32, batch=4)
+        check("cpu", torch.float32, 1e-4, width=32, heads=2, layers=2, length=32, batch=4, rate=1e-3)
     finally:
         torch.set_num_threads(threads)
 
@@ -100,4 +102,4 @@ def test_float32_on_the_cpu():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_on_the_gpu(dtype):
-    check("cuda", dtype, 0.08, width=256, heads=4, layers=4, length=256, batch=16)
+    check("cuda", dtype, 0.01, width=256, heads=4, layers=4, length=256, batch=16, rate=3e-4)
