@@ -81,6 +81,35 @@ TEST(Counters, Ldmatrix) {
   EXPECT_EQ(rows("ldmatrix_padded", "144").shared_wavefronts, 4u);
 }
 
+/// Lanes are served by their numbers, also where they come one after the other in another order.
+TEST(Counters, LanesInTheirOrder) {
+  const std::string body =
+      "  for (int i = 0; i < int(31 - thread); ++i) ptx::load_global((const float*)input + i);\n"
+      "  ptx::store_shared<ptx::Vector<float, 4>>(base + thread * 16, {});";
+  for (const std::uint64_t seed : {0, 1, 2, 3}) {
+    EXPECT_EQ(count(warp_case("lanes_in_their_order", body), seed).shared_wavefronts, 4u) << seed;
+  }
+}
+
+/// Loads are ldmatrix, stores 8 bytes a lane.
+TEST(Counters, Wmma) {
+  const auto counted = [](const std::string& name, const std::string& body) {
+    WrapperCase c = warp_case(name, "  ptx::WmmaOperand<abi::Type::bfloat16> A;\n  ptx::WmmaAccumulator D{};\n" + body);
+    c.headers.push_back("wmma");
+    return count(c);
+  };
+  EXPECT_EQ(counted("wmma_load_rows", "  ptx::wmma_load_a<abi::Type::bfloat16>(A, base, 64);").shared_wavefronts, 32u);
+  EXPECT_EQ(counted("wmma_load_padded", "  ptx::wmma_load_a<abi::Type::bfloat16>(A, base, 72);").shared_wavefronts, 4u);
+  EXPECT_EQ(counted("wmma_store_rows", "  ptx::wmma_store(base, D, 32);").shared_wavefronts, 4u * 2 * 4);
+  EXPECT_EQ(counted("wmma_store_padded", "  ptx::wmma_store(base, D, 40);").shared_wavefronts, 4u * 2);
+}
+
+TEST(Counters, Fma) {
+  WrapperCase c = warp_case("fma", "  for (int i = 0; i < 5; ++i) output[0] += ptx::fma(2, 3, float(i)) == 7;");
+  c.headers.push_back("math");
+  EXPECT_EQ(count(c).fma_flops, 32u * 5 * 2);
+}
+
 TEST(Counters, GlobalSectors) {
   const auto sectors = [](const char* name, const std::string& body) {
     const auto counters = count(warp_case(name, body));
