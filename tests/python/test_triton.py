@@ -10,8 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed")
 triton_attention = pytest.importorskip("flash_attention.triton", exc_type=ImportError).attention
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # what is masked may overflow in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")]  # what is masked may overflow in the interpreter
+if DEVICE == "cuda":
+    pytestmark.append(pytest.mark.gpu)
 
 
 def exact(q, k, v, causal, scale):
