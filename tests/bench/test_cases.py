@@ -53,7 +53,9 @@ def test_decoding_counts_its_queries():
 
 
 def test_unknown_preset_lists_those_that_exist():
-    with pytest.raises(ValueError, match="preset: got 'papers'; allowed: paper, gpt3, seq_sweep, gqa, packed, cpu, cpu_options, quick"):
+    with pytest.raises(
+        ValueError, match="preset: got 'papers'; allowed: paper, gpt3, seq_sweep, gqa, packed, cpu, cpu_options, quick"
+    ):
         cases.preset("papers")
 
 
