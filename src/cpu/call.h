@@ -31,6 +31,8 @@ struct ScoreView {
 struct Call {
   Element element = Element::float32;
   TensorView q, k, v, out;
+  Element key_element = Element::float32;  // of k and v: that of all, or float32 where they are copies
+  TensorView k_source, v_source;           // what the copies are made from; null: none are made
   TensorView dout, dq, dk, dv;
   float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
   const float* dlse = nullptr;  // may be null
@@ -47,7 +49,7 @@ struct Call {
   const float* sink = nullptr;
   float* dsink = nullptr;
 
-  std::int64_t batch = 0, seq_q = 0, seq_kv = 0, total_q = 0;  // packed: seq_q and seq_kv are the longest
+  std::int64_t batch = 0, seq_q = 0, seq_kv = 0, total_q = 0, total_kv = 0;  // packed: seq_q and seq_kv are the longest
   int heads_q = 0, heads_kv = 0, group = 1;
   int head_dim = 0, head_dim_v = 0;
 
@@ -76,7 +78,7 @@ struct Step {
 struct KernelTable {
   Step prefill[4];
   Step decode[3];
-  Step backward[5];
+  Step backward[6];
   Step standard_forward[4];
   Step standard_backward[7];
   Step ladder_simd[2];

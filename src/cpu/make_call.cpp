@@ -2,6 +2,9 @@
 
 #include <cmath>
 
+#include "plan/cpu_tiles.h"
+#include "plan/kernel_table.h"
+
 namespace flash_attention::cpu {
 namespace {
 
@@ -37,6 +40,21 @@ ScoreView dbias_view(const Problem& problem, void* dbias) {
   return gradient;
 }
 
+/// k and v become views of the workspace: the rows of a head one after the other, as float.
+void copy_keys(const Problem& problem, const Plan& plan, const Options& options, Call& call) {
+  const std::int64_t rows = problem.packed ? problem.total_kv : problem.seq_kv;
+  const auto view_of_copy = [&](int part, std::int64_t columns) {
+    const std::int64_t stride = plan::cpu_copied_stride(columns), head = rows * stride;
+    return TensorView{static_cast<char*>(options.workspace) + plan.workspace_offsets[static_cast<std::size_t>(part)],
+                      problem.packed ? 0 : problem.heads_kv * head, stride, head};
+  };
+  call.key_element = Element::float32;
+  call.k_source = call.k;
+  call.v_source = call.v;
+  call.k = view_of_copy(3, problem.head_dim);
+  call.v = view_of_copy(4, problem.head_dim_v);
+}
+
 }  // namespace
 
 Call make_call(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) {
@@ -70,10 +88,15 @@ Call make_call(const Problem& problem, const Plan& plan, const Buffers& buffers,
   call.alibi_batch_stride = problem.alibi_batch_stride;
   if (problem.sink) call.sink = buffers.sink;
 
+  call.key_element = call.element;
+  const bool copying = plan.kernel == "cpu/prefill" || plan.kernel == "cpu/backward";
+  if (copying && plan::cpu_copies_keys(problem, plan.block_q)) copy_keys(problem, plan, options, call);
+
   call.batch = problem.batch;
   call.seq_q = problem.seq_q;
   call.seq_kv = problem.seq_kv;
   call.total_q = problem.total_q;
+  call.total_kv = problem.total_kv;
   call.heads_q = static_cast<int>(problem.heads_q);
   call.heads_kv = static_cast<int>(problem.heads_kv);
   call.group = static_cast<int>(problem.heads_q / problem.heads_kv);

@@ -27,6 +27,17 @@ int cpu_block_q(CpuIsa isa) {
   return cpu_block_q_generic;
 }
 
+bool cpu_copies_keys(const Problem& problem, int block_q) {
+  const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
+  if (problem.dtype != Dtype::float32) return blocks > 2;
+  const auto far_apart = [&](const Strides& strides, std::int64_t dim) {
+    return (strides.seq != 0 ? strides.seq : problem.heads_kv * dim) > dim;
+  };
+  constexpr std::int64_t kept = 1 << 20;  // what stays in an L2 is as fast where it lies
+  return blocks > 2 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > kept &&
+         (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
+}
+
 namespace {
 
 std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }
@@ -81,10 +92,19 @@ void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t b
   reserve(plan, 1, plan.num_splits * total_rows(problem) * 2 * 4);                               // statistics
 }
 
+/// Copies of K and V as float, the rows of a head one after the other.
+void reserve_copies(const Problem& problem, Plan& plan) {
+  if (!cpu_copies_keys(problem, plan.block_q)) return;
+  const std::int64_t rows = problem.heads_kv * (problem.packed ? problem.total_kv : problem.batch * problem.seq_kv);
+  reserve(plan, 3, rows * cpu_copied_stride(problem.head_dim) * 4);
+  reserve(plan, 4, rows * cpu_copied_stride(problem.head_dim_v) * 4);
+}
+
 void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   split_keys(problem, device, row_blocks(problem, plan), plan);
+  reserve_copies(problem, plan);
 }
 
 /// As forward, but a block of work is the rows of all key heads that are read together.
@@ -106,11 +126,11 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   const std::int64_t keys = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv) * plan.block_kv;
   reserve(plan, 3, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
   reserve(plan, 4, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
-  reserve(plan, 5, keys);
+  reserve(plan, 5, keys / plan.block_kv * (plan.block_kv + 1));
 }
 
 /// Splits of the queries, each with its own sums of dK and dV.
-void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   const bool amx = device.isa == CpuIsa::amx && plan.kernel == "cpu/bfloat16";
   plan.block_q = amx ? cpu_amx_block_q : cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
@@ -125,9 +145,14 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
   if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);                                             // dsink's terms
 }
 
+void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  lay_out_any_backward(problem, device, plan);
+  reserve_copies(problem, plan);
+}
+
 /// K, V and K^T for every tile of keys; see lay_out_bfloat16.
 void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  lay_out_backward(problem, device, plan);
+  lay_out_any_backward(problem, device, plan);
   plan.block_kv = device.isa == CpuIsa::amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
   const std::int64_t tiles = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv);
   for (const auto& [part, head_dim] : {std::pair{3, problem.head_dim}, {4, problem.head_dim_v}, {5, problem.head_dim}}) {

@@ -33,8 +33,12 @@ constexpr int cpu_amx_min_rows = 32;  // fewer leave most of a tile empty
 // cpu/bfloat16 with AVX512-BF16.
 constexpr int cpu_avx512_bf16_block_kv = 64;
 
-/// Columns of a row of floats in a workspace, and rows where a kernel may write more of them: whole vectors or tiles on every
-/// instruction set.
+/// Floats from one row of a copy of K or V to the next: a cache line more than the row, so that the rows of a tile do not
+/// meet in the same sets of a cache.
+constexpr long long cpu_copied_stride(long long head_dim) { return (head_dim + 15) / 16 * 16 + 16; }
+
+/// Columns of a row of floats in a workspace, and rows where a kernel may write more of them: whole vectors or tiles on
+/// every instruction set.
 constexpr long long cpu_padded(long long size) { return (size + 15) / 16 * 16; }
 
 }  // namespace flash_attention::plan

@@ -46,7 +46,7 @@ struct NextTile {
 /// Rows [begin, end) of `heads` key heads, from the block's on, that lie side by side.
 inline NextTile next_tile(const Call& call, const RowBlock& block, int heads, std::int64_t begin, std::int64_t end,
                           int lines) {
-  const int size = size_of(call.element);
+  const int size = size_of(call.key_element);
   const auto ahead = [&](const TensorView& tensor, int columns) {
     const std::int64_t stride = tensor.seq_stride * size;
     const std::int64_t rows = larger<std::int64_t>(smaller(end, block.key_end) - begin, 0);

@@ -39,16 +39,15 @@ inline void pack_backward(const Call& call, std::int64_t item, void* /*memory*/)
   const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
   const PackedPair packed(call, batch, kv_head, tile);
   const KeyTile keys(call, batch, kv_head, tile);
-  *packed.odd = 0;
-  for (int key = 0; key < block_kv; ++key) {
+  LargestBits largest;
+  for (int key = 0; key < keys.padded; ++key) {
     const bool there = key < keys.count;
-    copy_halves(keys.row(call.k, key), there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns);
-    copy_halves(keys.row(call.v, key), there ? call.head_dim_v : 0, packed.V + key * packed.columns_v, packed.columns_v);
-    const bool finite = is_finite(packed.K + key * packed.columns, packed.columns) &&
-                        is_finite(packed.V + key * packed.columns_v, packed.columns_v);
-    if (!finite) *packed.odd = 1;
+    copy_halves(keys.row(call.k, key), there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns, largest);
+    copy_halves(keys.row(call.v, key), there ? call.head_dim_v : 0, packed.V + key * packed.columns_v, packed.columns_v,
+                largest);
   }
-  transpose_halves(packed.K, packed.columns, block_kv, packed.columns, packed.Kt);
+  *packed.odd = !largest.all_finite();
+  transpose_halves(packed.K, packed.columns, keys.padded, packed.columns, packed.Kt, block_kv);
 }
 
 constexpr int padded_q = round_up(block_q, 32);
@@ -70,31 +69,32 @@ struct Bfloat16BackwardScratch {
   alignas(64) float factor[block_q];
 };
 
-/// to[row / 2][column], words of two rows of the block; 0 past its last row and column. False where one is Inf or NaN.
-inline bool pair_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, int depth,
-                      float* to) {
-  bool finite = true;
+/// to[row / 2][column], words of two rows of the block; 0 past its last row and column.
+inline void pair_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, int depth, float* to,
+                      LargestBits& largest) {
   const int width = round_up(columns, 16);
   for (int row = 0; row < depth; row += 2) {
-    const Half* two[2];
-    int count[2];
-    for (int i = 0; i < 2; ++i) {
-      two[i] = reinterpret_cast<const Half*>(block.row(call, tensor, smaller(row + i, block.rows - 1)));
-      count[i] = row + i < block.rows ? columns : 0;
-      finite = finite && is_finite(two[i], count[i]);
-    }
+    const auto row_of = [&](int i) {
+      return reinterpret_cast<const Half*>(block.row(call, tensor, smaller(i, block.rows - 1)));
+    };
+    const auto columns_of = [&](int i) { return i < block.rows ? columns : 0; };
+    const Half *first = row_of(row), *second = row_of(row + 1);
     for (int c = 0; c < width; c += vector_lanes) {
-      store(to + row / 2 * width + c,
-            interleave(load_halves(two[0] + c, count[0] - c), load_halves(two[1] + c, count[1] - c)));
+      const Short low = load_halves(first + c, columns_of(row) - c),
+                  high = load_halves(second + c, columns_of(row + 1) - c);
+      largest.take(low);
+      largest.take(high);
+      store(to + row / 2 * width + c, interleave(low, high));
     }
   }
-  return finite;
 }
 
 /// The block's rows in all forms. False where they hold Inf or NaN.
 inline bool load_block(const Call& call, const RowBlock& block, int depth, Bfloat16BackwardScratch& scratch) {
-  bool finite = pair_rows(call, block, call.q, call.head_dim, depth, scratch.Q_rows);
-  finite = pair_rows(call, block, call.dout, call.head_dim_v, depth, scratch.dO_rows) && finite;
+  LargestBits largest;
+  pair_rows(call, block, call.q, call.head_dim, depth, scratch.Q_rows, largest);
+  pair_rows(call, block, call.dout, call.head_dim_v, depth, scratch.dO_rows, largest);
+  bool finite = largest.all_finite();
   scratch.terms.load_terms(call, block);
   for (int lane = 0; lane < block.lanes(); ++lane) {
     finite = finite && scratch.terms.delta[lane] * 0.0f == 0.0f && scratch.terms.lse[lane] == scratch.terms.lse[lane];

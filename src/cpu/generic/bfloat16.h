@@ -11,8 +11,8 @@
 // only when its maximum has outgrown it by 2^8: the results are the same, and Ot is seldom rescaled.
 //
 // workspace_offsets[3]: K [batch][kv head][tile][block_kv][columns]; [4]: V^T [batch][kv head][tile][columns_v][block_kv];
-// [5]: a byte for each key [batch][kv head][tile][block_kv], set where V holds Inf or NaN. Such a row is packed as 0 and
-// added by hidden.h's rule.
+// [5]: [batch][kv head][tile][block_kv + 1], a byte for each key, set where V holds Inf or NaN, and one for the tile. Such
+// a row is packed as 0 and added by hidden.h's rule.
 
 #include "cpu/generic/dropout.h"
 #include "cpu/generic/hidden.h"
@@ -27,13 +27,15 @@ struct PackedKeys {
   Half* K;                 // [block_kv][columns]
   Half* Vt;                // [columns_v][block_kv]
   std::uint8_t* odd;       // [block_kv]
+  std::uint8_t* any_odd;
 
   PackedKeys(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 16)) {
     const std::int64_t idx = (batch * call.heads_kv + kv_head) * ceil_div(call.seq_kv, block_kv) + tile;
     K = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[3]) + idx * block_kv * columns;
     Vt = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[4]) + idx * block_kv * columns_v;
-    odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[5]) + idx * block_kv;
+    odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[5]) + idx * (block_kv + 1);
+    any_odd = odd + block_kv;
   }
 };
 
@@ -44,14 +46,21 @@ inline void pack(const Call& call, std::int64_t item, void* memory) {
   const PackedKeys packed(call, batch, kv_head, tile);
   const KeyTile keys(call, batch, kv_head, tile);
   Half* rows = static_cast<Half*>(memory);
-  for (int key = 0; key < block_kv; ++key) {
+  LargestBits of_k, of_v;
+  for (int key = 0; key < keys.padded; ++key) {
     const bool there = key < keys.count;
-    const Half* V = keys.row(call.v, key);
-    packed.odd[key] = there && !is_finite(V, call.head_dim_v);
-    copy_halves(keys.row(call.k, key), there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns);
-    copy_halves(V, there && packed.odd[key] == 0 ? call.head_dim_v : 0, rows + key * packed.columns_v, packed.columns_v);
+    packed.odd[key] = 0;
+    copy_halves(keys.row(call.k, key), there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns, of_k);
+    copy_halves(keys.row(call.v, key), there ? call.head_dim_v : 0, rows + key * packed.columns_v, packed.columns_v, of_v);
   }
-  transpose_halves(rows, packed.columns_v, block_kv, packed.columns_v, packed.Vt);
+  *packed.any_odd = !of_v.all_finite();
+  for (int key = 0; *packed.any_odd && key < keys.count; ++key) {
+    LargestBits of_row;
+    copy_halves(keys.row(call.v, key), call.head_dim_v, rows + key * packed.columns_v, packed.columns_v, of_row);
+    packed.odd[key] = !of_row.all_finite();
+    if (packed.odd[key] != 0) copy_halves(rows, 0, rows + key * packed.columns_v, packed.columns_v, of_row);
+  }
+  transpose_halves(rows, packed.columns_v, keys.padded, packed.columns_v, packed.Vt, block_kv);
 }
 
 struct Bfloat16Scratch {
@@ -139,6 +148,7 @@ inline void pair_probabilities(int keys, int lanes, const float* S, float* P) {
 /// The rows of V that were left out of the product.
 inline void add_odd_keys(const Call& call, const RowBlock& block, const Tile& tile, const PackedKeys& packed,
                          Bfloat16Scratch& scratch) {
+  if (*packed.any_odd == 0) return;
   SafeRows odd{};
   for (int key = 0; key < tile.count; ++key) {
     if (packed.odd[key] != 0) odd.odd[odd.num_odd++] = key;

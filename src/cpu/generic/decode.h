@@ -11,6 +11,7 @@
 //
 // K and V are converted in registers on their way into the products. The options of a score work on S^T, as in prefill.
 
+#include "cpu/generic/ahead.h"
 #include "cpu/generic/prefill.h"
 
 namespace flash_attention::cpu {

@@ -46,7 +46,9 @@ struct PairDots {
   static FLASH_ATTENTION_INLINE Vec load_row(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return dot_pairs(sum, key, query); }
   static void copy_query(const Half* from, int head_dim, float* to) {
-    copy_halves(from, head_dim, reinterpret_cast<Half*>(to), round_up(head_dim, vector_lanes));
+    for (int c = 0; c < head_dim; c += vector_lanes) {
+      store_halves(reinterpret_cast<Half*>(to) + c, load_halves(from + c, head_dim - c));
+    }
   }
 };
 

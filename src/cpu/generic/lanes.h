@@ -11,35 +11,51 @@ namespace {
 /// to[column][lane] = factor * row_of(lane)[column] for the columns [0, columns). row_of gives a const T::Stored*.
 template <class T, class RowOf>
 inline void gather_lanes(RowOf row_of, int vectors, int columns, float factor, float* to) {
-  for (int v = 0; v < vectors; ++v) {
+  const int stride = vectors * vector_lanes;
+  for (int v = 0; v < vectors; ++v, to += vector_lanes) {
     const typename T::Stored* rows[vector_lanes];
     for (int lane = 0; lane < vector_lanes; ++lane) rows[lane] = row_of(v * vector_lanes + lane);
-    for (int column = 0; column < columns; column += vector_lanes) {
-      const int count = smaller(columns - column, vector_lanes);
-      Vec square[vector_lanes];
-      for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = load_some<T>(rows[lane] + column, count);
+    Vec square[vector_lanes];
+    int column = 0;
+    for (; column + vector_lanes <= columns; column += vector_lanes) {
+      FLASH_ATTENTION_UNROLL
+      for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = T::load(rows[lane] + column) * factor;
       transpose(square);
-      for (int c = 0; c < count; ++c)
-        store(to + (column + c) * vectors * vector_lanes + v * vector_lanes, square[c] * factor);
+      FLASH_ATTENTION_UNROLL
+      for (int c = 0; c < vector_lanes; ++c) store(to + (column + c) * stride, square[c]);
     }
+    if (column == columns) continue;
+    for (int lane = 0; lane < vector_lanes; ++lane)
+      square[lane] = load_part<T>(rows[lane] + column, columns - column) * factor;
+    transpose(square);
+    for (int c = 0; c < columns - column; ++c) store(to + (column + c) * stride, square[c]);
   }
 }
 
 /// row_of(lane)[column] = factor[lane] * from[column][lane] for the lanes [0, rows). row_of gives a T::Stored*.
 template <class T, class RowOf>
 inline void scatter_lanes(const float* from, int vectors, int rows, int columns, const float* factor, RowOf row_of) {
-  for (int v = 0; v < vectors; ++v) {
+  const int stride = vectors * vector_lanes;
+  for (int v = 0; v * vector_lanes < rows; ++v, from += vector_lanes) {
     const int lanes = smaller(rows - v * vector_lanes, vector_lanes);
-    for (int column = 0; column < columns; column += vector_lanes) {
-      const int count = smaller(columns - column, vector_lanes);
-      Vec square[vector_lanes] = {};
-      for (int c = 0; c < count; ++c) {
-        square[c] = load(from + (column + c) * vectors * vector_lanes + v * vector_lanes) * load(factor + v * vector_lanes);
-      }
+    typename T::Stored* to[vector_lanes];
+    for (int lane = 0; lane < vector_lanes; ++lane) to[lane] = row_of(v * vector_lanes + smaller(lane, lanes - 1));
+    const Vec scale = load(factor + v * vector_lanes);
+    Vec square[vector_lanes];
+    int column = 0;
+    for (; column + vector_lanes <= columns && lanes == vector_lanes; column += vector_lanes) {
+      FLASH_ATTENTION_UNROLL
+      for (int c = 0; c < vector_lanes; ++c) square[c] = load(from + (column + c) * stride) * scale;
       transpose(square);
-      for (int lane = 0; lane < lanes; ++lane) {
-        store_some<T>(row_of(v * vector_lanes + lane) + column, square[lane], count);
-      }
+      FLASH_ATTENTION_UNROLL
+      for (int lane = 0; lane < vector_lanes; ++lane) T::store(to[lane] + column, square[lane]);
+    }
+    for (; column < columns; column += vector_lanes) {
+      const int count = smaller(columns - column, vector_lanes);
+      for (int c = 0; c < count; ++c) square[c] = load(from + (column + c) * stride) * scale;
+      for (int c = count; c < vector_lanes; ++c) square[c] = Vec{};
+      transpose(square);
+      for (int lane = 0; lane < lanes; ++lane) store_some<T>(to[lane] + column, square[lane], count);
     }
   }
 }
@@ -81,17 +97,48 @@ struct FloatRows {
 /// vectors) need no padding, else converted into the buffer.
 inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t begin, int count,
                           int columns, bool whole_vectors, float* buffer) {
-  const char* first = block.keys(call, tensor) + begin * tensor.seq_stride * size_of(call.element);
-  if (call.element == Element::float32 && (!whole_vectors || columns % vector_lanes == 0)) {
+  const char* first = block.keys(call, tensor) + begin * tensor.seq_stride * size_of(call.key_element);
+  if (call.key_element == Element::float32 && (!whole_vectors || columns % vector_lanes == 0)) {
     return {reinterpret_cast<const float*>(first), tensor.seq_stride};
   }
   const int stride = round_up(columns, vector_lanes);
-  with_element(call.element, [&](auto type) {
+  with_element(call.key_element, [&](auto type) {
     using T = decltype(type);
     const auto* rows = reinterpret_cast<const typename T::Stored*>(first);
     for (int j = 0; j < count; ++j) copy_row<T>(rows + j * tensor.seq_stride, columns, buffer + j * stride, stride);
   });
   return {buffer, stride};
+}
+
+constexpr int copied_rows = 64;  // by one item of the first step
+
+inline std::int64_t copy_items(const Call& call) {
+  if (call.k_source.data == nullptr) return 0;
+  const bool packed = call.cu_seqlens_kv != nullptr;
+  return (packed ? 1 : call.batch) * call.heads_kv * ceil_div(packed ? call.total_kv : call.seq_kv, copied_rows);
+}
+
+/// Some rows of K and V of a key head as float, where they lie far apart or are not float: they are read once for each
+/// block of queries.
+inline void copy_keys(const Call& call, std::int64_t item, void* /*scratch*/) {
+  const std::int64_t rows = call.cu_seqlens_kv != nullptr ? call.total_kv : call.seq_kv;
+  const std::int64_t chunks = ceil_div(rows, copied_rows), first = item % chunks * copied_rows;
+  const std::int64_t kv_head = item / chunks % call.heads_kv, batch = item / chunks / call.heads_kv;
+  const std::int64_t last = smaller(first + copied_rows, rows);
+  const auto copy = [&](const TensorView& from, const TensorView& to, int columns) {
+    const auto offset = [&](const TensorView& tensor, std::int64_t row) {
+      return batch * tensor.batch_stride + kv_head * tensor.head_stride + row * tensor.seq_stride;
+    };
+    with_element(call.element, [&](auto type) {
+      using T = decltype(type);
+      for (std::int64_t row = first; row < last; ++row) {
+        copy_row<T>(reinterpret_cast<const typename T::Stored*>(from.data) + offset(from, row), columns,
+                    reinterpret_cast<float*>(to.data) + offset(to, row), round_up(columns, vector_lanes));
+      }
+    });
+  };
+  copy(call.k_source, call.k, call.head_dim);
+  copy(call.v_source, call.v, call.head_dim_v);
 }
 
 }  // namespace

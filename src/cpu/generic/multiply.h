@@ -103,7 +103,7 @@ inline void multiply(const Product<T>& product) {
     const int lane = v * vector_lanes;
     switch (width) {
       case 1:
-        multiply_strip<tile_rows, 1, start, order>(product, 0, lane);
+        multiply_strip<2 * tile_rows, 1, start, order>(product, 0, lane);
         break;
       case 2:
         multiply_strip<tile_rows, 2, start, order>(product, 0, lane);

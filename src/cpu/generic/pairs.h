@@ -39,21 +39,28 @@ FLASH_ATTENTION_INLINE Short load_halves(const Half* from, int count) {
 
 FLASH_ATTENTION_INLINE void store_halves(Half* to, Short values) { *reinterpret_cast<ShortInMemory*>(to) = values; }
 
-/// Whether a row has neither Inf nor NaN.
-inline bool is_finite(const Half* row, int columns) {
-  Short largest{};
-  for (int c = 0; c < columns; c += vector_lanes) {
-    const Short magnitude = load_halves(row + c, columns - c) & 0x7fff;
-    largest = largest > magnitude ? largest : magnitude;
+/// The largest bits without sign in some rows of halves: Inf and NaN have 0x7f80 and more.
+struct LargestBits {
+  Short lanes{};
+
+  FLASH_ATTENTION_INLINE void take(Short values) {
+    const Short magnitude = values & 0x7fff;
+    lanes = lanes > magnitude ? lanes : magnitude;
   }
-  Half most = 0;
-  for (int lane = 0; lane < vector_lanes; ++lane) most = larger<Half>(most, largest[lane]);
-  return most < 0x7f80;
-}
+  bool all_finite() const {
+    bool finite = true;
+    for (int lane = 0; lane < vector_lanes; ++lane) finite = finite && lanes[lane] < 0x7f80;
+    return finite;
+  }
+};
 
 /// A row, padded with 0 to `stride` columns, a multiple of 16.
-inline void copy_halves(const Half* from, int columns, Half* to, int stride) {
-  for (int c = 0; c < stride; c += vector_lanes) store_halves(to + c, load_halves(from + c, columns - c));
+inline void copy_halves(const Half* from, int columns, Half* to, int stride, LargestBits& largest) {
+  for (int c = 0; c < stride; c += vector_lanes) {
+    const Short values = load_halves(from + c, columns - c);
+    largest.take(values);
+    store_halves(to + c, values);
+  }
 }
 
 /// Words of two rows: row 0 in the low halves.
@@ -61,9 +68,9 @@ FLASH_ATTENTION_INLINE Vec interleave(Short low, Short high) {
   return (Vec)(__builtin_convertvector(low, Uint) | (__builtin_convertvector(high, Uint) << 16));
 }
 
-/// to[column][row] of rows [0, rows) that lie `stride` apart and are padded to 16 columns; rows a multiple of 2 *
-/// vector_lanes.
-inline void transpose_halves(const Half* from, int stride, int rows, int columns, Half* to) {
+/// to[column * to_stride + row] of rows [0, rows) that lie `stride` apart and are padded to 16 columns; rows a multiple of
+/// 2 * vector_lanes.
+inline void transpose_halves(const Half* from, int stride, int rows, int columns, Half* to, int to_stride) {
   for (int row = 0; row < rows; row += 2 * vector_lanes) {
     for (int column = 0; column < columns; column += vector_lanes) {
       Vec square[vector_lanes];
@@ -73,7 +80,7 @@ inline void transpose_halves(const Half* from, int stride, int rows, int columns
       }
       transpose(square);
       for (int c = 0; c < vector_lanes; ++c) {
-        *reinterpret_cast<VecInMemory*>(to + static_cast<std::int64_t>(column + c) * rows + row) = square[c];
+        *reinterpret_cast<VecInMemory*>(to + static_cast<std::int64_t>(column + c) * to_stride + row) = square[c];
       }
     }
   }
@@ -83,13 +90,16 @@ inline void transpose_halves(const Half* from, int stride, int rows, int columns
 struct KeyTile {
   std::int64_t batch, first;
   int kv_head;
-  std::int64_t count;  // that are in use; may be 0 or less
+  int count;   // that are in use
+  int padded;  // what products may look at
 
   KeyTile(const Call& call, std::int64_t batch_idx, int kv_head_idx, std::int64_t tile)
       : batch(batch_idx), kv_head(kv_head_idx) {
     const Sequence sequence(call, batch);
     first = sequence.kv_begin + tile * block_kv;
-    count = sequence.kv_used - tile * block_kv;
+    const std::int64_t left = larger<std::int64_t>(sequence.kv_used - tile * block_kv, 0);
+    count = static_cast<int>(smaller<std::int64_t>(left, block_kv));
+    padded = round_up(count, 32);
   }
   const Half* row(const TensorView& tensor, int key) const {
     return reinterpret_cast<const Half*>(tensor.data) + batch * tensor.batch_stride + (first + key) * tensor.seq_stride +

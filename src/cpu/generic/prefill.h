@@ -9,7 +9,8 @@
 //         Ot = rescale * Ot + V^T P                        [head_dim_v][48]
 //     out = Ot^T / row_sum
 //
-// Both products broadcast elements of K and V where they lie, so neither is packed or transposed.
+// Both products broadcast elements of K and V in the order in which they lie, so neither is transposed. A first step copies
+// them where the rows of a head lie far apart or are not float (copy_keys).
 
 #include "cpu/generic/dropout.h"
 #include "cpu/generic/hidden.h"
@@ -40,16 +41,12 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   gather_rows(call, block, call.q, call.head_dim, query_factor(call), scratch.Qt);
   scratch.statistics.reset();
   bool first = true;
-  const int size = size_of(call.element);
-  const bool far = call.seq_kv * (call.head_dim + call.head_dim_v) * size > 512 << 10;  // K and V do not stay in L2
-  const int lines = far ? round_up(larger(call.head_dim, call.head_dim_v) * size, 64) / 64 : 0;
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
     const Tile tile = make_tile(call, block, begin);
     if (tile.seen == Seen::none) continue;
     const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);
     score_tile(call, block, tile, K, scratch.Qt, scratch.S);
-    NextTile next = next_tile(call, block, 1, begin + block_kv, begin + 2 * block_kv, lines);
-    softmax_tile(block, tile, scratch.S, scratch.statistics, scratch.rescale, next);
+    softmax_tile(block, tile, scratch.S, scratch.statistics, scratch.rescale);
     if (call.dropout) apply_dropout(call, block, tile, scratch.S, scratch.keep);
     const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, false, scratch.V);
     if (first) {

@@ -99,7 +99,7 @@ struct RowBlock {
   FLASH_ATTENTION_INLINE char* keys(const Call& call, const TensorView& tensor) const {
     return tensor.data +
            (batch * tensor.batch_stride + sequence.kv_begin * tensor.seq_stride + kv_head * tensor.head_stride) *
-               size_of(call.element);
+               size_of(call.key_element);
   }
 
   /// The lane's row of lse, and its number among all rows of the call.

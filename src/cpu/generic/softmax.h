@@ -2,7 +2,6 @@
 
 // The online softmax of a block of rows, a row a lane, and what becomes of it at the end.
 
-#include "cpu/generic/ahead.h"
 #include "cpu/generic/scores.h"
 
 namespace flash_attention::cpu {
@@ -18,10 +17,9 @@ struct Statistics {
   }
 };
 
-/// P = 2^(S - row_max) in place; rescale[lane] is what sums over earlier keys must be multiplied by. Memory has nothing
-/// else to do meanwhile, so the next tile is asked for.
+/// P = 2^(S - row_max) in place; rescale[lane] is what sums over earlier keys must be multiplied by.
 template <int vectors>
-inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* rescale, NextTile& next) {
+inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* rescale) {
   Vec old_max[vectors], row_max[vectors], origin[vectors], sum[vectors];
   FLASH_ATTENTION_UNROLL
   for (int v = 0; v < vectors; ++v) old_max[v] = row_max[v] = load(statistics.row_max + v * vector_lanes);
@@ -35,7 +33,6 @@ inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* r
     sum[v] = Vec{};
   }
   for (int key = 0; key < keys; ++key) {
-    next.ask();
     FLASH_ATTENTION_UNROLL
     for (int v = 0; v < vectors; ++v) {
       float* s = S + (key * vectors + v) * vector_lanes;
@@ -53,15 +50,14 @@ inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* r
   }
 }
 
-inline void softmax_tile(const RowBlock& block, const Tile& tile, float* S, Statistics& statistics, float* rescale,
-                         NextTile& next) {
+inline void softmax_tile(const RowBlock& block, const Tile& tile, float* S, Statistics& statistics, float* rescale) {
   switch (block.vectors) {
     case 1:
-      return softmax_tile_of<1>(tile.count, S, statistics, rescale, next);
+      return softmax_tile_of<1>(tile.count, S, statistics, rescale);
     case 2:
-      return softmax_tile_of<2>(tile.count, S, statistics, rescale, next);
+      return softmax_tile_of<2>(tile.count, S, statistics, rescale);
     default:
-      return softmax_tile_of<block_vectors>(tile.count, S, statistics, rescale, next);
+      return softmax_tile_of<block_vectors>(tile.count, S, statistics, rescale);
   }
 }
 

@@ -54,9 +54,7 @@ inline void standard_softmax(const Call& call, std::int64_t item, void* memory) 
   if (block.rows == 0) return;
   float* P = score_matrix(call, 0, item);
   scratch.statistics.reset();
-  NextTile none = next_tile(call, block, 1, 0, 0, 0);
-  softmax_tile(block, {0, static_cast<int>(block.key_end), Seen::some, false}, P, scratch.statistics, scratch.rescale,
-               none);
+  softmax_tile(block, {0, static_cast<int>(block.key_end), Seen::some, false}, P, scratch.statistics, scratch.rescale);
   for (int lane = 0; lane < block.lanes(); ++lane) {
     const RowResult result =
         finish_row(call, block, lane, scratch.statistics.row_max[lane], scratch.statistics.row_sum[lane]);

@@ -53,9 +53,10 @@ constexpr std::size_t largest(std::size_t x, std::size_t y) { return x > y ? x :
 
 constexpr KernelTable make_table() {
   return {
-      .prefill = {{forward_items, prefill}, {merge_items, merge}},
+      .prefill = {{copy_items, copy_keys}, {forward_items, prefill}, {merge_items, merge}},
       .decode = {{decode_items, decode}, {merge_items, merge}},
-      .backward = {{backward_items, backward},
+      .backward = {{copy_items, copy_keys},
+                   {backward_items, backward},
                    {finish_backward_items, finish_backward},
                    {sink_items, finish_sink},
                    {dbias_items, dbias}},

@@ -32,7 +32,8 @@ FLASH_ATTENTION_INLINE Vec load(const float* from) { return *reinterpret_cast<co
 FLASH_ATTENTION_INLINE Int load(const std::int32_t* from) { return *reinterpret_cast<const IntInMemory*>(from); }
 FLASH_ATTENTION_INLINE void store(float* to, Vec value) { *reinterpret_cast<VecInMemory*>(to) = value; }
 
-FLASH_ATTENTION_INLINE Vec splat(float value) { return Vec{} + value; }
+/// The compiler folds x - 0 to x, and not 0 + x, which differs for x = -0.
+FLASH_ATTENTION_INLINE Vec splat(float value) { return value - Vec{}; }
 FLASH_ATTENTION_INLINE Vec select(Int where, Vec yes, Vec no) { return where ? yes : no; }
 FLASH_ATTENTION_INLINE Vec absolute(Vec x) { return (Vec)((Uint)x & 0x7fffffffu); }
 
