@@ -118,7 +118,7 @@ void check_attention(Element element, bool options, std::int64_t queries) {
              random_tensor(element, seq_kv, heads_kv, dim, 8), random_tensor(element, seq_kv, heads_kv, dim_v, 9),
              std::vector<float>(static_cast<std::size_t>(heads_q * queries))};
     Call call;
-    call.element = element;
+    call.element = call.key_element = element;
     call.q = q.view, call.k = k.view, call.v = v.view, call.out = o.out.view, call.dout = dout.view;
     call.dq = o.dq.view, call.dk = o.dk.view, call.dv = o.dv.view;
     call.lse = o.lse.data();
