@@ -122,7 +122,8 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
       const Turn<S::q_stages> q = wg.q_turn();
       ptx::mbarrier_wait(shared.Q_full[q.slot][wg.warpgroup], q.parity);  // the next tile is there, and its Q
       if (wg.has_tile()) {
-        if (attend(wg)) redo.mark(wg.stored_tile());
+        const bool unsound = attend(wg);
+        if (S::votes ? ptx::any(unsound) : unsound) redo.mark(wg.stored_tile());
         continue;
       }
       const int pass = static_cast<int>(wg.pass());

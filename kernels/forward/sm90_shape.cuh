@@ -8,7 +8,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
-#include "tile/sequence.cuh"
+#include "tile/score.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -56,6 +56,11 @@ struct Shape {
                                           : warpgroups == 1  ? 216
                                           : warpgroups == 2  ? 232
                                                              : 160;
+
+  // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its descriptors
+  // there. A vote keeps the lanes together; it needs registers that these configurations do not have: they shuffle instead.
+  static constexpr bool touches_scores = !tile::Score<features>::linear || features.mask || features.dropout;
+  static constexpr bool votes = !tight && !(touches_scores && (config.head_dim > 128 || config.head_dim_v > 128));
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;

@@ -10,15 +10,16 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// A descriptor in two words: moving its start changes the low one, without a carry. The low word comes by a shuffle, so
-/// that the compiler knows it for the same in all lanes and works with it in uniform registers, where wgmma wants it.
+/// A descriptor in two words: moving its start changes the low one, without a carry. Without votes (Shape) the low word
+/// comes by a shuffle, so that the compiler knows it for the same in all lanes and works with it in uniform registers.
+template <bool votes>
 struct Descriptor {
   unsigned low;
   unsigned high;
 
   __device__ __forceinline__ Descriptor(const void* tile, int leading, int stride) {
     const unsigned long long whole = ptx::wgmma_descriptor(tile, leading, stride);
-    low = ptx::shuffle(static_cast<unsigned>(whole), 0);
+    low = votes ? static_cast<unsigned>(whole) : ptx::shuffle(static_cast<unsigned>(whole), 0);
     high = static_cast<unsigned>(whole >> 32);
   }
   /// So many bytes later.
@@ -107,8 +108,8 @@ struct Warpgroup {
 
   /// Issues scores = Q K^T.
   __device__ __forceinline__ void issue_scores(ScoreTile& scores, int q_slot, int k_slot) const {
-    const Descriptor Q(shared.Q[q_slot][warpgroup], 0, 1024);
-    const Descriptor K(shared.K[k_slot], 0, 1024);
+    const Descriptor<S::votes> Q(shared.Q[q_slot][warpgroup], 0, 1024);
+    const Descriptor<S::votes> K(shared.K[k_slot], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < S::steps_qk; ++step) {
@@ -121,7 +122,7 @@ struct Warpgroup {
 
   /// Issues O += P V, or O = P V.
   __device__ __forceinline__ void issue_output(OutputTile& O, const PackedTile& P, int v_slot, bool accumulate) const {
-    const Descriptor V(shared.V[v_slot], S::block_kv * 128, 1024);
+    const Descriptor<S::votes> V(shared.V[v_slot], S::block_kv * 128, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < S::steps_pv; ++step) {
