@@ -21,8 +21,8 @@
 namespace flash_attention {
 namespace backward_sm90 {
 constexpr int query_warpgroups = 2;
-constexpr int query_rows = query_warpgroups * tile_rows;  // of a task
-constexpr int barrier_query_keys = 1, barrier_stagger = 2;
+constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
+constexpr int barrier_query_keys = 1;
 
 template <BackwardConfig config>
 struct alignas(1024) QueryStorage {
@@ -40,9 +40,9 @@ struct alignas(1024) QueryStorage {
   TaskQueue tasks;
 };
 
-/// Of the whole kernel.
-__device__ __forceinline__ int count_query_tasks(const AttentionArgs& args) {
-  return tile::ceil_div(args.seq_q, query_rows) * args.heads_q * args.batch;
+template <BackwardConfig config>
+__device__ __forceinline__ TaskOrder query_tasks(const AttentionArgs& args) {
+  return TaskOrder::make<config>(tile::ceil_div(args.seq_q, query_rows), args.heads_q * args.batch, args.seq_kv);
 }
 
 template <BackwardConfig config>
@@ -53,10 +53,11 @@ struct QueryTask {
   tile::TileRange tiles;  // of keys
 
   __device__ __forceinline__ QueryTask(const AttentionArgs& args, int task_idx) {
-    const auto block = tile::query_block(task_idx, tile::ceil_div(args.seq_q, query_rows), args.heads_q);
-    sequence = tile::make_sequence<config.features>(args, block.batch_idx);
-    head_idx = block.head_idx;
-    q_begin = block.tile_idx * query_rows;
+    const TaskOrder order = query_tasks<config>(args);
+    const auto place = order[task_idx];
+    sequence = tile::make_sequence<config.features>(args, place.head / args.heads_q);
+    head_idx = place.head % args.heads_q;
+    q_begin = (order.num_tiles - 1 - place.tile) * query_rows;
     const tile::Score<config.features> score(args, sequence, head_idx);
     tiles = score.template key_tiles<query_rows, tile_rows>(q_begin);
   }
@@ -84,24 +85,17 @@ struct QueryLoader {
     int row = static_cast<int>(task.sequence.start_q) + task.q_begin;
 #pragma unroll
     for (int w = 0; w < query_warpgroups; ++w, row += tile_rows)
-      load_tile(rows[w], rows_full, rows_map, row, task.head_idx, batch_idx);
+      load_tile(rows[w], rows_full, args.maps[rows_map], row, task.head_idx, batch_idx);
     row = static_cast<int>(task.sequence.start_kv) + task.tiles.begin * tile_rows;
 #pragma unroll 1
     for (int left = task.tiles.end - task.tiles.begin; left > 0; --left, row += tile_rows) {
       const Turn<slots> turn(tiles++);
-      // Both warpgroups are done with what was in the slot. Slots start out free: parity 1 counts as completed.
+      // Both warpgroups are done with what was in the slot. Slots start out free: parity 1 counts as
+      // completed.
       ptx::mbarrier_wait(free[turn.slot], turn.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full[turn.slot], chunks * chunk_bytes);
-      load_tile(ring[turn.slot], full[turn.slot], ring_map, row, kv_head_idx, batch_idx);
+      load_tile(ring[turn.slot], full[turn.slot], args.maps[ring_map], row, kv_head_idx, batch_idx);
     }
-  }
-
- private:
-  __device__ __forceinline__ void load_tile(Chunk (&tile)[chunks], ptx::Mbarrier& landed, Map map, int row, int head_idx,
-                                            int batch_idx) const {
-#pragma unroll
-    for (int c = 0; c < chunks; ++c)
-      ptx::tma_load_4d(tile[c], args.maps[map], landed, c * chunk_dim, row, head_idx, batch_idx);
   }
 };
 
@@ -119,7 +113,7 @@ struct QueryWorker {
   unsigned first_tile = 0;  // tiles before this task
 
   __device__ __forceinline__ void run() {
-    shared.tasks.follow(count_query_tasks(args), [&](int task_idx) {
+    shared.tasks.follow(query_tasks<config>(args).count(), [&](int task_idx) {
       const QueryTask<config> task(args, task_idx);
       if (task.q_begin >= task.sequence.rows_q) return;
       make_dQ(task);
@@ -178,12 +172,16 @@ struct QueryWorker {
 #pragma unroll
     for (float& x : dQ) x = 0;
 
+    // Some of the block's queries do not see some of the tile's keys. Both warpgroups must say the same: clean_keys.
+    const auto edge_at = [&](int tile_idx) {
+      return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
+             task.q_begin + query_rows > score.len_q;
+    };
     const auto math_of = [&](int tile_idx) {
       const int kv_begin = tile_idx * tile_rows;
-      const bool edge = !score.template all_visible<query_rows, tile_rows>(task.q_begin, kv_begin) ||
-                        task.q_begin + query_rows > score.len_q;
-      return Math{score, dropout,       score.unit_scale() * tile::log2_e, q_begin, kv_begin, row, 2 * (lane % 4),
-                  edge,  {false, false}};
+      return Math{score,          dropout,           score.unit_scale() * tile::log2_e,
+                  q_begin,        kv_begin,          row,
+                  2 * (lane % 4), edge_at(tile_idx), {false, false}};
     };
     using Storage = QueryStorage<config>;
     const auto turn_K = [&](unsigned tile) { return Turn<Storage::slots_K>(first_tile + tile); };
@@ -206,12 +204,26 @@ struct QueryWorker {
     const auto release = [&](ptx::Mbarrier& free) {
       if (thread == 0) ptx::mbarrier_arrive(free);
     };
-    const auto make_dS = [&](unsigned tile, auto when_S_is_there) {
+    // Tiles of which only the other warpgroup sees something.
+    const auto pass = [&](unsigned begin, unsigned end) {
+#pragma unroll 1
+      for (unsigned tile = begin; tile < end; ++tile) {
+        const auto k = turn_K(tile);
+        const auto v = turn_V(tile);
+        const int tile_idx = task.tiles.begin + static_cast<int>(tile);
+        ptx::mbarrier_wait(shared.K_full[k.slot], k.parity);  // K has landed
+        ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);  // V has landed
+        if (edge_at(tile_idx)) clean_keys(k.slot, score.visible_kv - tile_idx * tile_rows);
+        ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for this phase any more
+        release(shared.K_free[k.slot]);
+        release(shared.V_free[v.slot]);
+      }
+    };
+    const auto make_dS = [&](unsigned tile) {
       const Math math = math_of(task.tiles.begin + static_cast<int>(tile));
       typename Math::Marks marks;
       ptx::wgmma_wait<1>();  // S is there; dP may still run
       ptx::wgmma_pin(scores);
-      when_S_is_there();
       math.probabilities(
           scores, marks,
           [&](int i) {
@@ -231,36 +243,40 @@ struct QueryWorker {
 
     const unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
     if (num_tiles > 0) {
+      const tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
+      const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the walk
+      const unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
       ptx::mbarrier_wait(shared.Q_full, tasks & 1);   // Q has landed
       ptx::mbarrier_wait(shared.dO_full, tasks & 1);  // dO has landed
-      // The second warpgroup begins when the first has its S: from then on one's arithmetic runs under the other's
-      // products.
-      if (warpgroup == 1) ptx::barrier_sync(barrier_stagger, query_warpgroups * wg_threads);
-      int fresh = ptx::registers_fresh(0);
-      issue_S(0, fresh);
-      issue_dP(0, fresh);
-      make_dS(0, [&] {
-        if (warpgroup == 0) ptx::barrier_arrive(barrier_stagger, query_warpgroups * wg_threads);
-      });
+      if (first < end) {
+        pass(0, first);
+        int fresh = ptx::registers_fresh(0);
+        issue_S(first, fresh);
+        issue_dP(first, fresh);
+        make_dS(first);
 #pragma unroll 1
-      for (unsigned tile = 1; tile < num_tiles; ++tile) {
-        fresh = ptx::registers_fresh(0);
-        issue_dQ(tile - 1, fresh);
-        issue_S(tile, fresh);
-        ptx::wgmma_wait<1>();  // dQ is done: dS and the slot of K are free; S may still run
+        for (unsigned tile = first + 1; tile < end; ++tile) {
+          fresh = ptx::registers_fresh(0);
+          issue_dQ(tile - 1, fresh);
+          issue_S(tile, fresh);
+          ptx::wgmma_wait<1>();  // dQ is done: dS and the slot of K are free; S may still run
+          ptx::wgmma_pin(dQ);
+          ptx::wgmma_pin(dS);
+          release(shared.K_free[turn_K(tile - 1).slot]);
+          issue_dP(tile, fresh);
+          make_dS(tile);
+        }
+        issue_dQ(end - 1, ptx::registers_fresh(0));
+        ptx::wgmma_wait<0>();  // dQ is complete
         ptx::wgmma_pin(dQ);
         ptx::wgmma_pin(dS);
-        release(shared.K_free[turn_K(tile - 1).slot]);
-        issue_dP(tile, fresh);
-        make_dS(tile, [] {});
+        release(shared.K_free[turn_K(end - 1).slot]);
       }
-      release(shared.Q_free);
-      release(shared.dO_free);
-      issue_dQ(num_tiles - 1, ptx::registers_fresh(0));
-      ptx::wgmma_wait<0>();  // dQ is complete
-      ptx::wgmma_pin(dQ);
-      ptx::wgmma_pin(dS);
-      release(shared.K_free[turn_K(num_tiles - 1).slot]);
+      if (thread == 0) {
+        ptx::mbarrier_arrive(shared.Q_free);
+        ptx::mbarrier_arrive(shared.dO_free);
+      }
+      pass(end, num_tiles);
     }
     auto rows = tile::query_rows<typename S::Element, config.features>(args.dQ, task.sequence, task.head_idx).from(q_begin);
 #pragma unroll
@@ -295,7 +311,7 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
     ptx::registers_decrease<24>();
-    const int num_tasks = count_query_tasks(args);
+    const int num_tasks = query_tasks<config>(args).count();
     using Storage = QueryStorage<config>;
     if (threadIdx.x == 0) {
       QueryLoader<config, Shape<config>::chunks, Storage::slots_K> loader{

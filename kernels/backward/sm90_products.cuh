@@ -16,6 +16,9 @@ constexpr int barrier_warpgroup = 8;
 
 // `fresh` is 0, hidden from the compiler: descriptors are added up where they are used, not kept in registers.
 
+/// From a descriptor of a tile to that of 16 of its columns.
+__device__ __forceinline__ constexpr int dots_offset(int step) { return (step / 4 * chunk_bytes + step % 4 * 32) / 16; }
+
 /// D = A B^T over the head dimension; A and B are tiles of 64 rows in chunks.
 template <Type type, int steps>
 __device__ __forceinline__ void issue_dots(float (&D)[tile_rows / 2], const void* A, const void* B, int fresh) {
@@ -23,8 +26,8 @@ __device__ __forceinline__ void issue_dots(float (&D)[tile_rows / 2], const void
   const unsigned long long B_desc = ptx::wgmma_descriptor(B, 0, 1024) + fresh;
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
-    const int offset = (step / 4 * chunk_bytes + step % 4 * 32) / 16;
-    ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(D, A_desc + offset, B_desc + offset, step != 0);
+    ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(D, A_desc + dots_offset(step), B_desc + dots_offset(step),
+                                                                 step != 0);
   }
   ptx::wgmma_commit();
 }

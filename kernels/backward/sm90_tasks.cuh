@@ -5,8 +5,38 @@
 
 #include "backward/sm90_shape.cuh"
 #include "ptx/atomic.cuh"
+#include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {
+
+/// The order of the tasks. Under a causal mask those with the most work come first, so that all blocks end together; but
+/// heads are taken in sections whose rows fit into L2, each walked over by many blocks at once.
+struct TaskOrder {
+  int num_tiles;  // of a head
+  int num_heads;  // of the whole batch
+  int section;    // heads
+
+  template <BackwardConfig config>
+  __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int walked_rows) {
+    constexpr int section_rows = (24 << 20) / ((config.head_dim + config.head_dim_v) * 2);
+    const bool uneven = config.features.window_right || config.features.window_left;
+    const int fitting = uneven ? section_rows / tile::larger(walked_rows, 1) : 1;
+    return {num_tiles, num_heads, tile::larger(tile::smaller(fitting, num_heads), 1)};
+  }
+
+  __device__ __forceinline__ int count() const { return num_tiles * num_heads; }
+
+  struct Place {
+    int tile;  // 0 has the most work
+    int head;
+  };
+  __device__ __forceinline__ Place operator[](int task_idx) const {
+    const int first_head = task_idx / (section * num_tiles) * section;
+    const int rest = task_idx - first_head * num_tiles;
+    const int heads = tile::smaller(section, num_heads - first_head);
+    return {rest / heads, first_head + rest % heads};
+  }
+};
 
 /// The latest tasks of a block, on their way from the lane that takes them to everyone else.
 struct TaskQueue {
@@ -50,5 +80,14 @@ struct TaskQueue {
     }
   }
 };
+
+/// The chunks of a tile, from `first_chunk` of the tensor's rows on. The caller has told `full` what to expect.
+template <typename Chunk, int chunks>
+__device__ __forceinline__ void load_tile(Chunk (&tile)[chunks], ptx::Mbarrier& full, const abi::TensorMap& map, int row,
+                                          int head_idx, int batch_idx, int first_chunk = 0) {
+#pragma unroll
+  for (int c = 0; c < chunks; ++c)
+    ptx::tma_load_4d(tile[c], map, full, (first_chunk + c) * chunk_dim, row, head_idx, batch_idx);
+}
 
 }  // namespace flash_attention::backward_sm90

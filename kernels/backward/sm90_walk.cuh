@@ -22,8 +22,9 @@ struct Task {
   int num_steps;
 
   Task() = default;
-  __device__ __forceinline__ Task(const AttentionArgs& args, int task_idx) {
-    const auto block = tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+  __device__ __forceinline__ Task(const AttentionArgs& args, int task_idx)
+      : Task(args, tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv)) {}
+  __device__ __forceinline__ Task(const AttentionArgs& args, const tile::BlockCoordinates& block) {
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     kv_head_idx = block.head_idx;
     kv_begin = block.tile_idx * config.block_kv;

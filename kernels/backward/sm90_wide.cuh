@@ -2,20 +2,24 @@
 
 // dK and dV for sm_90 (Hopper), head dimensions from 136 to 256: both do not fit into one warpgroup's registers.
 //
-// A task is 64 keys of one key head: K and V stay in shared memory while its block walks over the query tiles (64 rows) of
-// every query head of the group. Two warpgroups share the work of a step:
+// A task is 64 keys of one key head: K, in part in registers, and V stay with the block while it walks over the query tiles
+// (64 rows) of every query head of the group. Two warpgroups share the work of a step:
 //
 //     warpgroup 0:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
 //     warpgroup 1:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
 //
 // P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90_dq.cuh's.
 //
-// Each warpgroup issues the last product of a step together with the first of the next, in this order: the former frees a
-// slot, which is loaded again while the latter runs, and what one warpgroup computes between its products runs under the
-// other's. A block takes one task after another; K and V of the next are loaded while the gradients of this one are stored.
+// Warpgroup 0 issues S of a step before dV of the step before and makes P while dV runs; warpgroup 1 issues dK before dP of
+// the next step, so that Q's slot is soon free. A block takes one task after another; K and V of the next are loaded while
+// the gradients of this one are stored.
 
-#include "backward/sm90.cuh"
+#include "backward/sm90_products.cuh"
+#include "backward/sm90_scores.cuh"
 #include "backward/sm90_tasks.cuh"
+#include "backward/sm90_walk.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
@@ -30,22 +34,30 @@ struct alignas(1024) WideStorage {
   using S = Shape<config>;
   using Chunk = typename S::Element[chunk_elements];
 
-  Chunk K[S::chunks];
+  static constexpr int register_chunks = backward_sm90_wide_register_chunks(config);  // of K
+  static constexpr int stages_dO = S::stages - 1;  // Q waits for dK, which is a step behind
+
+  Chunk K[S::chunks - register_chunks];
   Chunk V[S::chunks_v];
   Chunk Q[S::stages][S::chunks];
-  Chunk dO[S::stages][S::chunks_v];
+  Chunk dO[stages_dO][S::chunks_v];
   ptx::Vector<unsigned, 4> P[P_slots][4][wg_threads];  // [slot][four registers][thread]
   float lse2[S::stages][tile_rows];                    // lse2 and delta come with Q
   float delta[S::stages][tile_rows];
   ptx::Mbarrier K_full, K_free, Q_full[S::stages], Q_free[S::stages];
-  ptx::Mbarrier V_full, V_free, dO_full[S::stages], dO_free[S::stages];
+  ptx::Mbarrier V_full, V_free, dO_full[stages_dO], dO_free[stages_dO];
   TaskQueue tasks;
 };
 
-/// Of the whole kernel.
 template <BackwardConfig config>
-__device__ __forceinline__ int count_key_tasks(const AttentionArgs& args) {
-  return tile::ceil_div(args.seq_kv, config.block_kv) * args.heads_kv * args.batch;
+__device__ __forceinline__ TaskOrder key_tasks(const AttentionArgs& args) {
+  return TaskOrder::make<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * args.batch,
+                                 args.seq_q * args.group);
+}
+template <BackwardConfig config>
+__device__ __forceinline__ Task<config> key_task(const AttentionArgs& args, int task_idx) {
+  const auto place = key_tasks<config>(args)[task_idx];
+  return {args, {place.tile, place.head % args.heads_kv, place.head / args.heads_kv}};
 }
 
 /// The loads of one lane. Another loads V and dO.
@@ -63,73 +75,84 @@ struct WideLoader {
   __device__ __forceinline__ void load_K_Q(const Task<config>& task) {
     if (task.num_steps == 0) return;
     ptx::mbarrier_wait(shared.K_free, (tiles++ & 1) ^ 1);  // the last product with the task before's K is done
-    load_tile(shared.K, shared.K_full, map_K, start_kv(task), task.kv_head_idx, task, 0);
-    const float* lse2 = workspace<float>(args, workspace_lse2);
-    const float* delta = workspace<float>(args, workspace_delta);
-#pragma unroll 1
-    for (int step = 0; step < task.num_steps; ++step) {
+    load_keys(shared.K, shared.K_full, args.maps[map_K], task, Storage::register_chunks);
+    for_each_step(task, [&](int head_idx, int q_begin) {
       const Turn<S::stages> turn(steps++);
-      const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step);
-      const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
       // Both warpgroups are done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
       ptx::mbarrier_wait(shared.Q_free[turn.slot], turn.parity ^ 1);
-      load_tile(shared.Q[turn.slot], shared.Q_full[turn.slot], map_Q, start_q(task) + q_begin, head_idx, task,
-                2 * tile_rows * 4);
-      ptx::bulk_load(shared.lse2[turn.slot], lse2 + padded, tile_rows * 4, shared.Q_full[turn.slot]);
-      ptx::bulk_load(shared.delta[turn.slot], delta + padded, tile_rows * 4, shared.Q_full[turn.slot]);
-    }
+      ptx::mbarrier_arrive_expect_tx(shared.Q_full[turn.slot], S::chunks * chunk_bytes + 2 * tile_rows * 4);
+      load_queries(shared.Q[turn.slot], shared.Q_full[turn.slot], args.maps[map_Q], task, head_idx, q_begin);
+      const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
+      ptx::bulk_load(shared.lse2[turn.slot], workspace<float>(args, workspace_lse2) + padded, tile_rows * 4,
+                     shared.Q_full[turn.slot]);
+      ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
+                     shared.Q_full[turn.slot]);
+    });
   }
 
   /// V, then dO of every step.
   __device__ __forceinline__ void load_V_dO(const Task<config>& task) {
     if (task.num_steps == 0) return;
     ptx::mbarrier_wait(shared.V_free, (tiles++ & 1) ^ 1);  // the last product with the task before's V is done
-    load_tile(shared.V, shared.V_full, map_V, start_kv(task), task.kv_head_idx, task, 0);
-#pragma unroll 1
-    for (int step = 0; step < task.num_steps; ++step) {
-      const Turn<S::stages> turn(steps++);
+    load_keys(shared.V, shared.V_full, args.maps[map_V], task, 0);
+    for_each_step(task, [&](int head_idx, int q_begin) {
+      const Turn<Storage::stages_dO> turn(steps++);
       ptx::mbarrier_wait(shared.dO_free[turn.slot], turn.parity ^ 1);  // both warpgroups are done with the earlier tile
-      load_tile(shared.dO[turn.slot], shared.dO_full[turn.slot], map_dO, start_q(task) + task.q_begin_of(step),
-                task.head_of(args, step), task, 0);
-    }
+      ptx::mbarrier_arrive_expect_tx(shared.dO_full[turn.slot], S::chunks_v * chunk_bytes);
+      load_queries(shared.dO[turn.slot], shared.dO_full[turn.slot], args.maps[map_dO], task, head_idx, q_begin);
+    });
   }
 
  private:
-  __device__ __forceinline__ static int start_q(const Task<config>& task) {
-    return static_cast<int>(task.sequence.start_q);
+  /// Calls use(head_idx, q_begin) for each step, in order.
+  template <typename Use>
+  __device__ __forceinline__ void for_each_step(const Task<config>& task, Use use) const {
+#pragma unroll 1
+    for (int head = 0; head < args.group; ++head) {
+#pragma unroll 1
+      for (int tile = task.tiles.begin; tile < task.tiles.end; ++tile)
+        use(task.kv_head_idx * args.group + head, tile * tile_rows);
+    }
   }
-  __device__ __forceinline__ static int start_kv(const Task<config>& task) {
-    return static_cast<int>(task.sequence.start_kv) + task.kv_begin;
+  __device__ __forceinline__ static int batch_of(const Task<config>& task) {
+    return config.features.packed ? 0 : task.sequence.batch_idx;
   }
-  template <int chunks>
-  __device__ __forceinline__ void load_tile(typename Storage::Chunk (&tile)[chunks], ptx::Mbarrier& full, Map map, int row,
-                                            int head_idx, const Task<config>& task, int more_bytes) const {
-    const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
-    ptx::mbarrier_arrive_expect_tx(full, chunks * chunk_bytes + more_bytes);
-#pragma unroll
-    for (int c = 0; c < chunks; ++c)
-      ptx::tma_load_4d(tile[c], args.maps[map], full, c * chunk_dim, row, head_idx, batch_idx);
+  template <typename Chunk, int chunks>
+  __device__ __forceinline__ static void load_queries(Chunk (&tile)[chunks], ptx::Mbarrier& full, const abi::TensorMap& map,
+                                                      const Task<config>& task, int head_idx, int q_begin) {
+    load_tile(tile, full, map, static_cast<int>(task.sequence.start_q) + q_begin, head_idx, batch_of(task));
+  }
+  template <typename Chunk, int chunks>
+  __device__ __forceinline__ static void load_keys(Chunk (&tile)[chunks], ptx::Mbarrier& full, const abi::TensorMap& map,
+                                                   const Task<config>& task, int first_chunk) {
+    ptx::mbarrier_arrive_expect_tx(full, chunks * chunk_bytes);
+    load_tile(tile, full, map, static_cast<int>(task.sequence.start_kv) + task.kv_begin, task.kv_head_idx, batch_of(task),
+              first_chunk);
   }
 };
 
-template <BackwardConfig config>
+template <BackwardConfig config, int warpgroup>
 struct WideWorker {
   using S = Shape<config>;
   using Math = Scores<config, Rows::keys, tile_rows>;
+  using Storage = WideStorage<config>;
   static constexpr Type type = S::type;
+  static constexpr int register_steps = 4 * Storage::register_chunks;
 
   const AttentionArgs& args;
-  WideStorage<config>& shared;
-  const int warpgroup;
+  Storage& shared;
   const int thread;         // in the warpgroup
   unsigned tiles = 0;       // of keys before this task that had steps
   unsigned first_step = 0;  // steps before this task
 
   __device__ __forceinline__ void run() {
-    shared.tasks.follow(count_key_tasks<config>(args), [&](int task_idx) {
-      const Task<config> task(args, task_idx);
+    if constexpr (warpgroup == 1) {  // the slots of P start out free
+      for (int slot = 0; slot < P_slots; ++slot) ptx::barrier_arrive(barrier_P_read + slot, wide_warpgroups * wg_threads);
+    }
+    shared.tasks.follow(key_tasks<config>(args).count(), [&](int task_idx) {
+      const Task<config> task = key_task<config>(args, task_idx);
       if (task.kv_begin >= task.sequence.rows_kv) return;
-      if (warpgroup == 0) {
+      if constexpr (warpgroup == 0) {
         make_dV(task);
       } else {
         make_dK(task);
@@ -138,10 +161,9 @@ struct WideWorker {
       tiles += task.num_steps > 0;
     });
     // The last reads of P have been announced; nobody may leave those arrivals behind.
-    if (warpgroup == 0) {
+    if constexpr (warpgroup == 0) {
 #pragma unroll 1
-      for (unsigned slot = 0; slot < P_slots && slot < first_step; ++slot)
-        ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
+      for (int slot = 0; slot < P_slots; ++slot) ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
     }
   }
 
@@ -151,27 +173,39 @@ struct WideWorker {
     typename Math::Packed P;
 #pragma unroll
     for (float& x : dV) x = 0;
+    unsigned K[tile::larger(register_steps, 1)][4];
+    load_K(task, K);
     const auto issue_S = [&](int step, int fresh) {
-      await_Q(task, step);
+      const void* Q = await_Q(task, step);
       ptx::wgmma_fence();  // the registers of S have been used for other things
-      issue_dots<type, S::steps>(St, shared.K, shared.Q[slot_of(step)], fresh);
+      const unsigned long long Q_desc = ptx::wgmma_descriptor(Q, 0, 1024) + fresh;
+#pragma unroll
+      for (int i = 0; i < register_steps; ++i)
+        ptx::wgmma_rs<type, tile_rows, ptx::Major::k>(St, K[i], Q_desc + dots_offset(i), i != 0);
+      const unsigned long long K_desc = ptx::wgmma_descriptor(shared.K, 0, 1024) + fresh;
+#pragma unroll
+      for (int i = register_steps; i < S::steps; ++i) {
+        ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(St, K_desc + dots_offset(i - register_steps),
+                                                                     Q_desc + dots_offset(i), i != 0);
+      }
+      ptx::wgmma_commit();
     };
-    const auto issue_dV = [&](int step, int fresh) {
-      await_dO(task, step);
-      issue_rows<type, S::width_v>(dV, P, shared.dO[slot_of(step)], fresh);
-    };
+    const auto issue_dV = [&](int step, int fresh) { issue_rows<type, S::width_v>(dV, P, await_dO(task, step), fresh); };
+    // S becomes P while dV of the step before still reads P's registers: it is packed into them when that is done.
+    typename Math::Tile weights;  // P as dV needs it
     const auto make_P = [&](int step) {
-      ptx::wgmma_wait<0>();  // S is there
-      ptx::wgmma_pin(St);
       if (step + 1 == task.num_steps) release(shared.K_free);
       with_scores(task, step, [&](const Math& math) {
         typename Math::Marks marks;
         math.probabilities(
-            St, marks, [&](int i) { return math.along_columns(shared.lse2[slot_of(step)], i); },
-            [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
+            St, marks, [&](int i) { return math.along_columns(shared.lse2[slot_Q(step)], i); },
+            [&](int i, float p, float q) { weights[i] = p, weights[i + 1] = q; });
       });
+      release(shared.Q_free[slot_Q(step)]);
+    };
+    const auto pack_and_send = [&](int step) {
+      Math::pack(weights, P);
       ptx::wgmma_pin(P);
-      release(shared.Q_free[slot_of(step)]);
       if constexpr (config.features.dropout || config.features.softcap) {
         typename Math::Packed before_dropout;
         Math::pack(St, before_dropout);
@@ -183,23 +217,29 @@ struct WideWorker {
     if (task.num_steps > 0) {
       ptx::mbarrier_wait(shared.K_full, tiles & 1);  // K has landed
       issue_S(0, ptx::registers_fresh(0));
+      ptx::wgmma_wait<0>();  // S is there
+      ptx::wgmma_pin(St);
       make_P(0);
+      pack_and_send(0);
 #pragma unroll 1
       for (int step = 1; step < task.num_steps; ++step) {
         const int fresh = ptx::registers_fresh(0);
-        issue_dV(step - 1, fresh);
         issue_S(step, fresh);
-        ptx::wgmma_wait<1>();  // dV is done: P and the slot are free; S may still run
+        issue_dV(step - 1, fresh);
+        ptx::wgmma_wait<1>();  // S is there; dV of the step before may still run
+        ptx::wgmma_pin(St);
+        make_P(step);
+        ptx::wgmma_wait<0>();  // that dV is done: P and the slot are free
         ptx::wgmma_pin(dV);
         ptx::wgmma_pin(P);
-        release(shared.dO_free[slot_of(step - 1)]);
-        make_P(step);
+        release(shared.dO_free[slot_dO(step - 1)]);
+        pack_and_send(step);
       }
       issue_dV(task.num_steps - 1, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dV is complete
       ptx::wgmma_pin(dV);
       ptx::wgmma_pin(P);
-      release(shared.dO_free[slot_of(task.num_steps - 1)]);
+      release(shared.dO_free[slot_dO(task.num_steps - 1)]);
     }
     write_rows<type, config.head_dim_v>(rows_of(task, args.dV), dV, 1, thread);
   }
@@ -210,15 +250,15 @@ struct WideWorker {
 #pragma unroll
     for (float& x : dK) x = 0;
     const auto issue_dP = [&](int step, int fresh) {
-      await_dO(task, step);
+      const void* dO = await_dO(task, step);
       ptx::wgmma_fence();  // the registers of dP have been used for other things
-      issue_dots<type, S::steps_v>(dPt, shared.V, shared.dO[slot_of(step)], fresh);
+      issue_dots<type, S::steps_v>(dPt, shared.V, dO, fresh);
     };
-    const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[slot_of(step)], fresh); };
+    const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[slot_Q(step)], fresh); };
     const auto make_dS = [&](int step) {
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dPt);
-      release(shared.dO_free[slot_of(step)]);
+      release(shared.dO_free[slot_dO(step)]);
       if (step + 1 == task.num_steps) release(shared.V_free);
       await_Q(task, step);
       with_scores(task, step, [&](const Math& math) {
@@ -226,7 +266,7 @@ struct WideWorker {
         math.mark(marks);
         float P[tile_rows / 2];
         receive_P(step, P);
-        math.gradients(P, dPt, marks, [&](int i) { return math.along_columns(shared.delta[slot_of(step)], i); });
+        math.gradients(P, dPt, marks, [&](int i) { return math.along_columns(shared.delta[slot_Q(step)], i); });
       });
       Math::pack(dPt, dS);
       ptx::wgmma_pin(dS);
@@ -243,31 +283,54 @@ struct WideWorker {
         ptx::wgmma_wait<1>();  // dK is done: dS and the slot are free; dP may still run
         ptx::wgmma_pin(dK);
         ptx::wgmma_pin(dS);
-        release(shared.Q_free[slot_of(step - 1)]);
+        release(shared.Q_free[slot_Q(step - 1)]);
         make_dS(step);
       }
       issue_dK(task.num_steps - 1, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dK is complete
       ptx::wgmma_pin(dK);
       ptx::wgmma_pin(dS);
-      release(shared.Q_free[slot_of(task.num_steps - 1)]);
+      release(shared.Q_free[slot_Q(task.num_steps - 1)]);
     }
     write_rows<type, config.head_dim>(rows_of(task, args.dK), dK, args.scale, thread);
   }
 
   // -- tiles -------------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ int slot_of(int step) const { return Turn<S::stages>(first_step + step).slot; }
+  __device__ __forceinline__ auto turn_Q(int step) const { return Turn<S::stages>(first_step + step); }
+  __device__ __forceinline__ auto turn_dO(int step) const { return Turn<Storage::stages_dO>(first_step + step); }
+  __device__ __forceinline__ int slot_Q(int step) const { return turn_Q(step).slot; }
+  __device__ __forceinline__ int slot_dO(int step) const { return turn_dO(step).slot; }
 
-  __device__ __forceinline__ void await_Q(const Task<config>& task, int step) const {
-    const Turn<S::stages> turn(first_step + step);
+  /// The part of K that is kept in registers, as the left operand of its products.
+  __device__ __forceinline__ void load_K(const Task<config>& task,
+                                         unsigned (&K)[tile::larger(register_steps, 1)][4]) const {
+    const auto rows = rows_of(task, args.K);
+    const int lane = thread % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = 16 * (thread / 32) + lane / 4 + 8 * r;
+      const typename S::Element* first = rows.data + row * rows.stride + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < 2 * register_steps; ++i) {
+        unsigned pair = 0;
+        if (row < rows.count) pair = ptx::load_readonly(reinterpret_cast<const unsigned*>(first + 8 * i));
+        K[i / 2][r + 2 * (i % 2)] = pair;
+      }
+    }
+  }
+
+  __device__ __forceinline__ const void* await_Q(const Task<config>& task, int step) const {
+    const auto turn = turn_Q(step);
     ptx::mbarrier_wait(shared.Q_full[turn.slot], turn.parity);  // Q and the statistics have landed
     clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
+    return shared.Q[turn.slot];
   }
-  __device__ __forceinline__ void await_dO(const Task<config>& task, int step) const {
-    const Turn<S::stages> turn(first_step + step);
+  __device__ __forceinline__ const void* await_dO(const Task<config>& task, int step) const {
+    const auto turn = turn_dO(step);
     ptx::mbarrier_wait(shared.dO_full[turn.slot], turn.parity);  // dO has landed
     clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
+    return shared.dO[turn.slot];
   }
   /// This warpgroup has read a tile for the last time.
   __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
@@ -302,9 +365,9 @@ struct WideWorker {
   /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the
   /// other warpgroup.
   __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
-    const unsigned n = first_step + step, slot = n % P_slots;
+    const unsigned slot = (first_step + step) % P_slots;
     // The other warpgroup has taken what was in the slot.
-    if (n >= P_slots) ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
+    ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
       ptx::store_shared(ptx::shared_address(&shared.P[slot][part][thread]),
@@ -338,12 +401,10 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
   static_assert(sizeof(WideStorage<config>) <= backward_sm90_wide_shared_bytes(config));
   auto& shared = ptx::shared_storage<WideStorage<config>>();
   if (threadIdx.x == 0) {
-    for (int s = 0; s < S::stages; ++s) {
-      ptx::mbarrier_init(shared.Q_full[s], 1);
-      ptx::mbarrier_init(shared.Q_free[s], wide_warpgroups);
-      ptx::mbarrier_init(shared.dO_full[s], 1);
-      ptx::mbarrier_init(shared.dO_free[s], wide_warpgroups);
-    }
+    for (auto& barrier : shared.Q_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : shared.Q_free) ptx::mbarrier_init(barrier, wide_warpgroups);
+    for (auto& barrier : shared.dO_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : shared.dO_free) ptx::mbarrier_init(barrier, wide_warpgroups);
     ptx::mbarrier_init(shared.K_full, 1);
     ptx::mbarrier_init(shared.K_free, 1);
     ptx::mbarrier_init(shared.V_full, 1);
@@ -355,18 +416,21 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
 
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
-    ptx::registers_decrease<40>();
+    ptx::registers_decrease<32>();
     WideLoader<config> loader{args, shared};
-    const int num_tasks = count_key_tasks<config>(args);
+    const int num_tasks = key_tasks<config>(args).count();
     if (threadIdx.x == 0) {
-      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_keys, num_tasks, [&](int task_idx) {
-        loader.load_K_Q({args, task_idx});
-      });
+      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_keys, num_tasks,
+                        [&](int task_idx) { loader.load_K_Q(key_task<config>(args, task_idx)); });
     }
-    if (threadIdx.x == 32) shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load_V_dO({args, task_idx}); });
+    if (threadIdx.x == 32)
+      shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load_V_dO(key_task<config>(args, task_idx)); });
+  } else if (warpgroup == 1) {
+    ptx::registers_increase<240>();
+    WideWorker<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   } else {
     ptx::registers_increase<232>();
-    WideWorker<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    WideWorker<config, 1>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }
 
