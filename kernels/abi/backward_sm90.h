@@ -32,16 +32,18 @@ constexpr int backward_sm90_shared_bytes(const BackwardConfig& config) {
   return l.tiles(l.warpgroups + config.num_stages) + dS + dQ + l.tail_bytes(config.num_stages);
 }
 
-/// backward/sm90_wide keeps the first columns of K in registers where they are many: so many chunks.
+/// backward/sm90_wide keeps the first columns of K in registers, so many chunks, where they are many and no option that
+/// touches every score needs the registers.
 constexpr int backward_sm90_wide_register_chunks(const BackwardConfig& config) {
-  return BackwardSm90Layout(config).chunks > 2 ? 2 : 0;
+  const Features& f = config.features;
+  const bool plain = !f.softcap && !f.bias && !f.alibi && !f.mask && !f.dropout;
+  return plain && BackwardSm90Layout(config).chunks > 2 ? 2 : 0;
 }
 
-/// backward/sm90_wide: K and V, the rings of Q (num_stages) and dO (one less), P between the warpgroups.
+/// backward/sm90_wide: K and V, the rings of Q (num_stages) and dO (two), P between the warpgroups.
 constexpr int backward_sm90_wide_shared_bytes(const BackwardConfig& config) {
   const BackwardSm90Layout l(config);
-  const int chunks =
-      l.chunks * (1 + config.num_stages) - backward_sm90_wide_register_chunks(config) + l.chunks_v * config.num_stages;
+  const int chunks = l.chunks * (1 + config.num_stages) - backward_sm90_wide_register_chunks(config) + l.chunks_v * 3;
   return (chunks + 2) * l.chunk_bytes + l.tail_bytes(config.num_stages);
 }
 

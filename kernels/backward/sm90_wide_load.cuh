@@ -20,7 +20,7 @@ struct alignas(1024) WideStorage {
   using Chunk = typename S::Element[chunk_elements];
 
   static constexpr int register_chunks = backward_sm90_wide_register_chunks(config);  // of K
-  static constexpr int stages_dO = S::stages - 1;  // Q waits for dK, which is a step behind
+  static constexpr int stages_dO = 2;  // more Q than dO: it waits for dK, which is a step behind
 
   Chunk K[S::chunks - register_chunks];
   Chunk V[S::chunks_v];

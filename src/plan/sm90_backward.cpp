@@ -38,7 +38,7 @@ struct Structure {
 Structure choose_structure(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain = p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0;
-  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = 3};
+  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain ? 3 : 2};
   // Options that touch every score need the registers that dQ would take.
   if (dim > 64) return {.wide = false, .separate_dq = p.deterministic || !plain, .warpgroups = 2, .stages = 2};
   // Three warpgroups have 160 registers a thread. Options that touch every score do not fit in, and taking P back from its
