@@ -6,11 +6,12 @@ function(embed folder prefix)
   list(SORT names)
   foreach(name IN LISTS names)
     file(READ "${ROOT}/${folder}/${name}" content)
-    file(APPEND "${OUTPUT}" "{\"${prefix}${name}\", R\"kernel_source(${content})kernel_source\"},\n")
+    file(APPEND "${OUTPUT}" "{\"${prefix}${name}\", R\"kernel_source(${content})kernel_source\"sv},\n")
   endforeach()
 endfunction()
 
 file(WRITE "${OUTPUT}" "#include \"jit/embedded.h\"\n\nnamespace flash_attention::jit {\nnamespace {\n"
+                       "using namespace std::string_view_literals;  // the length is known: clang does not count so far\n"
                        "constexpr EmbeddedFile files[] = {\n")
 embed(kernels "")
 embed(src/emulator/runtime "emulator/")
