@@ -68,8 +68,11 @@ def sdpa(backend):
 def boolean_mask(case, device):
     """What SDPA is told about a window, and everyone about a masked case: [1, 1, queries, keys], true where seen."""
     queries = case.queries or case.seq
-    if case.masked:
+    if case.masked == "random":
         mask = torch.rand(queries, case.seq, generator=torch.Generator().manual_seed(1)) < 0.5
+    elif case.masked:
+        document = torch.bucketize(torch.arange(case.seq), torch.tensor((1, 3, 6)) * case.seq // 10, right=True)
+        mask = document[case.seq - queries :, None] == document[None]
     else:
         i, j = torch.arange(queries)[:, None] + case.seq - queries, torch.arange(case.seq)[None]
         mask = (j >= i - case.window) & (j <= (i if case.causal else i + case.window))

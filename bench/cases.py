@@ -18,7 +18,7 @@ class Case:
     dropout_p: float = 0.0
     lengths: tuple[int, ...] = ()  # packed: one length per sequence, of which seq is the longest
     queries: int = 0  # decoding: queries at the end of seq keys; 0: as many as keys
-    masked: bool = False  # a boolean mask that shows every query a random half of the keys
+    masked: str = ""  # a boolean mask: "documents" (four in a sequence, each sees itself) or "random" (half of all keys)
 
     def __post_init__(self):
         for name in ("batch", "seq", "heads", "head_dim"):
@@ -75,7 +75,7 @@ class Case:
         parts += [f"D{self.head_dim}", self.dtype, "causal" if self.causal else "full"]
         parts += [f"window {self.window}"] if self.window else []
         parts += [f"dropout {self.dropout_p}"] if self.dropout_p else []
-        parts += ["mask"] if self.masked else []
+        parts += [f"{self.masked} mask"] if self.masked else []
         return " ".join(parts + (["packed"] if self.lengths else []))
 
     def as_json(self):
@@ -127,7 +127,7 @@ def cpu_options(dtype=None):
         for d in (64, 128):
             found += [Case(1, s, 8, d, heads_kv=kv, dtype=t, queries=1) for s in (4096, 32768) for kv in (2, 1)]
             found += [Case(1, s, 8, d, causal=True, dtype=t, window=256) for s in (1024, 4096)]
-            found += [Case(1, s, 8, d, dtype=t, masked=True) for s in (512, 2048)]
+            found += [Case(1, s, 8, d, dtype=t, masked=m) for m in ("documents", "random") for s in (512, 2048)]
     return found
 
 

@@ -68,9 +68,9 @@ std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
   }
   if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
   const std::int64_t rows = group(problem) * problem.seq_q;
-  const int fewest = device.isa == CpuIsa::amx ? cpu_amx_min_rows : cpu_decode_rows + 1;
-  if (rows >= fewest) return {};
-  return "takes at least " + std::to_string(fewest) + " query rows of a key head, and there are " + std::to_string(rows);
+  if (rows >= cpu_bfloat16_min_rows) return {};
+  return "takes at least " + std::to_string(cpu_bfloat16_min_rows) + " query rows of a key head, and there are " +
+         std::to_string(rows);
 }
 
 std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
@@ -177,8 +177,7 @@ constexpr std::array<KernelEntry, 7> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements =
-         "bfloat16; AMX and at least 32 query rows of a key head (seq_q * heads_q / heads_kv), or AVX512-BF16 and 9",
+     .requirements = "AMX or AVX512-BF16; bfloat16; at least 32 query rows of a key head (seq_q * heads_q / heads_kv)",
      .reject = reject_bfloat16,
      .lay_out = lay_out_bfloat16},
     {.name = "cpu/decode",
@@ -196,7 +195,7 @@ constexpr std::array<KernelEntry, 7> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
-     .requirements = "bfloat16 and no bias; AMX and at least 32 query rows of a key head, or AVX512-BF16 and 9",
+     .requirements = "AMX or AVX512-BF16; bfloat16; no bias; at least 32 query rows of a key head",
      .reject = reject_backward_bfloat16,
      .lay_out = lay_out_backward_bfloat16},
     {.name = "cpu/backward",

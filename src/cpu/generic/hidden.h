@@ -18,22 +18,23 @@ struct SafeRows {
   int num_odd = 0;
 };
 
-inline bool is_finite(const float* row, int columns) {
+/// Whether rows hold neither Inf nor NaN.
+inline bool are_finite(FloatRows rows, int count, int columns) {
   Vec zero{};
-  for (int c = 0; c < columns; c += vector_lanes) zero += load_some<Float32>(row + c, columns - c) * 0.0f;
-  float sum = 0;
-  for (int lane = 0; lane < vector_lanes; ++lane) sum += zero[lane];
-  return sum == 0.0f;
+  for (int j = 0; j < count; ++j) {
+    const float* row = rows.data + j * rows.stride;
+    for (int c = 0; c < columns; c += vector_lanes) zero += load_some<Float32>(row + c, columns - c) * 0.0f;
+  }
+  return sum_lanes(zero) == 0.0f;
 }
 
 /// count <= block_kv rows; buffer has room for them.
 inline SafeRows make_safe(FloatRows rows, int count, int columns, bool weighted, float* buffer) {
   SafeRows safe{.rows = rows, .original = rows, .odd = {}};
-  if (weighted) return safe;
+  if (weighted || are_finite(rows, count, columns)) return safe;
   for (int j = 0; j < count; ++j) {
-    if (!is_finite(rows.data + j * rows.stride, columns)) safe.odd[safe.num_odd++] = j;
+    if (!are_finite({rows.data + j * rows.stride, rows.stride}, 1, columns)) safe.odd[safe.num_odd++] = j;
   }
-  if (safe.num_odd == 0) return safe;
   const int stride = round_up(columns, vector_lanes);
   int odd = 0;
   for (int j = 0; j < count; ++j) {

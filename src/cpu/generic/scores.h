@@ -31,16 +31,24 @@ FLASH_ATTENTION_INLINE const std::uint8_t* mask_row(const Call& call, const RowB
 }
 
 inline Seen seen_through_mask(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
-  bool any = false, all = true;
+  Byte lowest = Byte{} - 1, highest{};
   for (int lane = 0; lane < block.rows; ++lane) {
     const std::uint8_t* row = mask_row(call, block, lane) + begin;
-    std::uint8_t lowest = 255, highest = 0;
-    for (int j = 0; j < count; ++j) {
-      lowest = smaller(lowest, row[j]);
-      highest = larger(highest, row[j]);
+    for (int j = 0; j < count; j += vector_lanes) {
+      Byte values;
+      if (j + vector_lanes <= count) {
+        values = *reinterpret_cast<const ByteInMemory*>(row + j);
+      } else {
+        for (int i = 0; i < vector_lanes; ++i) values[i] = row[smaller(j + i, count - 1)];
+      }
+      lowest = lowest < values ? lowest : values;
+      highest = highest > values ? highest : values;
     }
-    any = any || highest != 0;
-    all = all && lowest != 0;
+  }
+  bool any = false, all = true;
+  for (int lane = 0; lane < vector_lanes; ++lane) {
+    any = any || highest[lane] != 0;
+    all = all && lowest[lane] != 0;
   }
   return all ? Seen::all : any ? Seen::some : Seen::none;
 }
@@ -60,15 +68,21 @@ inline Tile make_tile(const Call& call, const RowBlock& block, std::int64_t begi
 template <class T, class RowOf, class Use>
 inline void for_each_score(const RowBlock& block, const Tile& tile, RowOf row_of, Use use) {
   for (int v = 0; v < block.vectors; ++v) {
-    for (int key = 0; key < tile.count; key += vector_lanes) {
-      const int count = smaller(tile.count - key, vector_lanes);
-      Vec square[vector_lanes];
-      for (int lane = 0; lane < vector_lanes; ++lane) {
-        square[lane] = load_some<T>(row_of(v * vector_lanes + lane) + tile.begin + key, count);
-      }
+    const typename T::Stored* rows[vector_lanes];
+    for (int lane = 0; lane < vector_lanes; ++lane) rows[lane] = row_of(v * vector_lanes + lane) + tile.begin;
+    Vec square[vector_lanes];
+    int key = 0;
+    for (; key + vector_lanes <= tile.count; key += vector_lanes) {
+      FLASH_ATTENTION_UNROLL
+      for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = T::load(rows[lane] + key);
       transpose(square);
-      for (int j = 0; j < count; ++j) use(key + j, v, square[j]);
+      FLASH_ATTENTION_UNROLL
+      for (int j = 0; j < vector_lanes; ++j) use(key + j, v, square[j]);
     }
+    if (key == tile.count) continue;
+    for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = load_part<T>(rows[lane] + key, tile.count - key);
+    transpose(square);
+    for (int j = 0; key + j < tile.count; ++j) use(key + j, v, square[j]);
   }
 }
 
@@ -113,6 +127,7 @@ inline void apply_alibi(const Call& call, const RowBlock& block, const Tile& til
 
 /// Hides what is outside each lane's range of keys.
 inline void apply_range(const RowBlock& block, const Tile& tile, float* S) {
+  if (tile.begin >= block.full_begin && tile.begin + tile.count <= block.full_end) return;
   for (int v = 0; v < block.vectors; ++v) {
     const Int begin = load(block.begin + v * vector_lanes), end = load(block.end + v * vector_lanes);
     for (int key = 0; key < tile.count; ++key) {
