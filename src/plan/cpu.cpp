@@ -28,6 +28,7 @@ int cpu_block_q(CpuIsa isa) {
 }
 
 bool cpu_copies_keys(const Problem& problem, int block_q) {
+  if (problem.window_left >= 0) return false;  // few blocks read a key
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
   const auto far_apart = [&](const Strides& strides, std::int64_t dim) {
