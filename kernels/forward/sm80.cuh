@@ -36,6 +36,8 @@ struct ForwardSm80 {
   static constexpr int m_tiles = rows_per_warp / 16;
   static constexpr int q_steps = dim / 16;
   static constexpr bool Q_in_registers = m_tiles * q_steps <= 8;  // 32 registers
+  // S and O fill 192 registers or more: the row sums, touched once a tile, are kept where they cost none.
+  static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
   // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again.
   static constexpr bool careful = tile::Score<features>::hides || features.dropout;
   using Element = ptx::Element<type>;
@@ -53,6 +55,7 @@ struct ForwardSm80 {
     };
     KTile K;
     VTile V;
+    float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // each thread its own
   };
 
   __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
@@ -191,6 +194,15 @@ struct ForwardSm80 {
         });
   }
 
+  __device__ __forceinline__ void read_sums(int m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) rows[m].sum[half] = storage.sums[2 * m + half][thread];
+  }
+  __device__ __forceinline__ void write_sums(int m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) storage.sums[2 * m + half][thread] = rows[m].sum[half];
+  }
+
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
     const int last = (tiles.end - 1) * block_kv;
     tile::TileCopy<threads, config.head_dim, KTile, const Element> K(keys(args.K).from(last), thread);
@@ -201,6 +213,10 @@ struct ForwardSm80 {
       ptx::copy_async_wait<1>();
       __syncthreads();  // Q has landed, from every thread's copies
       keep_Q();
+    }
+    if constexpr (sums_in_shared) {
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) write_sums(m);
     }
     const float scale_log2 = score.unit_scale() * tile::log2_e;
 #pragma unroll 1
@@ -221,9 +237,17 @@ struct ForwardSm80 {
       }
       float shrink[m_tiles][2];
 #pragma unroll
-      for (int m = 0; m < m_tiles; ++m) rows[m].update(S[m], scale_log2, shrink[m]);
+      for (int m = 0; m < m_tiles; ++m) {
+        if constexpr (sums_in_shared) read_sums(m);
+        rows[m].update(S[m], scale_log2, shrink[m]);
+        if constexpr (sums_in_shared) write_sums(m);
+      }
       if constexpr (features.dropout) drop_tile(S, kv_begin);
       add_values(S, shrink);
+    }
+    if constexpr (sums_in_shared) {
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) read_sums(m);
     }
   }
 

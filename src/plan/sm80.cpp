@@ -35,7 +35,7 @@ struct ForwardTile {
 
   int shared_bytes(const Problem& problem) const {
     return tile_bytes(block_q, std::max(problem.head_dim, problem.head_dim_v)) + tile_bytes(block_kv, problem.head_dim) +
-           tile_bytes(block_kv, problem.head_dim_v);
+           tile_bytes(block_kv, problem.head_dim_v) + 2 * small_bytes;  // the row sums
   }
 };
 

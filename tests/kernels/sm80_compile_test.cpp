@@ -48,6 +48,7 @@ void expect_compile(const std::vector<Problem>& problems, Pass pass, const char*
 }
 
 TEST(Sm80Compile, Forward) { expect_compile(common_problems(), Pass::forward, "forward/sm80", 80); }
+TEST(Sm80Compile, ForwardOnSm90) { expect_compile(common_problems(), Pass::forward, "forward/sm80", 90); }
 TEST(Sm80Compile, Backward) { expect_compile(common_problems(), Pass::backward, "backward/sm80", 80); }
 
 TEST(Sm80Compile, Everything) {
