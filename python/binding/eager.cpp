@@ -15,7 +15,7 @@ namespace {
 struct Torch {
   PyTypeObject* tensor = nullptr;
   PyObject* empty_like = nullptr;
-  PyObject* empty_lse = nullptr;        // (like, shape) -> a float32 tensor
+  PyObject* empty_lse = nullptr;        // (like, batch, heads, seq) -> a float32 tensor
   PyObject* workspace = nullptr;        // (like, bytes) -> a tensor of that many bytes
   PyObject* grad_enabled = nullptr;     // () -> bool
   std::vector<PyObject*> interceptors;  // each () -> something true, or not None, where calls are not to run as they are
@@ -120,9 +120,10 @@ nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
   return nb::steal(result);
 }
 
-/// out, or (out, lse); None where the call is not plain.
+/// out, or (out, lse); None where the call is not plain, NotImplemented where all that it wants besides is a gradient.
 nb::object run_plain(PyObject* const* qkv, const Scalars& scalars, bool with_lse) {
-  if (wants_gradient(qkv) || is_intercepted()) return nb::none();
+  if (is_intercepted()) return nb::none();
+  if (wants_gradient(qkv)) return nb::borrow(Py_NotImplemented);
   Slots slots;
   for (int i = 0; i < 3; ++i) {
     slots[i] = tensor_of(qkv[i], slot_names[i]);
@@ -133,8 +134,8 @@ nb::object run_plain(PyObject* const* qkv, const Scalars& scalars, bool with_lse
   const nb::object out = result_of(torch.empty_like, {qkv[0]});
   nb::object lse = nb::none(), workspace;
   if (with_lse) {
-    const nb::tuple shape = nb::make_tuple(call.problem.batch, call.problem.heads_q, call.problem.seq_q);
-    lse = result_of(torch.empty_lse, {qkv[0], shape.ptr()});
+    const nb::int_ batch(call.problem.batch), heads(call.problem.heads_q), seq(call.problem.seq_q);
+    lse = result_of(torch.empty_lse, {qkv[0], batch.ptr(), heads.ptr(), seq.ptr()});
   }
   call.set_forward(tensor_of(out, "out"), optional_tensor(lse, "lse"), 0, 0);
   if (const std::size_t bytes = call.workspace(false)) {

@@ -30,7 +30,7 @@ def attend_with_lse(q: Any, k: Any, v: Any, scalars: tuple[Any, ...]) -> tuple[A
 def set_eager(
     tensor: type,
     empty_like: Callable[[Any], Any],
-    empty_lse: Callable[[Any, tuple[int, ...]], Any],
+    empty_lse: Callable[[Any, int, int, int], Any],
     workspace: Callable[[Any, int], Any],
     grad_enabled: Callable[[], bool],
     interceptors: tuple[Callable[[], Any], ...],

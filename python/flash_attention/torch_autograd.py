@@ -84,6 +84,15 @@ class Attention(torch.autograd.Function):
 _apply_in_eager = super(torch.autograd.Function, Attention).apply
 
 
+def _differentiable(q, k, v, scalars):
+    if torch.are_deterministic_algorithms_enabled():
+        scalars = (*scalars[:9], True, *scalars[10:])
+    return _apply_in_eager(q, k, v, scalars, None, 0)[0]
+
+
+functional.differentiable = _differentiable
+
+
 def _autocast(tensor, dtype):
     return tensor.to(dtype) if getattr(tensor, "dtype", None) == torch.float32 else tensor
 

@@ -71,7 +71,7 @@ def test_declines_what_is_not_plain(change, device, short_calls):
         call = flash_attn_func if change in ("odd", "strided") else flash_attention.attention
         out = call(q, k, v, **options)
     assert out.shape == (2, 17, 4, v.shape[-1])
-    assert short_calls[:1] in ([], [None])
+    assert short_calls[:1] in ([], [NotImplemented if change == "gradient" else None])
     assert (out.grad_fn is not None) == (change == "gradient")
     assert out.dtype == (torch.bfloat16 if change == "autocast" else torch.float32)
 
