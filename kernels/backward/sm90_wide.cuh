@@ -10,9 +10,9 @@
 //
 // P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90_dq.cuh's.
 //
-// Warpgroup 0 issues S of a step before dV of the step before and makes P while dV runs; warpgroup 1 issues dK before dP of
-// the next step, so that Q's slot is soon free. A block takes one task after another; K and V of the next are loaded while
-// the gradients of this one are stored.
+// Each warpgroup issues the first product of a step before the last of the step before, and computes between them while the
+// latter runs. A block takes one task after another; K and V of the next are loaded while the gradients of this one are
+// stored.
 
 #include "backward/sm90_scores.cuh"
 #include "backward/sm90_wide_load.cuh"
@@ -146,8 +146,6 @@ struct WideWorker {
     };
     const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[slot_Q(step)], fresh); };
     const auto make_dS = [&](int step) {
-      ptx::wgmma_wait<0>();  // dP is there
-      ptx::wgmma_pin(dPt);
       release(shared.dO_free[slot_dO(step)]);
       if (step + 1 == task.num_steps) release(shared.V_free);
       await_Q(task, step);
@@ -158,23 +156,41 @@ struct WideWorker {
         receive_P(step, P);
         math.gradients(P, dPt, marks, [&](int i) { return math.along_columns(shared.delta[slot_Q(step)], i); });
       });
-      Math::pack(dPt, dS);
-      ptx::wgmma_pin(dS);
     };
     if (task.num_steps > 0) {
       ptx::mbarrier_wait(shared.V_full, tiles & 1);  // V has landed
       issue_dP(0, ptx::registers_fresh(0));
+      ptx::wgmma_wait<0>();  // dP is there
+      ptx::wgmma_pin(dPt);
       make_dS(0);
+      Math::pack(dPt, dS);
+      ptx::wgmma_pin(dS);
 #pragma unroll 1
       for (int step = 1; step < task.num_steps; ++step) {
         const int fresh = ptx::registers_fresh(0);
-        issue_dK(step - 1, fresh);
-        issue_dP(step, fresh);
-        ptx::wgmma_wait<1>();  // dK is done: dS and the slot are free; dP may still run
-        ptx::wgmma_pin(dK);
+        if constexpr (S::stages > 2) {
+          issue_dP(step, fresh);
+          issue_dK(step - 1, fresh);
+          ptx::wgmma_wait<1>();  // dP is there; dK of the step before may still run
+          ptx::wgmma_pin(dPt);
+          make_dS(step);
+          ptx::wgmma_wait<0>();  // that dK is done: dS and the slot are free
+          ptx::wgmma_pin(dK);
+          ptx::wgmma_pin(dS);
+          release(shared.Q_free[slot_Q(step - 1)]);
+        } else {  // with two slots of Q the other warpgroup waits for that one
+          issue_dK(step - 1, fresh);
+          issue_dP(step, fresh);
+          ptx::wgmma_wait<1>();  // dK is done: dS and the slot are free; dP may still run
+          ptx::wgmma_pin(dK);
+          ptx::wgmma_pin(dS);
+          release(shared.Q_free[slot_Q(step - 1)]);
+          ptx::wgmma_wait<0>();  // dP is there
+          ptx::wgmma_pin(dPt);
+          make_dS(step);
+        }
+        Math::pack(dPt, dS);
         ptx::wgmma_pin(dS);
-        release(shared.Q_free[slot_Q(step - 1)]);
-        make_dS(step);
       }
       issue_dK(task.num_steps - 1, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dK is complete
