@@ -3,6 +3,7 @@
 
 #include "cli/cases.h"
 #include "cli/format.h"
+#include "cli/micro.h"
 #include "cli/problem_flags.h"
 #include "cli/report.h"
 #include "cli/terminal.h"
@@ -40,6 +41,7 @@ std::vector<std::string> row(const Measurement& m, const std::optional<cpu::Peak
           speed,
           peaks ? format("%.0f %%", 100 * fraction_of_peak(m, *peaks)) : "-",
           m.peak_extra_bytes >= 0 ? format_growth(m.extra_bytes()) : format_bytes(m.extra_bytes()),
+          m.repaired_tiles >= 0 ? std::to_string(m.repaired_tiles) : "-",
           describe(m.accuracy)};
 }
 
@@ -60,6 +62,9 @@ int bench(const Arguments& arguments) {
     throw Error(ErrorCode::invalid_argument,
                 "--device: got emulator, allowed: cpu, cuda (an emulated GPU has no speed; `run` counts its work)");
   }
+  if (!arguments.words().empty() && arguments.words().front().starts_with("micro")) {
+    return bench_micro(arguments.words().front(), device_info(options.device));
+  }
   const std::string kernel = arguments.text("kernel");
   options.kernel = kernel;
   const DeviceInfo info = device_info(options.device);
@@ -75,7 +80,7 @@ int bench(const Arguments& arguments) {
     peaks = cpu::measure_peaks(info.threads);
   }
   Json results = Json::array();
-  Table table({"problem", "pass", "kernel", "time", "speed", "of peak", "extra memory", "error"});
+  Table table({"problem", "pass", "kernel", "time", "speed", "of peak", "extra memory", "repaired", "error"});
   bool all_ok = true;
   const auto keep = [&](bool complete) {  // after every case, so that nothing measured is lost, whatever happens
     if (arguments.given("save")) save(arguments.text("save"), report(info, peaks, results, complete).text());
@@ -113,10 +118,13 @@ const Verb bench_verb{
     "bench",
     "measures sets of problems: flash against standard attention, the forward and backward grids, decoding",
     "flash-attention bench [SET]: lengths (the default), lengths-backward, forward, backward, decode, small, or all.\n"
+    "flash-attention bench micro, or micro/wgmma, micro/exp2, micro/reduce, micro/handoff: what the units of a Hopper GPU\n"
+    "can do, one by one (docs/kernels/forward_sm90.md says what follows from it).\n"
     "The numbers of a set may be replaced: --dtype bf16, --head-dim 128, --causal, --seq-q 2048 and so on.\n"
     "Every case is compared with fp64 before it is timed; time is the median, after a warm-up. FLOPs are\n"
     "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is what\n"
     "a call needs beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
+    "Repaired tiles are those that forward/sm90 had to do again with the running maximum (docs/numerics.md).\n"
     "On the CPU the same run measures the FMA peak and the read bandwidth, and gives each speed as a part of them.\n"
     "Ctrl-C stops and prints what was measured so far; --save keeps every case as soon as it is measured.\n"
     "\n"

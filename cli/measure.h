@@ -30,6 +30,7 @@ struct Measurement {
   Timing timing;  ///< never set on the emulator: its time says nothing about a GPU
   std::int64_t workspace_bytes = 0;
   std::int64_t peak_extra_bytes = -1;  ///< CPU: measured growth of resident memory in the first call; -1 = not measured
+  std::int64_t repaired_tiles = -1;    ///< forward/sm90: tiles that were done again; -1 = not counted
   std::optional<emulator::Counters> counters;  ///< emulator: what the kernels did
   std::vector<Accuracy> accuracy;
 

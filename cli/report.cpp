@@ -57,6 +57,7 @@ Json to_json(const Measurement& m) {
   }
   json.add("flops", flops(m.problem, m.pass)).add("workspace_bytes", m.workspace_bytes);
   if (m.peak_extra_bytes >= 0) json.add("peak_extra_bytes", m.peak_extra_bytes);
+  if (m.repaired_tiles >= 0) json.add("repaired_tiles", m.repaired_tiles);
   if (m.counters) json.add("counters", counters_json(*m.counters));
   Json accuracy = Json::array();
   for (const Accuracy& a : m.accuracy) {

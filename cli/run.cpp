@@ -28,6 +28,7 @@ void print(const Measurement& m, const DeviceInfo& info, const Plan& plan) {
       static_cast<double>(m.problem.batch * m.problem.heads_q * m.problem.seq_q) * static_cast<double>(m.problem.seq_kv);
   std::printf(" (the score matrix would take %s)\n",
               format_bytes(scores * static_cast<double>(size_of(m.problem.dtype))).c_str());
+  if (m.repaired_tiles > 0) std::printf("repairs  %lld tiles done again\n", static_cast<long long>(m.repaired_tiles));
   for (const Accuracy& a : m.accuracy) {
     std::printf("error    %-4s max %.2e, relative rms %.2e (allowed %.1e), %lld of %lld rows against fp64: %s\n",
                 a.tensor.c_str(), a.max_error, a.relative_rms, a.allowed, static_cast<long long>(a.rows),

@@ -52,13 +52,14 @@ struct Buffers {
 
 /// How one call is carried out; nothing here changes what is computed, except the dropout seed.
 struct Options {
-  Device device{};                  ///< where the buffers are and the work runs
-  void* stream = nullptr;           ///< CUDA: the caller's CUstream; the call returns before the work is done
-  void* workspace = nullptr;        ///< at least workspace_bytes(...) bytes, 256-byte aligned, on the device
-  std::size_t workspace_bytes = 0;  ///< what the caller provides
-  std::uint64_t seed = 0;           ///< dropout
-  std::uint64_t offset = 0;         ///< dropout
-  std::string_view kernel{};        ///< empty: the planner's choice; else a name such as "forward/sm90"
+  Device device{};                   ///< where the buffers are and the work runs
+  void* stream = nullptr;            ///< CUDA: the caller's CUstream; the call returns before the work is done
+  void* workspace = nullptr;         ///< at least workspace_bytes(...) bytes, 256-byte aligned, on the device
+  std::size_t workspace_bytes = 0;   ///< what the caller provides
+  std::uint64_t seed = 0;            ///< dropout
+  std::uint64_t offset = 0;          ///< dropout
+  std::uint32_t* repairs = nullptr;  ///< a counter on the device, to which forward/sm90 adds the tiles it does again
+  std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90"
 };
 
 /// out = softmax(score(q, k)) v, and lse.

@@ -74,6 +74,8 @@ struct AttentionArgs {
   unsigned long long offset;
   unsigned drop_threshold;
   float keep_scale;  // 1 / (1 - p)
+
+  unsigned* repairs;  // forward/sm90 adds the tiles it does again; may be null
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
     shared.last_pass = 0;
   }
   for (int i = threadIdx.x; i < max_redo_marks; i += S::threads) shared.redo[i] = 0;
-  ptx::barrier_sync(0, S::threads);  // all threads see the barriers and marks
+  ptx::barrier_sync(barrier_all, S::threads);  // all threads see the barriers and marks
 }
 
 /// One tile, from its first block to its store. Returns whether the next pass must do it again.
@@ -71,13 +71,13 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg) {
 #pragma unroll
     for (float& x : out.O) x = 0;
     ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
-    wg.release(wg.shared.Q_free[wg.q_turn().slot][wg.warpgroup]);
+    wg.release_queries();
   } else if (wg.pass() == Pass::careful) {
     sweep_carefully(wg, out);
   } else {
-    sweep(wg, out);
+    Sweep<config>{wg, out}.run();
   }
-  return Finisher<config>(wg).finish(wg.tile(), out);
+  return Finisher<config>(wg).finish(wg.tile(), wg.visited_interior(), out);
 }
 
 }  // namespace forward_sm90
@@ -91,27 +91,26 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   initialise(shared);
 
   const Redo<config> redo{shared};
-  constexpr int pass_threads = S::warpgroups * wg_threads + 32;  // without the idle warps of the loader
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
 
   if (warpgroup == 0) {
     ptx::registers_decrease<S::load_registers>();
-    if (threadIdx.x >= 32) return;
-    const Schedule<config> schedule(args);
+    if (threadIdx.x != 0) return;
+    Schedule<config> schedule(args, shared.taken);
     Loader<config> loader{args, shared};
 #pragma unroll 1
     for (int pass = 0; pass <= shared.last_pass; ++pass) {
-      if (threadIdx.x == 0) {
+      int i = 0;
+      loader.load_pass(static_cast<Pass>(pass), [&](Tile& tile) {
 #pragma unroll 1
-        for (int i = 0; i < schedule.num_iterations; ++i) {
-          if (!redo.marked(i, pass)) continue;
-          const Tile tile = schedule.tile_at(i, static_cast<Pass>(pass));
-          if (tile.exists) loader.load(tile);
+        while (schedule.has(i, pass)) {
+          const int iteration = i++;
+          if (!redo.marked(iteration, pass) || !schedule.tile_at(iteration, static_cast<Pass>(pass), tile)) continue;
+          if (pass != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
+          return true;
         }
-        loader.end_pass(static_cast<Pass>(pass));
-      }
-      __syncwarp();                                   // the lanes that did not load wait for the one that did
-      ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
+        return false;
+      });
     }
   } else {
     ptx::registers_increase<S::attend_registers>();
@@ -127,10 +126,11 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
         continue;
       }
       const int pass = static_cast<int>(wg.pass());
-      wg.release(shared.Q_free[q.slot][wg.warpgroup]);
-      if (wg.thread == 0) ptx::bulk_wait<0>();        // stores are complete before another pass or the end
-      ptx::barrier_sync(barrier_pass, pass_threads);  // all tiles are done and marked
-      if (shared.last_pass <= pass) break;
+      if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
+      __syncwarp();
+      ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all tiles are done and marked
+      wg.release(shared.Q_free[q.slot][wg.warpgroup]);                // the loader waits for that, too
+      if (ptx::shuffle(shared.last_pass, 0) <= pass) break;
     }
     wg.end_turns();
   }

@@ -32,90 +32,137 @@ __device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, i
   }
 }
 
-/// All blocks of a tile. Pass::reference or Pass::running.
+/// Blocks that only other warpgroups see. The turns go round all the same.
 template <ForwardConfig config>
-__device__ __forceinline__ void sweep(Warpgroup<config>& wg, Output<config>& out) {
+__device__ __forceinline__ void pass_over(Warpgroup<config>& wg, int blocks) {
   using S = Shape<config>;
-  const Tile tile = wg.tile();
-  const Scores<config> math = wg.scores_of(tile);
-  const Turn<S::q_stages> q = wg.q_turn();
+#pragma unroll 1
+  for (; blocks > 0; --blocks) {
+    const Turn<S::stages> kv(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);
+    ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);
+    wg.take_turn();
+    wg.pass_turn();
+    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // no warp has missed a phase
+    wg.release(wg.shared.K_free[kv.slot]);
+    wg.release(wg.shared.V_free[kv.slot]);
+  }
+}
+
+/// An edge block tests every score and raises the maximum. An interior block keeps the maximum as a reference:
+/// probabilities may then pass 1, which costs no precision, and Finisher finds out whether they have passed what the types
+/// can hold. At the left edge of a window, after all interior blocks, scores are tested and the maximum is kept.
+enum class Visit { edge, interior, left_edge };
+
+/// A warpgroup's way through the blocks of a tile, in Pass::reference and Pass::running.
+template <ForwardConfig config>
+struct Sweep {
+  using S = Shape<config>;
+
+  Warpgroup<config>& wg;
+  Output<config>& out;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
-  float correction[2];
-  bool accumulate = false;
-  int block = tile.end - 1;
+  bool accumulate = false;  // O holds something of the tile
 
-  // One block: its scores, the output of the block before, its softmax. An edge block tests every score and raises the
-  // maximum. An interior block keeps the maximum as a reference: probabilities may then pass 1, which costs no
-  // precision, and Finisher finds out whether they have passed what the types can hold.
-  auto visit = [&]<bool edge>() {
-    const Turn<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
+  __device__ __forceinline__ void run() {
+    const Tile tile = wg.tile();
+    const Blocks seen = wg.blocks();
+    const Scores<config> math = wg.scores_of(tile);
+    pass_over(wg, tile.end - seen.end);
+    begin(tile, math, seen.end - 1);
+    visit_others(tile, seen, math);
+    wg.release_queries();
+    end();
+    pass_over(wg, seen.begin - tile.begin);
+  }
+
+ private:
+  /// All blocks but the last, whose probabilities are in P.
+  __device__ __forceinline__ void visit_others(const Tile& tile, const Blocks& seen, const Scores<config>& math) {
+    int block = seen.end - 2;
+    // With a mask tensor, and in Pass::running, there is no interior: all is edge.
+#pragma unroll 1
+    for (; block >= seen.interior_end; --block) visit<Visit::edge>(tile, math, block);
+    if constexpr (!config.features.mask) {
+#pragma unroll 1
+      for (; block >= seen.interior_begin; --block) visit<Visit::interior>(tile, math, block);
+    }
+    if constexpr (config.features.window_left) {
+#pragma unroll 1
+      for (; block >= seen.begin; --block) visit<Visit::left_edge>(tile, math, block);
+    }
+  }
+
+  /// The scores of a tile's last block.
+  __device__ __forceinline__ void begin(const Tile& tile, const Scores<config>& math, int block) {
+    const Turn<S::stages> k(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[k.slot], k.parity);  // K has landed
     wg.take_turn();
-    wg.issue_scores(scores, q.slot, k.slot);
+    wg.issue_scores(scores, wg.q_turn().slot, k.slot);
+    wg.pass_turn();
+    ptx::wgmma_wait<0>();  // the scores are there
+    ptx::wgmma_pin(scores);
+    wg.release(wg.shared.K_free[k.slot]);
+    float correction[2];
+    wg.softmax_edge(math, block, scores, out.rows, correction);
+    math.drop(scores, math.kept(wg.args, tile, block * S::block_kv));
+    math.pack(scores, P);
+    ptx::wgmma_pin(P);
+    if constexpr (S::hidden_rows) {
+      ptx::mbarrier_wait(wg.shared.V_full[k.slot], k.parity);  // V has landed, before zeros are written into it
+      clear_hidden_rows(wg, k.slot, math.score.visible_kv - block * S::block_kv);
+    }
+  }
+
+  /// One block: its scores, the output of the block before, its softmax.
+  template <Visit kind>
+  __device__ __forceinline__ void visit(const Tile& tile, const Scores<config>& math, int block) {
+    const Turn<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
+    float correction[2];
+    ptx::mbarrier_wait(wg.shared.K_full[k.slot], k.parity);  // K has landed
+    wg.take_turn();
+    wg.issue_scores(scores, wg.q_turn().slot, k.slot);
     ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V of the block before has landed
     wg.issue_output(out.O, P, v.slot, accumulate);
     wg.pass_turn();
     accumulate = true;
     ++wg.num_blocks;
+    const auto kept = math.kept(wg.args, tile, block * S::block_kv);
     ptx::wgmma_wait<1>();  // the scores are there; P V may still run
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[k.slot]);
-    if constexpr (edge) {
-      wg.softmax_edge(math, block, scores, out, correction);
+    if constexpr (kind == Visit::edge) {
+      wg.softmax_edge(math, block, scores, out.rows, correction);
     } else {
-      math.modify(scores, block * S::block_kv);
-      math.exponentiate(scores, out.row_max, out.row_sum);
+      if constexpr (kind == Visit::left_edge) {
+        math.modify_and_mask(scores, block * S::block_kv);
+      } else {
+        math.modify(scores, block * S::block_kv);
+      }
+      math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
-    math.drop(scores, wg.args, tile, block * S::block_kv);
+    math.drop(scores, kept);
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_free[v.slot]);
-    if constexpr (edge) wg.correct(out.O, correction);
+    if constexpr (kind == Visit::edge) wg.correct(out.O, correction);
     math.pack(scores, P);
     ptx::wgmma_pin(P);
-  };
-
-  const Turn<S::stages> last(wg.num_blocks++);
-  ptx::mbarrier_wait(wg.shared.K_full[last.slot], last.parity);  // the last K has landed
-  wg.take_turn();
-  wg.issue_scores(scores, q.slot, last.slot);
-  wg.pass_turn();
-  ptx::wgmma_wait<0>();  // the scores are there
-  ptx::wgmma_pin(scores);
-  wg.release(wg.shared.K_free[last.slot]);
-  wg.softmax_edge(math, block, scores, out, correction);
-  math.drop(scores, wg.args, tile, block * S::block_kv);
-  math.pack(scores, P);
-  ptx::wgmma_pin(P);
-  if constexpr (S::hidden_rows) {
-    ptx::mbarrier_wait(wg.shared.V_full[last.slot], last.parity);  // V has landed, before zeros are written into it
-    clear_hidden_rows(wg, last.slot, math.score.visible_kv - block * S::block_kv);
-  }
-  --block;
-
-  // The right edge, the interior, the left edge; with a mask tensor all is edge.
-#pragma unroll 1
-  for (int side = 0; side < (config.features.window_left ? 2 : 1); ++side) {
-    const int edge_begin = side == 0 ? tile.interior_end : tile.begin;
-#pragma unroll 1
-    for (; block >= edge_begin; --block) visit.template operator()<true>();
-    if constexpr (!config.features.mask) {
-#pragma unroll 1
-      for (; block >= tile.interior_begin; --block) visit.template operator()<false>();
-    }
   }
 
-  wg.release(wg.shared.Q_free[q.slot][wg.warpgroup]);
-  const Turn<S::stages> first(wg.num_blocks - 1);
-  ptx::mbarrier_wait(wg.shared.V_full[first.slot], first.parity);  // the first V has landed
-  wg.take_turn();
-  wg.issue_output(out.O, P, first.slot, accumulate);
-  wg.pass_turn();
-  ptx::wgmma_wait<0>();  // O is complete
-  ptx::wgmma_pin(out.O);
-  wg.release(wg.shared.V_free[first.slot]);
-}
+  /// The output of the first block.
+  __device__ __forceinline__ void end() {
+    const Turn<S::stages> v(wg.num_blocks - 1);
+    ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V has landed
+    wg.take_turn();
+    wg.issue_output(out.O, P, v.slot, accumulate);
+    wg.pass_turn();
+    ptx::wgmma_wait<0>();  // O is complete
+    ptx::wgmma_pin(out.O);
+    wg.release(wg.shared.V_free[v.slot]);
+  }
+};
 
 }  // namespace flash_attention::forward_sm90

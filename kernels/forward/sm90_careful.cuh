@@ -73,8 +73,8 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[kv.slot]);
-    wg.softmax_edge(math, block, scores, out, correction);
-    math.drop(scores, wg.args, tile, block * S::block_kv);
+    wg.softmax_edge(math, block, scores, out.rows, correction);
+    math.drop(scores, math.kept(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
     math.pack(scores, P);
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);  // V has landed
@@ -86,7 +86,7 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
     ptx::wgmma_pin(out.O);
     wg.release(wg.shared.V_free[kv.slot]);
   }
-  wg.release(wg.shared.Q_free[q.slot][wg.warpgroup]);
+  wg.release_queries();
 }
 
 }  // namespace flash_attention::forward_sm90

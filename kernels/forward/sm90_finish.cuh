@@ -23,10 +23,10 @@ struct Finisher {
       : args(wg.args), shared(wg.shared), warpgroup(wg.warpgroup), thread(ptx::registers_fresh(wg.thread)) {}
 
   /// Returns whether the tile must be done again by the next pass (see Pass).
-  __device__ __forceinline__ bool finish(const Tile& tile, Output<config>& out) const {
-    auto& [O, row_max, row_sum] = out;
+  __device__ __forceinline__ bool finish(const Tile& tile, bool visited_interior, Output<config>& out) const {
+    auto& [O, rows] = out;
+    const auto& [row_max, row_sum] = rows;
     const Scores<config> math(args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32);
-    const bool visited_interior = tile.interior_begin < tile.interior_end;
     bool redo = false;
     float factor[2];
     bool watched[2];  // rows whose output must be finite for the tile to be right
@@ -52,7 +52,7 @@ struct Finisher {
         lse = larger == -tile::infinity ? larger
                                         : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
       }
-      factor[r] = used && !empty ? (features.dropout ? args.keep_scale : 1.0f) / denominator : 0.0f;
+      factor[r] = used && !empty ? (features.dropout ? args.keep_scale : 1.0f) * ptx::reciprocal(denominator) : 0.0f;
       if (args.lse != nullptr && thread % 4 == 0 && q < tile.sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + q] = used ? lse : -tile::infinity;
       }
@@ -88,7 +88,7 @@ struct Finisher {
 #pragma unroll
       for (int group = begin * 4; group < tile::smaller((begin + S::o_chunks) * 4, S::width_v / 16); ++group) {
         const int piece = (2 * group + lane / 16) % 8 ^ row % 8;
-        auto* to = reinterpret_cast<unsigned char*>(shared.O[warpgroup][group / 4 - begin]) + row * 128 + piece * 16;
+        auto* to = reinterpret_cast<unsigned char*>(shared.O(warpgroup, group / 4 - begin)) + row * 128 + piece * 16;
         const float* o = O + 8 * group;
         ptx::stmatrix_x4(to, ptx::pack<S::type>(o[0], o[1]), ptx::pack<S::type>(o[2], o[3]), ptx::pack<S::type>(o[4], o[5]),
                          ptx::pack<S::type>(o[6], o[7]));
@@ -100,12 +100,17 @@ struct Finisher {
       } else if (thread == 0 && rows > 0) {
 #pragma unroll
         for (int c = begin; c < tile::smaller(begin + S::o_chunks, S::chunks_v); ++c) {
-          ptx::tma_store_4d(args.maps[map_O], shared.O[warpgroup][c - begin], c * chunk_dim,
+          ptx::tma_store_4d(args.maps[map_O], shared.O(warpgroup, c - begin), c * chunk_dim,
                             static_cast<int>(tile.sequence.start_q) + first_row, tile.head_idx,
                             features.packed ? 0 : tile.sequence.batch_idx);
         }
         ptx::bulk_commit();
       }
+    }
+    if constexpr (S::o_in_q) {
+      if (thread == 0) ptx::bulk_wait_read<0>();
+      if (features.packed) ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // copy_rows has read it, too
+      if (thread == 0) ptx::mbarrier_arrive(shared.Q_free[0][warpgroup]);                 // Q may come
     }
   }
 
@@ -118,7 +123,7 @@ struct Finisher {
       const int row = i / pieces, piece = i - row * pieces;
       const int column = chunk_begin * chunk_dim + piece * 8;
       if (column >= config.head_dim_v) continue;
-      const unsigned from = ptx::shared_address(shared.O[warpgroup][piece / 8]) + row * 128 + (piece % 8 ^ row % 8) * 16;
+      const unsigned from = ptx::shared_address(shared.O(warpgroup, piece / 8)) + row * 128 + (piece % 8 ^ row % 8) * 16;
       const auto value = ptx::load_shared<ptx::Vector<unsigned, 4>>(from);
       Element* to = out.data + (tile.q_begin + warpgroup * wg_rows + row) * out.stride + column;
       ptx::store_global(reinterpret_cast<ptx::Vector<unsigned, 4>*>(to), value);

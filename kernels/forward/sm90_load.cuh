@@ -16,39 +16,65 @@ struct Loader {
   unsigned num_tiles = 0;  // handed over so far
   Turn<S::stages> kv{0};   // of the next block
 
-  /// The tile and its Q, and the blocks of K and V from the last to the first. Where Q has one slot only, the first K goes
-  /// before it: that may find a free slot sooner.
-  __device__ __forceinline__ void load(const Tile& tile) {
-    constexpr bool K_first = S::q_stages == 1;
-    if (!K_first || tile.sees_nothing()) hand_over(tile);
-    const int batch_idx = batch_coordinate(tile);
-    const int kv_head = tile.head_idx / args.group;
-    const int kv_row = static_cast<int>(tile.sequence.start_kv);
+  /// All tiles of a pass; find_next(tile) fills the next one in, or returns false. With two slots for Q a tile is handed
+  /// over while the keys of the one before are loaded, in time for its Q to come from memory. With one slot it goes between
+  /// its first K, which may find a free slot sooner, and the rest.
+  template <typename FindNext>
+  __device__ __forceinline__ void load_pass(Pass pass, const FindNext& find_next) {
+    constexpr bool early = S::q_stages == 2;
+    bool exists = find_next(next_tile());
+    if (early && exists) hand_over(next_tile());
 #pragma unroll 1
-    for (int block = tile.end - 1; block >= tile.begin; --block) {
-      const int row = kv_row + block * S::block_kv;
-      // The slot's earlier block has been read by every warpgroup. Slots start out free: parity 1 counts as completed.
-      ptx::mbarrier_wait(shared.K_free[kv.slot], kv.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.slot], S::k_bytes);
-#pragma unroll
-      for (int c = 0; c < S::chunks; ++c) {
-        ptx::tma_load_4d(shared.K[kv.slot][c], args.maps[map_K], shared.K_full[kv.slot], c * chunk_dim, row, kv_head,
-                         batch_idx);
+    while (exists) {
+      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_slots] : next_tile();
+      const int blocks = tile.end - tile.begin;
+      if (!early && blocks == 0) hand_over(tile);
+#pragma unroll 1
+      for (int n = 0; n < blocks; ++n) {
+        load_keys(tile, tile.end - 1 - n, !early && n == 0);
+        if (early && n == 1) {
+          exists = find_next(next_tile());
+          if (exists) hand_over(next_tile());
+        }
       }
-      if (K_first && block == tile.end - 1) hand_over(tile);
-      ptx::mbarrier_wait(shared.V_free[kv.slot], kv.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.slot], S::v_bytes);
-#pragma unroll
-      for (int c = 0; c < S::chunks_v; ++c) {
-        ptx::tma_load_4d(shared.V[kv.slot][c], args.maps[map_V], shared.V_full[kv.slot], c * chunk_dim, row, kv_head,
-                         batch_idx);
-      }
-      kv.advance();
+      if (early && blocks > 1) continue;
+      exists = find_next(next_tile());
+      if (early && exists) hand_over(next_tile());
     }
+    next_tile() = {.pass = pass};  // no tile is left
+    hand_over(next_tile());
+    const Turn<S::q_stages> q(num_tiles - 1);
+#pragma unroll 1
+    for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_wait(shared.Q_free[q.slot][w], q.parity);  // all are marked
   }
 
-  /// Tells the warpgroups that no tile is left in this pass.
-  __device__ __forceinline__ void end_pass(Pass pass) { hand_over(Tile{.pass = pass}); }
+ private:
+  /// A block of K and V.
+  __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool hand_over_between) {
+    const int batch_idx = batch_coordinate(tile);
+    const int kv_head = tile.head_idx / args.group;
+    const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
+    // The slot's earlier block has been read by every warpgroup. Slots start out free: parity 1 counts as completed.
+    ptx::mbarrier_wait(shared.K_free[kv.slot], kv.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.slot], S::k_bytes);
+#pragma unroll
+    for (int c = 0; c < S::chunks; ++c) {
+      ptx::tma_load_4d(shared.K[kv.slot][c], args.maps[map_K], shared.K_full[kv.slot], c * chunk_dim, row, kv_head,
+                       batch_idx);
+    }
+    if (hand_over_between) hand_over(tile);
+    ptx::mbarrier_wait(shared.V_free[kv.slot], kv.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.slot], S::v_bytes);
+#pragma unroll
+    for (int c = 0; c < S::chunks_v; ++c) {
+      ptx::tma_load_4d(shared.V[kv.slot][c], args.maps[map_V], shared.V_full[kv.slot], c * chunk_dim, row, kv_head,
+                       batch_idx);
+    }
+    kv.advance();
+  }
+
+  /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
+  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_slots]; }
 
   __device__ __forceinline__ static int batch_coordinate(const Tile& tile) {
     return config.features.packed ? 0 : tile.sequence.batch_idx;
@@ -58,10 +84,10 @@ struct Loader {
   __device__ __forceinline__ void hand_over(const Tile& tile) {
     const Turn<S::q_stages> q(num_tiles);
     const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
-    // The warpgroups have read the queries that were in this slot; so they are done with the tile before those, too.
+    // The warpgroups have read the queries that were in this slot.
 #pragma unroll 1
     for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_wait(shared.Q_free[q.slot][w], q.parity ^ 1);
-    shared.tiles[num_tiles++ % tile_slots] = tile;
+    ++num_tiles;
 #pragma unroll 1
     for (int w = 0; w < S::warpgroups; ++w) {
       if (tile.sees_nothing()) {

@@ -4,6 +4,7 @@
 // it to the warpgroups that attend, together with Q.
 
 #include "forward/sm90_shape.cuh"
+#include "ptx/atomic.cuh"
 #include "tile/score.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -16,59 +17,125 @@ struct Schedule {
   int units_per_head;  // row tiles, or pairs of them
   int num_units;
   int num_iterations;
+  int* taken;    // take_turns: the unit of each iteration
+  int next = 0;  // take_turns: the unit of the next iteration
+  int section;   // take_turns: heads whose keys L2 holds together
 
-  __device__ __forceinline__ explicit Schedule(const AttentionArgs& arguments) : args(arguments) {
+  __device__ __forceinline__ Schedule(const AttentionArgs& arguments, int* units_taken)
+      : args(arguments), taken(units_taken) {
     const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
     units_per_head = config.pair_tiles ? tile::ceil_div(row_tiles, 2) : row_tiles;
     num_units = units_per_head * args.heads_q * args.batch;
-    const int mine = tile::ceil_div(num_units - static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    const int mine = tile::ceil_div(num_units - first_unit(), unit_stride());
     num_iterations = config.pair_tiles ? 2 * mine : mine;
+    if constexpr (config.take_turns) {
+      constexpr int l2_bytes = 32 << 20;
+      const long long head_bytes = 2ll * args.seq_kv * (config.head_dim + config.head_dim_v);
+      section = static_cast<int>(l2_bytes / head_bytes) * args.group;
+      section = tile::larger(1, tile::smaller(section, args.heads_q * args.batch));
+      next = first_unit();
+    }
   }
 
-  __device__ __forceinline__ Tile tile_at(int iteration, Pass pass) const {
-    const int unit =
-        static_cast<int>(blockIdx.x) + (config.pair_tiles ? iteration / 2 : iteration) * static_cast<int>(gridDim.x);
-    const int head_of_batch = unit / units_per_head;
-    const int position = unit - head_of_batch * units_per_head;
-    const int batch_idx = head_of_batch / args.heads_q;
+  __device__ __forceinline__ int take() const {
+    return unit_stride() + static_cast<int>(ptx::atomic_add(static_cast<unsigned*>(args.workspace), 1));
+  }
 
-    Tile tile{.iteration = iteration, .pass = pass};
-    tile.head_idx = head_of_batch - batch_idx * args.heads_q;
-    tile.sequence = tile::make_sequence<config.features>(args, batch_idx);
-    int row_tile = position;
-    tile.exists = true;
-    if constexpr (config.pair_tiles) {
-      const int last = tile::ceil_div(tile.sequence.rows_q, config.block_q) - 1;
-      const bool second = iteration % 2 != 0;
-      row_tile = second ? position : last - position;
-      tile.exists = second ? position < last - position : position <= last - position;
+  /// Whether this block has an iteration i. Asked for each in order.
+  __device__ __forceinline__ bool has(int i, int pass) {
+    if constexpr (config.take_turns) {
+      if (pass == 0) {
+        num_iterations = i;
+        if (i == max_redo_marks || next >= num_units) return false;
+        taken[i] = next;
+        next = take();
+        return true;
+      }
     }
+    return i < num_iterations;
+  }
+
+  __device__ __forceinline__ static int first_unit() { return static_cast<int>(blockIdx.x); }
+  __device__ __forceinline__ static int unit_stride() { return static_cast<int>(gridDim.x); }
+
+  /// A row tile of a head, or a pair of them.
+  struct Unit {
+    int head_idx;
+    int batch_idx;
+    int position;  // in the head
+  };
+  __device__ __forceinline__ Unit unit_at(int iteration) const {
+    if constexpr (config.take_turns) {  // the longest row tile of each head of a section, then the next longest
+      const int heads = args.heads_q * args.batch;
+      const int sections_before = taken[iteration] / (section * units_per_head);
+      const int inside = taken[iteration] - sections_before * section * units_per_head;
+      const int heads_here = tile::smaller(section, heads - sections_before * section);
+      const int row = inside / heads_here;
+      const int head_of_batch = sections_before * section + inside - row * heads_here;
+      const int batch_idx = head_of_batch / args.heads_q;
+      return {head_of_batch - batch_idx * args.heads_q, batch_idx, units_per_head - 1 - row};
+    }
+    const int unit = first_unit() + (config.pair_tiles ? iteration / 2 : iteration) * unit_stride();
+    const int head_of_batch = unit / units_per_head;
+    const int batch_idx = head_of_batch / args.heads_q;
+    return {head_of_batch - batch_idx * args.heads_q, batch_idx, unit - head_of_batch * units_per_head};
+  }
+
+  /// Fills `tile` in, which lies in shared memory: the loading warp has few registers. Returns whether there is one.
+  __device__ __forceinline__ bool tile_at(int iteration, Pass pass, Tile& tile) const {
+    const Unit unit = unit_at(iteration);
+    const tile::Sequence sequence = tile::make_sequence<config.features>(args, unit.batch_idx);
+    int row_tile = unit.position;
+    if constexpr (config.pair_tiles) {
+      const int opposite = tile::ceil_div(sequence.rows_q, config.block_q) - 1 - unit.position;
+      const bool second = iteration % 2 != 0;
+      if (unit.position > opposite || (second && unit.position == opposite)) return false;
+      if (!second) row_tile = opposite;
+    }
+    if (row_tile * config.block_q >= sequence.rows_q) return false;
+    tile.iteration = iteration;
+    tile.pass = pass;
+    tile.exists = true;
     tile.q_begin = row_tile * config.block_q;
-    tile.exists = tile.exists && tile.q_begin < tile.sequence.rows_q;
+    tile.head_idx = unit.head_idx;
+    tile.sequence = sequence;
     find_blocks(tile, pass);
-    return tile;
+    return true;
   }
 
   __device__ __forceinline__ void find_blocks(Tile& tile, Pass pass) const {
+    const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
+    const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
+    tile.begin = loaded.begin;
+    tile.end = loaded.end;
+#pragma unroll 1
+    for (int w = 0; w < Shape<config>::warpgroups; ++w) {
+      // In Pass::careful the warpgroups go through the blocks together.
+      tile.seen[w] = pass == Pass::careful ? Blocks{loaded.begin, loaded.begin, loaded.begin, loaded.end}
+                                           : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, pass);
+    }
+  }
+
+  __device__ __forceinline__ static Blocks blocks_seen(const tile::Score<config.features>& score, tile::TileRange loaded,
+                                                       int q_begin, Pass pass) {
     constexpr Features features = config.features;
     constexpr int block_kv = config.block_kv;
-    const tile::Score<features> score(args, tile.sequence, tile.head_idx);
-    const tile::TileRange range = score.template key_tiles<config.block_q, block_kv>(tile.q_begin);
-    tile.begin = range.begin;
-    tile.end = range.end;
-
-    int first = tile.begin;  // the interior, clipped to the range
+    tile::TileRange range = score.template key_tiles<wg_rows, block_kv>(q_begin);
+    if (range.begin == range.end) range = {loaded.begin, loaded.begin + 1};  // one block that the mask hides
+    int first = range.begin;                                                 // the interior, clipped to the range
     int last = score.visible_kv;
-    if constexpr (features.window_right) last = tile::smaller(last, tile.q_begin + score.diagonal + score.window_right + 1);
+    if constexpr (features.window_right) last = tile::smaller(last, q_begin + score.diagonal + score.window_right + 1);
     last = tile::larger(last, 0) / block_kv;
     if constexpr (features.window_left) {
-      const int q_last = tile::smaller(tile.q_begin + config.block_q, score.len_q) - 1;
+      const int q_last = tile::smaller(q_begin + wg_rows, score.len_q) - 1;
       first = tile::larger(first, tile::ceil_div(tile::larger(q_last + score.diagonal - score.window_left, 0), block_kv));
     }
     // With the running maximum every block is an edge.
     const bool none = features.mask || pass != Pass::reference || first >= last;
-    tile.interior_begin = none ? tile.begin : first;
-    tile.interior_end = none ? tile.begin : last;
+    return {.begin = range.begin,
+            .interior_begin = none ? range.begin : first,
+            .interior_end = none ? range.begin : last,
+            .end = range.end};
   }
 };
 

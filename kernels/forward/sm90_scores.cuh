@@ -34,25 +34,64 @@ struct Scores {
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
 
-  /// tile::Score::in_units with a soft cap of two instructions of the special function unit: cap tanh(x) is
+  /// What bias and ALiBi add to the scores of a row, from the key that kv_begin + column is.
+  struct Added {
+    const typename tile::Score<features>::Bias* bias;
+    float slope;
+    float distance;  // of the diagonal
+
+    __device__ __forceinline__ Added(const tile::Score<features>& score, int q, int first_key) {
+      if constexpr (features.bias) bias = score.bias + q * score.bias_stride + first_key;
+      if constexpr (features.alibi) slope = score.slope;
+      if constexpr (features.alibi) distance = static_cast<float>(q + score.len_kv - score.len_q - first_key);
+    }
+    __device__ __forceinline__ float at(int key) const {
+      float result = 0;
+      if constexpr (features.bias) result = ptx::to_float(bias[key]);
+      if constexpr (features.alibi) result = ptx::fma(-slope, ptx::abs(distance - static_cast<float>(key)), result);
+      return result;
+    }
+  };
+
+  /// tile::Score::in_units, with a soft cap of two instructions of the special function unit: cap tanh(x) is
   /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing beside that of a 16-bit dot product.
-  __device__ __forceinline__ float in_units(float dot, int q, int key) const {
+  __device__ __forceinline__ float in_units(float dot, float added) const {
     if constexpr (features.softcap) {
       const float exponential = ptx::exp2(dot * (2.0f * tile::log2_e * score.scale / score.softcap));
-      const float capped = ptx::fma(-2.0f * score.softcap, ptx::reciprocal(1.0f + exponential), score.softcap);
-      return features.bias || features.alibi ? capped + score.added(q, key) : capped;
+      return ptx::fma(-2.0f * score.softcap, ptx::reciprocal(1.0f + exponential), score.softcap) + added;
     }
-    return score.in_units(dot, q, key);
+    return ptx::fma(dot, score.scale, added);
+  }
+
+  /// Scores of which none is beyond half of the soft cap, where a polynomial does: cap tanh(x) = dot scale p(x^2), to 6e-7.
+  __device__ __forceinline__ bool cap_softly(Tile& S, const Added (&added)[2]) const {
+    const float to_x = score.scale / score.softcap, to_x2 = to_x * to_x;
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) largest = ptx::max(largest, ptx::abs(S[i]));
+    if (!ptx::all(largest * to_x <= 0.5f)) return false;
+    const float p0 = 0.99999946f * score.scale, p1 = -0.33326318f * score.scale * to_x2;
+    const float p2 = 0.13190297f * score.scale * to_x2 * to_x2, p3 = -0.04440222f * score.scale * to_x2 * to_x2 * to_x2;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float x2 = S[i] * S[i];
+      S[i] = ptx::fma(S[i], ptx::fma(x2, ptx::fma(x2, ptx::fma(x2, p3, p2), p1), p0), added[row_of(i)].at(key_of(i)));
+    }
+    return true;
   }
 
   /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
   __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
     if constexpr (!tile::Score<features>::linear) {
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const int q = tile::smaller(row + 8 * row_of(i), score.len_q - 1);
-        S[i] = in_units(S[i], q, kv_begin + column + key_of(i));
+      const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are there
+      const int first_key = kv_begin + column;
+      const Added added[2] = {{score, tile::smaller(first_row, score.len_q - 1), first_key},
+                              {score, tile::smaller(first_row + 8, score.len_q - 1), first_key}};
+      if constexpr (features.softcap) {
+        if (cap_softly(S, added)) return;
       }
+#pragma unroll
+      for (int i = 0; i < count; ++i) S[i] = in_units(S[i], added[row_of(i)].at(key_of(i)));
     }
   }
 
@@ -71,16 +110,17 @@ struct Scores {
       begin[r] = first - kv_begin - column;
       end[r] = last - kv_begin - column;
     }
+    const Added added[2] = {{score, first_row, kv_begin + column}, {score, first_row + 8, kv_begin + column}};
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       const int r = row_of(i);
       bool visible = key_of(i) < end[r];
       if constexpr (features.window_left) visible = visible && key_of(i) >= begin[r];
-      if constexpr (features.mask || !tile::Score<features>::linear) {
-        const int q = row + 8 * r;
-        const int key = kv_begin + column + key_of(i);
-        if constexpr (features.mask) visible = visible && score.mask[q * score.mask_stride + key] != 0;
-        S[i] = visible ? in_units(S[i], q, key) : -tile::infinity;
+      if constexpr (features.mask) {
+        visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
+      }
+      if constexpr (!tile::Score<features>::linear) {
+        S[i] = visible ? in_units(S[i], added[r].at(key_of(i))) : -tile::infinity;
       } else {
         S[i] = visible ? S[i] : -tile::infinity;
       }
@@ -120,9 +160,13 @@ struct Scores {
     }
   }
 
-  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
-  __device__ __forceinline__ void drop(Tile& S, const AttentionArgs& args, const forward_sm90::Tile& tile,
-                                       int kv_begin) const {
+  /// Which of this thread's probabilities dropout keeps: bit i % 32 of word i / 32 is that of S[i]. They depend on nothing
+  /// that the products compute, so they are worked out while those run.
+  struct Kept {
+    unsigned word[tile::ceil_div(count, 32)] = {};
+  };
+  __device__ __forceinline__ Kept kept(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
+    Kept kept;
     if constexpr (features.dropout) {
       tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
       dropout.key0 = ptx::shuffle(dropout.key0, 0);  // known to be uniform: so are the keys of the ten rounds
@@ -134,11 +178,20 @@ struct Scores {
           const tile::DropoutWords random = dropout.words(row + 8 * r, kv_begin + column + key_of(i));
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
-            float& s = S[i + 2 * r + w % 2 + w / 2 * 4];
-            s = random.word[w] >= dropout.threshold ? s : 0.0f;
+            const int at = i + 2 * r + w % 2 + w / 2 * 4;
+            kept.word[at / 32] |= random.word[w] >= dropout.threshold ? 1u << at % 32 : 0u;
           }
         }
       }
+    }
+    return kept;
+  }
+
+  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
+  __device__ __forceinline__ static void drop(Tile& S, const Kept& kept) {
+    if constexpr (features.dropout) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) S[i] = kept.word[i / 32] & 1u << i % 32 ? S[i] : 0.0f;
     }
   }
 

@@ -33,6 +33,9 @@ struct Shape {
   static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
   static constexpr int threads = (warpgroups + 1) * wg_threads;
 
+  // Ping-pong. With a wide O a block's products take so long that the warpgroups need no order.
+  static constexpr bool takes_turns = warpgroups > 1 && config.head_dim_v <= 128;
+
   // Columns past the head dimension read as zero and are not stored, so tiles round up.
   static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
   static constexpr int chunks_v = tile::ceil_div(config.head_dim_v, chunk_dim);
@@ -45,7 +48,8 @@ struct Shape {
   static constexpr int v_bytes = block_kv * chunks_v * chunk_dim * 2;
 
   static constexpr int q_stages = forward_sm90_layout(config).q_stages;
-  static constexpr int o_chunks = forward_sm90_layout(config).o_chunks;
+  static constexpr bool o_in_q = forward_sm90_layout(config).o_chunks == 0;
+  static constexpr int o_chunks = o_in_q ? chunks_v : forward_sm90_layout(config).o_chunks;
 
   // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
@@ -57,10 +61,10 @@ struct Shape {
                                           : warpgroups == 2  ? 232
                                                              : 160;
 
-  // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its descriptors
-  // there. A vote keeps the lanes together; it needs registers that these configurations do not have: they shuffle instead.
-  static constexpr bool touches_scores = !tile::Score<features>::linear || features.mask || features.dropout;
-  static constexpr bool votes = !tight && !(touches_scores && (config.head_dim > 128 || config.head_dim_v > 128));
+  // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
+  // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
+  // shuffle instead.
+  static constexpr bool votes = !tight && config.head_dim <= 128 && config.head_dim_v <= 128;
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;
@@ -79,19 +83,25 @@ enum class Pass : int {
   careful = 2,    // as before, and what is not finite in V is added only to the rows that see it
 };
 
-/// A tile of block_q queries of one head, and the blocks of keys it visits, from the last to the first:
+/// The blocks of keys that a warpgroup visits, from the last to the first:
 ///
 ///     begin .. interior_begin .. interior_end .. end
 ///     edge     interior          edge
 ///
-/// Every query of the tile sees every key of an interior block; in edge blocks each score is tested.
+/// Every query of the warpgroup sees every key of an interior block; in edge blocks each score is tested.
+struct Blocks {
+  int begin, interior_begin, interior_end, end;
+};
+
+/// A tile of block_q queries of one head.
 struct Tile {
   int iteration;
   Pass pass;
   bool exists;  // false: the pass is over
   int q_begin;
   int head_idx;
-  int begin, interior_begin, interior_end, end;
+  int begin, end;  // the blocks that any warpgroup sees: they are loaded
+  Blocks seen[3];  // by each warpgroup
   tile::Sequence sequence;
 
   __device__ __forceinline__ bool sees_nothing() const { return begin == end; }
@@ -100,6 +110,15 @@ struct Tile {
 constexpr int max_redo_marks = 256;
 constexpr int tile_slots = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
 
+/// Tiles of O on their way to memory, where they have room of their own.
+template <ForwardConfig config, bool o_in_q = Shape<config>::o_in_q>
+struct OutputStorage {
+  using S = Shape<config>;
+  typename S::Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];
+};
+template <ForwardConfig config>
+struct OutputStorage<config, true> {};
+
 template <ForwardConfig config>
 struct alignas(1024) SharedStorage {
   using S = Shape<config>;
@@ -107,9 +126,9 @@ struct alignas(1024) SharedStorage {
 
   // Tiles are chunks of 64 columns; a chunk is rows of 128 bytes whose 16-byte pieces are swizzled by the row.
   Element Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];
   Element K[S::stages][S::chunks][S::block_kv * chunk_dim];
   Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
+  OutputStorage<config> output;
 
   // full: a tile has landed. free: every warpgroup that reads it is done with it.
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_free[S::q_stages][S::warpgroups];
@@ -119,6 +138,16 @@ struct alignas(1024) SharedStorage {
   Tile tiles[tile_slots];              // what Q_full announces
   unsigned char redo[max_redo_marks];  // see Redo
   int last_pass;
+  int taken[config.take_turns ? max_redo_marks : 1];  // the unit of each iteration
+
+  /// Where a warpgroup puts a chunk of O.
+  __device__ __forceinline__ Element* O(int warpgroup, int chunk) {
+    if constexpr (S::o_in_q) {
+      return Q[0][warpgroup][chunk];
+    } else {
+      return output.O[warpgroup][chunk];
+    }
+  }
 };
 
 template <ForwardConfig config>
@@ -126,7 +155,7 @@ constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_layou
                              sizeof(SharedStorage<config>) <= forward_sm90_max_shared_bytes;
 
 /// Named barriers. `turn` and `warpgroup` are followed by one for each warpgroup.
-enum Barrier : int { barrier_turn = 1, barrier_warpgroup = 4, barrier_pass = 7, barrier_attend = 8 };
+enum Barrier : int { barrier_all = 0, barrier_turn = 1, barrier_warpgroup = 4, barrier_attend = 7 };
 
 /// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.
 template <int slots>

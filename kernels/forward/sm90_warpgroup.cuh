@@ -28,14 +28,19 @@ struct Descriptor {
   }
 };
 
+/// Softmax so far, of the two rows of a thread.
+struct RowState {
+  float max[2] = {-tile::infinity, -tile::infinity};
+  float sum[2] = {0, 0};  // this thread's part
+};
+
 /// What softmax and P V leave behind for 64 query rows, spread over the warpgroup as ptx/wgmma.cuh says.
 template <ForwardConfig config>
 struct Output {
   using Tile = float[Shape<config>::width_v / 2];
 
   Tile O;
-  float row_max[2] = {-tile::infinity, -tile::infinity};
-  float row_sum[2] = {0, 0};  // this thread's part
+  RowState rows;
 };
 
 template <ForwardConfig config>
@@ -63,18 +68,28 @@ struct Warpgroup {
     constexpr Features features = config.features;
     Tile tile = stored_tile();
     tile.begin = ptx::shuffle(tile.begin, 0);
-    tile.interior_begin = ptx::shuffle(tile.interior_begin, 0);
-    tile.interior_end = ptx::shuffle(tile.interior_end, 0);
     tile.end = ptx::shuffle(tile.end, 0);
     if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths)) {
       tile.sequence = tile::make_sequence<features>(args, tile.sequence.batch_idx);  // all but this is constant
     }
     return tile;
   }
+  /// The blocks of it that this warpgroup visits.
+  __device__ __forceinline__ Blocks blocks() const {
+    const Blocks& seen = stored_tile().seen[warpgroup];
+    return {.begin = ptx::shuffle(seen.begin, 0),
+            .interior_begin = ptx::shuffle(seen.interior_begin, 0),
+            .interior_end = ptx::shuffle(seen.interior_end, 0),
+            .end = ptx::shuffle(seen.end, 0)};
+  }
   /// What to do with it.
   __device__ __forceinline__ bool has_tile() const { return ptx::shuffle(static_cast<int>(stored_tile().exists), 0) != 0; }
   __device__ __forceinline__ bool sees_nothing() const {
     return ptx::shuffle(static_cast<int>(stored_tile().sees_nothing()), 0) != 0;
+  }
+  __device__ __forceinline__ bool visited_interior() const {
+    const Blocks& seen = stored_tile().seen[warpgroup];
+    return seen.interior_begin < seen.interior_end;
   }
   __device__ __forceinline__ Pass pass() const {
     return static_cast<Pass>(ptx::shuffle(static_cast<int>(stored_tile().pass), 0));
@@ -90,11 +105,11 @@ struct Warpgroup {
 
   /// Waits until the warpgroup before this one has issued its products. One alone need not take turns.
   __device__ __forceinline__ void take_turn() const {
-    if constexpr (S::warpgroups > 1) ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads);
+    if constexpr (S::takes_turns) ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads);
   }
   __device__ __forceinline__ void pass_turn() const {
     const int next = warpgroup + 1 == S::warpgroups ? 0 : warpgroup + 1;
-    if constexpr (S::warpgroups > 1) ptx::barrier_arrive(barrier_turn + next, 2 * wg_threads);
+    if constexpr (S::takes_turns) ptx::barrier_arrive(barrier_turn + next, 2 * wg_threads);
   }
   /// Before the first tile the turn is with warpgroup 0; after the last it takes it back, so that no arrival is left over.
   __device__ __forceinline__ void begin_turns() const {
@@ -135,23 +150,27 @@ struct Warpgroup {
   __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
     if (thread == 0) ptx::mbarrier_arrive(free);
   }
+  /// Q has been read. Where O takes its place, Finisher releases it.
+  __device__ __forceinline__ void release_queries() const {
+    if constexpr (!S::o_in_q) release(shared.Q_free[q_turn().slot][warpgroup]);
+  }
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
   /// multiplied by `correction`.
-  __device__ __forceinline__ void softmax_edge(const Scores<config>& math, int block, ScoreTile& scores,
-                                               Output<config>& out, float (&correction)[2]) const {
+  __device__ __forceinline__ void softmax_edge(const Scores<config>& math, int block, ScoreTile& scores, RowState& rows,
+                                               float (&correction)[2]) const {
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       math.modify(scores, block * S::block_kv);
     } else {
       math.modify_and_mask(scores, block * S::block_kv);
     }
-    math.raise_maximum(scores, out.row_max, correction);
+    math.raise_maximum(scores, rows.max, correction);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) out.row_sum[r] *= correction[r];
-    math.exponentiate(scores, out.row_max, out.row_sum);
+    for (int r = 0; r < 2; ++r) rows.sum[r] *= correction[r];
+    math.exponentiate(scores, rows.max, rows.sum);
   }
 
   __device__ __forceinline__ static void correct(OutputTile& O, const float (&correction)[2]) {

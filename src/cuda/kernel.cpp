@@ -25,6 +25,10 @@ class CudaKernel final : public Kernel {
     abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
     for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers))
       encode(cu_, spec, args.maps[spec.slot]);
+    if (plan.zeroed_bytes != 0) {
+      const auto workspace = reinterpret_cast<DevicePointer>(options.workspace);
+      check(cu_, cu_.MemsetD8Async(workspace, 0, plan.zeroed_bytes, stream), "cuMemsetD8Async");
+    }
     for (std::size_t i = 0; i < functions_.size(); ++i) start(plan.launches[i], functions_[i], args, stream);
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "emulator/module.h"
 #include "emulator/seed.h"
@@ -26,6 +27,7 @@ class EmulatedKernel final : public Kernel {
   void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
     abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
     for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers)) args.maps[spec.slot] = encode(spec);
+    if (plan.zeroed_bytes != 0) std::memset(options.workspace, 0, plan.zeroed_bytes);
     for (std::size_t i = 0; i < modules_.size(); ++i) {
       const Launch& launch = plan.launches[i];
       const auto [x, y, z] = launch.grid;

@@ -89,6 +89,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(num_stages);
   MEMBER(group);
   MEMBER(pair_tiles);
+  MEMBER(take_turns);
   return out.done();
 }
 
@@ -162,6 +163,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.dbias_batch_stride = p.bias.batch_stride != 0 ? heads * rows * p.seq_kv : 0;
   args.dsink = b.dsink;
 
+  args.repairs = options.repairs;
   args.workspace = options.workspace;
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) args.workspace_offsets[i] = plan.workspace_offsets[i];
 

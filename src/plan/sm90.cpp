@@ -67,10 +67,10 @@ Tile choose_tile(const Problem& p) {
   if (loads_scores) return {128, 64};
   if (!scores && !lengths && p.window_left < 0 && p.seq_q > 128) {
     if (dim <= 64) {
-      if (!windowed) return {192, 128};
-      return p.seq_q > 2048 ? Tile{192, 128, 4} : Tile{64, 64};
+      if (p.seq_q <= (windowed ? 1024 : 512)) return {64, 64};
+      return {192, 128, windowed ? 4 : 2};
     }
-    if (p.seq_q >= (windowed ? 16384 : 8192)) return {192, 80};
+    if (!windowed && p.seq_q >= 8192) return {192, 80};
   }
   return {128, 128, dim <= 64 ? 4 : 2};
 }
@@ -80,8 +80,10 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   plan.block_q = tile.block_q;
   plan.block_kv = tile.block_kv;
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
-  // Under a causal mask a long and a short row tile make a pair of constant work.
-  const bool pair = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
+  // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
+  // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
+  const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
+  const bool take_turns = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
   const abi::ForwardConfig config{.features = features_of(p),
                                   .head_dim = static_cast<int>(p.head_dim),
                                   .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -89,8 +91,10 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                                   .block_kv = tile.block_kv,
                                   .num_warps = (tile.block_q / 64 + 1) * 4,
                                   .num_stages = tile.num_stages,
-                                  .pair_tiles = pair};
-  const std::int64_t units = (pair ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
+                                  .pair_tiles = uneven && !take_turns,
+                                  .take_turns = take_turns};
+  const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
+  if (take_turns) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   add_launch(plan,
              {.unit = "forward/sm90",

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <memory>
+
+#include "flash_attention/device.h"
+#include "plan/kernel.h"
+
+namespace flash_attention {
+
+/// A plan that was written by hand, for one of kernels/micro, made executable on a GPU.
+std::unique_ptr<Kernel> load_micro_kernel(const Plan& plan, const DeviceInfo& device);
+
+}  // namespace flash_attention
