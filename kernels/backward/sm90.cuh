@@ -46,8 +46,7 @@ struct alignas(1024) SharedStorage {
   float delta[S::stages][tile_rows];
   ptx::Mbarrier full[S::stages], free[S::stages], KV_full, KV_free;
   Step step[steps_kept];
-  unsigned bad_keys[S::warpgroups];      // any of a warpgroup's keys is bad
-  unsigned bad_lanes[S::warpgroups][4];  // of a warp's keys: two bits for each row
+  unsigned bad_lanes[S::warpgroups][4];  // keys with a NaN or Inf, of each warp: two bits for each
   Walk<config> walk[walks_kept];         // here, not in registers, which are short
 };
 
@@ -60,6 +59,13 @@ struct Worker {
   using S = Shape<config>;
   using Math = Scores<config, Rows::keys, tile_rows>;
   static constexpr Type type = S::type;
+
+  /// S of the next step is issued before dK of this one is waited for.
+  static constexpr bool chains = S::warpgroups == 2 && !S::lean && !config.separate_dq;
+  /// Statistics are read under the products before them.
+  static constexpr bool early_statistics = S::warpgroups == 2 && !S::lean;
+  /// The owner of a step makes its dQ so many steps later.
+  static constexpr unsigned lag = S::warpgroups == 2 ? 1 : 0;
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -78,24 +84,22 @@ struct Worker {
   /// Zeroes the rows of K that no query may see, and rows with a NaN or Inf: dQ = dS K would multiply them by the zeros of
   /// hidden scores. What a bad key does to the queries that see it, Scores does (bad_row).
   __device__ __forceinline__ void clean_keys() {
-    const int row = thread / 2;  // two threads share a row
+    const int thread = ptx::registers_fresh(this->thread);  // nothing that is worked out here is kept for the next task
+    const int row = thread / 2;                             // two threads share a row
     const bool hidden = task().kv_begin + warpgroup * tile_rows + row >= task().sequence.visible_kv;
-    bool bad = false;
-#pragma unroll 1
+    unsigned bits = 0;
+#pragma unroll
     for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
       for (int piece = thread % 2; piece < 8; piece += 2) {
         const auto words =
             ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece));
 #pragma unroll
-        for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
+        for (int x = 0; x < 4; ++x) bits |= not_finite<type>(words[x]);
       }
     }
-    const unsigned bad_lanes = ptx::ballot(bad);
-    if (thread == 0) shared.bad_keys[warpgroup] = 0;
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // the mark is reset before anyone sets it
-    bad = (bad_lanes >> (thread % 32 & ~1) & 3) != 0;
-    if (bad || hidden) {
+    const unsigned bad_lanes = ptx::ballot(bits != 0);
+    if (hidden || (bad_lanes >> (thread % 32 & ~1) & 3) != 0) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
@@ -103,17 +107,11 @@ struct Worker {
           ptx::store_shared(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece), ptx::Vector<unsigned, 4>{});
         }
       }
-      if (bad && !hidden) shared.bad_keys[warpgroup] = 1;
     }
     ptx::fence_async_shared();  // the zeros before the products that read them
     if (thread % 32 == 0) shared.bad_lanes[warpgroup][thread / 32] = bad_lanes;
     // The owner of a step multiplies the keys of all warpgroups.
     ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
-  }
-
-  /// Row `row` of a warp's 16 was looked at by lanes 2 row and 2 row + 1.
-  __device__ __forceinline__ bool bad_key(int row) const {
-    return (shared.bad_lanes[warpgroup][thread / 32] >> (2 * row) & 3) != 0;
   }
 
   // -- products ---------------------------------------------------------------------------------------------------------
@@ -150,6 +148,16 @@ struct Worker {
     ptx::fence_async_shared();  // dS before the product that reads it
   }
 
+  /// Gives this warpgroup's dS of a step to the step's owner.
+  __device__ __forceinline__ void hand_over(const typename Math::Packed& dS, unsigned step) const {
+    const int owner_idx = static_cast<int>(step % S::warpgroups);
+    // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
+    if (owner_idx != warpgroup && step >= walk().first_step + S::warpgroups)
+      ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
+    store_dS(dS, owner_idx);
+    if (owner_idx != warpgroup) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
+  }
+
   /// Adds dQ of a query tile to the sums in memory, each warp its 16 rows, in the order of its registers.
   __device__ __forceinline__ void reduce_dQ(const float (&dQ)[S::width / 2], float* sums) const {
     const int lane = thread % 32, warp = thread / 32;
@@ -170,9 +178,10 @@ struct Worker {
   }
 
   /// dQ of a step of which this warpgroup is the owner.
-  __device__ __forceinline__ void make_dQ(unsigned step, int fresh) const {
+  __device__ __forceinline__ void make_dQ(unsigned step) const {
     float dQ[S::width / 2];
-    issue_dQ(dQ, fresh);
+    ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
+    issue_dQ(dQ, ptx::registers_fresh(0));
     ptx::wgmma_wait<0>();  // dQ is there
     ptx::wgmma_pin(dQ);
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
@@ -200,91 +209,137 @@ struct Worker {
     for (float& x : dV) x = 0;
     const int lane = thread % 32;
 
-    const auto walk_step = [&]<bool owner>(unsigned step) {
+    float St[tile_rows / 2], dPt[tile_rows / 2];
+    const auto pair_of = [&](const float(&values)[tile_rows], int group) {
+      return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
+    };
+    const auto begin_S = [&](unsigned step) {
+      const Turn<S::stages> turn(step);
+      if constexpr (S::foreign_rows) {
+        const int used_rows = task().sequence.len_q - shared.step[step % steps_kept].q_begin;
+        clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, used_rows);
+        clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, used_rows);
+      }
+      ptx::wgmma_fence();  // the registers of S and dP have been used for other things
+      issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], ptx::registers_fresh(0));
+    };
+    const auto await_step = [&](unsigned step) {
       const Turn<S::stages> turn(step);
       ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
-      const int head_idx = shared.step[step % steps_kept].head_idx, q_begin = shared.step[step % steps_kept].q_begin;
-      const int kv_begin = task().kv_begin + warpgroup * tile_rows;
-      const tile::Sequence sequence = fresh_sequence(task().sequence);
-      const tile::Score<config.features> score(args, sequence, head_idx);
-      const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-      const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) &&
-                               !(S::foreign_rows && q_begin + tile_rows > score.len_q);
-      const bool any_bad = !config.separate_dq && shared.bad_keys[warpgroup] != 0;
-      const Math math{score,
-                      dropout,
-                      score.unit_scale() * tile::log2_e,
-                      q_begin,
-                      kv_begin,
-                      16 * (thread / 32) + lane / 4,
-                      2 * (lane % 4),
-                      !all_visible || any_bad,
-                      {any_bad && bad_key(lane / 4), any_bad && bad_key(lane / 4 + 8)}};
-      const int fresh = ptx::registers_fresh(0);
-      float St[tile_rows / 2], dPt[tile_rows / 2];
-      typename Math::Packed P, dS;
-      typename Math::Marks marks;
+    };
 
-      clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, score.len_q - q_begin);
-      clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, score.len_q - q_begin);
-      ptx::wgmma_fence();  // the registers of S and dP have been used for other things
-      issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], fresh);
-      if constexpr (!S::lean) issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
+    const auto walk_step = [&]<bool dQ_due, bool begun = false, bool begin_next = false>(unsigned step) {
+      const Turn<S::stages> turn(step);
+      if constexpr (!begun) await_step(step);
+      const Step& here = shared.step[step % steps_kept];
+      if (!chains && (here.hidden >> warpgroup & 1)) {
+        if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
+      } else {
+        const int fresh = ptx::registers_fresh(0);
+        if constexpr (!begun) begin_S(step);
+        if constexpr (begun) ptx::wgmma_fence();  // the registers of dP have been used for other things
+        const auto begin_dP = [&] { issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh); };
+        if constexpr (!S::lean && !early_statistics) begin_dP();
 
-      ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
-      ptx::wgmma_pin(St);
-      math.probabilities(
-          St, marks, [&](int i) { return math.along_columns(shared.lse2[turn.slot], i); },
-          [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
-      ptx::wgmma_pin(P);
-      if constexpr (S::lean) {
-        ptx::wgmma_fence();  // the registers of dP have been used for other things
-        issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
-      }
-      issue_rows<type, S::width_v>(dV, P, shared.dO[turn.slot], fresh);
-
-      ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
-      ptx::wgmma_pin(dPt);
-      if constexpr (S::lean) ptx::wgmma_pin(P);
-      if constexpr (S::reread_P) {
+        // Under the products: what is known of the tile.
+        const int kv_begin = task().kv_begin + warpgroup * tile_rows;
+        const tile::Sequence sequence = fresh_sequence(task().sequence);
+        const tile::Score<config.features> score(args, sequence, here.head_idx);
+        const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
+        // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
+        const unsigned bad_lanes = config.separate_dq ? 0 : shared.bad_lanes[warpgroup][thread / 32];
+        const Math math{score,
+                        dropout,
+                        score.unit_scale() * tile::log2_e,
+                        here.q_begin,
+                        kv_begin,
+                        16 * (thread / 32) + lane / 4,
+                        2 * (lane % 4),
+                        (here.edge >> warpgroup & 1) != 0 || bad_lanes != 0,
+                        {(bad_lanes >> 2 * (lane / 4) & 3) != 0, (bad_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
+        typename Math::Packed P, dS;
+        typename Math::Marks marks;
+        typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
+        if constexpr (early_statistics) {
 #pragma unroll
-        for (int i = 0; i < tile_rows / 2; i += 2) {
-          St[i] = ptx::unpack_low<type>(P[i / 8][i / 2 % 4]);
-          St[i + 1] = ptx::unpack_high<type>(P[i / 8][i / 2 % 4]);
+          for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[turn.slot], group);
+          begin_dP();
         }
+
+        ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
+        ptx::wgmma_pin(St);
+        math.probabilities(
+            St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[turn.slot], i / 4); },
+            [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
+        ptx::wgmma_pin(P);
+        if constexpr (S::lean) {
+          ptx::wgmma_fence();  // the registers of dP have been used for other things
+          begin_dP();
+        }
+        issue_rows<type, S::width_v>(dV, P, shared.dO[turn.slot], fresh);
+        if constexpr (early_statistics) {
+#pragma unroll
+          for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[turn.slot], group);
+        }
+
+        ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
+        ptx::wgmma_pin(dPt);
+        if constexpr (S::lean) ptx::wgmma_pin(P);
+        if constexpr (S::reread_P) {
+#pragma unroll
+          for (int i = 0; i < tile_rows / 2; i += 2) {
+            St[i] = ptx::unpack_low<type>(P[i / 8][i / 2 % 4]);
+            St[i + 1] = ptx::unpack_high<type>(P[i / 8][i / 2 % 4]);
+          }
+        }
+        math.gradients(St, dPt, marks,
+                       [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[turn.slot], i / 4); });
+        Math::pack(dPt, dS);
+        ptx::wgmma_pin(dS);
+        if constexpr (!config.separate_dq) hand_over(dS, step);
+        issue_rows<type, S::width>(dK, dS, shared.Q[turn.slot], fresh);
+        if constexpr (begin_next) {
+          ptx::wgmma_wait<1>();  // dV is done: P is free
+          ptx::wgmma_pin(dV);
+          ptx::wgmma_pin(P);
+          await_step(step + 1);
+          begin_S(step + 1);
+          ptx::wgmma_wait<1>();  // dK is done
+        } else {
+          ptx::wgmma_wait<0>();  // dV and dK are done
+          ptx::wgmma_pin(dV);
+          if constexpr (!S::lean) ptx::wgmma_pin(P);
+        }
+        ptx::wgmma_pin(dK);
+        ptx::wgmma_pin(dS);
       }
-      math.gradients(St, dPt, marks, [&](int i) { return math.along_columns(shared.delta[turn.slot], i); });
-      Math::pack(dPt, dS);
-      ptx::wgmma_pin(dS);
-      if constexpr (!config.separate_dq) {
-        const int owner_idx = static_cast<int>(step % S::warpgroups);
-        // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
-        if (!owner && step >= walk().first_step + S::warpgroups)
-          ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
-        store_dS(dS, owner_idx);
-        if (!owner) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
-      }
-      issue_rows<type, S::width>(dK, dS, shared.Q[turn.slot], fresh);
-      if constexpr (owner) {
-        ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
-      }
-      ptx::wgmma_wait<0>();  // dV and dK are done: P, dS and the tile's slot are free
-      ptx::wgmma_pin(dK);
-      ptx::wgmma_pin(dV);
-      if constexpr (!S::lean) ptx::wgmma_pin(P);
-      ptx::wgmma_pin(dS);
       if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
-      if constexpr (owner) make_dQ(step, fresh);
+      if constexpr (dQ_due) make_dQ(step - lag);
     };
 
     if constexpr (!config.separate_dq) clean_keys();
+    const auto owns = [&](unsigned step) { return !config.separate_dq && step % S::warpgroups == warpgroup; };
+    unsigned step = walk().first_step;
+    if constexpr (chains) {
+      if (step != walk().end_step && owns(step - 1)) walk_step.template operator()<false>(step++);
 #pragma unroll 1
-    for (unsigned step = walk().first_step; step != walk().end_step; ++step) {
-      if (!config.separate_dq && step % S::warpgroups == warpgroup) {
-        walk_step.template operator()<!config.separate_dq>(step);
-      } else {
-        walk_step.template operator()<false>(step);
+      for (; step + 1 < walk().end_step; step += 2) {
+        walk_step.template operator()<false, false, true>(step);
+        walk_step.template operator()<true, true>(step + 1);
       }
+      if (step != walk().end_step) walk_step.template operator()<false>(step++);
+    } else {
+#pragma unroll 1
+      for (; step != walk().end_step; ++step) {
+        if ((lag == 0 || step != walk().first_step) && owns(step - lag)) {
+          walk_step.template operator()<!config.separate_dq>(step);
+        } else {
+          walk_step.template operator()<false>(step);
+        }
+      }
+    }
+    if constexpr (!config.separate_dq && lag != 0) {
+      if (step != walk().first_step && owns(step - 1)) make_dQ(step - 1);
     }
     if (leads()) ptx::mbarrier_arrive(shared.KV_free);
     const auto rows_of = [&](const TensorView& view) {

@@ -45,11 +45,18 @@ __device__ __forceinline__ void issue_rows(float (&D)[width / 2], const unsigned
   ptx::wgmma_commit();
 }
 
+/// A bit is set in the result where a half of the pair is NaN or Inf: adding the last bit of the exponent carries out of
+/// it.
+template <Type type>
+__device__ __forceinline__ unsigned not_finite(unsigned pair) {
+  constexpr unsigned exponent = type == Type::bfloat16 ? 0x7f80u : 0x7c00u, last = exponent & -exponent;
+  return ((pair & exponent * 0x10001u) + last * 0x10001u) & 0x80008000u;
+}
+
 /// Neither half of the pair is NaN or Inf.
 template <Type type>
 __device__ __forceinline__ bool finite(unsigned pair) {
-  constexpr unsigned exponent = type == Type::bfloat16 ? 0x7f80u : 0x7c00u;
-  return (pair & exponent) != exponent && (pair >> 16 & exponent) != exponent;
+  return not_finite<type>(pair) == 0;
 }
 
 /// Zeroes the rows of a tile of Q or dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup

@@ -41,11 +41,26 @@ struct Task {
   }
 };
 
-/// Where the queries of a step lie.
-struct Step {
+/// Where the queries of a step lie, and what the warpgroups see of them.
+struct alignas(8) Step {
   int head_idx;
   int q_begin;
-  long long padded;  // first row in the padded layout of the workspace
+  long long padded;      // first row in the padded layout of the workspace
+  unsigned char hidden;  // bit w: nothing, warpgroup w
+  unsigned char edge;    // bit w: not everything
+
+  template <BackwardConfig config>
+  __device__ __forceinline__ void look(const AttentionArgs& args, const Task<config>& task) {
+    const tile::Score<config.features> score(args, task.sequence, head_idx);
+    hidden = edge = 0;
+    for (int w = 0; w < Shape<config>::warpgroups; ++w) {
+      const int kv_begin = task.kv_begin + w * tile_rows;
+      if (score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin)) hidden |= 1 << w;
+      if (!score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) ||
+          (Shape<config>::foreign_rows && q_begin + tile_rows > score.len_q))
+        edge |= 1 << w;
+    }
+  }
 };
 
 /// A task of the block. Steps are counted over all its tasks.
@@ -58,6 +73,27 @@ struct Walk {
 
 // The loading warp is ahead of the others: by the steps for which there are slots, and by a task that is shorter than that.
 constexpr int walks_kept = 4, steps_kept = 8;
+
+/// Brings K and V of a task into L2: when its turn comes, they are near.
+template <BackwardConfig config>
+__device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int task_idx) {
+  using S = Shape<config>;
+  const int num_tiles = tile::ceil_div(args.seq_kv, config.block_kv);
+  if (task_idx >= num_tiles * args.heads_kv * args.batch) return;
+  const auto block = tile::key_block(task_idx, num_tiles, args.heads_kv);
+  const int batch_idx = config.features.packed ? 0 : block.batch_idx;
+  int row = block.tile_idx * config.block_kv;
+  if constexpr (config.features.packed) row += args.cu_seqlens_kv[block.batch_idx];
+#pragma unroll 1
+  for (int w = 0; w < S::warpgroups; ++w, row += tile_rows) {
+#pragma unroll
+    for (int c = 0; c < S::chunks; ++c)
+      ptx::tma_prefetch_4d(args.maps[map_K], c * chunk_dim, row, block.head_idx, batch_idx);
+#pragma unroll
+    for (int c = 0; c < S::chunks_v; ++c)
+      ptx::tma_prefetch_4d(args.maps[map_V], c * chunk_dim, row, block.head_idx, batch_idx);
+  }
+}
 
 /// The loading warp: one lane issues every copy, as far ahead as there are free slots.
 template <BackwardConfig config, typename Storage>
@@ -95,17 +131,20 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
                            batch_idx());
       }
     };
-    const unsigned end_step = walk.end_step;
-    if (count == end_step) load_keys();
+    if (count == walk.end_step) load_keys();
     int head_idx = task.kv_head_idx * args.group, q_tile = task.tiles.begin;
 #pragma unroll 1
-    for (bool first = true; count < end_step; ++count, first = false) {
+    for (; count != walk.end_step; ++count) {
       const Turn<S::stages> turn(count);
       const int q_begin = q_tile * tile_rows, row = static_cast<int>(task.sequence.start_q) + q_begin;
       const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
       // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
       ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
-      shared.step[count % steps_kept] = Step{head_idx, q_begin, padded};
+      Step& described = shared.step[count % steps_kept];
+      described.head_idx = head_idx;
+      described.q_begin = q_begin;
+      described.padded = padded;
+      described.look<config>(args, task);
       ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
 #pragma unroll
       for (int c = 0; c < S::chunks; ++c)
@@ -119,10 +158,11 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
                      shared.full[turn.slot]);
       ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
                      shared.full[turn.slot]);
-      if (first) load_keys();  // the first queries come under the end of the tile before
+      if (count == walk.first_step) load_keys();  // the first queries come under the end of the tile before
       if (++q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
     }
     task_idx = static_cast<int>(gridDim.x + ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1));
+    prefetch_keys<config>(args, task_idx);
   }
 }
 

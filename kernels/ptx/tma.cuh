@@ -58,6 +58,13 @@ __device__ __forceinline__ void tma_multicast_4d(void* shared, const abi::Tensor
       : "memory");
 }
 
+/// cp.async.bulk.prefetch.tensor: the box is brought into L2.
+__device__ __forceinline__ void tma_prefetch_4d(const abi::TensorMap& map, int x0, int x1, int x2, int x3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x0), "r"(x1),
+               "r"(x2), "r"(x3)
+               : "memory");
+}
+
 /// cp.async.bulk.tensor, shared to global. Joins this thread's open bulk group.
 __device__ __forceinline__ void tma_store_2d(const abi::TensorMap& map, const void* shared, int x0, int x1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),

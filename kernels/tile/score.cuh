@@ -138,6 +138,15 @@ struct Score {
     return {begin / block_q, ceil_div(end, block_q)};
   }
 
+  /// True where no query of the tile sees a key of the tile, whatever the mask tensor says.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ bool none_visible(int q_begin, int kv_begin) const {
+    bool result = kv_begin >= visible_kv || q_begin >= len_q;
+    if constexpr (features.window_left) result = result || kv_begin + block_kv - 1 < q_begin + diagonal - window_left;
+    if constexpr (features.window_right) result = result || kv_begin > q_begin + block_q - 1 + diagonal + window_right;
+    return result;
+  }
+
   /// True where every query of the tile that exists sees every key of the tile: no score of it needs a mask.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
