@@ -23,6 +23,26 @@ TEST_P(ForwardSm90, KeepsTheContract) {
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 
+/// Long enough for blocks to take tiles by the counter; the second time some of them are done again.
+TEST(ForwardSm90Turns, KeepTheContract) {
+  emulator::set_num_sms(3);
+  emulator::set_seed(3);
+  Case c;
+  c.name = "turns";
+  c.problem = {.batch = 1,
+               .seq_q = 1100,
+               .seq_kv = 1100,
+               .heads_q = 2,
+               .heads_kv = 1,
+               .head_dim = 64,
+               .dtype = Dtype::bfloat16,
+               .causal = true};
+  for (const Draw draw : {Draw::normal, Draw::growing}) {
+    c.draw = draw;
+    check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+  }
+}
+
 constexpr std::int64_t length = 256, dim = 64;
 const Problem square{
     .batch = 1, .seq_q = length, .seq_kv = length, .heads_q = 1, .heads_kv = 1, .head_dim = dim, .dtype = Dtype::bfloat16};
