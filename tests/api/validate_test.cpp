@@ -1,10 +1,11 @@
 // Every refusal of the contract: it must name the argument, the value and what is allowed, and leave the outputs alone.
+#include "api/validate.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
 
-#include "api/validate.h"
 #include "flash_attention/attention.h"
 #include "support/contract.h"
 #include "support/tensors.h"
