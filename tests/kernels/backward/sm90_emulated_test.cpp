@@ -75,6 +75,25 @@ std::vector<Case> long_walks() {
   };
 }
 
+/// The same with dQ summed in memory: walks of an even and an odd number of steps and of one, warpgroups that see nothing
+/// of a tile, tasks without steps.
+std::vector<Case> summing_walks() {
+  const auto walk = [](const char* name, Problem p) {
+    p.batch = 1, p.dtype = Dtype::bfloat16;
+    Case c;
+    c.name = name, c.problem = p;
+    return c;
+  };
+  return {
+      walk("sums_64", {.seq_q = 330, .seq_kv = 800, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true}),
+      walk("sums_64_blind", {.seq_q = 400, .seq_kv = 250, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
+      walk("sums_128", {.seq_q = 330, .seq_kv = 520, .heads_q = 2, .heads_kv = 1, .head_dim = 128, .causal = true}),
+      walk("sums_128_one_step", {.seq_q = 60, .seq_kv = 500, .heads_q = 1, .heads_kv = 1, .head_dim = 128}),
+      walk("sums_128_unseen",
+           {.seq_q = 70, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true, .window_left = 9}),
+  };
+}
+
 /// The structures differ in how they walk and what they must not multiply, not in dtype: a part of the cases is enough.
 std::vector<Case> walking_cases() {
   std::vector<Case> cases = contract_cases(Dtype::bfloat16);
@@ -98,6 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(walking_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(walking_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(long_walks()), case_name);
+INSTANTIATE_TEST_SUITE_P(Sums, BackwardSm90Walks, ::testing::ValuesIn(summing_walks()), case_name);
 
 }  // namespace
 }  // namespace flash_attention::testing
