@@ -61,7 +61,7 @@ struct Worker {
   static constexpr Type type = S::type;
 
   /// S of the next step is issued before dK of this one is waited for.
-  static constexpr bool chains = S::warpgroups == 2 && !S::lean && !config.separate_dq;
+  static constexpr bool chains = S::warpgroups == 2 && !S::lean && !S::foreign_rows && !config.separate_dq;
   /// Statistics are read under the products before them.
   static constexpr bool early_statistics = S::warpgroups == 2 && !S::lean;
   /// The owner of a step makes its dQ so many steps later.
