@@ -40,6 +40,12 @@ inline WrapperCases warp_cases() {
                    .arch = 90,
                    .shape = {.block = 64},
                    .expected = lanes([](int) { return 1; })});
+  cases.push_back({.name = "clock",
+                   .headers = {"clock"},
+                   .body = "  const unsigned long long before = ptx::clock();\n"
+                           "  ((int*)output)[thread] = ptx::clock() >= before;",
+                   .shape = {.block = 64},
+                   .expected = lanes([](int) { return 1; })});
   cases.push_back({.name = "syncwarp",
                    .headers = {"shared"},
                    .storage = "  int values[64];",
