@@ -18,7 +18,7 @@ struct DotProducts {
   static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return round_to_pair(low, high); }
 
   struct Pair {
-    using Left = float __attribute__((may_alias, aligned(2)));
+    using Left __attribute__((may_alias, aligned(2))) = float;
     using Stored = float;
     static FLASH_ATTENTION_INLINE Vec load(const float* from) { return cpu::load(from); }
     static FLASH_ATTENTION_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) { return dot_pairs(sum, a, b); }
