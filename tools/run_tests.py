@@ -63,12 +63,9 @@ class TestFile:
 
     name: str
     label: str
-    command: list[str]
+    target: str
+    command: list[str]  # empty until the target is built
     environment: dict[str, str]
-
-    @property
-    def target(self) -> str:
-        return Path(self.command[0]).name
 
 
 def test_files(preset: str) -> list[TestFile]:
@@ -84,7 +81,8 @@ def test_files(preset: str) -> list[TestFile]:
     for test in json.loads(text)["tests"]:
         properties = {p["name"]: p["value"] for p in test["properties"]}
         environment = dict(entry.split("=", 1) for entry in properties.get("ENVIRONMENT", []))
-        found.append(TestFile(test["name"], properties["LABELS"][0], test["command"], environment))
+        label, target = sorted(properties["LABELS"], key=lambda text: text.endswith("_test"))
+        found.append(TestFile(test["name"], label, target, test.get("command", []), environment))
     return found
 
 
@@ -152,10 +150,10 @@ def sanitized(preset: str) -> list[Result]:
     failed_build = build(preset, ["flash_attention_objects"])  # configures, too
     if failed_build:
         return failed_build
-    chosen = [test for test in test_files(preset) if SANITIZED[preset].match(test.name)]
-    if not chosen:
-        return []
-    return build(preset, sorted({test.target for test in chosen})) or run_files(preset, chosen)
+    def chosen() -> list[TestFile]:
+        return [test for test in test_files(preset) if SANITIZED[preset].match(test.name)]
+
+    return build(preset, sorted({test.target for test in chosen()})) or run_files(preset, chosen())
 
 
 STAGES = {
