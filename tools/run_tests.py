@@ -150,6 +150,7 @@ def sanitized(preset: str) -> list[Result]:
     failed_build = build(preset, ["flash_attention_objects"])  # configures, too
     if failed_build:
         return failed_build
+
     def chosen() -> list[TestFile]:
         return [test for test in test_files(preset) if SANITIZED[preset].match(test.name)]
 
