@@ -83,17 +83,26 @@ struct WideWorker {
     const auto issue_dV = [&](int step, int fresh) { issue_rows<type, S::width_v>(dV, P, await_dO(task, step), fresh); };
     // S becomes P while dV of the step before still reads P's registers: it is packed into them when that is done.
     typename Math::Tile weights;  // P as dV needs it
+    typename Math::Marks marks;
+    // Without a soft cap what dropout leaves of P follows from P and the marks: 32 registers fewer until it is packed.
+    constexpr bool drops_late = config.features.dropout && !config.features.softcap;
     const auto make_P = [&](int step) {
       if (step + 1 == task.num_steps) release(shared.K_free);
+      marks = {};
       with_scores(task, step, [&](const Math& math) {
-        typename Math::Marks marks;
         math.probabilities(
             St, marks, [&](int i) { return math.along_columns(shared.lse2[slot_Q(step)], i); },
-            [&](int i, float p, float q) { weights[i] = p, weights[i + 1] = q; });
+            [&](int i, float p, float q) {
+              if constexpr (!drops_late) weights[i] = p, weights[i + 1] = q;
+            });
       });
       release(shared.Q_free[slot_Q(step)]);
     };
     const auto pack_and_send = [&](int step) {
+      if constexpr (drops_late) {
+#pragma unroll
+        for (int i = 0; i < tile_rows / 2; ++i) weights[i] = marks.is_dropped(i) ? 0 : St[i] * args.keep_scale;
+      }
       Math::pack(weights, P);
       ptx::wgmma_pin(P);
       if constexpr (config.features.dropout || config.features.softcap) {
