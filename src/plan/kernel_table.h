@@ -25,13 +25,15 @@ struct KernelEntry {
 
 // The families, each in a file of its own; kernel_table.cpp puts them in order, the fastest first.
 std::span<const KernelEntry> cpu_kernels();
-
 std::span<const KernelEntry> sm90_kernels();
 std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> portable_kernels();
 std::span<const KernelEntry> standard_kernels();
 std::span<const KernelEntry> ladder_kernels();
 std::span<const KernelEntry> cpu_ladder_kernels();
+
+/// Queries of a block of the CPU kernels: the lanes of a register tile's vectors.
+int cpu_block_q(CpuIsa isa);
 
 /// Whether cpu/prefill and cpu/backward work on copies of K and V, as float and with the rows of a head together: where
 /// more than two blocks of queries read them and they are 16 bits wide, or lie apart and do not stay in L2.

@@ -53,16 +53,9 @@ int row_tile_bytes(const Rung& rung, int dim) {
   return float_bytes * (Q + K + V + P);
 }
 
-/// Tiles of Q, and two slots each of K and V, in panels of 64 columns; then barriers, rounded up to the alignment.
-int tma_bytes(const Rung& rung, int dim) {
-  const int row_bytes = (dim + 63) / 64 * 128;
-  return (rung.block_q + 4 * rung.block_kv) * row_bytes + 1024;
-}
-
-/// The same with two slots of Q and a buffer for O.
-int persistent_bytes(const Rung& rung, int dim) {
-  return tma_bytes(rung, dim) + 2 * rung.block_q * ((dim + 63) / 64 * 128);
-}
+/// Columns of a tile: whole steps of a product, or whole panels of tile::SwizzledTile.
+int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
+int in_panels(int head_dim) { return (head_dim + 63) / 64 * 64; }
 
 /// Two tensors of a block and of a tile, and two weights of each pair, in fp32.
 int backward_tile_bytes(const Rung& rung, int dim) {
@@ -72,11 +65,8 @@ int backward_tile_bytes(const Rung& rung, int dim) {
 /// The two tensors of a block and of each stage in tile::SwizzledTile, with two statistics of each query; each stage is
 /// rounded up to the tiles' alignment.
 int backward_mma_bytes(const Rung& rung, int dim) {
-  return 2 * half_bytes * (rung.block_q + rung.num_stages * rung.block_kv) * ((dim + 63) / 64 * 64) +
-         1024 * rung.num_stages;
+  return 2 * half_bytes * (rung.block_q + rung.num_stages * rung.block_kv) * in_panels(dim) + 1024 * rung.num_stages;
 }
-
-int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 /// 16-bit Q, K, V and P; S and the product P V in fp32.
 int wmma_bytes(const Rung& rung, int head_dim) {
@@ -89,9 +79,29 @@ int plain_bytes(const Rung& rung, int head_dim) {
   return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * wide(head_dim);
 }
 
-/// The same in tile::SwizzledTile: panels of 64 columns.
+/// The same in tile::SwizzledTile.
 int swizzled_bytes(const Rung& rung, int head_dim) {
-  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * ((head_dim + 63) / 64 * 64);
+  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * in_panels(head_dim);
+}
+
+/// The same with barriers behind the tiles, rounded up to the tiles' alignment.
+int tma_bytes(const Rung& rung, int head_dim) { return swizzled_bytes(rung, head_dim) + 1024; }
+
+/// The same with a second slot of Q and a buffer for O.
+int persistent_bytes(const Rung& rung, int head_dim) {
+  return tma_bytes(rung, head_dim) + 2 * half_bytes * rung.block_q * in_panels(head_dim);
+}
+
+/// A rung on wgmma: two warpgroups that attend, and from 13_warp_specialised on one that loads.
+constexpr Rung wgmma_rung(std::string_view name, int num_warps) {
+  return {.name = name,
+          .arch = 90,
+          .block_q = 128,
+          .block_kv = 128,
+          .num_warps = num_warps,
+          .num_stages = 2,
+          .tma = true,
+          .shared_bytes = tma_bytes};
 }
 
 constexpr auto table = std::to_array<Rung>({
@@ -142,42 +152,10 @@ constexpr auto table = std::to_array<Rung>({
      .min_blocks_per_sm = 2,
      .tma = true,
      .shared_bytes = tma_bytes},
-    {.name = "ladder/12_wgmma",
-     .arch = 90,
-     .block_q = 128,
-     .block_kv = 128,
-     .num_warps = 8,
-     .num_stages = 2,
-     .tma = true,
-
-     .shared_bytes = tma_bytes},
-    {.name = "ladder/13_warp_specialised",
-     .arch = 90,
-     .block_q = 128,
-     .block_kv = 128,
-     .num_warps = 12,
-     .num_stages = 2,
-     .tma = true,
-
-     .shared_bytes = tma_bytes},
-    {.name = "ladder/14_overlap",
-     .arch = 90,
-     .block_q = 128,
-     .block_kv = 128,
-     .num_warps = 12,
-     .num_stages = 2,
-     .tma = true,
-
-     .shared_bytes = tma_bytes},
-    {.name = "ladder/15_reference_max",
-     .arch = 90,
-     .block_q = 128,
-     .block_kv = 128,
-     .num_warps = 12,
-     .num_stages = 2,
-     .tma = true,
-
-     .shared_bytes = tma_bytes},
+    wgmma_rung("ladder/12_wgmma", 8),
+    wgmma_rung("ladder/13_warp_specialised", 12),
+    wgmma_rung("ladder/14_overlap", 12),
+    wgmma_rung("ladder/15_reference_max", 12),
     {.name = "ladder/16_persistent",
      .arch = 90,
      .block_q = 128,
@@ -221,15 +199,6 @@ constexpr auto table = std::to_array<Rung>({
      .add_launches = add_backward_launches},
 });
 
-std::string reject_tma(const Problem& p) {
-  if (p.total_q == 0 || p.total_kv == 0) return "there is nothing to load";
-  std::string reason = reject_tma_strides(p, "q", p.q_strides, p.seq_q, p.heads_q);
-  if (reason.empty()) reason = reject_tma_strides(p, "k", p.k_strides, p.seq_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_tma_strides(p, "v", p.v_strides, p.seq_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_tma_strides(p, "out", p.out_strides, p.seq_q, p.heads_q);
-  return reason;
-}
-
 std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
   if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
   if (problem.dtype == Dtype::float32 && !rung.float32) return "needs a 16-bit dtype";
@@ -240,7 +209,9 @@ std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& d
   if (blocks > std::numeric_limits<int>::max()) return "more than 2^31 blocks";
   if (rung.shared_bytes && rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) > device.shared_bytes)
     return "needs more shared memory";
-  return rung.tma ? reject_tma(problem) : "";
+  if (!rung.tma) return "";
+  if (problem.total_q == 0 || problem.total_kv == 0) return "there is nothing to load";
+  return reject_tma_strides(problem, Pass::forward);
 }
 
 void lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device, Plan& plan) {

@@ -34,9 +34,6 @@ const Rung* find_rung(std::string_view name);
 /// The launches of a backward rung: delta (workspace_offsets[0], in the layout of lse), dq, dkv.
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);
 
-/// Queries of a block of the CPU kernels: the lanes of a register tile's vectors.
-int cpu_block_q(CpuIsa isa);
-
 /// Why no rung takes the problem; empty where all do. What one rung needs beside it is in its row.
 std::string reject_beside_ladder(const Problem& problem);
 

@@ -10,8 +10,11 @@
 
 namespace flash_attention::plan {
 
-std::string reject_tma_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
-                               std::int64_t heads) {
+namespace {
+
+/// Dimensions of one need no stride.
+std::string reject_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
+                           std::int64_t heads) {
   struct Axis {
     const char* name;
     std::int64_t size, stride;
@@ -28,6 +31,18 @@ std::string reject_tma_strides(const Problem& problem, const char* name, const S
   return {};
 }
 
+}  // namespace
+
+std::string reject_tma_strides(const Problem& p, Pass pass) {
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
+  std::string reason = reject_strides(p, "q", p.q_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
+  if (reason.empty()) reason = reject_strides(p, "out", p.out_strides, rows_q, p.heads_q);
+  if (reason.empty() && pass == Pass::backward) reason = reject_strides(p, "dout", p.dout_strides, rows_q, p.heads_q);
+  return reason;
+}
+
 std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
   if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (device.shared_bytes < abi::forward_sm90_max_shared_bytes) return "a block needs 227 KiB of shared memory";
@@ -41,11 +56,7 @@ namespace {
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  if (reason.empty()) reason = reject_tma_strides(p, "q", p.q_strides, rows_q, p.heads_q);
-  if (reason.empty()) reason = reject_tma_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_tma_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_tma_strides(p, "out", p.out_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
   return reason;
 }
 

@@ -14,12 +14,7 @@ std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block
 
 std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  if (reason.empty()) reason = reject_tma_strides(p, "q", p.q_strides, rows_q, p.heads_q);
-  if (reason.empty()) reason = reject_tma_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_tma_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_tma_strides(p, "out", p.out_strides, rows_q, p.heads_q);
-  if (reason.empty()) reason = reject_tma_strides(p, "dout", p.dout_strides, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
   if (!reason.empty()) return reason;
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
     if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";

@@ -43,12 +43,18 @@ RowsOfTensor key_tensor(const Problem& p, const void* data, const Strides& strid
   return {data, strides, dim, p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch};
 }
 
+/// Looked up only for a rung: every launch comes by here.
+bool is_tma_rung(std::string_view kernel) {
+  if (!kernel.starts_with("ladder/")) return false;
+  const Rung* rung = find_rung(kernel);
+  return rung != nullptr && rung->tma;
+}
+
 }  // namespace
 
 TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   TensorMaps maps;
-  const Rung* rung = find_rung(plan.kernel);
-  if (plan.kernel == "forward/sm90" || (rung != nullptr && rung->tma)) {  // slots: Map in kernels/forward/sm90_shape.cuh
+  if (plan.kernel == "forward/sm90" || is_tma_rung(plan.kernel)) {  // slots: Map in kernels/forward/sm90_shape.cuh
     constexpr int warpgroup_rows = 64;
     maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
     maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
