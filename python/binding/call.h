@@ -23,6 +23,8 @@ struct Scalars {
   bool heads_first = false;  ///< [batch, heads, seq, head_dim]
   bool standard = false;     ///< the textbook algorithm
   std::string kernel;
+
+  bool operator==(const Scalars&) const = default;
 };
 
 /// From a tuple with the values in that order.

@@ -1,6 +1,7 @@
-// The short way of a plain call: torch tensors, no gradient, nothing that traces. One C function from attention() to the
-// launch, for calls whose work takes no longer than the way to it. Whatever is not plain is answered with None, and the
-// caller goes the long way, which says no where that is the answer.
+// The short way of a plain call: torch tensors, nothing that traces. One C function from attention() to the launch, for
+// calls whose work takes no longer than the way to it; where a gradient is to come, torch's autograd function lies between
+// two of them. Whatever is not plain is answered with None, and the caller goes the long way, which says no where that is
+// the answer.
 #include "eager.h"
 
 #include <vector>
@@ -15,18 +16,23 @@ namespace {
 struct Torch {
   PyTypeObject* tensor = nullptr;
   PyObject* empty_like = nullptr;
-  PyObject* empty_lse = nullptr;        // (like, batch, heads, seq) -> a float32 tensor
+  PyObject* empty_strided = nullptr;  // (sizes, strides, *, dtype, device), faster than by sizes alone
+  PyObject* float32 = nullptr;
   PyObject* workspace = nullptr;        // (like, bytes) -> a tensor of that many bytes
   PyObject* grad_enabled = nullptr;     // () -> bool
+  PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
+  PyObject* differentiate = nullptr;    // (q, k, v, scalars) -> out, by way of differentiable_forward()
   std::vector<PyObject*> interceptors;  // each () -> something true, or not None, where calls are not to run as they are
-  PyObject* requires_grad = nullptr;    // the attribute's name
+  PyObject *requires_grad = nullptr, *device = nullptr;  // names of attributes
+  PyObject *to_save = nullptr, *materialize_grads = nullptr, *scalars = nullptr;
 } torch;
 
-nb::object answer(PyObject* function) {
-  PyObject* result = PyObject_CallNoArgs(function);
+nb::object checked(PyObject* result) {
   if (result == nullptr) throw nb::python_error();
   return nb::steal(result);
 }
+
+nb::object answer(PyObject* function) { return checked(PyObject_CallNoArgs(function)); }
 
 bool is_number(nb::handle value) { return PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr()); }
 
@@ -41,9 +47,7 @@ bool is_intercepted() {
 bool wants_gradient(PyObject* const* qkv) {
   if (answer(torch.grad_enabled).ptr() != Py_True) return false;
   for (int i = 0; i < 3; ++i) {
-    PyObject* flag = PyObject_GetAttr(qkv[i], torch.requires_grad);
-    if (flag == nullptr) throw nb::python_error();
-    if (nb::steal(flag).ptr() != Py_False) return true;
+    if (checked(PyObject_GetAttr(qkv[i], torch.requires_grad)).ptr() != Py_False) return true;
   }
   return false;
 }
@@ -115,63 +119,116 @@ bool is_plain(const Tensor& tensor, const Tensor& q) {
 /// What a function of Python gives for these arguments.
 template <std::size_t count>
 nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
-  PyObject* result = PyObject_Vectorcall(function, args, count, nullptr);
-  if (result == nullptr) throw nb::python_error();
-  return nb::steal(result);
+  return checked(PyObject_Vectorcall(function, args, count, nullptr));
 }
 
-/// out, or (out, lse); None where the call is not plain, NotImplemented where all that it wants besides is a gradient.
-nb::object run_plain(PyObject* const* qkv, const Scalars& scalars, bool with_lse) {
-  if (is_intercepted()) return nb::none();
-  if (wants_gradient(qkv)) return nb::borrow(Py_NotImplemented);
-  Slots slots;
+/// The tensors of a plain call; false where they are not plain.
+bool read(PyObject* const* qkv, Slots& out) {
   for (int i = 0; i < 3; ++i) {
-    slots[i] = tensor_of(qkv[i], slot_names[i]);
-    if (!is_plain(slots[i], slots[0])) return nb::none();
+    if (Py_TYPE(qkv[i]) != torch.tensor) return false;
   }
+  for (int i = 0; i < 3; ++i) {
+    out[i] = tensor_of(qkv[i], slot_names[i]);
+    if (!is_plain(out[i], out[0])) return false;
+  }
+  return true;
+}
+
+/// float32 [batch, heads_q, seq_q] where `like` is.
+nb::object empty_lse(PyObject* like, const Problem& problem) {
+  static PyObject* const names = nb::make_tuple("dtype", "device").release().ptr();
+  const nb::int_ heads(problem.heads_q), seq(problem.seq_q);
+  const nb::tuple sizes = nb::make_tuple(problem.batch, heads, seq);
+  const nb::tuple strides = nb::make_tuple(problem.heads_q * problem.seq_q, seq, 1);
+  const nb::object device = checked(PyObject_GetAttr(like, torch.device));
+  PyObject* const args[] = {sizes.ptr(), strides.ptr(), torch.float32, device.ptr()};
+  return checked(PyObject_Vectorcall(torch.empty_strided, args, 2, names));
+}
+
+struct Results {
+  nb::object out, lse;
+};
+
+Results run_plain(PyObject* const* qkv, Slots& slots, const Scalars& scalars, bool with_lse) {
   slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
   Call call(slots, scalars);
-  const nb::object out = result_of(torch.empty_like, {qkv[0]});
-  nb::object lse = nb::none(), workspace;
+  Results results{.out = result_of(torch.empty_like, {qkv[0]}), .lse = nb::none()};
   if (with_lse) {
-    const nb::int_ batch(call.problem.batch), heads(call.problem.heads_q), seq(call.problem.seq_q);
-    lse = result_of(torch.empty_lse, {qkv[0], batch.ptr(), heads.ptr(), seq.ptr()});
+    results.lse = empty_lse(qkv[0], call.problem);
   }
-  call.set_forward(tensor_of(out, "out"), optional_tensor(lse, "lse"), 0, 0);
+  call.set_forward(tensor_of(results.out, "out"), optional_tensor(results.lse, "lse"), 0, 0);
+  nb::object workspace;
   if (const std::size_t bytes = call.workspace(false)) {
     const nb::object size = nb::cast(bytes + Call::workspace_alignment);
-    workspace = result_of(torch.workspace, {out.ptr(), size.ptr()});
+    workspace = result_of(torch.workspace, {results.out.ptr(), size.ptr()});
     call.set_workspace(tensor_of(workspace, "workspace").data, bytes);
   }
-  {
-    const nb::gil_scoped_release released;
-    call.run(false);
+  const nb::gil_scoped_release released;
+  call.run(false);
+  return results;
+}
+
+/// Scalars with the tuple that the backward pass takes. The last ones are kept: a model's layers ask for the same again.
+struct Remembered {
+  Scalars scalars;
+  nb::object tuple;
+};
+
+Remembered& last_scalars() {
+  static auto* last = new Remembered;  // never freed: Python may be gone before static objects are
+  return *last;
+}
+
+nb::object tuple_of(const Scalars& scalars) {
+  Remembered& last = last_scalars();
+  if (!last.tuple.is_valid() || !(last.scalars == scalars)) {
+    const nb::object scale = scalars.scale ? nb::cast(*scalars.scale) : nb::none();
+    last.scalars = scalars;
+    last.tuple = nb::make_tuple(scalars.max_seqlen_q, scalars.max_seqlen_kv, scale, scalars.softcap, scalars.causal,
+                                scalars.top_left, scalars.window_left, scalars.window_right, scalars.dropout_p,
+                                scalars.deterministic, scalars.heads_first, scalars.standard, scalars.kernel);
   }
-  return with_lse ? nb::object(nb::make_tuple(out, lse)) : out;
+  return last.tuple;
 }
 
-bool are_tensors(PyObject* const* qkv) {
-  return Py_TYPE(qkv[0]) == torch.tensor && Py_TYPE(qkv[1]) == torch.tensor && Py_TYPE(qkv[2]) == torch.tensor;
+Scalars scalars_of(nb::handle tuple) {
+  const Remembered& last = last_scalars();
+  return last.tuple.is_valid() && tuple.is(last.tuple) ? last.scalars : python::scalars_of(nb::borrow<nb::tuple>(tuple));
 }
 
-/// attend(q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment, *what must be None) -> out
+/// attend(q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment, *what must be None) -> out,
+/// or None where the call is not plain.
 nb::object attend(PyObject* const* args, Py_ssize_t count) {
   if (count < num_arguments) throw nb::type_error("attend: too few arguments");
-  if (!are_tensors(args)) return nb::none();
   for (Py_ssize_t i = num_arguments; i < count; ++i) {
     if (args[i] != Py_None) return nb::none();
   }
   Scalars scalars;
-  return read(args, scalars) ? run_plain(args, scalars, false) : nb::none();
+  Slots slots;
+  if (!read(args, scalars) || is_intercepted() || !read(args, slots)) return nb::none();
+  if (!wants_gradient(args)) return run_plain(args, slots, scalars, false).out;
+  scalars.deterministic = scalars.deterministic || answer(torch.deterministic).ptr() == Py_True;
+  const nb::object rest = tuple_of(scalars);
+  return result_of(torch.differentiate, {args[arg_q], args[arg_k], args[arg_v], rest.ptr()});
 }
 
-/// attend_with_lse(q, k, v, scalars of the binding) -> (out, lse)
-nb::object attend_with_lse(PyObject* const* args, Py_ssize_t count) {
-  if (count != 4) throw nb::type_error("attend_with_lse: expected q, k, v and scalars");
-  if (!are_tensors(args)) return nb::none();
-  const Scalars scalars = scalars_of(nb::borrow<nb::tuple>(args[3]));
-  const bool plain = scalars.dropout_p == 0 && !scalars.standard && scalars.kernel.empty();
-  return plain ? run_plain(args, scalars, true) : nb::none();
+void set(PyObject* object, PyObject* name, nb::handle value) {
+  if (PyObject_SetAttr(object, name, value.ptr()) != 0) throw nb::python_error();
+}
+
+/// forward(ctx, q, k, v, scalars) -> out of the autograd function that `torch.differentiate` applies; its backward pass
+/// finds q, k, v, out, lse among ctx.saved_tensors, and ctx.scalars. Only attend() comes here, with what is plain.
+nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
+  if (count != 5) throw nb::type_error("differentiable_forward: expected ctx, q, k, v and scalars");
+  PyObject* const* qkv = args + 1;
+  Slots slots;
+  if (!read(qkv, slots)) throw nb::type_error("differentiable_forward: expected plain tensors");
+  const Results results = run_plain(qkv, slots, scalars_of(args[4]), true);
+  set(args[0], torch.to_save,
+      nb::make_tuple(nb::handle(qkv[0]), nb::handle(qkv[1]), nb::handle(qkv[2]), results.out, results.lse));
+  set(args[0], torch.scalars, args[4]);
+  set(args[0], torch.materialize_grads, Py_False);
+  return results.out;
 }
 
 template <nb::object (*function)(PyObject* const*, Py_ssize_t)>
@@ -191,14 +248,21 @@ void add_fast(nb::module_& module, const char* name) {
   module.attr(name) = nb::steal(PyCFunction_NewEx(&method, nullptr, nullptr));
 }
 
-void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_lse, nb::handle workspace,
-               nb::handle grad_enabled, nb::tuple interceptors) {
+void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle workspace,
+               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::tuple interceptors) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
-  torch.empty_lse = empty_lse.inc_ref().ptr();
+  torch.empty_strided = empty_strided.inc_ref().ptr();
+  torch.float32 = float32.inc_ref().ptr();
   torch.workspace = workspace.inc_ref().ptr();
   torch.grad_enabled = grad_enabled.inc_ref().ptr();
+  torch.deterministic = deterministic.inc_ref().ptr();
+  torch.differentiate = differentiate.inc_ref().ptr();
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
+  torch.device = PyUnicode_InternFromString("device");
+  torch.to_save = PyUnicode_InternFromString("to_save");
+  torch.materialize_grads = PyUnicode_InternFromString("materialize_grads");
+  torch.scalars = PyUnicode_InternFromString("scalars");
   torch.interceptors.clear();
   for (nb::handle interceptor : interceptors) torch.interceptors.push_back(interceptor.inc_ref().ptr());
 }
@@ -208,9 +272,9 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_lse, n
 void add_eager(nb::module_& module) {
   using namespace nb::literals;
   add_fast<attend>(module, "attend");
-  add_fast<attend_with_lse>(module, "attend_with_lse");
-  module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_lse"_a, "workspace"_a, "grad_enabled"_a,
-             "interceptors"_a);
+  add_fast<differentiable_forward>(module, "differentiable_forward");
+  module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "workspace"_a,
+             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "interceptors"_a);
 }
 
 }  // namespace flash_attention::python

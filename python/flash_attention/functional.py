@@ -17,10 +17,9 @@ _ALIGNMENTS = {"bottom_right": False, "top_left": True}
 _LIBRARIES = {"torch": "torch_autograd", "numpy": "arrays", "cupy": "arrays", "jax": "jax", "jaxlib": "jax"}
 _runs = {}
 
-# The short way, _core.attend: for this type, where nothing traces. Set by torch_ops and torch_autograd, which know torch.
+# The short way, _core.attend: for this type, where nothing traces. Set by torch_autograd, which knows torch.
 eager_type = None
 is_tracing = None
-differentiable = None  # (q, k, v, scalars) -> out, where attend answers NotImplemented: it wants a gradient
 
 
 def attention(
@@ -84,9 +83,6 @@ def attention(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
             alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
         )  # fmt: skip
-        if out is NotImplemented:
-            scalars = _scalars(0, 0, scale, softcap, causal, alignment, window, 0.0, deterministic, layout, None)
-            return differentiable(q, k, v, scalars)
         if out is not None:
             return out
     tensors = (q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths)

@@ -29,7 +29,7 @@ class FlashAttention(torch.nn.Module):
         if not options and not self.options:
             if self.kernel is None and type(q) is functional.eager_type and not functional.is_tracing():
                 out = _core.attend(q, k, v, causal, (-1, -1), 0.0, None, 0.0, False, "bhsd", "bottom_right")
-                if out is not None and out is not NotImplemented:
+                if out is not None:
                     return out
             return attention(q, k, v, causal=causal, layout="bhsd", kernel=self.kernel)
         options = {"kernel": self.kernel, **self.options, **options}

@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
         out = _core.attend(
             query, key, value, is_causal, _NO_WINDOW, 0.0, scale, dropout_p, False, "bhsd", "top_left", attn_mask
         )
-        if out is not None and out is not NotImplemented:
+        if out is not None:
             return out
     if not _taken(query, value):
         return _torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

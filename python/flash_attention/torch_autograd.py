@@ -34,7 +34,7 @@ def run(tensors, scalars, seed, offset, return_lse):
         if torch.are_deterministic_algorithms_enabled():
             scalars = (*scalars[:9], True, *scalars[10:])
         eager = type(q) is functional.eager_type and not functional.is_tracing() and _function_transform() is None
-        out, lse = (_apply_in_eager if eager else Attention.apply)(q, k, v, scalars, seed, offset, *extras)
+        out, lse = (_apply_attention if eager else Attention.apply)(q, k, v, scalars, seed, offset, *extras)
     else:
         out, lse, _ = torch_ops.forward((q, k, v, *(extras or _NO_EXTRAS)), scalars, seed, offset, return_lse)
     return (out, lse) if return_lse else out
@@ -49,15 +49,8 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, scalars, seed, offset, *extras):
-        results = None
-        if not extras and type(q) is functional.eager_type and not functional.is_tracing():
-            results = _core.attend_with_lse(q, k, v, scalars)
-        if results is None:
-            tensors = (q, k, v, *(extras or _NO_EXTRAS))
-            out, lse, rng_state = torch_ops.forward(tensors, scalars, seed, offset, True)
-        else:
-            out, lse = results
-            rng_state = None
+        tensors = (q, k, v, *(extras or _NO_EXTRAS))
+        out, lse, rng_state = torch_ops.forward(tensors, scalars, seed, offset, True)
         ctx.save_for_backward(q, k, v, out, lse, rng_state, *extras)
         ctx.scalars = scalars
         ctx.set_materialize_grads(False)
@@ -80,17 +73,47 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 5
 
 
-# Function.apply without its Python part, which serves torch.func and takes a third of the time.
-_apply_in_eager = super(torch.autograd.Function, Attention).apply
+class PlainAttention(torch.autograd.Function):
+    """out of a plain call, from C to C: _core.attend() applies it."""
+
+    forward = staticmethod(_core.differentiable_forward)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        if dout is None:
+            return None, None, None, None
+        q, k, v, out, lse = ctx.saved_tensors
+        tensors = (q, k, v, *_NO_EXTRAS)
+        dq, dk, dv, _, _ = torch_ops.backward(tensors, ctx.scalars, out, lse, None, dout, None, False, False)
+        return dq, dk, dv, None
 
 
-def _differentiable(q, k, v, scalars):
-    if torch.are_deterministic_algorithms_enabled():
-        scalars = (*scalars[:9], True, *scalars[10:])
-    return _apply_in_eager(q, k, v, scalars, None, 0)[0]
+def _apply_in_eager(function):
+    """Function.apply without its Python part, which serves torch.func and takes a third of the time."""
+    return super(torch.autograd.Function, function).apply
 
 
-functional.differentiable = _differentiable
+_apply_attention = _apply_in_eager(Attention)
+
+
+def _take_the_short_way():
+    _core.set_eager(
+        tensor=torch.Tensor,
+        empty_like=torch.empty_like,
+        empty_strided=torch.empty_strided,
+        float32=torch.float32,
+        workspace=torch_ops.workspace,
+        grad_enabled=torch.is_grad_enabled,
+        deterministic=torch._C._get_deterministic_algorithms,
+        differentiate=_apply_in_eager(PlainAttention),
+        interceptors=(_is_any_autocast_enabled, torch._C._len_torch_dispatch_stack, _function_transform),
+    )
+    functional.eager_type, functional.is_tracing = torch.Tensor, torch.compiler.is_dynamo_compiling
+
+
+if torch_ops.HAS_EXCHANGE:
+    _take_the_short_way()
 
 
 def _autocast(tensor, dtype):

@@ -6,7 +6,7 @@ subclasses go through torch.ops.flash_attention.forward and .backward, whose fak
 
 import torch
 
-from flash_attention import _core, functional
+from flash_attention import _core
 from flash_attention.shapes import check_tensors, lse_shape
 
 _TENSORS = (
@@ -21,7 +21,7 @@ _SCALARS = (
 _NUM_TENSORS, _NUM_SCALARS = 12, 13
 
 # torch 2.11 hands tensors over by a C table, with their stream; before that, by __dlpack__, which refuses requires_grad.
-_HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -52,8 +52,8 @@ def _forward(tensors, scalars, seed, offset, need_lse):
         # From torch's default generator, so that torch.manual_seed and activation checkpointing replay it.
         seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
     out, lse = _empty_results(tensors, scalars, need_lse)
-    tensors, stream = (tensors, 0) if _HAS_EXCHANGE else _detached(tensors)
-    _core.forward(tensors, scalars, out, lse, seed, offset, stream, lambda size: _workspace(out, size))
+    tensors, stream = (tensors, 0) if HAS_EXCHANGE else _detached(tensors)
+    _core.forward(tensors, scalars, out, lse, seed, offset, stream, lambda size: workspace(out, size))
     return out, lse, torch.tensor((seed, offset)) if dropout_p else None
 
 
@@ -66,20 +66,15 @@ def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, nee
         dlse = dlse.contiguous()
     seed, offset = rng_state.tolist() if scalars[8] else (0, 0)
     gradients = _empty_gradients(tensors, need_dbias, need_dsink)
-    tensors, stream = (tensors, 0) if _HAS_EXCHANGE else _detached(tensors)
+    tensors, stream = (tensors, 0) if HAS_EXCHANGE else _detached(tensors)
     results = (out, lse)
     _core.backward(
-        tensors, scalars, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: _workspace(out, size)
+        tensors, scalars, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: workspace(out, size)
     )
     return gradients
 
 
-def _empty_lse(like, batch, heads, seq):
-    strides = (heads * seq, seq, 1)  # torch allocates faster by strides than by shape
-    return torch.empty_strided((batch, heads, seq), strides, dtype=torch.float32, device=like.device)
-
-
-def _workspace(like, size):
+def workspace(like, size):
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 
 
@@ -161,11 +156,6 @@ def _stand_ins(q, gradients):
     """An op returns tensors only: an empty one where there is no gradient."""
     return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
-
-if _HAS_EXCHANGE:
-    _interceptors = (torch._C._is_any_autocast_enabled, _num_dispatch_modes, _function_transform)
-    _core.set_eager(torch.Tensor, torch.empty_like, _empty_lse, _workspace, torch.is_grad_enabled, _interceptors)
-    functional.eager_type, functional.is_tracing = torch.Tensor, torch.compiler.is_dynamo_compiling
 
 for _key in ("CPU", "CUDA"):
     _library.impl("forward", _forward_op, _key)

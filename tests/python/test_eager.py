@@ -34,7 +34,7 @@ def tensors(device, dtype=torch.float32):
     return [torch.randn(2, size, 4, 32, device=device, dtype=dtype) for size in (17, 23, 23)]
 
 
-@pytest.mark.skipif(not torch_ops._HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
 @pytest.mark.parametrize("name", PLAIN)
 def test_same_bits_as_the_long_way(name, device, short_calls):
     q, k, v = tensors(device)
@@ -49,12 +49,10 @@ def test_same_bits_as_the_long_way(name, device, short_calls):
     assert short.stride() == long.stride()
 
 
-@pytest.mark.parametrize("change", ["gradient", "autocast", "narrow_v", "odd", "strided", "bias", "dropout", "parameter"])
+@pytest.mark.parametrize("change", ["autocast", "narrow_v", "odd", "strided", "bias", "dropout", "parameter"])
 def test_declines_what_is_not_plain(change, device, short_calls):
     q, k, v = tensors(device)
     options = {}
-    if change == "gradient":
-        v.requires_grad_()
     if change == "narrow_v":
         v = v[..., :16]
     if change == "odd":
@@ -71,9 +69,41 @@ def test_declines_what_is_not_plain(change, device, short_calls):
         call = flash_attn_func if change in ("odd", "strided") else flash_attention.attention
         out = call(q, k, v, **options)
     assert out.shape == (2, 17, 4, v.shape[-1])
-    assert short_calls[:1] in ([], [NotImplemented if change == "gradient" else None])
-    assert (out.grad_fn is not None) == (change == "gradient")
+    assert short_calls[:1] in ([], [None])
+    assert out.grad_fn is None
     assert out.dtype == (torch.bfloat16 if change == "autocast" else torch.float32)
+
+
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("wanted", ["q", "v", "all"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_gradients_are_those_of_the_long_way(name, wanted, device, short_calls):
+    q, k, v = tensors(device)
+    if "layout" in PLAIN[name]:
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    leaves = [tensor.requires_grad_() for letter, tensor in zip("qkv", (q, k, v), strict=True) if wanted in (letter, "all")]
+    flash_attention.attention(q, q, q)  # the first call loads what is needed
+    short_calls.clear()
+    short = flash_attention.attention(q, k, v, **PLAIN[name])
+    assert len(short_calls) == 1 and short_calls[0] is short
+    long, _ = flash_attention.attention(q, k, v, return_lse=True, **PLAIN[name])
+    assert torch.equal(short, long)
+    dout = torch.randn_like(short)
+    for ours, others in zip(torch.autograd.grad(short, leaves, dout), torch.autograd.grad(long, leaves, dout), strict=True):
+        torch.testing.assert_close(ours, others, atol=1e-6, rtol=1e-5)
+
+
+def test_gradients_with_what_torch_saves(device):
+    q, k, v = (tensor.requires_grad_() for tensor in tensors(device))
+    flash_attention.attention(q, k, v)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda tensor: tensor):
+        flash_attention.attention(q, k, v)
+    assert len(packed) == 5  # q, k, v, out, lse
+    out = flash_attention.attention(2 * q, k, v)
+    out.mul_(2)  # the backward pass reads it
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_no_gradient_where_none_is_enabled(device, short_calls):

@@ -62,7 +62,7 @@ def flash_attn_func(
             q, k, v, causal, window_size, softcap, softmax_scale, dropout_p, deterministic, "bshd", "bottom_right",
             alibi_slopes, learnable_sink, s_aux,
         )  # fmt: skip
-        if out is not None and out is not NotImplemented:
+        if out is not None:
             return out
     _check_fa3(fa3)
     options = _options(
