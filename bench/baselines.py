@@ -22,6 +22,7 @@ class Baseline:
     reject: Callable  # (case, device) -> reason
     passes: tuple[str, ...] = ("forward", "backward")
     packs: bool = False  # takes case.lengths as it is; others are given a padded batch
+    stores_scores: bool = False  # memory for all of them; it is timed with no other in memory
 
     def lacks(self, which):
         """Why it has nothing to measure for this pass; empty where it has."""
@@ -170,21 +171,23 @@ def flash_attn_3(q, k, v, case):
 
 GPU = ("cuda",)
 FIXED = [
-    Baseline("sdpa_math", "PyTorch SDPA, the scores stored", sdpa(SDPBackend.MATH), refuse()),
+    Baseline("sdpa_math", "PyTorch SDPA, the scores stored", sdpa(SDPBackend.MATH), refuse(), stores_scores=True),
     Baseline("sdpa_efficient", "PyTorch SDPA, memory-efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), refuse(devices=GPU)),
     Baseline("sdpa_flash", "PyTorch SDPA, FlashAttention-2", sdpa(SDPBackend.FLASH_ATTENTION), refuse()),
     Baseline("sdpa_cudnn", "PyTorch SDPA, cuDNN", sdpa(SDPBackend.CUDNN_ATTENTION), refuse(devices=GPU, dtypes=HALF)),
     Baseline("sdpa", "PyTorch SDPA, its own choice; a window as a mask", sdpa_with_mask, refuse(window=True, mask=True)),
     Baseline("flex", "FlexAttention, compiled", flex, refuse(devices=GPU, window=True, dropout=False)),
-    Baseline("megatron_local", "Megatron-LM core attention, separate operations", megatron.local, refuse()),
+    Baseline("megatron_local", "Megatron-LM core attention, separate operations", megatron.local, refuse(),
+             stores_scores=True),
     Baseline("megatron_fused", "Megatron-LM core attention, fused scale-mask-softmax", megatron.fused,
-             refuse(devices=GPU, dtypes=HALF, needs="triton")),
+             refuse(devices=GPU, dtypes=HALF, needs="triton"), stores_scores=True),
     Baseline("triton", "our Triton kernels", triton, refuse(devices=GPU, dtypes=HALF, dropout=False, needs="triton")),
     Baseline("flash_attn", "flash_attn 2", flash_attn_2, refuse(devices=GPU, dtypes=HALF, window=True, needs="flash_attn"),
              packs=True),
     Baseline("flash_attn_3", "flash_attn_interface", flash_attn_3,
              refuse(devices=GPU, dtypes=HALF, window=True, dropout=False, needs="flash_attn_interface")),
-    Baseline("standard", "our standard attention, the scores stored", ours("standard"), reject_ours),
+    Baseline("standard", "our standard attention, the scores stored", ours("standard"), reject_ours,
+             stores_scores=True),
     Baseline("ours", "flash_attention", ours(None), reject_ours, packs=True),
 ]  # fmt: skip
 

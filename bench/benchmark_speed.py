@@ -4,8 +4,8 @@
     python bench/benchmark_speed.py --preset paper --pass forward backward --baselines ours sdpa_flash sdpa_cudnn
     python bench/benchmark_speed.py --seq 1024 4096 --head-dim 128 --heads 16 --mask causal --output build/bench/mine.json
 
-Medians with 10th and 90th percentile; on a GPU with L2 emptied before every sample, on a CPU with all baselines of a case
-taking turns. TFLOP/s = 4 * batch * heads * L * L * head_dim, halved for causal, 2.5 times for backward.
+Medians with 10th and 90th percentile, the baselines of a case taking turns; on a GPU with L2 emptied before every sample.
+TFLOP/s = 4 * batch * heads * L * L * head_dim, halved for causal, 2.5 times for backward.
 """
 
 import statistics
@@ -21,18 +21,15 @@ import torch
 NOISY = 0.05  # half the spread between the 10th and the 90th percentile, against the median
 
 
-def prepared(case, entry, which, device):
-    """(the call to time, why there is none)"""
-    reason = entry.reject(case, device) or entry.lacks(which)
-    if reason:
-        return None, reason
-    q, k, v, grad = baselines.inputs(case, entry, device, needs_grad=which != "forward")
+def call_of(case, entry, which, tensors):
+    """What is timed."""
+    q, k, v, grad = tensors
     if which == "forward":
-        return torch.no_grad()(lambda: entry.run(q, k, v, case)), ""
+        return torch.no_grad()(lambda: entry.run(q, k, v, case))
     if which == "backward":
         out = entry.run(q, k, v, case)
-        return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), ""
-    return lambda: torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad), ""
+        return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    return lambda: torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad)
 
 
 def completed(case, which, found, device):
@@ -46,36 +43,41 @@ def completed(case, which, found, device):
     return found
 
 
-def speed(case, entry, which, timer, device, rest):
-    """The measurement of one row."""
-    call, reason = prepared(case, entry, which, device)
-    if reason:
-        return {"reason": reason}
-    time.sleep(rest)
-    return completed(case, which, timer(call), device)
-
-
 class InTurn:
-    """The measurements of all entries for one case and pass on a CPU, made together when the first is asked for."""
+    """The measurements of the entries for one case and pass, made together when the first is asked for.
 
-    def __init__(self, case, entries, which, timer):
-        self.case, self.entries, self.which, self.timer, self.found = case, entries, which, timer, None
+    On a GPU an entry that stores the scores is timed by itself after the others, which it would leave no memory.
+    """
+
+    def __init__(self, case, entries, which, timer, rest=0.0, alone=False):
+        self.case, self.which, self.timer, self.rest, self.found = case, which, timer, rest, {}
+        single = [e for e in entries if alone or (e.stores_scores and timer.device == "cuda")]
+        self.groups = [[e for e in entries if e not in single], *([e] for e in single)]
 
     def row(self, entry):
-        if self.found is None:
-            self.found, calls = {}, {}
-            for each in self.entries:
+        if entry.name not in self.found:
+            self.measure(next(group for group in self.groups if entry in group))
+        return self.found[entry.name]
+
+    def measure(self, group):
+        time.sleep(self.rest)
+        device, calls, tensors = self.timer.device, {}, {}  # tensors: the same for all that take the same form
+        for entry in group:
+            reason = entry.reject(self.case, device) or entry.lacks(self.which)
+            if not reason:
                 try:
-                    calls[each.name], reason = prepared(self.case, each, self.which, "cpu")
-                    calls[each.name] and calls[each.name]()
+                    if entry.packs not in tensors:
+                        tensors[entry.packs] = baselines.inputs(
+                            self.case, entry, self.timer.device, self.which != "forward"
+                        )
+                    call = call_of(self.case, entry, self.which, tensors[entry.packs])
+                    calls[entry.name] = self.timer.warmed(call)
                 except Exception as error:  # any failure of a baseline is a result
                     reason = command.reason_of(error)
-                if reason:
-                    calls.pop(each.name, None)
-                    self.found[each.name] = {"reason": reason}
-            for name, found in zip(calls, self.timer.take_turns(list(calls.values())), strict=True):
-                self.found[name] = completed(self.case, self.which, found, "cpu")
-        return self.found[entry.name]
+            if reason:
+                self.found[entry.name] = {"reason": reason}
+        for name, found in zip(calls, self.timer.in_turn(list(calls.values())), strict=True):
+            self.found[name] = completed(self.case, self.which, found, device)
 
 
 def print_table(results):
@@ -118,7 +120,9 @@ def main():
         "--pass", dest="passes", nargs="+", choices=("forward", "backward", "both"), default=["forward", "backward"]
     )
     p.add_argument("--seconds", type=float, default=0.15, help="of samples per row")
-    p.add_argument("--rest", type=float, default=0.0, help="seconds of rest before each row, against power throttling")
+    p.add_argument("--warmup", type=float, default=0.05, help="seconds of warm-up per row")
+    p.add_argument("--rest", type=float, default=0.0, help="seconds of rest before each case, against power throttling")
+    p.add_argument("--alone", action="store_true", help="time one baseline after another instead of in turn")
     p.add_argument("--graph", action="store_true", help="replay the call as a CUDA graph")
     arguments = p.parse_args()
     if arguments.list:
@@ -131,17 +135,14 @@ def main():
     results = command.opened(arguments.output, "speed", head, arguments.resume, arguments.force)
     if "ceilings" not in results.head:
         results.head["ceilings"] = timing.ceilings(arguments.device)
-    timer = timing.Timer(arguments.device, arguments.seconds, graph=arguments.graph)
-    work = []
+    timer = timing.Timer(arguments.device, arguments.seconds, arguments.warmup, arguments.graph)
+    work, known = [], results.keys()
     for case in chosen:
         for which in arguments.passes:
-            turns = InTurn(case, entries, which, timer)
-            for entry in entries:
-                identity = {"case": case.as_json(), "baseline": entry.name, "pass": which}
-                if arguments.device == "cpu":
-                    work.append((identity, lambda t=turns, e=entry: t.row(e)))
-                else:
-                    work.append((identity, lambda c=case, e=entry, w=which: speed(c, e, w, timer, "cuda", arguments.rest)))
+            rows = [({"case": case.as_json(), "baseline": e.name, "pass": which}, e) for e in entries]
+            rows = [(identity, entry) for identity, entry in rows if results.key(identity) not in known]
+            turns = InTurn(case, [entry for _, entry in rows], which, timer, arguments.rest, arguments.alone)
+            work += [(identity, lambda t=turns, e=entry: t.row(e)) for identity, entry in rows]
     command.measure_all(results, arguments.output, work, arguments.quiet)
     print_table(results)
     print_ratios(results)

@@ -64,7 +64,10 @@ def versions(device):
 
 
 def commit():
-    """Hash of the tree measured, with "+changes" where it is not clean; FLASH_ATTENTION_COMMIT where git is not there."""
+    """Hash of the tree measured, with "+changes" where it is not clean. FLASH_ATTENTION_COMMIT says it for a copy of the
+    tree that has no history, or not its own."""
+    if os.environ.get("FLASH_ATTENTION_COMMIT"):
+        return os.environ["FLASH_ATTENTION_COMMIT"][:12]
     run = lambda *a: subprocess.run(["git", "-C", str(package.ROOT), *a], capture_output=True, text=True)  # noqa: E731
     try:
         head = run("rev-parse", "--short=12", "HEAD")
@@ -73,7 +76,7 @@ def commit():
             return head.stdout.strip() + ("+changes" if dirty else "")
     except OSError:
         pass
-    return os.environ.get("FLASH_ATTENTION_COMMIT", "unknown")
+    return "unknown"
 
 
 @cache

@@ -1,12 +1,17 @@
 """Records everything about one GPU in one go: the JSON files of bench/results/ and the report.
 
-    python bench/record.py --output bench/results/h200 --minutes 6
+    python bench/record.py --output bench/results/h200 --seconds 300
+    python bench/record.py --output bench/results/h200 --seconds 60 --stages gqa packed
 
-Stages run in order of importance, each in its own process; when the time is up, the stage at work is interrupted and keeps
-the rows it has. A second run with the same --output goes on where the first stopped.
+Stages run in order of importance, each in a process of its own; when the time is up, the stage at work is interrupted and
+keeps the rows it has. A second run with the same --output goes on where the first stopped; a file of another commit is left
+alone, and its stage skipped, unless --force is given.
 """
 
 import argparse
+import json
+import multiprocessing
+import os
 import shutil
 import signal
 import subprocess
@@ -14,27 +19,34 @@ import sys
 import time
 from pathlib import Path
 
+import benchmark_accuracy
+import benchmark_memory
+import benchmark_speed
+import machine
 import torch
 
 BENCH = Path(__file__).resolve().parent
 MAIN = ["ours", "sdpa_cudnn", "sdpa_flash", "triton"]
 REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_fused", "flash_attn", "flash_attn_3"]
-SWEEP = ["--tokens", "16384", "--heads", "16", "--head-dim", "128", "--mask", "full", "causal"]
-SPEED, MEMORY = ["benchmark_speed.py", "--seconds", "0.06"], ["benchmark_memory.py"]
+SPEED = ["benchmark_speed.py", "--seconds", "0.03", "--warmup", "0.01"]
+MEMORY = ["benchmark_memory.py"]
+REPORT_SECONDS = 5
+SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
 
-# name of the stage (and of its file, up to "+"): command
+# name of the stage and of its file: command
 STAGES = {
     "paper": [*SPEED, "--preset", "paper", "--baselines", *MAIN],
-    "memory": [*MEMORY, "--preset", "seq_sweep", "--mask", "causal", "--baselines", *MAIN, *REST[:5]],
-    "capacity": [*MEMORY, "--budget", "16", "--baselines", "ours", "standard", "sdpa_math", "megatron_local", "sdpa_flash"],
     "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
-    "accuracy": ["benchmark_accuracy.py", "--baselines", *MAIN, *REST[:5]],
-    "ladder": ["flash-attention", "ladder", "--sweep", "--seconds", "0.06"],
     "gqa": [*SPEED, "--preset", "gqa", "--baselines", *MAIN],
     "packed": [*SPEED, "--preset", "packed", "--baselines", "ours", "flash_attn", "sdpa_cudnn", "sdpa_flash"],
     "gpt3": [*SPEED, "--preset", "gpt3", "--baselines", *MAIN, *REST[:2]],
-    "seq_sweep+flex": [*SPEED, "--seq", "4096", "16384", *SWEEP, "--baselines", "flex"],
-}
+    "memory": [*MEMORY, "--preset", "seq_sweep", "--mask", "causal", "--baselines", *MAIN, *REST[:5]],
+    "capacity": [*MEMORY, "--budget", "16", "--baselines", "ours", "standard", "sdpa_math", "megatron_local", "sdpa_flash"],
+    "accuracy": ["benchmark_accuracy.py", "--baselines", *MAIN, *REST[:5]],
+    "flex": [*SPEED, "--seq", "1024", "4096", "16384", "--tokens", "16384", "--heads", "16", "--head-dim", "128",
+             "--mask", "full", "causal", "--baselines", "flex"],
+    "ladder": ["flash-attention", "ladder", "--sweep", "--seconds", "0.06"],
+}  # fmt: skip
 # What a dry run adds to the command of a stage or a script: one case, few samples.
 SHORT = {
     "benchmark_speed.py": ["--first", "1", "--seconds", "0.01"],
@@ -45,69 +57,102 @@ SHORT = {
 }
 
 
-def warm():
-    """Compiles our kernels and the Triton kernels, one process for a head_dim and mask; the timed run finds them ready."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import torch, baselines, cases\n"
-        "head_dim, causal = int(sys.argv[2]), sys.argv[3] == '1'\n"
-        "for name in ('ours', 'triton'):\n"
-        "    for seq in (512, 2048, 16384):\n"
-        "        case = cases.Case(16384 // seq, seq, 2048 // head_dim, head_dim, causal=causal)\n"
-        "        entry = baselines.all_baselines()[name]; q, k, v, g = baselines.inputs(case, entry, 'cuda', True)\n"
-        "        torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), g)\n"
-    )
-    pairs = [(head_dim, causal) for head_dim in ("64", "128", "256") for causal in "01"]
-    running = [subprocess.Popen([sys.executable, "-c", program, str(BENCH), *pair]) for pair in pairs]
-    return [process.wait() for process in running]
+def compile_kernels(head_dim, causal):
+    """Calls ours and Triton's, forward and backward, at the lengths where their choice changes."""
+    import baselines
+    import cases
+
+    for name in ("ours", "triton"):
+        entry = baselines.all_baselines()[name]
+        for seq in (512, 2048, 16384):
+            case = cases.Case(16384 // seq, seq, 2048 // head_dim, head_dim, causal=causal)
+            q, k, v, grad = baselines.inputs(case, entry, "cuda", True)
+            torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad)
+    torch.cuda.synchronize()
 
 
-def command_of(name, output, short):
+def warm(seconds):
+    """Kernels of every head_dim and mask are compiled side by side; the timed stages find them ready."""
+    forks = [started(compile_kernels, head_dim, causal) for head_dim in (64, 128, 256) for causal in (False, True)]
+    end = time.monotonic() + seconds
+    return all([finished(fork, end - time.monotonic()) for fork in forks])
+
+
+def started(function, *arguments):
+    """In a process of its own, which need not import torch again: nothing here has touched the GPU before."""
+    fork = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    fork.start()
+    return fork
+
+
+def finished(fork, seconds):
+    """True where it came to its end in time; else it is interrupted, and killed where that does not help."""
+    fork.join(max(seconds, 1))
+    for last_word in (signal.SIGINT, signal.SIGKILL):
+        if fork.is_alive():
+            os.kill(fork.pid, last_word)
+            fork.join(8)
+    return fork.exitcode == 0
+
+
+def command_of(name, output, short, force):
     """The words of a stage. `flash-attention` is the newest one that was built here, or that of the PATH."""
     script, *arguments = STAGES[name]
     arguments += SHORT.get(name, SHORT[script]) if short else []
-    if script != "flash-attention":
-        return [sys.executable, str(BENCH / script), *arguments, "--output", str(output), "--resume"]
+    if script in SCRIPTS:
+        return [str(BENCH / script), *arguments, "--output", str(output), "--force" if force else "--resume"]
     built = sorted(BENCH.parent.glob("build/*/flash-attention"), key=lambda path: path.stat().st_mtime)
     return [str(built[-1]) if built else shutil.which(script) or script, *arguments, "--save", str(output)]
 
 
-def run_stage(name, directory, seconds, short):
-    """True where the stage came to its end."""
-    try:
-        process = subprocess.Popen(command_of(name, directory / f"{name.partition('+')[0]}.json", short))
-    except OSError as error:
-        print(f"== {name}: {error}", flush=True)
-        return False
-    try:
-        return process.wait(max(seconds, 1)) == 0
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        return False
+def run_words(words):
+    """In the process of the stage: the script as if it had been started with these words, or the program."""
+    script = Path(words[0]).name
+    if script not in SCRIPTS:
+        sys.exit(subprocess.call(words))
+    sys.argv = words
+    benchmark_speed.command.exit_on_bad_input(SCRIPTS[script].main)
+
+
+def foreign(path):
+    """The commit of a file that another commit wrote; empty where this one may add to it."""
+    if not path.exists():
+        return ""
+    commit = json.loads(path.read_text()).get("commit", "unknown")
+    return "" if commit == machine.commit() else commit
+
+
+def run_stage(name, directory, seconds, short, force):
+    """What became of it, in words."""
+    path = directory / f"{name}.json"
+    if foreign(path) and not force:
+        return f"left alone: {path} is of commit {foreign(path)}"
+    fork = started(run_words, command_of(name, path, short, force or "ladder" in name))
+    return "done" if finished(fork, seconds) else "NOT COMPLETE"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files and report.html")
-    parser.add_argument("--minutes", type=float, default=6.0, help="for everything")
+    parser.add_argument("--seconds", type=float, default=360.0, help="for everything")
     parser.add_argument("--dry", action="store_true", help="one case of every stage, to see that each works")
+    parser.add_argument("--force", action="store_true", help="measure anew what is there")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
+    if not torch.cuda.device_count():  # asks the driver's manager, not the GPU, which no process could use after a fork
         sys.exit("record.py: got a machine without an NVIDIA GPU; allowed: one with")
-    end = time.monotonic() + 60 * arguments.minutes - 15  # the report needs a moment
+    began = time.monotonic()
+    end = began + arguments.seconds - REPORT_SECONDS
     arguments.output.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    if not arguments.dry:
-        warm()
-    print(f"== kernels compiled in {time.monotonic() - started:.0f} s", flush=True)
+    if not arguments.dry and set(arguments.stages) - {"flex", "ladder"}:
+        ready = warm(arguments.seconds / 3)
+        print(f"== kernels compiled{'' if ready else ', NOT ALL,'} in {time.monotonic() - began:.0f} s", flush=True)
     for name in arguments.stages:
-        started = time.monotonic()
-        if started > end:
-            print(f"== {name}: no time left", flush=True)
-            continue
-        complete = run_stage(name, arguments.output, end - started, arguments.dry)
-        print(f"== {name}: {'done' if complete else 'NOT COMPLETE'} in {time.monotonic() - started:.0f} s", flush=True)
+        started_at = time.monotonic()
+        found = "no time left" if started_at > end else ""
+        found = found or run_stage(name, arguments.output, end - started_at, arguments.dry, arguments.force)
+        print(f"== {name}: {found}, {time.monotonic() - started_at:.0f} s", flush=True)
+    print(f"== all: {time.monotonic() - began:.0f} s", flush=True)
     files = sorted(map(str, arguments.output.glob("*.json")))
     page = str(arguments.output / "report.html")
     return subprocess.call([sys.executable, str(BENCH / "visualize_results.py"), *files, "--output", page, "--force"])

@@ -7,13 +7,18 @@ import torch
 
 FLUSH_BYTES = 256 << 20  # more than any L2 of today
 SLEEP_CYCLES = 8_000_000  # the GPU waits this long while the CPU queues the samples, so launches are never timed
+QUEUED = 20  # samples while it waits
 TURNS, PAUSE_SECONDS = 5, 0.01
+LONG_SECONDS = 0.05
 
 
 class Timer:
-    """Timer(device)(call) -> {"ms", "p10", "p90", "samples"}.
+    """Times calls that take turns, so that a drift of clocks and temperature, or other work of the machine, hits all alike.
 
-    On a GPU each sample is between two events, with L2 emptied before it; graph=True replays the call as a CUDA graph.
+    timer.warmed(call) runs a call for the first time and prepares it; timer.in_turn([warmed, ...]) gives one
+    {"ms", "p10", "p90", "samples"} for each; timer(call) does both for a single one. On a GPU each sample is between two
+    events, with L2 emptied before it, and calls change after every sample; graph=True replays a call as a CUDA graph. On a
+    CPU a call keeps its turn for a while, and a pause before each turn lets the threads of the one before fall asleep.
     """
 
     def __init__(self, device, seconds=0.15, warmup_seconds=0.05, graph=False):
@@ -21,28 +26,36 @@ class Timer:
         self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda") if device == "cuda" else None
 
     def __call__(self, call):
-        samples = (
-            self.cuda_samples(captured(call) if self.graph else call) if self.flush is not None else self.cpu_samples(call)
-        )
-        return summary(samples)
+        return self.in_turn([self.warmed(call)])[0]
 
-    def cpu_samples(self, call):
-        started = time.perf_counter()
+    def warmed(self, call):
+        """(call, seconds it takes)"""
         call()
-        first = time.perf_counter() - started
-        while time.perf_counter() - started < self.warmup_seconds:
+        if self.flush is None:
+            return call, 0.0
+        call = captured(call) if self.graph else call
+        torch.cuda.synchronize()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        each = begin.elapsed_time(end) / 1e3
+        for _ in range(min(200, int(self.warmup_seconds / max(each, 1e-6)))):
             call()
-        samples = []
-        for _ in range(count(self.seconds, first)):
-            begin = time.perf_counter()
-            call()
-            samples.append((time.perf_counter() - begin) * 1e3)
-        return samples
+        return call, each
 
-    def take_turns(self, calls):
-        """On a CPU: one result for each of the calls, which take turns, so that the machine's other work hits all alike. A
-        pause before each turn lets the threads of the one before fall asleep."""
+    def in_turn(self, calls):
         samples = [[] for _ in calls]
+        if self.flush is None:
+            self.cpu_turns([call for call, _ in calls], samples)
+        else:
+            turns = schedule([count(self.seconds, each) for _, each in calls])
+            for start in range(0, len(turns), QUEUED):
+                self.queued(calls, turns[start : start + QUEUED], samples)
+        return [summary(mine) for mine in samples]
+
+    def cpu_turns(self, calls, samples):
         for _ in range(TURNS):
             for call, mine in zip(calls, samples, strict=True):
                 time.sleep(PAUSE_SECONDS)
@@ -52,41 +65,30 @@ class Timer:
                     begin = time.perf_counter()
                     call()
                     mine.append((time.perf_counter() - begin) * 1e3)
-        return [summary(mine) for mine in samples]
 
-    def cuda_samples(self, call):
-        call()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(3):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        each = begin.elapsed_time(end) / 3e3
-        for _ in range(min(200, int(self.warmup_seconds / max(each, 1e-6)))):
-            call()
-        samples, left = [], count(self.seconds, each)
-        while left > 0:
-            samples += self.queued(call, min(left, 20))
-            left -= 20
-        return samples
-
-    def queued(self, call, number):
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(number)]
+    def queued(self, calls, turns, samples):
+        """One sample of calls[i] for every i of turns, queued while the GPU waits."""
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in turns]
         torch.cuda._sleep(SLEEP_CYCLES)
-        for begin, end in events:
+        for turn, (begin, end) in zip(turns, events, strict=True):
             self.flush.zero_()
             begin.record()
-            call()
+            calls[turn][0]()
             end.record()
         torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in events]
+        for turn, (begin, end) in zip(turns, events, strict=True):
+            samples[turn].append(begin.elapsed_time(end))
+
+
+def schedule(counts):
+    """Whose turn it is, i counts[i] times and spread evenly: [3, 1] -> [0, 0, 1, 0]."""
+    turns = [((turn + 0.5) / number, i) for i, number in enumerate(counts) for turn in range(number)]
+    return [i for _, i in sorted(turns)]
 
 
 def count(seconds, each):
-    """How many samples fit: at least 5, at most 200."""
-    return max(5, min(200, int(seconds / max(each, 1e-6))))
+    """How many samples fit: at least 5, or 3 of a call that takes long; at most 200."""
+    return max(3 if each > LONG_SECONDS else 5, min(200, int(seconds / max(each, 1e-6))))
 
 
 def captured(call):

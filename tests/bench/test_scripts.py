@@ -101,10 +101,71 @@ def test_every_stage_of_the_record_is_a_command_that_exists(stage, monkeypatch, 
 @pytest.mark.parametrize("stage", record.STAGES)
 @pytest.mark.parametrize("short", [False, True], ids=["whole", "dry"])
 def test_words_of_a_stage(stage, short, tmp_path):
-    words = record.command_of(stage, tmp_path / "x.json", short)
+    words = record.command_of(stage, tmp_path / "x.json", short, force=False)
     assert words[-2:] == ["--save", str(tmp_path / "x.json")] if "ladder" in words else words[-1] == "--resume"
     added = record.SHORT.get(stage, record.SHORT[record.STAGES[stage][0]])
     assert (words[-len(added) - 2 : -2] == added or words[-len(added) - 3 : -3] == added) == short
+
+
+def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
+    words = ["benchmark_speed.py", *TINY, "--baselines", "sdpa_math", "--seconds", "0.01"]
+    monkeypatch.setitem(record.STAGES, "gqa", words)
+    assert record.run_stage("gqa", tmp_path, 100.0, short=False, force=False) == "done"
+    kept = (tmp_path / "gqa.json").read_text()
+    monkeypatch.setenv("FLASH_ATTENTION_COMMIT", "another")
+    assert "is of commit" in record.run_stage("gqa", tmp_path, 100.0, short=False, force=False)
+    assert (tmp_path / "gqa.json").read_text() == kept
+    monkeypatch.setitem(record.STAGES, "gqa", [*words, "--rest", "100"])
+    assert record.run_stage("gqa", tmp_path, 3.0, short=False, force=True) == "NOT COMPLETE"
+    assert json.loads((tmp_path / "gqa.json").read_text())["commit"] == "another"
+
+
+@pytest.mark.parametrize("counts", [[1], [3, 1], [5, 5, 5], [20, 3, 7]])
+def test_turns_are_spread_evenly(counts):
+    turns = timing.schedule(counts)
+    assert [turns.count(i) for i in range(len(counts))] == counts
+    for i, number in enumerate(counts):
+        half = turns[: len(turns) // 2].count(i)
+        assert abs(half - number / 2) <= 1
+
+
+class CountingTimer:
+    """Instead of a GPU: which calls were timed together."""
+
+    device = "cuda"
+
+    def __init__(self):
+        self.together = []
+
+    def warmed(self, call):
+        return call(), 0.0
+
+    def in_turn(self, calls):
+        self.together.append([name for name, _ in calls])
+        return [{"ms": 1.0, "p10": 1.0, "p90": 1.0, "samples": 5} for _ in calls]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_who_takes_turns_with_whom(alone, monkeypatch):
+    speed = importlib.import_module("benchmark_speed")
+    monkeypatch.setattr(speed, "call_of", lambda case, entry, which, tensors: lambda: entry.run(entry.name))
+    monkeypatch.setattr(speed.baselines, "inputs", lambda *arguments: None)
+
+    def entry(name, run=lambda name: name, **more):
+        return speed.baselines.Baseline(name, "", run, lambda case, device: "", **more)
+
+    def broken(name):
+        raise RuntimeError("no such kernel")
+
+    entries = [entry("a"), entry("scores", stores_scores=True), entry("bad", broken), entry("b"), entry("c")]
+    timer = CountingTimer()
+    turns = speed.InTurn(speed.cases.Case(1, 64, 1, 64), entries, "forward", timer, alone=alone)
+    rows = {each.name: turns.row(each) for each in entries}
+    assert rows["bad"] == {"reason": "RuntimeError: no such kernel"}
+    assert all(row["ms"] == 1.0 for name, row in rows.items() if name != "bad")
+    assert [group for group in timer.together if group] == (
+        [["a"], ["scores"], ["b"], ["c"]] if alone else [["a", "b", "c"], ["scores"]]
+    )
 
 
 @pytest.mark.parametrize("answer", [0, 1, 2, 3, 7, 8, 100, 128])
