@@ -17,7 +17,10 @@ CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrom
 
 
 def speed_row(seq, name, which, tflops, causal=False, noisy=False):
-    case = cases.Case(16384 // seq, seq, 16, 128, causal=causal)
+    return case_row(cases.Case(16384 // seq, seq, 16, 128, causal=causal), name, which, tflops, noisy)
+
+
+def case_row(case, name, which, tflops, noisy=False):
     ms = case.flops(which) / tflops / 1e9
     return {
         "case": case.as_json(), "baseline": name, "pass": which, "ms": ms, "p10": ms, "p90": ms, "samples": 9,
@@ -150,13 +153,36 @@ def test_numbers_as_people_read_them(value, text):
     assert charts.cell(value) == text
 
 
+def test_presets_side_by_side(head, tmp_path):
+    """The files of a whole record: no preset's rows hide another's."""
+    value, paths = 100.0, []
+    expected = {}
+    for name in ("gpt3", "gqa", "packed", "paper", "seq_sweep"):
+        rows = []
+        for case in cases.preset(name):
+            for which in ("forward", "backward"):
+                for baseline in ("ours", "sdpa_cudnn", "flash_attn"):
+                    value += 1.0
+                    rows.append(case_row(case, baseline, which, value))
+                    expected[str(case.as_json()), baseline, which] = value  # of a case in two presets the later one's
+        report.Results("speed", head, rows).save(tmp_path / f"{name}.json")
+        paths.append(tmp_path / f"{name}.json")
+    charts = panels.speed_charts([row for path in paths for row in report.load(path).measured()])
+    shown = sorted(number for chart in charts for series in chart.series.values() for number in series if number)
+    assert shown == sorted(expected.values())
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{markdown.BEGIN}\n{markdown.END}\n")
+    assert run(*paths, "--output", tmp_path / "page.html", "--readme", readme) == 0
+    assert "head_dim 128, 32/8 heads, causal, bfloat16" in readme.read_text()
+
+
 def test_readme_is_updated_between_its_markers(paths, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n\n{markdown.BEGIN}\nold\n{markdown.END}\n\nrest\n")
     assert run(*paths, "--output", tmp_path / "a.html", "--readme", readme) == 0
     text = readme.read_text()
     assert text.startswith("# Title\n") and text.endswith("\n\nrest\n") and "old" not in text
-    assert "| head_dim 128, full, bfloat16 | 700 (1.17 x) | 700 (1.17 x) | 701~ |" in text
+    assert "| head_dim 128, 16 heads, full, bfloat16 | 700 (1.17 x) | 700 (1.17 x) | 701~ |" in text
     assert "| ours | 700 | 700 | 701~ |" in text and "a machine, commit 0123456789ab" in text
     assert run(*paths, "--output", tmp_path / "b.html", "--readme", readme) == 0
     assert readme.read_text() == text

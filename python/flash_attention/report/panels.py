@@ -13,8 +13,8 @@ def order(names):
 
 def shape_of(case):
     """What one panel holds still while the length varies, in words."""
-    words = [f"head_dim {case['head_dim']}", "causal" if case["causal"] else "full", case["dtype"]]
-    words += [f"heads {case['heads']}/{case['heads_kv']}"] if case["heads"] != case["heads_kv"] else []
+    heads = f"{case['heads']}" + (f"/{case['heads_kv']}" if case["heads"] != case["heads_kv"] else "")
+    words = [f"head_dim {case['head_dim']}", f"{heads} heads", "causal" if case["causal"] else "full", case["dtype"]]
     words += [f"window {case['window']}"] if case["window"] else []
     words += [f"dropout {case['dropout_p']}"] if case["dropout_p"] else []
     return ", ".join(words + (["packed"] if case["lengths"] else []))
@@ -57,15 +57,15 @@ def speed_charts(rows):
 def ladder_charts(rows):
     """The rungs of the teaching ladder side by side, ending with standard attention and ours where they were measured."""
     charts = []
-    places = grouped(rows, lambda r: (shape_of(r["case"]), length_of(r["case"]), r["case"]["heads"]))
-    for (shape, length, heads), group in places.items():
+    places = grouped(rows, lambda r: (shape_of(r["case"]), length_of(r["case"])))
+    for (shape, length), group in places.items():
         rungs = {row["baseline"]: row["tflops"] for row in group if row["pass"] == "forward"}
         names = [*sorted(n for n in rungs if is_rung(n)), *(n for n in ("standard", OURS) if n in rungs)]
         if any(is_rung(n) for n in names):
             labels = [name.removeprefix("ladder/") for name in names]
-            title = f"The ladder: forward, L {length}, {heads} heads, {shape}"
+            title = f"The ladder: forward, L {length}, {shape}"
             values = {"TFLOP/s": [rungs[name] for name in names]}
-            charts.append(Chart(f"ladder {shape} {length} {heads}", title, "bars", "rung", "TFLOP/s", labels, values))
+            charts.append(Chart(f"ladder {shape} {length}", title, "bars", "rung", "TFLOP/s", labels, values))
     return charts
 
 
@@ -73,16 +73,16 @@ def ladder_scaling_charts(rows):
     """Every rung by length, for each choice of heads and mask that was measured at several lengths."""
     charts = []
     rows = [row for row in rows if is_rung(row["baseline"]) and row["pass"] == "forward"]
-    for (heads, shape), group in grouped(rows, lambda r: (r["case"]["heads"], shape_of(r["case"]))).items():
+    for shape, group in grouped(rows, lambda r: shape_of(r["case"])).items():
         lengths, series = by_length(group, lambda r: r["tflops"])
         if len(lengths) > 1:
             tokens = {row["case"]["batch"] * row["case"]["seq"] for row in group}
             batch = f"{tokens.pop()} tokens" if len(tokens) == 1 else "batch 1"
             series = {name.removeprefix("ladder/"): values for name, values in series.items()}
-            name, title = (
-                f"ladder by length {heads} heads {shape}",
-                f"The ladder by length: {batch}, {heads} heads, {shape}",
-            )
+            case = group[0]["case"]  # the name is that of an image in docs/ladder/
+            mask = "causal" if case["causal"] else "full"
+            name = f"ladder by length {case['heads']} heads head_dim {case['head_dim']} {mask} {case['dtype']}"
+            title = f"The ladder by length: {batch}, {shape}"
             axes = "sequence length", "TFLOP/s"
             charts.append(Chart(name, title, "lines", *axes, lengths, series, log_x=True, log_y=True))
     return charts
@@ -140,7 +140,7 @@ def capacity_tables(rows):
             more = " or more" if row.get("at_limit") else ""
             gain = f"{row['largest'] / base:.1f} x" if base else "-"
             rows_.append([row["baseline"], f"{row['largest']}{more}", gain])
-        title = f"{what} in {budget:g} GB: forward and backward, {fixed}, {case['heads']} heads, {shape_of(case)}"
+        title = f"{what} in {budget:g} GB: forward and backward, {fixed}, {shape_of(case)}"
         tables.append(Table(f"capacity {axis}", title, ["", what.lower(), "against standard attention"], rows_))
     return tables
 
