@@ -22,7 +22,12 @@ def main(argv=None):
         command.add_arguments(verb)
         verb.set_defaults(run=command.run)
     arguments = parser.parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        return arguments.run(arguments)
+    except (ModuleNotFoundError, RuntimeError, ValueError) as error:
+        advice = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"{arguments.verb}: {error}{advice}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

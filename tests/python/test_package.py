@@ -69,6 +69,17 @@ def test_verbs():
     assert set(json.loads(done.stdout)["times"]) == {"flash_attention", "torch", "standard"}
 
 
+def test_what_a_verb_cannot_do_is_one_line():
+    hidden = "import sys; sys.modules['torch'] = None; from flash_attention.__main__ import main; sys.exit(main(['bench']))"
+    for words, message in (
+        (("-m", "flash_attention", "compile", "--device", "cpu", "--head-dim", "300"), "compile: head_dim: got 300"),
+        (("-c", hidden), "bench: import of torch halted"),
+    ):
+        done = python(*words)
+        assert done.returncode == 2
+        assert message in done.stderr and "Traceback" not in done.stderr
+
+
 def test_version():
     assert flash_attention.version() == flash_attention.__version__
     assert flash_attention.__version__.count(".") == 2
