@@ -122,11 +122,16 @@ nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
   return checked(PyObject_Vectorcall(function, args, count, nullptr));
 }
 
+bool are_tensors(PyObject* const* objects, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (Py_TYPE(objects[i]) != torch.tensor) return false;
+  }
+  return true;
+}
+
 /// The tensors of a plain call; false where they are not plain.
 bool read(PyObject* const* qkv, Slots& out) {
-  for (int i = 0; i < 3; ++i) {
-    if (Py_TYPE(qkv[i]) != torch.tensor) return false;
-  }
+  if (!are_tensors(qkv, 3)) return false;
   for (int i = 0; i < 3; ++i) {
     out[i] = tensor_of(qkv[i], slot_names[i]);
     if (!is_plain(out[i], out[0])) return false;
@@ -145,6 +150,18 @@ nb::object empty_lse(PyObject* like, const Problem& problem) {
   return checked(PyObject_Vectorcall(torch.empty_strided, args, 2, names));
 }
 
+/// With a workspace where `like` is.
+void run(Call& call, bool backward, nb::handle like) {
+  nb::object workspace;
+  if (const std::size_t bytes = call.workspace(backward)) {
+    const nb::object size = nb::cast(bytes + Call::workspace_alignment);
+    workspace = result_of(torch.workspace, {like.ptr(), size.ptr()});
+    call.set_workspace(tensor_of(workspace, "workspace").data, bytes);
+  }
+  const nb::gil_scoped_release released;
+  call.run(backward);
+}
+
 struct Results {
   nb::object out, lse;
 };
@@ -157,14 +174,7 @@ Results run_plain(PyObject* const* qkv, Slots& slots, const Scalars& scalars, bo
     results.lse = empty_lse(qkv[0], call.problem);
   }
   call.set_forward(tensor_of(results.out, "out"), optional_tensor(results.lse, "lse"), 0, 0);
-  nb::object workspace;
-  if (const std::size_t bytes = call.workspace(false)) {
-    const nb::object size = nb::cast(bytes + Call::workspace_alignment);
-    workspace = result_of(torch.workspace, {results.out.ptr(), size.ptr()});
-    call.set_workspace(tensor_of(workspace, "workspace").data, bytes);
-  }
-  const nb::gil_scoped_release released;
-  call.run(false);
+  run(call, false, results.out);
   return results;
 }
 
@@ -231,6 +241,29 @@ nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
   return results.out;
 }
 
+/// attend_backward(q, k, v, out, lse, dout, scalars) -> (dq, dk, dv), or None where the call is not plain.
+nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
+  if (count != 7) throw nb::type_error("attend_backward: expected q, k, v, out, lse, dout and scalars");
+  Slots slots;
+  if (!are_tensors(args, 6) || is_intercepted() || !read(args, slots)) return nb::none();
+  const Tensor out = tensor_of(args[3], "out"), lse = tensor_of(args[4], "lse"), dout = tensor_of(args[5], "dout");
+  if (!is_plain(dout, slots[Slot::q])) return nb::none();
+  slots[Slot::q].stream = current_stream(args[0], slots[Slot::q].device);
+  Call call(slots, scalars_of(args[6]));
+  call.set_forward(out, lse, 0, 0);
+  nb::object made[3];
+  Gradients gradients;
+  gradients.dout = dout;
+  Tensor* const places[3] = {&gradients.dq, &gradients.dk, &gradients.dv};
+  for (int i = 0; i < 3; ++i) {
+    made[i] = result_of(torch.empty_like, {args[i]});
+    *places[i] = tensor_of(made[i], "gradient");
+  }
+  call.set_gradients(gradients);
+  run(call, true, made[0]);
+  return nb::make_tuple(made[0], made[1], made[2]);
+}
+
 template <nb::object (*function)(PyObject* const*, Py_ssize_t)>
 PyObject* or_error(PyObject*, PyObject* const* args, Py_ssize_t count) {
   try {
@@ -273,6 +306,7 @@ void add_eager(nb::module_& module) {
   using namespace nb::literals;
   add_fast<attend>(module, "attend");
   add_fast<differentiable_forward>(module, "differentiable_forward");
+  add_fast<attend_backward>(module, "attend_backward");
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "workspace"_a,
              "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "interceptors"_a);
 }

@@ -79,14 +79,25 @@ class PlainAttention(torch.autograd.Function):
     forward = staticmethod(_core.differentiable_forward)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout):
-        if dout is None:
-            return None, None, None, None
-        q, k, v, out, lse = ctx.saved_tensors
+        # once_differentiable has something to say only where a graph of the gradient is wanted.
+        return _plain_backward_once(ctx, dout) if torch.is_grad_enabled() else _plain_backward(ctx, dout)
+
+
+def _plain_backward(ctx, dout):
+    if dout is None:
+        return None, None, None, None
+    q, k, v, out, lse = ctx.saved_tensors
+    gradients = None
+    if not functional.is_tracing():
+        gradients = _core.attend_backward(q, k, v, out, lse, dout, ctx.scalars)
+    if gradients is None:
         tensors = (q, k, v, *_NO_EXTRAS)
-        dq, dk, dv, _, _ = torch_ops.backward(tensors, ctx.scalars, out, lse, None, dout, None, False, False)
-        return dq, dk, dv, None
+        gradients = torch_ops.backward(tensors, ctx.scalars, out, lse, None, dout, None, False, False)
+    return *gradients[:3], None
+
+
+_plain_backward_once = once_differentiable(_plain_backward)
 
 
 def _apply_in_eager(function):
