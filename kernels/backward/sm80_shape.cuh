@@ -127,20 +127,24 @@ struct BackwardSm80Shape {
     const float scale_log2 = score.unit_scale() * tile::log2_e;
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) {
+      const int first = row + 16 * m + place.row;
+      const tile::KeyRange ranges[2] = {score.keys_of(first), score.keys_of(first + 8)};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = row + 16 * m + place.row + 8 * half;
-        const tile::KeyRange range = score.keys_of(i);
+      for (int pair = 0; pair < blocks / 2; ++pair) {
+        tile::DropoutWords random;
+        if constexpr (features.dropout) {
+          random = dropout.words(tile::Dropout::row_counter(first),
+                                 tile::Dropout::column_counter(column + 16 * pair + place.column));
+        }
 #pragma unroll
-        for (int pair = 0; pair < blocks / 2; ++pair) {
-          tile::DropoutWords random;
-          if constexpr (features.dropout) random = dropout.words(i, column + 16 * pair + place.column);
+        for (int half = 0; half < 2; ++half) {
+          const int i = first + 8 * half;
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int j = column + 16 * pair + e / 2 * 8 + place.column + e % 2;
             float& s = S[m][2 * pair + e / 2][2 * half + e % 2];
             float& ds = dP[m][2 * pair + e / 2][2 * half + e % 2];
-            if (some_hidden && !score.visible(range, i, j)) {
+            if (some_hidden && !score.visible(ranges[half], i, j)) {
               s = ds = 0;
               continue;
             }
@@ -152,7 +156,7 @@ struct BackwardSm80Shape {
             }
             s = ptx::exp2(ptx::fma(s, scale_log2, -rows.lse_log2[m][half]));
             if constexpr (features.dropout) {
-              const bool keeps = random.word[e] >= dropout.threshold;
+              const bool keeps = random.at(half, e / 2, e % 2) >= dropout.threshold;
               ds = s * ((keeps ? ds * dropout.keep_scale : 0) - rows.delta[m][half]) * slope;
               if (!keeps) s = 0;
             } else {

@@ -9,6 +9,7 @@
 #include "backward/sm90_shape.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -160,30 +161,35 @@ struct Scores {
     }
   }
 
+  /// A Philox block decides on eight scores. With the queries along the rows a thread holds all of them. With the keys
+  /// along the rows it holds those of an even or of an odd key, and the lane of the key's neighbour the others: each of the
+  /// two works out half of the blocks, of the even or of the odd queries, for both.
   __device__ __forceinline__ void mark_dropped(Marks& marks) const {
+    const int odd = rows == Rows::keys ? row % 2 : 0;
+    unsigned others[words] = {};
 #pragma unroll
     for (int group = 0; group < count; group += 8) {
       const int shift = ptx::registers_fresh(0);
-      const auto mark = [&](unsigned word, int i) {
-        if (word < dropout.threshold) marks.dropped[i / 32] |= 1u << (i % 32);
-      };
-      if constexpr (rows == Rows::keys) {
-        // A block of words serves keys j and j + 8 of one query: both rows of this thread.
+      const tile::DropoutWords random =
+          dropout.words(tile::Dropout::row_counter(query(group) + odd + shift), tile::Dropout::column_counter(key(group)));
 #pragma unroll
-        for (int i = group; i < group + 8; i += i % 4 == 1 ? 3 : 1) {
-          const int j = key(i);
-          const tile::DropoutWords random = dropout.words(query(i) + shift, j);
-          mark(j % 2 ? random.word[1] : random.word[0], i);
-          mark(j % 2 ? random.word[3] : random.word[2], i + 2);
+      for (int e = 0; e < (rows == Rows::keys ? 4 : 8); ++e) {
+        if constexpr (rows == Rows::keys) {
+          const unsigned word = random.word[e];
+          const int i = group + e / 2 * 4 + e % 2 * 2;  // of the even query; word 2 r + c is that of query + 8 r, key + 8 c
+          const unsigned exchanged = tile::DropoutWords::halves_exchanged(word);
+          if ((odd ? exchanged : word) < dropout.threshold) marks.dropped[i / 32] |= 1u << (i % 32);
+          if ((odd ? word : exchanged) < dropout.threshold) others[i / 32] |= 1u << (i % 32);
+        } else {
+          const int i = group + e;
+          if (random.at(row_of(e), e / 4, e % 2) < dropout.threshold) marks.dropped[i / 32] |= 1u << (i % 32);
         }
-      } else {
-        // A block of words serves keys j, j + 1, j + 8 and j + 9 of one query: four registers of this thread.
+      }
+    }
+    if constexpr (rows == Rows::keys) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const tile::DropoutWords random = dropout.words(query(group + 2 * r) + shift, key(group));
-#pragma unroll
-          for (int w = 0; w < 4; ++w) mark(random.word[w], group + 2 * r + w % 2 + 4 * (w / 2));
-        }
+      for (int w = 0; w < words; ++w) {
+        marks.dropped[w] = marks.dropped[w] << odd | ptx::shuffle_xor(others[w], 4) << (1 - odd);
       }
     }
   }

@@ -160,17 +160,15 @@ struct ForwardSm80 {
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) {
+      const unsigned row = tile::Dropout::row_counter(q_begin + warp_row + 16 * m + place.row);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int n = 0; n < block_kv / 16; ++n) {
+        const tile::DropoutWords random =
+            dropout.words(row, tile::Dropout::column_counter(kv_begin + 16 * n + place.column));
 #pragma unroll
-        for (int n = 0; n < block_kv / 16; ++n) {
-          const int i = q_begin + warp_row + 16 * m + place.row + 8 * half;
-          const tile::DropoutWords random = dropout.words(i, kv_begin + 16 * n + place.column);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            float& p = P[m][2 * n + e / 2][2 * half + e % 2];
-            p = random.word[e] >= dropout.threshold ? p : 0;
-          }
+        for (int e = 0; e < 8; ++e) {
+          float& p = P[m][2 * n + e / 4][e % 4];
+          p = random.at(e / 2 % 2, e / 4, e % 2) >= dropout.threshold ? p : 0;
         }
       }
     }

@@ -106,7 +106,7 @@ struct Sweep {
     wg.release(wg.shared.K_free[k.slot]);
     float correction[2];
     wg.softmax_edge(math, block, scores, out.rows, correction);
-    math.drop(scores, math.kept(wg.args, tile, block * S::block_kv));
+    math.drop(scores, wg.args, tile, block * S::block_kv);
     math.pack(scores, P);
     ptx::wgmma_pin(P);
     if constexpr (S::hidden_rows) {
@@ -128,21 +128,18 @@ struct Sweep {
     wg.pass_turn();
     accumulate = true;
     ++wg.num_blocks;
-    const auto kept = math.kept(wg.args, tile, block * S::block_kv);
     ptx::wgmma_wait<1>();  // the scores are there; P V may still run
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[k.slot]);
     if constexpr (kind == Visit::edge) {
       wg.softmax_edge(math, block, scores, out.rows, correction);
+    } else if constexpr (kind == Visit::interior) {
+      math.weigh(scores, block * S::block_kv, out.rows.max, out.rows.sum);
     } else {
-      if constexpr (kind == Visit::left_edge) {
-        math.modify_and_mask(scores, block * S::block_kv);
-      } else {
-        math.modify(scores, block * S::block_kv);
-      }
+      math.template modify_and_mask<true>(scores, block * S::block_kv);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
-    math.drop(scores, kept);
+    math.drop(scores, wg.args, tile, block * S::block_kv);
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);

@@ -63,39 +63,22 @@ struct Scores {
     return ptx::fma(dot, score.scale, added);
   }
 
-  /// Scores of which none is beyond half of the soft cap, where a polynomial does: cap tanh(x) = dot scale p(x^2), to 6e-7.
-  __device__ __forceinline__ bool cap_softly(Tile& S, const Added (&added)[2]) const {
-    const float to_x = score.scale / score.softcap, to_x2 = to_x * to_x;
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < count; ++i) largest = ptx::max(largest, ptx::abs(S[i]));
-    if (!ptx::all(largest * to_x <= 0.5f)) return false;
-    const float p0 = 0.99999946f * score.scale, p1 = -0.33326318f * score.scale * to_x2;
-    const float p2 = 0.13190297f * score.scale * to_x2 * to_x2, p3 = -0.04440222f * score.scale * to_x2 * to_x2 * to_x2;
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const float x2 = S[i] * S[i];
-      S[i] = ptx::fma(S[i], ptx::fma(x2, ptx::fma(x2, ptx::fma(x2, p3, p2), p1), p0), added[row_of(i)].at(key_of(i)));
-    }
-    return true;
-  }
-
   /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
   __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
     if constexpr (!tile::Score<features>::linear) {
       const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are there
-      const int first_key = kv_begin + column;
-      const Added added[2] = {{score, tile::smaller(first_row, score.len_q - 1), first_key},
-                              {score, tile::smaller(first_row + 8, score.len_q - 1), first_key}};
-      if constexpr (features.softcap) {
-        if (cap_softly(S, added)) return;
-      }
+      const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
 #pragma unroll
       for (int i = 0; i < count; ++i) S[i] = in_units(S[i], added[row_of(i)].at(key_of(i)));
     }
   }
+  __device__ __forceinline__ Added added_to(int q, int kv_begin) const {
+    return {score, tile::smaller(q, score.len_q - 1), kv_begin + column};
+  }
 
-  /// The same for an edge block: scores that are not visible become -inf, whatever they were.
+  /// The same for an edge block: scores that are not visible become -inf, whatever they were. At the left edge of a window,
+  /// before the interior, every query sees the last key of the block.
+  template <bool left_edge = false>
   __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
     int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
     const int first_row = ptx::registers_fresh(row);  // the limits are worked out for each block, not kept
@@ -110,11 +93,11 @@ struct Scores {
       begin[r] = first - kv_begin - column;
       end[r] = last - kv_begin - column;
     }
-    const Added added[2] = {{score, first_row, kv_begin + column}, {score, first_row + 8, kv_begin + column}};
+    const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       const int r = row_of(i);
-      bool visible = key_of(i) < end[r];
+      bool visible = left_edge || key_of(i) < end[r];
       if constexpr (features.window_left) visible = visible && key_of(i) >= begin[r];
       if constexpr (features.mask) {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
@@ -160,38 +143,76 @@ struct Scores {
     }
   }
 
-  /// Which of this thread's probabilities dropout keeps: bit i % 32 of word i / 32 is that of S[i]. They depend on nothing
-  /// that the products compute, so they are worked out while those run.
-  struct Kept {
-    unsigned word[tile::ceil_div(count, 32)] = {};
-  };
-  __device__ __forceinline__ Kept kept(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
-    Kept kept;
-    if constexpr (features.dropout) {
-      tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
-      dropout.key0 = ptx::shuffle(dropout.key0, 0);  // known to be uniform: so are the keys of the ten rounds
-      dropout.key1 = ptx::shuffle(dropout.key1, 0);
-#pragma unroll
-      for (int i = 0; i < count; i += 8) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const tile::DropoutWords random = dropout.words(row + 8 * r, kv_begin + column + key_of(i));
-#pragma unroll
-          for (int w = 0; w < 4; ++w) {
-            const int at = i + 2 * r + w % 2 + w / 2 * 4;
-            kept.word[at / 32] |= random.word[w] >= dropout.threshold ? 1u << at % 32 : 0u;
-          }
-        }
+  /// modify() and exponentiate(). Where no score of the warp is beyond a part of the soft cap, a polynomial takes the place
+  /// of tanh, and its last step that of the exponent's.
+  __device__ __forceinline__ void weigh(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2]) const {
+    if constexpr (features.softcap) {
+      const float to_x = score.scale / score.softcap;
+      const float largest = largest_of(S) * to_x;
+      if (ptx::all(largest <= 0.25f)) {
+        return weigh_capped(S, kv_begin, row_max, row_sum, to_x, {0.99999960f, -0.33321908f, 0.12841613f});
+      }
+      if (ptx::all(largest <= 0.5f)) {
+        return weigh_capped(S, kv_begin, row_max, row_sum, to_x, {0.99999946f, -0.33326318f, 0.13190297f, -0.04440222f});
       }
     }
-    return kept;
+    modify(S, kv_begin);
+    exponentiate(S, row_max, row_sum);
+  }
+
+  /// The largest magnitude among this thread's scores.
+  __device__ __forceinline__ static float largest_of(const Tile& S) {
+    float largest[4] = {};  // four chains of comparisons
+#pragma unroll
+    for (int i = 0; i < count; ++i) largest[i % 4] = ptx::max(largest[i % 4], ptx::abs(S[i]));
+    return ptx::max(ptx::max(largest[0], largest[1]), ptx::max(largest[2], largest[3]));
+  }
+
+  /// cap tanh(x) = dot scale p(x^2), to 6e-7.
+  template <int terms>
+  __device__ __forceinline__ void weigh_capped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
+                                               float to_x, const float (&p)[terms]) const {
+    const int first_row = ptx::registers_fresh(row);
+    float factor[terms];  // of the powers of dot^2
+    float power = score.scale * exponent_scale;
+#pragma unroll
+    for (int t = 0; t < terms; ++t, power *= to_x * to_x) factor[t] = p[t] * power;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Added added = added_to(first_row + 8 * r, kv_begin);
+      const float shift = -finite(row_max[r]) * exponent_scale;
+      float sums[2] = {};
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) != r) continue;
+        const float square = S[i] * S[i];
+        float slope = factor[terms - 1];
+#pragma unroll
+        for (int t = terms - 2; t >= 0; --t) slope = ptx::fma(slope, square, factor[t]);
+        S[i] = ptx::exp2(ptx::fma(S[i], slope, ptx::fma(added.at(key_of(i)), exponent_scale, shift)));
+        sums[i % 2] += S[i];
+      }
+      row_sum[r] += sums[0] + sums[1];
+    }
   }
 
   /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
-  __device__ __forceinline__ static void drop(Tile& S, const Kept& kept) {
+  __device__ __forceinline__ void drop(Tile& S, const AttentionArgs& args, const forward_sm90::Tile& tile,
+                                       int kv_begin) const {
     if constexpr (features.dropout) {
+      tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
+      dropout.key0 = ptx::shuffle(dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
+      dropout.key1 = ptx::shuffle(dropout.key1, 0);
+      const unsigned rows = tile::Dropout::row_counter(row);
+      const unsigned columns = tile::Dropout::column_counter(kv_begin + column);
 #pragma unroll
-      for (int i = 0; i < count; ++i) S[i] = kept.word[i / 32] & 1u << i % 32 ? S[i] : 0.0f;
+      for (int i = 0; i < count; i += 8) {
+        const tile::DropoutWords random = dropout.words(rows, columns + i / 2);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          S[i + e] = random.at(row_of(e), e / 4, e % 2) >= dropout.threshold ? S[i + e] : 0.0f;
+        }
+      }
     }
   }
 
@@ -209,9 +230,7 @@ struct Scores {
                                                  int key) const {
     bool result = score.visible(q, key);
     if constexpr (features.dropout) {
-      float even, odd;
-      tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).pair(q, key / 2 * 2, even, odd);
-      result = result && (key % 2 == 0 ? even : odd) != 0.0f;
+      result = result && tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).keeps(q, key);
     }
     return result;
   }

@@ -8,15 +8,26 @@ namespace flash_attention::tile {
 
 using namespace abi;
 
+/// One Philox block: it decides on rows i and i + 8, columns j, j + 1, j + 8 and j + 9, which a thread holds after a
+/// tensor-core product.
 struct DropoutWords {
   unsigned word[4];
+
+  /// What decides on row i + 8 row, column j + 8 column + odd. Each word serves two columns, the second time with its
+  /// halves exchanged.
+  __device__ __forceinline__ unsigned at(int row, int column, int odd) const {
+    const unsigned even_word = word[2 * row + column];
+    return odd ? halves_exchanged(even_word) : even_word;
+  }
+  __device__ __forceinline__ static unsigned halves_exchanged(unsigned word) { return word << 16 | word >> 16; }
 };
 
-/// Philox4x32-10 (Salmon et al., 2011).
+/// Philox4x32-7 (Salmon et al., 2011). With c1 alone different from call to call, four of its fourteen products are the
+/// same in all of them.
 __device__ __forceinline__ DropoutWords philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, unsigned key0,
                                                unsigned key1) {
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 7; ++round) {
     const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;  // one wide multiplication each
     c0 = static_cast<unsigned>(product1 >> 32) ^ c1 ^ key0;
     c1 = static_cast<unsigned>(product1);
@@ -45,23 +56,34 @@ struct Dropout {
         threshold(args.drop_threshold),
         keep_scale(args.keep_scale) {}
 
-  /// The words of columns j, j + 1, j + 8, j + 9 of row i, where j mod 16 is 0, 2, 4 or 6: those a thread holds after a
-  /// tensor-core product.
-  __device__ __forceinline__ DropoutWords words(int i, int j) const {
-    return philox(static_cast<unsigned>(4 * (j / 16) + j % 8 / 2), static_cast<unsigned>(i), plane, offset, key0, key1);
+  // The blocks are counted by rows without bit 3 of i, by columns without bits 0 and 3 of j.
+  __device__ __forceinline__ static unsigned row_counter(int i) {
+    return static_cast<unsigned>(i) / 16 * 8 + static_cast<unsigned>(i) % 8;
+  }
+  __device__ __forceinline__ static unsigned column_counter(int j) {
+    return static_cast<unsigned>(j) / 16 * 4 + static_cast<unsigned>(j) % 8 / 2;
+  }
+
+  __device__ __forceinline__ DropoutWords words(unsigned row, unsigned column) const {
+    return philox(row, column, plane, offset, key0, key1);
   }
 
   /// 1 / (1 - p) where the word keeps its score, else 0.
   __device__ __forceinline__ float factor(unsigned word) const { return word >= threshold ? keep_scale : 0.0f; }
 
-  __device__ __forceinline__ bool keeps(int i, int j) const { return words(i, j).word[j / 8 % 2 * 2 + j % 2] >= threshold; }
-
   /// The factors of row i, columns j and j + 1, j even.
   __device__ __forceinline__ void pair(int i, int j, float& first, float& second) const {
-    const DropoutWords random = words(i, j);
-    const bool upper = j / 8 % 2 != 0;
-    first = factor(upper ? random.word[2] : random.word[0]);
-    second = factor(upper ? random.word[3] : random.word[1]);
+    const DropoutWords random = words(row_counter(i), column_counter(j));
+    const bool lower = i / 8 % 2 != 0, right = j / 8 % 2 != 0;
+    const unsigned word = lower ? (right ? random.word[3] : random.word[2]) : (right ? random.word[1] : random.word[0]);
+    first = factor(word);
+    second = factor(DropoutWords::halves_exchanged(word));
+  }
+
+  __device__ __forceinline__ bool keeps(int i, int j) const {
+    float even, odd;
+    pair(i, j / 2 * 2, even, odd);
+    return (j % 2 == 0 ? even : odd) != 0.0f;
   }
 };
 

@@ -91,16 +91,16 @@ def _entry(scores, b):
 
 
 def keeps(seed, offset, dropout_p, batch_idx, heads, seq_q, seq_kv):
-    """bool [heads, seq_q, seq_kv]: Philox4x32-10 as docs/numerics.md folds it."""
+    """bool [heads, seq_q, seq_kv]: Philox4x32-7 as docs/numerics.md folds it."""
     h = numpy.arange(heads, dtype=numpy.uint64)[:, None, None]
     i = numpy.arange(seq_q, dtype=numpy.uint64)[None, :, None]
     j = numpy.arange(seq_kv, dtype=numpy.uint64)[None, None, :]
     low, high = numpy.uint64(0xFFFFFFFF), numpy.uint64(32)
     counter = numpy.broadcast_arrays(
-        4 * (j // 16) + (j % 8) // 2, i, (batch_idx * heads + h) & low, numpy.uint64(offset & 0xFFFFFFFF)
+        8 * (i // 16) + i % 8, 4 * (j // 16) + (j % 8) // 2, (batch_idx * heads + h) & low, numpy.uint64(offset & 0xFFFFFFFF)
     )
     key = [seed & 0xFFFFFFFF, (seed >> 32) ^ (offset >> 32)]
-    for _ in range(10):
+    for _ in range(7):
         first, second = counter[0] * numpy.uint64(0xD2511F53), counter[2] * numpy.uint64(0xCD9E8D57)
         counter = [
             (second >> high) ^ counter[1] ^ numpy.uint64(key[0]),
@@ -110,6 +110,8 @@ def keeps(seed, offset, dropout_p, batch_idx, heads, seq_q, seq_kv):
         ]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     words = numpy.stack(counter)
-    which = numpy.broadcast_to(2 * ((j // 8) % 2) + j % 2, words.shape[1:]).astype(numpy.int64)
+    which = numpy.broadcast_to(2 * ((i // 8) % 2) + (j // 8) % 2, words.shape[1:]).astype(numpy.int64)
     word = numpy.take_along_axis(words, which[None], axis=0)[0]
+    half = numpy.uint64(16)
+    word = numpy.where(j % 2 == 1, ((word << half) & low) | (word >> half), word)
     return word >= numpy.uint64(int(float(numpy.float32(dropout_p)) * 2**32))

@@ -9,12 +9,15 @@ namespace {
 
 // An own copy of the published dropout function, so that a mistake in the library's is seen.
 bool keeps(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  std::uint32_t counter[4] = {static_cast<std::uint32_t>(j / 16 * 4 + j % 8 / 2), static_cast<std::uint32_t>(i),
+  // Blocks of 2 x 4 scores: rows that differ in bit 3, columns that differ in bits 0 and 3.
+  const auto without_bit = [](std::uint32_t x, int bit) { return (x >> (bit + 1) << bit) | (x & ((1u << bit) - 1)); };
+  const auto row = static_cast<std::uint32_t>(i), column = static_cast<std::uint32_t>(j);
+  std::uint32_t counter[4] = {without_bit(row, 3), without_bit(without_bit(column, 3), 0),
                               static_cast<std::uint32_t>(b * c.problem.heads_q + h),
                               static_cast<std::uint32_t>(c.dropout_offset)};
   std::uint32_t key[2] = {static_cast<std::uint32_t>(c.dropout_seed),
                           static_cast<std::uint32_t>((c.dropout_seed >> 32) ^ (c.dropout_offset >> 32))};
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 7; ++round) {
     const std::uint64_t a = 0xD2511F53ull * counter[0], d = 0xCD9E8D57ull * counter[2];
     const std::uint32_t next[4] = {static_cast<std::uint32_t>(d >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(d),
                                    static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1],
@@ -23,8 +26,9 @@ bool keeps(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::i
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
-  return counter[j / 8 % 2 * 2 + j % 2] >=
-         static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
+  std::uint32_t word = counter[(row >> 3 & 1) << 1 | (column >> 3 & 1)];
+  if (column & 1) word = (word & 0xFFFF) << 16 | word >> 16;
+  return word >= static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
 }
 
 class Oracle {
