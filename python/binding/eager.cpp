@@ -4,53 +4,16 @@
 // the answer.
 #include "eager.h"
 
-#include <vector>
+#include <algorithm>
 
 #include "call.h"
 #include "errors.h"
+#include "torch_functions.h"
 
 namespace flash_attention::python {
 namespace {
 
-/// What torch is, given once by set_eager() and kept for the life of the process.
-struct Torch {
-  PyTypeObject* tensor = nullptr;
-  PyObject* empty_like = nullptr;
-  PyObject* empty_strided = nullptr;  // (sizes, strides, *, dtype, device), faster than by sizes alone
-  PyObject* float32 = nullptr;
-  PyObject* workspace = nullptr;        // (like, bytes) -> a tensor of that many bytes
-  PyObject* grad_enabled = nullptr;     // () -> bool
-  PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
-  PyObject* differentiate = nullptr;    // (q, k, v, scalars) -> out, by way of differentiable_forward()
-  std::vector<PyObject*> interceptors;  // each () -> something true, or not None, where calls are not to run as they are
-  PyObject *requires_grad = nullptr, *device = nullptr;  // names of attributes
-  PyObject *to_save = nullptr, *materialize_grads = nullptr, *scalars = nullptr;
-} torch;
-
-nb::object checked(PyObject* result) {
-  if (result == nullptr) throw nb::python_error();
-  return nb::steal(result);
-}
-
-nb::object answer(PyObject* function) { return checked(PyObject_CallNoArgs(function)); }
-
 bool is_number(nb::handle value) { return PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr()); }
-
-bool is_intercepted() {
-  for (PyObject* interceptor : torch.interceptors) {
-    const nb::object found = answer(interceptor);
-    if (!found.is_none() && PyObject_IsTrue(found.ptr()) != 0) return true;
-  }
-  return false;
-}
-
-bool wants_gradient(PyObject* const* qkv) {
-  if (answer(torch.grad_enabled).ptr() != Py_True) return false;
-  for (int i = 0; i < 3; ++i) {
-    if (checked(PyObject_GetAttr(qkv[i], torch.requires_grad)).ptr() != Py_False) return true;
-  }
-  return false;
-}
 
 /// One bound of a window into `out`; false where it is neither None nor an int.
 bool read_bound(nb::handle value, std::int64_t& out) {
@@ -116,19 +79,6 @@ bool is_plain(const Tensor& tensor, const Tensor& q) {
   return tensor.sizes[0] > 0 && tensor.sizes[1] > 0 && tensor.sizes[2] > 0 && head_dim > 0;
 }
 
-/// What a function of Python gives for these arguments.
-template <std::size_t count>
-nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
-  return checked(PyObject_Vectorcall(function, args, count, nullptr));
-}
-
-bool are_tensors(PyObject* const* objects, int count) {
-  for (int i = 0; i < count; ++i) {
-    if (Py_TYPE(objects[i]) != torch.tensor) return false;
-  }
-  return true;
-}
-
 /// The tensors of a plain call; false where they are not plain.
 bool read(PyObject* const* qkv, Slots& out) {
   if (!are_tensors(qkv, 3)) return false;
@@ -137,17 +87,6 @@ bool read(PyObject* const* qkv, Slots& out) {
     if (!is_plain(out[i], out[0])) return false;
   }
   return true;
-}
-
-/// float32 [batch, heads_q, seq_q] where `like` is.
-nb::object empty_lse(PyObject* like, const Problem& problem) {
-  static PyObject* const names = nb::make_tuple("dtype", "device").release().ptr();
-  const nb::int_ heads(problem.heads_q), seq(problem.seq_q);
-  const nb::tuple sizes = nb::make_tuple(problem.batch, heads, seq);
-  const nb::tuple strides = nb::make_tuple(problem.heads_q * problem.seq_q, seq, 1);
-  const nb::object device = checked(PyObject_GetAttr(like, torch.device));
-  PyObject* const args[] = {sizes.ptr(), strides.ptr(), torch.float32, device.ptr()};
-  return checked(PyObject_Vectorcall(torch.empty_strided, args, 2, names));
 }
 
 /// With a workspace where `like` is.
@@ -171,7 +110,7 @@ Results run_plain(PyObject* const* qkv, Slots& slots, const Scalars& scalars, bo
   Call call(slots, scalars);
   Results results{.out = result_of(torch.empty_like, {qkv[0]}), .lse = nb::none()};
   if (with_lse) {
-    results.lse = empty_lse(qkv[0], call.problem);
+    results.lse = empty_lse(qkv[0], call.problem, slots[Slot::q].device);
   }
   call.set_forward(tensor_of(results.out, "out"), optional_tensor(results.lse, "lse"), 0, 0);
   run(call, false, results.out);
@@ -206,6 +145,23 @@ Scalars scalars_of(nb::handle tuple) {
   return last.tuple.is_valid() && tuple.is(last.tuple) ? last.scalars : python::scalars_of(nb::borrow<nb::tuple>(tuple));
 }
 
+/// What attend() has read when it calls torch, which calls differentiable_forward().
+struct Pending {
+  PyObject* const* qkv;
+  Slots& slots;
+  const Scalars& scalars;
+};
+thread_local const Pending* pending = nullptr;
+
+nb::object differentiate(const Pending& call) {
+  struct Scope {
+    explicit Scope(const Pending* call) { pending = call; }
+    ~Scope() { pending = nullptr; }
+  } const scope(&call);
+  const nb::object scalars = tuple_of(call.scalars);
+  return result_of(torch.differentiate, {call.qkv[0], call.qkv[1], call.qkv[2], scalars.ptr()});
+}
+
 /// attend(q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment, *what must be None) -> out,
 /// or None where the call is not plain.
 nb::object attend(PyObject* const* args, Py_ssize_t count) {
@@ -218,8 +174,7 @@ nb::object attend(PyObject* const* args, Py_ssize_t count) {
   if (!read(args, scalars) || is_intercepted() || !read(args, slots)) return nb::none();
   if (!wants_gradient(args)) return run_plain(args, slots, scalars, false).out;
   scalars.deterministic = scalars.deterministic || answer(torch.deterministic).ptr() == Py_True;
-  const nb::object rest = tuple_of(scalars);
-  return result_of(torch.differentiate, {args[arg_q], args[arg_k], args[arg_v], rest.ptr()});
+  return differentiate({.qkv = args, .slots = slots, .scalars = scalars});
 }
 
 void set(PyObject* object, PyObject* name, nb::handle value) {
@@ -227,17 +182,16 @@ void set(PyObject* object, PyObject* name, nb::handle value) {
 }
 
 /// forward(ctx, q, k, v, scalars) -> out of the autograd function that `torch.differentiate` applies; its backward pass
-/// finds q, k, v, out, lse among ctx.saved_tensors, and ctx.scalars. Only attend() comes here, with what is plain.
+/// finds q, k, v, out, lse among ctx.saved_tensors, and ctx.scalars.
 nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
-  if (count != 5) throw nb::type_error("differentiable_forward: expected ctx, q, k, v and scalars");
   PyObject* const* qkv = args + 1;
-  Slots slots;
-  if (!read(qkv, slots)) throw nb::type_error("differentiable_forward: expected plain tensors");
-  const Results results = run_plain(qkv, slots, scalars_of(args[4]), true);
+  if (count != 5 || pending == nullptr || !std::equal(qkv, qkv + 3, pending->qkv)) {
+    throw nb::type_error("differentiable_forward: only attend() calls it, by way of torch");
+  }
+  const Results results = run_plain(qkv, pending->slots, pending->scalars, true);
   set(args[0], torch.to_save,
       nb::make_tuple(nb::handle(qkv[0]), nb::handle(qkv[1]), nb::handle(qkv[2]), results.out, results.lse));
   set(args[0], torch.scalars, args[4]);
-  set(args[0], torch.materialize_grads, Py_False);
   return results.out;
 }
 
@@ -281,34 +235,13 @@ void add_fast(nb::module_& module, const char* name) {
   module.attr(name) = nb::steal(PyCFunction_NewEx(&method, nullptr, nullptr));
 }
 
-void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle workspace,
-               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::tuple interceptors) {
-  torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
-  torch.empty_like = empty_like.inc_ref().ptr();
-  torch.empty_strided = empty_strided.inc_ref().ptr();
-  torch.float32 = float32.inc_ref().ptr();
-  torch.workspace = workspace.inc_ref().ptr();
-  torch.grad_enabled = grad_enabled.inc_ref().ptr();
-  torch.deterministic = deterministic.inc_ref().ptr();
-  torch.differentiate = differentiate.inc_ref().ptr();
-  torch.requires_grad = PyUnicode_InternFromString("requires_grad");
-  torch.device = PyUnicode_InternFromString("device");
-  torch.to_save = PyUnicode_InternFromString("to_save");
-  torch.materialize_grads = PyUnicode_InternFromString("materialize_grads");
-  torch.scalars = PyUnicode_InternFromString("scalars");
-  torch.interceptors.clear();
-  for (nb::handle interceptor : interceptors) torch.interceptors.push_back(interceptor.inc_ref().ptr());
-}
-
 }  // namespace
 
 void add_eager(nb::module_& module) {
-  using namespace nb::literals;
   add_fast<attend>(module, "attend");
   add_fast<differentiable_forward>(module, "differentiable_forward");
   add_fast<attend_backward>(module, "attend_backward");
-  module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "workspace"_a,
-             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "interceptors"_a);
+  add_torch(module);
 }
 
 }  // namespace flash_attention::python

@@ -4,8 +4,7 @@
 
 namespace flash_attention::python {
 
-/// Adds attend(), the short way of a plain torch call, what it needs for a gradient, and set_eager(), which says what torch
-/// is.
+/// Adds attend(), the short way of a plain torch call, and what it needs for a gradient.
 void add_eager(nanobind::module_& module);
 
 }  // namespace flash_attention::python

@@ -85,8 +85,6 @@ class PlainAttention(torch.autograd.Function):
 
 
 def _plain_backward(ctx, dout):
-    if dout is None:
-        return None, None, None, None
     q, k, v, out, lse = ctx.saved_tensors
     gradients = None
     if not functional.is_tracing():

@@ -97,7 +97,10 @@ def keeps(seed, offset, dropout_p, batch_idx, heads, seq_q, seq_kv):
     j = numpy.arange(seq_kv, dtype=numpy.uint64)[None, None, :]
     low, high = numpy.uint64(0xFFFFFFFF), numpy.uint64(32)
     counter = numpy.broadcast_arrays(
-        8 * (i // 16) + i % 8, 4 * (j // 16) + (j % 8) // 2, (batch_idx * heads + h) & low, numpy.uint64(offset & 0xFFFFFFFF)
+        8 * (i // 16) + i % 8,
+        4 * (j // 16) + (j % 8) // 2,
+        (batch_idx * heads + h) & low,
+        numpy.uint64(offset & 0xFFFFFFFF),
     )
     key = [seed & 0xFFFFFFFF, (seed >> 32) ^ (offset >> 32)]
     for _ in range(7):

@@ -1,13 +1,17 @@
 """flash_attention.jax: the same results as the reference, with jit, grad and vmap."""
 
 import os
+from importlib.util import find_spec
 
 import numpy
 import pytest
 import reference
 import torch
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# A GPU, where there is one, is for the tests that ask for it: the first platform is the one that arrays lie on by default.
+HAS_GPU = torch.cuda.is_available() and any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda" if HAS_GPU else "cpu")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
@@ -114,3 +118,25 @@ def test_errors_name_the_argument():
         attention(q, q[0], q)
     with pytest.raises(Exception, match="v: got"):
         jax.block_until_ready(attention(q, q, q[:, :4]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no NVIDIA GPU, or JAX without CUDA")
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_on_cuda(dtype, tolerance):
+    """jit, grad and vmap of a causal call with grouped heads."""
+    q, k, v = arrays((2, 3, 40, 4, 32), (2, 3, 40, 2, 32), (2, 3, 40, 2, 32))
+    on_gpu = [jax.device_put(array, jax.devices("cuda")[0]).astype(dtype) for array in (q, k, v)]
+    rounded = [numpy.array(array.astype("float32")) for array in on_gpu]
+
+    def loss(q, k, v):
+        return (jax.vmap(lambda q, k, v: attention(q, k, v, causal=True))(q, k, v).astype("float32") ** 2).sum()
+
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*on_gpu)
+    leaves = [torch.from_numpy(array).double().flatten(0, 1).requires_grad_() for array in rounded]
+    out, _ = reference.attention(*leaves, causal=True)
+    expected = torch.autograd.grad(out.square().sum(), leaves)
+    for found, true in zip(gradients, expected, strict=True):
+        true = true.numpy().reshape(found.shape)
+        numpy.testing.assert_allclose(found.astype("float32"), true, atol=10 * tolerance * numpy.abs(true).max())
+        assert found.devices() == {jax.devices("cuda")[0]}

@@ -30,7 +30,10 @@ def points(count, **held):
     decks = {name: [values[i % len(values)] for i in range(count)] for name, values in axes.items()}
     for deck in decks.values():
         choose.shuffle(deck)
-    return [dict(zip(decks, row, strict=True)) for row in zip(*decks.values(), strict=True)]
+    found = [dict(zip(decks, row, strict=True)) for row in zip(*decks.values(), strict=True)]
+    return [
+        {**point, "seq_kv": point["seq_q"]} if point["causal"] else point for point in found
+    ]  # torch's flash wants it so
 
 
 def name_of(point):

@@ -1,0 +1,79 @@
+#include "torch_functions.h"
+
+namespace flash_attention::python {
+
+Torch torch;
+
+bool is_intercepted() {
+  for (PyObject* interceptor : torch.interceptors) {
+    const nb::object found = answer(interceptor);
+    if (!found.is_none() && PyObject_IsTrue(found.ptr()) != 0) return true;
+  }
+  return false;
+}
+
+bool wants_gradient(PyObject* const* qkv) {
+  if (answer(torch.grad_enabled).ptr() != Py_True) return false;
+  for (int i = 0; i < 3; ++i) {
+    if (checked(PyObject_GetAttr(qkv[i], torch.requires_grad)).ptr() != Py_False) return true;
+  }
+  return false;
+}
+
+bool are_tensors(PyObject* const* objects, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (Py_TYPE(objects[i]) != torch.tensor) return false;
+  }
+  return true;
+}
+
+nb::object empty_lse(PyObject* like, const Problem& problem, Device device) {
+  // torch makes a tensor like another faster than from sizes: a model of the last one is kept, which holds one element.
+  struct Model {
+    std::int64_t batch = 0, heads = 0, seq = 0;
+    Device device;
+    nb::object tensor;
+  };
+  static auto* last = new Model;  // never freed: Python may be gone before static objects are
+  if (last->batch != problem.batch || last->heads != problem.heads_q || last->seq != problem.seq_q ||
+      !(last->device == device) || !last->tensor.is_valid()) {
+    static PyObject* const names = nb::make_tuple("dtype", "device").release().ptr();
+    const nb::tuple sizes = nb::make_tuple(problem.batch, problem.heads_q, problem.seq_q);
+    const nb::tuple strides = nb::make_tuple(0, 0, 0);
+    const nb::object place = checked(PyObject_GetAttr(like, torch.device));
+    PyObject* const args[] = {sizes.ptr(), strides.ptr(), torch.float32, place.ptr()};
+    last->tensor = checked(PyObject_Vectorcall(torch.empty_strided, args, 2, names));
+    last->batch = problem.batch, last->heads = problem.heads_q, last->seq = problem.seq_q, last->device = device;
+  }
+  return result_of(torch.empty_like, {last->tensor.ptr()});
+}
+
+namespace {
+
+void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle workspace,
+               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::tuple interceptors) {
+  torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
+  torch.empty_like = empty_like.inc_ref().ptr();
+  torch.empty_strided = empty_strided.inc_ref().ptr();
+  torch.float32 = float32.inc_ref().ptr();
+  torch.workspace = workspace.inc_ref().ptr();
+  torch.grad_enabled = grad_enabled.inc_ref().ptr();
+  torch.deterministic = deterministic.inc_ref().ptr();
+  torch.differentiate = differentiate.inc_ref().ptr();
+  torch.requires_grad = PyUnicode_InternFromString("requires_grad");
+  torch.device = PyUnicode_InternFromString("device");
+  torch.to_save = PyUnicode_InternFromString("to_save");
+  torch.scalars = PyUnicode_InternFromString("scalars");
+  torch.interceptors.clear();
+  for (nb::handle interceptor : interceptors) torch.interceptors.push_back(interceptor.inc_ref().ptr());
+}
+
+}  // namespace
+
+void add_torch(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "workspace"_a,
+             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "interceptors"_a);
+}
+
+}  // namespace flash_attention::python

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+#include "call.h"
+
+namespace flash_attention::python {
+
+/// What torch is, given once by set_eager() and kept for the life of the process.
+struct Torch {
+  PyTypeObject* tensor = nullptr;
+  PyObject* empty_like = nullptr;
+  PyObject* empty_strided = nullptr;  // (sizes, strides, *, dtype, device), faster than by sizes alone
+  PyObject* float32 = nullptr;
+  PyObject* workspace = nullptr;        // (like, bytes) -> a tensor of that many bytes
+  PyObject* grad_enabled = nullptr;     // () -> bool
+  PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
+  PyObject* differentiate = nullptr;    // (q, k, v, scalars) -> out, by way of differentiable_forward()
+  std::vector<PyObject*> interceptors;  // each () -> something true, or not None, where calls are not to run as they are
+  PyObject *requires_grad = nullptr, *device = nullptr;  // names of attributes
+  PyObject *to_save = nullptr, *scalars = nullptr;
+};
+
+extern Torch torch;
+
+/// A new reference, or the Python error that there is instead.
+inline nb::object checked(PyObject* result) {
+  if (result == nullptr) throw nb::python_error();
+  return nb::steal(result);
+}
+
+inline nb::object answer(PyObject* function) { return checked(PyObject_CallNoArgs(function)); }
+
+/// What a function of Python gives for these arguments.
+template <std::size_t count>
+nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
+  return checked(PyObject_Vectorcall(function, args, count, nullptr));
+}
+
+bool is_intercepted();                                  ///< a mode is on in which calls are not to run as they are
+bool wants_gradient(PyObject* const* qkv);              ///< gradients are on, and one of the three asks for its own
+bool are_tensors(PyObject* const* objects, int count);  ///< of the very class, not of one that is made from it
+
+/// float32 [batch, heads_q, seq_q] where `like` is.
+nb::object empty_lse(PyObject* like, const Problem& problem, Device device);
+
+/// Adds set_eager(), which says what torch is.
+void add_torch(nb::module_& module);
+
+}  // namespace flash_attention::python
