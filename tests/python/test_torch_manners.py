@@ -176,3 +176,47 @@ def test_cuda_graph_and_side_stream():
     inputs[0].copy_(torch.randn_like(inputs[0]))
     graph.replay()
     assert torch.equal(captured, attention(*inputs, causal=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_cuda_graph_of_forward_and_backward():
+    leaves = tensors("cuda", grad=True, dtype=torch.float16, seq=200)
+    dout = torch.randn_like(leaves[0])
+
+    def step():
+        out = attention(*leaves, causal=True)
+        return [out, *torch.autograd.grad(out, leaves, dout)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()  # kernels are compiled and loaded before a capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.copy_(torch.randn_like(leaf))
+    graph.replay()
+    for replayed, expected in zip(captured, step(), strict=True):
+        torch.testing.assert_close(replayed, expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_compiled_training_step_with_cuda_graphs():
+    torch._dynamo.reset()
+    layer = torch.nn.Linear(64, 192, device="cuda", dtype=torch.bfloat16)
+
+    def loss(x):
+        q, k, v = layer(x).unflatten(-1, (3, 2, 32)).unbind(2)
+        return attention(q, k, v, causal=True).float().square().mean()
+
+    x = torch.randn(2, 128, 64, device="cuda", dtype=torch.bfloat16)
+    (expected,) = torch.autograd.grad(loss(x), [layer.weight])
+    compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
+    for _ in range(3):  # the first two record
+        (found,) = torch.autograd.grad(compiled(x), [layer.weight])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=5e-2)
