@@ -1,10 +1,8 @@
 """torch's own function with register(), over the parameters for which torch tests its fused kernels: the error of outputs
 and gradients against fp64 is at most that of the math backend in the same type, with some room."""
 
-import itertools
-import random
-
 import flash_attention
+import grid
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,21 +21,11 @@ AXES = {
 }
 
 
-def points(count, **held):
-    """A sample of the grid, the same in every run, in which every value of every axis occurs."""
-    axes = {**AXES, **held}
-    choose = random.Random(0)
-    decks = {name: [values[i % len(values)] for i in range(count)] for name, values in axes.items()}
-    for deck in decks.values():
-        choose.shuffle(deck)
-    found = [dict(zip(decks, row, strict=True)) for row in zip(*decks.values(), strict=True)]
+def sample(count, **held):
+    found = grid.points(count, {**AXES, **held})
     return [
         {**point, "seq_kv": point["seq_q"]} if point["causal"] else point for point in found
     ]  # torch's flash wants it so
-
-
-def name_of(point):
-    return "-".join(str(value).removeprefix("torch.") for value in point.values())
 
 
 @pytest.fixture
@@ -84,18 +72,12 @@ def check(point, device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
-@pytest.mark.parametrize("point", points(24), ids=name_of)
+@pytest.mark.parametrize("point", sample(24), ids=grid.name_of)
 def test_on_cuda(point, registered):
     check(point, "cuda")
 
 
-@pytest.mark.parametrize("point", points(8, seq_q=(4, 64, 143), seq_kv=(4, 64, 129), heads=((1, 1), (3, 3)),
-                                         head_dim=(8, 16, 32, 72, 128)), ids=name_of)  # fmt: skip
+@pytest.mark.parametrize("point", sample(8, seq_q=(4, 64, 143), seq_kv=(4, 64, 129), heads=((1, 1), (3, 3)),
+                                         head_dim=(8, 16, 32, 72, 128)), ids=grid.name_of)  # fmt: skip
 def test_on_the_cpu(point, registered):
     check({**point, "dtype": torch.bfloat16}, "cpu")
-
-
-def test_every_value_of_every_axis_occurs():
-    sample = points(24)
-    for name, value in itertools.chain.from_iterable(((n, v) for v in values) for n, values in AXES.items()):
-        assert any(point[name] == value for point in sample)
