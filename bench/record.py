@@ -19,9 +19,11 @@ import sys
 import time
 from pathlib import Path
 
+import baselines
 import benchmark_accuracy
 import benchmark_memory
 import benchmark_speed
+import cases
 import machine
 import torch
 
@@ -31,6 +33,8 @@ REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_f
 SPEED = ["benchmark_speed.py", "--seconds", "0.03", "--warmup", "0.01"]
 MEMORY = ["benchmark_memory.py"]
 REPORT_SECONDS = 5
+MASKS = (False, True)
+FLEX_LENGTHS = (4096, 16384)  # each takes seconds to compile
 SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
 
 # name of the stage and of its file: command
@@ -43,7 +47,7 @@ STAGES = {
     "memory": [*MEMORY, "--preset", "seq_sweep", "--mask", "causal", "--baselines", *MAIN, *REST[:5]],
     "capacity": [*MEMORY, "--budget", "16", "--baselines", "ours", "standard", "sdpa_math", "megatron_local", "sdpa_flash"],
     "accuracy": ["benchmark_accuracy.py", "--baselines", *MAIN, *REST[:5]],
-    "flex": [*SPEED, "--seq", "1024", "4096", "16384", "--tokens", "16384", "--heads", "16", "--head-dim", "128",
+    "flex": [*SPEED, "--seq", *map(str, FLEX_LENGTHS), "--tokens", "16384", "--heads", "16", "--head-dim", "128",
              "--mask", "full", "causal", "--baselines", "flex"],
     "ladder": ["flash-attention", "ladder", "--sweep", "--seconds", "0.06"],
 }  # fmt: skip
@@ -57,23 +61,25 @@ SHORT = {
 }
 
 
-def compile_kernels(head_dim, causal):
-    """Calls ours and Triton's, forward and backward, at the lengths where their choice changes."""
-    import baselines
-    import cases
-
-    for name in ("ours", "triton"):
-        entry = baselines.all_baselines()[name]
-        for seq in (512, 2048, 16384):
-            case = cases.Case(16384 // seq, seq, 2048 // head_dim, head_dim, causal=causal)
-            q, k, v, grad = baselines.inputs(case, entry, "cuda", True)
-            torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad)
+def compile_kernels(name, lengths, head_dim, causal):
+    """Calls an entry forward and backward, so that what it compiles is in the caches of the disk."""
+    entry = baselines.all_baselines()[name]
+    for seq in lengths:
+        case = cases.Case(16384 // seq, seq, 2048 // head_dim, head_dim, causal=causal)
+        q, k, v, grad = baselines.inputs(case, entry, "cuda", True)
+        torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad)
     torch.cuda.synchronize()
 
 
-def warm(seconds):
-    """Kernels of every head_dim and mask are compiled side by side; the timed stages find them ready."""
-    forks = [started(compile_kernels, head_dim, causal) for head_dim in (64, 128, 256) for causal in (False, True)]
+def warm(stages, seconds):
+    """Side by side, so that the timed stages find everything ready. Ours and Triton's kernels change with head_dim, mask
+    and whether a sequence is long; FlexAttention's with every shape."""
+    work = []
+    if set(stages) & {"paper", "seq_sweep", "gqa", "packed", "gpt3"}:
+        work += [(name, (512, 2048, 16384), d, c) for name in ("triton", "ours") for d in (64, 128, 256) for c in MASKS]
+    if "flex" in stages:
+        work += [("flex", (length,), 128, causal) for length in FLEX_LENGTHS for causal in MASKS]
+    forks = [started(compile_kernels, *arguments) for arguments in work]
     end = time.monotonic() + seconds
     return all([finished(fork, end - time.monotonic()) for fork in forks])
 
@@ -144,8 +150,8 @@ def main():
     began = time.monotonic()
     end = began + arguments.seconds - REPORT_SECONDS
     arguments.output.mkdir(parents=True, exist_ok=True)
-    if not arguments.dry and set(arguments.stages) & {"paper", "seq_sweep", "gqa", "packed", "gpt3"}:
-        ready = warm(arguments.seconds / 3)
+    if not arguments.dry:
+        ready = warm(arguments.stages, arguments.seconds / 3)
         print(f"== kernels compiled{'' if ready else ', NOT ALL,'} in {time.monotonic() - began:.0f} s", flush=True)
     for name in arguments.stages:
         started_at = time.monotonic()
