@@ -19,8 +19,17 @@ def facts(device):
         "versions": versions(device),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([os.path.relpath(sys.argv[0], package.ROOT), *sys.argv[1:]]),
+        "command": command(),
     }
+
+
+def command():
+    """As it was given, without where the results go."""
+    words = [os.path.relpath(sys.argv[0], package.ROOT), *sys.argv[1:]]
+    if "--output" in words:
+        place = words.index("--output")
+        del words[place : place + 2]
+    return " ".join(word for word in words if word not in ("--resume", "--force", "--quiet"))
 
 
 def gpu_facts():

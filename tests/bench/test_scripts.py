@@ -36,6 +36,7 @@ def test_speed(tmp_path):
             assert row["p10"] <= row["ms"] <= row["p90"] and row["samples"] >= 5
             flops = 4 * 2 * row["case"]["seq"] ** 2 * 16 / 2 * (2.5 if row["pass"] == "backward" else 1)
             assert row["tflops"] == pytest.approx(flops / row["ms"] / 1e9, abs=1e-4)
+    assert data["command"].startswith("bench/benchmark_speed.py --seq 32 64") and str(tmp_path) not in data["command"]
     assert data["machine"]["device"] and data["versions"]["torch"] and data["commit"] and data["ceilings"]["copy_gbs"] > 0
     again = run("benchmark_speed.py", *TINY, "--output", path)
     assert again.returncode == 2 and "exists; allowed: --resume" in again.stderr
