@@ -26,6 +26,7 @@ import benchmark_speed
 import cases
 import machine
 import torch
+from flash_attention.report import load
 
 BENCH = Path(__file__).resolve().parent
 MAIN = ["ours", "sdpa_cudnn", "sdpa_flash", "triton"]
@@ -115,9 +116,19 @@ def run_words(words):
     """In the process of the stage: the script as if it had been started with these words, or the program."""
     script = Path(words[0]).name
     if script not in SCRIPTS:
-        sys.exit(subprocess.call(words))
+        status = subprocess.call(words)
+        if status == 0:
+            sign(words[-1])
+        sys.exit(status)
     sys.argv = words
     benchmark_speed.command.exit_on_bad_input(SCRIPTS[script].main)
+
+
+def sign(path):
+    """Writes the commit into a file of the command, which does not know it."""
+    results = load(path)
+    results.head["commit"] = machine.commit()
+    results.save(path)
 
 
 def foreign(path):

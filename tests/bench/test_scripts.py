@@ -121,6 +121,14 @@ def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
     json.loads((tmp_path / "gqa.json").read_text())  # the old file or the new one, whole
 
 
+def test_a_file_of_the_command_is_signed(tmp_path, head, monkeypatch):
+    record.benchmark_speed.command.Results("speed", {**head, "commit": ""}).save(tmp_path / "ladder.json")
+    monkeypatch.setenv("FLASH_ATTENTION_COMMIT", "0123456789abcdef")
+    record.sign(tmp_path / "ladder.json")
+    assert json.loads((tmp_path / "ladder.json").read_text())["commit"] == "0123456789ab"
+    assert not record.foreign(tmp_path / "ladder.json")
+
+
 @pytest.mark.parametrize("counts", [[1], [3, 1], [5, 5, 5], [20, 3, 7]])
 def test_turns_are_spread_evenly(counts):
     turns = timing.schedule(counts)
