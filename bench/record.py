@@ -135,7 +135,7 @@ def foreign(path):
     """The commit of a file that another commit wrote; empty where this one may add to it."""
     if not path.exists():
         return ""
-    commit = json.loads(path.read_text()).get("commit", "unknown")
+    commit = json.loads(path.read_text()).get("commit") or "unknown"
     return "" if commit == machine.commit() else commit
 
 
