@@ -88,11 +88,14 @@ def largest(case, axis, entry, budget_gb, granule):
 
 
 def bisect(good, limit):
-    """The largest n up to limit with good(n), where good is true up to some point; 0 where good(1) is false."""
+    """The largest n up to limit with good(n), where good is true up to some point; 0 where good(1) is false. The limit is
+    tried first: where it is good, the largest runs, which take longest, are made once."""
+    if good(limit):
+        return limit
     low, high = 0, 1
-    while high <= limit and good(high):
+    while high < limit and good(high):
         low, high = high, high * 2
-    high = min(high, limit + 1)
+    high = min(high, limit)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
