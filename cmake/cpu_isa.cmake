@@ -24,5 +24,6 @@ foreach(isa generic neon avx2 avx512 avx512_bf16 amx)
     endif()
   endif()
   set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/isa/${isa}.cpp PROPERTIES
+    SKIP_PRECOMPILE_HEADERS ON
     COMPILE_OPTIONS "${flash_attention_isa_flags_${isa}};-O3;-ffp-contract=fast;-fno-math-errno;-fno-trapping-math;${extra}")
 endforeach()

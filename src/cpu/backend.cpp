@@ -43,9 +43,15 @@ void* thread_scratch(std::size_t bytes) {
   return scratch.memory;
 }
 
+/// Of a kernel, and the memory that each thread needs for them.
+struct Steps {
+  const Step* first;
+  std::size_t scratch_bytes;
+};
+
 class CpuKernel final : public Kernel {
  public:
-  CpuKernel(const Step* steps, std::size_t scratch_bytes) : steps_(steps), scratch_bytes_(scratch_bytes) {}
+  CpuKernel(Steps steps, Steps steps_in_bfloat16) : steps_(steps), steps_in_bfloat16_(steps_in_bfloat16) {}
 
   void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
     struct Loop {
@@ -55,8 +61,9 @@ class CpuKernel final : public Kernel {
     };
     const Call call = make_call(problem, plan, buffers, options);
     const bool serial = is_small(problem);
-    for (const Step* step = steps_; step->count != nullptr; ++step) {
-      Loop loop{call, *step, scratch_bytes_};
+    const Steps& steps = problem.dtype == Dtype::bfloat16 ? steps_in_bfloat16_ : steps_;
+    for (const Step* step = steps.first; step->count != nullptr; ++step) {
+      Loop loop{call, *step, steps.scratch_bytes};
       parallel_for(
           step->count(call), serial,
           [](void* context, std::int64_t item) {
@@ -68,11 +75,10 @@ class CpuKernel final : public Kernel {
   }
 
  private:
-  const Step* steps_;
-  std::size_t scratch_bytes_;
+  Steps steps_, steps_in_bfloat16_;
 };
 
-const Step* steps_of(const KernelTable& table, const Plan& plan) {
+const Step* first_step(const KernelTable& table, const Plan& plan) {
   if (plan.kernel == "cpu/bfloat16") return plan.pass == Pass::forward ? table.prefill : table.backward;
   if (plan.kernel == "cpu/prefill") return table.prefill;
   if (plan.kernel == "cpu/decode") return table.decode;
@@ -86,6 +92,8 @@ const Step* steps_of(const KernelTable& table, const Plan& plan) {
   if (plan.kernel == "ladder/c3_threads") return table.ladder_threads;
   throw Error(ErrorCode::internal, "the CPU has no kernel '" + plan.kernel + "'");
 }
+
+Steps steps_of(const KernelTable& table, const Plan& plan) { return {first_step(table, plan), table.scratch_bytes}; }
 
 }  // namespace
 
@@ -125,16 +133,16 @@ DeviceInfo info() {
 }
 
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
-  const KernelTable& table = kernel_table(device.isa);
+  const Steps steps = steps_of(kernel_table(device.isa), plan);
 #if defined(__x86_64__)
   if (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16) {
     const KernelTable& special = device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table;
     const bool is_special =
         plan.kernel == "cpu/bfloat16" || (plan.kernel == "cpu/decode" && special.decode->count != nullptr);
-    if (is_special) return std::make_unique<CpuKernel>(steps_of(special, plan), special.scratch_bytes);
+    if (is_special) return std::make_unique<CpuKernel>(steps, steps_of(special, plan));
   }
 #endif
-  return std::make_unique<CpuKernel>(steps_of(table, plan), table.scratch_bytes);
+  return std::make_unique<CpuKernel>(steps, steps);
 }
 
 }  // namespace flash_attention::cpu

@@ -52,9 +52,5 @@ struct PairDots {
   }
 };
 
-inline void decode_pairs(const Call& call, std::int64_t item, void* memory) {
-  call.element == Element::bfloat16 ? decode_with<PairDots>(call, item, memory) : decode(call, item, memory);
-}
-
 }  // namespace
 }  // namespace flash_attention::cpu

@@ -48,9 +48,9 @@ struct Boolean {
   }
 };
 
-/// Calls use(T{}) with the type of a tensor's elements.
+/// Calls use(T{}) with the type of a bias's elements.
 template <class Use>
-FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
+FLASH_ATTENTION_INLINE void with_any_element(Element element, Use use) {
   switch (element) {
     case Element::float32:
       return use(Float32{});
@@ -60,6 +60,16 @@ FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
       return use(Bfloat16{});
     case Element::byte:
       return;
+  }
+}
+
+/// Calls use(T{}) with the type of a tensor's elements, which in an object for one type is that.
+template <class Use>
+FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
+  if constexpr (only_bfloat16) {
+    use(Bfloat16{});
+  } else {
+    with_any_element(element, use);
   }
 }
 

@@ -11,6 +11,7 @@ constexpr int tile_vectors = 3;
 constexpr int block_q = plan::cpu_amx_block_q;
 constexpr int block_kv = plan::cpu_amx_block_kv;
 constexpr int lane_multiple = 16;  // the columns of a tile
+constexpr bool only_bfloat16 = true;
 }  // namespace
 }  // namespace flash_attention::cpu
 

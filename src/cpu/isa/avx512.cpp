@@ -11,6 +11,7 @@ constexpr int tile_vectors = 3;
 constexpr int block_q = plan::cpu_block_q_avx512;
 constexpr int block_kv = plan::cpu_block_kv;
 constexpr int lane_multiple = vector_lanes;  // lanes of a block in use
+constexpr bool only_bfloat16 = false;
 }  // namespace
 }  // namespace flash_attention::cpu
 

@@ -11,6 +11,7 @@ constexpr int tile_vectors = 3;
 constexpr int block_q = plan::cpu_block_q_avx512;
 constexpr int block_kv = plan::cpu_avx512_bf16_block_kv;
 constexpr int lane_multiple = vector_lanes;
+constexpr bool only_bfloat16 = true;
 }  // namespace
 }  // namespace flash_attention::cpu
 
@@ -23,7 +24,7 @@ namespace flash_attention::cpu {
 namespace {
 constexpr KernelTable make_table() {
   KernelTable table = make_bfloat16_table<DotProducts>();
-  table.decode[0] = {decode_items, decode_pairs};
+  table.decode[0] = {decode_items, decode_with<PairDots>};
   table.decode[1] = {merge_items, merge};
   table.scratch_bytes = larger(table.scratch_bytes, sizeof(DecodeScratch));
   return table;

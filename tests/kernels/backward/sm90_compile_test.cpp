@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-void expect_compile(const std::vector<Problem>& problems) {
+void expect_backward_compiles(const std::vector<Problem>& problems) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
   std::vector<Plan> plans;
   for (const Problem& p : problems) {
@@ -26,7 +26,7 @@ TEST(BackwardSm90Compiles, HeadDims) {
   problems.back().head_dim_v = 128;
   problems.push_back(problem(128));
   problems.back().dtype = Dtype::float16;
-  expect_compile(problems);
+  expect_backward_compiles(problems);
 }
 
 TEST(BackwardSm90Compiles, Options) {
@@ -48,7 +48,7 @@ TEST(BackwardSm90Compiles, Options) {
       if (dim == 256 && problems.back().bias.present) problems.pop_back();  // spills: docs/kernels/backward_sm90.md
     }
   }
-  expect_compile(problems);
+  expect_backward_compiles(problems);
 }
 
 }  // namespace

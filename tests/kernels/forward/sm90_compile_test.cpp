@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-void expect_compile(const std::vector<Problem>& problems) {
+void expect_forward_compiles(const std::vector<Problem>& problems) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
   std::vector<Plan> plans;
   for (const Problem& p : problems) plans.push_back(make_plan(p, Pass::forward, h200(), "forward/sm90"));
@@ -34,7 +34,7 @@ TEST(ForwardSm90Compiles, HeadDims) {
   add(96, false, 8192);
   add(128, false, 8192);
   add(128, true, 16384);
-  expect_compile(problems);
+  expect_forward_compiles(problems);
 }
 
 /// Each option alone at the head dimensions with the fewest registers to spare, and all together.
@@ -64,7 +64,7 @@ TEST(ForwardSm90Compiles, Options) {
     }
     problems.push_back(all);
   }
-  expect_compile(problems);
+  expect_forward_compiles(problems);
 }
 
 }  // namespace
