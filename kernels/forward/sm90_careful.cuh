@@ -46,12 +46,12 @@ __device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int
   const unsigned V_smem = ptx::shared_address(wg.shared.V[v_slot]);
   ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all warpgroups have seen V as it came
 #pragma unroll 1
-  for (int i = wg.thread; i < S::block_kv * S::chunks_v * 32; i += wg_threads) {
+  for (int i = wg.warpgroup * wg_threads + wg.thread; i < S::block_kv * S::chunks_v * 32; i += S::warpgroups * wg_threads) {
     const unsigned pair = ptx::load_shared<unsigned>(V_smem + 4 * i);
     if (has_nonfinite<S::type>(pair)) ptx::store_shared(V_smem + 4 * i, 0u);
   }
-  ptx::fence_async_shared();                                        // the zeros before the products' reads
-  ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // those of the whole warpgroup
+  ptx::fence_async_shared();                                      // the zeros before the products' reads
+  ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // those of all warpgroups
 }
 template <ForwardConfig config>
 __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<config>& out) {

@@ -71,10 +71,16 @@ struct Groups {
   }
 };
 
-using CopyGroups = Groups<TaskHandle>;
+/// cp.async. `number` is the one that Races knows it by.
+struct Copy {
+  TaskHandle task;
+  std::uint32_t number;
+};
+using CopyGroups = Groups<Copy>;
 
 /// A bulk store reads shared memory, and later writes global memory.
 struct BulkStore {
+  std::uint32_t number;
   TaskHandle read;
   TaskHandle write;
 };

@@ -1,6 +1,7 @@
 #include "emulator/barriers.h"
 
 #include <string>
+#include <utility>
 
 #include "emulator/scheduler.h"
 
@@ -28,16 +29,20 @@ void barrier(int id, int threads, bool wait) {
                    std::to_string(barrier.expected) + " elsewhere");
   }
   if (wait && thread.view.lane == 0) ++scheduler.counters().barrier_waits;
+  scheduler.races().release(thread, barrier.known);
   if (++barrier.arrived < barrier.expected) {
     if (wait) scheduler.suspend(Wait::barrier, static_cast<std::uint32_t>(id));
     return;
   }
   barrier.arrived = 0;
+  if (wait) scheduler.races().acquire(thread, barrier.known);
   for (Thread& other : block.threads) {
     if (other.state == State::waiting && other.wait == Wait::barrier && other.wait_key == static_cast<std::uint32_t>(id)) {
+      scheduler.races().acquire(other, barrier.known);
       scheduler.wake(other);
     }
   }
+  barrier.known.clear();
 }
 
 void cluster_barrier(bool wait) {
@@ -49,13 +54,16 @@ void cluster_barrier(bool wait) {
     if (!thread.cluster_arrived) scheduler.fail("cluster_arrive has not been called");
     thread.cluster_arrived = false;
     if (thread.cluster_phase == scheduler.cluster_phase) scheduler.suspend(Wait::cluster_barrier, thread.cluster_phase);
+    scheduler.races().acquire(thread, scheduler.cluster_passed);
     return;
   }
   if (thread.cluster_arrived) scheduler.fail("has come twice without cluster_wait");
   thread.cluster_arrived = true;
   thread.cluster_phase = scheduler.cluster_phase;
+  scheduler.races().release(thread, scheduler.cluster_known);
   if (++scheduler.cluster_arrived < scheduler.shape().block * scheduler.shape().cluster) return;
   scheduler.cluster_arrived = 0;
+  scheduler.cluster_passed = std::exchange(scheduler.cluster_known, {});
   const std::uint32_t phase = scheduler.cluster_phase++;
   scheduler.wake_where([&](const Thread& other) { return other.wait == Wait::cluster_barrier && other.wait_key == phase; });
 }

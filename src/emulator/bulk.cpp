@@ -133,6 +133,12 @@ void bulk_load(const BulkOperand& operand) {
   const unsigned multicast = operand.multicast != 0 ? operand.multicast : 1u << transfer.shared.block->rank;
   if (multicast >> scheduler.blocks().size() != 0)
     scheduler.fail("the multicast mask names a block that is not in the cluster");
+  for (Block& block : scheduler.blocks()) {
+    if ((multicast >> block.rank & 1) == 0) continue;
+    const MbarrierOrder& order = scheduler.races().mbarrier(block, barrier.offset);
+    scheduler.races().read(scheduler.running(), {&block, barrier.offset}, 8);  // the mbarrier has been initialised
+    scheduler.races().bulk_load_writes(scheduler.running(), order, {&block, transfer.shared.offset}, transfer.bytes);
+  }
   scheduler.async().start_signalling([transfer, barrier, multicast, &scheduler] {
     std::vector<unsigned char> box(transfer.bytes);
     read_global(transfer, box.data());
@@ -155,6 +161,7 @@ void bulk_store(const BulkOperand& operand) {
   Scheduler& scheduler = Scheduler::current();
   const auto box = std::make_shared<std::vector<unsigned char>>(transfer.bytes);
   BulkStore store;
+  store.number = scheduler.races().start_bulk_store(scheduler.running(), transfer.shared, transfer.bytes);
   store.read = scheduler.async().start([transfer, box] {
     for_each_chunk(transfer, [&](std::size_t to, std::size_t from) {
       std::memcpy(box->data() + to, transfer.shared.block->shared.async() + from, 16);
@@ -170,12 +177,14 @@ void bulk_store(const BulkOperand& operand) {
 void bulk_commit() { Scheduler::current().running().bulk.commit(); }
 
 void bulk_wait(int pending, bool read) {
-  BulkGroups& groups = Scheduler::current().running().bulk;
+  Scheduler& scheduler = Scheduler::current();
+  BulkGroups& groups = scheduler.running().bulk;
   const std::size_t finished =
       groups.committed.size() - std::min(groups.committed.size(), static_cast<std::size_t>(pending));
   for (std::size_t i = 0; i < finished; ++i) {
     for (const BulkStore& store : groups.committed[i]) {
       store.read->finish();
+      scheduler.races().finish(scheduler.running(), store.number);
       if (!read) store.write->finish();
     }
   }

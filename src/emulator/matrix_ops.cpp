@@ -25,14 +25,15 @@ const Operand& uniform(void* const* operands, Same same) {
   return first;
 }
 
-/// Calls move(tile, row, pointer to the row's 16 bytes), and counts the passes over the banks.
+/// Calls move(tile, row, place of the row's 16 bytes, the thread that named it), and counts the passes over the banks.
 template <typename Move>
 void for_each_row(void* const* operands, int tiles, Move move) {
+  const std::vector<Thread*>& lanes = Scheduler::current().running().warp->lanes;
   for (int tile = 0; tile < tiles; ++tile) {
     unsigned addresses[8];
     for (int row = 0; row < 8; ++row) {
       addresses[row] = static_cast<const MatrixMoveOperand*>(operands[tile * 8 + row])->row;
-      move(tile, row, locate(addresses[row], 16, 16).generic());
+      move(tile, row, locate(addresses[row], 16, 16), *lanes[static_cast<std::size_t>(tile * 8 + row)]);
     }
     count_shared_wavefronts(addresses, 8, 16, tile == 0);
   }
@@ -56,10 +57,14 @@ void positions(int lane, bool transposed, int (&rows)[2], int (&columns)[2]) {
 }  // namespace
 
 void ldmatrix(void* const* operands) {
+  Races& races = Scheduler::current().races();
   const MatrixMoveOperand& form = uniform_move(operands);
   std::uint16_t tiles[4][8][8];
   for_each_row(operands, form.count,
-               [&](int tile, int row, const unsigned char* bytes) { std::memcpy(tiles[tile][row], bytes, 16); });
+               [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
+                 races.read(thread, place, 16);
+                 std::memcpy(tiles[tile][row], place.generic(), 16);
+               });
   for (int lane = 0; lane < 32; ++lane) {
     int rows[2], columns[2];
     positions(lane, form.transposed, rows, columns);
@@ -71,6 +76,7 @@ void ldmatrix(void* const* operands) {
 }
 
 void stmatrix(void* const* operands) {
+  Races& races = Scheduler::current().races();
   const MatrixMoveOperand& form = uniform_move(operands);
   std::uint16_t tiles[4][8][8];
   for (int lane = 0; lane < 32; ++lane) {
@@ -83,7 +89,10 @@ void stmatrix(void* const* operands) {
     }
   }
   for_each_row(operands, form.count,
-               [&](int tile, int row, unsigned char* bytes) { std::memcpy(bytes, tiles[tile][row], 16); });
+               [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
+                 races.write(thread, place, 16);
+                 std::memcpy(place.generic(), tiles[tile][row], 16);
+               });
 }
 
 void mma(void* const* operands) {

@@ -44,6 +44,8 @@ void settle(const SharedPlace& place, State64 state) {
   }
   write_state(place, state);
   if (!complete) return;
+  Races& races = Scheduler::current().races();
+  races.complete_phase(races.mbarrier(*place.block, place.offset));
   const std::uint32_t address = static_cast<std::uint32_t>(place.offset) + shared_window;
   Scheduler::current().wake_where([&](const Thread& thread) {
     return thread.wait == Wait::mbarrier && thread.block == place.block && thread.wait_key == address &&
@@ -74,6 +76,7 @@ void mbarrier_init(unsigned address, int arrivals) {
   const SharedPlace place = locate(address, 8, 8);
   write_state(place, {0, count & 0xfffff, count & 0xfffff, 0});
   place.block->hidden_mbarriers[place.offset] = scheduler.running().index;
+  scheduler.races().write(scheduler.running(), place, 8);
 }
 
 void mbarrier_arrive(unsigned address, int arrivals, int bytes) {
@@ -88,6 +91,9 @@ void mbarrier_arrive(unsigned address, int arrivals, int bytes) {
   if (bytes < 0 || state.bytes + bytes > most_bytes) scheduler.fail("a phase can expect at most 1048575 bytes");
   state.bytes = state.bytes + bytes;
   state.pending -= static_cast<std::uint64_t>(arrivals);
+  Races& races = scheduler.races();
+  races.read(scheduler.running(), place, 8);  // it has been initialised
+  races.release(scheduler.running(), races.mbarrier(*place.block, place.offset).arrived);
   settle(place, state);
 }
 
@@ -120,6 +126,10 @@ void mbarrier_wait(unsigned address, unsigned parity) {
   Scheduler& scheduler = Scheduler::current();
   ++scheduler.counters().mbarrier_waits;
   if (!completed(address, parity, "mbarrier_wait")) scheduler.suspend(Wait::mbarrier, address, parity);
+  Thread& thread = scheduler.running();
+  const SharedPlace place = locate(address, 8, 8);
+  scheduler.races().read(thread, place, 8);
+  scheduler.races().acquire(thread, scheduler.races().mbarrier(*place.block, place.offset).completed);
 }
 
 void mbarrier_init_fence() {

@@ -15,6 +15,8 @@ const char* name_of(Access access) {
       return "load_global";
     case Access::store_global:
       return "store_global";
+    case Access::reduce_global:
+      return "reduce_add";
     case Access::load_shared:
       return "load_shared";
     case Access::store_shared:
@@ -38,15 +40,26 @@ void access_global(Access access, const void* address, int bytes) {
     scheduler.fail("the address is not a multiple of the " + std::to_string(bytes) + " bytes accessed");
   }
   if (counting_accesses()) count_access(__builtin_return_address(0), value, bytes, true);
+  Races& races = scheduler.races();
+  if (access == Access::load_global) races.read_global(scheduler.running(), address, bytes);
+  if (access == Access::store_global) races.write_global(scheduler.running(), address, bytes);
   maybe_yield(scheduler);
 }
 
-unsigned char* access_shared(Access access, unsigned address, int bytes) {
+unsigned char* access_shared(Access access, unsigned address, int bytes, const void* value) {
   Scheduler& scheduler = Scheduler::current();
   scheduler.running().doing = name_of(access);
   const SharedPlace place = locate(address, static_cast<std::size_t>(bytes), static_cast<std::size_t>(bytes));
   if (counting_accesses()) count_access(__builtin_return_address(0), address, bytes, false);
   maybe_yield(scheduler);
+  const auto size = static_cast<std::size_t>(bytes);
+  if (access == Access::load_shared)
+    scheduler.races().read(scheduler.running(), place, size);
+  else if (value == nullptr || std::memcmp(place.generic(), value, size) != 0)
+    scheduler.races().write(scheduler.running(), place, size);
+  else
+    scheduler.races().rewrite(scheduler.running(), place, size);
+  if (value != nullptr) std::memcpy(place.generic(), value, size);
   return place.generic();
 }
 
@@ -71,18 +84,24 @@ void copy_async(unsigned shared, const void* global, int bytes, int valid) {
   if (counting_accesses() && valid > 0) {
     count_access(__builtin_return_address(0), reinterpret_cast<std::uintptr_t>(global), valid, true);
   }
-  thread.copies.open.push_back(scheduler.async().start([place, global, bytes, valid] {
+  const std::uint32_t number = scheduler.races().start_copy(thread, place, static_cast<std::size_t>(bytes));
+  const TaskHandle task = scheduler.async().start([place, global, bytes, valid] {
     std::memcpy(place.generic(), global, static_cast<std::size_t>(valid));
     std::memset(place.generic() + valid, 0, static_cast<std::size_t>(bytes - valid));
-  }));
+  });
+  thread.copies.open.push_back({task, number});
 }
 
 void copy_async_commit() { Scheduler::current().running().copies.commit(); }
 
 void copy_async_wait(int pending) {
-  CopyGroups& copies = Scheduler::current().running().copies;
+  Scheduler& scheduler = Scheduler::current();
+  CopyGroups& copies = scheduler.running().copies;
   while (static_cast<int>(copies.committed.size()) > pending) {
-    for (const TaskHandle& copy : copies.committed.front()) copy->finish();
+    for (const Copy& copy : copies.committed.front()) {
+      copy.task->finish();
+      scheduler.races().finish(scheduler.running(), copy.number);
+    }
     copies.committed.pop_front();
   }
 }

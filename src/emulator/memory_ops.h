@@ -6,7 +6,7 @@ namespace flash_attention::emulator {
 
 // Loads, stores and cp.async of a single thread.
 void access_global(Access access, const void* address, int bytes);
-unsigned char* access_shared(Access access, unsigned address, int bytes);
+unsigned char* access_shared(Access access, unsigned address, int bytes, const void* value);
 void spin();
 
 void copy_async(unsigned shared, const void* global, int bytes, int valid);

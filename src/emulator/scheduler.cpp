@@ -82,6 +82,8 @@ void Scheduler::prepare(std::int64_t index) {
       thread.stack_pointer = thread.stack->prepare(thread_main);
     }
   }
+  cluster_known.clear();
+  races_.reset(blocks_);
 }
 
 void Scheduler::thread_main() {

@@ -11,6 +11,7 @@
 #include "emulator/async.h"
 #include "emulator/counters.h"
 #include "emulator/fiber.h"
+#include "emulator/races.h"
 #include "emulator/random.h"
 #include "emulator/runtime/interface.h"
 #include "emulator/shared_memory.h"
@@ -47,6 +48,8 @@ struct Thread {
   bool cluster_arrived = false;
   bool tried_mbarrier = false;  // try_wait came back without success
   std::uint32_t cluster_phase = 0;
+  std::uint32_t actor = 0;  // its number among those of Clocks
+  Clocks known;
 };
 
 struct Warp {
@@ -62,6 +65,7 @@ struct Warp {
 struct NamedBarrier {
   int expected = 0;
   int arrived = 0;
+  Clocks known;  // of those who arrived
 };
 
 /// One thread block.
@@ -69,6 +73,7 @@ struct Block {
   Index3 index{};
   int rank = 0;  // in its cluster
   SharedMemory shared;
+  ShadowMemory shadow;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
@@ -128,11 +133,13 @@ class Scheduler {
   std::vector<Block>& blocks() { return blocks_; }
   AsyncEngine& async() { return async_; }
   Random& random() { return random_; }
+  Races& races() { return races_; }
   Counters& counters() { return counters_; }
   const LaunchShape& shape() const { return shape_; }
   std::uint64_t seed() const { return seed_; }
   int cluster_arrived = 0;  // threads at the cluster's barrier
   std::uint32_t cluster_phase = 0;
+  Clocks cluster_known, cluster_passed;  // of those who arrived; the same of the phase before
 
   /// Called by the signal handler. The top of the stack to leave to, or null where the fault is none of a kernel's.
   static void* note_fault(const void* address);
@@ -157,6 +164,7 @@ class Scheduler {
   const std::uint64_t seed_;
   Random random_;
   AsyncEngine async_;
+  Races races_;
   Counters counters_;
   std::vector<Block> blocks_;
   std::vector<FiberStack> stacks_;

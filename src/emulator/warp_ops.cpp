@@ -124,6 +124,7 @@ void warp_op(WarpOp op, void* operand) {
   const int lanes = static_cast<int>(warp.lanes.size());
   if (++warp.arrived < lanes) return scheduler.suspend(Wait::warp, 0);
   perform(op, warp.operands, lanes);
+  if (op == WarpOp::sync) scheduler.races().sync(warp);
   warp.arrived = 0;
   for (Thread* lane : warp.lanes) {
     if (lane != &thread) scheduler.wake(*lane);

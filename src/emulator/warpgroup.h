@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "emulator/async.h"
+#include "emulator/races.h"
 #include "emulator/runtime/interface.h"
 
 namespace flash_attention::emulator {
@@ -26,6 +27,7 @@ struct Wgmma {
   std::vector<unsigned> a_registers;  // [128][4] where A comes from registers
   std::shared_ptr<Accumulator> accumulator;
   int deposits = 0;
+  Clocks known;  // by the first lane of each warp, when it handed over its part
 };
 
 struct Warpgroup {

@@ -110,7 +110,15 @@ void wgmma(const WgmmaOperand& operand) {
     state.operands.push_back(kept);
   }
   entry->end = ++state.ops;
+  if (t % 32 == 0) {
+    if (op.known.empty()) op.known = thread.known;
+    meet(op.known, thread.known);
+  }
   if (++op.deposits < 128) return;
+  for_each_operand_chunk(op, [&](std::size_t offset) {
+    if (offset + 16 <= thread.block->shared.size())
+      scheduler.races().wgmma_reads(thread, op.known, static_cast<std::uint32_t>(state.ops), {thread.block, offset}, 16);
+  });
   warpgroup.issued = state.ops;
   scheduler.async().start([&warpgroup, end = state.ops] { execute(warpgroup, end); });
   scheduler.wake_where([&](const Thread& other) {
@@ -142,6 +150,7 @@ void wgmma_wait(int pending) {
   const std::uint64_t end = state.commits[committed - 1 - static_cast<std::size_t>(pending)];
   while (warpgroup.issued < end) scheduler.suspend(Wait::wgmma, 0);
   execute(warpgroup, end);
+  scheduler.races().finish_wgmma(thread, static_cast<std::uint32_t>(end));
   const int t = thread.index % 128;
   for (const auto& operand : state.operands) {
     if (operand.end > end) continue;

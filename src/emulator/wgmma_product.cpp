@@ -79,7 +79,23 @@ FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B,
   }
 }
 
+/// A chunk of 16 bytes holds 8 neighbours along k, or along mn where that is the major one.
+void visit_chunks(const Descriptor& descriptor, int extent, bool mn_major, const std::function<void(std::size_t)>& visit) {
+  const int mn_step = mn_major ? 8 : 1, k_step = mn_major ? 1 : 8;
+  for (int mn = 0; mn < extent; mn += mn_step) {
+    for (int k = 0; k < k_extent; k += k_step) {
+      visit(descriptor.address(static_cast<std::size_t>(mn), static_cast<std::size_t>(k), mn_major) - shared_window);
+    }
+  }
+}
+
 }  // namespace
+
+void for_each_operand_chunk(const Wgmma& op, const std::function<void(std::size_t)>& visit) {
+  const WgmmaOperand& shape = op.shape;
+  if (op.a_registers.empty()) visit_chunks(Descriptor(shape.a_descriptor), 64, shape.a_mn_major, visit);
+  visit_chunks(Descriptor(shape.b_descriptor), shape.n, shape.b_mn_major, visit);
+}
 
 std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t shared_bytes) {
   const WgmmaOperand& shape = op.shape;

@@ -58,7 +58,10 @@ void wmma_load(void* const* operands) {
   const WmmaMoveOperand& form = uniform_wmma_move(operands);
   if (form.stride % 8 != 0) Scheduler::current().fail("the stride is not a multiple of 8 elements");
   count_load(form);
+  Scheduler& scheduler = Scheduler::current();
   for (int row = 0; row < 16; ++row) {
+    const SharedPlace line = locate(form.tile + static_cast<unsigned>(row * form.stride * 2), 32, 16);
+    scheduler.races().read(*scheduler.running().warp->lanes[static_cast<std::size_t>(row)], line, 32);
     for (int column = 0; column < 16; ++column) {
       const int index = form.column_major ? column * form.stride + row : row * form.stride + column;
       const SharedPlace place = locate(form.tile, static_cast<std::size_t>(index + 1) * 2, 32);
@@ -75,9 +78,12 @@ void wmma_store(void* const* operands) {
   const WmmaMoveOperand& form = uniform_wmma_move(operands);
   if (form.stride % 4 != 0) Scheduler::current().fail("the stride is not a multiple of 4 floats");
   count_store(form);
+  Scheduler& scheduler = Scheduler::current();
   for (int i = 0; i < 256; ++i) {
     const int index = i / 16 * form.stride + i % 16;
     const SharedPlace place = locate(form.tile, static_cast<std::size_t>(index + 1) * 4, 32);
+    scheduler.races().write(*scheduler.running().warp->lanes[static_cast<std::size_t>(i / 8)],
+                            {place.block, place.offset + static_cast<std::size_t>(index) * 4}, 4);
     const auto* registers = static_cast<const unsigned char*>(static_cast<WmmaMoveOperand*>(operands[i / 8])->registers);
     std::memcpy(place.generic() + index * 4, registers + i % 8 * 4, 4);
   }

@@ -64,7 +64,7 @@ struct WmmaMoveOperand {
   void* registers;
 };
 
-enum class Access : int { load_global, store_global, load_shared, store_shared };
+enum class Access : int { load_global, store_global, reduce_global, load_shared, store_shared };
 
 /// One asynchronous warpgroup product, as one of its 128 threads sees it.
 struct WgmmaOperand {
@@ -97,7 +97,8 @@ struct Table {
   void (*cluster_barrier)(bool wait);
 
   void (*access_global)(Access access, const void* address, int bytes);
-  unsigned char* (*access_shared)(Access access, unsigned address, int bytes);
+  /// Where the bytes lie. A store hands over its value, and is done; a plain access has none.
+  unsigned char* (*access_shared)(Access access, unsigned address, int bytes, const void* value);
   unsigned (*shared_address)(const void* pointer);
   void (*spin)();  // a load that another block is waited for with
   void (*fail)(const char* what);

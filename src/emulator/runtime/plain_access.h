@@ -27,7 +27,7 @@ FLASH_ATTENTION_UNSEEN void plain_access(bool store, const void* address, int by
   if (is_register(address)) return;
   if (within(address, thread->shared, thread->shared_bytes)) {
     const auto offset = static_cast<unsigned>(static_cast<const unsigned char*>(address) - thread->shared);
-    table->access_shared(store ? Access::store_shared : Access::load_shared, shared_window + offset, bytes);
+    table->access_shared(store ? Access::store_shared : Access::load_shared, shared_window + offset, bytes, nullptr);
   } else {
     table->access_global(store ? Access::store_global : Access::load_global, address, bytes);
   }

@@ -7,7 +7,7 @@
 namespace flash_attention::ptx {
 
 inline void reduce_add(float* address, float value) {
-  emulator::table->access_global(emulator::Access::store_global, address, 4);
+  emulator::table->access_global(emulator::Access::reduce_global, address, 4);
   auto* bits = reinterpret_cast<unsigned*>(address);
   unsigned old = __atomic_load_n(bits, __ATOMIC_RELAXED);
   unsigned sum;
@@ -17,12 +17,12 @@ inline void reduce_add(float* address, float value) {
 }
 
 inline void reduce_add(float* address, const Vector<float, 4>& values) {
-  emulator::table->access_global(emulator::Access::store_global, address, 16);
+  emulator::table->access_global(emulator::Access::reduce_global, address, 16);
   for (int i = 0; i < 4; ++i) reduce_add(address + i, values[i]);
 }
 
 inline unsigned atomic_add(unsigned* address, unsigned value) {
-  emulator::table->access_global(emulator::Access::store_global, address, 4);
+  emulator::table->access_global(emulator::Access::reduce_global, address, 4);
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 

@@ -41,13 +41,14 @@ template <typename T>
 template <typename T>
 [[gnu::no_sanitize_address]] inline T load_shared(unsigned address) {
   static_assert(one_access<T>);
-  return *reinterpret_cast<const T*>(emulator::table->access_shared(emulator::Access::load_shared, address, sizeof(T)));
+  return *reinterpret_cast<const T*>(
+      emulator::table->access_shared(emulator::Access::load_shared, address, sizeof(T), nullptr));
 }
 
 template <typename T>
 [[gnu::no_sanitize_address]] inline void store_shared(unsigned address, const T& value) {
   static_assert(one_access<T>);
-  *reinterpret_cast<T*>(emulator::table->access_shared(emulator::Access::store_shared, address, sizeof(T))) = value;
+  emulator::table->access_shared(emulator::Access::store_shared, address, sizeof(T), &value);
 }
 
 inline void prefetch_l2(const void*) {}
