@@ -60,11 +60,10 @@ void ldmatrix(void* const* operands) {
   Races& races = Scheduler::current().races();
   const MatrixMoveOperand& form = uniform_move(operands);
   std::uint16_t tiles[4][8][8];
-  for_each_row(operands, form.count,
-               [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
-                 races.read(thread, place, 16);
-                 std::memcpy(tiles[tile][row], place.generic(), 16);
-               });
+  for_each_row(operands, form.count, [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
+    races.read(thread, place, 16);
+    std::memcpy(tiles[tile][row], place.generic(), 16);
+  });
   for (int lane = 0; lane < 32; ++lane) {
     int rows[2], columns[2];
     positions(lane, form.transposed, rows, columns);
@@ -88,11 +87,10 @@ void stmatrix(void* const* operands) {
       tiles[tile][rows[1]][columns[1]] = static_cast<std::uint16_t>(registers[tile] >> 16);
     }
   }
-  for_each_row(operands, form.count,
-               [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
-                 races.write(thread, place, 16);
-                 std::memcpy(place.generic(), tiles[tile][row], 16);
-               });
+  for_each_row(operands, form.count, [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
+    races.write(thread, place, 16);
+    std::memcpy(place.generic(), tiles[tile][row], 16);
+  });
 }
 
 void mma(void* const* operands) {

@@ -62,7 +62,9 @@ void Races::reset(std::vector<Block>& blocks) {
   }
 }
 
-std::uint32_t Races::warpgroups_of_block() const { return (threads_of_block_ + threads_of_warpgroup - 1) / threads_of_warpgroup; }
+std::uint32_t Races::warpgroups_of_block() const {
+  return (threads_of_block_ + threads_of_warpgroup - 1) / threads_of_warpgroup;
+}
 
 std::uint32_t Races::wgmma_actor(const Thread& thread) const {
   return threads_ + static_cast<std::uint32_t>(thread.block->rank) * warpgroups_of_block() +
@@ -158,7 +160,8 @@ void Races::rewrite(const Thread& thread, const SharedPlace& place, std::size_t 
     if (writers->kind != Touch::Kind::thread || (writers->bytes & mask) != mask)
       return check_write({place.block, at * word}, word, thread.known, touch);
     Touch* slot = writers + 1;
-    while (slot + 1 < writers + ShadowMemory::writers && slot->kind != Touch::Kind::none && !same_warp(*slot, touch)) ++slot;
+    while (slot + 1 < writers + ShadowMemory::writers && slot->kind != Touch::Kind::none && !same_warp(*slot, touch))
+      ++slot;
     *slot = touch;
   });
 }

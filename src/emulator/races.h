@@ -14,8 +14,8 @@ struct SharedPlace;
 struct Thread;
 struct Warp;
 
-/// How far one actor knows every other to have come: what actor a did up to known[a] happened before. Actors are the threads
-/// of the cluster, then its warpgroups as users of wgmma, then its mbarriers as those who announce bulk copies.
+/// How far one actor knows every other to have come: what actor a did up to known[a] happened before. Actors are the
+/// threads of the cluster, then its warpgroups as users of wgmma, then its mbarriers as those who announce bulk copies.
 using Clocks = std::vector<std::uint32_t>;
 
 void join(Clocks& known, const Clocks& other);  ///< what either of them knows
@@ -45,9 +45,10 @@ struct MbarrierOrder {
   Clocks arrived, completed;
 };
 
-/// Finds two accesses to the same memory, one of them a write, that nothing orders: no barrier, mbarrier, wait or __syncwarp
-/// makes the one happen before the other. Whether they met in this schedule does not matter, so a missing barrier is found
-/// under every seed. Seen are the accesses through wrappers to shared memory, and to global memory by the threads of a block.
+/// Finds two accesses to the same memory, one of them a write, that nothing orders: no barrier, mbarrier, wait or
+/// __syncwarp makes the one happen before the other. Whether they met in this schedule does not matter, so a missing
+/// barrier is found under every seed. Seen are the accesses through wrappers to shared memory, and to global memory by the
+/// threads of a block.
 class Races {
  public:
   void reset(std::vector<Block>& blocks);
@@ -73,7 +74,8 @@ class Races {
   void finish(const Thread& thread, std::uint32_t number);
   void bulk_load_writes(const Thread& thread, const MbarrierOrder& order, const SharedPlace& place, std::size_t bytes);
   /// `known` by all four warps of the thread's warpgroup, whose `op`-th product it is. One that has waited knows for all.
-  void wgmma_reads(const Thread& thread, const Clocks& known, std::uint32_t op, const SharedPlace& place, std::size_t bytes);
+  void wgmma_reads(const Thread& thread, const Clocks& known, std::uint32_t op, const SharedPlace& place,
+                   std::size_t bytes);
   void finish_wgmma(Thread& thread, std::uint32_t ops);
 
  private:
@@ -86,7 +88,7 @@ class Races {
   std::uint32_t warpgroups_of_block() const;
   std::uint32_t wgmma_actor(const Thread& thread) const;
 
-  std::uint32_t threads_ = 0;          // of the cluster
+  std::uint32_t threads_ = 0;  // of the cluster
   std::uint32_t threads_of_block_ = 0;
   std::uint32_t actors_ = 0;
   std::vector<std::uint32_t> in_flight_;  // the thread's clock when it had waited; 0 before
