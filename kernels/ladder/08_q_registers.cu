@@ -76,6 +76,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   for (int step = 0; step < dim / 16; ++step) {
     ptx::ldmatrix_x4(Q[step], QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
   }
+  __syncwarp();  // every lane has read its rows of Q: O will take their place
 #pragma unroll 1
   for (int kv_begin = 0; kv_begin < args.seq_kv; kv_begin += block_kv) {
     __syncthreads();  // every warp is done with the previous tile

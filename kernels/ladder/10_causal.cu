@@ -65,6 +65,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   for (int step = 0; step < dim / 16; ++step) {
     ptx::ldmatrix_x4(Q[step], QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
   }
+  __syncwarp();  // every lane has read its rows of Q: O will take their place
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * block_kv;
