@@ -53,7 +53,7 @@ struct CarefulRow {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       const int d = lane + 32 * part;
-      if (d < dim) row[d] = ptx::from_float<Element>(sum[part] * factor);
+      if (d < dim) ptx::store_global(row + d, ptx::from_float<Element>(sum[part] * factor));
     }
   }
 };
