@@ -25,9 +25,9 @@ std::vector<Case> chosen_cases(const Arguments& arguments, DeviceKind device) {
   return cases;
 }
 
-/// How much of what the CPU could do at most was reached: of the read bandwidth when decoding, else of the FMA peak.
+/// How much of what the CPU could do at most was reached: of a plain loop over K and V when decoding, else of the FMA peak.
 double fraction_of_peak(const Measurement& m, const cpu::Peaks& peaks) {
-  return is_decoding(m.problem) ? m.kv_bytes_per_second() / peaks.read_bytes : m.flops_per_second() / peaks.flops;
+  return is_decoding(m.problem) ? m.of_plain_read : m.flops_per_second() / peaks.flops;
 }
 
 std::vector<std::string> row(const Measurement& m, const std::optional<cpu::Peaks>& peaks) {
@@ -125,7 +125,8 @@ const Verb bench_verb{
     "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is what\n"
     "a call needs beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
     "Repaired tiles are those that forward/sm90 had to do again with the running maximum (docs/numerics.md).\n"
-    "On the CPU the same run measures the FMA peak and the read bandwidth, and gives each speed as a part of them.\n"
+    "On the CPU the same run measures the FMA peak and gives each speed as a part of it; decoding is given as a part of\n"
+    "the speed of a plain loop over the same K and V, with which it takes turns.\n"
     "Ctrl-C stops and prints what was measured so far; --save keeps every case as soon as it is measured.\n"
     "\n"
     "Examples:\n"

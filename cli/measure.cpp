@@ -8,6 +8,7 @@
 #include "cli/gpu_clock.h"
 #include "cli/memory_meter.h"
 #include "cli/terminal.h"
+#include "cpu/peaks.h"
 
 namespace flash_attention::cli {
 namespace {
@@ -18,21 +19,34 @@ double cpu_seconds(const Workload& work, Pass pass) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-Timing time_calls(const Workload& work, Pass pass, const MeasureLimits& limits) {
+/// A plain loop over K and V.
+double plain_read_seconds(const Workload& work) {
+  const auto read = [](const Array& array) {
+    return cpu::read_seconds(array.host(), static_cast<std::int64_t>(array.bytes() / 4096 * 4096));
+  };
+  return read(work.k) + read(work.v);
+}
+
+void time_calls(const Workload& work, const MeasureLimits& limits, Measurement& result) {
   const Device device = work.options.device;
-  if (limits.max_samples == 0 || device.kind == DeviceKind::emulator) return {};
+  if (limits.max_samples == 0 || device.kind == DeviceKind::emulator) return;
   std::optional<GpuClock> gpu;
   if (device.kind == DeviceKind::cuda) gpu.emplace(device_info(device));
-  std::vector<double> samples;
+  const bool against_read = device.kind == DeviceKind::cpu && is_decoding(work.problem);
+  std::vector<double> samples, ratios;
   double total = 0;
   const auto enough = [&] {
     return total >= limits.seconds && (static_cast<int>(samples.size()) >= limits.min_samples || total >= 3);
   };
   while (static_cast<int>(samples.size()) < limits.max_samples && !enough() && !interrupted()) {
-    samples.push_back(gpu ? gpu->seconds(work.options.stream, [&] { call(work, pass); }) : cpu_seconds(work, pass));
+    const double plain = against_read ? plain_read_seconds(work) : 0;
+    samples.push_back(gpu ? gpu->seconds(work.options.stream, [&] { call(work, result.pass); })
+                          : cpu_seconds(work, result.pass));
+    ratios.push_back(plain / samples.back());
     total += samples.back();
   }
-  return to_timing(std::move(samples));
+  result.of_plain_read = to_timing(std::move(ratios)).median_s;
+  result.timing = to_timing(std::move(samples));
 }
 
 }  // namespace
@@ -115,7 +129,7 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
   if (emulated) result.counters = emulator::counters();
   if (result.device.kind == DeviceKind::cpu) result.peak_extra_bytes = meter.peak_growth_bytes();
   if (limits.check) result.accuracy = is_backward(pass) ? check_backward(work) : check_forward(work);
-  result.timing = time_calls(work, pass, limits);
+  time_calls(work, limits, result);
   return result;
 }
 

@@ -43,10 +43,11 @@ void* thread_scratch(std::size_t bytes) {
   return scratch.memory;
 }
 
-/// Of a kernel, and the memory that each thread needs for them.
+/// Of a kernel, the memory that each thread needs for them, and the rows of a block.
 struct Steps {
   const Step* first;
   std::size_t scratch_bytes;
+  int block_q;
 };
 
 class CpuKernel final : public Kernel {
@@ -59,9 +60,9 @@ class CpuKernel final : public Kernel {
       const Step& step;
       std::size_t scratch_bytes;
     };
-    const Call call = make_call(problem, plan, buffers, options);
-    const bool serial = is_small(problem);
     const Steps& steps = problem.dtype == Dtype::bfloat16 ? steps_in_bfloat16_ : steps_;
+    const Call call = make_call(problem, plan, steps.block_q, buffers, options);
+    const bool serial = is_small(problem);
     for (const Step* step = steps.first; step->count != nullptr; ++step) {
       Loop loop{call, *step, steps.scratch_bytes};
       parallel_for(
@@ -93,7 +94,9 @@ const Step* first_step(const KernelTable& table, const Plan& plan) {
   throw Error(ErrorCode::internal, "the CPU has no kernel '" + plan.kernel + "'");
 }
 
-Steps steps_of(const KernelTable& table, const Plan& plan) { return {first_step(table, plan), table.scratch_bytes}; }
+Steps steps_of(const KernelTable& table, const Plan& plan) {
+  return {first_step(table, plan), table.scratch_bytes, table.block_q};
+}
 
 }  // namespace
 

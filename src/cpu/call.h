@@ -64,6 +64,7 @@ struct Call {
   std::uint64_t seed = 0, offset = 0;
 
   int num_splits = 1;
+  int blocks_together = 1;  // blocks of rows that go over the keys together
   char* workspace = nullptr;
   std::int64_t workspace_offsets[8] = {};  // bytes; each kernel says what is where
 };
@@ -84,6 +85,7 @@ struct KernelTable {
   Step ladder_simd[2];
   Step ladder_threads[2];
   std::size_t scratch_bytes;
+  int block_q;  // query rows of a block
 
   void (*exp2)(const float* from, float* to, std::int64_t count);  // for tests; count a multiple of 16
   void (*tanh)(const float* from, float* to, std::int64_t count);

@@ -1,5 +1,6 @@
 #include "cpu/make_call.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "plan/cpu_tiles.h"
@@ -57,7 +58,7 @@ void copy_keys(const Problem& problem, const Plan& plan, const Options& options,
 
 }  // namespace
 
-Call make_call(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) {
+Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buffers& buffers, const Options& options) {
   Call call;
   call.element = element_of(problem.dtype);
   call.q = view(buffers.q, problem.q_strides, problem.packed);
@@ -116,6 +117,7 @@ Call make_call(const Problem& problem, const Plan& plan, const Buffers& buffers,
   call.offset = options.offset;
 
   call.num_splits = plan.num_splits;
+  call.blocks_together = std::max(plan.block_q / block_q, 1);
   call.workspace = static_cast<char*>(options.workspace);
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) call.workspace_offsets[i] = plan.workspace_offsets[i];
   return call;

@@ -8,7 +8,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/isa/tables.h"
-#include "cpu/thread_pool.h"
+#include "cpu/parallel.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -64,6 +64,23 @@ Peaks measure_peaks(int threads) {
     table.read(buffers[static_cast<std::size_t>(thread)].data(), bytes);
   });
   return peaks;
+}
+
+double read_seconds(const void* from, std::int64_t bytes) {
+  static constexpr std::int64_t piece = 1 << 20;
+  struct Read {
+    const KernelTable& table;
+    const char* from;
+    std::int64_t bytes;
+  } read{kernel_table(info().isa), static_cast<const char*>(from), bytes};
+  const double start = seconds();
+  parallel_for((bytes + piece - 1) / piece, false,
+               [](void* context, std::int64_t i) {
+                 const Read& all = *static_cast<const Read*>(context);
+                 all.table.read(all.from + i * piece, std::min(piece, all.bytes - i * piece));
+               },
+               &read);
+  return seconds() - start;
 }
 
 }  // namespace flash_attention::cpu

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "flash_attention/device.h"
 #include "flash_attention/export.h"
 
@@ -13,5 +15,8 @@ struct Peaks {
 
 /// Takes about a quarter of a second. The instruction set is the one that info() reports.
 FLASH_ATTENTION_API Peaks measure_peaks(int threads);
+
+/// Seconds that the library's threads need to read some memory once, a part in one piece each. A multiple of 4096 bytes.
+FLASH_ATTENTION_API double read_seconds(const void* from, std::int64_t bytes);
 
 }  // namespace flash_attention::cpu

@@ -114,7 +114,7 @@ class AmxModel : public ::testing::TestWithParam<testing::Case> {
     const testing::Case& c = GetParam();
     std::vector<char> dirt(plan_.workspace_bytes, static_cast<char>(0xff));
     const Options options{.workspace = dirt.data(), .seed = c.dropout_seed, .offset = c.dropout_offset};
-    const Call call = make_call(api::normalise(c.problem, pass), plan_, buffers, options);
+    const Call call = make_call(api::normalise(c.problem, pass), plan_, plan_.block_q, buffers, options);
     void* scratch = memory.allocate(model_table.scratch_bytes);
     for (const Step* step = steps; step->count != nullptr; ++step) {
       for (std::int64_t item = 0; item < step->count(call); ++item) step->run(call, item, scratch);

@@ -20,12 +20,17 @@
 namespace flash_attention::cpu {
 namespace {
 
-struct BackwardScratch {
-  GradientRows rows;
-  GradientTile tile;
+/// What is kept of a block of rows while the keys go by.
+struct BackwardRows {
+  GradientRows lanes;
   alignas(64) float dQt[max_head_dim * block_q];
   alignas(64) float Q[block_q * max_head_dim];  // rows of float, padded to whole vectors
   alignas(64) float dO[block_q * max_head_dim];
+};
+
+struct BackwardScratch {
+  BackwardRows rows[most_blocks];
+  GradientTile tile;
   alignas(64) float K[block_kv * max_head_dim];
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
@@ -86,31 +91,46 @@ inline void write_sink_terms(const Call& call, const RowBlock& block, const RowT
   }
 }
 
-inline void backward_block(const Call& call, const RowBlock& block, const KeyGradients& sums, BackwardScratch& scratch) {
-  scratch.rows.load_rows(call, block);
-  copy_rows(call, block, call.q, call.head_dim, scratch.Q);
-  copy_rows(call, block, call.dout, call.head_dim_v, scratch.dO);
-  if (call.dsink != nullptr) write_sink_terms(call, block, scratch.rows);
-  for (int i = 0; i < call.head_dim * block.lanes(); ++i) scratch.dQt[i] = 0;
-  for (int lane = 0; lane < block.lanes(); ++lane) scratch.factor[lane] = call.scale;
+inline void start_rows(const Call& call, const RowBlock& block, BackwardRows& rows) {
+  rows.lanes.load_rows(call, block);
+  copy_rows(call, block, call.q, call.head_dim, rows.Q);
+  copy_rows(call, block, call.dout, call.head_dim_v, rows.dO);
+  if (call.dsink != nullptr) write_sink_terms(call, block, rows.lanes);
+  for (int i = 0; i < call.head_dim * block.lanes(); ++i) rows.dQt[i] = 0;
+}
 
-  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    const Tile tile = make_tile(call, block, begin);
-    if (tile.seen == Seen::none) continue;
-    const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);
-    const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, false, scratch.V);
-    scratch.tile.compute(call, block, tile, scratch.rows, K, V);
-    add_to_keys(block, tile, scratch.tile.P, scratch.dO, call.head_dim_v, sums.dV(begin), sums.stride(), scratch.safe);
-    scratch.tile.through_softcap(call, tile.count * block.lanes());
-    add_to_keys(block, tile, scratch.tile.dS, scratch.Q, call.head_dim, sums.dK(begin), sums.stride(), scratch.safe);
-    add_to_lanes<Start::add>(block, tile, K, call.head_dim, scratch.tile.dS, scratch.dQt, scratch.safe);
+/// The five products of one tile of keys and one block.
+inline void backward_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V,
+                          const KeyGradients& sums, BackwardRows& rows, BackwardScratch& scratch) {
+  scratch.tile.compute(call, block, tile, rows.lanes, K, V);
+  add_to_keys(block, tile, scratch.tile.P, rows.dO, call.head_dim_v, sums.dV(tile.begin), sums.stride(), scratch.safe);
+  scratch.tile.through_softcap(call, tile.count * block.lanes());
+  add_to_keys(block, tile, scratch.tile.dS, rows.Q, call.head_dim, sums.dK(tile.begin), sums.stride(), scratch.safe);
+  add_to_lanes<Start::add>(block, tile, K, call.head_dim, scratch.tile.dS, rows.dQt, scratch.safe);
+}
+
+inline void backward_blocks(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
+  for (int b = 0; b < blocks.count; ++b) start_rows(call, blocks[b], scratch.rows[b]);
+  for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
+    const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
+    const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
+    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, false, scratch.V);
+    for (int b = 0; b < blocks.count; ++b) {
+      const RowBlock& block = blocks[b];
+      if (begin >= block.key_end || begin + count <= block.key_begin) continue;
+      const Tile tile(call, block, begin, count);
+      if (tile.seen != Seen::none) backward_tile(call, block, tile, K, V, sums, scratch.rows[b], scratch);
+    }
   }
-  scatter_rows(call, block, scratch.dQt, call.head_dim, scratch.factor, call.dq);
+  for (int lane = 0; lane < block_q; ++lane) scratch.factor[lane] = call.scale;
+  for (int b = 0; b < blocks.count; ++b) {
+    scatter_rows(call, blocks[b], scratch.rows[b].dQt, call.head_dim, scratch.factor, call.dq);
+  }
 }
 
 inline std::int64_t backward_items(const Call& call) { return call.batch * call.heads_kv * call.num_splits; }
 
-/// run(block, sums) for each block of rows of an item.
+/// run(blocks, sums) for the blocks of rows of an item.
 template <class Run>
 inline void for_each_block(const Call& call, std::int64_t item, Run run) {
   const std::int64_t split = item % call.num_splits;
@@ -118,15 +138,15 @@ inline void for_each_block(const Call& call, std::int64_t item, Run run) {
   const std::int64_t batch = item / call.num_splits / call.heads_kv;
   const KeyGradients sums(call, split, batch, kv_head);
   for (std::int64_t i = 0; i < KeyGradients::keys(call) * sums.stride(); ++i) sums.data[i] = 0;
-  for (std::int64_t row_block = split; row_block < blocks_per_head(call); row_block += call.num_splits) {
-    const RowBlock block(call, batch, kv_head * call.group, call.group, row_block * block_q);
-    if (block.rows > 0) run(block, sums);
+  for (std::int64_t first = split; first < blocks_per_head(call); first += call.num_splits * call.blocks_together) {
+    const BlockList blocks(call, batch, kv_head, first, call.num_splits);
+    if (blocks.count > 0) run(blocks, sums);
   }
 }
 
 inline void backward(const Call& call, std::int64_t item, void* memory) {
-  for_each_block(call, item, [&](const RowBlock& block, const KeyGradients& sums) {
-    backward_block(call, block, sums, *static_cast<BackwardScratch*>(memory));
+  for_each_block(call, item, [&](const BlockList& blocks, const KeyGradients& sums) {
+    backward_blocks(call, blocks, sums, *static_cast<BackwardScratch*>(memory));
   });
 }
 

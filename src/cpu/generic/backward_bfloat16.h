@@ -158,8 +158,8 @@ inline void round_gradients(const Call& call, const RowBlock& block, const Tile&
 
 /// All of a tile: S and dP, their gradients, and what is summed from them.
 template <class Products>
-inline void backward_tile(const Call& call, const RowBlock& block, const Tile& tile, const PackedPair& packed, int depth,
-                          const KeyGradients& sums, Bfloat16BackwardScratch& scratch) {
+inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, const Tile& tile, const PackedPair& packed,
+                                   int depth, const KeyGradients& sums, Bfloat16BackwardScratch& scratch) {
   const int lanes = block.lanes(), rows = round_up(tile.count, Products::row_unit);
   const int keys = round_up(tile.count, larger(Products::depth_unit, Products::row_unit));
   const auto scores = [&](const Half* A, int columns, const float* B, float* C) {
@@ -169,11 +169,12 @@ inline void backward_tile(const Call& call, const RowBlock& block, const Tile& t
   scores(packed.V, packed.columns_v, scratch.dO_columns, scratch.dP);
 
   float factor = query_factor(call);
-  if (call.softcap > 0 || call.alibi_slopes != nullptr || tile.seen != Seen::all) {
+  if (call.softcap > 0 || call.alibi_slopes != nullptr || !(factor > 0)) {
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
-    finish_scores(call, block, tile, scratch.S, scratch.derivative);
+    bend_scores(call, block, tile, scratch.S, scratch.derivative);
     factor = 1;
   }
+  hide_scores(call, block, tile, scratch.S);
   if (call.dropout) dropout_factors(call, block, tile, scratch.keep);
   round_gradients<Products>(call, block, tile, keys, depth, factor, scratch);
 
@@ -203,10 +204,10 @@ inline bool backward_block_bfloat16(const Call& call, RowBlock block, const KeyG
 
   Products::begin();
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    const Tile tile = make_tile(call, block, begin);
+    const Tile tile(call, block, begin);
     if (tile.seen == Seen::none) continue;
     const PackedPair packed(call, block.batch, block.kv_head, begin / block_kv);
-    backward_tile<Products>(call, block, tile, packed, depth, sums, scratch);
+    backward_tile_bfloat16<Products>(call, block, tile, packed, depth, sums, scratch);
   }
   Products::end();
   scatter_rows(call, block, scratch.dQt, call.head_dim, scratch.factor, call.dq);
@@ -215,9 +216,9 @@ inline bool backward_block_bfloat16(const Call& call, RowBlock block, const KeyG
 
 template <class Products>
 inline void backward_bfloat16(const Call& call, std::int64_t item, void* memory) {
-  for_each_block(call, item, [&](const RowBlock& block, const KeyGradients& sums) {
-    if (backward_block_bfloat16<Products>(call, block, sums, *static_cast<Bfloat16BackwardScratch*>(memory))) return;
-    backward_block(call, block, sums, *static_cast<BackwardScratch*>(memory));
+  for_each_block(call, item, [&](const BlockList& blocks, const KeyGradients& sums) {
+    if (backward_block_bfloat16<Products>(call, blocks[0], sums, *static_cast<Bfloat16BackwardScratch*>(memory))) return;
+    backward_blocks(call, blocks, sums, *static_cast<BackwardScratch*>(memory));
   });
 }
 

@@ -174,12 +174,13 @@ inline void probabilities(const Call& call, const RowBlock& block, const Tile& t
                                             .lanes = lanes});
   float factor = query_factor(call);
   const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
-  if (!plain || tile.seen != Seen::all || keys != tile.count) {
+  if (!plain || !(factor > 0)) {  // else -inf stays what it is when the softmax multiplies it
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
-    finish_scores(call, block, tile, scratch.S);
-    for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(scratch.S + i, splat(-infinity));
+    bend_scores(call, block, tile, scratch.S);
     factor = 1;
   }
+  hide_scores(call, block, tile, scratch.S);
+  for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(scratch.S + i, splat(-infinity));
   const bool moved = softmax_pairs<Products>(block, keys, factor, scratch);
   if (call.dropout) {
     apply_dropout(call, block, tile, scratch.S, scratch.keep);
@@ -207,7 +208,7 @@ inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memo
   scratch.statistics.reset();
   for (int i = 0; i < round_up(call.head_dim_v, 16) * block.lanes(); ++i) scratch.Ot[i] = 0;
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    const Tile tile = make_tile(call, block, begin);
+    const Tile tile(call, block, begin);
     if (tile.seen == Seen::none) continue;
     const PackedKeys packed(call, item.batch, item.kv_head, begin / block_kv);
     const int keys = round_up(tile.count, Products::depth_unit);

@@ -19,6 +19,7 @@ constexpr KernelTable make_bfloat16_table() {
   table.backward[2] = {finish_backward_items, finish_backward};
   table.backward[3] = {sink_items, finish_sink};
   table.scratch_bytes = larger(sizeof(Bfloat16Scratch), larger(sizeof(Bfloat16BackwardScratch), sizeof(BackwardScratch)));
+  table.block_q = block_q;
   return table;
 }
 

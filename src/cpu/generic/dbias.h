@@ -37,7 +37,7 @@ inline void add_bias_gradient(const Call& call, std::int64_t batch, int head, st
                               DbiasScratch& scratch) {
   RowBlock block(call, batch, head, 1, row_block * block_q);
   if (block.rows == 0 || block.key_begin >= begin + block_kv || block.key_end <= begin) return;
-  const Tile tile = make_tile(call, block, begin);
+  const Tile tile(call, block, begin);
   if (tile.seen == Seen::none) return;
   scratch.rows.load_rows(call, block);
   const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);

@@ -112,10 +112,7 @@ inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q
     alignas(64) float dots[vector_lanes];
     store(dots, sum_each(sum) * factor);
     FLASH_ATTENTION_UNROLL
-    for (int r = 0; r < rows; ++r) {
-      FLASH_ATTENTION_UNROLL
-      for (int j = 0; j < step; ++j) S[r * block_kv + key + j] = dots[r * step + j];
-    }
+    for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_kv + key, dots + r * step, step * sizeof(float));
   }
 }
 
@@ -234,7 +231,7 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
     NextTile next = next_tile(call, block, item.num_heads, begin + most, begin + 2 * most, lines);
     for (int h = 0; h < item.num_heads; ++h) {
       block.move_to(call, item.first_head + h);
-      const Tile tile = make_tile(call, block, begin, most);
+      const Tile tile(call, block, begin, most);
       if (tile.seen != Seen::none) decode_tile<Dots>(call, block, tile, scratch.heads[h], scratch, next);
     }
   }

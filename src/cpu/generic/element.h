@@ -40,14 +40,6 @@ struct Bfloat16 : FloatProduct {
   }
 };
 
-/// Of a boolean mask; only loaded.
-struct Boolean {
-  using Stored = std::uint8_t;
-  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
-    return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const ByteInMemory*>(from), Int), Vec);
-  }
-};
-
 /// Calls use(T{}) with the type of a bias's elements.
 template <class Use>
 FLASH_ATTENTION_INLINE void with_any_element(Element element, Use use) {

@@ -85,7 +85,10 @@ inline void scatter_rows(const Call& call, const RowBlock& block, const float* f
 /// Rows of float, one after the other; padded with 0 to `stride` columns.
 template <class T>
 inline void copy_row(const typename T::Stored* from, int columns, float* to, int stride) {
-  for (int c = 0; c < stride; c += vector_lanes) store(to + c, load_some<T>(from + c, larger(columns - c, 0)));
+  int c = 0;
+  for (; c + vector_lanes <= columns; c += vector_lanes) store(to + c, T::load(from + c));
+  if (c < columns) store(to + c, load_part<T>(from + c, columns - c)), c += vector_lanes;
+  for (; c < stride; c += vector_lanes) store(to + c, Vec{});
 }
 
 struct FloatRows {

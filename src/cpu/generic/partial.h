@@ -21,34 +21,36 @@ inline float* partial_statistics(const Call& call, std::int64_t split, std::int6
   return reinterpret_cast<float*>(call.workspace + call.workspace_offsets[1]) + (split * total_rows(call) + row) * 2;
 }
 
-/// A unit of work of forward: a block of rows and a part of the keys. Later blocks, which see more under a causal mask,
-/// come first.
+/// A unit of work of forward: some blocks of rows (call.blocks_together) and a part of the keys. Later blocks, which see
+/// more under a causal mask, come first.
 struct ForwardItem {
-  std::int64_t batch, block;
+  std::int64_t batch, first_block;
   int kv_head, split;
 
+  static std::int64_t per_head(const Call& call) { return ceil_div(blocks_per_head(call), call.blocks_together); }
+
   ForwardItem(const Call& call, std::int64_t item) {
-    const std::int64_t blocks = blocks_per_head(call);
     split = static_cast<int>(item % call.num_splits);
     item /= call.num_splits;
-    block = blocks - 1 - item % blocks;
-    item /= blocks;
+    first_block = (per_head(call) - 1 - item % per_head(call)) * call.blocks_together;
+    item /= per_head(call);
     kv_head = static_cast<int>(item % call.heads_kv);
     batch = item / call.heads_kv;
   }
 
-  RowBlock rows(const Call& call) const { return {call, batch, kv_head * call.group, call.group, block * block_q}; }
+  RowBlock rows(const Call& call) const { return {call, batch, kv_head * call.group, call.group, first_block * block_q}; }
 };
 
 inline std::int64_t forward_items(const Call& call) {
-  return call.batch * call.heads_kv * blocks_per_head(call) * call.num_splits;
+  return call.batch * call.heads_kv * ForwardItem::per_head(call) * call.num_splits;
 }
 inline std::int64_t merge_items(const Call& call) {
   return call.num_splits == 1 ? 0 : forward_items(call) / call.num_splits;
 }
 
-/// Narrows the block's keys to its part: whole tiles, as equal as they go.
-inline void take_split(const Call& call, int split, RowBlock& block) {
+/// Narrows the keys of a block, or of a list of them, to one part: whole tiles, as equal as they go.
+template <class Block>
+inline void take_split(const Call& call, int split, Block& block) {
   if (call.num_splits == 1 || block.key_end <= block.key_begin) return;
   const std::int64_t tiles = ceil_div(block.key_end - block.key_begin, block_kv);
   const std::int64_t first = tiles * split / call.num_splits, last = tiles * (split + 1) / call.num_splits;

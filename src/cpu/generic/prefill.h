@@ -19,48 +19,68 @@
 namespace flash_attention::cpu {
 namespace {
 
-struct PrefillScratch {
+/// What is kept of a block of rows while the keys go by.
+struct PrefillRows {
   alignas(64) float Qt[max_head_dim * block_q];
   alignas(64) float Ot[max_head_dim * block_q];
+  Statistics statistics;
+  bool started;  // Ot holds sums
+
+  void start(const Call& call, const RowBlock& block) {
+    gather_rows(call, block, call.q, call.head_dim, query_factor(call), Qt);
+    statistics.reset();
+    started = false;
+  }
+};
+
+struct PrefillScratch {
+  PrefillRows rows[most_blocks];
   alignas(64) float S[block_kv * block_q];
   alignas(64) float keep[block_kv * block_q];
   alignas(64) float K[block_kv * max_head_dim];
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
-  Statistics statistics;
 };
+
+/// One tile of keys for one block.
+inline void prefill_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V,
+                         PrefillRows& rows, PrefillScratch& scratch) {
+  score_tile(call, block, tile, K, rows.Qt, scratch.S);
+  softmax_tile(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
+  if (call.dropout) apply_dropout(call, block, tile, scratch.S, scratch.keep);
+  if (rows.started) {
+    add_to_lanes<Start::rescale>(block, tile, V, call.head_dim_v, scratch.S, rows.Ot, scratch.safe, scratch.rescale);
+  } else {
+    add_to_lanes<Start::zero>(block, tile, V, call.head_dim_v, scratch.S, rows.Ot, scratch.safe);
+  }
+  rows.started = true;
+}
 
 inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   PrefillScratch& scratch = *static_cast<PrefillScratch*>(memory);
   const ForwardItem item(call, item_idx);
-  RowBlock block = item.rows(call);
-  if (block.rows == 0) return;
-  take_split(call, item.split, block);
-
-  gather_rows(call, block, call.q, call.head_dim, query_factor(call), scratch.Qt);
-  scratch.statistics.reset();
-  bool first = true;
-  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    const Tile tile = make_tile(call, block, begin);
-    if (tile.seen == Seen::none) continue;
-    const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);
-    score_tile(call, block, tile, K, scratch.Qt, scratch.S);
-    softmax_tile(block, tile, scratch.S, scratch.statistics, scratch.rescale);
-    if (call.dropout) apply_dropout(call, block, tile, scratch.S, scratch.keep);
-    const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, false, scratch.V);
-    if (first) {
-      add_to_lanes<Start::zero>(block, tile, V, call.head_dim_v, scratch.S, scratch.Ot, scratch.safe);
-    } else {
-      add_to_lanes<Start::rescale>(block, tile, V, call.head_dim_v, scratch.S, scratch.Ot, scratch.safe, scratch.rescale);
+  BlockList blocks(call, item.batch, item.kv_head, item.first_block, 1);
+  take_split(call, item.split, blocks);
+  for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b]);
+  for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
+    const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
+    const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
+    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, false, scratch.V);
+    for (int b = 0; b < blocks.count; ++b) {
+      const RowBlock& block = blocks[b];
+      if (begin >= block.key_end || begin + count <= block.key_begin) continue;
+      const Tile tile(call, block, begin, count);
+      if (tile.seen != Seen::none) prefill_tile(call, block, tile, K, V, scratch.rows[b], scratch);
     }
-    first = false;
   }
-  if (first) {
-    for (int i = 0; i < call.head_dim_v * block.lanes(); ++i) scratch.Ot[i] = 0;
+  for (int b = 0; b < blocks.count; ++b) {
+    PrefillRows& rows = scratch.rows[b];
+    if (!rows.started) {
+      for (int i = 0; i < call.head_dim_v * blocks[b].lanes(); ++i) rows.Ot[i] = 0;
+    }
+    write_block(call, blocks[b], item.split, rows.statistics, rows.Ot, scratch.rescale);
   }
-
-  write_block(call, block, item.split, scratch.statistics, scratch.Ot, scratch.rescale);
 }
 
 }  // namespace

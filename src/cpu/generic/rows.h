@@ -11,6 +11,7 @@ namespace flash_attention::cpu {
 namespace {
 
 constexpr int max_head_dim = plan::cpu_max_head_dim;
+constexpr int most_blocks = 2;  // that go over the keys together
 constexpr int block_vectors = block_q / vector_lanes;
 
 template <class T>
@@ -123,6 +124,32 @@ struct RowBlock {
 
 /// Blocks of stacked rows for one key head of one batch entry.
 inline std::int64_t blocks_per_head(const Call& call) { return ceil_div(call.seq_q * call.group, block_q); }
+
+/// Blocks of one key head that go over the keys together (call.blocks_together), so that a tile of keys that comes from far
+/// away serves them all.
+struct BlockList {
+  RowBlock blocks[most_blocks];
+  int count = 0;
+  std::int64_t key_begin = 0, key_end = 0;  // seen by any block
+
+  /// Block `first` and those that follow at a distance of `step`.
+  BlockList(const Call& call, std::int64_t batch, int kv_head, std::int64_t first, std::int64_t step)
+      : blocks{block_at(call, batch, kv_head, first, step, 0), block_at(call, batch, kv_head, first, step, 1)} {
+    for (; count < most_blocks && blocks[count].rows > 0; ++count) {
+      const RowBlock& block = blocks[count];
+      key_begin = count == 0 ? block.key_begin : smaller(key_begin, block.key_begin);
+      key_end = larger(key_end, block.key_end);
+    }
+  }
+  const RowBlock& operator[](int idx) const { return blocks[idx]; }
+
+ private:
+  static RowBlock block_at(const Call& call, std::int64_t batch, int kv_head, std::int64_t first, std::int64_t step,
+                           int idx) {
+    const std::int64_t block = idx < call.blocks_together ? first + idx * step : blocks_per_head(call);
+    return {call, batch, kv_head * call.group, call.group, block * block_q};
+  }
+};
 
 }  // namespace
 }  // namespace flash_attention::cpu

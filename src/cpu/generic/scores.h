@@ -6,62 +6,14 @@
 #include "cpu/generic/lanes.h"
 #include "cpu/generic/math.h"
 #include "cpu/generic/multiply.h"
+#include "cpu/generic/tile.h"
 
 namespace flash_attention::cpu {
 namespace {
 
-enum class Seen { none, some, all };
-
-/// The keys [begin, begin + count) for one block.
-struct Tile {
-  std::int64_t begin;
-  int count;
-  Seen seen;
-  bool weighted;  // every row has a say in every key: nothing is hidden, nothing dropped
-};
-
 /// What Q is multiplied by when it is packed: softcap wants its argument, all else the score.
 FLASH_ATTENTION_INLINE float query_factor(const Call& call) {
   return call.softcap > 0 ? call.scale / call.softcap : call.scale * log2_e;
-}
-
-FLASH_ATTENTION_INLINE const std::uint8_t* mask_row(const Call& call, const RowBlock& block, int lane) {
-  return reinterpret_cast<const std::uint8_t*>(call.mask.data) + block.batch * call.mask.batch_stride +
-         block.head[lane] * call.mask.head_stride + block.query[lane] * call.mask.q_stride;
-}
-
-inline Seen seen_through_mask(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
-  Byte lowest = Byte{} - 1, highest{};
-  for (int lane = 0; lane < block.rows; ++lane) {
-    const std::uint8_t* row = mask_row(call, block, lane) + begin;
-    for (int j = 0; j < count; j += vector_lanes) {
-      Byte values;
-      if (j + vector_lanes <= count) {
-        values = *reinterpret_cast<const ByteInMemory*>(row + j);
-      } else {
-        for (int i = 0; i < vector_lanes; ++i) values[i] = row[smaller(j + i, count - 1)];
-      }
-      lowest = lowest < values ? lowest : values;
-      highest = highest > values ? highest : values;
-    }
-  }
-  bool any = false, all = true;
-  for (int lane = 0; lane < vector_lanes; ++lane) {
-    any = any || highest[lane] != 0;
-    all = all && lowest[lane] != 0;
-  }
-  return all ? Seen::all : any ? Seen::some : Seen::none;
-}
-
-inline Tile make_tile(const Call& call, const RowBlock& block, std::int64_t begin, int most = block_kv) {
-  const int count = static_cast<int>(smaller<std::int64_t>(most, block.key_end - begin));
-  const bool full = begin >= block.full_begin && begin + count <= block.full_end;
-  Seen seen = full ? Seen::all : Seen::some;
-  if (call.mask.data != nullptr) {
-    const Seen mask = seen_through_mask(call, block, begin, count);
-    seen = mask == Seen::all ? seen : mask;
-  }
-  return {begin, count, seen, seen == Seen::all && !call.dropout};
 }
 
 /// Calls use(key, v, values) with values = row_of(lane)[key] of the keys of a tile, a vector of lanes each.
@@ -138,23 +90,39 @@ inline void apply_range(const RowBlock& block, const Tile& tile, float* S) {
   }
 }
 
-inline void apply_mask(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
-  const auto row_of = [&](int lane) { return mask_row(call, block, lane); };
-  for_each_score<Boolean>(block, tile, row_of, [&](int key, int v, Vec visible) {
-    float* s = S + (key * block.vectors + v) * vector_lanes;
-    store(s, select(visible != 0.0f, load(s), splat(-infinity)));
-  });
+/// Hides what the boolean mask does not show.
+inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
+  for (int first = 0; first < tile.count; first += 32) {
+    const int keys = smaller(tile.count - first, 32);
+    for (int v = 0; v < block.vectors; ++v) {
+      const Uint bits = (Uint)load(reinterpret_cast<const std::int32_t*>(tile.mask.keys[first / 32]) + v * vector_lanes);
+      for (int key = 0; key < keys; ++key) {
+        float* s = S + ((first + key) * block.vectors + v) * vector_lanes;
+        store(s, select((bits & (1u << key)) != 0, load(s), splat(-infinity)));
+      }
+    }
+  }
 }
 
-/// All of it. S[tile.count][block.lanes()]; derivative is that of softcap, may be null.
-inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S,
-                          float* derivative = nullptr) {
+/// Softcap, bias and ALiBi. derivative is that of softcap, may be null.
+inline void bend_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr) {
   if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, derivative);
   if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
   if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);
+}
+
+/// Hides what is not seen.
+inline void hide_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
   if (tile.seen == Seen::all) return;
   apply_range(block, tile, S);
-  if (call.mask.data != nullptr) apply_mask(call, block, tile, S);
+  if (call.mask.data != nullptr) apply_mask(block, tile, S);
+}
+
+/// All of it. S[tile.count][block.lanes()].
+inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S,
+                          float* derivative = nullptr) {
+  bend_scores(call, block, tile, S, derivative);
+  hide_scores(call, block, tile, S);
 }
 
 /// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q.

@@ -50,14 +50,14 @@ inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* r
   }
 }
 
-inline void softmax_tile(const RowBlock& block, const Tile& tile, float* S, Statistics& statistics, float* rescale) {
+inline void softmax_tile(const RowBlock& block, int keys, float* S, Statistics& statistics, float* rescale) {
   switch (block.vectors) {
     case 1:
-      return softmax_tile_of<1>(tile.count, S, statistics, rescale);
+      return softmax_tile_of<1>(keys, S, statistics, rescale);
     case 2:
-      return softmax_tile_of<2>(tile.count, S, statistics, rescale);
+      return softmax_tile_of<2>(keys, S, statistics, rescale);
     default:
-      return softmax_tile_of<block_vectors>(tile.count, S, statistics, rescale);
+      return softmax_tile_of<block_vectors>(keys, S, statistics, rescale);
   }
 }
 

@@ -27,7 +27,7 @@ inline RowBlock standard_rows(const Call& call, std::int64_t item) {
 }
 
 inline Tile standard_tile(const Call& call, const RowBlock& block, std::int64_t begin) {
-  Tile tile = make_tile(call, block, begin);
+  Tile tile(call, block, begin);
   if (tile.seen == Seen::none) tile.seen = Seen::some;
   return tile;
 }
@@ -39,25 +39,26 @@ inline void for_each_tile(const Call& call, const RowBlock& block, Use use) {
 
 inline void standard_scores(const Call& call, std::int64_t item, void* memory) {
   PrefillScratch& scratch = *static_cast<PrefillScratch*>(memory);
+  PrefillRows& rows = scratch.rows[0];
   const RowBlock block = standard_rows(call, item);
   if (block.rows == 0) return;
-  gather_rows(call, block, call.q, call.head_dim, query_factor(call), scratch.Qt);
+  gather_rows(call, block, call.q, call.head_dim, query_factor(call), rows.Qt);
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
-    score_tile(call, block, tile, K, scratch.Qt, score_matrix(call, 0, item) + tile.begin * block.lanes());
+    score_tile(call, block, tile, K, rows.Qt, score_matrix(call, 0, item) + tile.begin * block.lanes());
   });
 }
 
 inline void standard_softmax(const Call& call, std::int64_t item, void* memory) {
   PrefillScratch& scratch = *static_cast<PrefillScratch*>(memory);
+  PrefillRows& rows = scratch.rows[0];
   const RowBlock block = standard_rows(call, item);
   if (block.rows == 0) return;
   float* P = score_matrix(call, 0, item);
-  scratch.statistics.reset();
-  softmax_tile(block, {0, static_cast<int>(block.key_end), Seen::some, false}, P, scratch.statistics, scratch.rescale);
+  rows.statistics.reset();
+  softmax_tile(block, static_cast<int>(block.key_end), P, rows.statistics, scratch.rescale);
   for (int lane = 0; lane < block.lanes(); ++lane) {
-    const RowResult result =
-        finish_row(call, block, lane, scratch.statistics.row_max[lane], scratch.statistics.row_sum[lane]);
+    const RowResult result = finish_row(call, block, lane, rows.statistics.row_max[lane], rows.statistics.row_sum[lane]);
     scratch.rescale[lane] = result.factor;
     write_lse(call, block, lane, result.lse);
   }
@@ -74,29 +75,31 @@ inline void standard_softmax(const Call& call, std::int64_t item, void* memory) 
 
 inline void standard_values(const Call& call, std::int64_t item, void* memory) {
   PrefillScratch& scratch = *static_cast<PrefillScratch*>(memory);
+  PrefillRows& rows = scratch.rows[0];
   const RowBlock block = standard_rows(call, item);
   if (block.rows == 0) return;
-  for (int i = 0; i < call.head_dim_v * block.lanes(); ++i) scratch.Ot[i] = 0;
+  for (int i = 0; i < call.head_dim_v * block.lanes(); ++i) rows.Ot[i] = 0;
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
     add_to_lanes<Start::add>(block, tile, V, call.head_dim_v, score_matrix(call, 0, item) + tile.begin * block.lanes(),
-                             scratch.Ot, scratch.safe);
+                             rows.Ot, scratch.safe);
   });
   for (int lane = 0; lane < block.lanes(); ++lane) scratch.rescale[lane] = 1;
-  scatter_rows(call, block, scratch.Ot, call.head_dim_v, scratch.rescale, call.out);
+  scatter_rows(call, block, rows.Ot, call.head_dim_v, scratch.rescale, call.out);
 }
 
 /// P and dS of a block, whole.
 inline void standard_score_gradients(const Call& call, std::int64_t item, void* memory) {
   BackwardScratch& scratch = *static_cast<BackwardScratch*>(memory);
+  BackwardRows& rows = scratch.rows[0];
   const RowBlock block = standard_rows(call, item);
   if (block.rows == 0) return;
-  scratch.rows.load_rows(call, block);
-  if (call.dsink != nullptr) write_sink_terms(call, block, scratch.rows);
+  rows.lanes.load_rows(call, block);
+  if (call.dsink != nullptr) write_sink_terms(call, block, rows.lanes);
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
     const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
-    scratch.tile.compute(call, block, tile, scratch.rows, K, V);
+    scratch.tile.compute(call, block, tile, rows.lanes, K, V);
     scratch.tile.through_softcap(call, tile.count * block.lanes());
     const std::int64_t at = tile.begin * block.lanes();
     for (int i = 0; i < tile.count * block.lanes(); i += vector_lanes) {
@@ -108,16 +111,17 @@ inline void standard_score_gradients(const Call& call, std::int64_t item, void* 
 
 inline void standard_dq(const Call& call, std::int64_t item, void* memory) {
   BackwardScratch& scratch = *static_cast<BackwardScratch*>(memory);
+  BackwardRows& rows = scratch.rows[0];
   const RowBlock block = standard_rows(call, item);
   if (block.rows == 0) return;
-  for (int i = 0; i < call.head_dim * block.lanes(); ++i) scratch.dQt[i] = 0;
+  for (int i = 0; i < call.head_dim * block.lanes(); ++i) rows.dQt[i] = 0;
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
     add_to_lanes<Start::add>(block, tile, K, call.head_dim, score_matrix(call, 1, item) + tile.begin * block.lanes(),
-                             scratch.dQt, scratch.safe);
+                             rows.dQt, scratch.safe);
   });
   for (int lane = 0; lane < block.lanes(); ++lane) scratch.factor[lane] = call.scale;
-  scatter_rows(call, block, scratch.dQt, call.head_dim, scratch.factor, call.dq);
+  scatter_rows(call, block, rows.dQt, call.head_dim, scratch.factor, call.dq);
 }
 
 inline std::int64_t standard_key_items(const Call& call) {
@@ -127,6 +131,7 @@ inline std::int64_t standard_key_items(const Call& call) {
 /// dK and dV of a tile of keys: P and dS of all blocks of rows, read once more.
 inline void standard_dkv(const Call& call, std::int64_t item, void* memory) {
   BackwardScratch& scratch = *static_cast<BackwardScratch*>(memory);
+  BackwardRows& rows = scratch.rows[0];
   const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), head_idx = item / tiles, begin = item % tiles * block_kv;
   const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
   float *dK = scratch.K, *dV = scratch.V;
@@ -138,11 +143,10 @@ inline void standard_dkv(const Call& call, std::int64_t item, void* memory) {
     if (block.rows == 0 || begin >= block.key_end) continue;
     const Tile tile = standard_tile(call, block, begin);
     const std::int64_t at = begin * block.lanes();
-    copy_rows(call, block, call.q, call.head_dim, scratch.Q);
-    copy_rows(call, block, call.dout, call.head_dim_v, scratch.dO);
-    add_to_keys(block, tile, score_matrix(call, 0, block_item) + at, scratch.dO, call.head_dim_v, dV, columns_v,
-                scratch.safe);
-    add_to_keys(block, tile, score_matrix(call, 1, block_item) + at, scratch.Q, call.head_dim, dK, columns, scratch.safe);
+    copy_rows(call, block, call.q, call.head_dim, rows.Q);
+    copy_rows(call, block, call.dout, call.head_dim_v, rows.dO);
+    add_to_keys(block, tile, score_matrix(call, 0, block_item) + at, rows.dO, call.head_dim_v, dV, columns_v, scratch.safe);
+    add_to_keys(block, tile, score_matrix(call, 1, block_item) + at, rows.Q, call.head_dim, dK, columns, scratch.safe);
   }
   const Sequence sequence(call, head_idx / call.heads_kv);
   const int keys = static_cast<int>(larger<std::int64_t>(smaller<std::int64_t>(block_kv, sequence.kv_rows - begin), 0));

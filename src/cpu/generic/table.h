@@ -72,6 +72,7 @@ constexpr KernelTable make_table() {
       .ladder_threads = {{c3_threads::items, c3_threads::attention}},
       .scratch_bytes = largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
                                largest(sizeof(BackwardScratch), sizeof(DbiasScratch))),
+      .block_q = block_q,
       .exp2 = map<exp2>,
       .tanh = map<tanh>,
       .multiply_add = multiply_add,

@@ -40,12 +40,25 @@ FLASH_ATTENTION_INLINE void transpose(Vec (&square)[vector_lanes]) {
   if constexpr (2 * d < vector_lanes) transpose<2 * d>(square);
 }
 
-/// Lane v of the result is the sum of the lanes of square[v]. Overwrites the square.
+/// Lanes without bit d of x, and those with it of y.
+template <int d, int... lane>
+FLASH_ATTENTION_INLINE Vec straight(Vec x, Vec y, LaneList<lane...>) {
+  return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane : vector_lanes + lane)...);
+}
+
+/// What straight leaves out, each beside its partner: lanes with bit d of x moved down, and those without it of y moved up.
+template <int d, int... lane>
+FLASH_ATTENTION_INLINE Vec crossed(Vec x, Vec y, LaneList<lane...>) {
+  return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane + d : vector_lanes + lane - d)...);
+}
+
+/// Lane v of the result is the sum of the lanes of square[v]. Overwrites the square. (A straight selection costs less than
+/// a shuffle, so this is not a transpose with a sum.)
 template <int d = 1>
 FLASH_ATTENTION_INLINE Vec sum_each(Vec (&square)[vector_lanes]) {
   FLASH_ATTENTION_UNROLL
   for (int v = 0; v < vector_lanes; v += 2 * d) {
-    square[v] = lower_halves<d>(square[v], square[v + d], Lanes{}) + upper_halves<d>(square[v], square[v + d], Lanes{});
+    square[v] = straight<d>(square[v], square[v + d], Lanes{}) + crossed<d>(square[v], square[v + d], Lanes{});
   }
   if constexpr (2 * d < vector_lanes) {
     return sum_each<2 * d>(square);

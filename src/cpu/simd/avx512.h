@@ -31,5 +31,11 @@ FLASH_ATTENTION_INLINE Short float_to_float16(Vec x) {
   return (Short)_mm512_maskz_cvtps_ph(all_lanes, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+/// Bit i: whether byte i of 32 is not 0.
+FLASH_ATTENTION_INLINE std::uint32_t nonzero_bytes(const std::uint8_t* from) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm256_test_epi8_mask(bytes, bytes);
+}
+
 }  // namespace
 }  // namespace flash_attention::cpu

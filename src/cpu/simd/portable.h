@@ -19,5 +19,18 @@ FLASH_ATTENTION_INLINE Vec scale_by_power(Vec mantissa, Vec exponent, Vec x) {
   return select(x < -126.0f, Vec{}, (Vec)shifted);
 }
 
+/// Bit i: whether byte i of 32 is not 0.
+FLASH_ATTENTION_INLINE std::uint32_t nonzero_bytes(const std::uint8_t* from) {
+  constexpr std::uint64_t low_bits = 0x7f7f7f7f7f7f7f7fu, gather = 0x0102040810204080u;  // bit 8 * i to bit 56 + i
+  std::uint32_t result = 0;
+  for (int i = 0; i < 32; i += 8) {
+    std::uint64_t bytes;
+    __builtin_memcpy(&bytes, from + i, 8);
+    const std::uint64_t ones = ((((bytes & low_bits) + low_bits) | bytes) & ~low_bits) >> 7;
+    result |= static_cast<std::uint32_t>((ones * gather) >> 56) << i;
+  }
+  return result;
+}
+
 }  // namespace
 }  // namespace flash_attention::cpu

@@ -20,13 +20,11 @@ using Vec = float __attribute__((vector_size(4 * vector_lanes)));
 using Int = std::int32_t __attribute__((vector_size(4 * vector_lanes)));
 using Uint = std::uint32_t __attribute__((vector_size(4 * vector_lanes)));
 using Short = std::uint16_t __attribute__((vector_size(2 * vector_lanes)));
-using Byte = std::uint8_t __attribute__((vector_size(vector_lanes)));
 
 // The same in memory: any alignment, any declared type. (Clang heeds `aligned` only behind the new name.)
 using VecInMemory __attribute__((aligned(1), may_alias)) = Vec;
 using IntInMemory __attribute__((aligned(1), may_alias)) = Int;
 using ShortInMemory __attribute__((aligned(1), may_alias)) = Short;
-using ByteInMemory __attribute__((aligned(1), may_alias)) = Byte;
 
 FLASH_ATTENTION_INLINE Vec load(const float* from) { return *reinterpret_cast<const VecInMemory*>(from); }
 FLASH_ATTENTION_INLINE Int load(const std::int32_t* from) { return *reinterpret_cast<const IntInMemory*>(from); }
