@@ -1,0 +1,48 @@
+#include <gtest/gtest.h>
+
+#include "cpu/backend.h"
+#include "plan/kernel_table.h"
+#include "support/contract.h"
+
+// What the small problems of the contract do not reach: blocks of rows that go over the keys together, and copied keys.
+
+namespace flash_attention::testing {
+namespace {
+
+/// K and V of a head are 266 KB as float, and each thread has many blocks of rows; the last pair of a head is not whole.
+Case far_keys(const char* name, Dtype dtype) {
+  const DeviceInfo device = cpu::info();
+  const std::int64_t block = plan::cpu_block_q(device.isa);
+  Case c;
+  c.name = name;
+  c.problem = {.seq_q = 2 * block + 5, .seq_kv = 137, .head_dim = 256, .dtype = dtype};
+  c.problem.heads_q = c.problem.heads_kv = (16 * device.threads + 2) / 3 + 1;
+  return c;
+}
+
+std::vector<Case> far_keys_cases() {
+  Case causal = far_keys("causal", Dtype::float16);  // converted once for both blocks
+  causal.problem.causal = true;
+  Case window = far_keys("window", Dtype::float32);  // the second block of a pair begins later than the first
+  window.problem.window_left = 20;
+  window.problem.window_right = 0;
+  Case mask = far_keys("mask", Dtype::float32);
+  mask.problem.mask = {.present = true, .q_stride = mask.problem.seq_kv};
+  mask.nan_value = 70;
+  return {far_keys("full", Dtype::float32), causal, window, mask};
+}
+
+class FarKeys : public ::testing::TestWithParam<Case> {};
+
+TEST_P(FarKeys, TwoBlocksGoTogether) {
+  const DeviceInfo device = cpu::info();
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    EXPECT_EQ(make_plan(GetParam().problem, pass, device).block_q, 2 * plan::cpu_block_q(device.isa));
+    check(GetParam(), {.pass = pass});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FarKeys, ::testing::ValuesIn(far_keys_cases()), case_name);
+
+}  // namespace
+}  // namespace flash_attention::testing
