@@ -109,16 +109,14 @@ struct QueryWorker {
   QueryStorage<config>& shared;
   const int warpgroup;
   const int thread;         // in the warpgroup
-  unsigned tasks = 0;       // before this one that had tiles
-  unsigned first_tile = 0;  // tiles before this task
+  unsigned walked = 0;  // before this task: twice the tiles, and whether the tasks that had tiles are odd in number
 
   __device__ __forceinline__ void run() {
     shared.tasks.follow(query_tasks<config>(args).count(), [&](int task_idx) {
       const QueryTask<config> task(args, task_idx);
       if (task.q_begin >= task.sequence.rows_q) return;
       make_dQ(task);
-      first_tile += task.tiles.end - task.tiles.begin;
-      tasks += task.tiles.begin < task.tiles.end;
+      if (task.tiles.begin < task.tiles.end) walked = walked + 2 * (task.tiles.end - task.tiles.begin) ^ 1;
     });
   }
 
@@ -167,6 +165,8 @@ struct QueryWorker {
       lse2[r] = exists ? workspace<float>(args, workspace_lse2)[padded + row + 8 * r] : tile::infinity;
       delta[r] = exists ? workspace<float>(args, workspace_delta)[padded + row + 8 * r] : 0;
     }
+    // The addresses of a bias take the registers of dP: there it comes after P, not under it.
+    constexpr bool late_dP = config.features.bias && S::width > 128;
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
 #pragma unroll
@@ -184,8 +184,8 @@ struct QueryWorker {
                   2 * (lane % 4), edge_at(tile_idx), {false, false}};
     };
     using Storage = QueryStorage<config>;
-    const auto turn_K = [&](unsigned tile) { return Turn<Storage::slots_K>(first_tile + tile); };
-    const auto turn_V = [&](unsigned tile) { return Turn<Storage::slots_V>(first_tile + tile); };
+    const auto turn_K = [&](unsigned tile) { return Turn<Storage::slots_K>(walked / 2 + tile); };
+    const auto turn_V = [&](unsigned tile) { return Turn<Storage::slots_V>(walked / 2 + tile); };
     const auto issue_S = [&](unsigned tile, int fresh) {
       const auto turn = turn_K(tile);
       ptx::mbarrier_wait(shared.K_full[turn.slot], turn.parity);  // K has landed
@@ -222,7 +222,7 @@ struct QueryWorker {
     const auto make_dS = [&](unsigned tile) {
       const Math math = math_of(task.tiles.begin + static_cast<int>(tile));
       typename Math::Marks marks;
-      ptx::wgmma_wait<1>();  // S is there; dP may still run
+      ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is there; dP may still run
       ptx::wgmma_pin(scores);
       math.probabilities(
           scores, marks,
@@ -230,6 +230,7 @@ struct QueryWorker {
             return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]};
           },
           [](int, float, float) {});
+      if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dP);
       release(shared.V_free[turn_V(tile).slot]);
@@ -246,13 +247,13 @@ struct QueryWorker {
       const tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
       const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the walk
       const unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
-      ptx::mbarrier_wait(shared.Q_full, tasks & 1);   // Q has landed
-      ptx::mbarrier_wait(shared.dO_full, tasks & 1);  // dO has landed
+      ptx::mbarrier_wait(shared.Q_full, walked & 1);   // Q has landed
+      ptx::mbarrier_wait(shared.dO_full, walked & 1);  // dO has landed
       if (first < end) {
         pass(0, first);
         int fresh = ptx::registers_fresh(0);
         issue_S(first, fresh);
-        issue_dP(first, fresh);
+        if constexpr (!late_dP) issue_dP(first, fresh);
         make_dS(first);
 #pragma unroll 1
         for (unsigned tile = first + 1; tile < end; ++tile) {
@@ -263,7 +264,7 @@ struct QueryWorker {
           ptx::wgmma_pin(dQ);
           ptx::wgmma_pin(dS);
           release(shared.K_free[turn_K(tile - 1).slot]);
-          issue_dP(tile, fresh);
+          if constexpr (!late_dP) issue_dP(tile, fresh);
           make_dS(tile);
         }
         issue_dQ(end - 1, ptx::registers_fresh(0));
