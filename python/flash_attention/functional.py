@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from flash_attention import _core
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
@@ -13,8 +11,34 @@ if TYPE_CHECKING:
 _LAYOUTS = {"bshd": False, "bhsd": True}
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
 
-# Which module runs the tensors of which library: its run(tensors, scalars, seed, offset, return_lse).
-_LIBRARIES = {"torch": "torch_autograd", "numpy": "arrays", "cupy": "arrays", "jax": "jax", "jaxlib": "jax"}
+
+# Import statements, which torch.compile can follow: a compiled function may be the first to come here.
+def _run_of_torch():
+    from flash_attention.torch_autograd import run
+
+    return run
+
+
+def _run_of_arrays():
+    from flash_attention.arrays import run
+
+    return run
+
+
+def _run_of_jax():
+    from flash_attention.jax import run
+
+    return run
+
+
+# Which function runs the tensors of which library: run(tensors, scalars, seed, offset, return_lse).
+_LIBRARIES = {
+    "torch": _run_of_torch,
+    "numpy": _run_of_arrays,
+    "cupy": _run_of_arrays,
+    "jax": _run_of_jax,
+    "jaxlib": _run_of_jax,
+}
 _runs = {}
 
 # The short way, _core.attend: for this type, where nothing traces. Set by torch_autograd, which knows torch.
@@ -230,9 +254,9 @@ def _run_of(q):
 
 def _find_run(q):
     for base in type(q).__mro__:
-        module = _LIBRARIES.get(base.__module__.partition(".")[0])
-        if module is not None:
-            run = import_module(f"flash_attention.{module}").run
+        library = base.__module__.partition(".")[0]
+        if library in _LIBRARIES:
+            run = _LIBRARIES[library]()
             _runs[type(q)] = run
             return run
     raise TypeError(f"q: expected a tensor of torch, NumPy, CuPy or JAX, got {type(q).__name__}")

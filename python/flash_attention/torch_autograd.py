@@ -34,6 +34,9 @@ def run(tensors, scalars, seed, offset, return_lse):
         if torch.are_deterministic_algorithms_enabled():
             scalars = (*scalars[:9], True, *scalars[10:])
         eager = type(q) is functional.eager_type and not functional.is_tracing() and _function_transform() is None
+        if not eager:  # torch.compile wants each tensor once
+            k = k.view_as(k) if k is q else k
+            v = v.view_as(v) if v is q or v is tensors[1] else v
         out, lse = (_apply_attention if eager else Attention.apply)(q, k, v, scalars, seed, offset, *extras)
     else:
         out, lse, _ = torch_ops.forward((q, k, v, *(extras or _NO_EXTRAS)), scalars, seed, offset, return_lse)

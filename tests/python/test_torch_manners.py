@@ -1,6 +1,8 @@
 """How the ops behave among torch's own: tracing, export, autocast, checkpointing, misuse."""
 
 import inspect
+import subprocess
+import sys
 
 import flash_attention
 import pytest
@@ -61,6 +63,17 @@ def test_compile_with_bias_mask_and_sink(device):
     traced = torch.autograd.grad(torch.compile(step, fullgraph=True, backend="aot_eager")(*inputs), inputs)
     for a, b in zip(eager, traced, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("call", ["attention(q, q, q)", "FlashAttention()(q, q, q)", "flash_attn.flash_attn_func(q, q, q)"])
+def test_a_compiled_call_may_be_the_first(call):
+    program = (
+        "import torch; from flash_attention import FlashAttention, attention, flash_attn\n"
+        f"step = torch.compile(lambda q: {call}.sum(), fullgraph=True, backend='aot_eager')\n"
+        "step(torch.randn(1, 8, 2, 16, requires_grad=True)).backward()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_compile_packed(device):
