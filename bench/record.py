@@ -34,7 +34,7 @@ REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_f
 SPEED = ["benchmark_speed.py", "--seconds", "0.03", "--warmup", "0.01"]
 MEMORY = ["benchmark_memory.py"]
 REPORT_SECONDS = 5
-MASKS = (False, True)
+WARM_LENGTHS = (512, 2048, 16384)  # a short, a longer and a long one, where choices change
 FLEX_LENGTHS = (4096, 16384)  # each takes seconds to compile
 SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
 
@@ -62,24 +62,27 @@ SHORT = {
 }
 
 
-def compile_kernels(name, lengths, head_dim, causal):
+def compile_kernels(name, problems):
     """Calls an entry forward and backward, so that what it compiles is in the caches of the disk."""
     entry = baselines.all_baselines()[name]
-    for seq in lengths:
-        case = cases.Case(16384 // seq, seq, 2048 // head_dim, head_dim, causal=causal)
+    for case in problems:
         q, k, v, grad = baselines.inputs(case, entry, "cuda", True)
         torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad)
     torch.cuda.synchronize()
 
 
 def warm(stages, seconds):
-    """Side by side, so that the timed stages find everything ready. Ours and Triton's kernels change with head_dim, mask
-    and whether a sequence is long; FlexAttention's with every shape."""
+    """Side by side, so that the timed stages find everything ready. Ours and Triton's kernels change with head_dim, mask,
+    groups of heads and whether a sequence is long; FlexAttention's with every shape."""
     work = []
     if set(stages) & {"paper", "seq_sweep", "gqa", "packed", "gpt3"}:
-        work += [(name, (512, 2048, 16384), d, c) for name in ("triton", "ours") for d in (64, 128, 256) for c in MASKS]
+        kinds = {(case.head_dim, case.causal) for case in cases.paper()}
+        sets = [[c for c in cases.paper() if (c.head_dim, c.causal) == kind and c.seq in WARM_LENGTHS] for kind in kinds]
+        sets += [[case] for case in cases.gqa() if case.kv != case.heads and case.seq in WARM_LENGTHS]
+        work += [(name, problems) for name in ("triton", "ours") for problems in sets]
+        work += [("ours", [case for case in cases.packed() if case.causal == causal]) for causal in cases.MASKS]
     if "flex" in stages:
-        work += [("flex", (length,), 128, causal) for length in FLEX_LENGTHS for causal in MASKS]
+        work += [("flex", [case]) for case in cases.seq_sweep() if case.seq in FLEX_LENGTHS]
     forks = [started(compile_kernels, *arguments) for arguments in work]
     end = time.monotonic() + seconds
     return all([finished(fork, end - time.monotonic()) for fork in forks])

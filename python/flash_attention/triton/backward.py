@@ -76,7 +76,7 @@ def grad_q_carefully(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_str
 
 
 @autotuned(GRAD_Q)
-@triton.jit(do_not_specialize=["length_class"])
+@triton.jit(do_not_specialize=["heads_q", "length_class"])
 def grad_q_kernel(Q, K, V, dO, LSE, D, dQ, scale, scale_log2,
                   q_strides, k_strides, v_strides,
                   do_strides, dq_strides,
@@ -143,7 +143,7 @@ def add_grad_kv(dK_tile, dV_tile, K_tile, V_tile, Q, dO, LSE, D, start, stop, fi
 
 
 @autotuned(GRAD_KV)
-@triton.jit(do_not_specialize=["length_class"])
+@triton.jit(do_not_specialize=["heads_q", "length_class"])
 def grad_kv_kernel(Q, K, V, dO, LSE, D, dK, dV, scale, scale_log2,
                    q_strides, k_strides, v_strides,
                    do_strides, dk_strides, dv_strides,

@@ -65,7 +65,7 @@ def attend_carefully(Q_tile, row_max, K, V, end, first_q, k_stride, v_stride, se
 
 
 @autotuned(FORWARD)
-@triton.jit(do_not_specialize=["length_class"])
+@triton.jit(do_not_specialize=["heads_q", "length_class"])
 def forward_kernel(Q, K, V, O, LSE, scale_log2,
                    q_strides, k_strides, v_strides, o_strides,
                    heads_q, group, seq_q, seq_kv, length_class,
