@@ -160,12 +160,17 @@ struct Scores {
     exponentiate(S, row_max, row_sum);
   }
 
-  /// The largest magnitude among this thread's scores.
+  /// The largest magnitude among this thread's scores. Magnitudes compare like their bits, and integers three at a time.
   __device__ __forceinline__ static float largest_of(const Tile& S) {
-    float largest[4] = {};  // four chains of comparisons
+    int largest[4] = {};  // four chains of comparisons
 #pragma unroll
-    for (int i = 0; i < count; ++i) largest[i % 4] = ptx::max(largest[i % 4], ptx::abs(S[i]));
-    return ptx::max(ptx::max(largest[0], largest[1]), ptx::max(largest[2], largest[3]));
+    for (int i = 0; i < count; i += 4) {
+      const int first = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i]), ptx::abs(S[i + 1])));
+      const int second = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i + 2]), ptx::abs(S[i + 3])));
+      largest[i / 4 % 4] = tile::larger(tile::larger(first, second), largest[i / 4 % 4]);
+    }
+    const int of_all = tile::larger(tile::larger(largest[0], largest[1]), tile::larger(largest[2], largest[3]));
+    return __builtin_bit_cast(float, of_all);
   }
 
   /// cap tanh(x) = dot scale p(x^2), to 6e-7.
@@ -196,23 +201,41 @@ struct Scores {
     }
   }
 
-  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
-  __device__ __forceinline__ void drop(Tile& S, const AttentionArgs& args, const forward_sm90::Tile& tile,
-                                       int kv_begin) const {
-    if constexpr (features.dropout) {
-      tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
-      dropout.key0 = ptx::shuffle(dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
-      dropout.key1 = ptx::shuffle(dropout.key1, 0);
-      const unsigned rows = tile::Dropout::row_counter(row);
-      const unsigned columns = tile::Dropout::column_counter(kv_begin + column);
+  /// Which of this thread's probabilities dropout keeps: bit i is that of S[i].
+  using Kept = unsigned long long;
+
+  /// They depend on nothing that the products compute, so they are worked out while those run. The loop stays a loop:
+  /// straight code would be mixed by the compiler with what comes before and after, and products would be issued late.
+  __device__ __forceinline__ Kept kept(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
+    static_assert(count <= 64);
+    constexpr int bits = count % 16 == 0 ? 16 : 8;  // of a round
+    tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
+    dropout.key0 = ptx::shuffle(dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
+    dropout.key1 = ptx::shuffle(dropout.key1, 0);
+    const unsigned rows = tile::Dropout::row_counter(ptx::registers_fresh(row));
+    unsigned columns = tile::Dropout::column_counter(kv_begin + column);
+    Kept kept = 0;
+#pragma unroll 1
+    for (int done = 0; done < count; done += bits, columns += bits / 2) {
+      unsigned word = 0;
 #pragma unroll
-      for (int i = 0; i < count; i += 8) {
+      for (int i = 0; i < bits; i += 8) {
         const tile::DropoutWords random = dropout.words(rows, columns + i / 2);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          S[i + e] = random.at(row_of(e), e / 4, e % 2) >= dropout.threshold ? S[i + e] : 0.0f;
+          word |= random.at(row_of(e), e / 4, e % 2) >= dropout.threshold ? 1u << (i + e) : 0u;
         }
       }
+      kept = kept >> bits | static_cast<Kept>(word) << (count - bits);
+    }
+    return kept;
+  }
+
+  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
+  __device__ __forceinline__ static void drop(Tile& S, Kept kept) {
+    if constexpr (features.dropout) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) S[i] = kept >> i & 1 ? S[i] : 0.0f;
     }
   }
 

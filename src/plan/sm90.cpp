@@ -70,12 +70,13 @@ struct Tile {
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
 Tile choose_tile(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool loads_scores = p.bias.present || p.mask.present || p.dropout_p != 0;
-  const bool scores = loads_scores || p.softcap != 0 || p.alibi;
+  const bool loads_scores = p.bias.present || p.mask.present;
+  const bool dropout = p.dropout_p != 0;
+  const bool scores = loads_scores || dropout || p.softcap != 0 || p.alibi;
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 128) return scores ? Tile{128, 32} : Tile{128, 64};
-  if (loads_scores) return {128, 64};
+  if (loads_scores || (dropout && (p.softcap != 0 || p.alibi || p.window_left >= 0))) return {128, 64};
   if (!scores && !lengths && p.window_left < 0 && p.seq_q > 128) {
     if (dim <= 64) {
       if (p.seq_q <= (windowed ? 1024 : 512)) return {64, 64};
