@@ -74,11 +74,7 @@ struct Sweep {
     visit_others(tile, seen, math);
     wg.release_queries();
     end();
-    if constexpr (config.features.dropout) {  // has no registers left to keep these two in
-      pass_over(wg, wg.blocks().begin - wg.tile().begin);
-    } else {
-      pass_over(wg, seen.begin - tile.begin);
-    }
+    pass_over(wg, seen.begin - tile.begin);
   }
 
  private:
@@ -110,7 +106,7 @@ struct Sweep {
     wg.release(wg.shared.K_free[k.slot]);
     float correction[2];
     wg.softmax_edge(math, block, scores, out.rows, correction);
-    math.drop(scores, wg.kept(math, block));
+    math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
     ptx::wgmma_pin(P);
     if constexpr (S::hidden_rows) {
@@ -132,7 +128,7 @@ struct Sweep {
     wg.pass_turn();
     accumulate = true;
     ++wg.num_blocks;
-    const auto kept = wg.kept(math, block);
+    const auto draw = math.draw(wg.args, tile, block * S::block_kv);
     ptx::wgmma_wait<1>();  // the scores are there; P V may still run
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[k.slot]);
@@ -144,7 +140,7 @@ struct Sweep {
       math.template modify_and_mask<true>(scores, block * S::block_kv);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
-    math.drop(scores, kept);
+    math.drop(scores, draw);
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);

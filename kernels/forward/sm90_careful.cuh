@@ -74,7 +74,7 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[kv.slot]);
     wg.softmax_edge(math, block, scores, out.rows, correction);
-    math.drop(scores, wg.kept(math, block));
+    math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
     math.pack(scores, P);
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);  // V has landed

@@ -201,41 +201,34 @@ struct Scores {
     }
   }
 
-  /// Which of this thread's probabilities dropout keeps: bit i is that of S[i].
-  using Kept = unsigned long long;
-
-  /// They depend on nothing that the products compute, so they are worked out while those run. The loop stays a loop:
-  /// straight code would be mixed by the compiler with what comes before and after, and products would be issued late.
-  __device__ __forceinline__ Kept kept(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
-    static_assert(count <= 64);
-    constexpr int bits = count % 16 == 0 ? 16 : 8;  // of a round
-    tile::Dropout dropout(args, tile.sequence.batch_idx, tile.head_idx);
-    dropout.key0 = ptx::shuffle(dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
-    dropout.key1 = ptx::shuffle(dropout.key1, 0);
-    const unsigned rows = tile::Dropout::row_counter(ptx::registers_fresh(row));
-    unsigned columns = tile::Dropout::column_counter(kv_begin + column);
-    Kept kept = 0;
-#pragma unroll 1
-    for (int done = 0; done < count; done += bits, columns += bits / 2) {
-      unsigned word = 0;
-#pragma unroll
-      for (int i = 0; i < bits; i += 8) {
-        const tile::DropoutWords random = dropout.words(rows, columns + i / 2);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          word |= random.at(row_of(e), e / 4, e % 2) >= dropout.threshold ? 1u << (i + e) : 0u;
-        }
-      }
-      kept = kept >> bits | static_cast<Kept>(word) << (count - bits);
+  /// What decides on a block of this thread's scores. The compiler leaves the work behind the exponentials, when the products of
+  /// the block before are done: under them it is slower, docs/kernels/forward_sm90.md.
+  struct Draw {
+    tile::Dropout dropout;
+    unsigned rows, columns;
+  };
+  __device__ __forceinline__ Draw draw(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
+    Draw draw{.dropout = {args, tile.sequence.batch_idx, tile.head_idx}};
+    if constexpr (features.dropout) {
+      draw.dropout.key0 = ptx::shuffle(draw.dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
+      draw.dropout.key1 = ptx::shuffle(draw.dropout.key1, 0);
+      draw.rows = tile::Dropout::row_counter(row);
+      draw.columns = ptx::registers_fresh(tile::Dropout::column_counter(kv_begin + column));
     }
-    return kept;
+    return draw;
   }
 
   /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
-  __device__ __forceinline__ static void drop(Tile& S, Kept kept) {
+  __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
     if constexpr (features.dropout) {
 #pragma unroll
-      for (int i = 0; i < count; ++i) S[i] = kept >> i & 1 ? S[i] : 0.0f;
+      for (int i = 0; i < count; i += 8) {
+        const tile::DropoutWords random = draw.dropout.words(draw.rows, draw.columns + i / 2);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          S[i + e] = random.at(row_of(e), e / 4, e % 2) >= draw.dropout.threshold ? S[i + e] : 0.0f;
+        }
+      }
     }
   }
 

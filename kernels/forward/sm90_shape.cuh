@@ -55,11 +55,10 @@ struct Shape {
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
   static constexpr bool tight = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
-  static constexpr bool greedy = features.dropout && warpgroups == 2;  // its random words need some more
-  static constexpr int load_registers = tight || greedy ? 24 : blocks_per_sm == 3 || warpgroups == 3 ? 32 : 40;
+  static constexpr int load_registers = tight ? 24 : blocks_per_sm == 3 || warpgroups == 3 ? 32 : 40;
   static constexpr int attend_registers = blocks_per_sm == 3 ? 160 - load_registers
                                           : warpgroups == 1  ? 216
-                                          : warpgroups == 2  ? (greedy ? 240 : 232)
+                                          : warpgroups == 2  ? 232
                                                              : 160;
 
   // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its

@@ -173,12 +173,6 @@ struct Warpgroup {
     math.exponentiate(scores, rows.max, rows.sum);
   }
 
-  /// Which probabilities of a block dropout keeps.
-  __device__ __forceinline__ typename Scores<config>::Kept kept(const Scores<config>& math, int block) const {
-    if constexpr (config.features.dropout) return math.kept(args, stored_tile(), block * S::block_kv);
-    return 0;
-  }
-
   __device__ __forceinline__ static void correct(OutputTile& O, const float (&correction)[2]) {
 #pragma unroll
     for (int i = 0; i < S::width_v / 2; ++i) O[i] *= correction[i / 2 % 2];

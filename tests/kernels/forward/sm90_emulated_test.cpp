@@ -43,6 +43,34 @@ TEST(ForwardSm90Turns, KeepTheContract) {
   }
 }
 
+/// Blocks inside of the edges: soft caps at which one polynomial, the other and none will do; the left edge of a window;
+/// dropout under products.
+TEST(ForwardSm90Interior, KeepsTheContract) {
+  emulator::set_num_sms(3);
+  emulator::set_seed(4);
+  Case c;
+  c.problem = {
+      .batch = 1, .seq_q = 130, .seq_kv = 520, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .dtype = Dtype::bfloat16};
+  for (const float softcap : {40.0f, 10.0f, 2.0f}) {
+    c.name = "softcap";
+    c.problem.softcap = softcap;
+    c.problem.alibi = softcap == 10.0f;
+    check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+  }
+  c.problem.softcap = 0;
+  c.problem.window_left = 300;
+  for (const bool alibi : {false, true}) {
+    c.name = "window";
+    c.problem.alibi = alibi;
+    check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+  }
+  c.problem.alibi = false;
+  c.problem.window_left = -1;
+  c.problem.dropout_p = 0.3f;
+  c.name = "dropout";
+  check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+}
+
 constexpr std::int64_t length = 256, dim = 64;
 const Problem square{
     .batch = 1, .seq_q = length, .seq_kv = length, .heads_q = 1, .heads_kv = 1, .head_dim = dim, .dtype = Dtype::bfloat16};
