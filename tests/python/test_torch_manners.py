@@ -225,11 +225,11 @@ def test_compiled_training_step_with_cuda_graphs():
 
     def loss(x):
         q, k, v = layer(x).unflatten(-1, (3, 2, 32)).unbind(2)
-        return attention(q, k, v, causal=True).float().square().mean()
+        return attention(q, k, v, causal=True).float().square().sum()
 
     x = torch.randn(2, 128, 64, device="cuda", dtype=torch.bfloat16)
     (expected,) = torch.autograd.grad(loss(x), [layer.weight])
     compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
     for _ in range(3):  # the first two record
         (found,) = torch.autograd.grad(compiled(x), [layer.weight])
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=5e-2)
+    torch.testing.assert_close(found, expected, atol=0.02 * expected.abs().max().item(), rtol=2e-2)
