@@ -239,7 +239,9 @@ template <BackwardConfig config>
 __device__ __forceinline__ void backward_sm80(const AttentionArgs& args) {
   using Kernel = BackwardSm80<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+  const int num_tiles = tile::ceil_div(args.seq_kv, config.block_kv);
+  const int block_idx = tile::by_work<config.features>(blockIdx.x, gridDim.x, num_tiles, args.seq_q * args.group);
+  const auto block = tile::key_block(block_idx, num_tiles, args.heads_kv);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int kv_begin = block.tile_idx * config.block_kv;
   if (kv_begin >= sequence.rows_kv) return;

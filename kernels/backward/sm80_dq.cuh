@@ -182,7 +182,9 @@ template <BackwardConfig config>
 __device__ __forceinline__ void backward_sm80_dq(const AttentionArgs& args) {
   using Kernel = BackwardSm80Query<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const int num_tiles = tile::ceil_div(args.seq_q, config.block_q);
+  const int block_idx = tile::by_work<config.features>(blockIdx.x, gridDim.x, num_tiles, args.seq_kv);
+  const auto block = tile::query_block(block_idx, num_tiles, args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;
   if (q_begin >= sequence.rows_q) return;

@@ -211,8 +211,10 @@ struct QueryWorker {
         const auto k = turn_K(tile);
         const auto v = turn_V(tile);
         const int tile_idx = task.tiles.begin + static_cast<int>(tile);
-        ptx::mbarrier_wait(shared.K_full[k.slot], k.parity);  // K has landed
-        ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);  // V has landed
+        // So that no slot is released twice before the other warpgroup has released it. V has no more slots than K; in
+        // clean_keys it is the other warpgroup that has waited for K.
+        static_assert(Storage::slots_V <= Storage::slots_K);
+        ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);
         if (edge_at(tile_idx)) clean_keys(k.slot, score.visible_kv - tile_idx * tile_rows);
         ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for this phase any more
         release(shared.K_free[k.slot]);

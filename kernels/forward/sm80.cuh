@@ -40,8 +40,6 @@ struct ForwardSm80 {
   static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
   // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again.
   static constexpr bool careful = tile::Score<features>::hides || features.dropout;
-  // On the diagonal a tile may be hidden from some of the block's warps.
-  static constexpr bool hides_by_place = features.window_left || features.window_right;
   using Element = ptx::Element<type>;
   static_assert(type != Type::float32 && block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
 
@@ -61,7 +59,8 @@ struct ForwardSm80 {
   };
 
   __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
-    return tile::query_block(block_idx, tile::ceil_div(args.seq_q, block_q), args.heads_q);
+    const int num_tiles = tile::ceil_div(args.seq_q, block_q);
+    return tile::query_block(tile::by_work<features>(block_idx, gridDim.x, num_tiles, args.seq_kv), num_tiles, args.heads_q);
   }
 
   const AttentionArgs& args;
@@ -226,13 +225,11 @@ struct ForwardSm80 {
       __syncthreads();  // K has landed, and every warp is done with the previous V
       load<true>(V, V_smem);
       Scores S{};
-      const bool idle = hides_by_place && score.template none_visible<rows_per_warp, block_kv>(q_begin + warp_row, kv_begin);
-      if (!idle) multiply_keys(S);
+      multiply_keys(S);
       ptx::copy_async_wait<0>();
       __syncthreads();  // V has landed, and every warp is done with K
       if (tile_idx > tiles.begin) load<false>(K, K_smem);
-      if (idle) continue;  // none of the warp's queries sees a key of the tile
-      if (!score.template all_visible<rows_per_warp, block_kv>(q_begin + warp_row, kv_begin)) {
+      if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         score_tile<true>(S, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
         score_tile<false>(S, kv_begin);

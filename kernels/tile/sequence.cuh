@@ -85,6 +85,18 @@ struct BlockCoordinates {
   int batch_idx;
 };
 
+/// Under a causal mask tiles differ in work. Where the tile index runs fastest through the whole grid, a tile with most of it
+/// may start last, and the others wait for it. So of each group of heads the tiles with most work start first, of all heads;
+/// a group is as many heads as L2 has room for (`seq`: rows of a head that its blocks share).
+template <Features features>
+__device__ __forceinline__ int by_work(int block_idx, int num_blocks, int num_tiles, int seq) {
+  constexpr int rows_in_cache = 32768;
+  if constexpr (!features.window_right || features.window_left) return block_idx;
+  const int group = larger(1, rows_in_cache / larger(1, seq)), first = block_idx / (group * num_tiles) * group;
+  const int heads = smaller(group, num_blocks / num_tiles - first), rest = block_idx - first * num_tiles;
+  return (first + rest % heads) * num_tiles + rest / heads;
+}
+
 __device__ __forceinline__ BlockCoordinates query_block(int block_idx, int num_tiles, int num_heads) {
   const int rest = block_idx / num_tiles;
   return {num_tiles - 1 - block_idx % num_tiles, rest % num_heads, rest / num_heads};

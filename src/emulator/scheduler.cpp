@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <thread>
 
 #include "emulator/dead_lock.h"
@@ -198,6 +199,13 @@ std::string Scheduler::finish() {
     if (failure_.empty() && block.shared.overrun()) {
       failure_ = "block " + to_string(block.index) + ": wrote past the end of its " + std::to_string(block.shared.size()) +
                  " bytes of shared memory";
+    }
+    for (std::size_t i = 0; i < std::size(block.barriers) && failure_.empty(); ++i) {
+      const NamedBarrier& barrier = block.barriers[i];
+      if (barrier.arrived != 0) {
+        failure_ = "block " + to_string(block.index) + ": ended with " + std::to_string(barrier.arrived) + " of " +
+                   std::to_string(barrier.expected) + " threads at barrier " + std::to_string(i);
+      }
     }
     for (Thread& thread : block.threads) {
       if (!failure_.empty()) break;

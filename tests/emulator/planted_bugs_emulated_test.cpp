@@ -28,6 +28,7 @@ std::vector<Bug> bugs() {
       {"barrier_for_too_many_threads", "named_barriers", "(2, 128)", "(2, 160)", "allowed are multiples of 32 up to 128"},
       {"producer_does_not_wait_for_consumer", "named_barriers", "if (round > 0) ptx::barrier_sync(2, 128);",
        "if (round > 0) ptx::barrier_arrive(2, 128);", ""},
+      {"arrival_left_behind", "named_barriers", "if (round < 4) ", "", "ended with 64 of 128 threads at barrier 2"},
       {"diverged_lanes", "shuffle_xor", "ptx::shuffle_xor(value, 5)",
        "thread == 7 ? (__syncwarp(), 0) : ptx::shuffle_xor(value, 5)", "parted"},
       {"missing_lane", "shuffle_xor", "ptx::shuffle_xor(value, 5)", "thread == 7 ? 0 : ptx::shuffle_xor(value, 5)",
