@@ -211,12 +211,14 @@ struct QueryWorker {
         const auto k = turn_K(tile);
         const auto v = turn_V(tile);
         const int tile_idx = task.tiles.begin + static_cast<int>(tile);
-        // So that no slot is released twice before the other warpgroup has released it. V has no more slots than K; in
-        // clean_keys it is the other warpgroup that has waited for K.
+        // No slot may be released twice before the other warpgroup has released it. V has no more slots than K; in
+        // clean_keys it is the other warpgroup that has waited for K. Tasks pass over one tile at each end, and Q_full and
+        // clean_keys hold a warpgroup back, too, so neither this wait nor the barrier below is missed where it is missing.
         static_assert(Storage::slots_V <= Storage::slots_K);
-        ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);
+        ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);  // not found by the emulator: see above
         if (edge_at(tile_idx)) clean_keys(k.slot, score.visible_kv - tile_idx * tile_rows);
-        ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for this phase any more
+        // No thread waits for this phase any more.
+        ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // not found by the emulator: see above
         release(shared.K_free[k.slot]);
         release(shared.V_free[v.slot]);
       }

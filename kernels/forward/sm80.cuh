@@ -60,7 +60,8 @@ struct ForwardSm80 {
 
   __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
     const int num_tiles = tile::ceil_div(args.seq_q, block_q);
-    return tile::query_block(tile::by_work<features>(block_idx, gridDim.x, num_tiles, args.seq_kv), num_tiles, args.heads_q);
+    return tile::query_block(tile::by_work<features>(block_idx, gridDim.x, num_tiles, args.seq_kv), num_tiles,
+                             args.heads_q);
   }
 
   const AttentionArgs& args;

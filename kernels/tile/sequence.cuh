@@ -85,9 +85,9 @@ struct BlockCoordinates {
   int batch_idx;
 };
 
-/// Under a causal mask tiles differ in work. Where the tile index runs fastest through the whole grid, a tile with most of it
-/// may start last, and the others wait for it. So of each group of heads the tiles with most work start first, of all heads;
-/// a group is as many heads as L2 has room for (`seq`: rows of a head that its blocks share).
+/// Under a causal mask tiles differ in work. Where the tile index runs fastest through the whole grid, a tile with most of
+/// it may start last, and the others wait for it. So of each group of heads the tiles with most work start first, of all
+/// heads; a group is as many heads as L2 has room for (`seq`: rows of a head that its blocks share).
 template <Features features>
 __device__ __forceinline__ int by_work(int block_idx, int num_blocks, int num_tiles, int seq) {
   constexpr int rows_in_cache = 32768;

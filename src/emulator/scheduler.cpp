@@ -14,6 +14,7 @@ namespace {
 thread_local Scheduler* current_scheduler = nullptr;
 
 constexpr int registers_of_an_sm = 65536;
+constexpr std::uint32_t longest_nap = 2048;  // in turns of warps
 constexpr std::int64_t patience_ms = 20000;  // for another block that is waited for
 
 std::int64_t now_ms() {
@@ -38,6 +39,7 @@ void Scheduler::prepare(std::int64_t index) {
   random_ = Random(seed_ * 1000003 + static_cast<std::uint64_t>(index));
   async_.reset();
   failure_.clear();
+  nap_ = 0;
   cluster_arrived = 0;
   cluster_phase = 0;
   alive_ = shape_.block * shape_.cluster;
@@ -143,15 +145,22 @@ void Scheduler::fail_async(const Block& block, const char* doing, const std::str
   if (failure_.empty()) failure_ = "block " + to_string(block.index) + ", " + doing + ": " + message;
 }
 
+/// Any warp that can go on, but one that sleeps: for a while it only gets what the others leave, so that what relies on no
+/// warp falling far behind is found.
 Warp* Scheduler::pick_warp() {
+  if (nap_-- == 0) {
+    nap_ = 1 + random_.below(longest_nap);
+    std::vector<Warp>& warps = blocks_[random_.below(static_cast<std::uint32_t>(blocks_.size()))].warps;
+    sleeper_ = &warps[random_.below(static_cast<std::uint32_t>(warps.size()))];
+  }
   Warp* chosen = nullptr;
   std::uint32_t seen = 0;
   for (Block& block : blocks_) {
     for (Warp& warp : block.warps) {
-      if (warp.ready > 0 && random_.below(++seen) == 0) chosen = &warp;
+      if (warp.ready > 0 && &warp != sleeper_ && random_.below(++seen) == 0) chosen = &warp;
     }
   }
-  return chosen;
+  return chosen == nullptr && sleeper_->ready > 0 ? sleeper_ : chosen;
 }
 
 void Scheduler::run_warp(Warp& warp) {

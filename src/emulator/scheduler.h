@@ -173,6 +173,8 @@ class Scheduler {
   StackIdentity main_stack_;
   Thread* running_ = nullptr;
   int alive_ = 0;
+  Warp* sleeper_ = nullptr;
+  std::uint32_t nap_ = 0;  // turns until another one sleeps
   bool progressed_ = false;
   std::int64_t idle_since_ms_ = 0;
   std::string failure_;

@@ -70,6 +70,10 @@ std::vector<Case> long_walks() {
       walk("head_dim_128", {.seq_q = 150, .seq_kv = 900, .heads_q = 2, .heads_kv = 2, .head_dim = 128}),
       walk("unseen_keys",
            {.seq_q = 70, .seq_kv = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 136, .causal = true, .window_left = 9}),
+      // The second warpgroup of dQ has no query and passes over a tile of which no key is hidden, in one task after
+      // another.
+      walk("one_query",
+           {.seq_q = 1, .seq_kv = 896, .heads_q = 15, .heads_kv = 3, .head_dim = 136, .causal = true, .window_left = 831}),
       walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 1, .heads_kv = 1, .head_dim = 136, .causal = true}),
       walk("head_dim_64", {.seq_q = 280, .seq_kv = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
   };
