@@ -33,8 +33,10 @@ struct Shape {
   static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
   static constexpr int threads = (warpgroups + 1) * wg_threads;
 
-  // Ping-pong. With a wide O a block's products take so long that the warpgroups need no order.
-  static constexpr bool takes_turns = warpgroups > 1 && config.head_dim_v <= 128;
+  // Ping-pong. With a wide O a block's products take so long that the warpgroups need no order; under a window a tile ends
+  // before they are worth it.
+  static constexpr bool takes_turns =
+      warpgroups > 1 && config.head_dim_v <= 128 && !(features.window_left && config.head_dim_v > 64);
 
   // Columns past the head dimension read as zero and are not stored, so tiles round up.
   static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
