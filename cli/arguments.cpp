@@ -105,7 +105,7 @@ double Arguments::number(std::string_view name) const {
 }
 
 std::string Arguments::choice(std::string_view name, const std::vector<std::string_view>& allowed) const {
-  const std::string value = text(name);
+  std::string value = text(name);
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return value;
   std::string list;
   for (std::string_view word : allowed) list += (list.empty() ? "" : ", ") + std::string(word);

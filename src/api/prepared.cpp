@@ -87,8 +87,8 @@ thread_local Recent recent;
 
 }  // namespace
 
-Prepared::Prepared(Problem normalised, Plan chosen, DeviceInfo where)
-    : problem(std::move(normalised)), plan(std::move(chosen)), device(std::move(where)) {}
+Prepared::Prepared(const Problem& normalised, Plan chosen, DeviceInfo where)
+    : problem(normalised), plan(std::move(chosen)), device(std::move(where)) {}
 
 const Kernel& Prepared::kernel(void* stream) const {
   if (const Kernel* kernel = ready_.load(std::memory_order_acquire)) return *kernel;
@@ -118,9 +118,9 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
     if (const auto found = c.entries.find(key); found != c.entries.end()) return found->second;
   }
   const DeviceInfo device = device_info(key.device);
-  Problem normalised = normalise(key.problem, key.pass);
+  const Problem normalised = normalise(key.problem, key.pass);
   Plan plan = plan::choose(normalised, key.pass, device, key.kernel);
-  auto prepared = std::make_shared<const Prepared>(std::move(normalised), std::move(plan), device);
+  auto prepared = std::make_shared<const Prepared>(normalised, std::move(plan), device);
   const std::unique_lock lock(c.mutex);
   if (c.entries.size() >= Cache::capacity) c.entries.clear();
   return c.entries.try_emplace(Key{key.problem, key.pass, key.device, std::string(key.kernel)}, prepared).first->second;

@@ -12,7 +12,7 @@ namespace flash_attention::api {
 /// Everything about a call that does not change from one call to the next.
 class Prepared {
  public:
-  Prepared(Problem normalised, Plan chosen, DeviceInfo where);
+  Prepared(const Problem& normalised, Plan chosen, DeviceInfo where);
 
   const Problem problem;  // normalised
   const Plan plan;

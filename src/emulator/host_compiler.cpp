@@ -101,7 +101,7 @@ fs::path write_sources(const Sources& runtime, const Sources& kernels) {
   }
   const fs::path cache = support::settings().cache_dir;
   const fs::path base = support::prepare_private_folder(cache) ? fs::temp_directory_path() / "flash_attention" : cache;
-  const fs::path folder = base / "emulator_sources" / digest_of(all);
+  fs::path folder = base / "emulator_sources" / digest_of(all);
   for (const auto& [name, text] : runtime) write_once(folder / "runtime" / name, text);
   for (const auto& [name, text] : kernels) write_once(folder / "kernels" / name, text);
   return folder;

@@ -12,7 +12,7 @@ void shuffle(void* const* operands, int lanes) {
   unsigned results[32];
   for (int lane = 0; lane < lanes; ++lane) {
     const auto& operand = *static_cast<ShuffleOperand*>(operands[lane]);
-    int source = lane;
+    int source;
     switch (operand.mode) {
       case ShuffleMode::exclusive_or:
         source = lane ^ (operand.lane & 31);

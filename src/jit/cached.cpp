@@ -21,7 +21,7 @@ constexpr auto lock_patience = 120s;  // a holder that takes longer is stuck: co
 class LongWait {
  public:
   explicit LongWait(std::string what)
-      : thread_([this, what = std::move(what)](std::stop_token stop) { watch(stop, what); }) {}
+      : thread_([this, what = std::move(what)](const std::stop_token& stop) { watch(stop, what); }) {}
 
  private:
   void watch(const std::stop_token& stop, const std::string& what) {

@@ -112,9 +112,11 @@ inline WrapperCases math_cases() {
   add(
       "tanh_approx", "ptx::tanh_approx(x + 0.1f)", [](double x) { return std::tanh(x + 0.1f); }, 1e-3);
   add(
-      "reciprocal", "ptx::reciprocal(x + 0.1f)", [](double x) -> double { return 1 / (static_cast<float>(x) + 0.1f); }, 2e-7);
+      "reciprocal", "ptx::reciprocal(x + 0.1f)", [](double x) -> double { return 1 / (static_cast<float>(x) + 0.1f); },
+      2e-7);
   add(
-      "fma", "ptx::fma(x, 0.1f, -0.3f)", [](double x) -> double { return std::fma(static_cast<float>(x), 0.1f, -0.3f); }, 0);
+      "fma", "ptx::fma(x, 0.1f, -0.3f)", [](double x) -> double { return std::fma(static_cast<float>(x), 0.1f, -0.3f); },
+      0);
   add(
       "max", "ptx::max(x, 2.0f)", [](double x) { return std::fmax(x, 2.0); }, 0);
   add(
