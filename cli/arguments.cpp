@@ -93,13 +93,13 @@ std::int64_t Arguments::integer(std::string_view name, std::int64_t low, std::in
   return result;
 }
 
-double Arguments::number(std::string_view name) const {
+double Arguments::number(std::string_view name, double least) const {
   const std::string value = text(name);
   double result = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-  if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(result)) {
-    refuse(
-        format("--%.*s: got '%s', allowed is a finite number", static_cast<int>(name.size()), name.data(), value.c_str()));
+  if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(result) || result < least) {
+    const std::string bound = least == std::numeric_limits<double>::lowest() ? "" : format(" of at least %g", least);
+    refuse("--" + std::string(name) + ": got '" + value + "', allowed is a finite number" + bound);
   }
   return result;
 }

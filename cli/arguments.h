@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -27,7 +28,7 @@ class Arguments {
   bool on(std::string_view name) const { return given(name); }
   std::string text(std::string_view name) const;
   std::int64_t integer(std::string_view name, std::int64_t low, std::int64_t high = std::int64_t{1} << 40) const;
-  double number(std::string_view name) const;
+  double number(std::string_view name, double least = std::numeric_limits<double>::lowest()) const;
   std::string choice(std::string_view name, const std::vector<std::string_view>& allowed) const;
 
   const std::vector<std::string>& words() const { return words_; }

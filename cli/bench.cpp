@@ -70,7 +70,7 @@ int bench(const Arguments& arguments) {
   const DeviceInfo info = device_info(options.device);
   const std::vector<Case> cases = chosen_cases(arguments, options.device.kind);
   MeasureLimits limits;
-  limits.seconds = arguments.number("seconds");
+  limits.seconds = arguments.number("seconds", 0);
   limits.check = !arguments.on("no-check");
 
   Progress progress;

@@ -86,7 +86,7 @@ int climb_on_cpu(const std::vector<Rung>& steps, const Arguments& arguments) {
     if (interrupted()) break;
     progress.show(format("step %zu of %zu: %s", done.size() + 1, kernels.size(), kernel.c_str()));
     options.kernel = kernel;
-    done.push_back(measure(problem, Pass::forward, options, {.seconds = arguments.number("seconds")}));
+    done.push_back(measure(problem, Pass::forward, options, {.seconds = arguments.number("seconds", 0)}));
   }
   const CorePeaks peaks{cpu::measure_peaks(1).flops, cpu::measure_peaks(info.threads).flops};
   progress.clear();

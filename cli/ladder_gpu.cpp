@@ -122,7 +122,7 @@ int climb_on_gpu(const std::vector<Rung>& rungs, const DeviceInfo& info, const A
   const auto keep = [&] {
     if (arguments.given("save")) save(arguments.text("save"), to_json(results, info).text());
   };
-  time_all(rungs, info.device, update || arguments.on("sweep"), arguments.number("seconds"), results, accuracy, keep);
+  time_all(rungs, info.device, update || arguments.on("sweep"), arguments.number("seconds", 0), results, accuracy, keep);
   const std::string text = to_json(results, info).text();
   if (update && !interrupted()) {
     const std::filesystem::path root = arguments.text("root"), folder = root / "bench/results" / folder_of(info.name);

@@ -73,7 +73,9 @@ void check_sizes(const Problem& p) {
   check_size("seq_kv", p.seq_kv, 0);
   check_size("heads_q", p.heads_q, 1);
   check_size("heads_kv", p.heads_kv, 1);
-  require(p.heads_q % p.heads_kv == 0, "heads_q", p.heads_q, "it must be a multiple of heads_kv");
+  if (p.heads_q % p.heads_kv != 0) {
+    refuse("heads_q", std::to_string(p.heads_q), "allowed are multiples of heads_kv, " + std::to_string(p.heads_kv));
+  }
   check_size("batch * heads_q", p.batch * p.heads_q, 0);
   check_head_dim("head_dim", p.head_dim);
   check_head_dim("head_dim_v", p.head_dim_v);

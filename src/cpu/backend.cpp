@@ -40,7 +40,7 @@ void* thread_scratch(std::size_t bytes) {
     scratch.memory = memory;
     scratch.size = bytes;
   }
-  return scratch.memory;
+  return scratch.memory;  // NOLINT(clang-analyzer-cplusplus.NewDelete): it does not know thread_local
 }
 
 /// Of a kernel, the memory that each thread needs for them, and the rows of a block.

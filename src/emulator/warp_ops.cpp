@@ -8,25 +8,27 @@
 namespace flash_attention::emulator {
 namespace {
 
+/// The lane that `lane` reads; there may be none with that number.
+int source_lane(const ShuffleOperand& operand, int lane) {
+  const int number = operand.lane & 31;
+  switch (operand.mode) {
+    case ShuffleMode::exclusive_or:
+      return lane ^ number;
+    case ShuffleMode::index:
+      return number;
+    case ShuffleMode::up:
+      return lane - number;
+    case ShuffleMode::down:
+      return lane + number;
+  }
+  return lane;
+}
+
 void shuffle(void* const* operands, int lanes) {
   unsigned results[32];
   for (int lane = 0; lane < lanes; ++lane) {
     const auto& operand = *static_cast<ShuffleOperand*>(operands[lane]);
-    int source;
-    switch (operand.mode) {
-      case ShuffleMode::exclusive_or:
-        source = lane ^ (operand.lane & 31);
-        break;
-      case ShuffleMode::index:
-        source = operand.lane & 31;
-        break;
-      case ShuffleMode::up:
-        source = lane - (operand.lane & 31);
-        break;
-      case ShuffleMode::down:
-        source = lane + (operand.lane & 31);
-        break;
-    }
+    const int source = source_lane(operand, lane);
     const bool exists = source >= 0 && source < lanes;
     results[lane] = static_cast<ShuffleOperand*>(operands[exists ? source : lane])->value;
   }

@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "flash_attention/attention.h"
@@ -57,6 +60,43 @@ TEST(CApi, RefusalsBecomeAStatusAndAMessage) {
   EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
   EXPECT_NE(std::strstr(flash_attention_last_error(), "head_dim: got 12"), nullptr) << flash_attention_last_error();
   for (float x : c.out) ASSERT_EQ(x, -1);
+}
+
+TEST(CApi, EveryRefusalOfTheContractIsNamedAndNothingIsWritten) {
+  const std::int32_t decreasing[] = {0, 4, 3}, negative[] = {-1, 3, 5};
+  struct Mistake {
+    const char* message;  // begins with
+    std::function<void(Call&)> make;
+  };
+  const Mistake mistakes[] = {
+      {"head_dim: got 20", [](Call& c) { c.problem.head_dim = 20; }},
+      {"heads_q: got 3; allowed are multiples of heads_kv, 2", [](Call& c) { c.problem.heads_kv = 2; }},
+      {"dropout_p: got 1", [](Call& c) { c.problem.dropout_p = 1; }},
+      {"dropout_p: got -", [](Call& c) { c.problem.dropout_p = -0.5f; }},
+      {"seq_q: got -1", [](Call& c) { c.problem.seq_q = -1; }},
+      {"q: got ", [](Call& c) { c.buffers.q = nullptr; }},
+      {"k: got ", [](Call& c) { c.buffers.k = reinterpret_cast<const char*>(c.k.data()) + 1; }},  // misaligned
+      {"out: got ", [](Call& c) { c.buffers.out = c.q.data() + 8; }},                             // over an input
+      {"stream: got ", [](Call& c) { c.options.stream = &c; }},                                   // on the CPU
+      {"cu_seqlens_q[2]: got 3",
+       [&](Call& c) {
+         c.problem.packed = 1, c.problem.total_q = c.problem.total_kv = 5;
+         c.buffers.cu_seqlens_q = c.buffers.cu_seqlens_kv = decreasing;
+       }},
+      {"cu_seqlens_q[0]: got -1",
+       [&](Call& c) {
+         c.problem.packed = 1, c.problem.total_q = c.problem.total_kv = 5;
+         c.buffers.cu_seqlens_q = c.buffers.cu_seqlens_kv = negative;
+       }},
+  };
+  for (const Mistake& mistake : mistakes) {
+    Call c;
+    mistake.make(c);
+    EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT) << mistake.message;
+    EXPECT_EQ(std::string(flash_attention_last_error()).rfind(mistake.message, 0), 0u) << flash_attention_last_error();
+    for (float x : c.out) ASSERT_EQ(x, -1) << mistake.message;
+    for (float x : c.lse) ASSERT_EQ(x, -1) << mistake.message;
+  }
 }
 
 TEST(CApi, BadStructsAreRefused) {

@@ -44,6 +44,8 @@ def test_version_is_the_one_of_the_repository(command):
         (["run", "--device", "cpu", "--arch", "sm_80"], "--arch: the device is cpu"),
         (["run", "--device", "emulator", "--arch", "fast"], "--arch: got 'fast'"),
         (["run", "--kernel", "forward/none", "--device", "cpu"], "forward/none"),
+        (["run", "--heads", "6", "--kv-heads", "4"], "heads_q: got 6; allowed are multiples of heads_kv, 4"),
+        (["bench", "--seconds", "-1"], "--seconds: got '-1', allowed is a finite number of at least 0"),
         (["bench", "everything"], "bench: got 'everything', allowed: lengths"),
         (["bench", "--device", "emulator"], "--device: got emulator"),
         (["cache", "shrink"], "cache: got 'shrink', allowed: list, verify, clear, path"),
