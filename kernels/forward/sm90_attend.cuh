@@ -2,11 +2,11 @@
 
 // A warpgroup of forward/sm90 that attends: 64 query rows of each tile, all blocks of keys.
 //
-//     S = Q K(last)^T; P = softmax(S)
-//     for the other blocks, from the last to the first:
+//     S = Q K(first)^T; P = softmax(S)
+//     for the other blocks, in the order of Shape::forwards:
 //       issue S = Q K^T            then issue O += P V of the block before
 //       softmax of S while P V runs; then P = S
-//     O += P V(first)
+//     O += P V(last)
 //
 // The warpgroups take turns to issue products (ping-pong): while one does softmax, another's products run.
 
@@ -17,14 +17,16 @@ namespace flash_attention::forward_sm90 {
 /// The block of V with the end of the visible keys: its other rows may hold NaN, which a probability of 0 does not
 /// silence. Every warpgroup writes the same zeros, before its own products read them.
 template <ForwardConfig config>
-__device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, int v_slot, int visible_rows) {
+__device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, Turn<Shape<config>::stages> v,
+                                                  int visible_rows) {
   using S = Shape<config>;
   if constexpr (S::hidden_rows) {
     if (visible_rows >= S::block_kv) return;
-    const int pieces = (S::block_kv - visible_rows) * 8;  // of 16 bytes, in each chunk
+    ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V has landed
+    const int pieces = (S::block_kv - visible_rows) * 8;     // of 16 bytes, in each chunk
     for (int i = wg.thread; i < pieces * S::chunks_v; i += wg_threads) {
       const int chunk = i / pieces, piece = i - chunk * pieces;
-      const unsigned address = ptx::shared_address(wg.shared.V[v_slot][chunk]) + visible_rows * 128 + piece * 16;
+      const unsigned address = ptx::shared_address(wg.shared.V[v.slot][chunk]) + visible_rows * 128 + piece * 16;
       ptx::store_shared(address, ptx::Vector<unsigned, 4>{});
     }
     ptx::fence_async_shared();                                        // the zeros before the products' reads
@@ -51,8 +53,8 @@ __device__ __forceinline__ void pass_over(Warpgroup<config>& wg, int blocks) {
 
 /// An edge block tests every score and raises the maximum. An interior block keeps the maximum as a reference:
 /// probabilities may then pass 1, which costs no precision, and Finisher finds out whether they have passed what the types
-/// can hold. At the left edge of a window, after all interior blocks, scores are tested and the maximum is kept.
-enum class Visit { edge, interior, left_edge };
+/// can hold. After the interior, scores are tested and the maximum is kept.
+enum class Visit { edge, interior, late_edge };
 
 /// A warpgroup's way through the blocks of a tile, in Pass::reference and Pass::running.
 template <ForwardConfig config>
@@ -69,32 +71,32 @@ struct Sweep {
     const Tile tile = wg.tile();
     const Blocks seen = wg.blocks();
     const Scores<config> math = wg.scores_of(tile);
-    pass_over(wg, tile.end - seen.end);
-    begin(tile, math, seen.end - 1);
+    pass_over(wg, seen.begin);
+    begin(tile, math, block_at<config>(tile, seen.begin));
     visit_others(tile, seen, math);
     wg.release_queries();
-    end();
-    pass_over(wg, seen.begin - tile.begin);
+    end(math, block_at<config>(tile, seen.end - 1));
+    pass_over(wg, tile.blocks - seen.end);
   }
 
  private:
-  /// All blocks but the last, whose probabilities are in P.
+  /// All blocks but the first, whose probabilities are in P.
   __device__ __forceinline__ void visit_others(const Tile& tile, const Blocks& seen, const Scores<config>& math) {
-    int block = seen.end - 2;
+    int n = seen.begin + 1;
     // With a mask tensor, and in Pass::running, there is no interior: all is edge.
 #pragma unroll 1
-    for (; block >= seen.interior_end; --block) visit<Visit::edge>(tile, math, block);
+    for (; n < seen.interior_begin; ++n) visit<Visit::edge>(tile, math, block_at<config>(tile, n));
     if constexpr (!config.features.mask) {
 #pragma unroll 1
-      for (; block >= seen.interior_begin; --block) visit<Visit::interior>(tile, math, block);
+      for (; n < seen.interior_end; ++n) visit<Visit::interior>(tile, math, block_at<config>(tile, n));
     }
-    if constexpr (config.features.window_left) {
+    if constexpr (!config.features.mask && (S::forwards || config.features.window_left)) {
 #pragma unroll 1
-      for (; block >= seen.begin; --block) visit<Visit::left_edge>(tile, math, block);
+      for (; n < seen.end; ++n) visit<Visit::late_edge>(tile, math, block_at<config>(tile, n));
     }
   }
 
-  /// The scores of a tile's last block.
+  /// The scores of a tile's first block.
   __device__ __forceinline__ void begin(const Tile& tile, const Scores<config>& math, int block) {
     const Turn<S::stages> k(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[k.slot], k.parity);  // K has landed
@@ -109,10 +111,7 @@ struct Sweep {
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
     ptx::wgmma_pin(P);
-    if constexpr (S::hidden_rows) {
-      ptx::mbarrier_wait(wg.shared.V_full[k.slot], k.parity);  // V has landed, before zeros are written into it
-      clear_hidden_rows(wg, k.slot, math.score.visible_kv - block * S::block_kv);
-    }
+    if constexpr (!S::forwards) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
   }
 
   /// One block: its scores, the output of the block before, its softmax.
@@ -137,7 +136,7 @@ struct Sweep {
     } else if constexpr (kind == Visit::interior) {
       math.weigh(scores, block * S::block_kv, out.rows.max, out.rows.sum);
     } else {
-      math.template modify_and_mask<true>(scores, block * S::block_kv);
+      math.template modify_and_mask<!S::forwards>(scores, block * S::block_kv);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
     math.drop(scores, draw);
@@ -150,10 +149,11 @@ struct Sweep {
     ptx::wgmma_pin(P);
   }
 
-  /// The output of the first block.
-  __device__ __forceinline__ void end() {
+  /// The output of the last block.
+  __device__ __forceinline__ void end(const Scores<config>& math, int block) {
     const Turn<S::stages> v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V has landed
+    if constexpr (S::forwards) clear_hidden_rows(wg, v, math.score.visible_kv - block * S::block_kv);
     wg.take_turn();
     wg.issue_output(out.O, P, v.slot, accumulate);
     wg.pass_turn();

@@ -66,7 +66,8 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
   for (float& x : out.O) x = 0;
 
 #pragma unroll 1
-  for (int block = tile.end - 1; block >= tile.begin; --block) {
+  for (int n = 0; n < tile.blocks; ++n) {
+    const int block = block_at<config>(tile, n);
     const Turn<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);  // K has landed
     wg.issue_scores(scores, q.slot, kv.slot);

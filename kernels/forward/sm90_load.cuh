@@ -27,11 +27,11 @@ struct Loader {
 #pragma unroll 1
     while (exists) {
       const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_slots] : next_tile();
-      const int blocks = tile.end - tile.begin;
+      const int blocks = tile.blocks;
       if (!early && blocks == 0) hand_over(tile);
 #pragma unroll 1
       for (int n = 0; n < blocks; ++n) {
-        load_keys(tile, tile.end - 1 - n, !early && n == 0);
+        load_keys(tile, block_at<config>(tile, n), !early && n == 0);
         if (early && n == 1) {
           exists = find_next(next_tile());
           if (exists) hand_over(next_tile());

@@ -106,12 +106,12 @@ struct Schedule {
   __device__ __forceinline__ void find_blocks(Tile& tile, Pass pass) const {
     const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
     const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
-    tile.begin = loaded.begin;
-    tile.end = loaded.end;
+    tile.first = Shape<config>::forwards ? loaded.begin : loaded.end - 1;
+    tile.blocks = loaded.end - loaded.begin;
 #pragma unroll 1
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       // In Pass::careful the warpgroups go through the blocks together.
-      tile.seen[w] = pass == Pass::careful ? Blocks{loaded.begin, loaded.begin, loaded.begin, loaded.end}
+      tile.seen[w] = pass == Pass::careful ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
                                            : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, pass);
     }
   }
@@ -125,17 +125,19 @@ struct Schedule {
     int first = range.begin;                                                 // the interior, clipped to the range
     int last = score.visible_kv;
     if constexpr (features.window_right) last = tile::smaller(last, q_begin + score.diagonal + score.window_right + 1);
-    last = tile::larger(last, 0) / block_kv;
+    last = tile::smaller(tile::larger(last, 0) / block_kv, range.end);
     if constexpr (features.window_left) {
       const int q_last = tile::smaller(q_begin + wg_rows, score.len_q) - 1;
       first = tile::larger(first, tile::ceil_div(tile::larger(q_last + score.diagonal - score.window_left, 0), block_kv));
     }
     // With the running maximum every block is an edge.
-    const bool none = features.mask || pass != Pass::reference || first >= last;
-    return {.begin = range.begin,
-            .interior_begin = none ? range.begin : first,
-            .interior_end = none ? range.begin : last,
-            .end = range.end};
+    if (features.mask || pass != Pass::reference || first >= last)
+      first = last = Shape<config>::forwards ? range.end : range.begin;
+    if constexpr (Shape<config>::forwards) {
+      return {range.begin - loaded.begin, first - loaded.begin, last - loaded.begin, range.end - loaded.begin};
+    } else {
+      return {loaded.end - range.end, loaded.end - last, loaded.end - first, loaded.end - range.begin};
+    }
   }
 };
 

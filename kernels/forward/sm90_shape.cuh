@@ -68,6 +68,11 @@ struct Shape {
   // shuffle instead.
   static constexpr bool votes = !tight && config.head_dim <= 128 && config.head_dim_v <= 128;
 
+  // Blocks that begin together read the same keys if all go from the first key to the last, and L2 is asked once for
+  // several. With ALiBi the nearest keys weigh most: they have to come first, to give the reference. So they do with a left
+  // edge, which then is tested after the interior, on one side only.
+  static constexpr bool forwards = !features.alibi && !features.window_left;
+
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;
 
@@ -85,7 +90,7 @@ enum class Pass : int {
   careful = 2,    // as before, and what is not finite in V is added only to the rows that see it
 };
 
-/// The blocks of keys that a warpgroup visits, from the last to the first:
+/// The blocks of keys that a warpgroup visits, counted in the order in which the tile's blocks are loaded:
 ///
 ///     begin .. interior_begin .. interior_end .. end
 ///     edge     interior          edge
@@ -102,12 +107,18 @@ struct Tile {
   bool exists;  // false: the pass is over
   int q_begin;
   int head_idx;
-  int begin, end;  // the blocks that any warpgroup sees: they are loaded
-  Blocks seen[3];  // by each warpgroup
+  int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
+  Blocks seen[3];     // by each warpgroup
   tile::Sequence sequence;
 
-  __device__ __forceinline__ bool sees_nothing() const { return begin == end; }
+  __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }
 };
+
+/// The n-th block of a tile.
+template <ForwardConfig config>
+__device__ __forceinline__ int block_at(const Tile& tile, int n) {
+  return Shape<config>::forwards ? tile.first + n : tile.first - n;
+}
 
 constexpr int max_redo_marks = 256;
 constexpr int tile_slots = 4;  // one more than the tiles that can be loaded, attended to and finished at a time

@@ -67,8 +67,8 @@ struct Warpgroup {
   __device__ __forceinline__ Tile tile() const {
     constexpr Features features = config.features;
     Tile tile = stored_tile();
-    tile.begin = ptx::shuffle(tile.begin, 0);
-    tile.end = ptx::shuffle(tile.end, 0);
+    tile.first = ptx::shuffle(tile.first, 0);
+    tile.blocks = ptx::shuffle(tile.blocks, 0);
     if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths)) {
       tile.sequence = tile::make_sequence<features>(args, tile.sequence.batch_idx);  // all but this is constant
     }

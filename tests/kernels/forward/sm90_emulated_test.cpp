@@ -75,13 +75,13 @@ constexpr std::int64_t length = 256, dim = 64;
 const Problem square{
     .batch = 1, .seq_q = length, .seq_kv = length, .heads_q = 1, .heads_kv = 1, .head_dim = dim, .dtype = Dtype::bfloat16};
 
-/// The tiles done again in a call whose keys grow by `growth` from the last to the first.
+/// The tiles done again in a call whose keys grow by `growth` from the first to the last.
 std::uint32_t count_repairs(float growth) {
   std::vector<std::uint16_t> q(length * dim), k(length * dim), v(length * dim), out(length * dim);
   std::mt19937 random(1);
   const auto bfloat16 = [](float x) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16); };
   for (std::int64_t i = 0; i < length * dim; ++i) {
-    const auto position = static_cast<float>(length - i / dim) / length;
+    const auto position = static_cast<float>(i / dim) / length;
     q[i] = bfloat16(1.0f);
     k[i] = bfloat16(growth * position + 0.001f * static_cast<float>(random() % 100));
     v[i] = bfloat16(0.01f * static_cast<float>(random() % 100));
