@@ -65,14 +65,14 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
 
 /// One tile, from its first block to its store. Returns whether the next pass must do it again.
 template <ForwardConfig config>
-__device__ __forceinline__ bool attend(Warpgroup<config>& wg) {
+__device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
   Output<config> out;
-  if (wg.sees_nothing()) {
+  if (work == Work::write_zeros) {
 #pragma unroll
     for (float& x : out.O) x = 0;
     ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
     wg.release_queries();
-  } else if (wg.pass() == Pass::careful) {
+  } else if (work == Work::sweep_carefully) {
     sweep_carefully(wg, out);
   } else {
     Sweep<config>{wg, out}.run();
@@ -120,8 +120,8 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     for (;; ++wg.num_tiles) {
       const Turn<S::q_stages> q = wg.q_turn();
       ptx::mbarrier_wait(shared.Q_full[q.slot][wg.warpgroup], q.parity);  // the next tile is there, and its Q
-      if (wg.has_tile()) {
-        const bool unsound = attend(wg);
+      if (const Work work = wg.work(); work != Work::none) {
+        const bool unsound = attend(wg, work);
         if (S::votes ? ptx::any(unsound) : unsound) redo.mark(wg.stored_tile());
         continue;
       }

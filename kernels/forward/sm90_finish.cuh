@@ -16,46 +16,35 @@ struct Finisher {
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   const int warpgroup;
-  const int thread;
+  const unsigned thread;
 
   /// The addresses that follow from `thread` are computed here, not kept in registers while the tile is attended to.
   __device__ __forceinline__ explicit Finisher(const Warpgroup<config>& wg)
-      : args(wg.args), shared(wg.shared), warpgroup(wg.warpgroup), thread(ptx::registers_fresh(wg.thread)) {}
+      : args(wg.args),
+        shared(wg.shared),
+        warpgroup(wg.warpgroup),
+        thread(static_cast<unsigned>(ptx::registers_fresh(wg.thread))) {}
 
   /// Returns whether the tile must be done again by the next pass (see Pass).
   __device__ __forceinline__ bool finish(const Tile& tile, bool visited_interior, Output<config>& out) const {
     auto& [O, rows] = out;
-    const auto& [row_max, row_sum] = rows;
     const Scores<config> math(args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32);
-    bool redo = false;
-    float factor[2];
-    bool watched[2];  // rows whose output must be finite for the tile to be right
+    float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads hold a row
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; ++lanes) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sum[r] += ptx::shuffle_xor(sum[r], lanes);
+    }
+    bool used[2], empty[2];
+    float maximum[2], factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = row_sum[r];  // four threads hold a row
-      sum += ptx::shuffle_xor(sum, 1);
-      sum += ptx::shuffle_xor(sum, 2);
-      const int q = math.row + 8 * r;
-      const bool used = q < math.score.len_q;
-      const bool empty = row_max[r] == -tile::infinity && !visited_interior;
-      if (tile.pass == Pass::reference && used && !empty && !(sum >= 0.5f && sum < highest_sum)) redo = true;
-      watched[r] = used && sum < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
-
-      const float maximum = Scores<config>::finite(row_max[r]) * math.exponent_scale;  // in powers of 2
-      float denominator = sum;
-      float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
-      if constexpr (features.sink) {
-        const float sink = args.sink[tile.head_idx];
-        denominator += ptx::exp2(sink * tile::log2_e - maximum);
-        // The larger of the two logarithms is taken out, so that neither can overflow.
-        const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
-        lse = larger == -tile::infinity ? larger
-                                        : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
-      }
-      factor[r] = used && !empty ? (features.dropout ? args.keep_scale : 1.0f) * ptx::reciprocal(denominator) : 0.0f;
-      if (args.lse != nullptr && thread % 4 == 0 && q < tile.sequence.rows_q) {
-        args.lse[tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + q] = used ? lse : -tile::infinity;
-      }
+      used[r] = math.row + 8 * r < math.score.len_q;
+      empty[r] = rows.max[r] == -tile::infinity && !visited_interior;
+      maximum[r] = Scores<config>::finite(rows.max[r]) * math.exponent_scale;  // in powers of 2
+      float denominator = sum[r];
+      if constexpr (features.sink) denominator += ptx::exp2(args.sink[tile.head_idx] * tile::log2_e - maximum[r]);
+      factor[r] = used[r] && !empty[r] ? (features.dropout ? args.keep_scale : 1.0f) * ptx::reciprocal(denominator) : 0.0f;
     }
 
     float poison[2] = {0, 0};  // NaN once an output of the row is not finite
@@ -66,9 +55,35 @@ struct Finisher {
       poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
       if constexpr (features.seqused_q) O[i] = factor[r] == 0.0f ? 0.0f : O[i];  // unused rows are 0 whatever was there
     }
-    if (tile.pass != Pass::careful) redo = redo || (watched[0] && poison[0] != 0.0f) || (watched[1] && poison[1] != 0.0f);
     store(tile, O);
+
+    bool redo = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool sound = empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum);
+      const bool watched = sum[r] < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
+      redo = redo || (used[r] && ((tile.pass == Pass::reference && !sound) ||
+                                  (tile.pass != Pass::careful && watched && poison[r] != 0.0f)));
+    }
+    if (args.lse != nullptr && thread % 4 == 0) {
+      float* const lse = args.lse + tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + math.row;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (math.row + 8 * r >= tile.sequence.rows_q) continue;
+        lse[8 * r] = used[r] ? lse_of(tile, maximum[r], sum[r], empty[r]) : -tile::infinity;
+      }
+    }
     return redo;
+  }
+
+  __device__ __forceinline__ float lse_of(const Tile& tile, float maximum, float sum, bool empty) const {
+    const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
+    if constexpr (!features.sink) return lse;
+    // The larger of the two logarithms is taken out, so that neither can overflow.
+    const float sink = args.sink[tile.head_idx];
+    const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
+    return larger == -tile::infinity ? larger
+                                     : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
   }
 
   /// A row sum below this bounds every probability of the row by what P's type can hold.
@@ -78,17 +93,16 @@ struct Finisher {
   __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2]) const {
     const int first_row = tile.q_begin + warpgroup * wg_rows;
     const int rows = tile.sequence.rows_q - first_row;
-    const int warp = thread / 32, lane = thread % 32;
     // stmatrix stores 16 x 16: a lane gives the address of row lane % 16, columns 8 (lane / 16) on.
-    const int row = warp * 16 + lane % 16;
+    const unsigned row = thread / 32 * 16 + thread % 16;
+    const unsigned place = row * 128 + (thread / 16 % 2 ^ row % 8) * 16;  // of the first 16 columns
 #pragma unroll
     for (int begin = 0; begin < S::chunks_v; begin += S::o_chunks) {
       if (thread == 0) ptx::bulk_wait_read<0>();                     // the store before this one has read the buffer
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // so all may write it
 #pragma unroll
       for (int group = begin * 4; group < tile::smaller((begin + S::o_chunks) * 4, S::width_v / 16); ++group) {
-        const int piece = (2 * group + lane / 16) % 8 ^ row % 8;
-        auto* to = reinterpret_cast<unsigned char*>(shared.O(warpgroup, group / 4 - begin)) + row * 128 + piece * 16;
+        auto* to = reinterpret_cast<unsigned char*>(shared.O(warpgroup, group / 4 - begin)) + (place ^ group % 4 * 32);
         const float* o = O + 8 * group;
         ptx::stmatrix_x4(to, ptx::pack<S::type>(o[0], o[1]), ptx::pack<S::type>(o[2], o[3]), ptx::pack<S::type>(o[4], o[5]),
                          ptx::pack<S::type>(o[6], o[7]));

@@ -9,8 +9,10 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// The tiles of this block. A block takes every gridDim-th row tile, neighbours in the same head, so that L2 holds its
-/// keys. With pair_tiles it takes row tile `last - x` and then row tile x: under a causal mask every pair is the same work.
+/// The tiles of this block. In each round every block takes one row tile, neighbours in the same head, so that L2 holds its
+/// keys. A block moves on by one place with each round: the last row tile of a head may be short, and that should not
+/// always be the same block's luck. With pair_tiles it takes row tile `last - x` and then row tile x: under a causal mask
+/// every pair is the same work.
 template <ForwardConfig config>
 struct Schedule {
   const AttentionArgs& args;
@@ -26,7 +28,8 @@ struct Schedule {
     const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
     units_per_head = config.pair_tiles ? tile::ceil_div(row_tiles, 2) : row_tiles;
     num_units = units_per_head * args.heads_q * args.batch;
-    const int mine = tile::ceil_div(num_units - first_unit(), unit_stride());
+    const int rounds = num_units / unit_stride();
+    const int mine = rounds + (unit_of_round(rounds) < num_units ? 1 : 0);
     num_iterations = config.pair_tiles ? 2 * mine : mine;
     if constexpr (config.take_turns) {
       constexpr int l2_bytes = 32 << 20;
@@ -58,6 +61,10 @@ struct Schedule {
   __device__ __forceinline__ static int first_unit() { return static_cast<int>(blockIdx.x); }
   __device__ __forceinline__ static int unit_stride() { return static_cast<int>(gridDim.x); }
 
+  __device__ __forceinline__ static int unit_of_round(int round) {
+    return round * unit_stride() + (first_unit() + round) % unit_stride();
+  }
+
   /// A row tile of a head, or a pair of them.
   struct Unit {
     int head_idx;
@@ -75,7 +82,7 @@ struct Schedule {
       const int batch_idx = head_of_batch / args.heads_q;
       return {head_of_batch - batch_idx * args.heads_q, batch_idx, units_per_head - 1 - row};
     }
-    const int unit = first_unit() + (config.pair_tiles ? iteration / 2 : iteration) * unit_stride();
+    const int unit = unit_of_round(config.pair_tiles ? iteration / 2 : iteration);
     const int head_of_batch = unit / units_per_head;
     const int batch_idx = head_of_batch / args.heads_q;
     return {head_of_batch - batch_idx * args.heads_q, batch_idx, unit - head_of_batch * units_per_head};
@@ -95,7 +102,6 @@ struct Schedule {
     if (row_tile * config.block_q >= sequence.rows_q) return false;
     tile.iteration = iteration;
     tile.pass = pass;
-    tile.exists = true;
     tile.q_begin = row_tile * config.block_q;
     tile.head_idx = unit.head_idx;
     tile.sequence = sequence;
@@ -108,6 +114,7 @@ struct Schedule {
     const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     tile.first = Shape<config>::forwards ? loaded.begin : loaded.end - 1;
     tile.blocks = loaded.end - loaded.begin;
+    tile.work = tile.sees_nothing() ? Work::write_zeros : pass == Pass::careful ? Work::sweep_carefully : Work::sweep;
 #pragma unroll 1
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       // In Pass::careful the warpgroups go through the blocks together.

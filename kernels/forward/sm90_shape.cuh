@@ -100,11 +100,14 @@ struct Blocks {
   int begin, interior_begin, interior_end, end;
 };
 
+/// What the warpgroups do with a tile.
+enum class Work : int { none, write_zeros, sweep, sweep_carefully };  // none: the pass is over
+
 /// A tile of block_q queries of one head.
 struct Tile {
   int iteration;
   Pass pass;
-  bool exists;  // false: the pass is over
+  Work work;
   int q_begin;
   int head_idx;
   int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)

@@ -57,18 +57,21 @@ struct Warpgroup {
   int num_tiles = 0;        // finished so far
   unsigned num_blocks = 0;  // K blocks whose scores have been computed; V follows one behind
 
+  /// What all lanes of a warp agree on. Without votes (Shape) a shuffle tells the compiler so: loops over blocks count in
+  /// uniform registers only then, and wgmma takes its descriptors from those.
+  __device__ __forceinline__ static int uniform(int x) { return S::votes ? x : ptx::shuffle(x, 0); }
+
   /// The current tile. It is read from shared memory when it is needed, and neither it nor its address is kept in
   /// registers.
   __device__ __forceinline__ const Tile& stored_tile() const {
     return shared.tiles[ptx::registers_fresh(num_tiles) % tile_slots];
   }
-  /// The same, by a shuffle: the compiler then knows that the lanes of a warp agree. Loops over blocks count in uniform
-  /// registers only so, and wgmma takes its descriptors from those.
+  /// The same, with what loops and branches depend on known to be uniform.
   __device__ __forceinline__ Tile tile() const {
     constexpr Features features = config.features;
     Tile tile = stored_tile();
-    tile.first = ptx::shuffle(tile.first, 0);
-    tile.blocks = ptx::shuffle(tile.blocks, 0);
+    tile.first = uniform(tile.first);
+    tile.blocks = uniform(tile.blocks);
     if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths)) {
       tile.sequence = tile::make_sequence<features>(args, tile.sequence.batch_idx);  // all but this is constant
     }
@@ -77,22 +80,16 @@ struct Warpgroup {
   /// The blocks of it that this warpgroup visits.
   __device__ __forceinline__ Blocks blocks() const {
     const Blocks& seen = stored_tile().seen[warpgroup];
-    return {.begin = ptx::shuffle(seen.begin, 0),
-            .interior_begin = ptx::shuffle(seen.interior_begin, 0),
-            .interior_end = ptx::shuffle(seen.interior_end, 0),
-            .end = ptx::shuffle(seen.end, 0)};
+    return {.begin = uniform(seen.begin),
+            .interior_begin = uniform(seen.interior_begin),
+            .interior_end = uniform(seen.interior_end),
+            .end = uniform(seen.end)};
   }
-  /// What to do with it.
-  __device__ __forceinline__ bool has_tile() const { return ptx::shuffle(static_cast<int>(stored_tile().exists), 0) != 0; }
-  __device__ __forceinline__ bool sees_nothing() const {
-    return ptx::shuffle(static_cast<int>(stored_tile().sees_nothing()), 0) != 0;
-  }
+  __device__ __forceinline__ Work work() const { return static_cast<Work>(uniform(static_cast<int>(stored_tile().work))); }
+  __device__ __forceinline__ Pass pass() const { return static_cast<Pass>(uniform(static_cast<int>(stored_tile().pass))); }
   __device__ __forceinline__ bool visited_interior() const {
     const Blocks& seen = stored_tile().seen[warpgroup];
     return seen.interior_begin < seen.interior_end;
-  }
-  __device__ __forceinline__ Pass pass() const {
-    return static_cast<Pass>(ptx::shuffle(static_cast<int>(stored_tile().pass), 0));
   }
   __device__ __forceinline__ Turn<S::q_stages> q_turn() const { return Turn<S::q_stages>(num_tiles); }
 
