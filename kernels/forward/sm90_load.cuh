@@ -84,12 +84,10 @@ struct Loader {
   __device__ __forceinline__ void hand_over(const Tile& tile) {
     const Turn<S::q_stages> q(num_tiles);
     const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
-    // The warpgroups have read the queries that were in this slot.
-#pragma unroll 1
-    for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_wait(shared.Q_free[q.slot][w], q.parity ^ 1);
     ++num_tiles;
 #pragma unroll 1
     for (int w = 0; w < S::warpgroups; ++w) {
+      ptx::mbarrier_wait(shared.Q_free[q.slot][w], q.parity ^ 1);  // the warpgroup has read what was in its slot
       if (tile.sees_nothing()) {
         ptx::mbarrier_arrive(shared.Q_full[q.slot][w]);
         continue;

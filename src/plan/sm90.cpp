@@ -80,10 +80,10 @@ Tile choose_tile(const Problem& p) {
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores past the edges than with 128 keys
   if (!scores && !lengths && p.window_left < 0 && p.seq_q > 128) {
     if (dim <= 64) {
-      if (p.seq_q <= (windowed ? 1024 : 512)) return {64, 64};
+      if (windowed ? p.seq_q <= 1024 : p.seq_q < 512) return {64, 64};
       return {192, 128, windowed ? 4 : 2};
     }
-    if (!windowed && p.seq_q >= 8192) return {192, 80};
+    if (!windowed && p.seq_q >= 2048) return {192, 80};
   }
   return {128, 128, dim <= 64 ? 4 : 2};
 }
