@@ -84,6 +84,7 @@ Tile choose_tile(const Problem& p) {
       return {192, 128, windowed ? 4 : 2};
     }
     if (!windowed && p.seq_q >= 2048) return {192, 80};
+    if (windowed && p.seq_q <= 1024) return {128, 64, 4};
   }
   return {128, 128, dim <= 64 ? 4 : 2};
 }
