@@ -90,9 +90,16 @@ def warm(stages, seconds):
 
 def started(function, *arguments):
     """In a process of its own, which need not import torch again: nothing here has touched the GPU before."""
-    fork = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    fork = multiprocessing.get_context("fork").Process(target=until_interrupted, args=(function, *arguments))
     fork.start()
     return fork
+
+
+def until_interrupted(function, *arguments):
+    try:
+        function(*arguments)
+    except KeyboardInterrupt:
+        os._exit(130)
 
 
 def finished(fork, seconds):

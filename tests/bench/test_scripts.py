@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import package
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -40,6 +41,16 @@ def test_speed(tmp_path):
     assert data["machine"]["device"] and data["versions"]["torch"] and data["commit"] and data["ceilings"]["copy_gbs"] > 0
     again = run("benchmark_speed.py", *TINY, "--output", path)
     assert again.returncode == 2 and "exists; allowed: --resume" in again.stderr
+
+
+def test_overhead():
+    if package.unavailable:
+        pytest.skip(package.unavailable)
+    done = run("benchmark_overhead.py", "--device", "cpu", "--seq", "8", "--heads", "1", "--head-dim", "16")
+    assert done.returncode == 0, done.stderr
+    for name in ("attention()", "flash_attn_func()", "torch's, a gradient to come"):
+        assert name in done.stdout
+    assert all(float(line[34:].split()[0]) > 0 for line in done.stdout.splitlines())
 
 
 def test_memory_grows_with_the_scores(tmp_path):

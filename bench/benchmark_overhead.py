@@ -1,0 +1,70 @@
+"""What a call costs on the host, beside the work itself: microseconds until it returns, on a problem with hardly any work.
+
+    python bench/benchmark_overhead.py
+    python bench/benchmark_overhead.py --batch 2 --seq 256 --heads 16 --head-dim 128
+
+The calls take turns; each number is the median of their batches, with the fastest and the slowest. The queue of a GPU is
+emptied between two batches, outside of the time.
+"""
+
+import argparse
+import statistics
+import time
+
+import package  # noqa: F401 (makes flash_attention importable)
+import torch
+from flash_attention import FlashAttention, attention
+from flash_attention.flash_attn import flash_attn_func
+from torch.nn.functional import scaled_dot_product_attention
+
+CALLS, BATCHES = 100, 9
+
+
+def contestants(shape, device):
+    """{name: call} for q = k = v [batch, seq, heads, head_dim], causal."""
+    q = torch.randn(*shape, device=device, dtype=torch.bfloat16)
+    g = q.clone().requires_grad_()
+    q_first, g_first = q.transpose(1, 2), q.clone().transpose(1, 2).requires_grad_()
+    module = FlashAttention()
+    return {
+        "torch.empty_like(q)": lambda: torch.empty_like(q),
+        "q.add(1)": lambda: q.add(1),
+        "attention()": lambda: attention(q, q, q, causal=True),
+        "flash_attn_func()": lambda: flash_attn_func(q, q, q, causal=True),
+        "FlashAttention()": lambda: module(q_first, q_first, q_first, causal=True),
+        "torch's": lambda: scaled_dot_product_attention(q_first, q_first, q_first, is_causal=True),
+        "attention(), a gradient to come": lambda: attention(g, g, g, causal=True),
+        "torch's, a gradient to come": lambda: scaled_dot_product_attention(g_first, g_first, g_first, is_causal=True),
+    }
+
+
+def batch_of(call, device):
+    """Microseconds per call."""
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    seconds = time.perf_counter() - begin
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e6 * seconds / CALLS
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in (("batch", 1), ("seq", 128), ("heads", 4), ("head-dim", 64)):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args()
+    calls = contestants((arguments.batch, arguments.seq, arguments.heads, arguments.head_dim), arguments.device)
+    times = {name: [] for name in calls}
+    for turn in range(BATCHES + 1):  # the first warms up
+        for name, call in calls.items():
+            found = batch_of(call, arguments.device)
+            if turn:
+                times[name].append(found)
+    for name, found in times.items():
+        print(f"{name:34}{statistics.median(found):8.2f} us ({min(found):.2f} to {max(found):.2f})")
+
+
+if __name__ == "__main__":
+    main()
