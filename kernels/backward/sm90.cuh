@@ -148,9 +148,15 @@ struct Worker {
     ptx::fence_async_shared();  // dS before the product that reads it
   }
 
+  /// The warpgroup that makes dQ of a step. With two, the first step of a task is the first warpgroup's: under a causal
+  /// mask the second one sees nothing of it.
+  __device__ __forceinline__ int owner_of(unsigned step) const {
+    return static_cast<int>((step - (S::warpgroups == 2 ? walk().first_step : 0)) % S::warpgroups);
+  }
+
   /// Gives this warpgroup's dS of a step to the step's owner.
   __device__ __forceinline__ void hand_over(const typename Math::Packed& dS, unsigned step) const {
-    const int owner_idx = static_cast<int>(step % S::warpgroups);
+    const int owner_idx = owner_of(step);
     // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
     if (owner_idx != warpgroup && step >= walk().first_step + S::warpgroups)
       ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
@@ -177,13 +183,20 @@ struct Worker {
     }
   }
 
+  /// This warpgroup is done with K and V of the task.
+  __device__ __forceinline__ void release_keys() const {
+    if (leads()) ptx::mbarrier_arrive(shared.KV_free);
+  }
+
   /// dQ of a step of which this warpgroup is the owner.
+  template <bool last = false>
   __device__ __forceinline__ void make_dQ(unsigned step) const {
     float dQ[S::width / 2];
     ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
     issue_dQ(dQ, ptx::registers_fresh(0));
     ptx::wgmma_wait<0>();  // dQ is there
     ptx::wgmma_pin(dQ);
+    if constexpr (last) release_keys();  // the next keys come while dQ is sent away
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
     if (step + S::warpgroups < walk().end_step)
       ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
@@ -228,12 +241,19 @@ struct Worker {
       ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
     };
 
+    /// A step of which this warpgroup sees nothing.
+    const auto pass = [&](unsigned step) {
+      if constexpr (!config.separate_dq) hand_over({}, step);        // for the owner, who multiplies all keys
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
+      if (leads()) ptx::mbarrier_arrive(shared.free[Turn<S::stages>(step).slot]);
+    };
+
     const auto walk_step = [&]<bool dQ_due, bool begun = false, bool begin_next = false>(unsigned step) {
       const Turn<S::stages> turn(step);
       if constexpr (!begun) await_step(step);
       const Step& here = shared.step[step % steps_kept];
       if (!chains && (here.hidden >> warpgroup & 1)) {
-        if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
+        pass(step);
       } else {
         const int fresh = ptx::registers_fresh(0);
         if constexpr (!begun) begin_S(step);
@@ -312,16 +332,24 @@ struct Worker {
         }
         ptx::wgmma_pin(dK);
         ptx::wgmma_pin(dS);
+        if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
       }
-      if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
       if constexpr (dQ_due) make_dQ(step - lag);
     };
 
     if constexpr (!config.separate_dq) clean_keys();
-    const auto owns = [&](unsigned step) { return !config.separate_dq && step % S::warpgroups == warpgroup; };
+    const auto owns = [&](unsigned step) { return !config.separate_dq && owner_of(step) == warpgroup; };
     unsigned step = walk().first_step;
     if constexpr (chains) {
-      if (step != walk().end_step && owns(step - 1)) walk_step.template operator()<false>(step++);
+      if (step != walk().end_step && owns(step - 1)) {
+        await_step(step);
+        if (shared.step[step % steps_kept].hidden >> warpgroup & 1) {
+          pass(step);
+        } else {
+          walk_step.template operator()<false>(step);
+        }
+        ++step;
+      }
 #pragma unroll 1
       for (; step + 1 < walk().end_step; step += 2) {
         walk_step.template operator()<false, false, true>(step);
@@ -338,10 +366,11 @@ struct Worker {
         }
       }
     }
-    if constexpr (!config.separate_dq && lag != 0) {
-      if (step != walk().first_step && owns(step - 1)) make_dQ(step - 1);
+    if (lag != 0 && step != walk().first_step && owns(step - 1)) {
+      if constexpr (!config.separate_dq) make_dQ<true>(step - 1);
+    } else {
+      release_keys();
     }
-    if (leads()) ptx::mbarrier_arrive(shared.KV_free);
     const auto rows_of = [&](const TensorView& view) {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
       return tile::key_rows<typename S::Element, config.features>(view, task().sequence, task().kv_head_idx).from(kv_begin);

@@ -108,7 +108,7 @@ struct QueryWorker {
   const AttentionArgs& args;
   QueryStorage<config>& shared;
   const int warpgroup;
-  const int thread;         // in the warpgroup
+  const int thread;     // in the warpgroup
   unsigned walked = 0;  // before this task: twice the tiles, and whether the tasks that had tiles are odd in number
 
   __device__ __forceinline__ void run() {

@@ -23,7 +23,10 @@ struct RowTile {
 
   template <Features features>
   __device__ __forceinline__ static RowTile of_block(const AttentionArgs& args) {
-    const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, tile_rows), args.heads_q);
+    // Backwards: prepare ends with what backward_sm90_kernel begins with, and convert begins with what that ended with, so
+    // that it is in L2.
+    const int block_idx = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+    const auto block = tile::query_block(block_idx, tile::ceil_div(args.seq_q, tile_rows), args.heads_q);
     RowTile tile;
     tile.sequence = tile::make_sequence<features>(args, block.batch_idx);
     tile.head_idx = block.head_idx;
@@ -49,37 +52,53 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);
   const auto dO = tile::query_rows<const Element, config.features>(args.dO, tile.sequence, tile.head_idx);
   const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
-  const int lane = threadIdx.x % 8;
-
-#pragma unroll
-  for (int row = threadIdx.x / 8; row < tile_rows; row += 16) {
-    const int i = tile.q_begin + row;
-    const bool used = i < tile.sequence.len_q;
-    float sum = 0;
-    for (int column = 8 * lane; used && column < config.head_dim_v; column += 64) {
-      const Eight o = ptx::load_readonly(reinterpret_cast<const Eight*>(O.data + i * O.stride + column));
-      const Eight d = ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column));
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        sum += ptx::unpack_low<type>(o[p]) * ptx::unpack_low<type>(d[p]) +
-               ptx::unpack_high<type>(o[p]) * ptx::unpack_high<type>(d[p]);
-      }
-    }
-#pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-    if (lane != 0) continue;
-    const float lse = used ? args.lse[statistics + i] : -tile::infinity;
-    if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
-    workspace<float>(args, workspace_lse2)[tile.padded + row] =
-        lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
-    workspace<float>(args, workspace_delta)[tile.padded + row] = used ? sum : 0;
-  }
   if constexpr (!config.separate_dq) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;
     auto* sums =
         reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, workspace_dQ) + tile.padded * Shape<config>::width);
     for (int piece = threadIdx.x; piece < pieces; piece += wg_threads)
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
+  }
+  const int lane = threadIdx.x % 8;
+
+  // All loads of a few rows before the first is used: memory has much to do at once.
+  constexpr int chunks = Shape<config>::chunks_v, at_once = chunks > 2 ? 1 : 4 / chunks;
+#pragma unroll
+  for (int first = threadIdx.x / 8; first < tile_rows; first += 16 * at_once) {
+    Eight o[at_once][chunks], d[at_once][chunks];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const long long i = tile.q_begin + first + 16 * n;
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        const int column = 8 * lane + 64 * c;
+        const bool used = i < tile.sequence.len_q && column < config.head_dim_v;
+        o[n][c] = used ? ptx::load_readonly(reinterpret_cast<const Eight*>(O.data + i * O.stride + column)) : Eight{};
+        d[n][c] = used ? ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column)) : Eight{};
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int row = first + 16 * n, i = tile.q_begin + row;
+      const bool used = i < tile.sequence.len_q;
+      float sum = 0;
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          sum += ptx::unpack_low<type>(o[n][c][p]) * ptx::unpack_low<type>(d[n][c][p]) +
+                 ptx::unpack_high<type>(o[n][c][p]) * ptx::unpack_high<type>(d[n][c][p]);
+        }
+      }
+#pragma unroll
+      for (int distance = 1; distance < 8; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+      if (lane != 0) continue;
+      const float lse = used ? args.lse[statistics + i] : -tile::infinity;
+      if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
+      workspace<float>(args, workspace_lse2)[tile.padded + row] =
+          lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
+      workspace<float>(args, workspace_delta)[tile.padded + row] = used ? sum : 0;
+    }
   }
 }
 

@@ -110,6 +110,7 @@ __device__ __forceinline__ void store_eight(Element* to, const ptx::Vector<unsig
 template <Type type, int dim, int width>
 __device__ __forceinline__ void write_staged_rows(const tile::Rows<ptx::Element<type>>& rows,
                                                   const float (&values)[width / 2], float factor, void* staging, int lane) {
+  lane = ptx::registers_fresh(lane);  // nothing that is worked out here is kept for the next time
   constexpr int row_bytes = 2 * width, pieces = dim / 8;
   constexpr int swizzle = width % 64 == 0 ? 7 : 3;  // of the 16-byte pieces of a row, so that rows do not share banks
   char* const base = static_cast<char*>(staging);
@@ -123,13 +124,28 @@ __device__ __forceinline__ void write_staged_rows(const tile::Rows<ptx::Element<
   }
   __syncwarp();
   const bool aligned = (reinterpret_cast<unsigned long long>(rows.data) | rows.stride * 2) % 16 == 0;
-#pragma unroll 4
+  const auto staged = [&](int row, int piece) {
+    return ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(base) + row * row_bytes +
+                                                      (piece ^ (row & swizzle)) * 16);
+  };
+  if constexpr (pieces > 1 && 32 % pieces == 0) {
+    if (rows.count >= 16 && aligned) {  // the usual case: all loads, then all stores
+      constexpr int rows_at_once = 32 / pieces, count = 16 / rows_at_once;
+      const int row = lane / pieces, piece = lane % pieces;
+      ptx::Vector<unsigned, 4> words[count];
+#pragma unroll
+      for (int i = 0; i < count; ++i) words[i] = staged(row + i * rows_at_once, piece);
+      auto* to = reinterpret_cast<ptx::Vector<unsigned, 4>*>(rows.row(row) + 8 * piece);
+#pragma unroll
+      for (int i = 0; i < count; ++i, to += rows_at_once * rows.stride / 8) ptx::store_global(to, words[i]);
+      return;
+    }
+  }
+#pragma unroll 1
   for (int i = lane; i < 16 * pieces; i += 32) {
     const int row = i / pieces, piece = i % pieces;
     if (row >= rows.count) break;
-    const auto words = ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(base) + row * row_bytes +
-                                                                  (piece ^ (row & swizzle)) * 16);
-    store_eight(rows.row(row) + 8 * piece, words, aligned);
+    store_eight(rows.row(row) + 8 * piece, staged(row, piece), aligned);
   }
 }
 
