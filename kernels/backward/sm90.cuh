@@ -62,6 +62,9 @@ struct Worker {
 
   /// S of the next step is issued before dK of this one is waited for.
   static constexpr bool chains = S::warpgroups == 2 && !S::lean && !S::foreign_rows && !config.separate_dq;
+  /// Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the
+  /// first one's to own, and the second passes over it.
+  static constexpr bool passes_first = chains && config.features.window_right;
   /// Statistics are read under the products before them.
   static constexpr bool early_statistics = S::warpgroups == 2 && !S::lean;
   /// The owner of a step makes its dQ so many steps later.
@@ -148,10 +151,9 @@ struct Worker {
     ptx::fence_async_shared();  // dS before the product that reads it
   }
 
-  /// The warpgroup that makes dQ of a step. With two, the first step of a task is the first warpgroup's: under a causal
-  /// mask the second one sees nothing of it.
+  /// The warpgroup that makes dQ of a step.
   __device__ __forceinline__ int owner_of(unsigned step) const {
-    return static_cast<int>((step - (S::warpgroups == 2 ? walk().first_step : 0)) % S::warpgroups);
+    return static_cast<int>((passes_first ? step - walk().first_step : step) % S::warpgroups);
   }
 
   /// Gives this warpgroup's dS of a step to the step's owner.
@@ -243,7 +245,7 @@ struct Worker {
 
     /// A step of which this warpgroup sees nothing.
     const auto pass = [&](unsigned step) {
-      if constexpr (!config.separate_dq) hand_over({}, step);        // for the owner, who multiplies all keys
+      hand_over({}, step);                                           // for the owner, who multiplies all keys
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
       if (leads()) ptx::mbarrier_arrive(shared.free[Turn<S::stages>(step).slot]);
     };
@@ -253,7 +255,7 @@ struct Worker {
       if constexpr (!begun) await_step(step);
       const Step& here = shared.step[step % steps_kept];
       if (!chains && (here.hidden >> warpgroup & 1)) {
-        pass(step);
+        if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
       } else {
         const int fresh = ptx::registers_fresh(0);
         if constexpr (!begun) begin_S(step);
@@ -332,8 +334,8 @@ struct Worker {
         }
         ptx::wgmma_pin(dK);
         ptx::wgmma_pin(dS);
-        if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
       }
+      if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
       if constexpr (dQ_due) make_dQ(step - lag);
     };
 
@@ -342,8 +344,8 @@ struct Worker {
     unsigned step = walk().first_step;
     if constexpr (chains) {
       if (step != walk().end_step && owns(step - 1)) {
-        await_step(step);
-        if (shared.step[step % steps_kept].hidden >> warpgroup & 1) {
+        if constexpr (passes_first) await_step(step);
+        if (passes_first && (shared.step[step % steps_kept].hidden >> warpgroup & 1)) {
           pass(step);
         } else {
           walk_step.template operator()<false>(step);
