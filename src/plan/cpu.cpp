@@ -83,9 +83,12 @@ std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
   return problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
 }
 
-/// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles.
+/// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles, or a
+/// quarter of a million multiplications in fewer.
 void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
-  constexpr std::int64_t min_split = 8 * cpu_block_kv;
+  const std::int64_t a_key =
+      std::max<std::int64_t>(problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v), 1);
+  const std::int64_t min_split = std::clamp<std::int64_t>(250'000 / a_key, 2 * cpu_block_kv, 8 * cpu_block_kv);
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
   if (plan.num_splits == 1) return;

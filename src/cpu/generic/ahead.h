@@ -32,27 +32,22 @@ struct Ahead {
   }
 };
 
-/// The tile after the present one, K and V.
+/// The tile after the present one: asked for bit by bit, while this one is worked on.
 struct NextTile {
   Ahead K, V;
-  int lines;  // to ask for with each step of dot_tile
+  int key_lines, value_lines;  // to ask for with each step of the scores, and of the sums
 
-  FLASH_ATTENTION_INLINE void ask() {
-    K.ask(lines);
-    V.ask(lines);
-  }
+  FLASH_ATTENTION_INLINE void ask_for_keys() { K.ask(key_lines); }
+  FLASH_ATTENTION_INLINE void ask_for_values() { V.ask(value_lines); }
 };
 
 /// Rows [begin, end) of `heads` key heads, from the block's on, that lie side by side.
-inline NextTile next_tile(const Call& call, const RowBlock& block, int heads, std::int64_t begin, std::int64_t end,
-                          int lines) {
+inline Ahead rows_ahead(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, int heads,
+                        std::int64_t begin, std::int64_t end) {
   const int size = size_of(call.key_element);
-  const auto ahead = [&](const TensorView& tensor, int columns) {
-    const std::int64_t stride = tensor.seq_stride * size;
-    const std::int64_t rows = larger<std::int64_t>(smaller(end, block.key_end) - begin, 0);
-    return Ahead(block.keys(call, tensor) + begin * stride, stride, heads * columns * size, rows);
-  };
-  return {ahead(call.k, call.head_dim), ahead(call.v, call.head_dim_v), lines};
+  const std::int64_t stride = tensor.seq_stride * size;
+  const std::int64_t rows = larger<std::int64_t>(smaller(end, block.key_end) - begin, 0);
+  return Ahead(block.keys(call, tensor) + begin * stride, stride, heads * columns * size, rows);
 }
 
 }  // namespace
