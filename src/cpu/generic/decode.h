@@ -248,25 +248,6 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
   }
 }
 
-inline void write_head(const Call& call, const RowBlock& block, int split, const DecodeHead& head, float* factor) {
-  const int columns_v = round_up(call.head_dim_v, vector_lanes);
-  finish_rows(call, block, split, head.statistics, factor);
-  for (int row = 0; row < block.rows; ++row) {
-    const auto write = [&](auto type, void* to) {
-      using T = decltype(type);
-      for (int c = 0; c < call.head_dim_v; c += vector_lanes) {
-        const Vec sum = load(head.O + row * columns_v + c) * factor[row];
-        store_some<T>(static_cast<typename T::Stored*>(to) + c, sum, call.head_dim_v - c);
-      }
-    };
-    if (call.num_splits > 1) {
-      write(Float32{}, partial_sums(call, split, block.row_idx(call, row)));
-    } else {
-      with_element(call.element, [&](auto type) { write(type, block.row(call, call.out, row)); });
-    }
-  }
-}
-
 /// Q of the block's head; O and the statistics at their start. rows: with their padding.
 template <class Dots>
 inline void start_head(const Call& call, const RowBlock& block, int rows, DecodeHead& head) {
@@ -302,7 +283,7 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
   decode_keys<Dots>(call, item, block, scratch);
   for (int h = 0; h < item.num_heads; ++h) {
     block.move_to(call, item.first_head + h);
-    write_head(call, block, item.split, scratch.heads[h], scratch.rescale);
+    write_rows(call, block, item.split, scratch.heads[h].statistics, scratch.heads[h].O, scratch.rescale);
   }
 }
 

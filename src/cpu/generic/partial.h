@@ -87,6 +87,27 @@ inline void write_block(const Call& call, const RowBlock& block, int split, cons
   scatter_lanes<Float32>(Ot, block.vectors, block.rows, call.head_dim_v, factor, row_of);
 }
 
+/// The same where they are in rows, O[rows][head_dim_v padded to whole vectors].
+inline void write_rows(const Call& call, const RowBlock& block, int split, const Statistics& statistics, const float* O,
+                       float* factor) {
+  const int columns = round_up(call.head_dim_v, vector_lanes);
+  finish_rows(call, block, split, statistics, factor);
+  for (int row = 0; row < block.rows; ++row) {
+    const auto write = [&](auto type, void* to) {
+      using T = decltype(type);
+      for (int c = 0; c < call.head_dim_v; c += vector_lanes) {
+        const Vec sum = load(O + row * columns + c) * factor[row];
+        store_some<T>(static_cast<typename T::Stored*>(to) + c, sum, call.head_dim_v - c);
+      }
+    };
+    if (call.num_splits > 1) {
+      write(Float32{}, partial_sums(call, split, block.row_idx(call, row)));
+    } else {
+      with_element(call.element, [&](auto type) { write(type, block.row(call, call.out, row)); });
+    }
+  }
+}
+
 /// The merge of one block's rows.
 inline void merge(const Call& call, std::int64_t item, void* /*scratch*/) {
   const RowBlock block = ForwardItem(call, item * call.num_splits).rows(call);

@@ -43,13 +43,31 @@ struct PrefillScratch {
   alignas(64) float rescale[block_q];
 };
 
+/// A block whose keys are one tile: O[row] = sum of P[key][row] * V[key], in rows as they go out, and no lanes in between.
+inline void values_in_rows(const RowBlock& block, const Tile& tile, FloatRows V, int columns, const float* P, float* O,
+                           float* buffer) {
+  const SafeRows safe = make_safe(V, tile.count, columns, tile.weighted, buffer);
+  multiply<Start::zero, Order::column_major>({.A = P,
+                                              .a_stride = block.lanes(),
+                                              .B = safe.rows.data,
+                                              .b_stride = safe.rows.stride,
+                                              .C = O,
+                                              .c_stride = columns,
+                                              .rows = block.rows,
+                                              .depth = tile.count,
+                                              .vectors = columns / vector_lanes});
+  add_odd_rows(safe, P, {block.lanes(), 1}, block.rows, O, {columns, 1}, columns);
+}
+
 /// One tile of keys for one block.
-inline void prefill_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V,
+inline void prefill_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V, bool in_rows,
                          PrefillRows& rows, PrefillScratch& scratch) {
   score_tile(call, block, tile, K, rows.Qt, scratch.S);
   softmax_tile(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
   if (call.dropout) apply_dropout(call, block, tile, scratch.S, scratch.keep);
-  if (rows.started) {
+  if (in_rows) {
+    values_in_rows(block, tile, V, call.head_dim_v, scratch.S, rows.Ot, scratch.safe);
+  } else if (rows.started) {
     add_to_lanes<Start::rescale>(block, tile, V, call.head_dim_v, scratch.S, rows.Ot, scratch.safe, scratch.rescale);
   } else {
     add_to_lanes<Start::zero>(block, tile, V, call.head_dim_v, scratch.S, rows.Ot, scratch.safe);
@@ -62,6 +80,8 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   const ForwardItem item(call, item_idx);
   BlockList blocks(call, item.batch, item.kv_head, item.first_block, 1);
   take_split(call, item.split, blocks);
+  const bool in_rows =
+      call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv && call.head_dim_v % vector_lanes == 0;
   for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b]);
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
@@ -71,7 +91,7 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
       const RowBlock& block = blocks[b];
       if (begin >= block.key_end || begin + count <= block.key_begin) continue;
       const Tile tile(call, block, begin, count);
-      if (tile.seen != Seen::none) prefill_tile(call, block, tile, K, V, scratch.rows[b], scratch);
+      if (tile.seen != Seen::none) prefill_tile(call, block, tile, K, V, in_rows, scratch.rows[b], scratch);
     }
   }
   for (int b = 0; b < blocks.count; ++b) {
@@ -79,7 +99,11 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
     if (!rows.started) {
       for (int i = 0; i < call.head_dim_v * blocks[b].lanes(); ++i) rows.Ot[i] = 0;
     }
-    write_block(call, blocks[b], item.split, rows.statistics, rows.Ot, scratch.rescale);
+    if (in_rows) {
+      write_rows(call, blocks[b], item.split, rows.statistics, rows.Ot, scratch.rescale);
+    } else {
+      write_block(call, blocks[b], item.split, rows.statistics, rows.Ot, scratch.rescale);
+    }
   }
 }
 

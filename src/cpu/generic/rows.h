@@ -66,10 +66,11 @@ struct RowBlock {
     rows = static_cast<int>(smaller<std::int64_t>(left, block_q));
     vectors = round_up(rows, lane_multiple) / vector_lanes;
     key_begin = full_end = sequence.kv_rows;
+    std::int32_t row_query = static_cast<std::int32_t>(first_row / stack), member = static_cast<int>(first_row % stack);
     for (int lane = 0; lane < vectors * vector_lanes; ++lane) {
-      const std::int64_t row = first_row + smaller(lane, rows - 1);
-      query[lane] = static_cast<std::int32_t>(row / stack);
-      head[lane] = first_head + static_cast<int>(row % stack);
+      query[lane] = row_query;
+      head[lane] = first_head + member;
+      if (lane + 1 < rows && ++member == stack) member = 0, ++row_query;
       find_keys(call, lane);
       full_begin = larger<std::int64_t>(full_begin, begin[lane]);
       full_end = smaller<std::int64_t>(full_end, end[lane]);
