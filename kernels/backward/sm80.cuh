@@ -45,7 +45,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
     typename Shape::Stage stages[config.num_stages];  // one or two
     PTile P;
     PTile dS;
-    bool repair;  // something in dK or dV is not finite
+    SharedFlag repair;  // something in dK or dV is not finite
   };
 
   const AttentionArgs& args;
@@ -214,18 +214,18 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   }
 
   __device__ __forceinline__ void finish() const {
-    if (thread == 0) storage.repair = false;
+    if (thread == 0) storage.repair.set(false);
     __syncthreads();  // every warp is done with K and V, and the flag is down
     const bool K_fails = put<KTile, dK_pairs>(dK, K_smem, args.scale, dim / 16);
     const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, features.dropout ? args.keep_scale : 1, dim_v / 16);
-    if (Shape::careful && (K_fails || V_fails)) storage.repair = true;
+    if (Shape::careful && (K_fails || V_fails)) storage.repair.set(true);
     __syncthreads();  // dK, dV and the flag are in shared memory
     const auto dK_rows = tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).from(kv_begin);
     const auto dV_rows = tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx).from(kv_begin);
     tile::store_tile<threads, config.head_dim, block_kv, KTile>(K_smem, 0, dK_rows, thread);
     tile::store_tile<threads, config.head_dim_v, block_kv, VTile>(V_smem, 0, dV_rows, thread);
     if constexpr (Shape::careful) {
-      if (storage.repair) {
+      if (storage.repair.up()) {
         __syncthreads();  // the stores above come before those of the repair
         for (int j = kv_begin + warp; j < tile::smaller(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
           repair_key<config>(args, sequence, kv_head_idx, j, tiles.begin * block_q, tiles.end * block_q);

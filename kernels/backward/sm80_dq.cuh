@@ -30,7 +30,7 @@ __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const 
 template <BackwardConfig config>
 struct FinishStorage {
   typename BackwardSm80Shape<config>::QTile dQ;
-  bool repair;
+  SharedFlag repair;
 };
 
 /// A block takes a tile of block_q queries.
@@ -44,7 +44,7 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q, thread = threadIdx.x, warp = thread / 32;
   if (q_begin >= sequence.rows_q) return;
-  if (thread == 0) storage.repair = false;
+  if (thread == 0) storage.repair.set(false);
   __syncthreads();  // the flag is down
 
   float dQ[2][Sums::blocks][4];
@@ -68,12 +68,12 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
       }
     }
   }
-  if (check != check) storage.repair = true;
+  if (check != check) storage.repair.set(true);
   __syncthreads();  // dQ and the flag are in shared memory
   const auto to =
       tile::query_rows<typename Shape::Element, config.features>(args.dQ, sequence, block.head_idx).from(q_begin);
   tile::store_tile<Shape::threads, config.head_dim, config.block_q, QTile>(dQ_smem, 0, to, thread);
-  if constexpr (Shape::careful) repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair);
+  if constexpr (Shape::careful) repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
 }
 
 /// A block takes block_q queries of one head, a warp 16 of them; dS goes from one product into the next in registers.
@@ -90,7 +90,7 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
     dOTile dO;
     KTile K;
     VTile V;
-    bool repair;
+    SharedFlag repair;
   };
 
   const AttentionArgs& args;
@@ -188,17 +188,17 @@ __device__ __forceinline__ void backward_sm80_dq(const AttentionArgs& args) {
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;
   if (q_begin >= sequence.rows_q) return;
-  if (threadIdx.x == 0) storage.repair = false;
+  if (threadIdx.x == 0) storage.repair.set(false);
   __syncthreads();  // the flag is down
 
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
   const tile::Score<config.features> score(args, sequence, block.head_idx);
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.differentiate_tiles(score, tiles);
-  if (kernel.finish()) storage.repair = true;
+  if (kernel.finish()) storage.repair.set(true);
   if constexpr (Kernel::careful) {
     __syncthreads();  // the flag has its final value
-    repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair);
+    repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
   }
 }
 

@@ -12,6 +12,13 @@ namespace flash_attention {
 
 using namespace abi;
 
+/// A flag in shared memory that any thread of the block may raise.
+struct SharedFlag {
+  unsigned raised;
+  __device__ __forceinline__ void set(bool up) { ptx::store_shared(ptx::shared_address(&raised), up ? 1u : 0u); }
+  __device__ __forceinline__ bool up() const { return ptx::load_shared<unsigned>(ptx::shared_address(&raised)) != 0; }
+};
+
 template <BackwardConfig config>
 struct BackwardSm80Shape {
   static constexpr Features features = config.features;
