@@ -52,21 +52,6 @@ bool has_avx2() {
 
 #endif
 
-/// Processors' worth of time that the control group allows; infinite where it sets no limit.
-double quota() {
-  std::string limit;
-  double period = 0;
-  if (std::ifstream("/sys/fs/cgroup/cpu.max") >> limit >> period && limit != "max" && period > 0) {
-    return std::stod(limit) / period;
-  }
-  double microseconds = 0;
-  if (std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> microseconds &&
-      std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period && microseconds > 0 && period > 0) {
-    return microseconds / period;
-  }
-  return INFINITY;
-}
-
 }  // namespace
 
 bool has_isa(CpuIsa isa) {
@@ -104,12 +89,26 @@ CpuIsa best_isa() {
   return CpuIsa::generic;
 }
 
+double quota_of(const std::string& group) {
+  std::string limit;
+  double period = 0;
+  if (std::ifstream(group + "/cpu.max") >> limit >> period && limit != "max" && period > 0) {
+    return std::stod(limit) / period;
+  }
+  double microseconds = 0;
+  if (std::ifstream(group + "/cpu/cpu.cfs_quota_us") >> microseconds &&
+      std::ifstream(group + "/cpu/cpu.cfs_period_us") >> period && microseconds > 0 && period > 0) {
+    return microseconds / period;
+  }
+  return INFINITY;
+}
+
 int usable_processors() {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int allowed =
       sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, static_cast<int>(std::min<double>(allowed, std::ceil(quota()))));
+  return std::max(1, static_cast<int>(std::min<double>(allowed, std::ceil(quota_of("/sys/fs/cgroup")))));
 }
 
 }  // namespace flash_attention::cpu

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "flash_attention/device.h"
 
 namespace flash_attention::cpu {
@@ -13,5 +15,8 @@ CpuIsa best_isa();
 
 /// Processors that this process may use: the affinity mask, cut by the quota of its control group.
 int usable_processors();
+
+/// Processors' worth of time that a control group allows, versions 2 and 1; infinite where it sets no limit.
+double quota_of(const std::string& group);
 
 }  // namespace flash_attention::cpu

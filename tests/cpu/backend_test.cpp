@@ -1,8 +1,13 @@
 #include "cpu/backend.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include "cpu/detect.h"
 #include "cpu/peaks.h"
@@ -20,6 +25,31 @@ TEST(CpuBackend, SaysWhatTheMachineIs) {
   EXPECT_GT(device.memory_bytes, 0);
   EXPECT_TRUE(has_isa(best_isa()));
   EXPECT_GE(usable_processors(), 1);
+}
+
+TEST(CpuBackend, UsesTheProcessorsThatItMay) {
+  int usable = 0;
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
+    if (sched_setaffinity(0, sizeof one, &one) == 0) usable = usable_processors();
+  }).join();
+  EXPECT_EQ(usable, 1);
+}
+
+TEST(CpuBackend, KeepsToTheQuotaOfItsControlGroup) {
+  const std::filesystem::path group = ::testing::TempDir() + "flash_attention_group_" + std::to_string(getpid());
+  std::filesystem::create_directories(group / "cpu");
+  EXPECT_EQ(quota_of(group), INFINITY);
+  std::ofstream(group / "cpu" / "cpu.cfs_quota_us") << -1;
+  std::ofstream(group / "cpu" / "cpu.cfs_period_us") << 100000;
+  EXPECT_EQ(quota_of(group), INFINITY);
+  std::ofstream(group / "cpu" / "cpu.cfs_quota_us") << 150000;
+  EXPECT_EQ(quota_of(group), 1.5);
+  std::ofstream(group / "cpu.max") << "250000 100000";
+  EXPECT_EQ(quota_of(group), 2.5);
+  std::filesystem::remove_all(group);
 }
 
 TEST(CpuBackend, RefusesAnInstructionSetThatIsNotHere) {
