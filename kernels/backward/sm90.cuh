@@ -3,7 +3,7 @@
 // Attention backward for sm_90 (Hopper), head dimensions up to 128: dK and dV of a tile of keys, and the tile's share of
 // dQ.
 //
-// A block holds K and V of block_kv keys of one key head, 64 for each of its two or three warpgroups, and walks over the
+// A block holds K and V of block_kv keys of one key head, 64 for each of its two warpgroups, and walks over the
 // query tiles (64 rows) of every query head of the group. Each step, in every warpgroup:
 //
 //     S^T = K Q^T          dP^T = V dO^T                          64 keys x 64 queries, in registers
@@ -66,9 +66,9 @@ struct Worker {
   /// first one's to own, and the second passes over it.
   static constexpr bool passes_first = chains && config.features.window_right;
   /// Statistics are read under the products before them.
-  static constexpr bool early_statistics = S::warpgroups == 2 && !S::lean;
+  static constexpr bool early_statistics = !S::lean;
   /// The owner of a step makes its dQ so many steps later.
-  static constexpr unsigned lag = S::warpgroups == 2 ? 1 : 0;
+  static constexpr unsigned lag = 1;
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -148,7 +148,6 @@ struct Worker {
       ptx::stmatrix_x4_trans(const_cast<char*>(base + (address - chunk)), dS[step][0], dS[step][1], dS[step][2],
                              dS[step][3]);
     }
-    ptx::fence_async_shared();  // dS before the product that reads it
   }
 
   /// The warpgroup that makes dQ of a step.
@@ -158,11 +157,19 @@ struct Worker {
 
   /// Gives this warpgroup's dS of a step to the step's owner.
   __device__ __forceinline__ void hand_over(const typename Math::Packed& dS, unsigned step) const {
+    lay_down(dS, step);
+    tell_owner(step);
+  }
+  __device__ __forceinline__ void lay_down(const typename Math::Packed& dS, unsigned step) const {
     const int owner_idx = owner_of(step);
     // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
     if (owner_idx != warpgroup && step >= walk().first_step + S::warpgroups)
       ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
     store_dS(dS, owner_idx);
+  }
+  __device__ __forceinline__ void tell_owner(unsigned step) const {
+    const int owner_idx = owner_of(step);
+    ptx::fence_async_shared();  // dS before the product that reads it
     if (owner_idx != warpgroup) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
   }
 
@@ -194,11 +201,18 @@ struct Worker {
   template <bool last = false>
   __device__ __forceinline__ void make_dQ(unsigned step) const {
     float dQ[S::width / 2];
-    ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
-    issue_dQ(dQ, ptx::registers_fresh(0));
+    begin_dQ(dQ);
     ptx::wgmma_wait<0>();  // dQ is there
     ptx::wgmma_pin(dQ);
     if constexpr (last) release_keys();  // the next keys come while dQ is sent away
+    finish_dQ(dQ, step);
+  }
+  __device__ __forceinline__ void begin_dQ(float (&dQ)[S::width / 2]) const {
+    ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
+    issue_dQ(dQ, ptx::registers_fresh(0));
+  }
+  /// When it has been waited for.
+  __device__ __forceinline__ void finish_dQ(const float (&dQ)[S::width / 2], unsigned step) const {
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
     if (step + S::warpgroups < walk().end_step)
       ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
@@ -307,13 +321,6 @@ struct Worker {
         ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
         ptx::wgmma_pin(dPt);
         if constexpr (S::lean) ptx::wgmma_pin(P);
-        if constexpr (S::reread_P) {
-#pragma unroll
-          for (int i = 0; i < tile_rows / 2; i += 2) {
-            St[i] = ptx::unpack_low<type>(P[i / 8][i / 2 % 4]);
-            St[i + 1] = ptx::unpack_high<type>(P[i / 8][i / 2 % 4]);
-          }
-        }
         math.gradients(St, dPt, marks,
                        [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[turn.slot], i / 4); });
         Math::pack(dPt, dS);
@@ -373,6 +380,12 @@ struct Worker {
     } else {
       release_keys();
     }
+    finish_task(dK, dV);
+  }
+
+  /// All products of the task are done: dK and dV to memory.
+  __device__ __forceinline__ void finish_task(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
+    const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
       return tile::key_rows<typename S::Element, config.features>(view, task().sequence, task().kv_head_idx).from(kv_begin);
@@ -392,13 +405,11 @@ struct Worker {
   }
 };
 
-}  // namespace backward_sm90
-
-template <abi::BackwardConfig config>
-__device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& args) {
-  using namespace backward_sm90;
+/// A block: its first warpgroup loads, run(warpgroup) is what each of the others does.
+template <BackwardConfig config, typename Run>
+__device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
   using S = Shape<config>;
-  static_assert((S::warpgroups == 2 || S::warpgroups == 3) && config.num_warps * 32 == S::threads);
+  static_assert(config.num_warps * 32 == S::threads);
   static_assert(sizeof(SharedStorage<config>) <= backward_sm90_shared_bytes(config));
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
   if (threadIdx.x == 0) {
@@ -418,8 +429,19 @@ __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& a
     if (threadIdx.x == 0) load_walks<config>(args, shared);
   } else {
     ptx::registers_increase<S::work_registers>();
-    Worker<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    run(shared, warpgroup - 1);
   }
+}
+
+}  // namespace backward_sm90
+
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  static_assert(Shape<config>::warpgroups == 2);
+  run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {
+    Worker<config>{args, shared, warpgroup, static_cast<int>(threadIdx.x) % wg_threads}.run();
+  });
 }
 
 }  // namespace flash_attention

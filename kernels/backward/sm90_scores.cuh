@@ -88,6 +88,18 @@ struct Scores {
     }
   }
 
+  /// probabilities() and gradients() in one pass, where dP is there when S is: P and dS as operands of the next products.
+  template <typename Lse2, typename Delta>
+  __device__ __forceinline__ void operands(Tile& S, Tile& dP, Lse2 lse2, Delta delta, Packed& P, Packed& dS) const {
+    Marks marks;
+    mark(marks);
+    if (edge) {
+      operands_of_tile<true>(S, dP, marks, lse2, delta, P, dS);
+    } else {
+      operands_of_tile<false>(S, dP, marks, lse2, delta, P, dS);
+    }
+  }
+
   /// A tile as the A operand of the next product: two neighbours to a register.
   __device__ __forceinline__ static void pack(const Tile& values, Packed& packed) {
 #pragma unroll
@@ -95,6 +107,16 @@ struct Scores {
   }
 
  private:
+  template <bool some_hidden, typename Lse2, typename Delta>
+  __device__ __forceinline__ void operands_of_tile(Tile& S, Tile& dP, const Marks& marks, Lse2 lse2, Delta delta, Packed& P,
+                                                   Packed& dS) const {
+    weigh_tile<some_hidden>(S, marks, lse2, [&](int i, float p, float q) {
+      P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q);
+      differentiate_pair<some_hidden>(S, dP, i, marks, delta(i));
+      dS[i / 8][i / 2 % 4] = ptx::pack<type>(dP[i], dP[i + 1]);
+    });
+  }
+
   template <bool some_hidden, typename Lse2, typename Take>
   __device__ __forceinline__ void weigh_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
 #pragma unroll
@@ -135,15 +157,18 @@ struct Scores {
   template <bool some_hidden, typename Delta>
   __device__ __forceinline__ void differentiate_tile(const Tile& S, Tile& dP, const Marks& marks, Delta delta) const {
 #pragma unroll
-    for (int i = 0; i < count; i += 2) {
-      const auto statistics = delta(i);
+    for (int i = 0; i < count; i += 2) differentiate_pair<some_hidden>(S, dP, i, marks, delta(i));
+  }
+
+  template <bool some_hidden>
+  __device__ __forceinline__ void differentiate_pair(const Tile& S, Tile& dP, int i, const Marks& marks,
+                                                     const Pair& delta) const {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float incoming = dP[i + e];
-        if constexpr (features.dropout) incoming = marks.is_dropped(i + e) ? 0 : incoming * dropout.keep_scale;
-        dP[i + e] = S[i + e] * (incoming - statistics[e]);
-        if (some_hidden && marks.is_hidden(i + e)) dP[i + e] = 0;
-      }
+    for (int e = 0; e < 2; ++e) {
+      float incoming = dP[i + e];
+      if constexpr (features.dropout) incoming = marks.is_dropped(i + e) ? 0 : incoming * dropout.keep_scale;
+      dP[i + e] = S[i + e] * (incoming - delta[e]);
+      if (some_hidden && marks.is_hidden(i + e)) dP[i + e] = 0;
     }
   }
 

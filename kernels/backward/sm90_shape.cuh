@@ -71,11 +71,6 @@ struct Shape {
   static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
   static constexpr int work_registers = warpgroups == 3 ? 160 : 240;
 
-  // With three warpgroups registers are short: dS takes P from its 16-bit copy, which is one more rounding. What P was
-  // before soft cap and dropout cannot be had that way.
-  static constexpr bool reread_P = warpgroups == 3;
-  static_assert(!reread_P || (tile::Score<features>::linear && !features.mask && !features.dropout));
-
   // At head dimension 128 no registers are left for options: dP is computed after P, not under it, and P is given up before
   // dS is made.
   static constexpr bool lean = width + width_v > 192 &&

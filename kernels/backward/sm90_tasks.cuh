@@ -15,13 +15,24 @@ struct TaskOrder {
   int num_tiles;  // of a head
   int num_heads;  // of the whole batch
   int section;    // heads
+  int last;       // heads of the last section, where it is another one
 
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int walked_rows) {
     constexpr int section_rows = (24 << 20) / ((config.head_dim + config.head_dim_v) * 2);
     const bool uneven = config.features.window_right || config.features.window_left;
     const int fitting = uneven ? section_rows / tile::larger(walked_rows, 1) : 1;
-    return {num_tiles, num_heads, tile::larger(tile::smaller(fitting, num_heads), 1)};
+    return {num_tiles, num_heads, tile::larger(tile::smaller(fitting, num_heads), 1), 0};
+  }
+
+  /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
+  /// come first.
+  template <BackwardConfig config>
+  __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
+    constexpr int last_rows = 1 << 16;
+    const bool uneven = config.features.window_right || config.features.window_left;
+    const int last = uneven ? tile::ceil_div(last_rows, tile::larger(walked_rows, 1)) : 0;
+    return {num_tiles, num_heads, 1, tile::smaller(last, num_heads)};
   }
 
   __device__ __forceinline__ int count() const { return num_tiles * num_heads; }
@@ -31,9 +42,10 @@ struct TaskOrder {
     int head;
   };
   __device__ __forceinline__ Place operator[](int task_idx) const {
-    const int first_head = task_idx / (section * num_tiles) * section;
+    const bool at_end = task_idx >= (num_heads - last) * num_tiles;
+    const int first_head = at_end ? num_heads - last : task_idx / (section * num_tiles) * section;
     const int rest = task_idx - first_head * num_tiles;
-    const int heads = tile::smaller(section, num_heads - first_head);
+    const int heads = at_end ? last : tile::smaller(section, num_heads - first_head);
     return {rest / heads, first_head + rest % heads};
   }
 };

@@ -6,11 +6,30 @@
 // its own index, later ones come from a counter in the workspace, so that a block that was given less takes more. The
 // loading warp is ahead of the others: queries of the next task come under the last products of this one.
 
-#include "backward/sm90_shape.cuh"
-#include "ptx/atomic.cuh"
-#include "ptx/tma.cuh"
+#include "backward/sm90_tasks.cuh"
 
 namespace flash_attention::backward_sm90 {
+
+/// The order in which blocks take the tiles of keys.
+template <BackwardConfig config>
+__device__ __forceinline__ TaskOrder walk_tasks(const AttentionArgs& args) {
+  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * args.batch,
+                                     args.seq_q * args.group);
+}
+/// Whether there is such a task, and its tile of keys. The loading warp of two warpgroups has no registers for the order.
+template <BackwardConfig config>
+__device__ __forceinline__ bool task_exists(const AttentionArgs& args, int task_idx) {
+  return task_idx < tile::ceil_div(args.seq_kv, config.block_kv) * args.heads_kv * args.batch;
+}
+template <BackwardConfig config>
+__device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
+  if constexpr (Shape<config>::warpgroups == 3) {
+    const auto place = walk_tasks<config>(args)[task_idx];
+    return {place.tile, place.head % args.heads_kv, place.head / args.heads_kv};
+  } else {
+    return tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+  }
+}
 
 /// A tile of keys, and the steps (query head, query tile) over which it is walked.
 template <BackwardConfig config>
@@ -22,8 +41,6 @@ struct Task {
   int num_steps;
 
   Task() = default;
-  __device__ __forceinline__ Task(const AttentionArgs& args, int task_idx)
-      : Task(args, tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv)) {}
   __device__ __forceinline__ Task(const AttentionArgs& args, const tile::BlockCoordinates& block) {
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     kv_head_idx = block.head_idx;
@@ -78,9 +95,8 @@ constexpr int walks_kept = 4, steps_kept = 8;
 template <BackwardConfig config>
 __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int task_idx) {
   using S = Shape<config>;
-  const int num_tiles = tile::ceil_div(args.seq_kv, config.block_kv);
-  if (task_idx >= num_tiles * args.heads_kv * args.batch) return;
-  const auto block = tile::key_block(task_idx, num_tiles, args.heads_kv);
+  if (!task_exists<config>(args, task_idx)) return;
+  const auto block = key_block_of<config>(args, task_idx);
   const int batch_idx = config.features.packed ? 0 : block.batch_idx;
   int row = block.tile_idx * config.block_kv;
   if constexpr (config.features.packed) row += args.cu_seqlens_kv[block.batch_idx];
@@ -104,13 +120,13 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
 #pragma unroll 1
   for (int n = 0;; ++n) {
     Walk<config>& walk = shared.walk[n % walks_kept];
-    walk.exists = task_idx < tile::ceil_div(args.seq_kv, config.block_kv) * args.heads_kv * args.batch;
+    walk.exists = task_exists<config>(args, task_idx);
     if (!walk.exists) {
       ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
       ptx::mbarrier_arrive(shared.KV_full);
       return;
     }
-    const Task<config>& task = walk.task = Task<config>(args, task_idx);
+    const Task<config>& task = walk.task = Task<config>(args, key_block_of<config>(args, task_idx));
     walk.first_step = count;
     walk.end_step = count + task.num_steps;
     // Read again from shared memory where they are used: this warp has hardly any registers.

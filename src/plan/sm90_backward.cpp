@@ -36,10 +36,8 @@ Structure choose_structure(const Problem& p) {
   if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain ? 3 : 2};
   // Options that touch every score need the registers that dQ would take.
   if (dim > 64) return {.wide = false, .separate_dq = p.deterministic || !plain, .warpgroups = 2, .stages = 2};
-  // Three warpgroups have 160 registers a thread. Options that touch every score do not fit in, and taking P back from its
-  // 16-bit copy takes a conversion more in float16, which makes ptxas serialise the products (C7512).
-  const bool three = plain && !p.packed && p.window_left < 0 && p.dtype == Dtype::bfloat16;
-  return {.wide = false, .separate_dq = p.deterministic, .warpgroups = three ? 3 : 2, .stages = 3};
+  // Three warpgroups have 160 registers a thread: options that touch every score do not fit in.
+  return {.wide = false, .separate_dq = p.deterministic, .warpgroups = plain ? 3 : 2, .stages = 3};
 }
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90_shape.cuh.
@@ -87,9 +85,10 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                 .shared_bytes = abi::backward_sm90_wide_shared_bytes(config)},
                std::min<std::int64_t>(key_tiles, device.num_sms));
   } else {
+    const bool three = structure.warpgroups == 3;
     add_launch(plan,
-               {.unit = "backward/sm90",
-                .entry = "backward_sm90_kernel",
+               {.unit = three ? "backward/sm90_three" : "backward/sm90",
+                .entry = three ? "backward_sm90_three_kernel" : "backward_sm90_kernel",
                 .config = source,
                 .block = config.num_warps * 32,
                 .shared_bytes = abi::backward_sm90_shared_bytes(config)},

@@ -1,0 +1,166 @@
+#pragma once
+
+// Attention backward for sm_90 (Hopper) with three warpgroups of 64 keys: head dimensions up to 64, scores without options.
+// It computes what backward/sm90.cuh does, from the same parts; the step differs, because a thread has 160 registers:
+//
+//     S^T = K Q^T, dP^T = V dO^T                                 both are waited for: the other warpgroups fill the gap
+//     P^T = 2^(S^T - lse2), dS^T = P^T (dP^T - delta)            in one pass, in place: P is not kept in fp32
+//     dV += P^T dO, dS to shared memory
+//     one of the warpgroups, in turn:         dQ += dS K         of the step before, sent away while dK runs
+//     dK += dS^T Q
+//
+// dQ comes after dS of this step has been laid down: the next owner waits for that, and not for dQ of this one.
+
+#include "backward/sm90.cuh"
+
+namespace flash_attention {
+namespace backward_sm90 {
+
+template <BackwardConfig config>
+struct ThreeWorker {
+  using S = Shape<config>;
+  using Parts = Worker<config>;
+  using Math = typename Parts::Math;
+  static constexpr Type type = S::type;
+
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  const int warpgroup;
+  int walk_idx = 0;
+
+  /// The thread in the warpgroup: asked for anew each time, so that nothing made of it stays in registers.
+  __device__ __forceinline__ static int thread() {
+    return ptx::registers_fresh(static_cast<int>(threadIdx.x)) % wg_threads;
+  }
+  __device__ __forceinline__ Parts parts() const { return {args, shared, warpgroup, thread(), walk_idx}; }
+
+  __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }
+  __device__ __forceinline__ const Task<config>& task() const { return walk().task; }
+  __device__ __forceinline__ const Step& step_at(unsigned step) const { return shared.step[step % steps_kept]; }
+  __device__ __forceinline__ bool owns(unsigned step) const {
+    return !config.separate_dq && step % S::warpgroups == static_cast<unsigned>(warpgroup);
+  }
+
+  float dK[S::width / 2], dV[S::width_v / 2];
+
+  __device__ __forceinline__ void await_step(unsigned step) {
+    const Turn<S::stages> turn(step);
+    ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
+    if constexpr (S::foreign_rows) {
+      const int used_rows = task().sequence.len_q - step_at(step).q_begin;
+      clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread(), used_rows);
+      clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread(), used_rows);
+    }
+  }
+
+  /// P and dS of a step as operands, from S and dP.
+  __device__ __forceinline__ void make_operands(unsigned step, typename Math::Packed& P, typename Math::Packed& dS) const {
+    const int slot = Turn<S::stages>(step).slot, fresh = ptx::registers_fresh(0);
+    float St[tile_rows / 2], dPt[tile_rows / 2];
+    ptx::wgmma_fence();  // the registers of S and dP have been used for other things
+    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[slot], fresh);
+    issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[slot], fresh);
+
+    // Under the products: what is known of the tile.
+    const int thread = ThreeWorker::thread(), lane = thread % 32;
+    const Step& here = step_at(step);
+    const tile::Sequence sequence = fresh_sequence(task().sequence);
+    const tile::Score<config.features> score(args, sequence, here.head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
+    // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
+    const unsigned bad_lanes = config.separate_dq ? 0 : shared.bad_lanes[warpgroup][thread / 32];
+    const Math math{score,
+                    dropout,
+                    score.unit_scale() * tile::log2_e,
+                    here.q_begin,
+                    task().kv_begin + warpgroup * tile_rows,
+                    16 * (thread / 32) + lane / 4,
+                    2 * (lane % 4),
+                    (here.edge >> warpgroup & 1) != 0 || bad_lanes != 0,
+                    {(bad_lanes >> 2 * (lane / 4) & 3) != 0, (bad_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
+    const auto pair_of = [&](const float(&values)[tile_rows], int i) {
+      return *reinterpret_cast<const typename Math::Pair*>(&values[8 * (i / 4) + 2 * (lane % 4)]);
+    };
+    ptx::wgmma_wait<0>();  // S and dP are there
+    ptx::wgmma_pin(St);
+    ptx::wgmma_pin(dPt);
+    math.operands(
+        St, dPt, [&](int i) { return pair_of(shared.lse2[slot], i); },
+        [&](int i) { return pair_of(shared.delta[slot], i); }, P, dS);
+    ptx::wgmma_pin(P);
+    ptx::wgmma_pin(dS);
+  }
+
+  /// dQ is that of the step before, where this warpgroup owns it: dS of all the others is there by now.
+  template <bool makes_dQ>
+  __device__ __forceinline__ void walk_step(unsigned step) {
+    await_step(step);
+    const int slot = Turn<S::stages>(step).slot;
+    if (step_at(step).hidden >> warpgroup & 1) {
+      if constexpr (!config.separate_dq) parts().hand_over({}, step);  // for the owner, who multiplies all keys
+      if constexpr (makes_dQ) parts().make_dQ(step - 1);
+    } else {
+      const int fresh = ptx::registers_fresh(0);
+      typename Math::Packed P, dS;
+      make_operands(step, P, dS);
+      issue_rows<type, S::width_v>(dV, P, shared.dO[slot], fresh);
+      if constexpr (!config.separate_dq) parts().lay_down(dS, step);
+      float dQ[S::width / 2];
+      if constexpr (makes_dQ) parts().begin_dQ(dQ);
+      issue_rows<type, S::width>(dK, dS, shared.Q[slot], fresh);
+      if constexpr (!config.separate_dq) parts().tell_owner(step);  // the products are issued before its fence waits
+      if constexpr (makes_dQ) {
+        ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
+        ptx::wgmma_pin(dQ);
+        parts().finish_dQ(dQ, step - 1);
+      }
+      ptx::wgmma_wait<0>();  // dV and dK are done
+      ptx::wgmma_pin(dV);
+      ptx::wgmma_pin(P);
+      ptx::wgmma_pin(dK);
+      ptx::wgmma_pin(dS);
+    }
+    if (threadIdx.x % wg_threads == 0) ptx::mbarrier_arrive(shared.free[slot]);
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;; ++walk_idx) {
+      ptx::mbarrier_wait(shared.KV_full, walk_idx % 2);  // K and V have landed
+      if (!walk().exists) return;
+      if constexpr (!config.separate_dq) parts().clean_keys();
+#pragma unroll
+      for (float& x : dK) x = 0;
+#pragma unroll
+      for (float& x : dV) x = 0;
+      unsigned step = walk().first_step;
+#pragma unroll 1
+      for (; step != walk().end_step; ++step) {
+        if (step != walk().first_step && owns(step - 1)) {
+          walk_step<!config.separate_dq>(step);
+        } else {
+          walk_step<false>(step);
+        }
+      }
+      if (step != walk().first_step && owns(step - 1)) {
+        if constexpr (!config.separate_dq) parts().template make_dQ<true>(step - 1);
+      } else {
+        parts().release_keys();
+      }
+      parts().finish_task(dK, dV);
+    }
+  }
+};
+
+}  // namespace backward_sm90
+
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_three_kernel(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  static_assert(Shape<config>::warpgroups == 3);
+  run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {
+    ThreeWorker<config>{args, shared, warpgroup}.run();
+  });
+}
+
+}  // namespace flash_attention
