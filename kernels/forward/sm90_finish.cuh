@@ -55,7 +55,16 @@ struct Finisher {
       poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
       if constexpr (features.seqused_q) O[i] = factor[r] == 0.0f ? 0.0f : O[i];  // unused rows are 0 whatever was there
     }
-    store(tile, O);
+    store(tile, O, [&] {
+      if (args.lse != nullptr && thread % 4 == 0) {
+        float* const lse = args.lse + tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + math.row;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (math.row + 8 * r >= tile.sequence.rows_q) continue;
+          lse[8 * r] = used[r] ? lse_of(tile, maximum[r], sum[r], empty[r]) : -tile::infinity;
+        }
+      }
+    });
 
     bool redo = false;
 #pragma unroll
@@ -64,14 +73,6 @@ struct Finisher {
       const bool watched = sum[r] < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
       redo = redo || (used[r] && ((tile.pass == Pass::reference && !sound) ||
                                   (tile.pass != Pass::careful && watched && poison[r] != 0.0f)));
-    }
-    if (args.lse != nullptr && thread % 4 == 0) {
-      float* const lse = args.lse + tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + math.row;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (math.row + 8 * r >= tile.sequence.rows_q) continue;
-        lse[8 * r] = used[r] ? lse_of(tile, maximum[r], sum[r], empty[r]) : -tile::infinity;
-      }
     }
     return redo;
   }
@@ -89,8 +90,11 @@ struct Finisher {
   /// A row sum below this bounds every probability of the row by what P's type can hold.
   static constexpr float highest_sum = S::type == Type::float16 ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
 
-  /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again.
-  __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2]) const {
+  /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again:
+  /// where there is room for half of O only, that is at once, and there is time to do something else.
+  template <typename Meanwhile>
+  __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2],
+                                        const Meanwhile& meanwhile) const {
     const int first_row = tile.q_begin + warpgroup * wg_rows;
     const int rows = tile.sequence.rows_q - first_row;
     // stmatrix stores 16 x 16: a lane gives the address of row lane % 16, columns 8 (lane / 16) on.
@@ -120,6 +124,7 @@ struct Finisher {
         }
         ptx::bulk_commit();
       }
+      if (begin == 0) meanwhile();
     }
     if constexpr (S::o_in_q) {
       if (thread == 0) ptx::bulk_wait_read<0>();
