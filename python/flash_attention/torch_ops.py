@@ -134,12 +134,18 @@ def _split(arguments):
 def _forward_op(*arguments):
     tensors, scalars, (seed, offset) = _split(arguments)
     out, lse, rng_state = _forward(tensors, scalars, seed, offset, True)
-    return out, lse, torch.zeros(2, dtype=torch.int64) if rng_state is None else rng_state
+    return out, lse, _no_rng_state(tensors[0]) if rng_state is None else rng_state
 
 
 def _forward_fake(*arguments):
     tensors, scalars, _ = _split(arguments)
-    return *_empty_results(tensors, scalars, True), torch.empty(2, dtype=torch.int64)
+    rng_state = torch.empty(2, dtype=torch.int64) if scalars[8] else _no_rng_state(tensors[0])
+    return *_empty_results(tensors, scalars, True), rng_state
+
+
+def _no_rng_state(q):
+    """Without dropout. On the device of q: a result on the host would keep the op out of CUDA graphs."""
+    return q.new_empty(0, dtype=torch.int64)
 
 
 def _backward_op(*arguments):
