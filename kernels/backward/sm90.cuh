@@ -269,7 +269,8 @@ struct Worker {
       if constexpr (!begun) await_step(step);
       const Step& here = shared.step[step % steps_kept];
       if (!chains && (here.hidden >> warpgroup & 1)) {
-        if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
+        if constexpr (!config.separate_dq) hand_over({}, step);        // for the owner, who multiplies all keys
+        ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
       } else {
         const int fresh = ptx::registers_fresh(0);
         if constexpr (!begun) begin_S(step);

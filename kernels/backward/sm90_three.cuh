@@ -99,6 +99,7 @@ struct ThreeWorker {
     if (step_at(step).hidden >> warpgroup & 1) {
       if constexpr (!config.separate_dq) parts().hand_over({}, step);  // for the owner, who multiplies all keys
       if constexpr (makes_dQ) parts().make_dQ(step - 1);
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
     } else {
       const int fresh = ptx::registers_fresh(0);
       typename Math::Packed P, dS;
