@@ -29,7 +29,17 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 PROGRAM = ROOT / "build" / "release" / "tests" / "kernels_emulated_test"
 LIMIT_S = 600
-TELLING = ("plain", "tile_multiple", "long_", "causal_square", "head_dim_128", "head_dim_256", "packed_causal", "nan_value", "everything")
+TELLING = (
+    "plain",
+    "tile_multiple",
+    "long_",
+    "causal_square",
+    "head_dim_128",
+    "head_dim_256",
+    "packed_causal",
+    "nan_value",
+    "everything",
+)
 NOT_COMPILED = "could not compile"
 EXPLAINED = "not found by the emulator:"
 

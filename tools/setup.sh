@@ -4,7 +4,7 @@
 #   build   compiler, CMake, Ninja, GoogleTest, pkg-config
 #   run     the virtual environment with what draws plots; NVRTC where there is an NVIDIA GPU
 #   test    Python headers and every package the tests import
-#   lint    clang-format, clang-tidy, ruff
+#   lint    clang++, clang-format, clang-tidy, ruff
 #   fuzz    clang++
 #
 # System packages are installed with apt where that is allowed (root, or sudo without a password); otherwise the exact
@@ -32,6 +32,7 @@ for stage in "$@"; do
       need_command python3 python3
       need_command clang-format clang-format
       need_command clang-tidy clang-tidy
+      need_command clang++ clang
       ;;
     fuzz) need_command clang++ clang ;;
     *)

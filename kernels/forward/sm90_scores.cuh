@@ -201,8 +201,8 @@ struct Scores {
     }
   }
 
-  /// What decides on a block of this thread's scores. The compiler leaves the work behind the exponentials, when the products of
-  /// the block before are done: under them it is slower, docs/kernels/forward_sm90.md.
+  /// What decides on a block of this thread's scores. The compiler leaves the work behind the exponentials, when the
+  /// products of the block before are done: under them it is slower, docs/kernels/forward_sm90.md.
   struct Draw {
     tile::Dropout dropout;
     unsigned rows, columns;

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
+
 #include "flash_attention/attention.h"
 #include "fuzz/bytes.h"
 
