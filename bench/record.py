@@ -96,6 +96,7 @@ def started(function, *arguments):
 
 
 def until_interrupted(function, *arguments):
+    torch.set_num_threads(1)  # the threads that the parent may have started are not here
     try:
         function(*arguments)
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import package
 import pytest
+import torch
 
 torch = pytest.importorskip("torch")
 memory = pytest.importorskip("benchmark_memory")
@@ -120,6 +121,7 @@ def test_words_of_a_stage(stage, short, tmp_path):
 
 
 def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
+    torch.randn(600, 600) @ torch.randn(600, 600)  # starts threads, which a fork does not have
     words = ["benchmark_speed.py", *TINY, "--baselines", "sdpa_math", "--seconds", "0.01"]
     monkeypatch.setitem(record.STAGES, "gqa", words)
     assert record.run_stage("gqa", tmp_path, 100.0, short=False, force=False) == "done"
