@@ -8,7 +8,6 @@ from pathlib import Path
 
 import package
 import pytest
-import torch
 
 torch = pytest.importorskip("torch")
 memory = pytest.importorskip("benchmark_memory")
