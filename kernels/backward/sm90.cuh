@@ -67,8 +67,6 @@ struct Worker {
   static constexpr bool passes_first = chains && config.features.window_right;
   /// Statistics are read under the products before them.
   static constexpr bool early_statistics = !S::lean;
-  /// The owner of a step makes its dQ so many steps later.
-  static constexpr unsigned lag = 1;
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -276,7 +274,6 @@ struct Worker {
         if constexpr (!begun) begin_S(step);
         if constexpr (begun) ptx::wgmma_fence();  // the registers of dP have been used for other things
         const auto begin_dP = [&] { issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh); };
-        if constexpr (!S::lean && !early_statistics) begin_dP();
 
         // Under the products: what is known of the tile.
         const int kv_begin = task().kv_begin + warpgroup * tile_rows;
@@ -344,7 +341,7 @@ struct Worker {
         ptx::wgmma_pin(dS);
       }
       if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
-      if constexpr (dQ_due) make_dQ(step - lag);
+      if constexpr (dQ_due) make_dQ(step - 1);  // a step later: dS of the others is there by now
     };
 
     if constexpr (!config.separate_dq) clean_keys();
@@ -369,14 +366,14 @@ struct Worker {
     } else {
 #pragma unroll 1
       for (; step != walk().end_step; ++step) {
-        if ((lag == 0 || step != walk().first_step) && owns(step - lag)) {
+        if (step != walk().first_step && owns(step - 1)) {
           walk_step.template operator()<!config.separate_dq>(step);
         } else {
           walk_step.template operator()<false>(step);
         }
       }
     }
-    if (lag != 0 && step != walk().first_step && owns(step - 1)) {
+    if (step != walk().first_step && owns(step - 1)) {
       if constexpr (!config.separate_dq) make_dQ<true>(step - 1);
     } else {
       release_keys();

@@ -34,18 +34,28 @@ def tensors(device, dtype=torch.float32):
     return [torch.randn(2, size, 4, 32, device=device, dtype=dtype) for size in (17, 23, 23)]
 
 
-@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
-@pytest.mark.parametrize("name", PLAIN)
-def test_same_bits_as_the_long_way(name, device, short_calls):
-    q, k, v = tensors(device)
+def tensors_for(name, device):
     if "layout" in PLAIN[name]:
-        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        return [tensor.transpose(1, 2) for tensor in tensors(device)]
+    return tensors(device)
+
+
+def both_ways(name, q, k, v, short_calls):
+    """The result of the short way, which was taken, and the same bits by the long way."""
     flash_attention.attention(q, q, q)  # the first call loads what is needed
     short_calls.clear()
     short = flash_attention.attention(q, k, v, **PLAIN[name])
     assert len(short_calls) == 1 and short_calls[0] is short
     long, _ = flash_attention.attention(q, k, v, return_lse=True, **PLAIN[name])
     assert torch.equal(short, long)
+    return short, long
+
+
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("name", PLAIN)
+def test_same_bits_as_the_long_way(name, device, short_calls):
+    q, k, v = tensors_for(name, device)
+    short, long = both_ways(name, q, k, v, short_calls)
     assert short.stride() == long.stride()
 
 
@@ -78,16 +88,9 @@ def test_declines_what_is_not_plain(change, device, short_calls):
 @pytest.mark.parametrize("wanted", ["q", "v", "all"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_gradients_are_those_of_the_long_way(name, wanted, device, short_calls):
-    q, k, v = tensors(device)
-    if "layout" in PLAIN[name]:
-        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    q, k, v = tensors_for(name, device)
     leaves = [tensor.requires_grad_() for letter, tensor in zip("qkv", (q, k, v), strict=True) if wanted in (letter, "all")]
-    flash_attention.attention(q, q, q)  # the first call loads what is needed
-    short_calls.clear()
-    short = flash_attention.attention(q, k, v, **PLAIN[name])
-    assert len(short_calls) == 1 and short_calls[0] is short
-    long, _ = flash_attention.attention(q, k, v, return_lse=True, **PLAIN[name])
-    assert torch.equal(short, long)
+    short, long = both_ways(name, q, k, v, short_calls)
     dout = torch.randn_like(short)
     for ours, others in zip(torch.autograd.grad(short, leaves, dout), torch.autograd.grad(long, leaves, dout), strict=True):
         torch.testing.assert_close(ours, others, atol=1e-6, rtol=1e-5)

@@ -111,17 +111,9 @@ inline void backward_tile(const Call& call, const RowBlock& block, const Tile& t
 
 inline void backward_blocks(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
   for (int b = 0; b < blocks.count; ++b) start_rows(call, blocks[b], scratch.rows[b]);
-  for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
-    const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
-    const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
-    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, false, scratch.V);
-    for (int b = 0; b < blocks.count; ++b) {
-      const RowBlock& block = blocks[b];
-      if (begin >= block.key_end || begin + count <= block.key_begin) continue;
-      const Tile tile(call, block, begin, count);
-      if (tile.seen != Seen::none) backward_tile(call, block, tile, K, V, sums, scratch.rows[b], scratch);
-    }
-  }
+  for_tiles(call, blocks, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
+    backward_tile(call, blocks[b], tile, K, V, sums, scratch.rows[b], scratch);
+  });
   for (int lane = 0; lane < block_q; ++lane) scratch.factor[lane] = call.scale;
   for (int b = 0; b < blocks.count; ++b) {
     scatter_rows(call, blocks[b], scratch.rows[b].dQt, call.head_dim, scratch.factor, call.dq);

@@ -83,17 +83,9 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   const bool in_rows =
       call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv && call.head_dim_v % vector_lanes == 0;
   for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b]);
-  for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
-    const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
-    const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
-    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, false, scratch.V);
-    for (int b = 0; b < blocks.count; ++b) {
-      const RowBlock& block = blocks[b];
-      if (begin >= block.key_end || begin + count <= block.key_begin) continue;
-      const Tile tile(call, block, begin, count);
-      if (tile.seen != Seen::none) prefill_tile(call, block, tile, K, V, in_rows, scratch.rows[b], scratch);
-    }
-  }
+  for_tiles(call, blocks, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
+    prefill_tile(call, blocks[b], tile, K, V, in_rows, scratch.rows[b], scratch);
+  });
   for (int b = 0; b < blocks.count; ++b) {
     PrefillRows& rows = scratch.rows[b];
     if (!rows.started) {

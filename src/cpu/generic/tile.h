@@ -3,7 +3,7 @@
 // A tile of keys before anything is computed: whether some, all or no rows of a block see it. A boolean mask is read once
 // for that, a bit a score, and the scores are hidden by these bits later.
 
-#include "cpu/generic/rows.h"
+#include "cpu/generic/lanes.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -58,6 +58,22 @@ struct Tile {
     weighted = seen == Seen::all && !call.dropout;
   }
 };
+
+/// visit(b, tile, K, V) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
+template <typename Scratch, typename Visit>
+FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, Scratch& scratch, Visit visit) {
+  for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
+    const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
+    const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
+    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, false, scratch.V);
+    for (int b = 0; b < blocks.count; ++b) {
+      const RowBlock& block = blocks[b];
+      if (begin >= block.key_end || begin + count <= block.key_begin) continue;
+      const Tile tile(call, block, begin, count);
+      if (tile.seen != Seen::none) visit(b, tile, K, V);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace flash_attention::cpu
