@@ -32,22 +32,34 @@ void need_unit_last_stride(const Tensor& tensor) {
   }
 }
 
+/// What Python gave for an argument that is no tensor.
+template <typename T>
+T value_of(nb::handle given, const char* name, const char* expected) {
+  T value{};
+  if (!nb::try_cast<T>(given, value)) {
+    const std::string type = nb::cast<std::string>(given.type().attr("__name__"));
+    throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + type).c_str());
+  }
+  return value;
+}
+
 }  // namespace
 
 Scalars scalars_of(const nb::tuple& scalars) {
-  return {.max_seqlen_q = nb::cast<std::int64_t>(scalars[0]),
-          .max_seqlen_kv = nb::cast<std::int64_t>(scalars[1]),
-          .scale = scalars[2].is_none() ? std::nullopt : std::optional<float>(nb::cast<float>(scalars[2])),
-          .softcap = nb::cast<float>(scalars[3]),
-          .causal = nb::cast<bool>(scalars[4]),
-          .top_left = nb::cast<bool>(scalars[5]),
-          .window_left = nb::cast<std::int64_t>(scalars[6]),
-          .window_right = nb::cast<std::int64_t>(scalars[7]),
-          .dropout_p = nb::cast<float>(scalars[8]),
-          .deterministic = nb::cast<bool>(scalars[9]),
-          .heads_first = nb::cast<bool>(scalars[10]),
-          .standard = nb::cast<bool>(scalars[11]),
-          .kernel = nb::cast<std::string>(scalars[12])};
+  return {.max_seqlen_q = value_of<std::int64_t>(scalars[0], "max_seqlen_q", "an int"),
+          .max_seqlen_kv = value_of<std::int64_t>(scalars[1], "max_seqlen_kv", "an int"),
+          .scale = scalars[2].is_none() ? std::nullopt
+                                        : std::optional<float>(value_of<float>(scalars[2], "scale", "a number or None")),
+          .softcap = value_of<float>(scalars[3], "softcap", "a number"),
+          .causal = value_of<bool>(scalars[4], "causal", "a bool"),
+          .top_left = value_of<bool>(scalars[5], "top_left", "a bool"),
+          .window_left = value_of<std::int64_t>(scalars[6], "window", "ints or None"),
+          .window_right = value_of<std::int64_t>(scalars[7], "window", "ints or None"),
+          .dropout_p = value_of<float>(scalars[8], "dropout_p", "a number"),
+          .deterministic = value_of<bool>(scalars[9], "deterministic", "a bool"),
+          .heads_first = value_of<bool>(scalars[10], "heads_first", "a bool"),
+          .standard = value_of<bool>(scalars[11], "standard", "a bool"),
+          .kernel = value_of<std::string>(scalars[12], "kernel", "a name")};
 }
 
 Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.standard), kernel_(scalars.kernel) {

@@ -82,11 +82,15 @@ bool is_plain(const Tensor& tensor, const Tensor& q) {
 /// The tensors of a plain call; false where they are not plain.
 bool read(PyObject* const* qkv, Slots& out) {
   if (!are_tensors(qkv, 3)) return false;
-  for (int i = 0; i < 3; ++i) {
-    out[i] = tensor_of(qkv[i], slot_names[i]);
-    if (!is_plain(out[i], out[0])) return false;
+  try {
+    for (int i = 0; i < 3; ++i) {
+      out[i] = tensor_of(qkv[i], slot_names[i]);
+      if (!is_plain(out[i], out[0])) return false;
+    }
+  } catch (nb::python_error&) {  // no memory behind it: torch's "meta" device, sparse tensors
+    return false;
   }
-  return true;
+  return std::equal(out[Slot::v].sizes, out[Slot::v].sizes + 3, out[Slot::k].sizes);
 }
 
 /// With a workspace where `like` is.

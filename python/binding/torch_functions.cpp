@@ -9,7 +9,8 @@ bool is_intercepted() {
     const nb::object found = answer(interceptor);
     if (!found.is_none() && PyObject_IsTrue(found.ptr()) != 0) return true;
   }
-  return false;
+  PyObject* const level = PyDict_GetItem(torch.forward_ad, torch.current_level);  // of forward-mode derivatives, or -1
+  return level != nullptr && PyLong_AsLong(level) >= 0;
 }
 
 bool wants_gradient(PyObject* const* qkv) {
@@ -51,7 +52,8 @@ nb::object empty_lse(PyObject* like, const Problem& problem, Device device) {
 namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle workspace,
-               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::tuple interceptors) {
+               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::tuple interceptors,
+               nb::dict forward_ad) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -63,6 +65,8 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
   torch.device = PyUnicode_InternFromString("device");
   torch.to_save = PyUnicode_InternFromString("to_save");
+  torch.current_level = PyUnicode_InternFromString("_current_level");
+  torch.forward_ad = forward_ad.inc_ref().ptr();
   torch.scalars = PyUnicode_InternFromString("scalars");
   torch.interceptors.clear();
   for (nb::handle interceptor : interceptors) torch.interceptors.push_back(interceptor.inc_ref().ptr());
@@ -73,7 +77,7 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
 void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "workspace"_a,
-             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "interceptors"_a);
+             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "interceptors"_a, "forward_ad"_a);
 }
 
 }  // namespace flash_attention::python

@@ -19,8 +19,9 @@ struct Torch {
   PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
   PyObject* differentiate = nullptr;    // (q, k, v, scalars) -> out, by way of differentiable_forward()
   std::vector<PyObject*> interceptors;  // each () -> something true, or not None, where calls are not to run as they are
+  PyObject* forward_ad = nullptr;       // the names of torch.autograd.forward_ad
   PyObject *requires_grad = nullptr, *device = nullptr;  // names of attributes
-  PyObject *to_save = nullptr, *scalars = nullptr;
+  PyObject *to_save = nullptr, *scalars = nullptr, *current_level = nullptr;
 };
 
 extern Torch torch;

@@ -66,7 +66,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal=False,
     ):
         """Shapes, masks and results as in torch.nn.MultiheadAttention; the weights are None unless need_weights."""
-        special = need_weights or self.bias_k is not None or self.add_zero_attn
+        special = need_weights or self.bias_k is not None or self.add_zero_attn or (self.training and self.dropout == 1)
         if special or query.is_nested or query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal

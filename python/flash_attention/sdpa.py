@@ -28,22 +28,29 @@ def scaled_dot_product_attention(
 
     Inputs that the kernels do not take (float64, head_dim above 256) go to torch's own function.
     """
-    grouped = enable_gqa or query.dim() != 4 or query.size(1) == key.size(1)
-    if grouped and type(query) is functional.eager_type and not functional.is_tracing():
+    eager = type(query) is type(key) is functional.eager_type and not functional.is_tracing()
+    if eager and (enable_gqa or query.dim() != 4 or key.dim() != 4 or query.size(1) == key.size(1)):
         out = _core.attend(
             query, key, value, is_causal, _NO_WINDOW, 0.0, scale, dropout_p, False, "bhsd", "top_left", attn_mask
         )
         if out is not None:
             return out
-    if not _taken(query, value):
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if torch.overrides.has_torch_function(tensors) and not isinstance(query, torch.Tensor):  # a proxy of torch.fx
+        keywords = {"scale": scale, "enable_gqa": enable_gqa}
+        arguments = (*tensors[:3], attn_mask, dropout_p, is_causal)
+        return torch.overrides.handle_torch_function(scaled_dot_product_attention, tensors, *arguments, **keywords)
+    for name, tensor in zip(("query", "key", "value", "attn_mask"), tensors, strict=False):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if not _taken(query, key, value, dropout_p):
         return _torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: must be None with is_causal=True")
-    leading = query.shape[:-3]
-    query, key, value = _four_axes(query, leading), _four_axes(key, leading), _four_axes(value, leading)
-    heads, heads_kv = query.shape[1], key.shape[1]
-    if heads != heads_kv and not enable_gqa and heads_kv != 1:
-        raise ValueError(f"key: has {heads_kv} heads and query has {heads}; enable_gqa=True allows that")
+    leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    heads = _heads(query, key, value, enable_gqa)
+    query = _four_axes(query, leading, heads[0])
+    key, value = _four_axes(key, leading, heads[1]), _four_axes(value, leading, heads[1])
     mask = bias = None
     if attn_mask is not None:
         attn_mask = _four_axes_mask(attn_mask, leading)
@@ -70,18 +77,39 @@ _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _taken(query, value):
-    return query.dtype in _DTYPES and query.dim() >= 3 and 0 < query.shape[-1] <= 256 and 0 < value.shape[-1] <= 256
+def _taken(query, key, value, dropout_p):
+    tensors = (query, key, value)
+    if query.dtype not in _DTYPES or dropout_p == 1 or any(tensor.dim() < 3 for tensor in tensors):
+        return False
+    return all(tensor.shape[-3] > 0 and 0 < tensor.shape[-1] <= 256 for tensor in tensors)
 
 
-def _four_axes(tensor, leading):
-    """[batch, heads, seq, dim] from [..., heads, seq, dim]; batch axes of size 1 are expanded."""
-    if tensor.dim() == 4 and tensor.shape[:1] == leading:
+def _heads(query, key, value, enable_gqa):
+    """How many heads query, and key and value, are to have."""
+    heads = [tensor.shape[-3] for tensor in (query, key, value)]
+    if enable_gqa:
+        return heads[0], heads[1] if heads[1] == heads[2] else heads[0]
+    most = max(heads)
+    for name, count in zip(("query", "key", "value"), heads, strict=True):
+        if count not in (1, most):
+            raise ValueError(f"{name}: has {count} heads, another has {most}; enable_gqa=True allows that")
+    return most, 1 if heads[1] == heads[2] == 1 else most
+
+
+def _four_axes(tensor, leading, heads):
+    """[batch, heads, seq, dim] from [..., heads, seq, dim]; axes of size 1 are expanded, heads are repeated."""
+    if tensor.dim() == 4 and tensor.shape[:1] == leading and tensor.shape[1] == heads:
         return tensor
-    return tensor.expand(*leading, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    if tensor.shape[-3] not in (1, heads):
+        if heads % tensor.shape[-3]:
+            raise ValueError(f"query: has {heads} heads; with enable_gqa a multiple of {tensor.shape[-3]} is needed")
+        tensor = tensor.repeat_interleave(heads // tensor.shape[-3], dim=-3)
+    return tensor.expand(*leading, heads, *tensor.shape[-2:]).reshape(-1, heads, *tensor.shape[-2:])
 
 
 def _four_axes_mask(mask, leading):
+    if mask.dim() == 0:
+        return mask.reshape(1)
     if mask.dim() <= 4 and len(leading) <= 1:
         return mask
     if mask.dim() <= 3:

@@ -5,14 +5,17 @@ from torch.autograd.function import once_differentiable
 
 from flash_attention import _core, functional, torch_ops
 from flash_attention.shapes import check_tensors, score_width
+from flash_attention.torch_transforms import TransformedAttention, is_transformed
 
 _NO_EXTRAS = (None,) * 9
+_AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_function_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def run(tensors, scalars, seed, offset, return_lse):
     q, k, v, bias, mask, slopes, sink, starts_q, _, used_q, used_kv, key_lengths = tensors
+    if not isinstance(q, torch.Tensor) and torch.overrides.has_torch_function((q,)):  # a proxy of torch.fx
+        return torch.overrides.handle_torch_function(run, (q,), tensors, scalars, seed, offset, return_lse)
     extras = ()
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
@@ -30,10 +33,12 @@ def run(tensors, scalars, seed, offset, return_lse):
     except (AttributeError, IndexError):
         check_tensors(tensors)
         raise
-    if wants_gradient:
+    if is_transformed():
+        out, lse, _ = TransformedAttention.apply(q, k, v, scalars, seed, offset, *(extras or _NO_EXTRAS))
+    elif wants_gradient:
         if torch.are_deterministic_algorithms_enabled():
             scalars = (*scalars[:9], True, *scalars[10:])
-        eager = type(q) is functional.eager_type and not functional.is_tracing() and _function_transform() is None
+        eager = type(q) is functional.eager_type and not functional.is_tracing()
         if not eager:  # torch.compile wants each tensor once
             k = k.view_as(k) if k is q else k
             v = v.view_as(v) if v is q or v is tensors[1] else v
@@ -119,7 +124,13 @@ def _take_the_short_way():
         grad_enabled=torch.is_grad_enabled,
         deterministic=torch._C._get_deterministic_algorithms,
         differentiate=_apply_in_eager(PlainAttention),
-        interceptors=(_is_any_autocast_enabled, torch._C._len_torch_dispatch_stack, _function_transform),
+        interceptors=(
+            _is_any_autocast_enabled,
+            torch._C._len_torch_dispatch_stack,
+            torch._C._functorch.peek_interpreter_stack,
+            torch._C._get_tracing_state,
+        ),
+        forward_ad=vars(torch.autograd.forward_ad),
     )
     functional.eager_type, functional.is_tracing = torch.Tensor, torch.compiler.is_dynamo_compiling
 
@@ -129,7 +140,7 @@ if torch_ops.HAS_EXCHANGE:
 
 
 def _autocast(tensor, dtype):
-    return tensor.to(dtype) if getattr(tensor, "dtype", None) == torch.float32 else tensor
+    return tensor.to(dtype) if getattr(tensor, "dtype", None) in _AUTOCAST_FROM else tensor
 
 
 def _plain_extras(extras, width):

@@ -26,22 +26,35 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_transform = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def _is_watched(tensor):
+    """Whether torch must see the call itself: something traces or transforms, or there is no memory to compute on."""
+    return (
+        _is_compiling()
+        or type(tensor) not in _PLAIN_TYPES
+        or _num_dispatch_modes()
+        or _function_transform() is not None
+        or _tracing_state() is not None
+        or not (tensor.is_cpu or tensor.is_cuda)
+    )
 
 
 def forward(tensors, scalars, seed, offset, need_lse):
     """(out, lse or None, rng_state or None); rng_state is int64 [2], (seed, offset) of the dropout that was used."""
-    q = tensors[0]
-    if _is_compiling() or type(q) not in _PLAIN_TYPES or _num_dispatch_modes() or _function_transform() is not None:
+    if _is_watched(tensors[0]):
         return torch.ops.flash_attention.forward(*tensors, *scalars, seed, offset)
     return _forward(tensors, scalars, seed, offset, need_lse)
 
 
 def backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     """(dq, dk, dv, dbias or None, dsink or None)."""
-    if _is_compiling() or type(out) not in _PLAIN_TYPES or _num_dispatch_modes() or _function_transform() is not None:
+    if _is_watched(out):
         dq, dk, dv, dbias, dsink = torch.ops.flash_attention.backward(
-            *tensors, *scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
-        )
+            *tensors, *scalars, out, lse, _no_rng_state(out) if rng_state is None else rng_state, dout, dlse,
+            need_dbias, need_dsink,
+        )  # fmt: skip
         return dq, dk, dv, dbias if need_dbias else None, dsink if need_dsink else None
     return _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
 
@@ -67,7 +80,7 @@ def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, nee
     seed, offset = rng_state.tolist() if scalars[8] else (0, 0)
     gradients = _empty_gradients(tensors, need_dbias, need_dsink)
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else _detached(tensors)
-    results = (out, lse)
+    results = (out, lse.contiguous())
     _core.backward(
         tensors, scalars, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: workspace(out, size)
     )
@@ -108,22 +121,23 @@ def _empty_gradients(tensors, need_dbias, need_dsink):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, dsink
 
 
-_library = torch.library.Library("flash_attention", "DEF")
+library = torch.library.Library("flash_attention", "DEF")
 _tags = [torch.Tag.nondeterministic_seeded]
 if hasattr(torch.Tag, "needs_exact_strides"):
     _tags.append(torch.Tag.needs_exact_strides)
-_library.define(
+library.define(
     f"forward({_TENSORS}, {_SCALARS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
     tags=_tags,
 )
-_library.define(
+library.define(
     f"backward({_TENSORS}, {_SCALARS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, "
     "bool need_dbias, bool need_dsink) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     tags=_tags[1:],
 )
 
 
-def _split(arguments):
+def split(arguments):
+    """(tensors, scalars, the rest) of an op's arguments."""
     return (
         arguments[:_NUM_TENSORS],
         arguments[_NUM_TENSORS : _NUM_TENSORS + _NUM_SCALARS],
@@ -132,13 +146,13 @@ def _split(arguments):
 
 
 def _forward_op(*arguments):
-    tensors, scalars, (seed, offset) = _split(arguments)
+    tensors, scalars, (seed, offset) = split(arguments)
     out, lse, rng_state = _forward(tensors, scalars, seed, offset, True)
     return out, lse, _no_rng_state(tensors[0]) if rng_state is None else rng_state
 
 
 def _forward_fake(*arguments):
-    tensors, scalars, _ = _split(arguments)
+    tensors, scalars, _ = split(arguments)
     rng_state = torch.empty(2, dtype=torch.int64) if scalars[8] else _no_rng_state(tensors[0])
     return *_empty_results(tensors, scalars, True), rng_state
 
@@ -149,12 +163,12 @@ def _no_rng_state(q):
 
 
 def _backward_op(*arguments):
-    tensors, scalars, rest = _split(arguments)
+    tensors, scalars, rest = split(arguments)
     return _stand_ins(tensors[0], _backward(tensors, scalars, *rest))
 
 
 def _backward_fake(*arguments):
-    tensors, _, (*_, need_dbias, need_dsink) = _split(arguments)
+    tensors, _, (*_, need_dbias, need_dsink) = split(arguments)
     return _stand_ins(tensors[0], _empty_gradients(tensors, need_dbias, need_dsink))
 
 
@@ -164,7 +178,7 @@ def _stand_ins(q, gradients):
 
 
 for _key in ("CPU", "CUDA"):
-    _library.impl("forward", _forward_op, _key)
-    _library.impl("backward", _backward_op, _key)
-torch.library.register_fake("flash_attention::forward", _forward_fake, lib=_library)
-torch.library.register_fake("flash_attention::backward", _backward_fake, lib=_library)
+    library.impl("forward", _forward_op, _key)
+    library.impl("backward", _backward_op, _key)
+torch.library.register_fake("flash_attention::forward", _forward_fake, lib=library)
+torch.library.register_fake("flash_attention::backward", _backward_fake, lib=library)

@@ -105,7 +105,7 @@ def _cpu_backward(original, dout, query, key, value, out, lse, dropout_p, is_cau
     if not _taken(query, value):
         return original(dout, query, key, value, out, lse, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     tensors, scalars = _call(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    dq, dk, dv, _, _ = torch_ops.backward(tensors, scalars, out, lse.contiguous(), None, dout, None, False, False)
+    dq, dk, dv, _, _ = torch_ops.backward(tensors, scalars, out, lse, None, dout, None, False, False)
     return tuple(gradient.transpose(1, 2).contiguous().transpose(1, 2) for gradient in (dq, dk, dv))
 
 
@@ -144,5 +144,5 @@ def _cuda_backward(
             philox_offset, scale=scale,
         )  # fmt: skip
     tensors, scalars = _call(query, key, value, None, dropout_p, is_causal, scale)
-    dq, dk, dv, _, _ = torch_ops.backward(tensors, scalars, out, lse.contiguous(), philox_seed, dout, None, False, False)
+    dq, dk, dv, _, _ = torch_ops.backward(tensors, scalars, out, lse, philox_seed, dout, None, False, False)
     return dq, dk, dv

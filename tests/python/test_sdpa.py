@@ -23,6 +23,11 @@ SHAPES = {
     "five": ((2, 3, 4, 17, 32), (2, 3, 4, 23, 32), (2, 3, 4, 23, 32)),
     "odd_head_dim": ((2, 4, 17, 30), (2, 4, 23, 30), (2, 4, 23, 13)),
     "broadcast_batch": ((2, 4, 17, 32), (1, 4, 23, 32), (1, 4, 23, 32)),
+    "broadcast_query": ((1, 4, 17, 32), (2, 4, 23, 32), (2, 4, 23, 32)),
+    "query_without_batch": ((4, 17, 32), (2, 4, 23, 32), (2, 4, 23, 32)),
+    "one_query_head": ((2, 1, 17, 32), (2, 4, 23, 32), (2, 4, 23, 32)),
+    "one_value_head": ((2, 4, 17, 32), (2, 4, 23, 32), (2, 1, 23, 32)),
+    "five_each_its_own": ((2, 1, 4, 17, 32), (1, 3, 4, 23, 32), (3, 4, 23, 32)),
 }
 
 
@@ -50,6 +55,12 @@ def test_grouped_heads(device):
         scaled_dot_product_attention(q, k, k)
 
 
+def test_keys_and_values_grouped_differently():
+    q, k, v = torch.randn(2, 6, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 3, 9, 16)
+    actual = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(actual.double(), exact(q, k, v, enable_gqa=True), atol=1e-5, rtol=1e-4)
+
+
 def test_scale_and_gradients(device):
     inputs = [torch.randn(2, 4, 17, 32, device=device, requires_grad=True) for _ in range(3)]
     ours = torch.autograd.grad(scaled_dot_product_attention(*inputs, scale=0.2, is_causal=True).square().sum(), inputs)
@@ -63,6 +74,17 @@ def test_what_we_do_not_take_goes_to_torch():
     torch.testing.assert_close(scaled_dot_product_attention(q, q, q), torch_sdpa(q, q, q))
     wide = torch.randn(1, 2, 5, 512)
     torch.testing.assert_close(scaled_dot_product_attention(wide, wide, wide), torch_sdpa(wide, wide, wide))
+    headless = torch.randn(1, 0, 5, 16)
+    assert scaled_dot_product_attention(headless, headless, headless).shape == headless.shape
+    assert not scaled_dot_product_attention(*(torch.randn(1, 2, 5, 16),) * 3, dropout_p=1.0).any()
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_names_what_is_no_tensor(place):
+    arguments = [torch.randn(1, 2, 5, 16) for _ in range(3)] + [None]
+    arguments[place] = [1.0]
+    with pytest.raises(TypeError, match=("query", "key", "value", "attn_mask")[place]):
+        scaled_dot_product_attention(*arguments)
 
 
 def test_refuses_mask_with_causal(device):

@@ -116,6 +116,8 @@ def test_autocast(device):
     torch.testing.assert_close(out, attention(*(tensor.bfloat16() for tensor in inputs)))
     out.float().sum().backward()
     assert all(tensor.grad.dtype == torch.float32 for tensor in inputs)
+    with torch.autocast(device, dtype=torch.float16):  # as torch's own does
+        assert attention(*(tensor.bfloat16() for tensor in inputs)).dtype == torch.float16
 
 
 def test_checkpoint_replays_dropout(device):

@@ -1,0 +1,137 @@
+"""torch.func: grad, vmap and their compositions. Forward-mode derivatives are refused by torch, as for its own kernels."""
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
+
+from flash_attention import torch_ops
+
+_function_transform = torch._C._functorch.peek_interpreter_stack
+
+
+def is_transformed():
+    """Whether a transform of torch.func is at work, or a forward-mode derivative."""
+    if torch.compiler.is_dynamo_compiling():  # which takes transforms apart itself
+        return False
+    return _function_transform() is not None or forward_ad._current_level >= 0
+
+
+class TransformedAttention(torch.autograd.Function):
+    """(out, lse, rng_state or None), in the form that transforms take apart."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, v, scalars, seed, offset, *extras):
+        return torch_ops.forward((q, k, v, *extras), scalars, seed, offset, True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, scalars, _, _, *extras = inputs
+        rng_state = output[2]
+        if rng_state is not None:
+            ctx.mark_non_differentiable(rng_state)
+        ctx.save_for_backward(q, k, v, *output, *extras)
+        ctx.scalars = scalars
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dlse, _):
+        q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
+        need_dbias, need_dsink = ctx.needs_input_grad[6], ctx.needs_input_grad[9]
+        dq, dk, dv, dbias, dsink = torch_ops.backward(
+            (q, k, v, *extras), ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
+        )
+        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 5
+
+
+def _forward_over(info, in_dims, *arguments):
+    tensors, scalars, (seed, offset) = torch_ops.split(arguments)
+    dims = in_dims[: len(tensors)]
+    op = torch.ops.flash_attention.forward
+    dropout_p = scalars[8]
+    if not dropout_p and _folds(tensors, dims):
+        out, lse, rng_state = op(*_fold(tensors, dims, info.batch_size), *scalars, seed, offset)
+        return (_unfold(out, info), _unfold(lse, info), rng_state), (0, 0, None)
+    if dropout_p and seed is None:
+        if info.randomness == "error":
+            raise RuntimeError('vmap: dropout_p needs randomness="same" or randomness="different"')
+        if info.randomness == "same":
+            seed = int(torch.randint(2**63 - 1, ()))
+    return _one_by_one(info, dims, tensors, lambda slices: op(*slices, *scalars, seed, offset))
+
+
+def _backward_over(info, in_dims, *arguments):
+    tensors, scalars, rest = torch_ops.split(arguments)
+    *results, need_dbias, need_dsink = rest
+    dims = in_dims[: len(tensors)]
+    dims_of_results = in_dims[len(tensors) + len(scalars) :][: len(results)]
+    op = torch.ops.flash_attention.backward
+    if not scalars[8] and not need_dbias and not need_dsink and _folds(tensors, dims):
+        rest = [_fold_batch(*pair, info.batch_size) for pair in zip(results, dims_of_results, strict=True)]
+        rest[2] = results[2]  # no state: without dropout it is empty
+        gradients = op(*_fold(tensors, dims, info.batch_size), *scalars, *rest, False, False)
+        return (*(_unfold(gradient, info) for gradient in gradients[:3]), *gradients[3:]), (0, 0, 0, None, None)
+
+    def call(slices):
+        return op(*slices[: len(tensors)], *scalars, *slices[len(tensors) :], need_dbias, need_dsink)
+
+    return _one_by_one(info, (*dims, *dims_of_results), (*tensors, *results), call)
+
+
+def _folds(tensors, dims):
+    """Whether the axis can join the batch: no packed call, and one sink for all."""
+    return tensors[7] is None and dims[6] is None
+
+
+def _fold(tensors, dims, size):
+    q, k, v, bias, mask, slopes, sink, _, _, *lengths = tensors
+    folded = [_fold_batch(tensor, dim, size) for tensor, dim in zip((q, k, v), dims, strict=False)]
+    batch = folded[0].shape[0] // size
+    scores = [_fold_scores(tensor, dim, size, batch) for tensor, dim in zip((bias, mask), dims[3:], strict=False)]
+    if slopes is not None:
+        logical = slopes.dim() - (dims[5] is not None)
+        slopes = _in_front(slopes, dims[5], size)
+        slopes = slopes.unsqueeze(1).expand(-1, batch, -1) if logical == 1 else slopes
+        slopes = slopes.flatten(0, 1)
+    lengths = [_fold_batch(tensor, dim, size) for tensor, dim in zip(lengths, dims[9:], strict=True)]
+    return (*folded, *scores, slopes, sink, None, None, *lengths)
+
+
+def _in_front(tensor, dim, size):
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _fold_batch(tensor, dim, size):
+    return None if tensor is None else _in_front(tensor, dim, size).flatten(0, 1)
+
+
+def _fold_scores(scores, dim, size, batch):
+    """A bias or mask, whose leading axes may be missing or of size 1."""
+    if scores is None or (dim is None and (scores.dim() < 4 or scores.shape[0] == 1)):
+        return scores
+    scores = _in_front(scores, dim, size)
+    missing = 5 - scores.dim()
+    scores = scores.reshape(size, *(1,) * missing, *scores.shape[1:])
+    return scores.expand(-1, batch, -1, -1, -1).flatten(0, 1)
+
+
+def _unfold(tensor, info):
+    return (
+        tensor.unflatten(0, (info.batch_size, -1))
+        if tensor.shape[0]
+        else tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
+    )
+
+
+def _one_by_one(info, dims, tensors, call):
+    slices = [
+        [tensor if dim is None else tensor.select(dim, i) for tensor, dim in zip(tensors, dims, strict=True)]
+        for i in range(info.batch_size)
+    ]
+    results = [torch.stack(column) for column in zip(*map(call, slices), strict=True)]
+    return tuple(results), (0,) * len(results)
+
+
+torch.library.register_vmap("flash_attention::forward", _forward_over, lib=torch_ops.library)
+torch.library.register_vmap("flash_attention::backward", _backward_over, lib=torch_ops.library)
