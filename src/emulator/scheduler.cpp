@@ -172,10 +172,11 @@ void Scheduler::run_warp(Warp& warp) {
   }
 }
 
-/// Only threads that poll another block's memory are left: let that block run, and give up when nothing comes of it.
+/// Only threads that poll global memory are left: what is in flight lands, then another block may run; give up when nothing
+/// comes of it.
 void Scheduler::note_idle() {
   const std::int64_t now = now_ms();
-  if (progressed_) idle_since_ms_ = now;
+  if (progressed_ || async_.run_one()) idle_since_ms_ = now;
   progressed_ = false;
   if (now - idle_since_ms_ > patience_ms) failure_ = dead_lock_report();
   if (now != idle_since_ms_) std::this_thread::sleep_for(std::chrono::microseconds(50));
