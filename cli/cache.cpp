@@ -9,6 +9,18 @@
 namespace flash_attention::cli {
 namespace {
 
+int size(bool as_json) {
+  std::int64_t total = 0, kernels = 0;
+  for (const CacheEntry& entry : cache_entries()) total += entry.bytes, ++kernels;
+  if (as_json) {
+    Json json = Json::object();
+    std::puts(json.add("directory", cache_directory()).add("bytes", total).add("kernels", kernels).text().c_str());
+  } else {
+    std::printf("%s\n", format_bytes(static_cast<double>(total)).c_str());
+  }
+  return ok;
+}
+
 int list(bool as_json, bool must_be_intact) {
   const std::vector<CacheEntry> entries = cache_entries();
   Json files = Json::array();
@@ -43,6 +55,7 @@ int cache(const Arguments& arguments) {
   const std::string what = arguments.words().empty() ? "list" : arguments.words().front();
   const bool as_json = arguments.on("json");
   if (what == "list") return list(as_json, false);
+  if (what == "size") return size(as_json);
   if (what == "verify") return list(as_json, true);
   if (what == "clear") {
     const std::int64_t bytes = clear_cache();
@@ -57,14 +70,14 @@ int cache(const Arguments& arguments) {
     std::puts(cache_directory().c_str());
     return ok;
   }
-  throw Error(ErrorCode::invalid_argument, "cache: got '" + what + "', allowed: list, verify, clear, path");
+  throw Error(ErrorCode::invalid_argument, "cache: got '" + what + "', allowed: list, size, verify, clear, path");
 }
 
 }  // namespace
 
 const Verb cache_verb{
     "cache",
-    "the compiled kernels on disk: list, verify, clear, path",
+    "the compiled kernels on disk: list, size, verify, clear, path",
     "GPU kernels are compiled on first use and kept on disk. A damaged file is noticed and compiled again when it is\n"
     "used, so clearing is never needed; `verify` exits with 1 where a file is damaged.\n"
     "\n"

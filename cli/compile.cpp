@@ -50,7 +50,7 @@ int compile(const Arguments& arguments) {
   Progress progress;
   Json done = Json::array();
   Table table({"kernel", "registers", "spills", "state"});
-  std::size_t number = 0;
+  std::size_t number = 0, lost = 0;
   for (const Problem& problem : problems) {
     for (const Pass pass : passes) {
       if (interrupted()) break;
@@ -61,8 +61,13 @@ int compile(const Arguments& arguments) {
         Json entry = Json::object();
         entry.add("kernel", report.kernel).add("registers", report.registers).add("spill_bytes", report.spill_bytes);
         done.push(entry.add("path", report.path).add("compiled", report.compiled));
+        const bool kept = !report.path.empty();
         table.add({report.kernel.substr(0, report.kernel.find('{')), std::to_string(report.registers),
-                   std::to_string(report.spill_bytes), report.compiled ? "compiled" : "was there"});
+                   std::to_string(report.spill_bytes),
+                   !kept             ? "NOT KEPT"
+                   : report.compiled ? "compiled"
+                                     : "was there"});
+        lost += !kept;
       }
     }
   }
@@ -72,7 +77,13 @@ int compile(const Arguments& arguments) {
   } else {
     std::printf("%sin %s\n", table.text().c_str(), cache_directory().c_str());
   }
-  return interrupted() ? interrupted_by_user : ok;
+  if (interrupted()) return interrupted_by_user;
+  if (lost == 0) return ok;
+  std::fprintf(stderr,
+               "flash-attention: %zu kernels could not be kept in %s; `flash-attention doctor` says more, "
+               "FLASH_ATTENTION_CACHE_DIR names another folder\n",
+               lost, cache_directory().c_str());
+  return check_failed;
 }
 
 }  // namespace

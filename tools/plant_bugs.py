@@ -3,19 +3,24 @@
     tools/plant_bugs.py forward/sm80            every bug of the kernel; survivors are listed at the end
     tools/plant_bugs.py forward/sm80 --list     what would be planted
     tools/plant_bugs.py forward/sm80 --only 3,7 some of them
+    tools/plant_bugs.py forward/sm80 --slips 20 twenty slips instead, drawn at random (--seed)
 
 A bug is a call that orders something (a barrier, a wait, an arrival, a commit, a fence) taken out, a wait for groups that
-lets one group more run on, or a wait for the other phase. The bugs of a kernel are those of its file in kernels/ and of all
-files that it includes, but for the wrappers in kernels/ptx. The library reads the changed sources through
-FLASH_ATTENTION_KERNEL_DIR. A few telling cases run first, then all of the file; the first failure ends a bug's run.
+lets one group more run on, or a wait for the other phase. A slip is what a tired author types: a comparison that is off by
+one or the wrong way round, a lost + 1, "or" for "and", a sum that is overwritten, a missing scale, a wrong sign. The bugs
+of a kernel are those of its file in kernels/ and of all files that it includes, but for the wrappers in kernels/ptx. The
+library reads the changed sources through FLASH_ATTENTION_KERNEL_DIR. A few telling cases run first, then all of the file;
+the first failure ends a bug's run.
 
-A survivor is either a missing case or a call that orders nothing the emulator can tell. The second kind carries the words
-"not found by the emulator:" and the reason in a comment on its line, and is not planted.
+A survivor is either a missing case or a change that makes no difference the emulator can tell. Of the calls that order
+something, the second kind carries the words "not found by the emulator:" and the reason in a comment on its line, and is
+not planted. Slips may change how fast a kernel is and nothing else: each survivor has to be looked at.
 """
 
 import argparse
 import dataclasses
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -49,6 +54,34 @@ CALL = re.compile(
 )
 GROUPS = re.compile(r"((?:copy_async|wgmma|bulk)_wait(?:_read)?)<(\d+)>")
 PHASE = re.compile(r"^ptx::mbarrier_wait\((.*)\)$", re.DOTALL)
+SLIPS = {
+    " < ": " <= ",
+    " <= ": " < ",
+    " > ": " >= ",
+    " >= ": " > ",
+    " == ": " != ",
+    " != ": " == ",
+    " && ": " || ",
+    " || ": " && ",
+    " + 1": "",
+    " - 1": "",
+    " ^ 1": "",
+    " += ": " = ",
+    " *= ": " = ",
+    " % ": " / ",
+    " - ": " + ",
+    " * args.scale": "",
+    "args.scale": "1.0f",
+    "args.keep_scale": "1.0f",
+    "smaller(": "larger(",
+    "larger(": "smaller(",
+    " 8 * ": " 4 * ",
+    " = 0;": " = 1;",
+    "begin, ": "begin + 1, ",
+    ", true": ", false",
+    "true>": "false>",
+}
+NO_SLIP = re.compile(r"^\s*(//|#|static_assert|template|using|enum|static constexpr|constexpr)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +135,20 @@ def bugs_of(path: str) -> list[Bug]:
     return bugs
 
 
+def slips_of(path: str) -> list[Bug]:
+    text = (KERNELS / path).read_text()
+    slips, begin = [], 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        code = line.split("//")[0]
+        for wrong, instead in SLIPS.items() if not NO_SLIP.match(line) else ():
+            at = code.find(wrong)
+            if at >= 0:
+                changed = text[: begin + at] + instead + text[begin + at + len(wrong) :]
+                slips.append(Bug(path, number, f"'{instead}' for '{wrong}' in {code.strip()}", changed))
+        begin += len(line) + 1
+    return slips
+
+
 def tests_of(kernel: str) -> str:
     """The file of emulated tests that the kernel goes through."""
     room, name = kernel.split("/")
@@ -140,7 +187,7 @@ def run(bug: Bug | None, suites: list[str], cases: list[str], quick: bool) -> st
             except subprocess.TimeoutExpired:
                 return f"still running after {LIMIT_S} s"
             if NOT_COMPILED in done.stdout:
-                raise SystemExit(f"plant_bugs: {bug and bug.what} does not compile:\n{done.stdout[-2000:]}")
+                return "does not compile"
             if done.returncode != 0:
                 failed = re.findall(r"^\[  FAILED  \] (\S+)", done.stdout, re.MULTILINE)
                 return failed[0].rstrip(",") if failed else f"exit code {done.returncode}"
@@ -152,6 +199,8 @@ def main() -> int:
     parser.add_argument("kernel", help="a file below kernels/ without its ending, such as forward/sm80")
     parser.add_argument("--list", action="store_true", help="print the bugs and plant none")
     parser.add_argument("--only", help="numbers of bugs, as --list prints them")
+    parser.add_argument("--slips", type=int, default=0, help="plant so many slips, drawn at random")
+    parser.add_argument("--seed", type=int, default=1, help="of that draw")
     parser.add_argument("--test", help="the file of tests, below tests/; found by the kernel's name if not given")
     parser.add_argument("--files", help="plant only in files whose name contains this")
     parser.add_argument("--quick", action="store_true", help="the telling cases alone")
@@ -160,7 +209,12 @@ def main() -> int:
     options = parser.parse_args()
 
     files = [f for f in includes(f"{options.kernel}.cuh") if (options.files or "") in f]
-    numbered = list(enumerate((bug for file in files for bug in bugs_of(file)), start=1))
+    if options.slips:
+        slips = [slip for file in files for slip in slips_of(file)]
+        chosen = random.Random(options.seed).sample(slips, min(options.slips, len(slips)))
+    else:
+        chosen = [bug for file in files for bug in bugs_of(file)]
+    numbered = list(enumerate(chosen, start=1))
     if options.only:
         wanted = {int(number) for number in options.only.split(",")}
         numbered = [entry for entry in numbered if entry[0] in wanted]

@@ -127,7 +127,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
       }
       const int pass = static_cast<int>(wg.pass());
       if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
-      __syncwarp();
+      __syncwarp();                             // not found by the emulator: bar.sync wants the lanes of a warp together
       ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all tiles are done and marked
       wg.release(shared.Q_free[q.slot][wg.warpgroup]);                // the loader waits for that, too
       if (ptx::shuffle(shared.last_pass, 0) <= pass) break;

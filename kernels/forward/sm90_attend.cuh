@@ -29,23 +29,23 @@ __device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, T
       const unsigned address = ptx::shared_address(wg.shared.V[v.slot][chunk]) + visible_rows * 128 + piece * 16;
       ptx::store_shared(address, ptx::Vector<unsigned, 4>{});
     }
-    ptx::fence_async_shared();                                        // the zeros before the products' reads
-    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // those of the whole warpgroup
+    ptx::fence_async_shared();  // the zeros before the products' reads
+    wg.meet_before_turn();      // those of the whole warpgroup
   }
 }
 
-/// Blocks that only other warpgroups see. The turns go round all the same.
+/// Blocks that only other warpgroups see. The turns go round all the same. V is asked for after K, so a V that has landed
+/// says of both slots that all warpgroups had freed them before.
 template <ForwardConfig config>
 __device__ __forceinline__ void pass_over(Warpgroup<config>& wg, int blocks) {
   using S = Shape<config>;
 #pragma unroll 1
   for (; blocks > 0; --blocks) {
     const Turn<S::stages> kv(wg.num_blocks++);
-    ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);
+    wg.meet_before_turn();  // no warp has missed a phase
     wg.take_turn();
     wg.pass_turn();
-    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // no warp has missed a phase
     wg.release(wg.shared.K_free[kv.slot]);
     wg.release(wg.shared.V_free[kv.slot]);
   }

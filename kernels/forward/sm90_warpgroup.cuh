@@ -104,6 +104,10 @@ struct Warpgroup {
   __device__ __forceinline__ void take_turn() const {
     if constexpr (S::takes_turns) ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads);
   }
+  /// A turn makes the whole warpgroup meet; where there are none, this does.
+  __device__ __forceinline__ void meet_before_turn() const {
+    if constexpr (!S::takes_turns) ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);
+  }
   __device__ __forceinline__ void pass_turn() const {
     const int next = warpgroup + 1 == S::warpgroups ? 0 : warpgroup + 1;
     if constexpr (S::takes_turns) ptx::barrier_arrive(barrier_turn + next, 2 * wg_threads);

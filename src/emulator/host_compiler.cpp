@@ -1,5 +1,7 @@
 #include "emulator/host_compiler.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -85,6 +87,16 @@ std::string report_every_access() {
 
 std::string digest_of(const std::string& text) { return support::to_hex(support::sha256(text)).substr(0, 16); }
 
+/// Of this user alone: what lies there is compiled and run.
+fs::path temporary_folder() {
+  const fs::path folder = fs::temp_directory_path() / ("flash_attention-" + std::to_string(getuid()));
+  if (const auto problem = support::prepare_private_folder(folder)) {
+    throw Error(ErrorCode::unavailable, "the emulator has no folder for its sources: " + *problem +
+                                            "; set FLASH_ATTENTION_CACHE_DIR to one that can be written");
+  }
+  return folder;
+}
+
 void write_once(const fs::path& path, const std::string& text) {
   if (fs::exists(path)) return;
   fs::create_directories(path.parent_path());
@@ -93,18 +105,20 @@ void write_once(const fs::path& path, const std::string& text) {
   }
 }
 
-/// Puts the sources where the compiler, and later gdb, finds them. Returns the folder.
-fs::path write_sources(const Sources& runtime, const Sources& kernels) {
-  std::string all;
-  for (const Sources* sources : {&runtime, &kernels}) {
-    for (const auto& [name, text] : *sources) all += '\0' + name + '\0' + text;
-  }
+/// Puts the sources where the compiler, and later gdb, finds them: into the cache, or beside other temporary files where it
+/// cannot be written. Returns the folder.
+fs::path place_sources(const fs::path& name, const Sources& sources) {
   const fs::path cache = support::settings().cache_dir;
-  const fs::path base = support::prepare_private_folder(cache) ? fs::temp_directory_path() / "flash_attention" : cache;
-  fs::path folder = base / "emulator_sources" / digest_of(all);
-  for (const auto& [name, text] : runtime) write_once(folder / "runtime" / name, text);
-  for (const auto& [name, text] : kernels) write_once(folder / "kernels" / name, text);
-  return folder;
+  const auto write_below = [&](const fs::path& base) {
+    for (const auto& [file, text] : sources) write_once(base / name / file, text);
+    return base / name;
+  };
+  if (support::prepare_private_folder(cache)) return write_below(temporary_folder());
+  try {
+    return write_below(cache);
+  } catch (const std::exception&) {  // the disk is full, say
+    return write_below(temporary_folder());
+  }
 }
 
 jit::Product run_compiler(const HostUnit& unit, const std::string& text, const Sources& runtime, const Sources& kernels,
@@ -114,10 +128,19 @@ jit::Product run_compiler(const HostUnit& unit, const std::string& text, const S
     throw Error(ErrorCode::unavailable, "the emulator needs a C++ compiler: '" + settings.cxx +
                                             "' cannot be run; install g++ 12 or set FLASH_ATTENTION_CXX");
   }
-  const fs::path folder = write_sources(runtime, kernels);
-  const fs::path source = folder / (unit.stem + "-" + digest_of(text) + ".cpp");
-  const fs::path output = source.string() + "." + std::to_string(process_id()) + ".so";
-  write_once(source, text);
+  std::string all;
+  Sources sources;
+  for (const auto& [room, files] : {std::pair{"runtime/", &runtime}, {"kernels/", &kernels}}) {
+    for (const auto& [name, file] : *files) {
+      all += '\0' + name + '\0' + file;
+      sources.emplace(room + name, file);
+    }
+  }
+  const std::string unit_name = unit.stem + "-" + digest_of(text) + ".cpp";
+  sources.emplace(unit_name, text);
+  const fs::path folder = place_sources(fs::path("emulator_sources") / digest_of(all), sources);
+  const fs::path source = folder / unit_name;
+  const fs::path output = temporary_folder() / (unit_name + "." + std::to_string(process_id()) + ".so");
   std::vector<std::string> command = words(settings.cxx);
   command.insert(command.end(), options.begin(), options.end());
   const bool from_tree = !settings.kernel_dir.empty();

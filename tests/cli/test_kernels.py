@@ -36,6 +36,8 @@ def test_compile_needs_no_gpu_and_fills_the_cache(command, with_cache, arch):
     listed = with_cache("cache")
     assert listed["intact"] and len(listed["files"]) == len(first)
     assert all(arch in file["kernel"] for file in listed["files"])
+    size = with_cache("cache", "size")
+    assert size["kernels"] == len(first) and size["bytes"] == sum(file["bytes"] for file in listed["files"]) > 0
 
 
 def test_a_damaged_file_is_found_and_clear_removes_it(command, with_cache):
@@ -48,6 +50,22 @@ def test_a_damaged_file_is_found_and_clear_removes_it(command, with_cache):
     assert not with_cache("cache", "verify", code=1)["intact"]
     assert with_cache("cache", "clear")["freed_bytes"] > 0
     assert with_cache("cache")["files"] == []
+
+
+def test_compile_fails_where_nothing_can_be_kept(command, with_cache, tmp_path):
+    needs_nvrtc(command)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)  # others could put their code there
+    done = with_cache("compile", "--arch", "sm_80", "--dtype", "fp16", "--kernel", "forward/portable", code=1)
+    assert done[0]["compiled"] and done[0]["path"] == ""
+
+
+def test_the_emulator_runs_without_a_cache(with_cache, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    words = ["--device", "emulator", "--kernel", "forward/portable", "--seq-q", 8, "--heads", 1, "--head-dim", 8]
+    with_cache("run", *words)
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_cpu_has_nothing_to_compile(command):

@@ -48,7 +48,7 @@ def test_version_is_the_one_of_the_repository(command):
         (["bench", "--seconds", "-1"], "--seconds: got '-1', allowed is a finite number of at least 0"),
         (["bench", "everything"], "bench: got 'everything', allowed: lengths"),
         (["bench", "--device", "emulator"], "--device: got emulator"),
-        (["cache", "shrink"], "cache: got 'shrink', allowed: list, verify, clear, path"),
+        (["cache", "shrink"], "cache: got 'shrink', allowed: list, size, verify, clear, path"),
     ],
 )
 def test_a_mistake_is_named(command, words, expected):

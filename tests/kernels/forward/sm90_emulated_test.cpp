@@ -23,6 +23,35 @@ TEST_P(ForwardSm90, KeepsTheContract) {
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 
+class ForwardSm90Walks : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ForwardSm90Walks, KeepTheContract) {
+  emulator::set_num_sms(2);
+  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+    emulator::set_seed(seed);
+    check(GetParam(), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+  }
+}
+
+/// Walks on which rings of slots come round, by warpgroups that take turns and by others that do not: blocks that only one
+/// of them sees, rows past the end of the keys; and tiles without keys, one after another.
+std::vector<Case> walks() {
+  const auto walk = [](const char* name, Problem p, std::vector<std::int32_t> key_lengths = {}) {
+    p.batch = 1, p.dtype = Dtype::bfloat16, p.key_lengths = !key_lengths.empty();
+    Case c;
+    c.name = name, c.problem = p, c.key_lengths = std::move(key_lengths);
+    return c;
+  };
+  return {
+      walk("turns", {.seq_q = 200, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true}, {650}),
+      walk("no_turns", {.seq_q = 200, .seq_kv = 400, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true}, {390}),
+      walk("window", {.seq_q = 330, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .window_left = 30}, {300}),
+      walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true}),
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90Walks, ::testing::ValuesIn(walks()), case_name);
+
 /// Long enough for blocks to take tiles by the counter; the second time some of them are done again.
 TEST(ForwardSm90Turns, KeepTheContract) {
   emulator::set_num_sms(3);
@@ -71,12 +100,13 @@ TEST(ForwardSm90Interior, KeepsTheContract) {
   check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
 }
 
-constexpr std::int64_t length = 256, dim = 64;
+constexpr std::int64_t length = 256;
 const Problem square{
-    .batch = 1, .seq_q = length, .seq_kv = length, .heads_q = 1, .heads_kv = 1, .head_dim = dim, .dtype = Dtype::bfloat16};
+    .batch = 1, .seq_q = length, .seq_kv = length, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .dtype = Dtype::bfloat16};
 
-/// The tiles done again in a call whose keys grow by `growth` from the first to the last.
-std::uint32_t count_repairs(float growth) {
+/// The tiles done again in a call whose keys grow by `growth` from the first to the last. Those past `keys` are NaN.
+std::uint32_t count_repairs(Problem problem, float growth, std::int32_t keys = length) {
+  const std::int64_t dim = problem.head_dim;
   std::vector<std::uint16_t> q(length * dim), k(length * dim), v(length * dim), out(length * dim);
   std::mt19937 random(1);
   const auto bfloat16 = [](float x) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16); };
@@ -85,9 +115,12 @@ std::uint32_t count_repairs(float growth) {
     q[i] = bfloat16(1.0f);
     k[i] = bfloat16(growth * position + 0.001f * static_cast<float>(random() % 100));
     v[i] = bfloat16(0.01f * static_cast<float>(random() % 100));
+    if (i / dim >= keys) k[i] = v[i] = 0x7fff;
   }
+  problem.key_lengths = keys < length;
   std::uint32_t repairs = 0;
-  forward(square, {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data()},
+  forward(problem,
+          {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .key_lengths = keys < length ? &keys : nullptr},
           {.device = gpu, .repairs = &repairs, .kernel = "forward/sm90"});
   return repairs;
 }
@@ -96,8 +129,21 @@ std::uint32_t count_repairs(float growth) {
 TEST(ForwardSm90Repairs, AreCounted) {
   emulator::set_num_sms(3);
   const int block_q = make_plan(square, Pass::forward, device_info(gpu), "forward/sm90").block_q;
-  EXPECT_EQ(count_repairs(0.5f), 0u);
-  EXPECT_EQ(count_repairs(20.0f), (length + block_q - 1) / block_q);  // every row tile
+  EXPECT_EQ(count_repairs(square, 0.5f), 0u);
+  EXPECT_EQ(count_repairs(square, 20.0f), (length + block_q - 1) / block_q);  // every row tile
+}
+
+/// A repair would make the result right all the same.
+TEST(ForwardSm90Repairs, RowsPastTheEndNeedNone) {
+  emulator::set_num_sms(3);
+  for (const std::int64_t head_dim : {64, 256}) {
+    Problem problem = square;
+    problem.head_dim = head_dim;
+    for (const std::int64_t window_left : {-1, 200}) {
+      problem.window_left = window_left;
+      EXPECT_EQ(count_repairs(problem, 0.5f, 200), 0u) << "head_dim " << head_dim << ", window_left " << window_left;
+    }
+  }
 }
 
 }  // namespace
