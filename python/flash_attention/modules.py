@@ -1,6 +1,9 @@
 """torch.nn modules over attention()."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from flash_attention import _core, functional
@@ -20,11 +23,11 @@ class FlashAttention(torch.nn.Module):
 
     kernel = None
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
 
-    def forward(self, q, k, v, causal=False, **options):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, **options: Any) -> Any:
         """q (batch, heads_q, seq_q, head_dim), k and v (batch, heads_kv, seq_kv, head_dim) -> out shaped as q."""
         if not options and not self.options:
             if self.kernel is None and type(q) is functional.eager_type and not functional.is_tracing():
@@ -37,7 +40,7 @@ class FlashAttention(torch.nn.Module):
             options.pop("dropout_p", None)
         return attention(q, k, v, causal=causal, layout="bhsd", **options)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
@@ -56,15 +59,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def forward(
         self,
-        query,
-        key,
-        value,
-        key_padding_mask=None,
-        need_weights=True,
-        attn_mask=None,
-        average_attn_weights=True,
-        is_causal=False,
-    ):
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """Shapes, masks and results as in torch.nn.MultiheadAttention; the weights are None unless need_weights."""
         special = need_weights or self.bias_k is not None or self.add_zero_attn or (self.training and self.dropout == 1)
         if special or query.is_nested or query.dtype not in (torch.float32, torch.float16, torch.bfloat16):

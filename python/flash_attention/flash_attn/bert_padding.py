@@ -1,9 +1,12 @@
 """From padded batches to sequences end to end, and back: the functions of FlashAttention-2's bert_padding."""
 
 import torch
+from torch import Tensor
 
 
-def unpad_input(hidden_states, attention_mask, unused_mask=None):
+def unpad_input(
+    hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """Drops the padding.
 
     Args:
@@ -24,16 +27,16 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
     return index_first_axis(hidden_states.flatten(0, 1), indices), indices, cu_seqlens, longest, seqused
 
 
-def pad_input(hidden_states, indices, batch, seqlen):
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Puts rows [total, ...] back to [batch, seqlen, ...], zeros where there was padding."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
-def index_first_axis(x, indices):
+def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
     """x[indices], for x [rows, ...]."""
     return x.index_select(0, indices)
 
 
-def index_put_first_axis(values, indices, first_axis_dim):
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """Zeros [first_axis_dim, ...] with values in the rows `indices`."""
     return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)

@@ -4,7 +4,10 @@ Differences, all of them more: float32 is taken, softcap and dropout go together
 inputs need not be contiguous, and the calls run on CPU tensors too.
 """
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from flash_attention import _core, functional
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
@@ -31,22 +34,22 @@ def _get_block_size_n(device, head_dim, is_dropout, is_causal):
 
 
 def flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
     *,
-    learnable_sink=None,
-    s_aux=None,
-    **fa3,
-):
+    learnable_sink: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **fa3: Any,
+) -> Any:
     """Attention of q [batch, seq_q, heads, head_dim] over k, v [batch, seq_k, heads_k, head_dim].
 
     causal and window_size are aligned bottom-right: query i sees keys in
@@ -72,16 +75,16 @@ def flash_attn_func(
 
 
 def flash_attn_qkvpacked_func(
-    qkv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """flash_attn_func for qkv [batch, seq, 3, heads, head_dim]."""
     q, k, v = qkv.unbind(-3)
     return flash_attn_func(
@@ -90,17 +93,17 @@ def flash_attn_qkvpacked_func(
 
 
 def flash_attn_kvpacked_func(
-    q,
-    kv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """flash_attn_func for q [batch, seq_q, heads, head_dim] and kv [batch, seq_k, 2, heads_k, head_dim]."""
     k, v = kv.unbind(-3)
     return flash_attn_func(
@@ -109,30 +112,30 @@ def flash_attn_kvpacked_func(
 
 
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
     *,
-    seqused_q=None,
-    seqused_k=None,
-    page_table=None,
-    learnable_sink=None,
-    s_aux=None,
-    **fa3,
-):
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **fa3: Any,
+) -> Any:
     """flash_attn_func for sequences end to end: q [total_q, heads, head_dim], k and v [total_k, heads_k, head_dim].
 
     cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]. max_seqlen_q, max_seqlen_k: the longest lengths; None = unknown.
@@ -159,18 +162,18 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_varlen_qkvpacked_func(
-    qkv,
-    cu_seqlens,
-    max_seqlen=None,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """flash_attn_varlen_func for qkv [total, 3, heads, head_dim]."""
     q, k, v = qkv.unbind(-3)
     return flash_attn_varlen_func(
@@ -193,21 +196,21 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def flash_attn_varlen_kvpacked_func(
-    q,
-    kv,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """flash_attn_varlen_func for q [total_q, heads, head_dim] and kv [total_k, 2, heads_k, head_dim]."""
     k, v = kv.unbind(-3)
     return flash_attn_varlen_func(
