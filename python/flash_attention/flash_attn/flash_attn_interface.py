@@ -1,7 +1,8 @@
 """The signatures and meanings of FlashAttention-2, with FlashAttention-3's keywords after them.
 
 Differences, all of them more: float32 is taken, softcap and dropout go together, head_dim may differ for v, bias-free
-inputs need not be contiguous, and the calls run on CPU tensors too.
+inputs need not be contiguous, and the calls run on CPU tensors too. The softmax_lse of a row that sees no key is -inf, as
+in FlashAttention-3; FlashAttention-2 gives +inf.
 """
 
 from typing import Any
@@ -57,7 +58,7 @@ def flash_attn_func(
     alibi_slopes: float32 [heads] or [batch, heads]. softcap: 0 = off. learnable_sink (or s_aux): [heads].
     num_splits, pack_gqa and sm_margin of FlashAttention-3 are accepted and change nothing.
 
-    Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is None without
+    Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is empty without
     dropout, else exp(score - row maximum) [batch, heads, seq_q, seq_k], negative where dropout dropped it.
     """
     if type(q) is functional.eager_type and not functional.is_tracing() and not (return_attn_probs or fa3):
@@ -265,7 +266,7 @@ def _with_probs(q, k, v, options, return_attn_probs):
     if not return_attn_probs:
         return padded(q, k, v, **options)
     if not options["dropout_p"]:
-        return *padded(q, k, v, return_lse=True, **options), None
+        return *padded(q, k, v, return_lse=True, **options), q.new_empty(0)
     seed = int(torch.randint(2**63 - 1, ()))
     out, lse = padded(q, k, v, return_lse=True, seed=seed, **options)
     return out, lse, signed_weights(q.detach(), k.detach(), seed, **options)
