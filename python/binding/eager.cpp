@@ -175,7 +175,7 @@ nb::object attend(PyObject* const* args, Py_ssize_t count) {
   }
   Scalars scalars;
   Slots slots;
-  if (!read(args, scalars) || is_intercepted() || !read(args, slots)) return nb::none();
+  if (!read(args, scalars) || !read(args, slots) || is_intercepted(slots[Slot::q].device)) return nb::none();
   if (!wants_gradient(args)) return run_plain(args, slots, scalars, false).out;
   scalars.deterministic = scalars.deterministic || answer(torch.deterministic).ptr() == Py_True;
   return differentiate({.qkv = args, .slots = slots, .scalars = scalars});
@@ -203,7 +203,7 @@ nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
 nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
   if (count != 7) throw nb::type_error("attend_backward: expected q, k, v, out, lse, dout and scalars");
   Slots slots;
-  if (!are_tensors(args, 6) || is_intercepted() || !read(args, slots)) return nb::none();
+  if (!are_tensors(args, 6) || !read(args, slots) || is_intercepted(slots[Slot::q].device)) return nb::none();
   const Tensor out = tensor_of(args[3], "out"), lse = tensor_of(args[4], "lse"), dout = tensor_of(args[5], "dout");
   if (!is_plain(dout, slots[Slot::q])) return nb::none();
   slots[Slot::q].stream = current_stream(args[0], slots[Slot::q].device);

@@ -1,14 +1,18 @@
 #include "torch_functions.h"
 
+#include <algorithm>
+
 namespace flash_attention::python {
 
 Torch torch;
 
-bool is_intercepted() {
-  for (PyObject* interceptor : torch.interceptors) {
-    const nb::object found = answer(interceptor);
-    if (!found.is_none() && PyObject_IsTrue(found.ptr()) != 0) return true;
-  }
+bool is_intercepted(Device device) {
+  const auto is_on = [](PyObject* mode) {
+    const nb::object found = answer(mode);
+    return found.ptr() != Py_False && PyObject_IsTrue(found.ptr()) != 0;
+  };
+  if (is_on(device.kind == DeviceKind::cuda ? torch.autocast_of_cuda : torch.autocast)) return true;
+  if (std::ranges::any_of(torch.interceptors, is_on)) return true;
   PyObject* const level = PyDict_GetItem(torch.forward_ad, torch.current_level);  // of forward-mode derivatives, or -1
   return level != nullptr && PyLong_AsLong(level) >= 0;
 }
@@ -52,8 +56,8 @@ nb::object empty_lse(PyObject* like, const Problem& problem, Device device) {
 namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle workspace,
-               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::tuple interceptors,
-               nb::dict forward_ad) {
+               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::handle autocast,
+               nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -68,6 +72,8 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.current_level = PyUnicode_InternFromString("_current_level");
   torch.forward_ad = forward_ad.inc_ref().ptr();
   torch.scalars = PyUnicode_InternFromString("scalars");
+  torch.autocast = autocast.inc_ref().ptr();
+  torch.autocast_of_cuda = autocast_of_cuda.inc_ref().ptr();
   torch.interceptors.clear();
   for (nb::handle interceptor : interceptors) torch.interceptors.push_back(interceptor.inc_ref().ptr());
 }
@@ -77,7 +83,8 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
 void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "workspace"_a,
-             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "interceptors"_a, "forward_ad"_a);
+             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "autocast"_a, "autocast_of_cuda"_a, "interceptors"_a,
+             "forward_ad"_a);
 }
 
 }  // namespace flash_attention::python

@@ -18,9 +18,10 @@ struct Torch {
   PyObject* grad_enabled = nullptr;     // () -> bool
   PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
   PyObject* differentiate = nullptr;    // (q, k, v, scalars) -> out, by way of differentiable_forward()
-  std::vector<PyObject*> interceptors;  // each () -> something true, or not None, where calls are not to run as they are
-  PyObject* forward_ad = nullptr;       // the names of torch.autograd.forward_ad
-  PyObject *requires_grad = nullptr, *device = nullptr;  // names of attributes
+  std::vector<PyObject*> interceptors;  // each () -> something true where calls are not to run as they are
+  PyObject *autocast = nullptr, *autocast_of_cuda = nullptr;  // () -> bool; the second is faster and tells of CUDA alone
+  PyObject* forward_ad = nullptr;                             // the names of torch.autograd.forward_ad
+  PyObject *requires_grad = nullptr, *device = nullptr;       // names of attributes
   PyObject *to_save = nullptr, *scalars = nullptr, *current_level = nullptr;
 };
 
@@ -40,7 +41,7 @@ nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
   return checked(PyObject_Vectorcall(function, args, count, nullptr));
 }
 
-bool is_intercepted();                                  ///< a mode is on in which calls are not to run as they are
+bool is_intercepted(Device device);                     ///< a mode is on in which calls are not to run as they are
 bool wants_gradient(PyObject* const* qkv);              ///< gradients are on, and one of the three asks for its own
 bool are_tensors(PyObject* const* objects, int count);  ///< of the very class, not of one that is made from it
 

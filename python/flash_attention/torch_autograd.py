@@ -124,11 +124,12 @@ def _take_the_short_way():
         grad_enabled=torch.is_grad_enabled,
         deterministic=torch._C._get_deterministic_algorithms,
         differentiate=_apply_in_eager(PlainAttention),
+        autocast=_is_any_autocast_enabled,
+        autocast_of_cuda=torch.is_autocast_enabled,
         interceptors=(
-            _is_any_autocast_enabled,
             torch._C._len_torch_dispatch_stack,
-            torch._C._functorch.peek_interpreter_stack,
-            torch._C._get_tracing_state,
+            torch._C._are_functorch_transforms_active,
+            torch._C._is_tracing,
         ),
         forward_ad=vars(torch.autograd.forward_ad),
     )
