@@ -49,7 +49,7 @@ NOT_COMPILED = "could not compile"
 EXPLAINED = "not found by the emulator:"
 
 CALL = re.compile(
-    r"(?:ptx::(?:barrier_|mbarrier_|cluster_|copy_async_|wgmma_|bulk_)(?:sync|arrive|wait|commit|fence|init|init_fence|"
+    r"(?:ptx::(?:barrier_|mbarrier_|cluster_|copy_async_|wgmma_|bulk_)(?:sync|sync_apart|arrive|wait|commit|fence|init|init_fence|"
     r"arrive_expect_tx|mbarrier_arrive|wait_read)|ptx::fence_\w+|__syncthreads|__syncwarp)(?:<[^;{}]*?>)?\("
 )
 GROUPS = re.compile(r"((?:copy_async|wgmma|bulk)_wait(?:_read)?)<(\d+)>")

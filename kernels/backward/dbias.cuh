@@ -41,10 +41,9 @@ struct BiasGradient {
     }
   }
 
-  /// The sum over the tile's rows, in row 0 of the tile.
+  /// The sum over the tile's rows, in row 0 of the tile. Nothing else uses its storage.
   __device__ static void sum_rows(float (&total)[4][4], tile::WeightTile& tile) {
     const tile::ThreadPlace place;
-    __syncthreads();  // the tile's storage is free
     tile::store_weights_by_row(tile, total);
     __syncthreads();  // every row is there
     if (place.row != 0) return;

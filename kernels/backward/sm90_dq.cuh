@@ -122,10 +122,11 @@ struct QueryWorker {
 
  private:
   /// Zeroes the rows of K in a slot that hold NaN or Inf or belong to no visible key: dS K would multiply them by the zeros
-  /// of hidden scores. What they do to the queries that see them is in S by now.
+  /// of hidden scores. What they do to the queries that see them is in S by now. The warpgroups come here from different
+  /// places.
   __device__ __forceinline__ void clean_keys(int slot, int visible_rows) const {
-    ptx::barrier_sync(barrier_query_keys, query_warpgroups * wg_threads);  // both warpgroups have their S
-    const int row = warpgroup * (tile_rows / 2) + thread / 4;              // four threads share a row
+    ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // both warpgroups have their S
+    const int row = warpgroup * (tile_rows / 2) + thread / 4;                    // four threads share a row
     bool bad = row >= visible_rows;
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
@@ -147,8 +148,8 @@ struct QueryWorker {
         }
       }
     }
-    ptx::fence_async_shared();                                             // the zeros before the products that read them
-    ptx::barrier_sync(barrier_query_keys, query_warpgroups * wg_threads);  // those of both warpgroups
+    ptx::fence_async_shared();  // the zeros before the products that read them
+    ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // those of both warpgroups
   }
 
   __device__ __forceinline__ void make_dQ(const QueryTask<config>& task) const {
@@ -204,23 +205,14 @@ struct QueryWorker {
     const auto release = [&](ptx::Mbarrier& free) {
       if (thread == 0) ptx::mbarrier_arrive(free);
     };
-    // Tiles of which only the other warpgroup sees something.
+    // Tiles of which only the other warpgroup sees something: edges of the block, so that both meet in clean_keys. By then
+    // the other one has waited for K and V of the tile and released the tiles before: no slot is released twice before it.
     const auto pass = [&](unsigned begin, unsigned end) {
 #pragma unroll 1
       for (unsigned tile = begin; tile < end; ++tile) {
-        const auto k = turn_K(tile);
-        const auto v = turn_V(tile);
-        const int tile_idx = task.tiles.begin + static_cast<int>(tile);
-        // No slot may be released twice before the other warpgroup has released it. V has no more slots than K; in
-        // clean_keys it is the other warpgroup that has waited for K. Tasks pass over one tile at each end, and Q_full and
-        // clean_keys hold a warpgroup back, too, so neither this wait nor the barrier below is missed where it is missing.
-        static_assert(Storage::slots_V <= Storage::slots_K);
-        ptx::mbarrier_wait(shared.V_full[v.slot], v.parity);  // not found by the emulator: see above
-        if (edge_at(tile_idx)) clean_keys(k.slot, score.visible_kv - tile_idx * tile_rows);
-        // No thread waits for this phase any more.
-        ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // not found by the emulator: see above
-        release(shared.K_free[k.slot]);
-        release(shared.V_free[v.slot]);
+        clean_keys(turn_K(tile).slot, score.visible_kv - (task.tiles.begin + static_cast<int>(tile)) * tile_rows);
+        release(shared.K_free[turn_K(tile).slot]);
+        release(shared.V_free[turn_V(tile).slot]);
       }
     };
     const auto make_dS = [&](unsigned tile) {

@@ -9,6 +9,11 @@ __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// barrier.sync: the same for warps that come to it at different places of the program. bar.sync wants one place for all.
+__device__ __forceinline__ void barrier_sync_apart(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// bar.arrive: counts as having come, without waiting.
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

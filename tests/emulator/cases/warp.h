@@ -107,6 +107,23 @@ inline WrapperCases block_cases() {
                            "    }\n  }",
                    .shape = {.block = 128},
                    .expected = bytes_of(handed)});
+  // Two warps meet where each is at its own place.
+  std::vector<int> exchanged;
+  for (int t = 0; t < 64; ++t) exchanged.push_back(t < 32 ? 2 * (t + 32) : t - 32);
+  cases.push_back({.name = "barrier_apart",
+                   .headers = {"barrier", "shared"},
+                   .storage = "  int values[64];",
+                   .body = "  if (thread < 32) {\n"
+                           "    shared.values[thread] = thread;\n"
+                           "    ptx::barrier_sync_apart(1, 64);\n"
+                           "    ((int*)output)[thread] = shared.values[thread + 32];\n"
+                           "  } else {\n"
+                           "    shared.values[thread] = 2 * thread;\n"
+                           "    ptx::barrier_sync_apart(1, 64);\n"
+                           "    ((int*)output)[thread] = shared.values[thread - 32];\n"
+                           "  }",
+                   .shape = {.block = 64},
+                   .expected = bytes_of(exchanged)});
   return cases;
 }
 
