@@ -117,6 +117,12 @@ std::vector<Case> contract_cases(Dtype dtype) {
     p.seq_q = 131, p.seq_kv = 67, p.window_left = 3, p.window_right = 11, p.alignment = Alignment::top_left;
   });
   add("window_of_one", [](Case&, Problem& p) { p.window_left = 0, p.window_right = 0; });
+  // Edges one key before or behind the border of a tile, whatever its size: the first row of a tile sees all keys of
+  // another but the last, the last row all but the first; a tile of which one query sees one key.
+  add("causal_edge", [](Case&, Problem& p) { p.batch = 1, p.seq_q = 130, p.seq_kv = 256, p.causal = true; });
+  add("window_edge", [](Case&, Problem& p) { p.batch = 1, p.seq_q = 130, p.seq_kv = 256, p.window_left = 124; });
+  add("window_causal_edge",
+      [](Case&, Problem& p) { p.batch = 1, p.seq_q = 130, p.seq_kv = 259, p.window_left = 130, p.causal = true; });
   add("mask_full", [](Case&, Problem& p) { p.mask = over(p, true, true, true); });
   add("mask_shared", [](Case&, Problem& p) { p.mask = over(p, false, false, true), p.causal = true; });
   add("mask_keys", [](Case&, Problem& p) { p.mask = over(p, true, false, false); });
