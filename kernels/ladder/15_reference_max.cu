@@ -350,16 +350,16 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       kernel.load_Q();
       kernel.load_tiles(tiles);
     }
-    __syncwarp();                                           // the lanes that did not load wait for the one that did
-    ptx::barrier_sync(Kernel::barrier_pass, pass_threads);  // the tile is done and judged
+    __syncwarp();                                                 // the lanes that did not load wait for the one that did
+    ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);  // the tile is done and judged
     if (threadIdx.x == 0 && storage.redo) kernel.load_tiles(tiles);
   } else {
     ptx::registers_increase<Kernel::attend_registers>();
     if (tiles.begin < tiles.end) {
       kernel.attend(tiles, kernel.interior_end());
       if (!kernel.sound()) storage.redo = true;
-      ptx::barrier_sync(Kernel::barrier_pass, pass_threads);  // the tile is done and judged
-      if (storage.redo) kernel.attend(tiles, tiles.begin);    // every block raises the maximum
+      ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);  // the tile is done and judged
+      if (storage.redo) kernel.attend(tiles, tiles.begin);          // every block raises the maximum
     }
     kernel.finish();
   }

@@ -391,8 +391,8 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
           kernel.load_tiles(tiles);
         });
       }
-      __syncwarp();                                           // the lanes that did not load wait for the one that did
-      ptx::barrier_sync(Kernel::barrier_pass, pass_threads);  // all tiles are done and judged
+      __syncwarp();                                                 // the lanes that did not load wait for the one that did
+      ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);  // all tiles are done and judged
     }
   } else {
     ptx::registers_increase<Kernel::attend_registers>();
@@ -411,7 +411,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         kernel.finish();
       });
       if (threadIdx.x % Kernel::wg_threads == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
-      ptx::barrier_sync(Kernel::barrier_pass, pass_threads);           // all tiles are done and judged
+      ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);     // all tiles are done and judged
     }
     if (warpgroup == 1) ptx::barrier_sync(Kernel::barrier_turn, 2 * Kernel::wg_threads);  // no arrival is left over
   }
