@@ -75,9 +75,9 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[kv.slot]);
     wg.softmax_edge(math, block, scores, out.rows, correction);
-    math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
     math.pack(scores, P);
+    math.drop(P, math.draw(wg.args, tile, block * S::block_kv));
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);  // V has landed
     add_nonfinite(wg, out.O, kv.slot, block * S::block_kv, tile, math);
     clear_nonfinite(wg, kv.slot);

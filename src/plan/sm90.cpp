@@ -56,6 +56,7 @@ namespace {
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
+  if (reason.empty() && p.dropout_p > 31 / 32.0f) reason = "dropout_p must be at most 31/32: decisions compare as float16";
   if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
   return reason;
 }
