@@ -63,6 +63,7 @@ struct Sweep {
 
   Warpgroup<config>& wg;
   Output<config>& out;
+  typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   bool accumulate = false;  // O holds something of the tile
@@ -71,6 +72,7 @@ struct Sweep {
     const Tile tile = wg.tile();
     const Blocks seen = wg.blocks();
     const Scores<config> math = wg.scores_of(tile);
+    wg.load_queries(queries);
     pass_over(wg, seen.begin);
     begin(tile, math, block_at<config>(tile, seen.begin));
     visit_others(tile, seen, math);
@@ -101,10 +103,11 @@ struct Sweep {
     const Turn<S::stages> k(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[k.slot], k.parity);  // K has landed
     wg.take_turn();
-    wg.issue_scores(scores, wg.q_turn().slot, k.slot);
+    wg.issue_scores(scores, queries, k.slot);
     wg.pass_turn();
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
+    if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_free[k.slot]);
     float correction[2];
     wg.softmax_edge(math, block, scores, out.rows, correction);
@@ -121,7 +124,7 @@ struct Sweep {
     float correction[2];
     ptx::mbarrier_wait(wg.shared.K_full[k.slot], k.parity);  // K has landed
     wg.take_turn();
-    wg.issue_scores(scores, wg.q_turn().slot, k.slot);
+    wg.issue_scores(scores, queries, k.slot);
     ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V of the block before has landed
     wg.issue_output(out.O, P, v.slot, accumulate);
     wg.pass_turn();
@@ -130,6 +133,7 @@ struct Sweep {
     const auto draw = math.draw(wg.args, tile, block * S::block_kv);
     ptx::wgmma_wait<1>();  // the scores are there; P V may still run
     ptx::wgmma_pin(scores);
+    if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_free[k.slot]);
     if constexpr (kind == Visit::edge) {
       wg.softmax_edge(math, block, scores, out.rows, correction);

@@ -58,10 +58,11 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
   using S = Shape<config>;
   const Tile tile = wg.tile();
   const Scores<config> math = wg.scores_of(tile);
-  const Turn<S::q_stages> q = wg.q_turn();
+  typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   float correction[2];
+  wg.load_queries(queries);
 #pragma unroll
   for (float& x : out.O) x = 0;
 
@@ -70,7 +71,7 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
     const int block = block_at<config>(tile, n);
     const Turn<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);  // K has landed
-    wg.issue_scores(scores, q.slot, kv.slot);
+    wg.issue_scores(scores, queries, kv.slot);
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[kv.slot]);

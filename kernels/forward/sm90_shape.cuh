@@ -63,6 +63,13 @@ struct Shape {
                                           : warpgroups == 2  ? 232
                                                              : 160;
 
+  // Q stays in registers where all of it finds room beside S, P and O: read from shared memory for every block it would be
+  // a quarter of what the products read, and they nearly use up what shared memory gives.
+  static constexpr bool modifies_scores =
+      features.softcap || features.bias || features.alibi || features.mask || features.dropout;
+  static constexpr bool holds_queries =
+      !modifies_scores && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
+
   // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
   // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
   // shuffle instead.

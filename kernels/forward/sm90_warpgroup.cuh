@@ -5,6 +5,7 @@
 #include "forward/sm90_scores.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
+#include "ptx/matrix.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 
@@ -49,6 +50,7 @@ struct Warpgroup {
   using ScoreTile = typename Scores<config>::Tile;
   using PackedTile = typename Scores<config>::Packed;
   using OutputTile = typename Output<config>::Tile;
+  using QueryTile = unsigned[S::holds_queries ? S::steps_qk : 1][4];  // Q as the A operand, where it is held
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -122,16 +124,35 @@ struct Warpgroup {
 
   // -- products ---------------------------------------------------------------------------------------------------------
 
+  /// Q to registers: 16 rows of a warp, 16 columns a step.
+  __device__ __forceinline__ void load_queries(QueryTile& queries) const {
+    if constexpr (S::holds_queries) {
+      const auto t = static_cast<unsigned>(ptx::registers_fresh(thread));
+      const unsigned row = t / 32 * 16 + t % 16;
+#pragma unroll
+      for (int step = 0; step < S::steps_qk; ++step) {
+        const unsigned piece = (step % 4 * 2 + t / 16 % 2) ^ row % 8;
+        ptx::ldmatrix_x4(queries[step],
+                         ptx::shared_address(shared.Q[q_turn().slot][warpgroup][step / 4]) + row * 128 + piece * 16);
+      }
+    }
+  }
+
   /// Issues scores = Q K^T.
-  __device__ __forceinline__ void issue_scores(ScoreTile& scores, int q_slot, int k_slot) const {
-    const Descriptor<S::votes> Q(shared.Q[q_slot][warpgroup], 0, 1024);
+  __device__ __forceinline__ void issue_scores(ScoreTile& scores, const QueryTile& queries, int k_slot) const {
+    const Descriptor<S::votes> Q(shared.Q[q_turn().slot][warpgroup], 0, 1024);
     const Descriptor<S::votes> K(shared.K[k_slot], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < S::steps_qk; ++step) {
       const int chunk = step / 4, inside = step % 4 * 32;
-      ptx::wgmma_ss<S::type, S::block_kv, ptx::Major::k, ptx::Major::k>(
-          scores, Q.at(chunk * wg_rows * 128 + inside), K.at(chunk * S::block_kv * 128 + inside), step != 0);
+      const unsigned long long k = K.at(chunk * S::block_kv * 128 + inside);
+      if constexpr (S::holds_queries) {
+        ptx::wgmma_rs<S::type, S::block_kv, ptx::Major::k>(scores, queries[step], k, step != 0);
+      } else {
+        ptx::wgmma_ss<S::type, S::block_kv, ptx::Major::k, ptx::Major::k>(
+            scores, Q.at(chunk * wg_rows * 128 + inside), k, step != 0);
+      }
     }
     ptx::wgmma_commit();
   }

@@ -76,7 +76,7 @@ Tile choose_tile(const Problem& p) {
   const bool scores = loads_scores || dropout || p.softcap != 0 || p.alibi;
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
-  if (dim > 128) return scores ? Tile{128, 32} : Tile{128, 64};
+  if (dim > 128) return {128, 64};
   if (loads_scores || (dropout && (p.softcap != 0 || p.alibi || p.window_left >= 0))) return {128, 64};
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores past the edges than with 128 keys
   if (!scores && !lengths && p.window_left < 0 && p.seq_q > 128) {
