@@ -73,13 +73,13 @@ Tile choose_tile(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool loads_scores = p.bias.present || p.mask.present;
   const bool dropout = p.dropout_p != 0;
-  const bool scores = loads_scores || dropout || p.softcap != 0 || p.alibi;
+  const int options = p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi;  // that touch every score
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
-  if (dim > 128) return {128, 64};
+  if (dim > 128) return {128, options > 2 ? 32 : 64};
   if (loads_scores || (dropout && (p.softcap != 0 || p.alibi || p.window_left >= 0))) return {128, 64};
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores past the edges than with 128 keys
-  if (!scores && !lengths && p.window_left < 0 && p.seq_q > 128) {
+  if (options == 0 && !lengths && p.window_left < 0 && p.seq_q > 128) {
     if (dim <= 64) {
       if (windowed ? p.seq_q <= 1024 : p.seq_q < 512) return {64, 64};
       return {192, 128, windowed ? 4 : 2};
