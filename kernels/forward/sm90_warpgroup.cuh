@@ -150,8 +150,8 @@ struct Warpgroup {
       if constexpr (S::holds_queries) {
         ptx::wgmma_rs<S::type, S::block_kv, ptx::Major::k>(scores, queries[step], k, step != 0);
       } else {
-        ptx::wgmma_ss<S::type, S::block_kv, ptx::Major::k, ptx::Major::k>(
-            scores, Q.at(chunk * wg_rows * 128 + inside), k, step != 0);
+        ptx::wgmma_ss<S::type, S::block_kv, ptx::Major::k, ptx::Major::k>(scores, Q.at(chunk * wg_rows * 128 + inside), k,
+                                                                          step != 0);
       }
     }
     ptx::wgmma_commit();

@@ -77,7 +77,8 @@ TEST_P(DropoutStatistics, PairsAreDroppedTogetherAsOftenAsChanceHasIt) {
   struct Step {
     std::int64_t i, j;
   };
-  // To neighbours, to the other words of a block, to the next blocks. (0, 1) from an even key is the other half of the same word.
+  // To neighbours, to the other words of a block, to the next blocks. (0, 1) from an even key is the other half of the same
+  // word.
   for (const Step& step : {Step{0, 1}, Step{1, 0}, Step{1, 1}, Step{0, 2}, Step{0, 8}, Step{8, 0}, Step{8, 8}, Step{0, 9},
                            Step{8, 1}, Step{8, 9}, Step{0, 16}, Step{16, 0}, Step{16, 16}}) {
     std::int64_t both[2] = {}, pairs[2] = {};

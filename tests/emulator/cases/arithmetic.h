@@ -141,8 +141,9 @@ inline WrapperCases math_cases() {
   }
   cases.push_back({.name = "halves_at_least",
                    .headers = {"math"},
-                   .body = "  const unsigned low = (thread * 0x0101u + 0x7B00u) & 0xFFFFu, high = thread * 0x0203u & 0xFFFFu;\n"
-                           "  ((unsigned*)output)[thread] = ptx::halves_at_least(high << 16 | low, 0x0CCD7C00u);",
+                   .body =
+                       "  const unsigned low = (thread * 0x0101u + 0x7B00u) & 0xFFFFu, high = thread * 0x0203u & 0xFFFFu;\n"
+                       "  ((unsigned*)output)[thread] = ptx::halves_at_least(high << 16 | low, 0x0CCD7C00u);",
                    .shape = {.block = 256},
                    .expected = bytes_of(at_least)});
   return cases;
