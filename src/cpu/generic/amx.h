@@ -55,23 +55,28 @@ struct TileProducts {
     if constexpr (a_tiles == 2 && b_tiles == 2) Tiles::template store<3>(c_at(1, 1), c_bytes);
   }
 
+  /// Squares of 32 x 32, or what is left of them at the edges.
+  static int parts(const PairProduct& product) { return (product.rows + 31) / 32 * ((product.lanes + 31) / 32); }
+
+  template <Start start>
+  static void multiply_part(const PairProduct& product, int part) {
+    static_assert(start != Start::rescale, "tiles cannot be multiplied by a row's factor");
+    const int strips = (product.lanes + 31) / 32, row = part / strips * 32, lane = part % strips * 32;
+    const bool one_a = row + 16 == product.rows, one_b = lane + 16 == product.lanes;
+    if (one_a && one_b) {
+      multiply_square<start, 1, 1>(product, row, lane);
+    } else if (one_a) {
+      multiply_square<start, 1, 2>(product, row, lane);
+    } else if (one_b) {
+      multiply_square<start, 2, 1>(product, row, lane);
+    } else {
+      multiply_square<start, 2, 2>(product, row, lane);
+    }
+  }
+
   template <Start start>
   static void multiply(const PairProduct& product) {
-    static_assert(start != Start::rescale, "tiles cannot be multiplied by a row's factor");
-    for (int row = 0; row < product.rows; row += 32) {
-      for (int lane = 0; lane < product.lanes; lane += 32) {
-        const bool one_a = row + 16 == product.rows, one_b = lane + 16 == product.lanes;
-        if (one_a && one_b) {
-          multiply_square<start, 1, 1>(product, row, lane);
-        } else if (one_a) {
-          multiply_square<start, 1, 2>(product, row, lane);
-        } else if (one_b) {
-          multiply_square<start, 2, 1>(product, row, lane);
-        } else {
-          multiply_square<start, 2, 2>(product, row, lane);
-        }
-      }
-    }
+    for (int part = 0; part < parts(product); ++part) multiply_part<start>(product, part);
   }
 };
 

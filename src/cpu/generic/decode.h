@@ -76,7 +76,7 @@ struct KeyRows {
   std::int64_t stride;
 };
 
-/// How dot_tile multiplies rows of T: converted to float.
+/// How rows of T are multiplied: converted to float.
 template <class T>
 struct FloatDots {
   using Element = T;
@@ -84,37 +84,68 @@ struct FloatDots {
   static const float* query(const DecodeHead& head) { return head.Q; }
   static FLASH_ATTENTION_INLINE Vec load_row(const typename T::Stored* from) { return T::load(from); }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return sum + key * query; }
+
+  static void prepare_weights(int /*rows*/, int /*keys*/, float* /*P*/) {}
+
+  /// O[row] += sum of P[row][key] * V[key] over `keys` keys from `first` on.
+  static void add_values(int rows, const float* P, KeyRows<T> V, int first, int keys, float* O, int width) {
+    multiply<Start::add, Order::row_major, T>({.A = P + first,
+                                               .a_stride = block_kv,
+                                               .B = V.data + first * V.stride,
+                                               .b_stride = V.stride,
+                                               .C = O,
+                                               .c_stride = width,
+                                               .rows = rows,
+                                               .depth = keys,
+                                               .vectors = width / vector_lanes});
+  }
 };
 
-/// S[first + r][key] = factor * dot(K[key], Q[first + r]) for r < rows: vector_lanes of these at a time. Q has `words` a
-/// row.
+/// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has `words` a row.
+template <int rows, class Dots>
+FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const float* Q, int words, float factor, float* S) {
+  constexpr int step = vector_lanes / rows, run = smaller(step, 4);
+  const typename Dots::Element::Stored* first[step / run];  // of every fourth row: a register for each row is too many
+  FLASH_ATTENTION_UNROLL
+  for (int i = 0; i < step / run; ++i) first[i] = K.data + i * run * K.stride;
+  Vec sum[vector_lanes] = {};
+  for (int c = 0; c < words; c += vector_lanes) {
+    Vec q[rows];
+    FLASH_ATTENTION_UNROLL
+    for (int r = 0; r < rows; ++r) q[r] = load(Q + r * words + c);
+    FLASH_ATTENTION_UNROLL
+    for (int j = 0; j < step; ++j) {
+      const Vec values = Dots::load_row(first[j / run] + j % run * K.stride);
+      FLASH_ATTENTION_UNROLL
+      for (int r = 0; r < rows; ++r) sum[r * step + j] = Dots::add(sum[r * step + j], values, q[r]);
+    }
+    FLASH_ATTENTION_UNROLL
+    for (int i = 0; i < step / run; ++i) first[i] += Dots::columns;
+  }
+  alignas(64) float dots[vector_lanes];
+  store(dots, sum_each(sum) * factor);
+  FLASH_ATTENTION_UNROLL
+  for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_kv, dots + r * step, step * sizeof(float));
+}
+
+/// All keys of a tile.
 template <int rows, class Dots>
 inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int words, float factor, float* S,
                      NextTile& next) {
-  using T = typename Dots::Element;
+  using Stored = typename Dots::Element::Stored;
   constexpr int step = vector_lanes / rows;
-  for (int key = 0; key < keys; key += step) {
+  int key = 0;
+  for (; key + step <= keys; key += step) {
     next.ask_for_keys();
-    const typename T::Stored* k[step];
-    FLASH_ATTENTION_UNROLL
-    for (int j = 0; j < step; ++j) k[j] = K.data + smaller(key + j, keys - 1) * K.stride;
-    Vec sum[vector_lanes] = {};
-    for (int c = 0; c < words; c += vector_lanes) {
-      Vec q[rows];
-      FLASH_ATTENTION_UNROLL
-      for (int r = 0; r < rows; ++r) q[r] = load(Q + r * words + c);
-      FLASH_ATTENTION_UNROLL
-      for (int j = 0; j < step; ++j) {
-        const Vec values = Dots::load_row(k[j] + c / vector_lanes * Dots::columns);
-        FLASH_ATTENTION_UNROLL
-        for (int r = 0; r < rows; ++r) sum[r * step + j] = Dots::add(sum[r * step + j], values, q[r]);
-      }
-    }
-    alignas(64) float dots[vector_lanes];
-    store(dots, sum_each(sum) * factor);
-    FLASH_ATTENTION_UNROLL
-    for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_kv + key, dots + r * step, step * sizeof(float));
+    dot_square<rows, Dots>({K.data + key * K.stride, K.stride}, Q, words, factor, S + key);
   }
+  if (key == keys) return;
+  alignas(64) Stored rest[step * max_head_dim] = {};
+  const int columns = words / vector_lanes * Dots::columns;
+  for (int j = 0; key + j < keys; ++j) {
+    __builtin_memcpy(rest + j * columns, K.data + (key + j) * K.stride, static_cast<std::size_t>(columns) * sizeof(Stored));
+  }
+  dot_square<rows, Dots>({rest, columns}, Q, words, factor, S + key);
 }
 
 /// All rows. Q and S have room for whole groups; rows past the last are never looked at.
@@ -177,25 +208,18 @@ inline void decode_scores(const Call& call, const RowBlock& block, const Tile& t
   }
 }
 
-template <class T>
-inline void decode_values(const RowBlock& block, const Tile& tile, KeyRows<T> V, int columns, float* O,
+template <class Dots>
+inline void decode_values(const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> V, int columns, float* O,
                           DecodeScratch& scratch, NextTile& next) {
   for (int row = 0; row < block.rows; ++row) {
     if (scratch.rescale[row] == 1.0f) continue;
     float* sum = O + row * columns;
     for (int c = 0; c < columns; c += vector_lanes) store(sum + c, load(sum + c) * scratch.rescale[row]);
   }
+  Dots::prepare_weights(block.rows, tile.count, scratch.S);
   for (int key = 0; key < tile.count; key += value_step) {
     next.ask_for_values();
-    multiply<Start::add, Order::row_major, T>({.A = scratch.S + key,
-                                               .a_stride = block_kv,
-                                               .B = V.data + key * V.stride,
-                                               .b_stride = V.stride,
-                                               .C = O,
-                                               .c_stride = columns,
-                                               .rows = block.rows,
-                                               .depth = smaller(tile.count - key, value_step),
-                                               .vectors = columns / vector_lanes});
+    Dots::add_values(block.rows, scratch.S, V, key, smaller(tile.count - key, value_step), O, columns);
   }
 }
 
@@ -209,16 +233,16 @@ inline void decode_tile(const Call& call, const RowBlock& block, const Tile& til
     const auto* first = reinterpret_cast<const typename T::Stored*>(block.keys(call, tensor));
     return KeyRows<T>{first + tile.begin * tensor.seq_stride, tensor.seq_stride};
   };
-  if (call.head_dim % Dots::columns == 0 && columns_v == call.head_dim_v && tile.weighted) {
+  if (call.head_dim % Dots::columns == 0 && call.head_dim_v % Dots::columns == 0 && tile.weighted) {
     decode_scores<Dots>(call, block, tile, rows_of(call.k), head, scratch, next);
-    decode_values<T>(block, tile, rows_of(call.v), columns_v, head.O, scratch, next);
+    decode_values<Dots>(block, tile, rows_of(call.v), columns_v, head.O, scratch, next);
     return;
   }
   const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, true, scratch.K);
   const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, true, scratch.V);
   const SafeRows safe = make_safe(V, tile.count, columns_v, tile.weighted, scratch.safe);
   decode_scores<FloatDots<Float32>>(call, block, tile, {K.data, K.stride}, head, scratch, next);
-  decode_values<Float32>(block, tile, {safe.rows.data, safe.rows.stride}, columns_v, head.O, scratch, next);
+  decode_values<FloatDots<Float32>>(block, tile, {safe.rows.data, safe.rows.stride}, columns_v, head.O, scratch, next);
   add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {columns_v, 1}, call.head_dim_v);
 }
 

@@ -24,6 +24,12 @@ struct DotProducts {
     static FLASH_ATTENTION_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) { return dot_pairs(sum, a, b); }
   };
 
+  static int parts(const PairProduct& product) { return product.rows > 0 ? 1 : 0; }
+  template <Start start>
+  static void multiply_part(const PairProduct& product, int /*part*/) {
+    multiply<start>(product);
+  }
+
   template <Start start>
   static void multiply(const PairProduct& product) {
     cpu::multiply<start, Order::row_major, Pair>({.A = reinterpret_cast<const Pair::Left*>(product.A),
@@ -38,7 +44,8 @@ struct DotProducts {
   }
 };
 
-/// How decode multiplies rows of bfloat16: as they are.
+/// How decode multiplies rows of bfloat16: as they are, pairs of columns with the query, and pairs of keys, rounded, with
+/// the values.
 struct PairDots {
   using Element = Bfloat16;
   static constexpr int columns = 2 * vector_lanes;
@@ -48,6 +55,76 @@ struct PairDots {
   static void copy_query(const Half* from, int head_dim, float* to) {
     for (int c = 0; c < head_dim; c += vector_lanes) {
       store_halves(reinterpret_cast<Half*>(to) + c, load_halves(from + c, head_dim - c));
+    }
+  }
+
+  /// Each row's probabilities as halves, at the place where the row begins.
+  static void prepare_weights(int rows, int keys, float* P) {
+    for (int row = 0; row < rows; ++row, P += block_kv) {
+      for (int key = 0; key < keys; key += vector_lanes) {
+        store_halves(reinterpret_cast<Half*>(P) + key, round_to_bfloat16(load(P + key)));
+      }
+    }
+  }
+
+  static void add_values(int rows, const float* P, KeyRows<Bfloat16> V, int first, int keys, float* O, int width) {
+    for (int row = 0; row < rows;) {
+      const int left = rows - row;
+      const float* words = P + row * block_kv + first / 2;
+      float* sums = O + row * width;
+      const KeyRows<Bfloat16> values{V.data + first * V.stride, V.stride};
+      if (left == 1) {
+        add_columns<1, 4>(words, values, keys, sums, width);
+      } else if (left < 4) {
+        add_columns<2, 4>(words, values, keys, sums, width);
+      } else {
+        add_columns<4, 4>(words, values, keys, sums, width);
+      }
+      row += left == 1 ? 1 : left < 4 ? 2 : 4;
+    }
+  }
+
+ private:
+  /// `rows` rows of O, strips of `vectors` vectors and at the end of two.
+  template <int rows, int vectors>
+  static void add_columns(const float* P, KeyRows<Bfloat16> V, int keys, float* O, int width) {
+    int column = 0;
+    for (; column + vectors * vector_lanes <= width; column += vectors * vector_lanes) {
+      add_strip<rows, vectors>(P, {V.data + column, V.stride}, keys, O + column, width);
+    }
+    for (; column < width; column += 2 * vector_lanes) {
+      add_strip<rows, 2>(P, {V.data + column, V.stride}, keys, O + column, width);
+    }
+  }
+
+  template <int rows, int vectors>
+  static void add_strip(const float* P, KeyRows<Bfloat16> V, int keys, float* O, int width) {
+    Vec sum[rows][vectors];
+    FLASH_ATTENTION_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < vectors; ++v) sum[r][v] = load(O + r * width + v * vector_lanes);
+    }
+    for (int key = 0; key < keys; key += 2, ++P) {
+      const Half* row = V.data + key * V.stride;
+      Vec pairs[vectors];
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < vectors; v += 2) {
+        const Vec even = load_row(row + v * vector_lanes);
+        const Vec odd = key + 1 < keys ? load_row(row + V.stride + v * vector_lanes) : Vec{};
+        interleave_rows(even, odd, pairs[v], pairs[v + 1]);
+      }
+      FLASH_ATTENTION_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const Vec weights = splat(P[r * block_kv]);
+        FLASH_ATTENTION_UNROLL
+        for (int v = 0; v < vectors; ++v) sum[r][v] = dot_pairs(sum[r][v], weights, pairs[v]);
+      }
+    }
+    FLASH_ATTENTION_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < vectors; ++v) store(O + r * width + v * vector_lanes, sum[r][v]);
     }
   }
 };

@@ -22,5 +22,15 @@ FLASH_ATTENTION_INLINE Vec round_to_pair(Vec low, Vec high) {
   return (Vec)_mm512_maskz_permutexvar_epi16(0xffffffff, order, halves);
 }
 
+/// Words of two rows of 32 halves, row 0 in the low halves: of the first 16 columns, and of the others.
+FLASH_ATTENTION_INLINE void interleave_rows(Vec row0, Vec row1, Vec& first, Vec& second) {
+  const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                         36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i other = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22, 53,
+                                         21, 52, 20, 51, 19, 50, 18, 49, 17, 48, 16);
+  first = (Vec)_mm512_permutex2var_epi16((__m512i)row0, order, (__m512i)row1);
+  second = (Vec)_mm512_permutex2var_epi16((__m512i)row0, other, (__m512i)row1);
+}
+
 }  // namespace
 }  // namespace flash_attention::cpu
