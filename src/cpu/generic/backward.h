@@ -111,7 +111,7 @@ inline void backward_tile(const Call& call, const RowBlock& block, const Tile& t
 
 inline void backward_blocks(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
   for (int b = 0; b < blocks.count; ++b) start_rows(call, blocks[b], scratch.rows[b]);
-  for_tiles(call, blocks, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
+  for_tiles(call, blocks, false, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
     backward_tile(call, blocks[b], tile, K, V, sums, scratch.rows[b], scratch);
   });
   for (int lane = 0; lane < block_q; ++lane) scratch.factor[lane] = call.scale;

@@ -142,15 +142,15 @@ inline void round_gradients(const Call& call, const RowBlock& block, const Tile&
           p = gradient.p;
           ds[j] = gradient.ds;
         }
-        store_halves(scratch.P + (key + j) * depth + v, Products::round(p));
-        store_halves(scratch.dS + (key + j) * depth + v, Products::round(ds[j]));
+        store(scratch.P + (key + j) * depth + v, Products::round(p));
+        store(scratch.dS + (key + j) * depth + v, Products::round(ds[j]));
       }
       store(scratch.dS_keys + key / 2 * lanes + v, Products::pair(ds[0], ds[1]));
     }
     for (int j = 0; j < 2; ++j) {
       for (int v = lanes; v < depth; v += vector_lanes) {
-        store_halves(scratch.P + (key + j) * depth + v, Short{});
-        store_halves(scratch.dS + (key + j) * depth + v, Short{});
+        store(scratch.P + (key + j) * depth + v, Short{});
+        store(scratch.dS + (key + j) * depth + v, Short{});
       }
     }
   }

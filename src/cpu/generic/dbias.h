@@ -79,7 +79,7 @@ inline void dbias(const Call& call, std::int64_t item, void* memory) {
       for (int key = 0; key < keys; ++key) {
         float sum = scratch.sum[key * block_q + row];
         for (int lane = 1; all_queries && lane < block_q; ++lane) sum += scratch.sum[key * block_q + lane];
-        store_part<T>(to + key, splat(sum), 1);
+        store_some<T>(to + key, splat(sum), 1);
       }
     }
   });

@@ -54,7 +54,7 @@ struct PairDots {
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return dot_pairs(sum, key, query); }
   static void copy_query(const Half* from, int head_dim, float* to) {
     for (int c = 0; c < head_dim; c += vector_lanes) {
-      store_halves(reinterpret_cast<Half*>(to) + c, load_halves(from + c, head_dim - c));
+      store(reinterpret_cast<Half*>(to) + c, load_halves(from + c, head_dim - c));
     }
   }
 
@@ -62,7 +62,7 @@ struct PairDots {
   static void prepare_weights(int rows, int keys, float* P) {
     for (int row = 0; row < rows; ++row, P += block_kv) {
       for (int key = 0; key < keys; key += vector_lanes) {
-        store_halves(reinterpret_cast<Half*>(P) + key, round_to_bfloat16(load(P + key)));
+        store(reinterpret_cast<Half*>(P) + key, round_to_bfloat16(load(P + key)));
       }
     }
   }

@@ -16,28 +16,23 @@ struct FloatProduct {
 
 struct Float32 : FloatProduct {
   using Stored = float;
+  static FLASH_ATTENTION_INLINE Vec to_float(Vec x) { return x; }
+  static FLASH_ATTENTION_INLINE Vec from_float(Vec x) { return x; }
   static FLASH_ATTENTION_INLINE Vec load(const Stored* from) { return cpu::load(from); }
-  static FLASH_ATTENTION_INLINE void store(Stored* to, Vec x) { cpu::store(to, x); }
 };
 
 struct Float16 : FloatProduct {
   using Stored = std::uint16_t;
-  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
-    return float16_to_float(*reinterpret_cast<const ShortInMemory*>(from));
-  }
-  static FLASH_ATTENTION_INLINE void store(Stored* to, Vec x) {
-    *reinterpret_cast<ShortInMemory*>(to) = float_to_float16(x);
-  }
+  static FLASH_ATTENTION_INLINE Vec to_float(Short x) { return float16_to_float(x); }
+  static FLASH_ATTENTION_INLINE Short from_float(Vec x) { return float_to_float16(x); }
+  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) { return to_float(cpu::load(from)); }
 };
 
 struct Bfloat16 : FloatProduct {
   using Stored = std::uint16_t;
-  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) {
-    return bfloat16_to_float(*reinterpret_cast<const ShortInMemory*>(from));
-  }
-  static FLASH_ATTENTION_INLINE void store(Stored* to, Vec x) {
-    *reinterpret_cast<ShortInMemory*>(to) = float_to_bfloat16(x);
-  }
+  static FLASH_ATTENTION_INLINE Vec to_float(Short x) { return bfloat16_to_float(x); }
+  static FLASH_ATTENTION_INLINE Short from_float(Vec x) { return float_to_bfloat16(x); }
+  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) { return to_float(cpu::load(from)); }
 };
 
 /// Calls use(T{}) with the type of a bias's elements.
@@ -67,29 +62,19 @@ FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
 
 constexpr int size_of(Element element) { return element == Element::float32 ? 4 : element == Element::byte ? 1 : 2; }
 
-/// The first `count` < vector_lanes elements, and 0.
-template <class T>
-FLASH_ATTENTION_INLINE Vec load_part(const typename T::Stored* from, int count) {
-  typename T::Stored part[vector_lanes] = {};
-  for (int i = 0; i < count; ++i) part[i] = from[i];
-  return T::load(part);
-}
-
-template <class T>
-FLASH_ATTENTION_INLINE void store_part(typename T::Stored* to, Vec x, int count) {
-  typename T::Stored part[vector_lanes];
-  T::store(part, x);
-  for (int i = 0; i < count; ++i) to[i] = part[i];
-}
-
+/// The first `count` elements, and 0; all of a vector where there are as many.
 template <class T>
 FLASH_ATTENTION_INLINE Vec load_some(const typename T::Stored* from, int count) {
-  return count >= vector_lanes ? T::load(from) : load_part<T>(from, count);
+  return count >= vector_lanes ? T::load(from) : T::to_float(load_first(from, count));
 }
 
 template <class T>
 FLASH_ATTENTION_INLINE void store_some(typename T::Stored* to, Vec x, int count) {
-  count >= vector_lanes ? T::store(to, x) : store_part<T>(to, x, count);
+  if (count >= vector_lanes) {
+    store(to, T::from_float(x));
+  } else {
+    store_first(to, T::from_float(x), count);
+  }
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ inline void gather_lanes(RowOf row_of, int vectors, int columns, float factor, f
     }
     if (column == columns) continue;
     for (int lane = 0; lane < vector_lanes; ++lane)
-      square[lane] = load_part<T>(rows[lane] + column, columns - column) * factor;
+      square[lane] = load_some<T>(rows[lane] + column, columns - column) * factor;
     transpose(square);
     for (int c = 0; c < columns - column; ++c) store(to + (column + c) * stride, square[c]);
   }
@@ -48,7 +48,7 @@ inline void scatter_lanes(const float* from, int vectors, int rows, int columns,
       for (int c = 0; c < vector_lanes; ++c) square[c] = load(from + (column + c) * stride) * scale;
       transpose(square);
       FLASH_ATTENTION_UNROLL
-      for (int lane = 0; lane < vector_lanes; ++lane) T::store(to[lane] + column, square[lane]);
+      for (int lane = 0; lane < vector_lanes; ++lane) store(to[lane] + column, T::from_float(square[lane]));
     }
     for (; column < columns; column += vector_lanes) {
       const int count = smaller(columns - column, vector_lanes);
@@ -87,7 +87,7 @@ template <class T>
 inline void copy_row(const typename T::Stored* from, int columns, float* to, int stride) {
   int c = 0;
   for (; c + vector_lanes <= columns; c += vector_lanes) store(to + c, T::load(from + c));
-  if (c < columns) store(to + c, load_part<T>(from + c, columns - c)), c += vector_lanes;
+  if (c < columns) store(to + c, load_some<T>(from + c, columns - c)), c += vector_lanes;
   for (; c < stride; c += vector_lanes) store(to + c, Vec{});
 }
 

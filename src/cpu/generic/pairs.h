@@ -31,13 +31,8 @@ struct PairProduct {
 };
 
 FLASH_ATTENTION_INLINE Short load_halves(const Half* from, int count) {
-  if (count >= vector_lanes) return *reinterpret_cast<const ShortInMemory*>(from);
-  Half part[vector_lanes] = {};
-  for (int i = 0; i < count; ++i) part[i] = from[i];
-  return *reinterpret_cast<const ShortInMemory*>(part);
+  return count >= vector_lanes ? load(from) : load_first(from, count);
 }
-
-FLASH_ATTENTION_INLINE void store_halves(Half* to, Short values) { *reinterpret_cast<ShortInMemory*>(to) = values; }
 
 /// The largest bits without sign in some rows of halves: Inf and NaN have 0x7f80 and more.
 struct LargestBits {
@@ -59,7 +54,7 @@ inline void copy_halves(const Half* from, int columns, Half* to, int stride, Lar
   for (int c = 0; c < stride; c += vector_lanes) {
     const Short values = load_halves(from + c, columns - c);
     largest.take(values);
-    store_halves(to + c, values);
+    store(to + c, values);
   }
 }
 

@@ -44,6 +44,7 @@ struct PrefillScratch {
 };
 
 /// A block whose keys are one tile: O[row] = sum of P[key][row] * V[key], in rows as they go out, and no lanes in between.
+/// columns: whole vectors.
 inline void values_in_rows(const RowBlock& block, const Tile& tile, FloatRows V, int columns, const float* P, float* O,
                            float* buffer) {
   const SafeRows safe = make_safe(V, tile.count, columns, tile.weighted, buffer);
@@ -66,7 +67,7 @@ inline void prefill_tile(const Call& call, const RowBlock& block, const Tile& ti
   softmax_tile(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
   if (call.dropout) apply_dropout(call, block, tile, scratch.S, scratch.keep);
   if (in_rows) {
-    values_in_rows(block, tile, V, call.head_dim_v, scratch.S, rows.Ot, scratch.safe);
+    values_in_rows(block, tile, V, round_up(call.head_dim_v, vector_lanes), scratch.S, rows.Ot, scratch.safe);
   } else if (rows.started) {
     add_to_lanes<Start::rescale>(block, tile, V, call.head_dim_v, scratch.S, rows.Ot, scratch.safe, scratch.rescale);
   } else {
@@ -80,16 +81,15 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   const ForwardItem item(call, item_idx);
   BlockList blocks(call, item.batch, item.kv_head, item.first_block, 1);
   take_split(call, item.split, blocks);
-  const bool in_rows =
-      call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv && call.head_dim_v % vector_lanes == 0;
+  const bool in_rows = call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv;
   for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b]);
-  for_tiles(call, blocks, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
+  for_tiles(call, blocks, in_rows, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
     prefill_tile(call, blocks[b], tile, K, V, in_rows, scratch.rows[b], scratch);
   });
   for (int b = 0; b < blocks.count; ++b) {
     PrefillRows& rows = scratch.rows[b];
     if (!rows.started) {
-      for (int i = 0; i < call.head_dim_v * blocks[b].lanes(); ++i) rows.Ot[i] = 0;
+      for (int i = 0; i < round_up(call.head_dim_v, vector_lanes) * blocks[b].lanes(); ++i) rows.Ot[i] = 0;
     }
     if (in_rows) {
       write_rows(call, blocks[b], item.split, rows.statistics, rows.Ot, scratch.rescale);

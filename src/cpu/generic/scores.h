@@ -32,7 +32,7 @@ inline void for_each_score(const RowBlock& block, const Tile& tile, RowOf row_of
       for (int j = 0; j < vector_lanes; ++j) use(key + j, v, square[j]);
     }
     if (key == tile.count) continue;
-    for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = load_part<T>(rows[lane] + key, tile.count - key);
+    for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = load_some<T>(rows[lane] + key, tile.count - key);
     transpose(square);
     for (int j = 0; key + j < tile.count; ++j) use(key + j, v, square[j]);
   }

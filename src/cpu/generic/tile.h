@@ -60,12 +60,14 @@ struct Tile {
 };
 
 /// visit(b, tile, K, V) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
+/// whole_values: rows of V can be read in whole vectors.
 template <typename Scratch, typename Visit>
-FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, Scratch& scratch, Visit visit) {
+FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
+                                      Visit visit) {
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
     const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
-    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, false, scratch.V);
+    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, whole_values, scratch.V);
     for (int b = 0; b < blocks.count; ++b) {
       const RowBlock& block = blocks[b];
       if (begin >= block.key_end || begin + count <= block.key_begin) continue;

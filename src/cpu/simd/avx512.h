@@ -31,6 +31,23 @@ FLASH_ATTENTION_INLINE Short float_to_float16(Vec x) {
   return (Short)_mm512_maskz_cvtps_ph(all_lanes, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+/// The first `count` < vector_lanes elements, and 0.
+FLASH_ATTENTION_INLINE __mmask16 first_lanes(int count) {
+  return static_cast<__mmask16>(count > 0 ? (1u << count) - 1 : 0);
+}
+FLASH_ATTENTION_INLINE Vec load_first(const float* from, int count) {
+  return (Vec)_mm512_maskz_loadu_ps(first_lanes(count), from);
+}
+FLASH_ATTENTION_INLINE Short load_first(const std::uint16_t* from, int count) {
+  return (Short)_mm256_maskz_loadu_epi16(first_lanes(count), from);
+}
+FLASH_ATTENTION_INLINE void store_first(float* to, Vec x, int count) {
+  _mm512_mask_storeu_ps(to, first_lanes(count), (__m512)x);
+}
+FLASH_ATTENTION_INLINE void store_first(std::uint16_t* to, Short x, int count) {
+  _mm256_mask_storeu_epi16(to, first_lanes(count), (__m256i)x);
+}
+
 /// Bit i: whether byte i of 32 is not 0.
 FLASH_ATTENTION_INLINE std::uint32_t nonzero_bytes(const std::uint8_t* from) {
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

@@ -19,6 +19,24 @@ FLASH_ATTENTION_INLINE Vec scale_by_power(Vec mantissa, Vec exponent, Vec x) {
   return select(x < -126.0f, Vec{}, (Vec)shifted);
 }
 
+/// The first `count` < vector_lanes elements, and 0.
+FLASH_ATTENTION_INLINE Vec load_first(const float* from, int count) {
+  float part[vector_lanes] = {};
+  for (int i = 0; i < count; ++i) part[i] = from[i];
+  return load(part);
+}
+FLASH_ATTENTION_INLINE Short load_first(const std::uint16_t* from, int count) {
+  std::uint16_t part[vector_lanes] = {};
+  for (int i = 0; i < count; ++i) part[i] = from[i];
+  return load(part);
+}
+FLASH_ATTENTION_INLINE void store_first(float* to, Vec x, int count) {
+  for (int i = 0; i < count; ++i) to[i] = x[i];
+}
+FLASH_ATTENTION_INLINE void store_first(std::uint16_t* to, Short x, int count) {
+  for (int i = 0; i < count; ++i) to[i] = x[i];
+}
+
 /// Bit i: whether byte i of 32 is not 0.
 FLASH_ATTENTION_INLINE std::uint32_t nonzero_bytes(const std::uint8_t* from) {
   constexpr std::uint64_t low_bits = 0x7f7f7f7f7f7f7f7fu, gather = 0x0102040810204080u;  // bit 8 * i to bit 56 + i

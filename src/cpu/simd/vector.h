@@ -28,6 +28,8 @@ using ShortInMemory __attribute__((aligned(1), may_alias)) = Short;
 
 FLASH_ATTENTION_INLINE Vec load(const float* from) { return *reinterpret_cast<const VecInMemory*>(from); }
 FLASH_ATTENTION_INLINE Int load(const std::int32_t* from) { return *reinterpret_cast<const IntInMemory*>(from); }
+FLASH_ATTENTION_INLINE Short load(const std::uint16_t* from) { return *reinterpret_cast<const ShortInMemory*>(from); }
+FLASH_ATTENTION_INLINE void store(std::uint16_t* to, Short value) { *reinterpret_cast<ShortInMemory*>(to) = value; }
 FLASH_ATTENTION_INLINE void store(float* to, Vec value) { *reinterpret_cast<VecInMemory*>(to) = value; }
 
 /// The compiler folds x - 0 to x, and not 0 + x, which differs for x = -0.
@@ -39,10 +41,8 @@ FLASH_ATTENTION_INLINE Vec bfloat16_to_float(Short bits) { return (Vec)(__builti
 
 /// Rounds to nearest even; a NaN stays one.
 FLASH_ATTENTION_INLINE Short float_to_bfloat16(Vec x) {
-  const Uint bits = (Uint)x;
-  const Uint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const Uint quiet = (bits >> 16) | 0x40u;
-  return __builtin_convertvector((Uint)select(x == x, (Vec)rounded, (Vec)quiet), Short);
+  const Uint bits = (Uint)select(x == x, x, (Vec)(Uint{} + 0x7fc00000u));
+  return __builtin_convertvector((bits + (((bits >> 16) & 1u) + 0x7fffu)) >> 16, Short);
 }
 
 constexpr float infinity = __builtin_inff();
