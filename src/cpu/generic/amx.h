@@ -17,6 +17,12 @@ struct TileProducts {
   static FLASH_ATTENTION_INLINE Short round(Vec x) { return Tiles::round(x); }
   static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return Tiles::pair(low, high); }
 
+  /// The 32 rows that follow: A is a stack of such products, and its rows come from the L2.
+  static FLASH_ATTENTION_INLINE void ask_for_rows(const Half* A, std::int64_t stride) {
+    FLASH_ATTENTION_UNROLL
+    for (int row = 0; row < 32; ++row) __builtin_prefetch(A + row * stride, 0, 3);
+  }
+
   /// One or two tiles each way, from row `row` and lane `lane` on; registers 0 to 3 hold C, 4 and 5 A, 6 and 7 B.
   template <Start start, int a_tiles, int b_tiles>
   static void multiply_square(const PairProduct& product, int row, int lane) {
@@ -36,6 +42,7 @@ struct TileProducts {
     if constexpr (a_tiles == 2) begin.template operator()<2>(1, 0);
     if constexpr (a_tiles == 2 && b_tiles == 2) begin.template operator()<3>(1, 1);
     for (int k = 0; k < product.depth; k += 32, A += 32, B += 16 * product.b_stride) {
+      if (lane == 0) ask_for_rows(A + 32 * product.a_stride, product.a_stride);
       Tiles::template load<4>(A, a_bytes);
       Tiles::template load<6>(B, b_bytes);
       Tiles::template multiply<0, 4, 6>();
@@ -55,28 +62,23 @@ struct TileProducts {
     if constexpr (a_tiles == 2 && b_tiles == 2) Tiles::template store<3>(c_at(1, 1), c_bytes);
   }
 
-  /// Squares of 32 x 32, or what is left of them at the edges.
-  static int parts(const PairProduct& product) { return (product.rows + 31) / 32 * ((product.lanes + 31) / 32); }
-
-  template <Start start>
-  static void multiply_part(const PairProduct& product, int part) {
-    static_assert(start != Start::rescale, "tiles cannot be multiplied by a row's factor");
-    const int strips = (product.lanes + 31) / 32, row = part / strips * 32, lane = part % strips * 32;
-    const bool one_a = row + 16 == product.rows, one_b = lane + 16 == product.lanes;
-    if (one_a && one_b) {
-      multiply_square<start, 1, 1>(product, row, lane);
-    } else if (one_a) {
-      multiply_square<start, 1, 2>(product, row, lane);
-    } else if (one_b) {
-      multiply_square<start, 2, 1>(product, row, lane);
-    } else {
-      multiply_square<start, 2, 2>(product, row, lane);
-    }
-  }
-
   template <Start start>
   static void multiply(const PairProduct& product) {
-    for (int part = 0; part < parts(product); ++part) multiply_part<start>(product, part);
+    static_assert(start != Start::rescale, "tiles cannot be multiplied by a row's factor");
+    for (int row = 0; row < product.rows; row += 32) {
+      for (int lane = 0; lane < product.lanes; lane += 32) {
+        const bool one_a = row + 16 == product.rows, one_b = lane + 16 == product.lanes;
+        if (one_a && one_b) {
+          multiply_square<start, 1, 1>(product, row, lane);
+        } else if (one_a) {
+          multiply_square<start, 1, 2>(product, row, lane);
+        } else if (one_b) {
+          multiply_square<start, 2, 1>(product, row, lane);
+        } else {
+          multiply_square<start, 2, 2>(product, row, lane);
+        }
+      }
+    }
   }
 };
 

@@ -63,39 +63,15 @@ inline void pack(const Call& call, std::int64_t item, void* memory) {
   transpose_halves(rows, packed.columns_v, keys.padded, packed.columns_v, packed.Vt, block_kv);
 }
 
-/// A tile's scores and probabilities.
-struct PairTile {
-  alignas(64) float S[block_kv * block_q];
-  alignas(64) float P[block_kv / 2 * block_q];  // pairs of keys: [key / 2][lanes]
-};
-
 struct Bfloat16Scratch {
   alignas(64) float Q[max_head_dim / 2 * block_q];  // pairs of columns: [head_dim / 2][lanes]
   alignas(64) float Ot[max_head_dim * block_q];
-  PairTile tiles[2];  // the one in the softmax, and its neighbour in the products
+  alignas(64) float S[block_kv * block_q];
+  alignas(64) float P[block_kv / 2 * block_q];  // pairs of keys: [key / 2][lanes]
   alignas(64) float keep[block_kv * block_q];
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
   Statistics statistics;
-};
-
-/// The products that are done while a tile goes through the softmax, a part after every few keys of it.
-template <class Products>
-struct Beside {
-  PairProduct scores, values;  // of the next tile; of the one before
-  int done = 0;
-
-  FLASH_ATTENTION_INLINE void step() {
-    const int parts = Products::parts(scores);
-    if (done < parts) {
-      Products::template multiply_part<Start::zero>(scores, done++);
-    } else if (done < parts + Products::parts(values)) {
-      Products::template multiply_part<Start::add>(values, done++ - parts);
-    }
-  }
-  void finish() {
-    while (done < Products::parts(scores) + Products::parts(values)) step();
-  }
 };
 
 /// The lanes of `width` vectors, from lane `first` on, in the softmax of a tile.
@@ -104,36 +80,32 @@ struct Strip {
   const float* S;
   float* P;
   int keys, lanes;
-  float factor;
+  float factor;  // more than 0
   Vec origin[width], largest[width], sum[width];
 
-  void find_largest() {
+  FLASH_ATTENTION_INLINE void find_largest() {
     FLASH_ATTENTION_UNROLL
     for (int v = 0; v < width; ++v) largest[v] = splat(-infinity);
     for (int key = 0; key < keys; ++key) {
       FLASH_ATTENTION_UNROLL
-      for (int v = 0; v < width; ++v) largest[v] = max(load(S + key * lanes + v * vector_lanes) * factor, largest[v]);
+      for (int v = 0; v < width; ++v) largest[v] = max(load(S + key * lanes + v * vector_lanes), largest[v]);
     }
   }
 
-  /// P = 2^(factor * S - origin), its sum, and the largest factor * S.
-  void exponentiate(Beside<Products>& beside) {
-    constexpr int step = 8;
+  /// P = 2^(factor * S - origin), its sum, and the largest S.
+  FLASH_ATTENTION_INLINE void exponentiate() {
     FLASH_ATTENTION_UNROLL
     for (int v = 0; v < width; ++v) sum[v] = Vec{}, largest[v] = splat(-infinity);
-    for (int key = 0; key < keys;) {
-      for (const int end = smaller(key + step, keys); key < end; key += 2) {
-        FLASH_ATTENTION_UNROLL
-        for (int v = 0; v < width; ++v) {
-          const float* s = S + key * lanes + v * vector_lanes;
-          const Vec even = load(s) * factor, odd = load(s + lanes) * factor;
-          const Vec p = exp2(even - origin[v]), q = exp2(odd - origin[v]);
-          store(P + key / 2 * lanes + v * vector_lanes, Products::pair(p, q));
-          largest[v] = max(odd, max(even, largest[v]));
-          sum[v] += p + q;
-        }
+    for (int key = 0; key < keys; key += 2) {
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < width; ++v) {
+        const float* s = S + key * lanes + v * vector_lanes;
+        const Vec even = load(s), odd = load(s + lanes);
+        const Vec p = exp2(even * factor - origin[v]), q = exp2(odd * factor - origin[v]);
+        store(P + key / 2 * lanes + v * vector_lanes, Products::pair(p, q));
+        largest[v] = max(odd, max(even, largest[v]));
+        sum[v] += p + q;
       }
-      beside.step();
     }
   }
 };
@@ -146,35 +118,39 @@ FLASH_ATTENTION_INLINE bool any_lane(Int where) {
 
 /// softmax_pairs for `width` vectors from lane `first` on.
 template <class Products, int width>
-inline bool softmax_strip(PairTile& tile, int keys, int lanes, int first, float factor, bool is_first,
-                          Bfloat16Scratch& scratch, Beside<Products>& beside) {
+inline bool softmax_strip(int keys, int lanes, int first, float factor, Bfloat16Scratch& scratch) {
   constexpr float slack = 8;  // P stays below 2^8
   Statistics& statistics = scratch.statistics;
-  Strip<Products, width> strip{tile.S + first, tile.P + first, keys, lanes, factor, {}, {}, {}};
+  Strip<Products, width> strip{scratch.S + first, scratch.P + first, keys, lanes, factor, {}, {}, {}};
   Vec old[width], row_max[width];
+  Int started{}, outgrown{};
   const auto set_origin = [&] {
     FLASH_ATTENTION_UNROLL
     for (int v = 0; v < width; ++v) strip.origin[v] = select(row_max[v] == -infinity, Vec{}, row_max[v]);
   };
   FLASH_ATTENTION_UNROLL
-  for (int v = 0; v < width; ++v) old[v] = row_max[v] = load(statistics.row_max + first + v * vector_lanes);
+  for (int v = 0; v < width; ++v) {
+    old[v] = row_max[v] = load(statistics.row_max + first + v * vector_lanes);
+    started |= old[v] != -infinity;
+  }
   set_origin();
+  const bool is_first = !any_lane(started);
   if (is_first) {
     strip.find_largest();
   } else {
-    strip.exponentiate(beside);
+    strip.exponentiate();
   }
-  Int outgrown{};
   FLASH_ATTENTION_UNROLL
   for (int v = 0; v < width; ++v) {
-    const Int here = strip.largest[v] > old[v] + slack;
-    row_max[v] = select(here, strip.largest[v], old[v]);
+    const Vec largest = strip.largest[v] * factor;
+    const Int here = largest > old[v] + slack;
+    row_max[v] = select(here, largest, old[v]);
     outgrown |= here;
   }
   const bool moved = any_lane(outgrown);
   if (is_first || moved) {
     set_origin();
-    strip.exponentiate(beside);
+    strip.exponentiate();
   }
   FLASH_ATTENTION_UNROLL
   for (int v = 0; v < width; ++v) {
@@ -187,142 +163,90 @@ inline bool softmax_strip(PairTile& tile, int keys, int lanes, int first, float 
   return moved;
 }
 
-/// P = 2^(factor * S - origin), with an origin that moves only when it must: the last one is tried first, and where the
-/// maximum has outgrown it the tile is done again. keys is even. True where the origin moved for some lane.
+/// P = 2^(factor * S - origin) in pairs, with an origin that moves only when it must: the last one is tried first, and
+/// where the maximum has outgrown it the tile is done again. keys is even. True where the origin moved for some lane.
 template <class Products>
-inline bool softmax_pairs(const RowBlock& block, PairTile& tile, int keys, float factor, bool is_first,
-                          Bfloat16Scratch& scratch, Beside<Products>& beside) {
+inline bool softmax_pairs(const RowBlock& block, int keys, float factor, Bfloat16Scratch& scratch) {
   constexpr int widest = smaller(block_vectors, 4);
   bool moved = false;
   for (int v = 0; v < block.vectors;) {
     const bool wide = block.vectors - v >= widest;
     const auto run = wide ? softmax_strip<Products, widest> : softmax_strip<Products, 1>;
-    moved |= run(tile, keys, block.lanes(), v * vector_lanes, factor, is_first, scratch, beside);
+    moved |= run(keys, block.lanes(), v * vector_lanes, factor, scratch);
     v += wide ? widest : 1;
   }
   return moved;
 }
 
 /// The probabilities as float, in the place of the scores.
-inline void unpair(int keys, int lanes, PairTile& tile) {
+inline void unpair(int keys, int lanes, Bfloat16Scratch& scratch) {
   for (int key = 0; key < keys; key += 2) {
     for (int v = 0; v < lanes; v += vector_lanes) {
-      const Uint words = (Uint)load(tile.P + key / 2 * lanes + v);
-      store(tile.S + key * lanes + v, (Vec)(words << 16));
-      store(tile.S + (key + 1) * lanes + v, (Vec)(words & 0xffff0000u));
+      const Uint words = (Uint)load(scratch.P + key / 2 * lanes + v);
+      store(scratch.S + key * lanes + v, (Vec)(words << 16));
+      store(scratch.S + (key + 1) * lanes + v, (Vec)(words & 0xffff0000u));
     }
   }
 }
 
 template <class Products>
-inline void drop_some(const Call& call, const RowBlock& block, const Tile& tile, int keys, PairTile& pairs, float* keep) {
+inline void drop_some(const Call& call, const RowBlock& block, const Tile& tile, int keys, Bfloat16Scratch& scratch) {
   const int lanes = block.lanes();
-  unpair(keys, lanes, pairs);
-  apply_dropout(call, block, tile, pairs.S, keep);
+  unpair(keys, lanes, scratch);
+  apply_dropout(call, block, tile, scratch.S, scratch.keep);
   for (int key = 0; key < keys; key += 2) {
     for (int v = 0; v < lanes; v += vector_lanes) {
-      const float* p = pairs.S + key * lanes + v;
-      store(pairs.P + key / 2 * lanes + v, Products::pair(load(p), load(p + lanes)));
+      const float* p = scratch.S + key * lanes + v;
+      store(scratch.P + key / 2 * lanes + v, Products::pair(load(p), load(p + lanes)));
     }
   }
 }
 
-/// The rows of V that are left out of the product.
+/// The rows of V that were left out of the product.
 inline void add_odd_keys(const Call& call, const RowBlock& block, const Tile& tile, const PackedKeys& packed, int keys,
-                         PairTile& pairs, Bfloat16Scratch& scratch) {
+                         Bfloat16Scratch& scratch) {
   if (*packed.any_odd == 0) return;
   SafeRows odd{};
   for (int key = 0; key < tile.count; ++key) {
     if (packed.odd[key] != 0) odd.odd[odd.num_odd++] = key;
   }
   if (odd.num_odd == 0) return;
-  unpair(keys, block.lanes(), pairs);
+  unpair(keys, block.lanes(), scratch);
   odd.original = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
-  add_odd_rows(odd, pairs.S, {block.lanes(), 1}, block.lanes(), scratch.Ot, {1, block.lanes()}, call.head_dim_v);
+  add_odd_rows(odd, scratch.S, {block.lanes(), 1}, block.lanes(), scratch.Ot, {1, block.lanes()}, call.head_dim_v);
 }
 
-/// The tile's weights of V, from its scores. True where Ot must be rescaled.
+/// The tile's weights of V, as pairs in P. Where an origin moved, Ot follows.
 template <class Products>
-inline bool probabilities(const Call& call, const RowBlock& block, const Tile& tile, int keys, bool is_first,
-                          PairTile& pairs, Bfloat16Scratch& scratch, Beside<Products>& beside) {
+inline void probabilities(const Call& call, const RowBlock& block, const Tile& tile, const PackedKeys& packed, int keys,
+                          Bfloat16Scratch& scratch) {
   const int lanes = block.lanes();
+  Products::template multiply<Start::zero>({.A = packed.K,
+                                            .a_stride = packed.columns,
+                                            .B = scratch.Q,
+                                            .b_stride = lanes,
+                                            .C = scratch.S,
+                                            .c_stride = lanes,
+                                            .rows = round_up(tile.count, Products::row_unit),
+                                            .depth = packed.columns,
+                                            .lanes = lanes});
   float factor = query_factor(call);
   const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
   if (!plain || !(factor > 0)) {  // else -inf stays what it is when the softmax multiplies it
-    for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(pairs.S + i, load(pairs.S + i) * factor);
-    bend_scores(call, block, tile, pairs.S);
+    for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
+    bend_scores(call, block, tile, scratch.S);
     factor = 1;
   }
-  hide_scores(call, block, tile, pairs.S);
-  for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(pairs.S + i, splat(-infinity));
-  const bool moved = softmax_pairs<Products>(block, pairs, keys, factor, is_first, scratch, beside);
-  if (call.dropout) drop_some<Products>(call, block, tile, keys, pairs, scratch.keep);
-  return moved;
-}
-
-inline void rescale_sums(const Call& call, const RowBlock& block, Bfloat16Scratch& scratch) {
-  for (int i = 0; i < call.head_dim_v * block.lanes(); i += block.lanes()) {
-    for (int v = 0; v < block.lanes(); v += vector_lanes) {
+  hide_scores(call, block, tile, scratch.S);
+  for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(scratch.S + i, splat(-infinity));
+  const bool moved = softmax_pairs<Products>(block, keys, factor, scratch);
+  if (call.dropout) drop_some<Products>(call, block, tile, keys, scratch);
+  if (!moved) return;
+  for (int i = 0; i < call.head_dim_v * lanes; i += lanes) {
+    for (int v = 0; v < lanes; v += vector_lanes) {
       store(scratch.Ot + i + v, load(scratch.Ot + i + v) * load(scratch.rescale + v));
     }
   }
-}
-
-/// The first tile from `begin` on that some row sees; past the block's keys where there is none.
-inline Tile next_tile(const Call& call, const RowBlock& block, std::int64_t begin) {
-  for (;; begin += block_kv) {
-    const Tile tile(call, block, begin);
-    if (tile.seen != Seen::none || begin >= block.key_end) return tile;
-  }
-}
-
-/// All tiles of a block: while one goes through the softmax, the scores of the next are computed and the values of the one
-/// before are summed.
-template <class Products>
-inline void forward_tiles(const Call& call, const ForwardItem& item, const RowBlock& block, Bfloat16Scratch& scratch) {
-  const int lanes = block.lanes();
-  const auto packed_at = [&](const Tile& tile) {
-    return PackedKeys(call, item.batch, item.kv_head, tile.begin / block_kv);
-  };
-  const auto scores_of = [&](const Tile& tile, PairTile& pairs) {
-    if (tile.begin >= block.key_end) return PairProduct{};
-    const PackedKeys packed = packed_at(tile);
-    return PairProduct{.A = packed.K,
-                       .a_stride = packed.columns,
-                       .B = scratch.Q,
-                       .b_stride = lanes,
-                       .C = pairs.S,
-                       .c_stride = lanes,
-                       .rows = round_up(tile.count, Products::row_unit),
-                       .depth = packed.columns,
-                       .lanes = lanes};
-  };
-  Tile tile = next_tile(call, block, block.key_begin);
-  PairProduct values{};
-  Beside<Products>{scores_of(tile, scratch.tiles[0]), values}.finish();
-  for (int turn = 0; tile.begin < block.key_end; turn = 1 - turn) {
-    const Tile next = next_tile(call, block, tile.begin + block_kv);
-    PairTile& pairs = scratch.tiles[turn];
-    const PackedKeys packed = packed_at(tile);
-    const int keys = round_up(tile.count, Products::depth_unit);
-    const bool is_first = values.rows == 0;
-    Beside<Products> beside{scores_of(next, scratch.tiles[1 - turn]), values};
-    const bool moved = probabilities<Products>(call, block, tile, keys, is_first, pairs, scratch, beside);
-    beside.finish();
-    if (moved) rescale_sums(call, block, scratch);
-    add_odd_keys(call, block, tile, packed, keys, pairs, scratch);
-    values = {.A = packed.Vt,
-              .a_stride = block_kv,
-              .B = pairs.P,
-              .b_stride = lanes,
-              .C = scratch.Ot,
-              .c_stride = lanes,
-              .rows = packed.columns_v,
-              .depth = keys,
-              .lanes = lanes};
-    tile = next;
-  }
-  Beside<Products>{{}, values}.finish();
 }
 
 template <class Products>
@@ -332,13 +256,29 @@ inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memo
   RowBlock block = item.rows(call);
   if (block.rows == 0) return;
   block.key_begin = block.key_begin / block_kv * block_kv;  // the packed tiles begin there
-  take_split(call, item.split, block);
+  take_split(call, item.split, block_kv, block);
 
   Products::begin();
   gather_pairs(call, block, call.q, call.head_dim, round_up(call.head_dim, 32), scratch.Q);
   scratch.statistics.reset();
   for (int i = 0; i < round_up(call.head_dim_v, 16) * block.lanes(); ++i) scratch.Ot[i] = 0;
-  forward_tiles<Products>(call, item, block, scratch);
+  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
+    const Tile tile(call, block, begin);
+    if (tile.seen == Seen::none) continue;
+    const PackedKeys packed(call, item.batch, item.kv_head, begin / block_kv);
+    const int keys = round_up(tile.count, Products::depth_unit);
+    probabilities<Products>(call, block, tile, packed, keys, scratch);
+    Products::template multiply<Start::add>({.A = packed.Vt,
+                                             .a_stride = block_kv,
+                                             .B = scratch.P,
+                                             .b_stride = block.lanes(),
+                                             .C = scratch.Ot,
+                                             .c_stride = block.lanes(),
+                                             .rows = packed.columns_v,
+                                             .depth = keys,
+                                             .lanes = block.lanes()});
+    add_odd_keys(call, block, tile, packed, keys, scratch);
+  }
   Products::end();
 
   write_block(call, block, item.split, scratch.statistics, scratch.Ot, scratch.rescale);

@@ -103,7 +103,8 @@ struct FloatDots {
 
 /// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has `words` a row.
 template <int rows, class Dots>
-FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const float* Q, int words, float factor, float* S) {
+FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const float* Q, int words, float factor,
+                                       float* S) {
   constexpr int step = vector_lanes / rows, run = smaller(step, 4);
   const typename Dots::Element::Stored* first[step / run];  // of every fourth row: a register for each row is too many
   FLASH_ATTENTION_UNROLL
@@ -293,7 +294,7 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
   const DecodeItem item(call, item_idx);
   RowBlock block(call, item.batch, item.first_head * call.group, call.group, 0);
   if (block.rows == 0) return;
-  take_split(call, item.split, block);
+  take_split(call, item.split, value_step, block);
 
   const int rows = decode_stack / plan::cpu_decode_heads(block.rows, decode_stack, true);  // with their padding
   for (int h = 0; h < item.num_heads; ++h) {

@@ -24,12 +24,6 @@ struct DotProducts {
     static FLASH_ATTENTION_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) { return dot_pairs(sum, a, b); }
   };
 
-  static int parts(const PairProduct& product) { return product.rows > 0 ? 1 : 0; }
-  template <Start start>
-  static void multiply_part(const PairProduct& product, int /*part*/) {
-    multiply<start>(product);
-  }
-
   template <Start start>
   static void multiply(const PairProduct& product) {
     cpu::multiply<start, Order::row_major, Pair>({.A = reinterpret_cast<const Pair::Left*>(product.A),

@@ -48,14 +48,14 @@ inline std::int64_t merge_items(const Call& call) {
   return call.num_splits == 1 ? 0 : forward_items(call) / call.num_splits;
 }
 
-/// Narrows the keys of a block, or of a list of them, to one part: whole tiles, as equal as they go.
+/// Narrows the keys of a block, or of a list of them, to one part: whole units, as equal as they go.
 template <class Block>
-inline void take_split(const Call& call, int split, Block& block) {
+inline void take_split(const Call& call, int split, int unit, Block& block) {
   if (call.num_splits == 1 || block.key_end <= block.key_begin) return;
-  const std::int64_t tiles = ceil_div(block.key_end - block.key_begin, block_kv);
-  const std::int64_t first = tiles * split / call.num_splits, last = tiles * (split + 1) / call.num_splits;
-  block.key_end = smaller(block.key_end, block.key_begin + last * block_kv);
-  block.key_begin += first * block_kv;
+  const std::int64_t units = ceil_div(block.key_end - block.key_begin, unit);
+  const std::int64_t first = units * split / call.num_splits, last = units * (split + 1) / call.num_splits;
+  block.key_end = smaller(block.key_end, block.key_begin + last * unit);
+  block.key_begin += first * unit;
 }
 
 inline void write_lse(const Call& call, const RowBlock& block, int lane, float lse) {
