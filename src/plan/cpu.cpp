@@ -58,6 +58,7 @@ std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
 
 std::string reject_decode(const Problem& problem, const DeviceInfo&) {
   const std::int64_t rows = group(problem) * problem.seq_q;
+  if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
   if (rows <= cpu_decode_rows) return {};
   return "takes at most " + std::to_string(cpu_decode_rows) + " query rows of a key head, and there are " +
          std::to_string(rows);
@@ -197,7 +198,7 @@ constexpr std::array<KernelEntry, 7> entries{{
     {.name = "cpu/decode",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv)",
+     .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv), 4 where there are at most 64 keys",
      .reject = reject_decode,
      .lay_out = lay_out_decode},
     {.name = "cpu/prefill",

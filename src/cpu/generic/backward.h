@@ -120,9 +120,33 @@ inline void backward_blocks(const Call& call, const BlockList& blocks, const Key
   }
 }
 
+/// dK and dV of the keys [first, last) from the sums of all splits.
+inline void write_key_gradients(const Call& call, std::int64_t batch, int kv_head, std::int64_t first, std::int64_t last) {
+  const Sequence sequence(call, batch);
+  const KeyGradients sums(call, 0, batch, kv_head);
+  const std::int64_t split_stride = call.batch * call.heads_kv * KeyGradients::keys(call) * sums.stride();
+  const auto write = [&](const TensorView& tensor, int columns, float factor, const float* from) {
+    with_element(call.element, [&](auto type) {
+      using T = decltype(type);
+      auto* to = reinterpret_cast<typename T::Stored*>(tensor.data) + batch * tensor.batch_stride +
+                 (sequence.kv_begin + first) * tensor.seq_stride + kv_head * tensor.head_stride;
+      for (std::int64_t key = first; key < last; ++key, from += sums.stride(), to += tensor.seq_stride) {
+        for (int c = 0; c < columns; c += vector_lanes) {
+          Vec sum = load(from + c);
+          for (int split = 1; split < call.num_splits; ++split) sum += load(from + split * split_stride + c);
+          store_some<T>(to + c, sum * factor, columns - c);
+        }
+      }
+    });
+  };
+  write(call.dk, call.head_dim, call.scale, sums.dK(first));
+  write(call.dv, call.head_dim_v, 1, sums.dV(first));
+}
+
 inline std::int64_t backward_items(const Call& call) { return call.batch * call.heads_kv * call.num_splits; }
 
-/// run(blocks, sums) for the blocks of rows of an item.
+/// run(blocks, sums) for the blocks of rows of an item. Where it is the only one of its key head, dK and dV are written,
+/// too, while their sums are near.
 template <class Run>
 inline void for_each_block(const Call& call, std::int64_t item, Run run) {
   const std::int64_t split = item % call.num_splits;
@@ -134,6 +158,7 @@ inline void for_each_block(const Call& call, std::int64_t item, Run run) {
     const BlockList blocks(call, batch, kv_head, first, call.num_splits);
     if (blocks.count > 0) run(blocks, sums);
   }
+  if (call.num_splits == 1) write_key_gradients(call, batch, kv_head, 0, Sequence(call, batch).kv_rows);
 }
 
 inline void backward(const Call& call, std::int64_t item, void* memory) {
@@ -145,34 +170,15 @@ inline void backward(const Call& call, std::int64_t item, void* memory) {
 constexpr int finish_keys = 256;  // keys that one item of the second step finishes
 
 inline std::int64_t finish_backward_items(const Call& call) {
-  return call.batch * call.heads_kv * ceil_div(call.seq_kv, finish_keys);
+  return call.num_splits == 1 ? 0 : call.batch * call.heads_kv * ceil_div(call.seq_kv, finish_keys);
 }
 
-/// dK and dV of some keys from the sums of all splits.
+/// dK and dV of some keys where the blocks of a key head were split.
 inline void finish_backward(const Call& call, std::int64_t item, void* /*scratch*/) {
-  const std::int64_t chunks = ceil_div(call.seq_kv, finish_keys);
+  const std::int64_t chunks = ceil_div(call.seq_kv, finish_keys), first = item % chunks * finish_keys;
   const std::int64_t batch = item / chunks / call.heads_kv;
   const int kv_head = static_cast<int>(item / chunks % call.heads_kv);
-  const Sequence sequence(call, batch);
-  const std::int64_t first = item % chunks * finish_keys, last = smaller(first + finish_keys, sequence.kv_rows);
-  const auto write = [&](const TensorView& tensor, int columns, float factor, auto sum_of) {
-    with_element(call.element, [&](auto type) {
-      using T = decltype(type);
-      for (std::int64_t key = first; key < last; ++key) {
-        auto* to = reinterpret_cast<typename T::Stored*>(tensor.data) + batch * tensor.batch_stride +
-                   (sequence.kv_begin + key) * tensor.seq_stride + kv_head * tensor.head_stride;
-        for (int c = 0; c < columns; c += vector_lanes) {
-          Vec sum{};
-          for (int split = 0; split < call.num_splits; ++split) {
-            sum += load(sum_of(KeyGradients(call, split, batch, kv_head), key) + c);
-          }
-          store_some<T>(to + c, sum * factor, columns - c);
-        }
-      }
-    });
-  };
-  write(call.dk, call.head_dim, call.scale, [](const KeyGradients& sums, std::int64_t key) { return sums.dK(key); });
-  write(call.dv, call.head_dim_v, 1, [](const KeyGradients& sums, std::int64_t key) { return sums.dV(key); });
+  write_key_gradients(call, batch, kv_head, first, smaller(first + finish_keys, Sequence(call, batch).kv_rows));
 }
 
 inline std::int64_t sink_items(const Call& call) { return call.dsink != nullptr ? call.heads_q : 0; }
