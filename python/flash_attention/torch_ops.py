@@ -25,8 +25,8 @@ HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_transform = torch._C._functorch.peek_interpreter_stack
-_tracing_state = torch._C._get_tracing_state
+_transforms_active = torch._C._are_functorch_transforms_active
+_is_tracing = torch._C._is_tracing
 
 
 def _is_watched(tensor):
@@ -35,8 +35,8 @@ def _is_watched(tensor):
         _is_compiling()
         or type(tensor) not in _PLAIN_TYPES
         or _num_dispatch_modes()
-        or _function_transform() is not None
-        or _tracing_state() is not None
+        or _transforms_active()
+        or _is_tracing()
         or not (tensor.is_cpu or tensor.is_cuda)
     )
 

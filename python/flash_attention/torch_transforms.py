@@ -6,14 +6,17 @@ from torch.autograd.function import once_differentiable
 
 from flash_attention import torch_ops
 
-_function_transform = torch._C._functorch.peek_interpreter_stack
+_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def is_transformed():
     """Whether a transform of torch.func is at work, or a forward-mode derivative."""
-    if torch.compiler.is_dynamo_compiling():  # which takes transforms apart itself
+    if torch.compiler.is_dynamo_compiling():
+        if _transforms_active():
+            # It sees no gradient inside of them, and would compile a call that has none.
+            raise NotImplementedError("attention: torch.compile cannot take torch.func's transforms")
         return False
-    return _function_transform() is not None or forward_ad._current_level >= 0
+    return _transforms_active() or forward_ad._current_level >= 0
 
 
 class TransformedAttention(torch.autograd.Function):

@@ -149,3 +149,10 @@ def test_meta_tensors_have_shapes_alone(function):
     assert out.is_meta and out.shape == q.shape
     out.sum().backward()
     assert q.grad.is_meta and q.grad.shape == q.shape
+
+
+def test_compiled_gradient_is_refused_rather_than_lost():
+    q, k, v = qkv("cpu")
+    gradient = torch.func.grad(lambda q: attention(q, k, v).square().sum())
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(gradient, backend="eager", fullgraph=True)(q)
