@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "api/refuse.h"
@@ -25,26 +26,35 @@ void check_head_dim(const char* argument, std::int64_t got) {
   require(got >= 8 && got <= 256 && got % 8 == 0, argument, got, "allowed are multiples of 8 from 8 to 256");
 }
 
+/// So that the bytes that all axes reach together are counted in 64 bits.
+void check_reach(const char* argument, std::int64_t stride, std::int64_t size) {
+  const bool good = std::abs(static_cast<double>(stride)) * static_cast<double>(size) <= 0x1p58;
+  require(good, argument, stride, "offsets must stay below 2^58 elements");
+}
+
 /// Dense strides where the caller gave none; refuses a tensor whose offsets would leave 64 bits.
 Strides resolve(const char* argument, const Strides& given, const Problem& p, std::int64_t seq, std::int64_t heads,
                 std::int64_t dim) {
-  const auto check_reach = [argument](std::int64_t stride, std::int64_t size) {
-    const bool good = std::abs(static_cast<double>(stride)) * static_cast<double>(size) <= 0x1p60;
-    require(good, argument, stride, "offsets must stay below 2^60 elements");
-  };
   Strides s = given;
   if (s.head == Strides::dense) s.head = dim;
   if (s.seq == Strides::dense) s.seq = heads * dim;
-  check_reach(s.head, heads);
-  check_reach(s.seq, seq);
+  check_reach(argument, s.head, heads);
+  check_reach(argument, s.seq, seq);
   if (p.packed) {
     s.batch = 0;
   } else if (s.batch == Strides::dense) {
-    check_reach(heads * dim, seq);
+    check_reach(argument, heads * dim, seq);
     s.batch = seq * heads * dim;
   }
-  check_reach(s.batch, p.batch);
+  check_reach(argument, s.batch, p.batch);
   return s;
+}
+
+void check_score_strides(const char* argument, const ScoreTensor& tensor, const Problem& p) {
+  if (!tensor.present) return;
+  check_reach(argument, tensor.batch_stride, p.batch);
+  check_reach(argument, tensor.head_stride, p.heads_q);
+  check_reach(argument, tensor.q_stride, p.seq_q);
 }
 
 /// An output whose own elements share memory would be written twice.
@@ -86,7 +96,8 @@ void check_sizes(const Problem& p) {
 
 void check_options(const Problem& p) {
   require(std::isfinite(*p.scale), "scale", *p.scale, "it must be finite");
-  require(std::isfinite(p.softcap) && p.softcap >= 0, "softcap", p.softcap, "allowed are 0 (off) and positive numbers");
+  const bool capped = std::isfinite(p.softcap) && p.softcap >= std::numeric_limits<float>::min();  // 1 / softcap is finite
+  require(capped || p.softcap == 0, "softcap", p.softcap, "allowed are 0 (off) and positive normal numbers");
   require(p.dropout_p >= 0 && p.dropout_p < 1, "dropout_p", p.dropout_p, "allowed is [0, 1)");
   require(p.window_left >= -1, "window_left", p.window_left, "allowed are -1 (no bound) and up");
   require(p.window_right >= -1, "window_right", p.window_right, "allowed are -1 (no bound) and up");
@@ -133,6 +144,10 @@ Problem normalise(const Problem& problem, Pass pass) {
   p.dq_strides = resolve("dq_strides", p.dq_strides, p, rows_q, p.heads_q, p.head_dim);
   p.dk_strides = resolve("dk_strides", p.dk_strides, p, rows_kv, p.heads_kv, p.head_dim);
   p.dv_strides = resolve("dv_strides", p.dv_strides, p, rows_kv, p.heads_kv, p.head_dim_v);
+
+  check_score_strides("bias strides", p.bias, p);
+  check_score_strides("mask strides", p.mask, p);
+  if (p.alibi) check_reach("alibi_batch_stride", p.alibi_batch_stride, p.batch);
 
   const std::int64_t batches = p.packed ? 1 : p.batch;
   if (pass == Pass::forward || pass == Pass::standard_forward) {

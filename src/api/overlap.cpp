@@ -63,6 +63,7 @@ bool overlaps(const Extent& a, const Extent& b) {
 
 void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs) {
   for (auto output = outputs.begin(); output != outputs.end(); ++output) {
+    if (empty(*output)) continue;
     for (const Extent& input : inputs) {
       if (overlaps(*output, input))
         refuse(output->name, std::string("memory shared with ") + input.name, "an output must not overlap an input");

@@ -1,5 +1,6 @@
 #include "api/validate.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -108,7 +109,20 @@ void check_host_lengths(const Problem& p, const Buffers& b) {
   check_lengths("key_lengths", b.key_lengths, b.cu_seqlens_kv, p.batch, p.seq_kv);
 }
 
-void check_overlap(const Problem& p, Pass pass, const Buffers& b) {
+Extent scores(const char* name, const void* data, const ScoreTensor& t, const Problem& p, std::size_t element_bytes) {
+  return {name,
+          static_cast<const char*>(data),
+          static_cast<std::int64_t>(element_bytes),
+          {p.batch, p.heads_q, p.seq_q, p.seq_kv},
+          {t.batch_stride, t.head_stride, t.q_stride, 1}};
+}
+
+Extent dense(const char* name, const void* data, std::size_t element_bytes, std::int64_t elements) {
+  return {
+      name, static_cast<const char*>(data), static_cast<std::int64_t>(element_bytes), {1, 1, 1, elements}, {0, 0, 0, 1}};
+}
+
+void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
   const std::int64_t batches = p.packed ? 1 : p.batch;
   const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
   const auto view = [&](const char* name, const void* data, const Strides& strides, std::int64_t rows, std::int64_t heads,
@@ -123,16 +137,27 @@ void check_overlap(const Problem& p, Pass pass, const Buffers& b) {
   const Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim);
   const Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
   const Extent out = view("out", b.out, p.out_strides, rows_q, p.heads_q, p.head_dim_v);
-  const Extent lse{"lse", reinterpret_cast<const char*>(b.lse), 4, {1, 1, 1, p.total_q * p.heads_q}, {0, 0, 0, 1}};
-  if (!is_backward(pass)) {
-    refuse_overlap({out, lse}, {q, k, v});
+  const Extent lse = dense("lse", b.lse, 4, p.total_q * p.heads_q);
+  const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));
+  const Extent mask = scores("mask", b.mask, p.mask, p, 1);
+  const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(plan.workspace_bytes));
+  if (!is_backward(plan.pass)) {
+    refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask});
     return;
   }
   const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
   const Extent dq = view("dq", b.dq, p.dq_strides, rows_q, p.heads_q, p.head_dim);
   const Extent dk = view("dk", b.dk, p.dk_strides, rows_kv, p.heads_kv, p.head_dim);
   const Extent dv = view("dv", b.dv, p.dv_strides, rows_kv, p.heads_kv, p.head_dim_v);
-  refuse_overlap({dq, dk, dv}, {q, k, v, out, lse, dout});
+  const Extent dlse = dense("dlse", b.dlse, 4, p.total_q * p.heads_q);
+  const auto axis = [](std::int64_t stride, std::int64_t size) {
+    return stride == 0 ? std::min<std::int64_t>(size, 1) : size;
+  };
+  const Extent dbias = dense(
+      "dbias", b.dbias, size_of(p.bias.dtype),
+      axis(p.bias.batch_stride, p.batch) * axis(p.bias.head_stride, p.heads_q) * axis(p.bias.q_stride, p.seq_q) * p.seq_kv);
+  const Extent dsink = dense("dsink", b.dsink, 4, p.heads_q);
+  refuse_overlap({dq, dk, dv, dbias, dsink, workspace}, {q, k, v, out, lse, dout, dlse, bias, mask});
 }
 
 }  // namespace
@@ -143,13 +168,14 @@ void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, 
   }
   check_pointers(problem, plan.pass, buffers, options.device);
   if (options.device.kind != DeviceKind::cuda) check_host_lengths(problem, buffers);
-  check_overlap(problem, plan.pass, buffers);
-  if (plan.workspace_bytes == 0) return;
-  if (options.workspace == nullptr || options.workspace_bytes < plan.workspace_bytes) {
-    refuse("workspace_bytes", std::to_string(options.workspace == nullptr ? 0 : options.workspace_bytes),
-           plan.kernel + " needs " + std::to_string(plan.workspace_bytes) + " (ask workspace_bytes())");
+  if (plan.workspace_bytes != 0) {
+    if (options.workspace == nullptr || options.workspace_bytes < plan.workspace_bytes) {
+      refuse("workspace_bytes", std::to_string(options.workspace == nullptr ? 0 : options.workspace_bytes),
+             plan.kernel + " needs " + std::to_string(plan.workspace_bytes) + " (ask workspace_bytes())");
+    }
+    check_pointer("workspace", options.workspace, true, 256);
   }
-  check_pointer("workspace", options.workspace, true, 256);
+  check_overlap(problem, plan, buffers, options);
 }
 
 }  // namespace flash_attention::api

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
+#include <tuple>
 
 #include "flash_attention/attention.h"
 #include "support/contract.h"
@@ -60,6 +62,7 @@ const Refusal refusals[] = {
     {"bias_dtype", "bias.dtype", "7", [](Problem& p) { p.bias = {.present = true, .dtype = static_cast<Dtype>(7)}; }},
     {"scale", "scale", "nan", [](Problem& p) { p.scale = NAN; }},
     {"softcap", "softcap", "-2", [](Problem& p) { p.softcap = -2; }},
+    {"softcap_without_reciprocal", "softcap", "normal numbers", [](Problem& p) { p.softcap = 1e-45f; }},
     {"dropout_one", "dropout_p", "1", [](Problem& p) { p.dropout_p = 1; }},
     {"dropout_negative", "dropout_p", "-0.1", [](Problem& p) { p.dropout_p = -0.1f; }},
     {"dropout_nan", "dropout_p", "nan", [](Problem& p) { p.dropout_p = NAN; }},
@@ -69,6 +72,12 @@ const Refusal refusals[] = {
     {"total_without_packed", "total_q", "3", [](Problem& p) { p.total_q = 3; }},
     {"stride_out_of_range", "q_strides", "4611686018427387904",
      [](Problem& p) { p.q_strides.seq = std::int64_t{1} << 62; }},
+    {"bias_stride_out_of_range", "bias strides", "4611686018427387904",
+     [](Problem& p) { p.bias = {.present = true, .head_stride = std::int64_t{1} << 62}; }},
+    {"mask_stride_out_of_range", "mask strides", "-9223372036854775808",
+     [](Problem& p) { p.mask = {.present = true, .q_stride = std::numeric_limits<std::int64_t>::min()}; }},
+    {"alibi_stride_out_of_range", "alibi_batch_stride", "9223372036854775807",
+     [](Problem& p) { p.alibi = true, p.alibi_batch_stride = std::numeric_limits<std::int64_t>::max(); }},
     {"output_overlaps_itself", "dq_strides", "(320, 0, 16)",
      [](Problem& p) {
        p.dq_strides = {320, 0, 16};
@@ -161,6 +170,28 @@ TEST_F(BufferRefusal, OutputOverInput) {
   Buffers b = forward_buffers();
   b.q = b.out;
   expect("out", "shared with q", b);
+}
+
+TEST_F(BufferRefusal, EveryOutputIsItsOwnMemory) {
+  case_.problem.sink = case_.dsink = case_.dlse = case_.dbias = true;
+  case_.problem.bias = {.present = true, .q_stride = case_.problem.seq_kv};
+  start();
+  const std::size_t needed = workspace_bytes(case_.problem, Pass::standard_backward);
+  void* workspace = memory_->allocate(needed);
+  const std::tuple<const char*, const char*, std::function<void(Buffers&)>> shared[] = {
+      {"dq", "shared with dlse", [](Buffers& b) { b.dlse = static_cast<const float*>(b.dq); }},
+      {"dv", "shared with bias", [](Buffers& b) { b.bias = b.dv; }},
+      {"dbias", "shared with k", [](Buffers& b) { b.dbias = const_cast<void*>(b.k); }},
+      {"dsink", "shared with dk", [](Buffers& b) { b.dsink = static_cast<float*>(b.dk); }},
+      {"workspace", "shared with q", [&](Buffers& b) { b.q = workspace; }},
+      {"workspace", "shared with dq", [&](Buffers& b) { b.dq = workspace; }},
+  };
+  for (const auto& [argument, value, breaks] : shared) {
+    Buffers b = tensors_->buffers();
+    breaks(b);
+    expect_refused([&] { standard_backward(case_.problem, b, {.workspace = workspace, .workspace_bytes = needed}); },
+                   argument, value);
+  }
 }
 
 TEST_F(BufferRefusal, StreamOnTheCpu) {
