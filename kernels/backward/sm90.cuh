@@ -162,7 +162,7 @@ struct Worker {
     const int owner_idx = owner_of(step);
     // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
     if (owner_idx != warpgroup && step >= walk().first_step + S::warpgroups)
-      ptx::barrier_sync(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
+      ptx::barrier_sync_apart(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
     store_dS(dS, owner_idx);
   }
   __device__ __forceinline__ void tell_owner(unsigned step) const {

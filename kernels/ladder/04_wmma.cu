@@ -84,7 +84,6 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   for (int r = 0; r < rows; ++r) row_max[r] = -tile::infinity;
   load_tile<threads, config.head_dim>(storage.Q, Q_gmem);
   for (int kv_begin = 0; kv_begin < args.seq_kv; kv_begin += block_kv) {
-    __syncwarp();  // every lane is done with the previous tile
     load_tile<threads, config.head_dim>(storage.K, K_gmem.from(kv_begin));
     load_tile<threads, config.head_dim>(storage.V, V_gmem.from(kv_begin));
     __syncwarp();  // the tile is there for every lane
@@ -140,7 +139,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       }
       ptx::wmma_store(ptx::shared_address(&storage.PV[0][d]), PV, dim + 4);
     }
-    __syncwarp();  // P V is there for every lane
+    __syncwarp();  // P V is there for every lane, and K and V may be overwritten
 
     if (column < dim) {
 #pragma unroll

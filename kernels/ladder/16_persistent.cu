@@ -391,7 +391,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
           kernel.load_tiles(tiles);
         });
       }
-      __syncwarp();                                                 // the lanes that did not load wait for the one that did
+      __syncwarp();  // the others wait for the lane that loads; not found by the emulator: so they do in the barrier
       ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);  // all tiles are done and judged
     }
   } else {

@@ -306,8 +306,7 @@ __device__ __forceinline__ void dkv(const AttentionArgs& args) {
       }
       __syncthreads();  // every warp is done with the tile: the one after the next may take its place
     }
-    ptx::copy_async_wait<0>();
-    __syncthreads();  // the zeros past the last tile have landed for everyone: the next head may begin
+    ptx::copy_async_wait<0>();  // the zeros past the last tile come before what the thread loads there for the next head
   }
   store_rows<type, config.head_dim>(dK_gmem, dK, warp_row, place, args.scale);
   store_rows<type, config.head_dim>(dV_gmem, dV, warp_row, place, 1);

@@ -221,6 +221,10 @@ std::string Scheduler::finish() {
       if (!failure_.empty()) break;
       const std::string who = "block " + to_string(block.index) + ", thread " + std::to_string(thread.index) + ": ";
       if (!thread.wgmma.in_flight.empty()) failure_ = who + "ended while its wgmma was in flight (wgmma_wait is missing)";
+      thread.copies.commit();
+      for (const auto& group : thread.copies.committed) {
+        if (!group.empty()) failure_ = who + "ended while its copies were in flight (copy_async_wait is missing)";
+      }
       thread.bulk.commit();
       for (auto& group : thread.bulk.committed) {
         for (BulkStore& store : group) {

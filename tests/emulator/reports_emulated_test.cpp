@@ -69,6 +69,25 @@ TEST(Reports, RegistersThatFit) {
             "no error");
 }
 
+TEST(Reports, CopiesThatNobodyWaitedFor) {
+  WrapperCase c{.name = "copy_at_the_end",
+                .headers = {"async", "shared"},
+                .storage = "  alignas(16) unsigned char bytes[512];",
+                .body =
+                    "  ptx::copy_async(ptx::shared_address(shared.bytes) + 16 * thread, input + 16 * thread);\n"
+                    "  ptx::copy_async_commit();\n  WAIT",
+                .shape = {.block = 32},
+                .input = Bytes(512)};
+  const auto with = [&](const std::string& wait) {
+    WrapperCase changed = c;
+    changed.body.replace(changed.body.find("WAIT"), 4, wait);
+    return error_of(changed);
+  };
+  EXPECT_EQ(with("ptx::copy_async_wait<0>();"), "no error");
+  expect_parts(with("ptx::copy_async_wait<1>();"),
+               {"copy_at_the_end", "thread 0", "ended while its copies were in flight"});
+}
+
 TEST(Reports, AMistakeNamesItsThread) {
   const std::string text =
       error_of({.name = "one_bad_thread",
