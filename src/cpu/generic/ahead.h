@@ -32,6 +32,16 @@ struct Ahead {
   }
 };
 
+/// All of the rows [begin, end) of the block's key head.
+inline void ask_for_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, std::int64_t begin,
+                         std::int64_t end) {
+  const int size = size_of(call.key_element);
+  const char* row = block.keys(call, tensor) + begin * tensor.seq_stride * size;
+  for (std::int64_t key = begin; key < end; ++key, row += tensor.seq_stride * size) {
+    for (int byte = 0; byte < columns * size; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+}
+
 /// The tile after the present one: asked for bit by bit, while this one is worked on.
 struct NextTile {
   Ahead K, V;

@@ -17,12 +17,6 @@ struct TileProducts {
   static FLASH_ATTENTION_INLINE Short round(Vec x) { return Tiles::round(x); }
   static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return Tiles::pair(low, high); }
 
-  /// The 32 rows that follow: A is a stack of such products, and its rows come from the L2.
-  static FLASH_ATTENTION_INLINE void ask_for_rows(const Half* A, std::int64_t stride) {
-    FLASH_ATTENTION_UNROLL
-    for (int row = 0; row < 32; ++row) __builtin_prefetch(A + row * stride, 0, 3);
-  }
-
   /// One or two tiles each way, from row `row` and lane `lane` on; registers 0 to 3 hold C, 4 and 5 A, 6 and 7 B.
   template <Start start, int a_tiles, int b_tiles>
   static void multiply_square(const PairProduct& product, int row, int lane) {
@@ -42,7 +36,6 @@ struct TileProducts {
     if constexpr (a_tiles == 2) begin.template operator()<2>(1, 0);
     if constexpr (a_tiles == 2 && b_tiles == 2) begin.template operator()<3>(1, 1);
     for (int k = 0; k < product.depth; k += 32, A += 32, B += 16 * product.b_stride) {
-      if (lane == 0) ask_for_rows(A + 32 * product.a_stride, product.a_stride);
       Tiles::template load<4>(A, a_bytes);
       Tiles::template load<6>(B, b_bytes);
       Tiles::template multiply<0, 4, 6>();

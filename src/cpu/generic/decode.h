@@ -81,47 +81,92 @@ template <class T>
 struct FloatDots {
   using Element = T;
   static constexpr int columns = vector_lanes;  // of a vector
+  static constexpr bool any_width = true;       // head_dim need not be a multiple of that
   static const float* query(const DecodeHead& head) { return head.Q; }
   static FLASH_ATTENTION_INLINE Vec load_row(const typename T::Stored* from) { return T::load(from); }
+  static FLASH_ATTENTION_INLINE Vec load_end(const typename T::Stored* from, int count) {
+    return load_some<T>(from, count);
+  }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return sum + key * query; }
 
   static void prepare_weights(int /*rows*/, int /*keys*/, float* /*P*/) {}
 
-  /// O[row] += sum of P[row][key] * V[key] over `keys` keys from `first` on.
-  static void add_values(int rows, const float* P, KeyRows<T> V, int first, int keys, float* O, int width) {
-    multiply<Start::add, Order::row_major, T>({.A = P + first,
+  /// O[row] += sum of P[row][key] * V[key] over `keys` keys from `first` on. O has rows of whole vectors.
+  static void add_values(int rows, const float* P, KeyRows<T> V, int first, int keys, float* O, int head_dim) {
+    const int width = round_up(head_dim, vector_lanes), whole = head_dim / vector_lanes;
+    P += first;
+    V.data += first * V.stride;
+    multiply<Start::add, Order::row_major, T>({.A = P,
                                                .a_stride = block_kv,
-                                               .B = V.data + first * V.stride,
+                                               .B = V.data,
                                                .b_stride = V.stride,
                                                .C = O,
                                                .c_stride = width,
                                                .rows = rows,
                                                .depth = keys,
-                                               .vectors = width / vector_lanes});
+                                               .vectors = whole});
+    const int at = whole * vector_lanes;
+    if (at == head_dim) return;
+    V.data += at;
+    if (rows == 1) return add_ends<1>(P, V, keys, O + at, width, head_dim - at);
+    for (int row = 0; row < rows; row += 4) {
+      add_ends<4>(P + row * block_kv, V, keys, O + row * width + at, width, head_dim - at);
+    }
+  }
+
+ private:
+  /// The columns after the last whole vector, for one row in four sums that do not wait for each other, or for four rows.
+  template <int rows>
+  static void add_ends(const float* P, KeyRows<T> V, int keys, float* O, int width, int columns) {
+    Vec sum[4] = {};
+    for (int key = 0; key < keys; ++key, V.data += V.stride) {
+      const Vec values = load_end(V.data, columns);
+      if constexpr (rows == 1) {
+        sum[0] = sum[1] + values * P[key];
+        sum[1] = sum[2], sum[2] = sum[3], sum[3] = sum[0];
+      } else {
+        FLASH_ATTENTION_UNROLL
+        for (int r = 0; r < rows; ++r) sum[r] += values * P[r * block_kv + key];
+      }
+    }
+    if constexpr (rows == 1) sum[0] = sum[1] + sum[2] + sum[3];
+    FLASH_ATTENTION_UNROLL
+    for (int r = 0; r < rows; ++r) store(O + r * width, load(O + r * width) + sum[r]);
   }
 };
 
-/// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has `words` a row.
+/// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has rows of whole vectors,
+/// with 0 after head_dim.
 template <int rows, class Dots>
-FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const float* Q, int words, float factor,
+FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const float* Q, int head_dim, float factor,
                                        float* S) {
+  using Stored = typename Dots::Element::Stored;
   constexpr int step = vector_lanes / rows, run = smaller(step, 4);
-  const typename Dots::Element::Stored* first[step / run];  // of every fourth row: a register for each row is too many
+  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
+  const Stored* first[step / run];  // of every fourth row: a register for each row is too many
   FLASH_ATTENTION_UNROLL
   for (int i = 0; i < step / run; ++i) first[i] = K.data + i * run * K.stride;
   Vec sum[vector_lanes] = {};
-  for (int c = 0; c < words; c += vector_lanes) {
+  const auto add_columns = [&](auto load_row) {
     Vec q[rows];
     FLASH_ATTENTION_UNROLL
-    for (int r = 0; r < rows; ++r) q[r] = load(Q + r * words + c);
+    for (int r = 0; r < rows; ++r) q[r] = load(Q + r * q_stride);
     FLASH_ATTENTION_UNROLL
     for (int j = 0; j < step; ++j) {
-      const Vec values = Dots::load_row(first[j / run] + j % run * K.stride);
+      const Vec values = load_row(first[j / run] + j % run * K.stride);
       FLASH_ATTENTION_UNROLL
       for (int r = 0; r < rows; ++r) sum[r * step + j] = Dots::add(sum[r * step + j], values, q[r]);
     }
+  };
+  int column = 0;
+  for (; column + Dots::columns <= head_dim; column += Dots::columns, Q += vector_lanes) {
+    add_columns([](const Stored* from) { return Dots::load_row(from); });
     FLASH_ATTENTION_UNROLL
     for (int i = 0; i < step / run; ++i) first[i] += Dots::columns;
+  }
+  if constexpr (Dots::any_width) {
+    const int left = head_dim - column;
+    if (left > 0) add_columns([&](const Stored* from) { return Dots::load_end(from, left); });
   }
   alignas(64) float dots[vector_lanes];
   store(dots, sum_each(sum) * factor);
@@ -131,34 +176,35 @@ FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const 
 
 /// All keys of a tile.
 template <int rows, class Dots>
-inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int words, float factor, float* S,
+inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S,
                      NextTile& next) {
   using Stored = typename Dots::Element::Stored;
   constexpr int step = vector_lanes / rows;
   int key = 0;
   for (; key + step <= keys; key += step) {
     next.ask_for_keys();
-    dot_square<rows, Dots>({K.data + key * K.stride, K.stride}, Q, words, factor, S + key);
+    dot_square<rows, Dots>({K.data + key * K.stride, K.stride}, Q, head_dim, factor, S + key);
   }
   if (key == keys) return;
-  alignas(64) Stored rest[step * max_head_dim] = {};
-  const int columns = words / vector_lanes * Dots::columns;
-  for (int j = 0; key + j < keys; ++j) {
-    __builtin_memcpy(rest + j * columns, K.data + (key + j) * K.stride, static_cast<std::size_t>(columns) * sizeof(Stored));
+  alignas(64) Stored rest[step * max_head_dim];  // the last keys, the very last one again and again
+  for (int j = 0; j < step; ++j) {
+    __builtin_memcpy(rest + j * head_dim, K.data + smaller(key + j, keys - 1) * K.stride,
+                     static_cast<std::size_t>(head_dim) * sizeof(Stored));
   }
-  dot_square<rows, Dots>({rest, columns}, Q, words, factor, S + key);
+  dot_square<rows, Dots>({rest, head_dim}, Q, head_dim, factor, S + key);
 }
 
 /// All rows. Q and S have room for whole groups; rows past the last are never looked at.
 template <class Dots>
-inline void dot_rows(int rows, KeyRows<typename Dots::Element> K, int keys, const float* Q, int words, float factor,
+inline void dot_rows(int rows, KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
                      float* S, NextTile& next) {
-  if (rows == 1) return dot_tile<1, Dots>(K, keys, Q, words, factor, S, next);
-  if (rows == 2) return dot_tile<2, Dots>(K, keys, Q, words, factor, S, next);
-  if (rows <= 4) return dot_tile<4, Dots>(K, keys, Q, words, factor, S, next);
+  if (rows == 1) return dot_tile<1, Dots>(K, keys, Q, head_dim, factor, S, next);
+  if (rows == 2) return dot_tile<2, Dots>(K, keys, Q, head_dim, factor, S, next);
+  if (rows <= 4) return dot_tile<4, Dots>(K, keys, Q, head_dim, factor, S, next);
   constexpr int group = smaller(decode_rows, vector_lanes);
+  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
   for (int r = 0; r < rows; r += group) {
-    dot_tile<group, Dots>(K, keys, Q + r * words, words, factor, S + r * block_kv, next);
+    dot_tile<group, Dots>(K, keys, Q + r * q_stride, head_dim, factor, S + r * block_kv, next);
   }
 }
 
@@ -194,12 +240,10 @@ inline void softmax_row(int row, int keys, Statistics& statistics, DecodeScratch
   statistics.row_sum[row] = statistics.row_sum[row] * factor + sum_lanes(sum);
 }
 
-/// One tile whose rows are whole vectors wide.
 template <class Dots>
 inline void decode_scores(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> K,
                           DecodeHead& head, DecodeScratch& scratch, NextTile& next) {
-  const int words = round_up(call.head_dim, Dots::columns) / Dots::columns * vector_lanes;
-  dot_rows<Dots>(block.rows, K, tile.count, Dots::query(head), words, query_factor(call), scratch.S, next);
+  dot_rows<Dots>(block.rows, K, tile.count, Dots::query(head), call.head_dim, query_factor(call), scratch.S, next);
   finish_decode_scores(call, block, tile, scratch);
   for (int row = 0; row < block.rows; ++row) softmax_row(row, tile.count, head.statistics, scratch);
   if (!call.dropout) return;
@@ -210,18 +254,32 @@ inline void decode_scores(const Call& call, const RowBlock& block, const Tile& t
 }
 
 template <class Dots>
-inline void decode_values(const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> V, int columns, float* O,
-                          DecodeScratch& scratch, NextTile& next) {
+inline void decode_values(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> V,
+                          float* O, DecodeScratch& scratch, NextTile& next) {
+  const int width = round_up(call.head_dim_v, vector_lanes);
   for (int row = 0; row < block.rows; ++row) {
     if (scratch.rescale[row] == 1.0f) continue;
-    float* sum = O + row * columns;
-    for (int c = 0; c < columns; c += vector_lanes) store(sum + c, load(sum + c) * scratch.rescale[row]);
+    float* sum = O + row * width;
+    for (int c = 0; c < width; c += vector_lanes) store(sum + c, load(sum + c) * scratch.rescale[row]);
   }
   Dots::prepare_weights(block.rows, tile.count, scratch.S);
   for (int key = 0; key < tile.count; key += value_step) {
     next.ask_for_values();
-    Dots::add_values(block.rows, scratch.S, V, key, smaller(tile.count - key, value_step), O, columns);
+    Dots::add_values(block.rows, scratch.S, V, key, smaller(tile.count - key, value_step), O, call.head_dim_v);
   }
+}
+
+/// One tile of one key head, with K and V as they lie.
+template <class Dots>
+inline void decode_in_place(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head,
+                            DecodeScratch& scratch, NextTile& next) {
+  using T = typename Dots::Element;
+  const auto rows_of = [&](const TensorView& tensor) {
+    const auto* first = reinterpret_cast<const typename T::Stored*>(block.keys(call, tensor));
+    return KeyRows<T>{first + tile.begin * tensor.seq_stride, tensor.seq_stride};
+  };
+  decode_scores<Dots>(call, block, tile, rows_of(call.k), head, scratch, next);
+  decode_values<Dots>(call, block, tile, rows_of(call.v), head.O, scratch, next);
 }
 
 /// One tile of one key head.
@@ -229,22 +287,16 @@ template <class Dots>
 inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
                         NextTile& next) {
   using T = typename Dots::Element;
-  const int columns_v = round_up(call.head_dim_v, vector_lanes);
-  const auto rows_of = [&](const TensorView& tensor) {
-    const auto* first = reinterpret_cast<const typename T::Stored*>(block.keys(call, tensor));
-    return KeyRows<T>{first + tile.begin * tensor.seq_stride, tensor.seq_stride};
-  };
-  if (call.head_dim % Dots::columns == 0 && call.head_dim_v % Dots::columns == 0 && tile.weighted) {
-    decode_scores<Dots>(call, block, tile, rows_of(call.k), head, scratch, next);
-    decode_values<Dots>(block, tile, rows_of(call.v), columns_v, head.O, scratch, next);
-    return;
-  }
-  const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, true, scratch.K);
-  const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, true, scratch.V);
-  const SafeRows safe = make_safe(V, tile.count, columns_v, tile.weighted, scratch.safe);
+  const bool fits = call.head_dim % Dots::columns == 0 && call.head_dim_v % Dots::columns == 0;
+  if (tile.weighted && (fits || Dots::any_width)) return decode_in_place<Dots>(call, block, tile, head, scratch, next);
+  if (tile.weighted) return decode_in_place<FloatDots<T>>(call, block, tile, head, scratch, next);
+  const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
+  const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
+  const SafeRows safe = make_safe(V, tile.count, call.head_dim_v, false, scratch.safe);
   decode_scores<FloatDots<Float32>>(call, block, tile, {K.data, K.stride}, head, scratch, next);
-  decode_values<FloatDots<Float32>>(block, tile, {safe.rows.data, safe.rows.stride}, columns_v, head.O, scratch, next);
-  add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {columns_v, 1}, call.head_dim_v);
+  decode_values<FloatDots<Float32>>(call, block, tile, {safe.rows.data, safe.rows.stride}, head.O, scratch, next);
+  add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {round_up(call.head_dim_v, vector_lanes), 1},
+               call.head_dim_v);
 }
 
 /// All tiles of all key heads of the item: tile by tile, and in a tile head by head.

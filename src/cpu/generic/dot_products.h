@@ -43,6 +43,7 @@ struct DotProducts {
 struct PairDots {
   using Element = Bfloat16;
   static constexpr int columns = 2 * vector_lanes;
+  static constexpr bool any_width = false;
   static const float* query(const DecodeHead& head) { return head.Q_raw; }
   static FLASH_ATTENTION_INLINE Vec load_row(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return dot_pairs(sum, key, query); }

@@ -93,8 +93,8 @@ inline void multiply_few(const Product<T>& product) {
   for (; v < product.vectors; ++v) multiply_strip<rows, 1, start, order>(product, 0, v * vector_lanes);
 }
 
-template <Start start, Order order, class T = Float32>
-inline void multiply(const Product<T>& product) {
+template <Start start, Order order, class T>
+inline void multiply_slab(const Product<T>& product) {
   if (product.rows == 1) return multiply_few<1, start, order>(product);
   if (product.rows <= 4) return multiply_few<4, start, order>(product);
   for (int v = 0; v < product.vectors;) {
@@ -113,6 +113,21 @@ inline void multiply(const Product<T>& product) {
         break;
     }
     v += width;
+  }
+}
+
+/// In slabs of B that stay in L1 while the rows go by.
+template <Start start, Order order, class T = Float32>
+inline void multiply(const Product<T>& product) {
+  constexpr int deepest = 128;
+  Product<T> slab = product;
+  slab.depth = smaller(product.depth, deepest);
+  multiply_slab<start, order>(slab);
+  for (int k = deepest; k < product.depth; k += deepest) {
+    slab.A += order == Order::row_major ? deepest : deepest * product.a_stride;
+    slab.B += deepest * product.b_stride;
+    slab.depth = smaller(product.depth - k, deepest);
+    multiply_slab<Start::add, order>(slab);
   }
 }
 

@@ -3,6 +3,7 @@
 // A tile of keys before anything is computed: whether some, all or no rows of a block see it. A boolean mask is read once
 // for that, a bit a score, and the scores are hidden by these bits later.
 
+#include "cpu/generic/ahead.h"
 #include "cpu/generic/lanes.h"
 
 namespace flash_attention::cpu {
@@ -64,10 +65,16 @@ struct Tile {
 template <typename Scratch, typename Visit>
 FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
                                       Visit visit) {
+  const bool far_apart = blocks_per_head(call) <= most_blocks && call.k.seq_stride > call.head_dim;  // read from memory
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
     const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
     const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, whole_values, scratch.V);
+    if (far_apart) {
+      const std::int64_t next = begin + count, end = smaller(next + block_kv, blocks.key_end);
+      ask_for_rows(call, blocks[0], call.k, call.head_dim, next, end);
+      ask_for_rows(call, blocks[0], call.v, call.head_dim_v, next, end);
+    }
     for (int b = 0; b < blocks.count; ++b) {
       const RowBlock& block = blocks[b];
       if (begin >= block.key_end || begin + count <= block.key_begin) continue;
