@@ -60,7 +60,7 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
   const Scores<config> math = wg.scores_of(tile);
   typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
-  typename Warpgroup<config>::PackedTile P;
+  typename Warpgroup<config>::PackedTile P, kept;
   float correction[2];
   wg.load_queries(queries);
 #pragma unroll
@@ -77,8 +77,9 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
     wg.release(wg.shared.K_free[kv.slot]);
     wg.softmax_edge(math, block, scores, out.rows, correction);
     wg.correct(out.O, correction);
+    math.decide(kept, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
-    math.drop(P, math.draw(wg.args, tile, block * S::block_kv));
+    math.drop(P, kept);
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);  // V has landed
     add_nonfinite(wg, out.O, kv.slot, block * S::block_kv, tile, math);
     clear_nonfinite(wg, kv.slot);

@@ -10,14 +10,15 @@
 namespace flash_attention::forward_sm90 {
 
 /// The tiles of this block. In each round every block takes one row tile, neighbours in the same head, so that L2 holds its
-/// keys. A block moves on by one place with each round: the last row tile of a head may be short, and that should not
-/// always be the same block's luck. With pair_tiles it takes row tile `last - x` and then row tile x: under a causal mask
+/// keys. Where the last row tile of a head may be short, a block moves on by one place with each round, so that this is not
+/// always the same block's luck. With pair_tiles it takes row tile `last - x` and then row tile x: under a causal mask
 /// every pair is the same work.
 template <ForwardConfig config>
 struct Schedule {
   const AttentionArgs& args;
   int units_per_head;  // row tiles, or pairs of them
   int num_units;
+  int step;  // places that a block moves on with each round
   int num_iterations;
   int* taken;    // take_turns: the unit of each iteration
   int next = 0;  // take_turns: the unit of the next iteration
@@ -28,6 +29,7 @@ struct Schedule {
     const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
     units_per_head = config.pair_tiles ? tile::ceil_div(row_tiles, 2) : row_tiles;
     num_units = units_per_head * args.heads_q * args.batch;
+    step = config.features.packed || config.features.seqused_q || args.seq_q % config.block_q != 0 ? 1 : 0;
     const int rounds = num_units / unit_stride();
     const int mine = rounds + (unit_of_round(rounds) < num_units ? 1 : 0);
     num_iterations = config.pair_tiles ? 2 * mine : mine;
@@ -61,8 +63,8 @@ struct Schedule {
   __device__ __forceinline__ static int first_unit() { return static_cast<int>(blockIdx.x); }
   __device__ __forceinline__ static int unit_stride() { return static_cast<int>(gridDim.x); }
 
-  __device__ __forceinline__ static int unit_of_round(int round) {
-    return round * unit_stride() + (first_unit() + round) % unit_stride();
+  __device__ __forceinline__ int unit_of_round(int round) const {
+    return round * unit_stride() + (first_unit() + round * step) % unit_stride();
   }
 
   /// A row tile of a head, or a pair of them.

@@ -201,8 +201,7 @@ struct Scores {
     }
   }
 
-  /// What decides on a block of this thread's scores. The compiler leaves the work behind the exponentials, when the
-  /// products of the block before are done: under them it is slower, docs/kernels/forward_sm90.md.
+  /// What decides on a block of this thread's scores.
   struct Draw {
     tile::Dropout dropout;
     unsigned rows, columns;
@@ -229,15 +228,24 @@ struct Scores {
     }
   }
 
-  /// Dropout, once the row sums have taken the probabilities in: two decisions in two instructions. What is kept is scaled
-  /// at the end of the tile.
-  __device__ __forceinline__ static void drop(Packed& P, const Draw& draw) {
+  /// Dropout: the decisions on a block, as ones and zeros of the size of P's elements.
+  __device__ __forceinline__ static void decide(Packed& kept, const Draw& draw) {
     if constexpr (features.dropout) {
 #pragma unroll
       for (int step = 0; step < block_kv / 16; ++step) {
         const tile::DropoutWords random = draw.dropout.halves(draw.rows, draw.columns + 4 * step);
 #pragma unroll
-        for (int p = 0; p < 4; ++p) P[step][p] &= ptx::halves_at_least(random.word[2 * (p % 2) + p / 2], draw.limits);
+        for (int p = 0; p < 4; ++p) kept[step][p] = ptx::halves_at_least(random.word[2 * (p % 2) + p / 2], draw.limits);
+      }
+    }
+  }
+  /// Once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
+  __device__ __forceinline__ static void drop(Packed& P, const Packed& kept) {
+    if constexpr (features.dropout) {
+#pragma unroll
+      for (int step = 0; step < block_kv / 16; ++step) {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) P[step][p] &= kept[step][p];
       }
     }
   }

@@ -69,7 +69,7 @@ struct Tile {
 
 /// docs/kernels/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
-Tile choose_tile(const Problem& p) {
+Tile choose_tile(const Problem& p, int num_sms) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool loads_scores = p.bias.present || p.mask.present;
   const bool dropout = p.dropout_p != 0;
@@ -77,21 +77,23 @@ Tile choose_tile(const Problem& p) {
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 128) return {128, options > 2 ? 32 : 64};
-  if (loads_scores || (dropout && (p.softcap != 0 || p.alibi || p.window_left >= 0))) return {128, 64};
-  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores past the edges than with 128 keys
-  if (options == 0 && !lengths && p.window_left < 0 && p.seq_q > 128) {
+  if (loads_scores || (dropout && options > 1)) return {128, 64};
+  if (p.window_left >= 0 && (dim > 64 || dropout)) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
+  if (dropout && dim > 64) return {128, 64, 4};
+  if (options == static_cast<int>(dropout) && !lengths && p.window_left < 0 && p.seq_q > 128) {
+    const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
+    if (!dropout && p.seq_q >= 512 && 2 * pairs_of_warpgroups <= num_sms) return {64, 64};  // an SM for each warpgroup
     if (dim <= 64) {
-      if (windowed ? p.seq_q <= 1024 : p.seq_q < 512) return {64, 64};
-      return {192, 128, windowed ? 4 : 2};
+      if (!dropout && (windowed ? p.seq_q <= 1024 : p.seq_q < 512)) return {64, 64};
+      return {192, 128, windowed || dropout ? 4 : 2};
     }
-    if (!windowed && p.seq_q >= 2048) return {192, 80};
     if (windowed && p.seq_q <= 1024) return {128, 64, 4};
   }
   return {128, 128, dim <= 64 ? 4 : 2};
 }
 
 void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
-  const Tile tile = choose_tile(p);
+  const Tile tile = choose_tile(p, device.num_sms);
   plan.block_q = tile.block_q;
   plan.block_kv = tile.block_kv;
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
