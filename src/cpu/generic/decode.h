@@ -109,13 +109,15 @@ struct FloatDots {
     if (at == head_dim) return;
     V.data += at;
     if (rows == 1) return add_ends<1>(P, V, keys, O + at, width, head_dim - at);
+    if (rows == 2) return add_ends<2>(P, V, keys, O + at, width, head_dim - at);
     for (int row = 0; row < rows; row += 4) {
       add_ends<4>(P + row * block_kv, V, keys, O + row * width + at, width, head_dim - at);
     }
   }
 
  private:
-  /// The columns after the last whole vector, for one row in four sums that do not wait for each other, or for four rows.
+  /// The columns after the last whole vector, for some rows, or for one row in sums that do not wait for each other. (O has
+  /// rows for 1, 2 or a multiple of 4 of them.)
   template <int rows>
   static void add_ends(const float* P, KeyRows<T> V, int keys, float* O, int width, int columns) {
     Vec sum[4] = {};
