@@ -50,6 +50,7 @@ struct BackwardConfig {
   int num_stages = 1;
   bool deterministic = false;
   bool separate_dq = false;  // sm90: dQ by a kernel of its own, no sums in memory
+  bool key_sums = false;     // sm90: several tasks share the queries of a key head; dK and dV are summed in memory
   bool dlse = true;          // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;

@@ -45,6 +45,7 @@ struct alignas(1024) SharedStorage {
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
   ptx::Mbarrier full[S::stages], free[S::stages], KV_full, KV_free;
+  ptx::Mbarrier dS_free[S::warpgroups];  // of three warpgroups
   Step step[steps_kept];
   unsigned bad_lanes[S::warpgroups][4];  // keys with a NaN or Inf, of each warp: two bits for each
   Walk<config> walk[walks_kept];         // here, not in registers, which are short
@@ -155,37 +156,46 @@ struct Worker {
 
   /// Gives this warpgroup's dS of a step to the step's owner.
   __device__ __forceinline__ void hand_over(const typename Math::Packed& dS, unsigned step) const {
-    lay_down(dS, step);
-    tell_owner(step);
-  }
-  __device__ __forceinline__ void lay_down(const typename Math::Packed& dS, unsigned step) const {
     const int owner_idx = owner_of(step);
     // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
     if (owner_idx != warpgroup && step >= walk().first_step + S::warpgroups)
       ptx::barrier_sync_apart(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
     store_dS(dS, owner_idx);
+    tell_owner(owner_idx);
   }
-  __device__ __forceinline__ void tell_owner(unsigned step) const {
-    const int owner_idx = owner_of(step);
+  __device__ __forceinline__ void tell_owner(int owner_idx) const {
     ptx::fence_async_shared();  // dS before the product that reads it
     if (owner_idx != warpgroup) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
   }
 
-  /// Adds dQ of a query tile to the sums in memory, each warp its 16 rows, in the order of its registers.
-  __device__ __forceinline__ void reduce_dQ(const float (&dQ)[S::width / 2], float* sums) const {
+  /// Adds a tile of a gradient, times a factor, to the sums in memory, each warp its 16 rows, in the order of its registers.
+  template <int width>
+  __device__ __forceinline__ void add_to_sums(const float (&tile)[width / 2], float* sums, float factor = 1) const {
+    stage<width>(tile, factor);
+    send<width>(sums);
+  }
+  template <int width>
+  __device__ __forceinline__ void stage(const float (&tile)[width / 2], float factor = 1) const {
+    static_assert(width <= S::width);
     const int lane = thread % 32, warp = thread / 32;
     float* staging = shared.dQ[warpgroup][warp];
     if (lane == 0) ptx::bulk_wait_read<0>();  // the copy before has left the staging buffer
     __syncwarp();
 #pragma unroll
-    for (int group = 0; group < S::width / 8; ++group) {
-      ptx::store_shared(ptx::shared_address(staging + (group * 32 + lane) * 4),
-                        ptx::Vector<float, 4>{dQ[4 * group], dQ[4 * group + 1], dQ[4 * group + 2], dQ[4 * group + 3]});
+    for (int group = 0; group < width / 8; ++group) {
+      ptx::store_shared(
+          ptx::shared_address(staging + (group * 32 + lane) * 4),
+          ptx::Vector<float, 4>{tile[4 * group] * factor, tile[4 * group + 1] * factor, tile[4 * group + 2] * factor,
+                                tile[4 * group + 3] * factor});
     }
+  }
+  template <int width>
+  __device__ __forceinline__ void send(float* sums) const {
+    const int lane = thread % 32, warp = thread / 32;
     ptx::fence_async_shared();  // the numbers before the copy that reads them
     __syncwarp();
     if (lane == 0) {
-      ptx::bulk_reduce_add(sums + 16 * warp * S::width, staging, 16 * S::width * 4);
+      ptx::bulk_reduce_add(sums + 16 * warp * width, shared.dQ[warpgroup][warp], 16 * width * 4);
       ptx::bulk_commit();
     }
   }
@@ -203,18 +213,19 @@ struct Worker {
     ptx::wgmma_wait<0>();  // dQ is there
     ptx::wgmma_pin(dQ);
     if constexpr (last) release_keys();  // the next keys come while dQ is sent away
-    finish_dQ(dQ, step);
+    // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
+    if (step + S::warpgroups < walk().end_step)
+      ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
+    stage<S::width>(dQ);
+    send_dQ(step);
   }
   __device__ __forceinline__ void begin_dQ(float (&dQ)[S::width / 2]) const {
     ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
     issue_dQ(dQ, ptx::registers_fresh(0));
   }
-  /// When it has been waited for.
-  __device__ __forceinline__ void finish_dQ(const float (&dQ)[S::width / 2], unsigned step) const {
-    // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
-    if (step + S::warpgroups < walk().end_step)
-      ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
-    reduce_dQ(dQ, workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * S::width);
+  /// When it has been staged.
+  __device__ __forceinline__ void send_dQ(unsigned step) const {
+    send<S::width>(workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * S::width);
   }
 
   // -- the walk ---------------------------------------------------------------------------------------------------------
@@ -381,8 +392,21 @@ struct Worker {
     finish_task(dK, dV);
   }
 
+  /// Other tasks have dK and dV of the same keys too. The factor of dV is 1, which the compiler does not know: it must not
+  /// store the accumulators themselves, which would have to lie where a store of four wants them.
+  __device__ __forceinline__ void add_keys_to_sums(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
+    const Worker fresh{args, shared, warpgroup, ptx::registers_fresh(thread), walk_idx};  // nothing is kept for the next task
+    const long long row =
+        padded_key<config>(args, task().sequence, task().kv_head_idx) + task().kv_begin + warpgroup * tile_rows;
+    const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));
+    fresh.template add_to_sums<S::width>(dK, workspace<float>(args, workspace_dK) + row * S::width, args.scale);
+    fresh.template add_to_sums<S::width_v>(dV, workspace<float>(args, workspace_dV) + row * S::width_v, one);
+    if (thread % 32 == 0) ptx::bulk_wait_read<0>();  // this may have been the last task
+  }
+
   /// All products of the task are done: dK and dV to memory.
   __device__ __forceinline__ void finish_task(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
+    if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
@@ -415,6 +439,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
       ptx::mbarrier_init(shared.full[s], 1);
       ptx::mbarrier_init(shared.free[s], S::warpgroups);
     }
+    for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_init(shared.dS_free[w], wg_threads / 32);
     ptx::mbarrier_init(shared.KV_full, 1);
     ptx::mbarrier_init(shared.KV_free, S::warpgroups);
     ptx::mbarrier_init_fence();  // TMA sees the barriers

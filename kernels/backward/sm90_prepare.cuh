@@ -5,8 +5,9 @@
 //   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
 //            tasks taken
 //   convert: dQ = scale * the sums, in the tensor's type
+//   convert_keys: the same for dK and dV, where they are summed in memory
 //
-// Both: one block of 128 threads takes 64 query rows of one head.
+// One block of 128 threads takes 64 rows of one head.
 
 #include "backward/sm90_products.cuh"
 #include "ptx/memory.cuh"
@@ -36,6 +37,48 @@ struct RowTile {
   }
 };
 
+/// Zeroes the sums of dK and dV, the blocks of the grid together.
+template <BackwardConfig config>
+__device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
+  using S = Shape<config>;
+  using Four = ptx::Vector<float, 4>;
+  const long long rows = (args.total_kv + static_cast<long long>(config.block_kv) * args.batch) * args.heads_kv;
+  const auto zero = [&](Workspace slot, long long floats) {
+    Four* sums = workspace<Four>(args, slot);
+    for (long long i = static_cast<long long>(blockIdx.x) * wg_threads + threadIdx.x; i < floats / 4;
+         i += static_cast<long long>(gridDim.x) * wg_threads)
+      ptx::store_global(sums + i, Four{});
+  };
+  zero(workspace_dK, rows * S::width);
+  zero(workspace_dV, rows * S::width_v);
+}
+
+/// From sums to a gradient: 16 rows of a warp. The sums lie in fragment order: for each 8 columns, the four registers of
+/// each lane. What four neighbouring lanes hold is 8 columns of two rows.
+template <Type type, int dim>
+__device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows<ptx::Element<type>>& rows, float factor,
+                                             int lane) {
+  using Four = ptx::Vector<float, 4>;
+  constexpr int groups = dim / 8;
+  const bool aligned = (reinterpret_cast<unsigned long long>(rows.data) | rows.stride * 2) % 16 == 0;
+#pragma unroll 4
+  for (int i = lane; i < 8 * groups; i += 32) {
+    const int group = i % groups, row = i / groups;
+    Four four[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) four[n] = ptx::load_global(reinterpret_cast<const Four*>(sums) + group * 32 + 4 * row + n);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + 8 * half >= rows.count) continue;
+      ptx::Vector<unsigned, 4> eight;
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        eight[n] = ptx::pack<type>(four[n][2 * half] * factor, four[n][2 * half + 1] * factor);
+      store_eight(rows.row(row + 8 * half) + 8 * group, eight, aligned);
+    }
+  }
+}
+
 }  // namespace backward_sm90
 
 /// Eight lanes share a row, 16 bytes each at a time; a warp has four rows, a block sixteen.
@@ -46,6 +89,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   using Eight = ptx::Vector<unsigned, 4>;
   constexpr Type type = config.features.dtype;
   if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, workspace_tasks)[threadIdx.x] = 0;
+  if constexpr (config.key_sums) zero_key_sums<config>(args);
   if (args.seq_q == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
@@ -102,40 +146,31 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   }
 }
 
-/// The sums lie in fragment order: for each 16 rows (one warp), for each 8 columns, the four registers of each lane. What
-/// four neighbouring lanes hold is 8 columns of two rows.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
   using S = Shape<config>;
-  using Four = ptx::Vector<float, 4>;
-  using Eight = ptx::Vector<unsigned, 4>;
-  constexpr int groups = config.head_dim / 8;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
+  const int first_row = 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
   const auto dQ = tile::query_rows<typename S::Element, config.features>(args.dQ, tile.sequence, tile.head_idx);
-  const bool aligned = (reinterpret_cast<unsigned long long>(dQ.data) | dQ.stride * 2) % 16 == 0;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto* sums =
-      reinterpret_cast<const Four*>(workspace<float>(args, workspace_dQ) + (tile.padded + 16 * warp) * S::width);
+  convert_rows<S::type, config.head_dim>(workspace<float>(args, workspace_dQ) + (tile.padded + first_row) * S::width,
+                                         dQ.from(tile.q_begin + first_row), args.scale, lane);
+}
 
-#pragma unroll 4
-  for (int i = lane; i < 8 * groups; i += 32) {
-    const int group = i % groups, row = i / groups;
-    Four four[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) four[n] = ptx::load_global(sums + group * 32 + 4 * row + n);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int q = tile.q_begin + 16 * warp + row + 8 * half;
-      if (q >= tile.sequence.rows_q) continue;
-      Eight eight;
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        eight[n] = ptx::pack<S::type>(four[n][2 * half] * args.scale, four[n][2 * half + 1] * args.scale);
-      store_eight(dQ.row(q) + 8 * group, eight, aligned);
-    }
-  }
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_convert_keys(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  using S = Shape<config>;
+  const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, tile_rows), args.heads_kv);
+  const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int first_row = block.tile_idx * tile_rows + 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
+  const auto dK = tile::key_rows<typename S::Element, config.features>(args.dK, sequence, block.head_idx).from(first_row);
+  const auto dV = tile::key_rows<typename S::Element, config.features>(args.dV, sequence, block.head_idx).from(first_row);
+  if (dK.count <= 0) return;
+  const long long padded = padded_key<config>(args, sequence, block.head_idx) + first_row;
+  convert_rows<S::type, config.head_dim>(workspace<float>(args, workspace_dK) + padded * S::width, dK, 1, lane);
+  convert_rows<S::type, config.head_dim_v>(workspace<float>(args, workspace_dV) + padded * S::width_v, dV, 1, lane);
 }
 
 }  // namespace flash_attention

@@ -20,7 +20,14 @@ using namespace abi;
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3 };
 
 /// Slots of AttentionArgs::workspace_offsets. Slot 0 is delta in the layout of lse, for dbias and dsink alone.
-enum Workspace : int { workspace_lse2 = 1, workspace_delta = 2, workspace_dQ = 3, workspace_tasks = 4 };
+enum Workspace : int {
+  workspace_lse2 = 1,
+  workspace_delta = 2,
+  workspace_dQ = 3,
+  workspace_tasks = 4,
+  workspace_dK = 5,
+  workspace_dV = 6
+};
 
 /// Counters of tasks taken, at workspace_tasks.
 enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2 };
@@ -40,6 +47,14 @@ __device__ __forceinline__ long long padded_start(const AttentionArgs& args, con
 }
 __device__ __forceinline__ long long padded_rows(const AttentionArgs& args) {
   return (args.total_q + 68ll * args.batch + 3) / 4 * 4;
+}
+/// The fp32 dK and dV lie there as [heads_kv, padded keys]: a sequence has room for whole tiles.
+template <BackwardConfig config>
+__device__ __forceinline__ long long padded_key(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx) {
+  const long long start =
+      config.features.packed ? sequence.start_kv : static_cast<long long>(sequence.batch_idx) * args.seq_kv;
+  return head_idx * (args.total_kv + static_cast<long long>(config.block_kv) * args.batch) + start +
+         config.block_kv * sequence.batch_idx;
 }
 template <typename T>
 __device__ __forceinline__ T* workspace(const AttentionArgs& args, Workspace slot) {

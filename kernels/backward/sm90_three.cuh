@@ -6,10 +6,12 @@
 //     S^T = K Q^T, dP^T = V dO^T                                 both are waited for: the other warpgroups fill the gap
 //     P^T = 2^(S^T - lse2), dS^T = P^T (dP^T - delta)            in one pass, in place: P is not kept in fp32
 //     dV += P^T dO, dS to shared memory
-//     one of the warpgroups, in turn:         dQ += dS K         of the step before, sent away while dK runs
-//     dK += dS^T Q
+//     one of the warpgroups, in turn:         dQ += dS K         of the step before, staged while dK runs
+//     dK += dS^T Q                                               then dQ is sent away
 //
 // dQ comes after dS of this step has been laid down: the next owner waits for that, and not for dQ of this one.
+// A load from shared memory takes long under the products' reads. What is the same in all steps of a task and all lanes of a
+// warp comes through a shuffle: the compiler then keeps it in uniform registers, of which there are enough.
 
 #include "backward/sm90.cuh"
 
@@ -28,6 +30,21 @@ struct ThreeWorker {
   const int warpgroup;
   int walk_idx = 0;
 
+  // Of the task.
+  unsigned first_step = 0, end_step = 0;
+  unsigned settled_from = 0;         // from this step on the warpgroup sees the same of all steps
+  bool blind = false, edge = false;  // then it sees nothing; not everything
+
+  // Of the step.
+  int slot = 0, parity = 0;
+
+  /// Without a window a task is settled from its first step on. Under a causal mask the diagonal crosses the first steps of
+  /// a head.
+  static constexpr bool settles = !config.features.window_left && !S::foreign_rows;
+  static constexpr bool even = settles && !config.features.window_right;
+  static constexpr int diagonal_steps = S::warpgroups + 1;
+  static_assert(S::stages == S::warpgroups);  // the slot of a step is its owner's number
+
   /// The thread in the warpgroup: asked for anew each time, so that nothing made of it stays in registers.
   __device__ __forceinline__ static int thread() {
     return ptx::registers_fresh(static_cast<int>(threadIdx.x)) % wg_threads;
@@ -37,25 +54,49 @@ struct ThreeWorker {
   __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }
   __device__ __forceinline__ const Task<config>& task() const { return walk().task; }
   __device__ __forceinline__ const Step& step_at(unsigned step) const { return shared.step[step % steps_kept]; }
-  __device__ __forceinline__ bool owns(unsigned step) const {
-    return !config.separate_dq && step % S::warpgroups == static_cast<unsigned>(warpgroup);
+  __device__ __forceinline__ bool settled(unsigned step) const { return even || (settles && step >= settled_from); }
+  /// Whether this warpgroup owns the step before.
+  __device__ __forceinline__ bool owned_last() const {
+    return !config.separate_dq && slot == (warpgroup == S::warpgroups - 1 ? 0 : warpgroup + 1);
   }
 
   float dK[S::width / 2], dV[S::width_v / 2];
 
   __device__ __forceinline__ void await_step(unsigned step) {
-    const Turn<S::stages> turn(step);
-    ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
+    ptx::mbarrier_wait(shared.full[slot], parity);  // Q, dO and the statistics have landed
     if constexpr (S::foreign_rows) {
       const int used_rows = task().sequence.len_q - step_at(step).q_begin;
-      clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread(), used_rows);
-      clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread(), used_rows);
+      clear_foreign_rows<config>(shared.Q[slot], warpgroup, thread(), used_rows);
+      clear_foreign_rows<config>(shared.dO[slot], warpgroup, thread(), used_rows);
     }
+  }
+
+  /// dS to the buffer of the step's owner, whose product has read what was in it.
+  __device__ __forceinline__ void lay_down(const typename Math::Packed& dS) const {
+    ptx::mbarrier_wait(shared.dS_free[slot], parity ^ 1);
+    parts().store_dS(dS, slot);
+  }
+
+  /// dQ, which has been waited for, to its staging buffer.
+  __device__ __forceinline__ void stage_dQ(const float (&dQ)[S::width / 2]) const {
+    if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.dS_free[warpgroup]);
+    parts().template stage<S::width>(dQ);
+  }
+
+  template <bool last = false>
+  __device__ __forceinline__ void make_dQ(unsigned step) const {
+    float dQ[S::width / 2];
+    parts().begin_dQ(dQ);
+    ptx::wgmma_wait<0>();  // dQ is there
+    ptx::wgmma_pin(dQ);
+    if constexpr (last) parts().release_keys();  // the next keys come while dQ is sent away
+    stage_dQ(dQ);
+    parts().send_dQ(step);
   }
 
   /// P and dS of a step as operands, from S and dP.
   __device__ __forceinline__ void make_operands(unsigned step, typename Math::Packed& P, typename Math::Packed& dS) const {
-    const int slot = Turn<S::stages>(step).slot, fresh = ptx::registers_fresh(0);
+    const int fresh = ptx::registers_fresh(0);
     float St[tile_rows / 2], dPt[tile_rows / 2];
     ptx::wgmma_fence();  // the registers of S and dP have been used for other things
     issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[slot], fresh);
@@ -76,7 +117,7 @@ struct ThreeWorker {
                     task().kv_begin + warpgroup * tile_rows,
                     16 * (thread / 32) + lane / 4,
                     2 * (lane % 4),
-                    (here.edge >> warpgroup & 1) != 0 || bad_lanes != 0,
+                    edge || (!settled(step) && (here.edge >> warpgroup & 1) != 0),
                     {(bad_lanes >> 2 * (lane / 4) & 3) != 0, (bad_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
     const auto pair_of = [&](const float(&values)[tile_rows], int i) {
       return *reinterpret_cast<const typename Math::Pair*>(&values[8 * (i / 4) + 2 * (lane % 4)]);
@@ -95,31 +136,31 @@ struct ThreeWorker {
   template <bool makes_dQ>
   __device__ __forceinline__ void walk_step(unsigned step) {
     await_step(step);
-    const int slot = Turn<S::stages>(step).slot;
-    if (step_at(step).hidden >> warpgroup & 1) {
-      if constexpr (!config.separate_dq) parts().hand_over({}, step);  // for the owner, who multiplies all keys
-      if constexpr (makes_dQ) parts().make_dQ(step - 1);
+    if (settled(step) ? blind : (step_at(step).hidden >> warpgroup & 1) != 0) {
+      if constexpr (!config.separate_dq) lay_down({}), parts().tell_owner(slot);  // for the owner, who multiplies all keys
+      if constexpr (makes_dQ) make_dQ(step - 1);
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
     } else {
       const int fresh = ptx::registers_fresh(0);
       typename Math::Packed P, dS;
       make_operands(step, P, dS);
       issue_rows<type, S::width_v>(dV, P, shared.dO[slot], fresh);
-      if constexpr (!config.separate_dq) parts().lay_down(dS, step);
+      if constexpr (!config.separate_dq) lay_down(dS);
       float dQ[S::width / 2];
       if constexpr (makes_dQ) parts().begin_dQ(dQ);
       issue_rows<type, S::width>(dK, dS, shared.Q[slot], fresh);
-      if constexpr (!config.separate_dq) parts().tell_owner(step);  // the products are issued before its fence waits
+      if constexpr (!config.separate_dq) parts().tell_owner(slot);  // the products are issued before its fence waits
       if constexpr (makes_dQ) {
         ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
         ptx::wgmma_pin(dQ);
-        parts().finish_dQ(dQ, step - 1);
+        stage_dQ(dQ);
       }
       ptx::wgmma_wait<0>();  // dV and dK are done
       ptx::wgmma_pin(dV);
       ptx::wgmma_pin(P);
       ptx::wgmma_pin(dK);
       ptx::wgmma_pin(dS);
+      if constexpr (makes_dQ) parts().send_dQ(step - 1);
     }
     if (threadIdx.x % wg_threads == 0) ptx::mbarrier_arrive(shared.free[slot]);
   }
@@ -134,17 +175,25 @@ struct ThreeWorker {
       for (float& x : dK) x = 0;
 #pragma unroll
       for (float& x : dV) x = 0;
-      unsigned step = walk().first_step;
+      const int first_key = task().kv_begin + warpgroup * tile_rows, seen = task().sequence.visible_kv - first_key;
+      const bool bad = !config.separate_dq && shared.bad_lanes[warpgroup][thread() / 32] != 0;
+      blind = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
+      edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
+      first_step = ptx::shuffle(walk().first_step, 0);
+      end_step = ptx::shuffle(walk().end_step, 0);
+      const bool one_head = task().num_steps == task().tiles.end - task().tiles.begin;
+      settled_from = ptx::shuffle(one_head ? first_step + diagonal_steps : end_step, 0);
 #pragma unroll 1
-      for (; step != walk().end_step; ++step) {
-        if (step != walk().first_step && owns(step - 1)) {
+      for (unsigned step = first_step; step != end_step; ++step) {
+        if (step != first_step && owned_last()) {
           walk_step<!config.separate_dq>(step);
         } else {
           walk_step<false>(step);
         }
+        if (++slot == S::stages) slot = 0, parity ^= 1;
       }
-      if (step != walk().first_step && owns(step - 1)) {
-        if constexpr (!config.separate_dq) parts().template make_dQ<true>(step - 1);
+      if (first_step != end_step && owned_last()) {
+        if constexpr (!config.separate_dq) make_dQ<true>(end_step - 1);
       } else {
         parts().release_keys();
       }

@@ -10,24 +10,34 @@
 
 namespace flash_attention::backward_sm90 {
 
+/// Where there are few key heads, the queries of one are divided between tasks, each with some of the group's heads.
+template <BackwardConfig config>
+__device__ __forceinline__ int parts_of_group(const AttentionArgs& args) {
+  return config.key_sums ? args.num_splits : 1;
+}
+
 /// The order in which blocks take the tiles of keys.
 template <BackwardConfig config>
 __device__ __forceinline__ TaskOrder walk_tasks(const AttentionArgs& args) {
-  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * args.batch,
-                                     args.seq_q * args.group);
+  const int parts = parts_of_group<config>(args);
+  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * parts * args.batch,
+                                     args.seq_q * (args.group / parts));
 }
 /// Whether there is such a task, and its tile of keys. The loading warp of two warpgroups has no registers for the order.
 template <BackwardConfig config>
 __device__ __forceinline__ bool task_exists(const AttentionArgs& args, int task_idx) {
-  return task_idx < tile::ceil_div(args.seq_kv, config.block_kv) * args.heads_kv * args.batch;
+  return task_idx <
+         tile::ceil_div(args.seq_kv, config.block_kv) * args.heads_kv * parts_of_group<config>(args) * args.batch;
 }
+/// The head is that of a part of the group: parts_of_group() of them to a key head.
 template <BackwardConfig config>
 __device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
+  const int heads = args.heads_kv * parts_of_group<config>(args);
   if constexpr (Shape<config>::warpgroups == 3) {
     const auto place = walk_tasks<config>(args)[task_idx];
-    return {place.tile, place.head % args.heads_kv, place.head / args.heads_kv};
+    return {place.tile, place.head % heads, place.head / heads};
   } else {
-    return tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+    return tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), heads);
   }
 }
 
@@ -36,6 +46,7 @@ template <BackwardConfig config>
 struct Task {
   tile::Sequence sequence;
   int kv_head_idx;
+  int first_head_idx;  // of the query heads
   int kv_begin;
   tile::TileRange tiles;  // query tiles, the same for every head of the group
   int num_steps;
@@ -43,15 +54,17 @@ struct Task {
   Task() = default;
   __device__ __forceinline__ Task(const AttentionArgs& args, const tile::BlockCoordinates& block) {
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
-    kv_head_idx = block.head_idx;
+    const int parts = parts_of_group<config>(args), heads = args.group / parts;
+    kv_head_idx = block.head_idx / parts;
+    first_head_idx = block.head_idx * heads;
     kv_begin = block.tile_idx * config.block_kv;
-    const tile::Score<config.features> score(args, sequence, kv_head_idx * args.group);
+    const tile::Score<config.features> score(args, sequence, first_head_idx);
     tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
-    num_steps = (tiles.end - tiles.begin) * args.group;
+    num_steps = (tiles.end - tiles.begin) * heads;
   }
 
   __device__ __forceinline__ int head_of(const AttentionArgs& args, int step) const {
-    return kv_head_idx * args.group + step / (tiles.end - tiles.begin);
+    return first_head_idx + step / (tiles.end - tiles.begin);
   }
   __device__ __forceinline__ int q_begin_of(int step) const {
     return (tiles.begin + step % (tiles.end - tiles.begin)) * tile_rows;
@@ -97,6 +110,7 @@ __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int tas
   using S = Shape<config>;
   if (!task_exists<config>(args, task_idx)) return;
   const auto block = key_block_of<config>(args, task_idx);
+  const int kv_head_idx = block.head_idx / parts_of_group<config>(args);
   const int batch_idx = config.features.packed ? 0 : block.batch_idx;
   int row = block.tile_idx * config.block_kv;
   if constexpr (config.features.packed) row += args.cu_seqlens_kv[block.batch_idx];
@@ -104,10 +118,10 @@ __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int tas
   for (int w = 0; w < S::warpgroups; ++w, row += tile_rows) {
 #pragma unroll
     for (int c = 0; c < S::chunks; ++c)
-      ptx::tma_prefetch_4d(args.maps[map_K], c * chunk_dim, row, block.head_idx, batch_idx);
+      ptx::tma_prefetch_4d(args.maps[map_K], c * chunk_dim, row, kv_head_idx, batch_idx);
 #pragma unroll
     for (int c = 0; c < S::chunks_v; ++c)
-      ptx::tma_prefetch_4d(args.maps[map_V], c * chunk_dim, row, block.head_idx, batch_idx);
+      ptx::tma_prefetch_4d(args.maps[map_V], c * chunk_dim, row, kv_head_idx, batch_idx);
   }
 }
 
@@ -148,7 +162,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       }
     };
     if (count == walk.end_step) load_keys();
-    int head_idx = task.kv_head_idx * args.group, q_tile = task.tiles.begin;
+    int head_idx = task.first_head_idx, q_tile = task.tiles.begin;
 #pragma unroll 1
     for (; count != walk.end_step; ++count) {
       const Turn<S::stages> turn(count);

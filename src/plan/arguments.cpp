@@ -105,6 +105,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(num_stages);
   MEMBER(deterministic);
   MEMBER(separate_dq);
+  MEMBER(key_sums);
   MEMBER(dlse);
   MEMBER(dbias);
   MEMBER(dsink);

@@ -40,6 +40,19 @@ Structure choose_structure(const Problem& p) {
   return {.wide = false, .separate_dq = p.deterministic, .warpgroups = plain ? 3 : 2, .stages = 3};
 }
 
+/// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that there are tasks
+/// for two rounds of the SMs. dK and dV are then summed in memory, in any order.
+int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
+  const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
+  // At head dimension 128 there are no registers left for it.
+  if (config.separate_dq || !staged || p.head_dim > 64) return 1;
+  const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
+  const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch;
+  std::int64_t parts = 1;
+  while (parts < group && (group % parts != 0 || tasks * parts < 2 * device.num_sms)) ++parts;
+  return static_cast<int>(std::max<std::int64_t>(parts, 1));
+}
+
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90_shape.cuh.
 std::int64_t padded_rows(const Problem& p) { return (p.total_q + 68 * p.batch + 3) / 4 * 4; }
 
@@ -61,6 +74,8 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                              .separate_dq = structure.separate_dq};
   plan.block_q = config.block_q;
   plan.block_kv = config.block_kv;
+  plan.num_splits = parts_of_group(p, device, config);
+  config.key_sums = plan.num_splits > 1;
 
   // dbias and dsink are made by the portable kernels, which take delta in the layout of lse.
   const bool portable_parts = p.bias.present || p.sink;
@@ -71,8 +86,14 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   plan.workspace_offsets[4] = reserve(plan, 2);     // counters of tasks
   if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
 
+  if (config.key_sums) {
+    const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
+    plan.workspace_offsets[5] = reserve(plan, keys * ((p.head_dim + 31) / 32 * 32));    // dK sums
+    plan.workspace_offsets[6] = reserve(plan, keys * ((p.head_dim_v + 31) / 32 * 32));  // dV sums
+  }
+
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
-  const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch;
+  const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
   const std::string source = to_source(config);
   add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
              std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
@@ -109,6 +130,11 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   } else {
     add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
                row_tiles);
+  }
+  if (config.key_sums) {
+    add_launch(plan,
+               {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert_keys", .config = source, .block = 128},
+               tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
   if (portable_parts) {
     add_delta_launch(p, plan);
