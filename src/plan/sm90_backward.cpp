@@ -44,8 +44,8 @@ Structure choose_structure(const Problem& p) {
 /// for two rounds of the SMs. dK and dV are then summed in memory, in any order.
 int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
-  // At head dimension 128 there are no registers left for it.
-  if (config.separate_dq || !staged || p.head_dim > 64) return 1;
+  const bool three = config.block_kv == 3 * tile_rows;                     // the others have no registers left for it
+  if (config.separate_dq || !staged || !three) return 1;
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch;
   std::int64_t parts = 1;
