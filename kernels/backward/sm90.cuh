@@ -168,7 +168,8 @@ struct Worker {
     if (owner_idx != warpgroup) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
   }
 
-  /// Adds a tile of a gradient, times a factor, to the sums in memory, each warp its 16 rows, in the order of its registers.
+  /// Adds a tile of a gradient, times a factor, to the sums in memory, each warp its 16 rows, in the order of its
+  /// registers.
   template <int width>
   __device__ __forceinline__ void add_to_sums(const float (&tile)[width / 2], float* sums, float factor = 1) const {
     stage<width>(tile, factor);
@@ -183,10 +184,9 @@ struct Worker {
     __syncwarp();
 #pragma unroll
     for (int group = 0; group < width / 8; ++group) {
-      ptx::store_shared(
-          ptx::shared_address(staging + (group * 32 + lane) * 4),
-          ptx::Vector<float, 4>{tile[4 * group] * factor, tile[4 * group + 1] * factor, tile[4 * group + 2] * factor,
-                                tile[4 * group + 3] * factor});
+      ptx::store_shared(ptx::shared_address(staging + (group * 32 + lane) * 4),
+                        ptx::Vector<float, 4>{tile[4 * group] * factor, tile[4 * group + 1] * factor,
+                                              tile[4 * group + 2] * factor, tile[4 * group + 3] * factor});
     }
   }
   template <int width>
@@ -394,8 +394,10 @@ struct Worker {
 
   /// Other tasks have dK and dV of the same keys too. The factor of dV is 1, which the compiler does not know: it must not
   /// store the accumulators themselves, which would have to lie where a store of four wants them.
-  __device__ __forceinline__ void add_keys_to_sums(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
-    const Worker fresh{args, shared, warpgroup, ptx::registers_fresh(thread), walk_idx};  // nothing is kept for the next task
+  __device__ __forceinline__ void add_keys_to_sums(const float (&dK)[S::width / 2],
+                                                   const float (&dV)[S::width_v / 2]) const {
+    const Worker fresh{args, shared, warpgroup, ptx::registers_fresh(thread),
+                       walk_idx};  // nothing is kept for the next task
     const long long row =
         padded_key<config>(args, task().sequence, task().kv_head_idx) + task().kv_begin + warpgroup * tile_rows;
     const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));

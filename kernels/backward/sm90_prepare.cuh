@@ -72,8 +72,7 @@ __device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows
       if (row + 8 * half >= rows.count) continue;
       ptx::Vector<unsigned, 4> eight;
 #pragma unroll
-      for (int n = 0; n < 4; ++n)
-        eight[n] = ptx::pack<type>(four[n][2 * half] * factor, four[n][2 * half + 1] * factor);
+      for (int n = 0; n < 4; ++n) eight[n] = ptx::pack<type>(four[n][2 * half] * factor, four[n][2 * half + 1] * factor);
       store_eight(rows.row(row + 8 * half) + 8 * group, eight, aligned);
     }
   }

@@ -10,8 +10,8 @@
 //     dK += dS^T Q                                               then dQ is sent away
 //
 // dQ comes after dS of this step has been laid down: the next owner waits for that, and not for dQ of this one.
-// A load from shared memory takes long under the products' reads. What is the same in all steps of a task and all lanes of a
-// warp comes through a shuffle: the compiler then keeps it in uniform registers, of which there are enough.
+// A load from shared memory takes long under the products' reads. What is the same in all steps of a task and all lanes of
+// a warp comes through a shuffle: the compiler then keeps it in uniform registers, of which there are enough.
 
 #include "backward/sm90.cuh"
 

@@ -117,8 +117,7 @@ __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int tas
 #pragma unroll 1
   for (int w = 0; w < S::warpgroups; ++w, row += tile_rows) {
 #pragma unroll
-    for (int c = 0; c < S::chunks; ++c)
-      ptx::tma_prefetch_4d(args.maps[map_K], c * chunk_dim, row, kv_head_idx, batch_idx);
+    for (int c = 0; c < S::chunks; ++c) ptx::tma_prefetch_4d(args.maps[map_K], c * chunk_dim, row, kv_head_idx, batch_idx);
 #pragma unroll
     for (int c = 0; c < S::chunks_v; ++c)
       ptx::tma_prefetch_4d(args.maps[map_V], c * chunk_dim, row, kv_head_idx, batch_idx);
