@@ -26,4 +26,16 @@ inline std::vector<Case> deterministic(std::vector<Case> cases) {
   return cases;
 }
 
+/// A NaN in dO reaches no key that its query does not see, or that dropout has taken from it.
+inline std::vector<Case> nan_gradients(Dtype dtype) {
+  std::vector<Case> cases;
+  for (Case c : contract_cases(dtype)) {
+    if (c.name != "causal" && c.name != "dropout") continue;
+    c.name = "nan_dout_" + c.name;
+    c.nan_dout = 5;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 }  // namespace flash_attention::testing

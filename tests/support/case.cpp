@@ -109,6 +109,11 @@ Inputs draw_inputs(const Case& c) {
   in.dout = draw(shape.rows_q * shape.heads_q * shape.dim_v, p.dtype);
   if (c.dlse) in.dlse = draw(shape.rows_q * shape.heads_q, Dtype::float32);
   if (p.bias.present) in.bias = draw(score_elements(c, p.bias), p.bias.dtype);
+  for (std::int64_t x = 0; c.infinite_bias && x < static_cast<std::int64_t>(in.bias.size()); ++x) {
+    const std::int64_t i = x / shape.seq_kv % shape.seq_q, j = x % shape.seq_kv;
+    if (i % 8 == 1 || (i % 8 == 2 && j < 70) || (i % 8 == 3 && j >= 60) || (i % 8 == 4 && j % 3 != 0))
+      in.bias[x] = -INFINITY;
+  }
   if (p.alibi) {
     in.alibi_slopes = draw((p.alibi_batch_stride ? shape.batch : 1) * shape.heads_q, Dtype::float32);
     for (double& slope : in.alibi_slopes) slope = static_cast<float>(std::fabs(slope) * 0.1);
@@ -162,6 +167,10 @@ Inputs draw_inputs(const Case& c) {
     const auto plant = [&](std::vector<double>& values, std::int64_t j, std::int64_t width) {
       if (j >= 0 && j < s.alloc_kv) std::fill_n(&values[(s.first_kv + j) * width], width, NAN);
     };
+    if (c.nan_dout >= 0 && c.nan_dout < s.alloc_q) {
+      const std::int64_t width = shape.heads_q * shape.dim_v;
+      std::fill_n(&in.dout[(s.first_q + c.nan_dout) * width], width, NAN);
+    }
     plant(in.k, c.nan_key, shape.heads_kv * shape.dim);
     plant(in.v, c.nan_value, shape.heads_kv * shape.dim_v);
   }

@@ -25,7 +25,10 @@ struct Case {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths;
   std::int64_t nan_key = -1;    // this key of each sequence is NaN: it reaches the queries that see it, and no others
   std::int64_t nan_value = -1;  // the same for a value
-  bool dlse = false;            // backward with a gradient through lse
+  std::int64_t nan_dout =
+      -1;  // the gradient of this query's output is NaN: it reaches the keys that it sees, and no others
+  bool infinite_bias = false;  // many biases are -inf, among them all of some rows and all of a tile of others
+  bool dlse = false;           // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;
   std::uint64_t seed = 1;  // of the inputs

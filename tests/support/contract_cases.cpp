@@ -158,6 +158,8 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("bias_keys", [](Case& c, Problem& p) { p.bias = over(p, true, false, false), c.dbias = true; });
   add("bias_head_keys", [](Case& c, Problem& p) { p.bias = over(p, false, true, false), c.dbias = true, p.softcap = 3; });
   add("bias_without_gradient", [](Case&, Problem& p) { p.bias = over(p, true, false, true); });
+  add("bias_infinite",
+      [](Case& c, Problem& p) { p.bias = over(p, false, true, true, p.dtype), c.infinite_bias = c.dbias = true; });
   add("sink", [](Case& c, Problem& p) { p.sink = true, c.dsink = true, p.causal = true; });
   add("sink_empty_rows",
       [](Case& c, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.sink = true, c.dsink = true, p.causal = true; });

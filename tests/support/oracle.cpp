@@ -104,7 +104,7 @@ class Oracle {
 
     double largest = p_.sink ? in_.sink[h] : -INFINITY;
     for (double x : score) largest = std::isnan(x) || x > largest ? x : largest;
-    if (keys.empty() && !p_.sink) return;
+    if (largest == -INFINITY) return;  // no key is visible, or none has a score above -inf
     double sum = p_.sink ? std::exp(in_.sink[h] - largest) : 0;
     for (double x : score) sum += std::exp(x - largest);
     const double lse = largest + std::log(sum);
