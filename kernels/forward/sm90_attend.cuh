@@ -73,6 +73,7 @@ struct Sweep {
     const Blocks seen = wg.blocks();
     const Scores<config> math = wg.scores_of(tile);
     wg.load_queries(queries);
+    if constexpr (S::holds_queries) wg.meet_before_turn();  // all have read Q before one thread releases it
     pass_over(wg, seen.begin);
     begin(tile, math, block_at<config>(tile, seen.begin));
     visit_others(tile, seen, math);
