@@ -11,24 +11,15 @@
 //
 // K and V are converted in registers on their way into the products. The options of a score work on S^T, as in prefill.
 
-#include "cpu/generic/ahead.h"
+#include "cpu/generic/decode_products.h"
 #include "cpu/generic/prefill.h"
 
 namespace flash_attention::cpu {
 namespace {
 
-constexpr int decode_rows = plan::cpu_decode_rows;
 constexpr int decode_lanes = round_up(decode_rows, vector_lanes);
 constexpr int decode_stack = plan::cpu_decode_stack;
 constexpr int value_step = 16;  // keys that are summed before the next ones are asked for
-
-/// A key head's part of the work.
-struct DecodeHead {
-  float* Q;      // [rows][columns], with room for a whole group of dot_tile
-  float* Q_raw;  // the same in the tensor's type, where Dots takes them so
-  float* O;      // [rows][columns_v]
-  Statistics statistics;
-};
 
 struct DecodeScratch {
   alignas(64) float Q[decode_stack * max_head_dim];
@@ -67,147 +58,6 @@ struct DecodeItem {
 
 inline std::int64_t decode_items(const Call& call) {
   return call.heads_kv == 0 ? 0 : call.batch * DecodeItem::groups(call) * call.num_splits;
-}
-
-/// Rows of keys as they lie in memory.
-template <class T>
-struct KeyRows {
-  const typename T::Stored* data;
-  std::int64_t stride;
-};
-
-/// How rows of T are multiplied: converted to float.
-template <class T>
-struct FloatDots {
-  using Element = T;
-  static constexpr int columns = vector_lanes;  // of a vector
-  static constexpr bool any_width = true;       // head_dim need not be a multiple of that
-  static const float* query(const DecodeHead& head) { return head.Q; }
-  static FLASH_ATTENTION_INLINE Vec load_row(const typename T::Stored* from) { return T::load(from); }
-  static FLASH_ATTENTION_INLINE Vec load_end(const typename T::Stored* from, int count) {
-    return load_some<T>(from, count);
-  }
-  static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return sum + key * query; }
-
-  static void prepare_weights(int /*rows*/, int /*keys*/, float* /*P*/) {}
-
-  /// O[row] += sum of P[row][key] * V[key] over `keys` keys from `first` on. O has rows of whole vectors.
-  static void add_values(int rows, const float* P, KeyRows<T> V, int first, int keys, float* O, int head_dim) {
-    const int width = round_up(head_dim, vector_lanes), whole = head_dim / vector_lanes;
-    P += first;
-    V.data += first * V.stride;
-    multiply<Start::add, Order::row_major, T>({.A = P,
-                                               .a_stride = block_kv,
-                                               .B = V.data,
-                                               .b_stride = V.stride,
-                                               .C = O,
-                                               .c_stride = width,
-                                               .rows = rows,
-                                               .depth = keys,
-                                               .vectors = whole});
-    const int at = whole * vector_lanes;
-    if (at == head_dim) return;
-    V.data += at;
-    if (rows == 1) return add_ends<1>(P, V, keys, O + at, width, head_dim - at);
-    if (rows == 2) return add_ends<2>(P, V, keys, O + at, width, head_dim - at);
-    for (int row = 0; row < rows; row += 4) {
-      add_ends<4>(P + row * block_kv, V, keys, O + row * width + at, width, head_dim - at);
-    }
-  }
-
- private:
-  /// The columns after the last whole vector, for some rows, or for one row in sums that do not wait for each other. (O has
-  /// rows for 1, 2 or a multiple of 4 of them.)
-  template <int rows>
-  static void add_ends(const float* P, KeyRows<T> V, int keys, float* O, int width, int columns) {
-    Vec sum[4] = {};
-    for (int key = 0; key < keys; ++key, V.data += V.stride) {
-      const Vec values = load_end(V.data, columns);
-      if constexpr (rows == 1) {
-        sum[0] = sum[1] + values * P[key];
-        sum[1] = sum[2], sum[2] = sum[3], sum[3] = sum[0];
-      } else {
-        FLASH_ATTENTION_UNROLL
-        for (int r = 0; r < rows; ++r) sum[r] += values * P[r * block_kv + key];
-      }
-    }
-    if constexpr (rows == 1) sum[0] = sum[1] + sum[2] + sum[3];
-    FLASH_ATTENTION_UNROLL
-    for (int r = 0; r < rows; ++r) store(O + r * width, load(O + r * width) + sum[r]);
-  }
-};
-
-/// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has rows of whole vectors,
-/// with 0 after head_dim.
-template <int rows, class Dots>
-FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const float* Q, int head_dim, float factor,
-                                       float* S) {
-  using Stored = typename Dots::Element::Stored;
-  constexpr int step = vector_lanes / rows, run = smaller(step, 4);
-  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
-  const Stored* first[step / run];  // of every fourth row: a register for each row is too many
-  FLASH_ATTENTION_UNROLL
-  for (int i = 0; i < step / run; ++i) first[i] = K.data + i * run * K.stride;
-  Vec sum[vector_lanes] = {};
-  const auto add_columns = [&](auto load_row) {
-    Vec q[rows];
-    FLASH_ATTENTION_UNROLL
-    for (int r = 0; r < rows; ++r) q[r] = load(Q + r * q_stride);
-    FLASH_ATTENTION_UNROLL
-    for (int j = 0; j < step; ++j) {
-      const Vec values = load_row(first[j / run] + j % run * K.stride);
-      FLASH_ATTENTION_UNROLL
-      for (int r = 0; r < rows; ++r) sum[r * step + j] = Dots::add(sum[r * step + j], values, q[r]);
-    }
-  };
-  int column = 0;
-  for (; column + Dots::columns <= head_dim; column += Dots::columns, Q += vector_lanes) {
-    add_columns([](const Stored* from) { return Dots::load_row(from); });
-    FLASH_ATTENTION_UNROLL
-    for (int i = 0; i < step / run; ++i) first[i] += Dots::columns;
-  }
-  if constexpr (Dots::any_width) {
-    const int left = head_dim - column;
-    if (left > 0) add_columns([&](const Stored* from) { return Dots::load_end(from, left); });
-  }
-  alignas(64) float dots[vector_lanes];
-  store(dots, sum_each(sum) * factor);
-  FLASH_ATTENTION_UNROLL
-  for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_kv, dots + r * step, step * sizeof(float));
-}
-
-/// All keys of a tile.
-template <int rows, class Dots>
-inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S,
-                     NextTile& next) {
-  using Stored = typename Dots::Element::Stored;
-  constexpr int step = vector_lanes / rows;
-  int key = 0;
-  for (; key + step <= keys; key += step) {
-    next.ask_for_keys();
-    dot_square<rows, Dots>({K.data + key * K.stride, K.stride}, Q, head_dim, factor, S + key);
-  }
-  if (key == keys) return;
-  alignas(64) Stored rest[step * max_head_dim];  // the last keys, the very last one again and again
-  for (int j = 0; j < step; ++j) {
-    __builtin_memcpy(rest + j * head_dim, K.data + smaller(key + j, keys - 1) * K.stride,
-                     static_cast<std::size_t>(head_dim) * sizeof(Stored));
-  }
-  dot_square<rows, Dots>({rest, head_dim}, Q, head_dim, factor, S + key);
-}
-
-/// All rows. Q and S have room for whole groups; rows past the last are never looked at.
-template <class Dots>
-inline void dot_rows(int rows, KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
-                     float* S, NextTile& next) {
-  if (rows == 1) return dot_tile<1, Dots>(K, keys, Q, head_dim, factor, S, next);
-  if (rows == 2) return dot_tile<2, Dots>(K, keys, Q, head_dim, factor, S, next);
-  if (rows <= 4) return dot_tile<4, Dots>(K, keys, Q, head_dim, factor, S, next);
-  constexpr int group = smaller(decode_rows, vector_lanes);
-  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
-  for (int r = 0; r < rows; r += group) {
-    dot_tile<group, Dots>(K, keys, Q + r * q_stride, head_dim, factor, S + r * block_kv, next);
-  }
 }
 
 /// Softcap, bias, ALiBi and masks.
