@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/contract.h"
@@ -59,6 +60,41 @@ std::vector<Case> finite_cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Contract, OracleGradients, ::testing::ValuesIn(finite_cases()), case_name);
+
+/// A row that sees one key has dS = dP - delta, two sums in float of the same terms: the exact gradient is 0, and what is
+/// left are their rounding errors, whatever the order. The allowed error must have room for those.
+TEST(Yardstick, HasRoomForTheRoundingOfSumsThatCancel) {
+  for (const Pass pass : {Pass::backward, Pass::standard_backward}) {
+    for (std::uint64_t seed = 1; seed <= 150 && !HasFailure(); ++seed) {
+      SCOPED_TRACE(seed);
+      const Problem one_key{.seq_q = 2, .seq_kv = 1, .heads_q = 2, .heads_kv = 1, .head_dim = 48, .head_dim_v = 32};
+      Case c;
+      c.problem = one_key;
+      c.seed = seed;
+      check(c, {.pass = pass});
+    }
+  }
+}
+
+/// And not for more: a thousandth of a gradient is no rounding error.
+TEST(Yardstick, IsCloseToTheExactGradient) {
+  const Problem problem{.seq_q = 40, .seq_kv = 60, .heads_q = 2, .heads_kv = 1, .head_dim = 48, .head_dim_v = 32};
+  Case c;
+  c.problem = problem;
+  const Inputs in = draw_inputs(c);
+  const Results exact = oracle(c, in, true), plain = oracle(c, in, true, Dtype::float32);
+  const auto close = [](const char* name, const std::vector<double>& got, const std::vector<double>& want) {
+    double error = 0, largest = 0;
+    for (std::size_t x = 0; x < want.size(); ++x) {
+      error = std::max(error, std::fabs(got[x] - want[x]));
+      largest = std::max(largest, std::fabs(want[x]));
+    }
+    EXPECT_LT(error, 4e-6 * largest) << name;
+  };
+  close("dq", plain.dq, exact.dq);
+  close("dk", plain.dk, exact.dk);
+  close("dv", plain.dv, exact.dv);
+}
 
 }  // namespace
 }  // namespace flash_attention::testing

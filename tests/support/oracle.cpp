@@ -64,6 +64,10 @@ class Oracle {
  private:
   double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
   double accumulated(double x) const { return rounding_ ? static_cast<float>(x) : x; }
+  /// The size that the rounding errors of a sum in float have together, from the squares of its partial sums. The errors
+  /// of one order of summation may cancel by luck, and where the sum is subtracted from its equal nothing else is left:
+  /// the yardstick is moved by their size.
+  double spread(double squares) const { return rounding_ ? 0x1p-24 * std::sqrt(squares) : 0; }
 
   void row(std::int64_t b, std::int64_t h, std::int64_t i) {
     const Shape::Sequence& s = shape_.sequences[b];
@@ -78,11 +82,13 @@ class Oracle {
     for (std::int64_t j = 0; j < s.visible_kv; ++j) {
       if (!shape_.visible(p_, s, i, j)) continue;
       if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
-      double dot = 0, exact_dot = 0;
+      double dot = 0, exact_dot = 0, squares = 0;
       for (std::int64_t x = 0; x < shape_.dim; ++x) {
         dot = accumulated(dot + q[x] * in_.k[key(j) + x]);
         exact_dot += q[x] * in_.k[key(j) + x];
+        squares += dot * dot;
       }
+      dot += (j % 2 == 0 ? 1 : -1) * spread(squares);  // a shift of all keys together would cancel
       double value_of = scale_ * dot, exact = scale_ * exact_dot;
       double t = 0;
       if (p_.softcap > 0) {
@@ -143,18 +149,25 @@ class Oracle {
     const double* dout = &in_.dout[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
     double* dq = &r_.dq[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
     const double dlse = c_.dlse ? in_.dlse[lse_index(c_, shape_, b, h, i)] : 0;
-    double delta = 0;
+    double delta = 0, delta_squares = 0;
     // From the last to the first: sums in float depend on their order, and nobody promises that of dp.
-    for (std::int64_t x = shape_.dim_v - 1; x >= 0; --x) delta = accumulated(delta + dout[x] * rounded(out[x]));
+    for (std::int64_t x = shape_.dim_v - 1; x >= 0; --x) {
+      delta = accumulated(delta + dout[x] * rounded(out[x]));
+      const double of_out = rounding_ ? epsilon(*rounding_) / epsilon(Dtype::float32) * dout[x] * out[x] : 0;
+      delta_squares += delta * delta + of_out * of_out;
+    }
     for (std::size_t n = 0; n < keys.size(); ++n) {
       const std::int64_t j = keys[n];
-      double dp = 0;
+      double dp = 0, squares = 0;
       for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
         dp = accumulated(dp + dout[x] * in_.v[value(j) + x]);
+        squares += dp * dp;
         if (kept[n] != 0) r_.dv[value(j) + x] += rounded(p[n] * kept[n]) * dout[x];
       }
       dp = kept[n] != 0 ? dp * kept[n] : 0;
-      double ds = p[n] * (dp - delta + dlse);
+      double ds = dp - delta + dlse;
+      const double dp_squares = kept[n] != 0 ? squares * kept[n] * kept[n] : 0;
+      ds = p[n] * (ds + std::copysign(spread(dp_squares + delta_squares), ds));
       if (c_.dbias) r_.dbias[score_index(c_, p_.bias, b, h, i, j)] += ds;
       if (p_.softcap > 0) ds *= 1 - tanh_score[n] * tanh_score[n];
       ds = rounded(ds) * scale_;
