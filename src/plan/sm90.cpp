@@ -76,6 +76,7 @@ Tile choose_tile(const Problem& p, int num_sms) {
   const int options = p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi;  // that touch every score
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
+  if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
   if (loads_scores || (dropout && options > 1)) return {128, 64};
   if (p.window_left >= 0 && (dim > 64 || dropout)) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
