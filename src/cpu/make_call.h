@@ -9,6 +9,6 @@ namespace flash_attention::cpu {
 Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buffers& buffers, const Options& options);
 
 /// Less work than waking a thread is worth.
-bool is_small(const Problem& problem);
+bool is_small(const Problem& problem, Pass pass);
 
 }  // namespace flash_attention::cpu
