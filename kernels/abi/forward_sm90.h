@@ -9,7 +9,7 @@ namespace flash_attention::abi {
 
 struct ForwardSm90Layout {
   int q_stages;      // tiles of Q
-  int o_chunks;      // columns of O that are stored at a time, in chunks of 64; 0: all, from where Q was
+  int o_chunks;      // columns of O that are stored at a time, in chunks of 64
   int shared_bytes;  // of a block
 };
 
@@ -22,7 +22,7 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
 }
 
 /// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. Where that does not fit there is one tile
-/// of Q, then half a tile of O that is filled and stored twice, then O takes the place of Q.
+/// of Q, then half a tile of O that is filled and stored twice.
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int chunk_bytes = 64 * 2;  // of a row
   const int chunks = (config.head_dim + 63) / 64, chunks_v = (config.head_dim_v + 63) / 64;
@@ -34,8 +34,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int tail_bytes = config.take_turns ? 2048 : 1024;  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
-  const auto fits = [&](int o) { return spare >= q_stages * q_bytes + o * o_chunk_bytes; };
-  const int o_chunks = fits(chunks_v) ? chunks_v : fits((chunks_v + 1) / 2) ? (chunks_v + 1) / 2 : 0;
+  const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;
   return {q_stages, o_chunks, kv_bytes + q_stages * q_bytes + o_chunks * o_chunk_bytes + tail_bytes};
 }
 

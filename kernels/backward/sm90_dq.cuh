@@ -275,11 +275,8 @@ struct QueryWorker {
       }
       pass(end, num_tiles);
     }
+    // Rows past the used length are 0: their scores are hidden, and nothing in K is left that is not finite.
     auto rows = tile::query_rows<typename S::Element, config.features>(args.dQ, task.sequence, task.head_idx).from(q_begin);
-#pragma unroll
-    for (int i = 0; i < S::width / 2; ++i) {
-      if (q_begin + row + 8 * Math::row_of(i) >= score.len_q) dQ[i] = 0;  // rows past the used length
-    }
     write_rows<type, config.head_dim>(rows, dQ, args.scale, thread);
   }
 };

@@ -106,7 +106,7 @@ struct Finisher {
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // so all may write it
 #pragma unroll
       for (int group = begin * 4; group < tile::smaller((begin + S::o_chunks) * 4, S::width_v / 16); ++group) {
-        auto* to = reinterpret_cast<unsigned char*>(shared.O(warpgroup, group / 4 - begin)) + (place ^ group % 4 * 32);
+        auto* to = reinterpret_cast<unsigned char*>(shared.O[warpgroup][group / 4 - begin]) + (place ^ group % 4 * 32);
         const float* o = O + 8 * group;
         ptx::stmatrix_x4(to, ptx::pack<S::type>(o[0], o[1]), ptx::pack<S::type>(o[2], o[3]), ptx::pack<S::type>(o[4], o[5]),
                          ptx::pack<S::type>(o[6], o[7]));
@@ -118,18 +118,13 @@ struct Finisher {
       } else if (thread == 0 && rows > 0) {
 #pragma unroll
         for (int c = begin; c < tile::smaller(begin + S::o_chunks, S::chunks_v); ++c) {
-          ptx::tma_store_4d(args.maps[map_O], shared.O(warpgroup, c - begin), c * chunk_dim,
+          ptx::tma_store_4d(args.maps[map_O], shared.O[warpgroup][c - begin], c * chunk_dim,
                             static_cast<int>(tile.sequence.start_q) + first_row, tile.head_idx,
                             features.packed ? 0 : tile.sequence.batch_idx);
         }
         ptx::bulk_commit();
       }
       if (begin == 0) meanwhile();
-    }
-    if constexpr (S::o_in_q) {
-      if (thread == 0) ptx::bulk_wait_read<0>();
-      if (features.packed) ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // copy_rows has read it, too
-      if (thread == 0) ptx::mbarrier_arrive(shared.Q_free[0][warpgroup]);                 // Q may come
     }
   }
 
@@ -142,7 +137,7 @@ struct Finisher {
       const int row = i / pieces, piece = i - row * pieces;
       const int column = chunk_begin * chunk_dim + piece * 8;
       if (column >= config.head_dim_v) continue;
-      const unsigned from = ptx::shared_address(shared.O(warpgroup, piece / 8)) + row * 128 + (piece % 8 ^ row % 8) * 16;
+      const unsigned from = ptx::shared_address(shared.O[warpgroup][piece / 8]) + row * 128 + (piece % 8 ^ row % 8) * 16;
       const auto value = ptx::load_shared<ptx::Vector<unsigned, 4>>(from);
       Element* to = out.data + (tile.q_begin + warpgroup * wg_rows + row) * out.stride + column;
       ptx::store_global(reinterpret_cast<ptx::Vector<unsigned, 4>*>(to), value);

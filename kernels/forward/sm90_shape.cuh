@@ -50,8 +50,7 @@ struct Shape {
   static constexpr int v_bytes = block_kv * chunks_v * chunk_dim * 2;
 
   static constexpr int q_stages = forward_sm90_layout(config).q_stages;
-  static constexpr bool o_in_q = forward_sm90_layout(config).o_chunks == 0;
-  static constexpr int o_chunks = o_in_q ? chunks_v : forward_sm90_layout(config).o_chunks;
+  static constexpr int o_chunks = forward_sm90_layout(config).o_chunks;
 
   // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
@@ -133,15 +132,6 @@ __device__ __forceinline__ int block_at(const Tile& tile, int n) {
 constexpr int max_redo_marks = 256;
 constexpr int tile_slots = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
 
-/// Tiles of O on their way to memory, where they have room of their own.
-template <ForwardConfig config, bool o_in_q = Shape<config>::o_in_q>
-struct OutputStorage {
-  using S = Shape<config>;
-  typename S::Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];
-};
-template <ForwardConfig config>
-struct OutputStorage<config, true> {};
-
 template <ForwardConfig config>
 struct alignas(1024) SharedStorage {
   using S = Shape<config>;
@@ -151,7 +141,7 @@ struct alignas(1024) SharedStorage {
   Element Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
   Element K[S::stages][S::chunks][S::block_kv * chunk_dim];
   Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
-  OutputStorage<config> output;
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // on its way to memory
 
   // full: a tile has landed. free: every warpgroup that reads it is done with it.
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_free[S::q_stages][S::warpgroups];
@@ -162,15 +152,6 @@ struct alignas(1024) SharedStorage {
   unsigned char redo[max_redo_marks];  // see Redo
   int last_pass;
   int taken[config.take_turns ? max_redo_marks : 1];  // the unit of each iteration
-
-  /// Where a warpgroup puts a chunk of O.
-  __device__ __forceinline__ Element* O(int warpgroup, int chunk) {
-    if constexpr (S::o_in_q) {
-      return Q[0][warpgroup][chunk];
-    } else {
-      return output.O[warpgroup][chunk];
-    }
-  }
 };
 
 template <ForwardConfig config>

@@ -172,10 +172,8 @@ struct Warpgroup {
   __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
     if (thread == 0) ptx::mbarrier_arrive(free);
   }
-  /// Q has been read. Where O takes its place, Finisher releases it.
-  __device__ __forceinline__ void release_queries() const {
-    if constexpr (!S::o_in_q) release(shared.Q_free[q_turn().slot][warpgroup]);
-  }
+  /// Q has been read.
+  __device__ __forceinline__ void release_queries() const { release(shared.Q_free[q_turn().slot][warpgroup]); }
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
