@@ -45,7 +45,9 @@ struct alignas(1024) SharedStorage {
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
   ptx::Mbarrier full[S::stages], free[S::stages], KV_full, KV_free;
-  ptx::Mbarrier dS_free[S::warpgroups];  // of three warpgroups
+  ptx::Mbarrier dS_free[S::warpgroups];                          // of three warpgroups
+  ptx::Mbarrier dQ_full[S::warpgroups], dQ_free[S::warpgroups];  // of two, which have senders
+  int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
   Step step[steps_kept];
   unsigned bad_lanes[S::warpgroups][4];  // keys with a NaN or Inf, of each warp: two bits for each
   Walk<config> walk[walks_kept];         // here, not in registers, which are short
@@ -53,6 +55,29 @@ struct alignas(1024) SharedStorage {
 
 /// Named barriers; the last two are followed by one for each warpgroup.
 enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5 };
+
+/// Two warpgroups leave it to a warp each to send their dQ away. (With packed sequences the loading warp would be short of
+/// registers.)
+template <BackwardConfig config>
+constexpr bool has_senders = Shape<config>::warpgroups == 2 && !config.separate_dq && !Shape<config>::foreign_rows;
+constexpr int no_step = -1;
+
+/// One lane of a warpgroup's sender: adds the dQ it is given to the sums in memory.
+template <BackwardConfig config>
+__device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedStorage<config>& shared, int warpgroup) {
+  constexpr int width = Shape<config>::width;
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    ptx::mbarrier_wait(shared.dQ_full[warpgroup], n % 2);  // dQ has been written
+    const int step = shared.dQ_step[warpgroup];
+    if (step == no_step) return;
+    ptx::bulk_reduce_add(workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * width,
+                         shared.dQ[warpgroup], tile_rows * width * 4);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::mbarrier_arrive(shared.dQ_free[warpgroup]);
+  }
+}
 
 /// One warpgroup that computes: 64 keys.
 template <BackwardConfig config>
@@ -200,6 +225,23 @@ struct Worker {
     }
   }
 
+  /// Of how many steps before this one the warpgroup was the owner, in all tasks.
+  __device__ __forceinline__ unsigned owned_before(unsigned step) const {
+    if constexpr (passes_first) return walk().owned[warpgroup] + (step - walk().first_step + 1 - warpgroup) / 2;
+    return (step + S::warpgroups - 1 - warpgroup) / S::warpgroups;
+  }
+  /// dQ of the steps it owned before this one has left the staging buffer.
+  __device__ __forceinline__ void await_sender(unsigned step) const {
+    ptx::mbarrier_wait(shared.dQ_free[warpgroup], owned_before(step) % 2 ^ 1);
+  }
+  /// dQ of a step has been staged.
+  __device__ __forceinline__ void tell_sender(int step) const {
+    ptx::fence_async_shared();  // the numbers before the copy that reads them
+    if (thread == 0) shared.dQ_step[warpgroup] = step;
+    __syncwarp();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.dQ_full[warpgroup]);
+  }
+
   /// This warpgroup is done with K and V of the task.
   __device__ __forceinline__ void release_keys() const {
     if (leads()) ptx::mbarrier_arrive(shared.KV_free);
@@ -216,8 +258,13 @@ struct Worker {
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
     if (step + S::warpgroups < walk().end_step)
       ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
+    if constexpr (has_senders<config>) await_sender(step);
     stage<S::width>(dQ);
-    send_dQ(step);
+    if constexpr (has_senders<config>) {
+      tell_sender(static_cast<int>(step));
+    } else {
+      send_dQ(step);
+    }
   }
   __device__ __forceinline__ void begin_dQ(float (&dQ)[S::width / 2]) const {
     ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
@@ -234,8 +281,12 @@ struct Worker {
 #pragma unroll 1
     for (;; ++walk_idx) {
       ptx::mbarrier_wait(shared.KV_full, walk_idx % 2);  // K and V have landed
-      if (!walk().exists) return;
+      if (!walk().exists) break;
       run_task();
+    }
+    if constexpr (has_senders<config>) {
+      await_sender(walk().first_step);
+      tell_sender(no_step);
     }
   }
 
@@ -408,6 +459,7 @@ struct Worker {
 
   /// All products of the task are done: dK and dV to memory.
   __device__ __forceinline__ void finish_task(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
+    if constexpr (has_senders<config>) await_sender(walk().end_step);
     if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {
@@ -441,7 +493,11 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
       ptx::mbarrier_init(shared.full[s], 1);
       ptx::mbarrier_init(shared.free[s], S::warpgroups);
     }
-    for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_init(shared.dS_free[w], wg_threads / 32);
+    for (int w = 0; w < S::warpgroups; ++w) {
+      ptx::mbarrier_init(shared.dS_free[w], wg_threads / 32);
+      ptx::mbarrier_init(shared.dQ_full[w], wg_threads / 32);
+      ptx::mbarrier_init(shared.dQ_free[w], 1);
+    }
     ptx::mbarrier_init(shared.KV_full, 1);
     ptx::mbarrier_init(shared.KV_free, S::warpgroups);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
@@ -451,7 +507,10 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
     ptx::registers_decrease<S::load_registers>();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) load_walks<config>(args, shared);
+    if (has_senders<config> && threadIdx.x % 32 == 0 && (warp == 1 || warp == 2))
+      send_all_dQ<config>(args, shared, warp - 1);
   } else {
     ptx::registers_increase<S::work_registers>();
     run(shared, warpgroup - 1);

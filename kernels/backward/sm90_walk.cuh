@@ -98,7 +98,8 @@ template <BackwardConfig config>
 struct Walk {
   Task<config> task;
   unsigned first_step, end_step;
-  bool exists;  // false: there are no more tasks
+  unsigned owned[2];  // two warpgroups that take turns from the first step on: steps each has owned in the tasks before
+  bool exists;        // false: there are no more tasks
 };
 
 // The loading warp is ahead of the others: by the steps for which there are slots, and by a task that is shorter than that.
@@ -130,17 +131,18 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
   using S = Shape<config>;
   unsigned count = 0;  // steps
   int task_idx = blockIdx.x;
+  shared.walk[0].owned[0] = shared.walk[0].owned[1] = 0;
 #pragma unroll 1
   for (int n = 0;; ++n) {
     Walk<config>& walk = shared.walk[n % walks_kept];
     walk.exists = task_exists<config>(args, task_idx);
+    walk.first_step = count;
     if (!walk.exists) {
       ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
       ptx::mbarrier_arrive(shared.KV_full);
       return;
     }
     const Task<config>& task = walk.task = Task<config>(args, key_block_of<config>(args, task_idx));
-    walk.first_step = count;
     walk.end_step = count + task.num_steps;
     // Read again from shared memory where they are used: this warp has hardly any registers.
     const auto batch_idx = [&] { return config.features.packed ? 0 : task.sequence.batch_idx; };
@@ -165,15 +167,18 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
 #pragma unroll 1
     for (; count != walk.end_step; ++count) {
       const Turn<S::stages> turn(count);
-      const int q_begin = q_tile * tile_rows, row = static_cast<int>(task.sequence.start_q) + q_begin;
-      const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
       // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
-      ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1);
+      const auto await_slot = [&] { ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1); };
+      // Under a mask a step takes long to describe: that is done before (its place was given up long ago).
+      constexpr bool describe_first = (config.features.window_right || config.features.window_left) && !S::foreign_rows;
+      if constexpr (!describe_first) await_slot();
       Step& described = shared.step[count % steps_kept];
       described.head_idx = head_idx;
-      described.q_begin = q_begin;
-      described.padded = padded;
+      described.q_begin = q_tile * tile_rows;
+      described.padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + described.q_begin;
       described.look<config>(args, task);
+      if constexpr (describe_first) await_slot();
+      const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
       ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
 #pragma unroll
       for (int c = 0; c < S::chunks; ++c)
@@ -183,12 +188,18 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       for (int c = 0; c < S::chunks_v; ++c)
         ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
                          batch_idx());
-      ptx::bulk_load(shared.lse2[turn.slot], workspace<float>(args, workspace_lse2) + padded, tile_rows * 4,
+      ptx::bulk_load(shared.lse2[turn.slot], workspace<float>(args, workspace_lse2) + described.padded, tile_rows * 4,
                      shared.full[turn.slot]);
-      ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
+      ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + described.padded, tile_rows * 4,
                      shared.full[turn.slot]);
       if (count == walk.first_step) load_keys();  // the first queries come under the end of the tile before
-      if (++q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
+      head_idx = described.head_idx;  // both read again
+      q_tile = described.q_begin / tile_rows + 1;
+      if (q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
+    }
+    if constexpr (S::warpgroups == 2 && config.features.window_right && !S::foreign_rows) {
+      for (int w = 0; w < 2; ++w)
+        shared.walk[(n + 1) % walks_kept].owned[w] = walk.owned[w] + (walk.end_step - walk.first_step + 1 - w) / 2;
     }
     task_idx = static_cast<int>(gridDim.x + ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1));
     prefetch_keys<config>(args, task_idx);
