@@ -72,7 +72,7 @@ struct Shape {
   // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
   // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
   // shuffle instead.
-  static constexpr bool votes = !tight && config.head_dim <= 128 && config.head_dim_v <= 128;
+  static constexpr bool votes = !tight && (!modifies_scores || (config.head_dim <= 128 && config.head_dim_v <= 128));
 
   // Blocks that begin together read the same keys if all go from the first key to the last, and L2 is asked once for
   // several. With ALiBi the nearest keys weigh most: they have to come first, to give the reference. So they do with a left
