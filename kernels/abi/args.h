@@ -69,7 +69,7 @@ struct AttentionArgs {
   float scale;
   float softcap;
 
-  // Dropout: keep where the 15 bits of a decision, at the top of a word, are >= drop_threshold; docs/numerics.md.
+  // Dropout: keep where the Philox word is >= drop_threshold; docs/numerics.md.
   unsigned long long seed;
   unsigned long long offset;
   unsigned drop_threshold;

@@ -112,10 +112,8 @@ struct Sweep {
     wg.release(wg.shared.K_free[k.slot]);
     float correction[2];
     wg.softmax_edge(math, block, scores, out.rows, correction);
-    typename Warpgroup<config>::PackedTile kept;
-    math.decide(kept, math.draw(wg.args, tile, block * S::block_kv));
+    math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
-    math.drop(P, kept);
     ptx::wgmma_pin(P);
     if constexpr (!S::forwards) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
   }
@@ -146,16 +144,13 @@ struct Sweep {
       math.template modify_and_mask<!S::forwards>(scores, block * S::block_kv);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
-    typename Warpgroup<config>::PackedTile kept;
-    math.decide(kept, draw);
-    if constexpr (config.features.dropout) ptx::wgmma_pin(kept);  // under P V, not after it
-    ptx::wgmma_wait<0>();                                         // P V is done: O and P are ours again
+    math.drop(scores, draw);
+    ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_free[v.slot]);
     if constexpr (kind == Visit::edge) wg.correct(out.O, correction);
     math.pack(scores, P);
-    math.drop(P, kept);
     ptx::wgmma_pin(P);
   }
 

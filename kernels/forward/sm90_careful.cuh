@@ -60,7 +60,7 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
   const Scores<config> math = wg.scores_of(tile);
   typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
-  typename Warpgroup<config>::PackedTile P, kept;
+  typename Warpgroup<config>::PackedTile P;
   float correction[2];
   wg.load_queries(queries);
 #pragma unroll
@@ -76,10 +76,9 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_free[kv.slot]);
     wg.softmax_edge(math, block, scores, out.rows, correction);
+    math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
-    math.decide(kept, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
-    math.drop(P, kept);
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);  // V has landed
     add_nonfinite(wg, out.O, kv.slot, block * S::block_kv, tile, math);
     clear_nonfinite(wg, kv.slot);

@@ -205,7 +205,6 @@ struct Scores {
   struct Draw {
     tile::Dropout dropout;
     unsigned rows, columns;
-    unsigned limits;  // the threshold, for both halves of a word
   };
   __device__ __forceinline__ Draw draw(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
     Draw draw{.dropout = {args, tile.sequence.batch_idx, tile.head_idx}};
@@ -214,9 +213,22 @@ struct Scores {
       draw.dropout.key1 = ptx::shuffle(draw.dropout.key1, 0);
       draw.rows = tile::Dropout::row_counter(row);
       draw.columns = ptx::registers_fresh(tile::Dropout::column_counter(kv_begin + column));
-      draw.limits = (draw.dropout.threshold >> 17) * 0x10001u;
     }
     return draw;
+  }
+
+  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
+  __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
+    if constexpr (features.dropout) {
+#pragma unroll
+      for (int i = 0; i < count; i += 8) {
+        const tile::DropoutWords random = draw.dropout.words(draw.rows, draw.columns + i / 2);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          S[i + e] = random.at(row_of(e), e / 4, e % 2) >= draw.dropout.threshold ? S[i + e] : 0.0f;
+        }
+      }
+    }
   }
 
   /// P as the A operand of P V: two neighbours to a register.
@@ -225,28 +237,6 @@ struct Scores {
     for (int i = 0; i < count; i += 8) {
 #pragma unroll
       for (int p = 0; p < 4; ++p) P[i / 8][p] = ptx::pack<Shape::type>(S[i + 2 * p], S[i + 2 * p + 1]);
-    }
-  }
-
-  /// Dropout: the decisions on a block, as ones and zeros of the size of P's elements.
-  __device__ __forceinline__ static void decide(Packed& kept, const Draw& draw) {
-    if constexpr (features.dropout) {
-#pragma unroll
-      for (int step = 0; step < block_kv / 16; ++step) {
-        const tile::DropoutWords random = draw.dropout.halves(draw.rows, draw.columns + 4 * step);
-#pragma unroll
-        for (int p = 0; p < 4; ++p) kept[step][p] = ptx::halves_at_least(random.word[2 * (p % 2) + p / 2], draw.limits);
-      }
-    }
-  }
-  /// Once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
-  __device__ __forceinline__ static void drop(Packed& P, const Packed& kept) {
-    if constexpr (features.dropout) {
-#pragma unroll
-      for (int step = 0; step < block_kv / 16; ++step) {
-#pragma unroll
-        for (int p = 0; p < 4; ++p) P[step][p] &= kept[step][p];
-      }
     }
   }
 

@@ -60,17 +60,6 @@ __device__ __forceinline__ float abs(float x) {
   return result;
 }
 
-/// set.geu.f16x2: ones in each half of 16 bits whose lower 15 bits are, as a number, at least those of the same half of
-/// `limits`. Magnitudes of float16 compare like their bits, and what is NaN counts as more than any limit, so a limit must
-/// not be one: at most 0x7C00.
-__device__ __forceinline__ unsigned halves_at_least(unsigned halves, unsigned limits) {
-  unsigned result;
-  asm("{ .reg .b32 magnitudes; abs.f16x2 magnitudes, %1; set.geu.u32.f16x2 %0, magnitudes, %2; }"
-      : "=r"(result)
-      : "r"(halves), "r"(limits));
-  return result;
-}
-
 /// mul.hi.u32: the upper half of the 64-bit product.
 __device__ __forceinline__ unsigned multiply_high(unsigned x, unsigned y) {
   unsigned result;

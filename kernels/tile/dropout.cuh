@@ -13,8 +13,8 @@ using namespace abi;
 struct DropoutWords {
   unsigned word[4];
 
-  /// What decides on row i + 8 row, column j + 8 column + odd, by its upper 15 bits. Each word serves two columns, the
-  /// second time with its halves exchanged.
+  /// What decides on row i + 8 row, column j + 8 column + odd. Each word serves two columns, the second time with its
+  /// halves exchanged.
   __device__ __forceinline__ unsigned at(int row, int column, int odd) const {
     const unsigned even_word = word[2 * row + column];
     return odd ? halves_exchanged(even_word) : even_word;
@@ -64,16 +64,8 @@ struct Dropout {
     return static_cast<unsigned>(j) / 16 * 4 + static_cast<unsigned>(j) % 8 / 2;
   }
 
-  /// As Philox gives them: the lower 15 bits of a word's lower half decide on column j, those of its upper half on j + 1.
-  __device__ __forceinline__ DropoutWords halves(unsigned row, unsigned column) const {
-    return philox(row, column, plane, offset, key0, key1);
-  }
-  /// Turned, so that a word compares with the threshold as it is.
   __device__ __forceinline__ DropoutWords words(unsigned row, unsigned column) const {
-    DropoutWords random = halves(row, column);
-#pragma unroll
-    for (unsigned& word : random.word) word = word << 17 | word >> 15;
-    return random;
+    return philox(row, column, plane, offset, key0, key1);
   }
 
   /// 1 / (1 - p) where the word keeps its score, else 0.

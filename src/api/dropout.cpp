@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "api/refuse.h"
@@ -31,15 +31,14 @@ bool dropout_keeps(std::uint64_t seed, std::uint64_t offset, float dropout_p, st
   api::require(dropout_p >= 0 && dropout_p < 1, "dropout_p", double{dropout_p}, "allowed is [0, 1)");
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
-  // A block of words decides on two rows and four columns: bit 3 of i and bit 3 of j choose the word, bit 0 of j the
-  // half of it, and the other bits are the counter.
+  // A block of words decides on two rows and four columns: bit 3 of i and bit 3 of j choose the word, bit 0 of j whether
+  // its halves are exchanged, and the other bits are the counter.
   const Words words =
       philox({{static_cast<std::uint32_t>(i / 16 * 8 + i % 8), static_cast<std::uint32_t>(j / 16 * 4 + j % 8 / 2),
                static_cast<std::uint32_t>(batch_idx * heads_q + head_idx), low(offset)}},
              low(seed), high(seed) ^ high(offset));
   const std::uint32_t word = words.w[i / 8 % 2 * 2 + j / 8 % 2];
-  const double limit = std::min(std::floor(double{dropout_p} * 0x1p15 + 0.5), 32767.0);
-  return (word >> j % 2 * 16 & 0x7FFF) >= static_cast<std::uint32_t>(limit);
+  return std::rotl(word, j % 2 * 16) >= static_cast<std::uint32_t>(std::floor(double{dropout_p} * 0x1p32));
 }
 
 }  // namespace flash_attention

@@ -111,7 +111,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.top_left = problem.alignment == Alignment::top_left;
 
   call.dropout = problem.dropout_p > 0;
-  call.drop_threshold = static_cast<std::uint32_t>(std::min(std::floor(double{problem.dropout_p} * 0x1p15 + 0.5), 32767.0));
+  call.drop_threshold = static_cast<std::uint32_t>(std::floor(static_cast<double>(problem.dropout_p) * 0x1p32));
   call.keep_scale = 1 / (1 - problem.dropout_p);
   call.seed = options.seed;
   call.offset = options.offset;

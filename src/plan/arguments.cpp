@@ -184,7 +184,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.softcap = p.softcap;
   args.seed = options.seed;
   args.offset = options.offset;
-  args.drop_threshold = static_cast<unsigned>(std::min(std::floor(double{p.dropout_p} * 0x1p15 + 0.5), 32767.0)) << 17;
+  args.drop_threshold = static_cast<unsigned>(std::floor(static_cast<double>(p.dropout_p) * 0x1p32));
   args.keep_scale = 1.0f / (1.0f - p.dropout_p);
   return args;
 }

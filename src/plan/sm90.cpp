@@ -56,7 +56,6 @@ namespace {
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
-  if (reason.empty() && p.dropout_p > 31 / 32.0f) reason = "dropout_p must be at most 31/32: decisions compare as float16";
   if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
   return reason;
 }
@@ -78,15 +77,14 @@ Tile choose_tile(const Problem& p, int num_sms) {
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
-  if (loads_scores || (dropout && options > 1)) return {128, 64};
-  if (p.window_left >= 0 && (dim > 64 || dropout)) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
-  if (dropout && dim > 64) return {128, 64, 4};
-  if (options == static_cast<int>(dropout) && !lengths && p.window_left < 0 && p.seq_q > 128) {
+  if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
+  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
+  if (options == 0 && !lengths && p.window_left < 0 && p.seq_q > 128) {
     const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
-    if (!dropout && p.seq_q >= 512 && 2 * pairs_of_warpgroups <= num_sms) return {64, 64};  // an SM for each warpgroup
+    if (p.seq_q >= 512 && 2 * pairs_of_warpgroups <= num_sms) return {64, 64};  // an SM for each warpgroup
     if (dim <= 64) {
-      if (!dropout && (windowed ? p.seq_q <= 1024 : p.seq_q < 512)) return {64, 64};
-      return {192, 128, windowed || dropout ? 4 : 2};
+      if (windowed ? p.seq_q <= 1024 : p.seq_q < 512) return {64, 64};
+      return {192, 128, windowed ? 4 : 2};
     }
     if (windowed && p.seq_q <= 1024) return {128, 64, 4};
   }

@@ -135,7 +135,7 @@ void check_attention(Element element, bool options, std::int64_t queries) {
       call.alibi_slopes = slopes.data();
       call.sink = sink.data();
       call.dropout = true;
-      call.drop_threshold = 0x2000;
+      call.drop_threshold = 0x40000000u;
       call.keep_scale = 4 / 3.0f;
       call.seed = 123456789012345ull;
     }

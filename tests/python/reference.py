@@ -115,5 +115,6 @@ def keeps(seed, offset, dropout_p, batch_idx, heads, seq_q, seq_kv):
     words = numpy.stack(counter)
     which = numpy.broadcast_to(2 * ((i // 8) % 2) + (j // 8) % 2, words.shape[1:]).astype(numpy.int64)
     word = numpy.take_along_axis(words, which[None], axis=0)[0]
-    bits = numpy.where(j % 2 == 1, word >> numpy.uint64(16), word) & numpy.uint64(0x7FFF)
-    return bits >= numpy.uint64(min(int(float(numpy.float32(dropout_p)) * 2**15 + 0.5), 32767))
+    half = numpy.uint64(16)
+    word = numpy.where(j % 2 == 1, ((word << half) & low) | (word >> half), word)
+    return word >= numpy.uint64(int(float(numpy.float32(dropout_p)) * 2**32))

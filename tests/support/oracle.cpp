@@ -1,6 +1,5 @@
 #include "support/oracle.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "support/rounding.h"
@@ -27,9 +26,9 @@ bool keeps(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::i
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
-  const std::uint32_t word = counter[(row >> 3 & 1) << 1 | (column >> 3 & 1)];
-  const double bits = (column & 1 ? word / 65536 : word) % 32768, steps = 32768 * static_cast<double>(c.problem.dropout_p);
-  return bits >= std::min(std::floor(steps + 0.5), 32767.0);
+  std::uint32_t word = counter[(row >> 3 & 1) << 1 | (column >> 3 & 1)];
+  if (column & 1) word = (word & 0xFFFF) << 16 | word >> 16;
+  return word >= static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
 }
 
 class Oracle {

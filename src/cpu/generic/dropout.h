@@ -38,17 +38,17 @@ inline void dropout_factors(const Call& call, const RowBlock& block, const Tile&
       }
       philox(words, low(call.seed), high(call.seed) ^ high(call.offset));
       for (int right = 0; right < 2; ++right) {
-        alignas(64) std::uint32_t word[vector_lanes];
+        alignas(64) std::uint32_t even[vector_lanes];
         for (int lane = 0; lane < vector_lanes; ++lane) {
-          word[lane] = block.query[v * vector_lanes + lane] / 8 % 2 != 0 ? words[2 + right][lane] : words[right][lane];
+          even[lane] = block.query[v * vector_lanes + lane] / 8 % 2 != 0 ? words[2 + right][lane] : words[right][lane];
         }
         for (int odd = 0; odd < 2; ++odd) {
           const int key = quarter / 4 * 16 + quarter % 4 * 2 + right * 8 + odd;
           if (key >= tile.count) continue;
           float* to = keep + (key * block.vectors + v) * vector_lanes;
           for (int lane = 0; lane < vector_lanes; ++lane) {
-            const std::uint32_t bits = (odd ? word[lane] >> 16 : word[lane]) & 0x7FFF;
-            to[lane] = bits >= call.drop_threshold ? call.keep_scale : 0.0f;
+            const std::uint32_t word = odd ? even[lane] << 16 | even[lane] >> 16 : even[lane];
+            to[lane] = word >= call.drop_threshold ? call.keep_scale : 0.0f;
           }
         }
       }

@@ -133,19 +133,6 @@ inline WrapperCases math_cases() {
                    .body = "  ((unsigned*)output)[thread] = ptx::multiply_high(0xD2511F53u, thread * 0x9E3779B9u);",
                    .shape = {.block = 256},
                    .expected = bytes_of(high)});
-  // Halves around the limit, subnormals, infinities and NaNs of float16 among them; the signs do not count.
-  std::vector<unsigned> at_least;
-  for (unsigned i = 0; i < 256; ++i) {
-    const unsigned first = (i * 0x0101u + 0x7B00u) & 0xFFFFu, second = i * 0x0203u & 0xFFFFu;
-    at_least.push_back(((second & 0x7FFFu) >= 0x0CCDu ? 0xFFFF0000u : 0u) | ((first & 0x7FFFu) >= 0x7C00u ? 0xFFFFu : 0u));
-  }
-  cases.push_back({.name = "halves_at_least",
-                   .headers = {"math"},
-                   .body =
-                       "  const unsigned low = (thread * 0x0101u + 0x7B00u) & 0xFFFFu, high = thread * 0x0203u & 0xFFFFu;\n"
-                       "  ((unsigned*)output)[thread] = ptx::halves_at_least(high << 16 | low, 0x0CCD7C00u);",
-                   .shape = {.block = 256},
-                   .expected = bytes_of(at_least)});
   return cases;
 }
 

@@ -17,11 +17,6 @@ inline float fma(float x, float y, float z) {
 inline float max(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float min(float x, float y) { return __builtin_fminf(x, y); }
 inline float abs(float x) { return __builtin_fabsf(x); }
-inline unsigned halves_at_least(unsigned halves, unsigned limits) {
-  const unsigned low = (halves & 0x7fff) >= (limits & 0x7fff) ? 0xffff : 0;
-  const unsigned high = (halves >> 16 & 0x7fff) >= (limits >> 16 & 0x7fff) ? 0xffff : 0;
-  return high << 16 | low;
-}
 inline unsigned multiply_high(unsigned x, unsigned y) {
   return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32);
 }
