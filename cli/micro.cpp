@@ -8,6 +8,7 @@
 #include "cli/format.h"
 #include "cli/gpu_clock.h"
 #include "cli/report.h"
+#include "cli/terminal.h"
 #include "cli/verb.h"
 
 namespace flash_attention::cli {

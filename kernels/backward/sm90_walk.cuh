@@ -193,7 +193,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + described.padded, tile_rows * 4,
                      shared.full[turn.slot]);
       if (count == walk.first_step) load_keys();  // the first queries come under the end of the tile before
-      head_idx = described.head_idx;  // both read again
+      head_idx = described.head_idx;              // both read again
       q_tile = described.q_begin / tile_rows + 1;
       if (q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
     }

@@ -89,7 +89,7 @@ std::string digest_of(const std::string& text) { return support::to_hex(support:
 
 /// Of this user alone: what lies there is compiled and run.
 fs::path temporary_folder() {
-  const fs::path folder = fs::temp_directory_path() / ("flash_attention-" + std::to_string(getuid()));
+  fs::path folder = fs::temp_directory_path() / ("flash_attention-" + std::to_string(getuid()));
   if (const auto problem = support::prepare_private_folder(folder)) {
     throw Error(ErrorCode::unavailable, "the emulator has no folder for its sources: " + *problem +
                                             "; set FLASH_ATTENTION_CACHE_DIR to one that can be written");

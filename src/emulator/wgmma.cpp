@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "emulator/address.h"
 #include "emulator/scheduler.h"
 #include "emulator/wgmma_product.h"
 
