@@ -86,11 +86,6 @@ struct Worker {
   using Math = Scores<config, Rows::keys, tile_rows>;
   static constexpr Type type = S::type;
 
-  /// S of the next step is issued before dK of this one is waited for.
-  static constexpr bool chains = S::warpgroups == 2 && !S::lean && !S::foreign_rows && !config.separate_dq;
-  /// Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the
-  /// first one's to own, and the second passes over it.
-  static constexpr bool passes_first = chains && config.features.window_right;
   /// Statistics are read under the products before them.
   static constexpr bool early_statistics = !S::lean;
 
@@ -176,7 +171,7 @@ struct Worker {
 
   /// The warpgroup that makes dQ of a step.
   __device__ __forceinline__ int owner_of(unsigned step) const {
-    return static_cast<int>((passes_first ? step - walk().first_step : step) % S::warpgroups);
+    return static_cast<int>((S::passes_first ? step - walk().first_step : step) % S::warpgroups);
   }
 
   /// Gives this warpgroup's dS of a step to the step's owner.
@@ -227,7 +222,7 @@ struct Worker {
 
   /// Of how many steps before this one the warpgroup was the owner, in all tasks.
   __device__ __forceinline__ unsigned owned_before(unsigned step) const {
-    if constexpr (passes_first) return walk().owned[warpgroup] + (step - walk().first_step + 1 - warpgroup) / 2;
+    if constexpr (S::passes_first) return walk().owned[warpgroup] + (step - walk().first_step + 1 - warpgroup) / 2;
     return (step + S::warpgroups - 1 - warpgroup) / S::warpgroups;
   }
   /// dQ of the steps it owned before this one has left the staging buffer.
@@ -328,7 +323,7 @@ struct Worker {
       const Turn<S::stages> turn(step);
       if constexpr (!begun) await_step(step);
       const Step& here = shared.step[step % steps_kept];
-      if (!chains && (here.hidden >> warpgroup & 1)) {
+      if (!S::chains && (here.hidden >> warpgroup & 1)) {
         if constexpr (!config.separate_dq) hand_over({}, step);        // for the owner, who multiplies all keys
         ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
       } else {
@@ -409,10 +404,10 @@ struct Worker {
     if constexpr (!config.separate_dq) clean_keys();
     const auto owns = [&](unsigned step) { return !config.separate_dq && owner_of(step) == warpgroup; };
     unsigned step = walk().first_step;
-    if constexpr (chains) {
+    if constexpr (S::chains) {
       if (step != walk().end_step && owns(step - 1)) {
-        if constexpr (passes_first) await_step(step);
-        if (passes_first && (shared.step[step % steps_kept].hidden >> warpgroup & 1)) {
+        if constexpr (S::passes_first) await_step(step);
+        if (S::passes_first && (shared.step[step % steps_kept].hidden >> warpgroup & 1)) {
           pass(step);
         } else {
           walk_step.template operator()<false>(step);

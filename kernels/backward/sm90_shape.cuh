@@ -94,6 +94,12 @@ struct Shape {
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool foreign_rows = features.packed || features.seqused_q;
 
+  // Two warpgroups: S of the next step is issued before dK of this one is waited for.
+  static constexpr bool chains = warpgroups == 2 && !lean && !foreign_rows && !config.separate_dq;
+  // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
+  // one's to own, and the second passes over it.
+  static constexpr bool passes_first = chains && features.window_right;
+
   static_assert(config.block_q == tile_rows && config.block_kv % tile_rows == 0);
 };
 

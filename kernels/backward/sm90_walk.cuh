@@ -197,7 +197,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       q_tile = described.q_begin / tile_rows + 1;
       if (q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
     }
-    if constexpr (S::warpgroups == 2 && config.features.window_right && !S::foreign_rows) {
+    if constexpr (S::passes_first) {
       for (int w = 0; w < 2; ++w)
         shared.walk[(n + 1) % walks_kept].owned[w] = walk.owned[w] + (walk.end_step - walk.first_step + 1 - w) / 2;
     }
