@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import flash_attention
 import reference
 import torch
-from comparison import assert_close
+from comparison import assert_close, exact_and_plain, gradients
 
 
 @dataclass
@@ -90,14 +90,6 @@ CASES = [
 NAMES = [case.name for case in CASES]
 
 
-def gradients(function, inputs, dout, dlse):
-    """function(*inputs) -> (out, lse), then the gradients of <out, dout> + <lse where finite, dlse>."""
-    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-    out, lse = function(*inputs)
-    loss = (out * dout.to(out.dtype)).sum() + (lse.masked_fill(lse == -torch.inf, 0.0) * dlse.to(lse.dtype)).sum()
-    return [out, lse, *torch.autograd.grad(loss, inputs, allow_unused=True)]
-
-
 def check(case, dtype, device, layout="bshd", kernel=None, backward=True):
     """Compares out, lse and every gradient of one case with the reference."""
     q, k, v, options = case.make(dtype, device)
@@ -129,9 +121,5 @@ def check(case, dtype, device, layout="bshd", kernel=None, backward=True):
     dout = torch.randn(*q.shape[:-1], v.shape[-1], device=device, dtype=torch.float64)
     dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1], device=device, dtype=torch.float64)
     actual = gradients(ours, inputs, dout, dlse)
-    same = gradients(plain, inputs, dout, dlse)
-    exact = gradients(plain, [tensor.double() for tensor in inputs], dout, dlse)
-    for name, a, s, e in zip(names, actual, same, exact, strict=True):
-        e = torch.zeros_like(a, dtype=torch.float64) if e is None else e
-        s = torch.zeros_like(a) if s is None else s
-        assert_close(a, e, s, f"{case.name} {name}")
+    for name, *three in zip(names, actual, *exact_and_plain(plain, inputs, dout, dlse), strict=True):
+        assert_close(*three, f"{case.name} {name}")

@@ -17,3 +17,36 @@ def assert_close(actual, exact, plain, what=""):
         error = (actual - exact)[finite].abs().max()
         allowed = 2 * (plain - exact)[finite].abs().max() + floor * max(1.0, exact[finite].abs().max())
         assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def gradients(function, inputs, dout, dlse=None):
+    """[out, lse, d(input) ...] for function(*inputs) -> (out, lse) and the loss <out, dout> + <lse where finite, dlse>."""
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+    out, lse = function(*inputs)
+    loss = (out * dout.to(out.dtype)).sum()
+    if dlse is not None:
+        loss = loss + (lse.masked_fill(lse == -torch.inf, 0.0) * dlse.to(lse.dtype)).sum()
+    found = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return [out, lse, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))]
+
+
+def exact_and_plain(formula, inputs, dout, dlse=None):
+    """gradients() of a formula in float64 and in the dtype of the inputs: what assert_close() wants, one by one.
+
+    Autograd through the formula never meets delta = <dO, O>: where a row sees one key, dP - delta is 0 in it to the last
+    bit. A backward pass in tiles has delta from the output as it was stored, so the plain gradients are moved by what the
+    rounding of the output does to them. dS is P (dP - delta) and the gradient of lse is P: an error of delta moves
+    everything before the scores as that gradient of lse does.
+    """
+    wide = [tensor.double() for tensor in inputs]
+    exact, plain = gradients(formula, wide, dout, dlse), gradients(formula, inputs, dout, dlse)
+    error = _error_of_delta(exact[0].detach(), dout.double(), plain[0].dtype)
+    moved = gradients(formula, wide, torch.zeros_like(exact[0]), -error.transpose(-1, -2))
+    return exact, plain[:2] + [p + m.to(p.dtype) for p, m in zip(plain[2:], moved[2:], strict=True)]
+
+
+def _error_of_delta(out, dout, dtype):
+    """For every row, from rounding `out`. An output with another last bit has other errors, so their size is added."""
+    error = (dout * (out.to(dtype) - out)).sum(-1)
+    size = torch.finfo(dtype).eps / 2 * (dout * out).norm(dim=-1)
+    return error + torch.copysign(size, error)

@@ -5,7 +5,7 @@ import grid
 import pytest
 import reference
 import torch
-from comparison import assert_close
+from comparison import assert_close, exact_and_plain, gradients
 from flash_attention import flash_attn
 
 AXES = {
@@ -55,8 +55,8 @@ def call(point, q, k, v, **options):
 
 
 def check(point, device):
-    leaves = [tensor.requires_grad_() for tensor in inputs(point, device)]
-    dout = torch.randn_like(leaves[0])
+    tensors = inputs(point, device)
+    dout = torch.randn_like(tensors[0])
     slopes = 0.3 * torch.rand(2, point["heads"][0], device=device) if point["alibi"] else None
     options = {name: point[name] for name in ("causal", "softcap", "dropout_p")} | {"alibi_slopes": slopes}
     window = (37, 11) if point["local"] else (-1, -1)
@@ -64,16 +64,11 @@ def check(point, device):
     torch.manual_seed(5)
     seed = int(torch.randint(2**63 - 1, ())) if point["dropout_p"] else 0  # what the next call draws
     torch.manual_seed(5)
-    out, lse = call(point, *leaves, window_size=window, **options)
-    ours = (out, lse, *torch.autograd.grad(out, leaves, dout))
-
-    def by_the_formula(dtype):
-        copies = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
-        out, lse = reference.attention(*copies, window=window, seed=seed, **options)
-        return (out, lse, *torch.autograd.grad(out, copies, dout.to(dtype)))
-
-    exact, plain = by_the_formula(torch.float64), by_the_formula(point["dtype"])
-    for name, *three in zip(("out", "lse", "dq", "dk", "dv"), ours, exact, plain, strict=True):
+    actual = gradients(lambda q, k, v: call(point, q, k, v, window_size=window, **options), tensors, dout)
+    expected = exact_and_plain(
+        lambda q, k, v: reference.attention(q, k, v, window=window, seed=seed, **options), tensors, dout
+    )
+    for name, *three in zip(("out", "lse", "dq", "dk", "dv"), actual, *expected, strict=True):
         assert_close(*three, what=name)
 
 

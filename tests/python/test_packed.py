@@ -4,7 +4,7 @@ import flash_attention
 import pytest
 import reference
 import torch
-from comparison import assert_close
+from comparison import assert_close, exact_and_plain, gradients
 
 LENGTHS_Q = [5, 0, 33, 1, 20]
 LENGTHS_KV = [9, 4, 33, 0, 61]
@@ -35,22 +35,15 @@ def test_packed(name, bound, dtype, device):
         bounds = {"max_seqlen_q": max(LENGTHS_Q) + bound, "max_seqlen_kv": max(LENGTHS_KV) + bound}
     dout = torch.randn(sum(LENGTHS_Q), 4, 24, device=device, dtype=torch.float64)
 
-    def results(function, inputs):
-        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-        out, lse = function(*inputs)
-        return [out, lse, *torch.autograd.grad((out * dout.to(out.dtype)).sum(), inputs)]
-
     def plain(q, k, v):
         return reference.attention_packed(q, k, v, cu_q, cu_kv, **options)
 
     def ours(q, k, v):
         return flash_attention.attention_packed(q, k, v, cu_q, cu_kv, return_lse=True, **bounds, **options)
 
-    exact = results(plain, [tensor.double() for tensor in (q, k, v)])
-    for what, a, e, s in zip(
-        ("out", "lse", "dq", "dk", "dv"), results(ours, (q, k, v)), exact, results(plain, (q, k, v)), strict=True
-    ):
-        assert_close(a, e, s, f"{name} {what}")
+    names, actual = ("out", "lse", "dq", "dk", "dv"), gradients(ours, (q, k, v), dout)
+    for what, *three in zip(names, actual, *exact_and_plain(plain, (q, k, v), dout), strict=True):
+        assert_close(*three, f"{name} {what}")
 
 
 def test_same_lengths_for_keys_by_default(device):
