@@ -27,6 +27,8 @@ Range range(const Extent& e) {
   return {base + low * e.element_bytes, base + high * e.element_bytes};
 }
 
+bool cross(const Range& a, const Range& b) { return a.first < b.last && b.first < a.last; }
+
 /// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Each step of a
 /// non-overlapping layout can only be the quotient or its neighbour, so two tries an axis are enough.
 bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides,
@@ -47,8 +49,7 @@ bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 
 
 bool overlaps(const Extent& a, const Extent& b) {
   if (empty(a) || empty(b)) return false;
-  const Range ra = range(a), rb = range(b);
-  if (ra.last <= rb.first || rb.last <= ra.first) return false;
+  if (!cross(range(a), range(b))) return false;
   const std::intptr_t bytes = b.data - a.data;
   if (a.element_bytes != b.element_bytes || bytes % a.element_bytes != 0) return true;
   std::array<std::int64_t, 4> strides;  // of both; the stride of an axis of size 1 means nothing
@@ -62,15 +63,26 @@ bool overlaps(const Extent& a, const Extent& b) {
 }
 
 void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs) {
-  for (auto output = outputs.begin(); output != outputs.end(); ++output) {
-    if (empty(*output)) continue;
-    for (const Extent& input : inputs) {
-      if (overlaps(*output, input))
-        refuse(output->name, std::string("memory shared with ") + input.name, "an output must not overlap an input");
-    }
-    for (auto other = outputs.begin(); other != output; ++other) {
-      if (overlaps(*output, *other))
-        refuse(output->name, std::string("memory shared with ") + other->name, "outputs must not overlap");
+  // Every call comes here and hardly any pair is close: each range is taken once, and compared before all else.
+  struct Occupied {
+    const Extent* extent;
+    Range range;
+  };
+  std::array<Occupied, 32> occupied;  // outputs, then inputs
+  std::size_t count = 0;
+  const auto add = [&](const Extent& extent) {
+    if (!empty(extent)) occupied.at(count++) = {&extent, range(extent)};
+  };
+  for (const Extent& output : outputs) add(output);
+  const std::size_t num_outputs = count;
+  for (const Extent& input : inputs) add(input);
+  for (std::size_t a = 0; a < num_outputs; ++a) {
+    for (std::size_t b = a + 1; b < count; ++b) {
+      if (!cross(occupied[a].range, occupied[b].range)) continue;
+      const Extent &output = *occupied[a].extent, &other = *occupied[b].extent;
+      if (!overlaps(output, other)) continue;
+      if (b < num_outputs) refuse(other.name, std::string("memory shared with ") + output.name, "outputs must not overlap");
+      refuse(output.name, std::string("memory shared with ") + other.name, "an output must not overlap an input");
     }
   }
 }

@@ -24,7 +24,7 @@ class CudaKernel final : public Kernel {
     const ContextScope scope(cu_, device_, stream);
     abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
     for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers))
-      encode(cu_, spec, args.maps[spec.slot]);
+      args.maps[spec.slot] = tensor_map(cu_, spec);
     if (plan.zeroed_bytes != 0) {
       const auto workspace = reinterpret_cast<DevicePointer>(options.workspace);
       check(cu_, cu_.MemsetD8Async(workspace, 0, plan.zeroed_bytes, stream), "cuMemsetD8Async");

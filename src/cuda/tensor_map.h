@@ -5,7 +5,8 @@
 
 namespace flash_attention::cuda {
 
-/// The hardware's form of a tensor map. Throws Error(internal) that names what the driver would refuse.
-void encode(const Driver& cu, const plan::TensorMapSpec& spec, abi::TensorMap& map);
+/// The hardware's form of a tensor map, until this thread's next call. Throws Error(internal) that names what the driver
+/// would refuse.
+const abi::TensorMap& tensor_map(const Driver& cu, const plan::TensorMapSpec& spec);
 
 }  // namespace flash_attention::cuda

@@ -29,6 +29,8 @@ struct TensorMapSpec {
   std::uint64_t strides_bytes[4] = {};  // of dimensions 1..rank-1
   std::uint32_t box[5] = {};
   int swizzle_bytes = 128;  // 0, 32, 64 or 128
+
+  friend bool operator==(const TensorMapSpec&, const TensorMapSpec&) = default;
 };
 
 /// The maps of one call. No allocation: it is made for every launch.

@@ -1,5 +1,7 @@
 #include "cuda/driver.h"
 
+#include <algorithm>
+
 #include "cuda/backend.h"
 #include "cuda/fake_environment.h"
 #include "cuda/memory.h"
@@ -113,14 +115,32 @@ TEST_F(DriverTest, tensor_maps) {
   spec.strides_bytes[0] = 256, spec.strides_bytes[1] = 1 << 20;
   spec.box[0] = 64, spec.box[1] = 128, spec.box[2] = 1;
   spec.swizzle_bytes = 128;
-  abi::TensorMap map{};
-  encode(driver(), spec, map);
+  const abi::TensorMap map = tensor_map(driver(), spec);
   // The stand-in writes: type, rank, address, first size, first stride, first two box sizes, swizzle.
   const unsigned long long expected[] = {9, 3, 0x7000, 128, 256, 64, 128, 3};
   for (int i = 0; i < 8; ++i) EXPECT_EQ(map.words[i], expected[i]) << i;
+  spec.slot = 3;
   cu.failures["cuTensorMapEncodeTiled"] = 1;
-  expect_contains(error_of(ErrorCode::internal, [&] { encode(driver(), spec, map); }),
-                  {"slot 2", "4096 elements in boxes of 128", "stride 256 bytes", "swizzle 128"});
+  expect_contains(error_of(ErrorCode::internal, [&] { tensor_map(driver(), spec); }),
+                  {"slot 3", "4096 elements in boxes of 128", "stride 256 bytes", "swizzle 128"});
+}
+
+TEST_F(DriverTest, a_tensor_map_is_asked_for_once) {
+  const auto asked = [&] { return std::ranges::count(cu.calls, "cuTensorMapEncodeTiled"); };
+  plan::TensorMapSpec spec{.data = reinterpret_cast<void*>(0x9000), .rank = 2};
+  spec.sizes[0] = 64, spec.sizes[1] = 100;
+  for (int i = 0; i < 3; ++i) tensor_map(driver(), spec);
+  EXPECT_EQ(asked(), 1);
+  // Whatever differs makes another map, and enough others take the first one's place.
+  for (std::uint64_t rows = 101; rows < 105; ++rows) {
+    spec.sizes[1] = rows;
+    tensor_map(driver(), spec);
+  }
+  for (std::uintptr_t i = 1; i <= 1000; ++i) {
+    spec.data = reinterpret_cast<void*>(0x9000 + 0x100 * i);
+    EXPECT_EQ(tensor_map(driver(), spec).words[2], 0x9000 + 0x100 * i);
+  }
+  EXPECT_EQ(asked(), 1 + 4 + 1000);
 }
 
 }  // namespace

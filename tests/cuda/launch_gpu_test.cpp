@@ -198,12 +198,10 @@ TEST_F(GpuLaunchTest, the_drivers_view_of_tensor_maps) {
   spec.sizes[0] = 128, spec.sizes[1] = 64;
   spec.strides_bytes[0] = 256;
   spec.box[0] = 64, spec.box[1] = 64;
-  abi::TensorMap map{};
   const ContextScope scope(driver(), 0, nullptr);
-  encode(driver(), spec, map);
-  EXPECT_NE(map.words[0], 0u);
+  EXPECT_NE(tensor_map(driver(), spec).words[0], 0u);
   spec.strides_bytes[0] = 250;  // not a multiple of 16
-  EXPECT_THROW(encode(driver(), spec, map), Error);
+  EXPECT_THROW(tensor_map(driver(), spec), Error);
 }
 
 TEST_F(GpuLaunchTest, the_callers_thread_has_no_context_afterwards_either) {

@@ -37,7 +37,7 @@ TEST_P(Wrapper, GivesTheSameBitsOnTheGpu) {
     plan::TensorMapSpec spec = map.spec;
     spec.data =
         static_cast<unsigned char*>((map.of_output ? output : input).data()) + reinterpret_cast<std::uintptr_t>(spec.data);
-    cuda::encode(cu, spec, args.maps[spec.slot]);
+    args.maps[spec.slot] = cuda::tensor_map(cu, spec);
   }
   cuda::LaunchAttribute cluster{
       cuda::LaunchAttribute::cluster_dimension, 0, {{static_cast<unsigned>(c.shape.cluster), 1, 1}}};
