@@ -82,7 +82,7 @@ class CpuKernel final : public Kernel {
 const Step* first_step(const KernelTable& table, const Plan& plan) {
   if (plan.kernel == "cpu/bfloat16") return plan.pass == Pass::forward ? table.prefill : table.backward;
   if (plan.kernel == "cpu/prefill") return table.prefill;
-  if (plan.kernel == "cpu/decode") return table.decode;
+  if (plan.kernel == "cpu/decode") return plan.pass == Pass::forward ? table.decode : table.backward_decode;
   if (plan.kernel == "cpu/backward") return table.backward;
   if (plan.kernel == "cpu/standard") {
     return plan.pass == Pass::standard_forward ? table.standard_forward : table.standard_backward;
@@ -140,9 +140,8 @@ std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) 
 #if defined(__x86_64__)
   if (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16) {
     const KernelTable& special = device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table;
-    const bool is_special =
-        plan.kernel == "cpu/bfloat16" || (plan.kernel == "cpu/decode" && special.decode->count != nullptr);
-    if (is_special) return std::make_unique<CpuKernel>(steps, steps_of(special, plan));
+    if (first_step(special, plan)->count != nullptr && (plan.kernel == "cpu/bfloat16" || plan.kernel == "cpu/decode"))
+      return std::make_unique<CpuKernel>(steps, steps_of(special, plan));
   }
 #endif
   return std::make_unique<CpuKernel>(steps, steps);

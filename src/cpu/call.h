@@ -80,6 +80,7 @@ struct KernelTable {
   Step prefill[4];
   Step decode[3];
   Step backward[6];
+  Step backward_decode[5];
   Step standard_forward[4];
   Step standard_backward[7];
   Step ladder_simd[2];

@@ -56,12 +56,17 @@ void reserve(Plan& plan, int part, std::int64_t bytes) {
 
 std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
 
-std::string reject_decode(const Problem& problem, const DeviceInfo&) {
+std::string reject_backward_decode(const Problem& problem, const DeviceInfo&) {
   const std::int64_t rows = group(problem) * problem.seq_q;
-  if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
   if (rows <= cpu_decode_rows) return {};
   return "takes at most " + std::to_string(cpu_decode_rows) + " query rows of a key head, and there are " +
          std::to_string(rows);
+}
+
+std::string reject_decode(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
+  return reject_backward_decode(problem, device);
 }
 
 std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
@@ -86,12 +91,16 @@ std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
 
 /// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles, or a
 /// quarter of a million multiplications in fewer.
-void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
+int key_splits(const Problem& problem, const DeviceInfo& device, std::int64_t blocks) {
   const std::int64_t a_key =
       std::max<std::int64_t>(problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v), 1);
   const std::int64_t min_split = std::clamp<std::int64_t>(250'000 / a_key, 2 * cpu_block_kv, 8 * cpu_block_kv);
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
-  plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
+  return static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
+}
+
+void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
+  plan.num_splits = key_splits(problem, device, blocks);
   if (plan.num_splits == 1) return;
   reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);  // sums
   reserve(plan, 1, plan.num_splits * total_rows(problem) * 2 * 4);                               // statistics
@@ -143,6 +152,15 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   reserve(plan, 5, keys / plan.block_kv * (plan.block_kv + 1));
 }
 
+/// Splits of the keys, each with its own sums of dQ.
+void lay_out_backward_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = cpu_block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  plan.num_splits = key_splits(problem, device, problem.batch * problem.heads_kv);
+  if (plan.num_splits > 1) reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);  // dsink's terms
+}
+
 /// Splits of the queries, each with its own sums of dK and dV.
 void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   const bool amx = device.isa == CpuIsa::amx && plan.kernel == "cpu/bfloat16";
@@ -188,7 +206,7 @@ void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& pl
   if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);
 }
 
-constexpr std::array<KernelEntry, 7> entries{{
+constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
@@ -213,6 +231,12 @@ constexpr std::array<KernelEntry, 7> entries{{
      .requirements = "AMX or AVX512-BF16; bfloat16; no bias; at least 17 query rows of a key head",
      .reject = reject_backward_bfloat16,
      .lay_out = lay_out_backward_bfloat16},
+    {.name = "cpu/decode",
+     .pass = Pass::backward,
+     .device = DeviceKind::cpu,
+     .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv)",
+     .reject = reject_backward_decode,
+     .lay_out = lay_out_backward_decode},
     {.name = "cpu/backward",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,

@@ -41,7 +41,10 @@ std::vector<Run> runs() {
       all.push_back({c, {}});  // the planner's choice
       all.push_back({c, {.kernel = "cpu/prefill"}});
       if (c.problem.heads_q / c.problem.heads_kv * c.problem.seq_q <= 8) all.push_back({c, {.kernel = "cpu/decode"}});
-      if (const auto few = with_few_queries(c)) all.push_back({*few, {.kernel = "cpu/decode"}});
+      if (const auto few = with_few_queries(c)) {
+        all.push_back({*few, {.kernel = "cpu/decode"}});
+        all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
+      }
       all.push_back({c, {.pass = Pass::backward}});
       all.push_back({c, {.pass = Pass::standard_forward}});
       all.push_back({c, {.pass = Pass::standard_backward}});
@@ -51,9 +54,9 @@ std::vector<Run> runs() {
 }
 
 std::string run_name(const ::testing::TestParamInfo<Run>& info) {
+  const std::string &kernel = info.param.target.kernel, pass(to_string(info.param.target.pass));
   std::string name = info.param.c.name + "_" + std::string(to_string(info.param.c.problem.dtype)) + "_";
-  for (char c :
-       info.param.target.kernel.empty() ? std::string(to_string(info.param.target.pass)) : info.param.target.kernel) {
+  for (char c : kernel.empty() ? pass : kernel + "_" + pass) {
     name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   }
   return name;

@@ -105,12 +105,12 @@ inline bool load_block(const Call& call, const RowBlock& block, int depth, Bfloa
   return true;
 }
 
-/// P and dS of one vector of scores; see GradientTile::compute.
-struct ScoreGradient {
+/// P and dS of one vector of scores; see ScoreGradient. Nothing is Inf or NaN here.
+struct FiniteGradient {
   Vec p, ds;
 
-  FLASH_ATTENTION_INLINE ScoreGradient(const Call& call, const Bfloat16BackwardScratch& scratch, int i, int lane,
-                                       float factor) {
+  FLASH_ATTENTION_INLINE FiniteGradient(const Call& call, const Bfloat16BackwardScratch& scratch, int i, int lane,
+                                        float factor) {
     const Vec s = load(scratch.S + i) * factor, delta = load(scratch.terms.delta + lane);
     p = exp2(s - load(scratch.terms.lse + lane));
     Vec dp = load(scratch.dP + i);
@@ -122,7 +122,7 @@ struct ScoreGradient {
       ds = p * (dp - delta);
     }
     ds = select(s == -infinity, Vec{}, ds);
-    if (call.softcap > 0) ds = select(ds == 0.0f, ds, ds * load(scratch.derivative + i));
+    if (call.softcap > 0) ds = through_softcap(ds, load(scratch.derivative + i));
   }
 };
 
@@ -138,7 +138,7 @@ inline void round_gradients(const Call& call, const RowBlock& block, const Tile&
       for (int j = 0; j < 2; ++j) {
         Vec p{};
         if (key + j < tile.count) {
-          const ScoreGradient gradient(call, scratch, (key + j) * lanes + v, v, factor);
+          const FiniteGradient gradient(call, scratch, (key + j) * lanes + v, v, factor);
           p = gradient.p;
           ds[j] = gradient.ds;
         }

@@ -34,6 +34,22 @@ struct RowTerms {
   }
 };
 
+/// Of a vector of scores: P with dropout, and the gradient of the score before softcap.
+struct ScoreGradient {
+  Vec p, ds;
+
+  /// kept: dropout's factors, else 1.
+  FLASH_ATTENTION_INLINE ScoreGradient(Vec s, Vec dp, Vec kept, Vec lse, Vec delta) {
+    const Vec probability = exp2(s - lse);
+    dp = select(kept == 0.0f, Vec{}, dp * kept);  // V may be NaN where it was dropped
+    p = probability * kept;
+    ds = select(s == -infinity, Vec{}, probability * (dp - delta));  // behind a hidden score dP may be NaN
+  }
+};
+
+/// From the gradient of the capped score to that of the raw one; behind a hidden score the derivative may be NaN.
+FLASH_ATTENTION_INLINE Vec through_softcap(Vec ds, Vec derivative) { return select(ds == 0.0f, ds, ds * derivative); }
+
 /// A block's rows in lanes.
 struct GradientRows : RowTerms {
   alignas(64) float Qt[max_head_dim * block_q];   // query_factor * Q^T
@@ -71,13 +87,10 @@ struct GradientTile {
     for (int key = 0; key < tile.count; ++key) {
       for (int v = 0; v < lanes; v += vector_lanes) {
         const int i = key * lanes + v;
-        const Vec s = load(P + i);
-        const Vec p = exp2(s - load(rows.lse + v));
         const Vec kept = call.dropout ? load(keep + i) : splat(1.0f);
-        const Vec dp = select(kept == 0.0f, Vec{}, load(dS + i) * kept);  // V may be NaN where it was dropped
-        const Vec ds = p * (dp - load(rows.delta + v));
-        store(P + i, p * kept);
-        store(dS + i, select(s == -infinity, Vec{}, ds));  // behind a hidden score dP may be NaN
+        const ScoreGradient gradient(load(P + i), load(dS + i), kept, load(rows.lse + v), load(rows.delta + v));
+        store(P + i, gradient.p);
+        store(dS + i, gradient.ds);
       }
     }
   }
@@ -86,8 +99,7 @@ struct GradientTile {
   void through_softcap(const Call& call, int size) {
     if (call.softcap == 0) return;
     for (int i = 0; i < size; i += vector_lanes) {
-      const Vec ds = load(dS + i);
-      store(dS + i, select(ds == 0.0f, ds, ds * load(derivative + i)));  // behind a hidden score that may be NaN too
+      store(dS + i, cpu::through_softcap(load(dS + i), load(derivative + i)));
     }
   }
 };

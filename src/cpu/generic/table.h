@@ -2,6 +2,7 @@
 
 // All kernels of an instruction set, as the table that its object exports.
 
+#include "cpu/generic/backward_decode.h"
 #include "cpu/generic/dbias.h"
 #include "cpu/generic/decode.h"
 #include "cpu/generic/standard.h"
@@ -60,6 +61,10 @@ constexpr KernelTable make_table() {
                    {finish_backward_items, finish_backward},
                    {sink_items, finish_sink},
                    {dbias_items, dbias}},
+      .backward_decode = {{backward_decode_items, backward_decode},
+                          {merge_dq_items, merge_dq},
+                          {sink_items, finish_sink},
+                          {dbias_items, dbias}},
       .standard_forward = {{standard_items, standard_scores},
                            {standard_items, standard_softmax},
                            {standard_items, standard_values}},
@@ -70,8 +75,8 @@ constexpr KernelTable make_table() {
                             {dbias_items, dbias}},
       .ladder_simd = {{c2_simd::items, c2_simd::attention}},
       .ladder_threads = {{c3_threads::items, c3_threads::attention}},
-      .scratch_bytes = largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
-                               largest(sizeof(BackwardScratch), sizeof(DbiasScratch))),
+      .scratch_bytes = largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)), sizeof(DbiasScratch)),
+                               largest(sizeof(BackwardScratch), sizeof(BackwardDecodeScratch))),
       .block_q = block_q,
       .exp2 = map<exp2>,
       .tanh = map<tanh>,
