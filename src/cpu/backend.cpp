@@ -62,7 +62,7 @@ class CpuKernel final : public Kernel {
     };
     const Steps& steps = problem.dtype == Dtype::bfloat16 ? steps_in_bfloat16_ : steps_;
     const Call call = make_call(problem, plan, steps.block_q, buffers, options);
-    const bool serial = is_small(problem, plan.pass);
+    const bool serial = !worth_sharing(multiplications(problem, plan.pass));
     for (const Step* step = steps.first; step->count != nullptr; ++step) {
       Loop loop{call, *step, steps.scratch_bytes};
       parallel_for(

@@ -123,13 +123,13 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   return call;
 }
 
-bool is_small(const Problem& problem, Pass pass) {
-  // Multiplications: a million are about 25 us of one core with AVX-512, and a single row takes the time of four. The
-  // caller waits for no worker to wake, so what is lost where they sleep is the call that wakes them.
+double multiplications(const Problem& problem, Pass pass) {
+  // A single row takes the time of four, and a few keys that of eight.
   const auto rows = static_cast<double>(std::max<std::int64_t>(problem.heads_q * problem.seq_q, 4 * problem.heads_kv));
-  const double scores = static_cast<double>(problem.batch) * rows * static_cast<double>(problem.seq_kv);
+  const auto keys = static_cast<double>(std::max<std::int64_t>(problem.seq_kv, 8));
+  const double scores = static_cast<double>(problem.batch) * rows * keys;
   const double products = pass == Pass::backward || pass == Pass::standard_backward ? 2.5 : 1;  // five instead of two
-  return products * scores * static_cast<double>(problem.head_dim + problem.head_dim_v) < 1e6;
+  return products * scores * static_cast<double>(problem.head_dim + problem.head_dim_v);
 }
 
 }  // namespace flash_attention::cpu

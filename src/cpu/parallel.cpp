@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
 
@@ -81,6 +82,16 @@ int num_threads() {
   const Hook mine = current_hook();
   static const int own = pool_threads();
   return mine.function != nullptr ? mine.threads : own;
+}
+
+bool worth_sharing(double multiplications) {
+  using Clock = std::chrono::steady_clock;
+  if (multiplications < 1e5) return false;
+  thread_local Clock::time_point last;
+  const Clock::time_point now = Clock::now();
+  const bool soon = now - last < ThreadPool::stays_awake;
+  last = now;
+  return soon || multiplications >= 1e6;
 }
 
 void parallel_for(std::int64_t count, bool serial, Body body, void* context) {

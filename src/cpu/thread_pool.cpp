@@ -19,13 +19,13 @@ void pause() {
 #endif
 }
 
-/// True until 50 us have passed since the first call.
+/// True until the time that a worker stays awake has passed since the first call.
 class Patience {
  public:
   bool left() {
     pause();
     if (++looks_ % 64 != 0) return true;
-    return std::chrono::steady_clock::now() - start_ < std::chrono::microseconds(50);
+    return std::chrono::steady_clock::now() - start_ < ThreadPool::stays_awake;
   }
 
  private:
@@ -62,14 +62,14 @@ bool ThreadPool::take(std::size_t range, std::uint32_t loop, std::int64_t& index
 }
 
 void ThreadPool::help(std::uint32_t loop, std::size_t self) {
-  std::int64_t index = 0;
+  std::int64_t index = 0, count = 0, finished = 0;
   for (std::size_t i = 0; i < ranges_.size(); ++i) {
-    while (take((self + i) % ranges_.size(), loop, index)) {
-      const std::int64_t count = count_.load();
+    for (; take((self + i) % ranges_.size(), loop, index); ++finished) {
+      count = count_.load();
       body_.load()(context_.load(), index);
-      if (done_.fetch_add(1) + 1 == count) done_.notify_all();
     }
   }
+  if (finished > 0 && done_.fetch_add(finished) + finished == count) done_.notify_all();
 }
 
 void ThreadPool::keep_workers_off(int processor) {
@@ -127,9 +127,11 @@ void ThreadPool::work(std::size_t self) {
     Patience patience;
     while (loop_.load() == seen && patience.left()) {
     }
-    ++sleeping_;
-    loop_.wait(seen);
-    --sleeping_;
+    if (loop_.load() == seen) {
+      ++sleeping_;
+      loop_.wait(seen);
+      --sleeping_;
+    }
     seen = loop_.load();
     help(seen, self);
   }

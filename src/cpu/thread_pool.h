@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <thread>
@@ -17,6 +18,8 @@ using Body = void (*)(void* context, std::int64_t index);
 /// the processor that the caller runs on: left alone, the system likes to wake them there, behind the caller.
 class ThreadPool {
  public:
+  static constexpr std::chrono::microseconds stays_awake{50};  // for which a worker without work stays awake
+
   explicit ThreadPool(int threads);  // the caller counts as one
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -40,14 +43,15 @@ class ThreadPool {
   std::int64_t range_end(std::size_t range, std::int64_t count) const;
   void keep_workers_off(int processor);
 
-  // The loop under way.
-  std::vector<Range> ranges_;           // one a thread; the caller's is the first
-  std::atomic<std::uint32_t> loop_{0};  // what sleeping workers wait on
-  std::atomic<Body> body_{nullptr};
+  // The loop under way. What workers look at while they wait, what the caller writes before, and what all write at the
+  // end lie on different cache lines, or each would take them from the others again and again.
+  std::vector<Range> ranges_;                       // one a thread; the caller's is the first
+  alignas(64) std::atomic<std::uint32_t> loop_{0};  // what sleeping workers wait on
+  alignas(64) std::atomic<Body> body_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<std::int64_t> count_{0};
-  std::atomic<std::int64_t> done_{0};
-  std::atomic<int> sleeping_{0};
+  alignas(64) std::atomic<std::int64_t> done_{0};
+  alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
   std::mutex caller_;
   int callers_processor_ = -1;  // the one that workers keep off

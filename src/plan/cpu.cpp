@@ -75,9 +75,13 @@ std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
   }
   if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
   const std::int64_t rows = group(problem) * problem.seq_q;
-  if (rows >= cpu_bfloat16_min_rows) return {};
-  return "takes at least " + std::to_string(cpu_bfloat16_min_rows) + " query rows of a key head, and there are " +
-         std::to_string(rows);
+  if (rows < cpu_bfloat16_min_rows) {
+    return "takes at least " + std::to_string(cpu_bfloat16_min_rows) + " query rows of a key head, and there are " +
+           std::to_string(rows);
+  }
+  if (problem.seq_kv >= cpu_bfloat16_min_keys) return {};
+  return "takes at least " + std::to_string(cpu_bfloat16_min_keys) + " keys, and there are " +
+         std::to_string(problem.seq_kv);
 }
 
 std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
@@ -96,7 +100,9 @@ int key_splits(const Problem& problem, const DeviceInfo& device, std::int64_t bl
       std::max<std::int64_t>(problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v), 1);
   const std::int64_t min_split = std::clamp<std::int64_t>(250'000 / a_key, 2 * cpu_block_kv, 8 * cpu_block_kv);
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
-  return static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
+  int splits = static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
+  while (splits > 2 && blocks * splits % device.threads != 0) --splits;  // so that all threads have as much
+  return splits;
 }
 
 void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
@@ -136,7 +142,9 @@ void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan
   plan.block_kv = cpu_block_kv;
   const auto dense = [](const Strides& strides, std::int64_t dim) { return strides.head == 0 || strides.head == dim; };
   const bool side_by_side = dense(problem.k_strides, problem.head_dim) && dense(problem.v_strides, problem.head_dim_v);
-  const int heads = cpu_decode_heads(group(problem) * problem.seq_q, problem.heads_kv, side_by_side);
+  const std::int64_t bytes = problem.heads_kv * problem.seq_kv * (problem.head_dim + problem.head_dim_v) *
+                             static_cast<std::int64_t>(size_of(problem.dtype));
+  const int heads = cpu_decode_heads(group(problem) * problem.seq_q, problem.heads_kv, bytes, side_by_side);
   split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, std::max(heads, 1)), plan);
 }
 
@@ -210,7 +218,8 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv)",
+     .requirements =
+         "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv) and 17 keys",
      .reject = reject_bfloat16,
      .lay_out = lay_out_bfloat16},
     {.name = "cpu/decode",
@@ -228,7 +237,7 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX or AVX512-BF16; bfloat16; no bias; at least 17 query rows of a key head",
+     .requirements = "AMX or AVX512-BF16; bfloat16; no bias; at least 17 query rows of a key head and 17 keys",
      .reject = reject_backward_bfloat16,
      .lay_out = lay_out_backward_bfloat16},
     {.name = "cpu/decode",

@@ -10,12 +10,14 @@ constexpr int cpu_max_head_dim = 256;
 
 constexpr int cpu_decode_stack = 64;  // rows of all key heads that cpu/decode keeps at once
 
+/// Query rows of a key head that cpu/decode makes room for.
+constexpr int cpu_decode_padded(long long rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : cpu_decode_rows; }
+
 /// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
-/// order.
-constexpr int cpu_decode_heads(long long rows, long long heads_kv, bool side_by_side) {
-  const int padded = rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : cpu_decode_rows;
-  const long long most = cpu_decode_stack / padded;
-  return static_cast<int>(!side_by_side ? 1 : heads_kv < most ? heads_kv : most);
+/// order. Where K and V of a sequence stay in an L2, threads share the heads instead.
+constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long bytes, bool side_by_side) {
+  const long long most = cpu_decode_stack / cpu_decode_padded(rows);
+  return static_cast<int>(!side_by_side || bytes <= 512 << 10 ? 1 : heads_kv < most ? heads_kv : most);
 }
 
 // Query rows of a block: the lanes of a register tile's vectors.
@@ -24,7 +26,9 @@ constexpr int cpu_block_q_neon = 12;
 constexpr int cpu_block_q_avx2 = 24;
 constexpr int cpu_block_q_avx512 = 48;
 
-constexpr int cpu_bfloat16_min_rows = 17;  // cpu/bfloat16: for fewer, packing K and V costs more than it saves
+// cpu/bfloat16: for fewer, packing K and V costs more than it saves.
+constexpr int cpu_bfloat16_min_rows = 17;
+constexpr int cpu_bfloat16_min_keys = 17;
 
 // cpu/bfloat16 with AMX: tiles of 16 x 16 scores, two by two; the keys of a tile share one pass over the sums of the
 // output.

@@ -9,9 +9,10 @@
 //     P = 2^(S - row_max), row_sum, rescale            a row at a time
 //     O[row]      = rescale * O[row] + sum of P[row][key] * V[key]
 //
-// K and V are converted in registers on their way into the products. The options of a score work on S^T, as in prefill.
+// K and V are converted in registers on their way into the products.
 
 #include "cpu/generic/decode_products.h"
+#include "cpu/generic/decode_scores.h"
 #include "cpu/generic/prefill.h"
 
 namespace flash_attention::cpu {
@@ -25,10 +26,8 @@ struct DecodeScratch {
   alignas(64) float Q[decode_stack * max_head_dim];
   alignas(64) float Q_raw[decode_stack * max_head_dim / 2];
   alignas(64) float O[decode_stack * max_head_dim];
-  alignas(64) float S[decode_lanes * block_kv];   // [row][key]
-  alignas(64) float St[block_kv * decode_lanes];  // [key][lane]
+  alignas(64) float S[decode_lanes * block_kv];  // [row][key]
   alignas(64) float keep[block_kv * decode_lanes];
-  alignas(64) float K[block_kv * max_head_dim];
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
@@ -42,7 +41,8 @@ struct DecodeItem {
 
   static int heads_together(const Call& call) {
     const bool side_by_side = call.k.head_stride == call.head_dim && call.v.head_stride == call.head_dim_v;
-    return plan::cpu_decode_heads(call.group * call.seq_q, call.heads_kv, side_by_side);
+    const std::int64_t bytes = call.heads_kv * call.seq_kv * (call.head_dim + call.head_dim_v) * size_of(call.element);
+    return plan::cpu_decode_heads(call.group * call.seq_q, call.heads_kv, bytes, side_by_side);
   }
   static std::int64_t groups(const Call& call) { return ceil_div(call.heads_kv, heads_together(call)); }
 
@@ -58,17 +58,6 @@ struct DecodeItem {
 
 inline std::int64_t decode_items(const Call& call) {
   return call.heads_kv == 0 ? 0 : call.batch * DecodeItem::groups(call) * call.num_splits;
-}
-
-/// Softcap, bias, ALiBi and masks.
-inline void finish_decode_scores(const Call& call, const RowBlock& block, const Tile& tile, DecodeScratch& scratch) {
-  const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
-  if (plain && tile.seen == Seen::all) return;
-  const auto row_of = [&](int lane) { return scratch.S + smaller(lane, block.rows - 1) * block_kv; };
-  gather_lanes<Float32>(row_of, block.vectors, tile.count, 1, scratch.St);
-  finish_scores(call, block, tile, scratch.St);
-  for (int lane = 0; lane < block.lanes(); ++lane) scratch.rescale[lane] = 1;
-  scatter_lanes<Float32>(scratch.St, block.vectors, block.rows, tile.count, scratch.rescale, row_of);
 }
 
 /// P in place, over whole vectors: what is past the keys becomes 0.
@@ -96,7 +85,7 @@ template <class Dots>
 inline void decode_scores(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> K,
                           DecodeHead& head, DecodeScratch& scratch, NextTile& next) {
   dot_rows<Dots>(block.rows, K, tile.count, Dots::query(head), call.head_dim, query_factor(call), scratch.S, next);
-  finish_decode_scores(call, block, tile, scratch);
+  finish_scores_in_rows(call, block, tile, scratch.S);
   for (int row = 0; row < block.rows; ++row) softmax_row(row, tile.count, head.statistics, scratch);
   if (!call.dropout) return;
   dropout_factors(call, block, tile, scratch.keep);
@@ -121,31 +110,26 @@ inline void decode_values(const Call& call, const RowBlock& block, const Tile& t
   }
 }
 
-/// One tile of one key head, with K and V as they lie.
+/// One tile of one key head. K and V are used as they lie, but for values that must not meet a weight of 0 (hidden.h).
 template <class Dots>
-inline void decode_in_place(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head,
-                            DecodeScratch& scratch, NextTile& next) {
+inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
+                        NextTile& next) {
   using T = typename Dots::Element;
+  if constexpr (!Dots::any_width) {
+    const bool fits = call.head_dim % Dots::columns == 0 && call.head_dim_v % Dots::columns == 0;
+    if (!fits) return decode_tile<FloatDots<T>>(call, block, tile, head, scratch, next);
+  }
   const auto rows_of = [&](const TensorView& tensor) {
     const auto* first = reinterpret_cast<const typename T::Stored*>(block.keys(call, tensor));
     return KeyRows<T>{first + tile.begin * tensor.seq_stride, tensor.seq_stride};
   };
   decode_scores<Dots>(call, block, tile, rows_of(call.k), head, scratch, next);
-  decode_values<Dots>(call, block, tile, rows_of(call.v), head.O, scratch, next);
-}
-
-/// One tile of one key head.
-template <class Dots>
-inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
-                        NextTile& next) {
-  using T = typename Dots::Element;
-  const bool fits = call.head_dim % Dots::columns == 0 && call.head_dim_v % Dots::columns == 0;
-  if (tile.weighted && (fits || Dots::any_width)) return decode_in_place<Dots>(call, block, tile, head, scratch, next);
-  if (tile.weighted) return decode_in_place<FloatDots<T>>(call, block, tile, head, scratch, next);
-  const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
-  const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
-  const SafeRows safe = make_safe(V, tile.count, call.head_dim_v, false, scratch.safe);
-  decode_scores<FloatDots<Float32>>(call, block, tile, {K.data, K.stride}, head, scratch, next);
+  const KeyRows<T> V = rows_of(call.v);
+  if (tile.weighted || are_finite<T>(V.data, V.stride, tile.count, call.head_dim_v)) {
+    return decode_values<Dots>(call, block, tile, V, head.O, scratch, next);
+  }
+  const FloatRows copy = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
+  const SafeRows safe = make_safe(copy, tile.count, call.head_dim_v, false, scratch.safe);
   decode_values<FloatDots<Float32>>(call, block, tile, {safe.rows.data, safe.rows.stride}, head.O, scratch, next);
   add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {round_up(call.head_dim_v, vector_lanes), 1},
                call.head_dim_v);
@@ -183,8 +167,8 @@ inline void start_head(const Call& call, const RowBlock& block, int rows, Decode
   using T = typename Dots::Element;
   const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
   head.statistics.reset();
-  for (int i = 0; i < rows * columns; ++i) head.Q[i] = 0;
-  for (int i = 0; i < rows * columns_v; ++i) head.O[i] = 0;
+  for (int i = block.rows * columns; i < rows * columns; i += vector_lanes) store(head.Q + i, Vec{});
+  for (int i = 0; i < rows * columns_v; i += vector_lanes) store(head.O + i, Vec{});
   for (int row = 0; row < block.rows; ++row) {
     const auto* from = reinterpret_cast<const typename T::Stored*>(block.row(call, call.q, row));
     copy_row<T>(from, call.head_dim, head.Q + row * columns, columns);
@@ -200,7 +184,7 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
   if (block.rows == 0) return;
   take_split(call, item.split, value_step, block);
 
-  const int rows = decode_stack / plan::cpu_decode_heads(block.rows, decode_stack, true);  // with their padding
+  const int rows = plan::cpu_decode_padded(block.rows);
   for (int h = 0; h < item.num_heads; ++h) {
     DecodeHead& head = scratch.heads[h];
     head.Q = scratch.Q + h * rows * round_up(call.head_dim, vector_lanes);

@@ -126,11 +126,32 @@ FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const 
   for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_kv, dots + r * step, step * sizeof(float));
 }
 
+/// The same for a few keys, one by one.
+template <int rows, class Dots>
+inline void dot_few(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S) {
+  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
+  for (int key = 0; key < keys; ++key) {
+    Vec sum[rows] = {};
+    const auto add_columns = [&](int column, Vec values) {
+      FLASH_ATTENTION_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        sum[r] = Dots::add(sum[r], values, load(Q + r * q_stride + column / Dots::columns * vector_lanes));
+      }
+    };
+    const auto* row = K.data + key * K.stride;
+    int column = 0;
+    for (; column + Dots::columns <= head_dim; column += Dots::columns) add_columns(column, Dots::load_row(row + column));
+    if constexpr (Dots::any_width) {
+      if (column < head_dim) add_columns(column, Dots::load_end(row + column, head_dim - column));
+    }
+    for (int r = 0; r < rows; ++r) S[r * block_kv + key] = sum_lanes(sum[r]) * factor;
+  }
+}
+
 /// All keys of a tile.
 template <int rows, class Dots>
 inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S,
                      NextTile& next) {
-  using Stored = typename Dots::Element::Stored;
   constexpr int step = vector_lanes / rows;
   int key = 0;
   for (; key + step <= keys; key += step) {
@@ -138,12 +159,10 @@ inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q
     dot_square<rows, Dots>({K.data + key * K.stride, K.stride}, Q, head_dim, factor, S + key);
   }
   if (key == keys) return;
-  alignas(64) Stored rest[step * max_head_dim];  // the last keys, the very last one again and again
-  for (int j = 0; j < step; ++j) {
-    __builtin_memcpy(rest + j * head_dim, K.data + smaller(key + j, keys - 1) * K.stride,
-                     static_cast<std::size_t>(head_dim) * sizeof(Stored));
+  if (keys >= step) {  // the last ones, some of them again
+    return dot_square<rows, Dots>({K.data + (keys - step) * K.stride, K.stride}, Q, head_dim, factor, S + keys - step);
   }
-  dot_square<rows, Dots>({rest, head_dim}, Q, head_dim, factor, S + key);
+  dot_few<rows, Dots>(K, keys, Q, head_dim, factor, S);
 }
 
 /// All rows. Q and S have room for whole groups; rows past the last are never looked at.

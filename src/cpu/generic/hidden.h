@@ -18,17 +18,18 @@ struct SafeRows {
   int num_odd = 0;
 };
 
-/// Whether rows hold neither Inf nor NaN: then 0 times all of them is 0.
-inline bool are_finite(FloatRows rows, int count, int columns) {
+/// Whether rows of T hold neither Inf nor NaN: then 0 times all of them is 0.
+template <class T>
+inline bool are_finite(const typename T::Stored* rows, std::int64_t stride, int count, int columns) {
   constexpr int chains = 4;  // sums that do not wait for each other
   Vec zero[chains] = {};
   for (int j = 0; j < count; j += chains) {
-    const float* row[chains];
+    const typename T::Stored* row[chains];
     FLASH_ATTENTION_UNROLL
-    for (int i = 0; i < chains; ++i) row[i] = rows.data + smaller(j + i, count - 1) * rows.stride;
+    for (int i = 0; i < chains; ++i) row[i] = rows + smaller(j + i, count - 1) * stride;
     for (int c = 0; c < columns; c += vector_lanes) {
       FLASH_ATTENTION_UNROLL
-      for (int i = 0; i < chains; ++i) zero[i] += load_some<Float32>(row[i] + c, columns - c) * 0.0f;
+      for (int i = 0; i < chains; ++i) zero[i] += load_some<T>(row[i] + c, columns - c) * 0.0f;
     }
   }
   return sum_lanes((zero[0] + zero[1]) + (zero[2] + zero[3])) == 0.0f;
@@ -37,9 +38,9 @@ inline bool are_finite(FloatRows rows, int count, int columns) {
 /// count <= block_kv rows; buffer has room for them.
 inline SafeRows make_safe(FloatRows rows, int count, int columns, bool weighted, float* buffer) {
   SafeRows safe{.rows = rows, .original = rows, .odd = {}};
-  if (weighted || are_finite(rows, count, columns)) return safe;
+  if (weighted || are_finite<Float32>(rows.data, rows.stride, count, columns)) return safe;
   for (int j = 0; j < count; ++j) {
-    if (!are_finite({rows.data + j * rows.stride, rows.stride}, 1, columns)) safe.odd[safe.num_odd++] = j;
+    if (!are_finite<Float32>(rows.data + j * rows.stride, rows.stride, 1, columns)) safe.odd[safe.num_odd++] = j;
   }
   const int stride = round_up(columns, vector_lanes);
   int odd = 0;

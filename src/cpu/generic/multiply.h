@@ -90,6 +90,9 @@ inline void multiply_few(const Product<T>& product) {
   if constexpr (widest == 8) {
     for (; v + 4 <= product.vectors; v += 4) multiply_strip<rows, 4, start, order>(product, 0, v * vector_lanes);
   }
+  if constexpr (widest >= 4) {
+    for (; v + 2 <= product.vectors; v += 2) multiply_strip<rows, 2, start, order>(product, 0, v * vector_lanes);
+  }
   for (; v < product.vectors; ++v) multiply_strip<rows, 1, start, order>(product, 0, v * vector_lanes);
 }
 

@@ -19,7 +19,7 @@ struct MaskBits {
     const std::uint8_t* mask =
         reinterpret_cast<const std::uint8_t*>(call.mask.data) + block.batch * call.mask.batch_stride + begin;
     std::uint32_t any = 0, hidden = 0;
-    for (int lane = 0; lane < block.lanes(); ++lane) {
+    for (int lane = 0; lane < block.rows; ++lane) {
       const std::uint8_t* row = mask + block.head[lane] * call.mask.head_stride + block.query[lane] * call.mask.q_stride;
       __builtin_prefetch(row + block_kv);
       for (int w = 0; 32 * w < count; ++w) {
@@ -29,6 +29,9 @@ struct MaskBits {
         any |= bits;
         hidden |= ~bits & (0xffffffffu >> (32 - here));
       }
+    }
+    for (int lane = block.rows; lane < block.lanes(); ++lane) {
+      for (int w = 0; 32 * w < count; ++w) keys[w][lane] = keys[w][block.rows - 1];
     }
     return hidden == 0 ? Seen::all : any != 0 ? Seen::some : Seen::none;
   }
