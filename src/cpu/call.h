@@ -79,7 +79,7 @@ struct Step {
 struct KernelTable {
   Step prefill[4];
   Step decode[3];
-  Step backward[6];
+  Step backward[7];
   Step backward_decode[5];
   Step standard_forward[4];
   Step standard_backward[7];

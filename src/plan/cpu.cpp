@@ -160,21 +160,23 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   reserve(plan, 5, keys / plan.block_kv * (plan.block_kv + 1));
 }
 
-/// Splits of the keys, each with its own sums of dQ.
-void lay_out_backward_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = cpu_block_q(device.isa);
-  plan.block_kv = cpu_block_kv;
+/// Splits of the keys, each with its own sums of dQ: where all rows of a key head go over the keys together.
+void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.num_splits = key_splits(problem, device, problem.batch * problem.heads_kv);
   if (plan.num_splits > 1) reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
-  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);  // dsink's terms
 }
 
-/// Splits of the queries, each with its own sums of dK and dV.
-void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+/// Splits of the keys, or of the queries, each with its own sums of dK and dV. most_blocks: that go over the keys together.
+void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std::int64_t most_blocks, Plan& plan) {
   const bool amx = device.isa == CpuIsa::amx && plan.kernel == "cpu/bfloat16";
   plan.block_q = amx ? cpu_amx_block_q : cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);  // dsink's terms
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  if (blocks <= most_blocks) {
+    plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
+    return split_keys_backward(problem, device, plan);
+  }
   const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
   // Heads that do not divide evenly leave threads idle at the end; splitting further costs memory and time for the sums.
   const std::int64_t wanted = heads >= 4 * device.threads ? 1 : ceil_div(2 * device.threads, heads);
@@ -182,18 +184,21 @@ void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, Plan
   const std::int64_t columns = cpu_padded(problem.head_dim) + cpu_padded(problem.head_dim_v);
   reserve(plan, 0,
           plan.num_splits * problem.batch * problem.heads_kv * cpu_padded(problem.seq_kv) * columns * 4);  // dK and dV
-  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);                                             // dsink's terms
+}
+
+void lay_out_backward_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  lay_out_any_backward(problem, device, 1, plan);
 }
 
 void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  lay_out_any_backward(problem, device, plan);
+  lay_out_any_backward(problem, device, cpu_blocks_together, plan);
   plan.block_q *= together(problem, ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits);
   reserve_copies(problem, plan);
 }
 
 /// K, V and K^T for every tile of keys; see lay_out_bfloat16.
 void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  lay_out_any_backward(problem, device, plan);
+  lay_out_any_backward(problem, device, 1, plan);
   plan.block_kv = device.isa == CpuIsa::amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
   const std::int64_t tiles = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv);
   for (const auto& [part, head_dim] : {std::pair{3, problem.head_dim}, {4, problem.head_dim_v}, {5, problem.head_dim}}) {

@@ -19,19 +19,36 @@ struct Run {
   Target target;
 };
 
-/// The case with so few queries that cpu/decode takes it. Strides and lengths that go with more queries are left alone.
-std::optional<Case> with_few_queries(Case c) {
+/// The case with other lengths. Strides and lengths of its own that go with the old ones are left alone.
+std::optional<Case> with_lengths(Case c, const char* suffix, std::int64_t seq_q, std::int64_t seq_kv) {
   Problem& p = c.problem;
   const bool own_strides = !(p.q_strides == Strides{}) || !(p.out_strides == Strides{});
-  if (p.packed || p.seqused_q || own_strides || p.heads_q / p.heads_kv > 4 || p.seq_q < 2) return std::nullopt;
-  c.name += "_few";
-  for (ScoreTensor* t : {&p.bias, &p.mask}) {  // dense over fewer rows
-    if (t->q_stride == 0) continue;
-    t->head_stride = t->head_stride / p.seq_q * 2;
-    t->batch_stride = t->batch_stride / p.seq_q * 2;
+  if (p.packed || p.seqused_q || own_strides || p.seq_q < seq_q || p.seq_kv > seq_kv) return std::nullopt;
+  c.name += suffix;
+  for (ScoreTensor* t : {&p.bias, &p.mask}) {  // dense over the new lengths
+    const std::int64_t rows = t->q_stride != 0 ? p.seq_q : 1, new_rows = t->q_stride != 0 ? seq_q : 1;
+    for (std::int64_t* stride : {&t->batch_stride, &t->head_stride}) {
+      if (*stride != 0) *stride = *stride / (rows * p.seq_kv) * new_rows * seq_kv;
+    }
+    if (t->q_stride != 0) t->q_stride = seq_kv;
   }
-  p.seq_q = 2;
+  p.seq_q = seq_q;
+  p.seq_kv = seq_kv;
   return c;
+}
+
+/// With so few queries that cpu/decode takes it.
+std::optional<Case> with_few_queries(const Case& c) {
+  if (c.problem.heads_q / c.problem.heads_kv > 4) return std::nullopt;
+  return with_lengths(c, "_few", 2, c.problem.seq_kv);
+}
+
+/// Backward with so many keys for the rows of a key head that they are split over the threads.
+void add_split_keys(const Case& c, std::vector<Run>& all) {
+  if (c.problem.dtype == Dtype::float16 || c.problem.heads_q / c.problem.heads_kv > 2) return;
+  if (auto few = with_lengths(c, "_few_split", 2, 1100))
+    all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
+  if (auto one_block = with_lengths(c, "_split", 19, 400)) all.push_back({*one_block, {.pass = Pass::backward}});
 }
 
 std::vector<Run> runs() {
@@ -45,6 +62,7 @@ std::vector<Run> runs() {
         all.push_back({*few, {.kernel = "cpu/decode"}});
         all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
       }
+      add_split_keys(c, all);
       all.push_back({c, {.pass = Pass::backward}});
       all.push_back({c, {.pass = Pass::standard_forward}});
       all.push_back({c, {.pass = Pass::standard_backward}});

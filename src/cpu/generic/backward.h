@@ -11,11 +11,12 @@
 //
 // An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
 // sums of its own for dK and dV: workspace_offsets[0] holds them, [split][batch][kv head][padded key][padded head_dim +
-// head_dim_v]. A second step adds the splits in order, so the result is the same in every run. dsink's terms are at
-// workspace_offsets[2], one a row, added head by head in a third step; dbias.h is the fourth.
+// head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of a key head
+// go over the keys together, the keys are split instead: key_gradients.h. dsink's terms are at workspace_offsets[2], one a
+// row, added head by head in a third step; dbias.h is the fourth.
 
 #include "cpu/generic/gradient.h"
-#include "cpu/generic/partial.h"
+#include "cpu/generic/key_gradients.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -35,23 +36,7 @@ struct BackwardScratch {
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
   alignas(64) float factor[block_q];
-};
-
-/// Sums of dK and dV: a row holds both.
-struct KeyGradients {
-  std::int64_t k_columns, v_columns;
-  float* data;
-
-  KeyGradients(const Call& call, std::int64_t split, std::int64_t batch, int kv_head)
-      : k_columns(plan::cpu_padded(call.head_dim)), v_columns(plan::cpu_padded(call.head_dim_v)) {
-    data = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]) +
-           ((split * call.batch + batch) * call.heads_kv + kv_head) * keys(call) * stride();
-  }
-  static std::int64_t keys(const Call& call) { return plan::cpu_padded(call.seq_kv); }
-
-  std::int64_t stride() const { return k_columns + v_columns; }
-  float* dK(std::int64_t key) const { return data + key * stride(); }
-  float* dV(std::int64_t key) const { return data + key * stride() + k_columns; }
+  KeySums sums;
 };
 
 inline void copy_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, float* to) {
@@ -95,7 +80,6 @@ inline void start_rows(const Call& call, const RowBlock& block, BackwardRows& ro
   rows.lanes.load_rows(call, block);
   copy_rows(call, block, call.q, call.head_dim, rows.Q);
   copy_rows(call, block, call.dout, call.head_dim_v, rows.dO);
-  if (call.dsink != nullptr) write_sink_terms(call, block, rows.lanes);
   for (int i = 0; i < call.head_dim * block.lanes(); ++i) rows.dQt[i] = 0;
 }
 
@@ -109,68 +93,66 @@ inline void backward_tile(const Call& call, const RowBlock& block, const Tile& t
   add_to_lanes<Start::add>(block, tile, K, call.head_dim, scratch.tile.dS, rows.dQt, scratch.safe);
 }
 
-inline void backward_blocks(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
-  for (int b = 0; b < blocks.count; ++b) start_rows(call, blocks[b], scratch.rows[b]);
-  for_tiles(call, blocks, false, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
-    backward_tile(call, blocks[b], tile, K, V, sums, scratch.rows[b], scratch);
-  });
-  for (int lane = 0; lane < block_q; ++lane) scratch.factor[lane] = call.scale;
+/// The rows of all blocks of a list. sink_terms: whether this item writes those of dsink.
+inline void start_blocks(const Call& call, const BlockList& blocks, bool sink_terms, BackwardScratch& scratch) {
   for (int b = 0; b < blocks.count; ++b) {
-    scatter_rows(call, blocks[b], scratch.rows[b].dQt, call.head_dim, scratch.factor, call.dq);
+    start_rows(call, blocks[b], scratch.rows[b]);
+    if (sink_terms) write_sink_terms(call, blocks[b], scratch.rows[b].lanes);
   }
 }
 
-/// dK and dV of the keys [first, last) from the sums of all splits.
-inline void write_key_gradients(const Call& call, std::int64_t batch, int kv_head, std::int64_t first, std::int64_t last) {
-  const Sequence sequence(call, batch);
-  const KeyGradients sums(call, 0, batch, kv_head);
-  const std::int64_t split_stride = call.batch * call.heads_kv * KeyGradients::keys(call) * sums.stride();
-  const auto write = [&](const TensorView& tensor, int columns, float factor, const float* from) {
-    with_element(call.element, [&](auto type) {
-      using T = decltype(type);
-      auto* to = reinterpret_cast<typename T::Stored*>(tensor.data) + batch * tensor.batch_stride +
-                 (sequence.kv_begin + first) * tensor.seq_stride + kv_head * tensor.head_stride;
-      for (std::int64_t key = first; key < last; ++key, from += sums.stride(), to += tensor.seq_stride) {
-        for (int c = 0; c < columns; c += vector_lanes) {
-          Vec sum = load(from + c);
-          for (int split = 1; split < call.num_splits; ++split) sum += load(from + split * split_stride + c);
-          store_some<T>(to + c, sum * factor, columns - c);
-        }
-      }
-    });
-  };
-  write(call.dk, call.head_dim, call.scale, sums.dK(first));
-  write(call.dv, call.head_dim_v, 1, sums.dV(first));
+inline void add_tiles(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
+  for_tiles(call, blocks, false, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
+    backward_tile(call, blocks[b], tile, K, V, sums, scratch.rows[b], scratch);
+  });
 }
 
-inline std::int64_t backward_items(const Call& call) { return call.batch * call.heads_kv * call.num_splits; }
+/// From the rows to dQ.
+inline void backward_blocks(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
+  start_blocks(call, blocks, call.dsink != nullptr, scratch);
+  add_tiles(call, blocks, sums, scratch);
+  for (int b = 0; b < blocks.count; ++b) write_dq(call, blocks[b], 0, scratch.rows[b].dQt, scratch.factor);
+}
+
+/// The keys of one split, for all rows of their head.
+inline void backward_keys(const Call& call, std::int64_t item, BackwardScratch& scratch) {
+  const KeyItem at(call, item);
+  BlockList blocks(call, at.batch, at.kv_head, 0, 1);
+  take_keys(call, at.split, blocks[0], blocks);
+  start_blocks(call, blocks, call.dsink != nullptr && at.split == 0, scratch);
+  for_key_sums(call, blocks[0], blocks, scratch.sums,
+               [&](const KeyGradients& sums) { add_tiles(call, blocks, sums, scratch); });
+  for (int b = 0; b < blocks.count; ++b) write_dq(call, blocks[b], at.split, scratch.rows[b].dQt, scratch.factor);
+}
 
 /// run(blocks, sums) for the blocks of rows of an item. Where it is the only one of its key head, dK and dV are written,
 /// too, while their sums are near.
 template <class Run>
 inline void for_each_block(const Call& call, std::int64_t item, Run run) {
-  const std::int64_t split = item % call.num_splits;
-  const int kv_head = static_cast<int>(item / call.num_splits % call.heads_kv);
-  const std::int64_t batch = item / call.num_splits / call.heads_kv;
-  const KeyGradients sums(call, split, batch, kv_head);
-  for (std::int64_t i = 0; i < KeyGradients::keys(call) * sums.stride(); ++i) sums.data[i] = 0;
-  for (std::int64_t first = split; first < blocks_per_head(call); first += call.num_splits * call.blocks_together) {
-    const BlockList blocks(call, batch, kv_head, first, call.num_splits);
+  const KeyItem at(call, item);
+  const KeyGradients sums(call, at.split, at.batch, at.kv_head);
+  sums.clear(KeyGradients::keys(call));
+  for (std::int64_t first = at.split; first < blocks_per_head(call); first += call.num_splits * call.blocks_together) {
+    const BlockList blocks(call, at.batch, at.kv_head, first, call.num_splits);
     if (blocks.count > 0) run(blocks, sums);
   }
-  if (call.num_splits == 1) write_key_gradients(call, batch, kv_head, 0, Sequence(call, batch).kv_rows);
+  if (call.num_splits == 1) {
+    write_key_gradients(call, at.batch, at.kv_head, sums, 0, Sequence(call, at.batch).kv_rows, 1);
+  }
 }
 
 inline void backward(const Call& call, std::int64_t item, void* memory) {
-  for_each_block(call, item, [&](const BlockList& blocks, const KeyGradients& sums) {
-    backward_blocks(call, blocks, sums, *static_cast<BackwardScratch*>(memory));
-  });
+  BackwardScratch& scratch = *static_cast<BackwardScratch*>(memory);
+  if (splits_keys(call)) return backward_keys(call, item, scratch);
+  for_each_block(call, item,
+                 [&](const BlockList& blocks, const KeyGradients& sums) { backward_blocks(call, blocks, sums, scratch); });
 }
 
 constexpr int finish_keys = 256;  // keys that one item of the second step finishes
 
 inline std::int64_t finish_backward_items(const Call& call) {
-  return call.num_splits == 1 ? 0 : call.batch * call.heads_kv * ceil_div(call.seq_kv, finish_keys);
+  if (call.num_splits == 1 || splits_keys(call)) return 0;
+  return call.batch * call.heads_kv * ceil_div(call.seq_kv, finish_keys);
 }
 
 /// dK and dV of some keys where the blocks of a key head were split.
@@ -178,7 +160,8 @@ inline void finish_backward(const Call& call, std::int64_t item, void* /*scratch
   const std::int64_t chunks = ceil_div(call.seq_kv, finish_keys), first = item % chunks * finish_keys;
   const std::int64_t batch = item / chunks / call.heads_kv;
   const int kv_head = static_cast<int>(item / chunks % call.heads_kv);
-  write_key_gradients(call, batch, kv_head, first, smaller(first + finish_keys, Sequence(call, batch).kv_rows));
+  const std::int64_t last = smaller(first + finish_keys, Sequence(call, batch).kv_rows);
+  write_key_gradients(call, batch, kv_head, KeyGradients(call, 0, batch, kv_head), first, last, call.num_splits);
 }
 
 inline std::int64_t sink_items(const Call& call) { return call.dsink != nullptr ? call.heads_q : 0; }

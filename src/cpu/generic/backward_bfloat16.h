@@ -67,6 +67,7 @@ struct Bfloat16BackwardScratch {
   alignas(64) Half dS[block_kv * padded_q];
   alignas(64) float dS_keys[block_kv / 2 * block_q];  // pairs of keys: [key / 2][lanes]
   alignas(64) float factor[block_q];
+  KeySums sums;
 };
 
 /// to[row / 2][column], words of two rows of the block; 0 past its last row and column.
@@ -188,20 +189,21 @@ inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, cons
       {packed.Kt, block_kv, scratch.dS_keys, lanes, scratch.dQt, lanes, packed.columns, keys, lanes});
 }
 
-/// False where the block meets Inf or NaN.
+/// Loads the block's rows. False where they or its keys hold Inf or NaN.
 template <class Products>
-inline bool backward_block_bfloat16(const Call& call, RowBlock block, const KeyGradients& sums,
-                                    Bfloat16BackwardScratch& scratch) {
+inline bool start_block(const Call& call, RowBlock& block, int depth, Bfloat16BackwardScratch& scratch) {
   block.key_begin = block.key_begin / block_kv * block_kv;  // the packed tiles begin there
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
     if (*PackedPair(call, block.batch, block.kv_head, begin / block_kv).odd != 0) return false;
   }
-  const int depth = round_up(block.lanes(), Products::depth_unit);
   if (!load_block(call, block, depth, scratch)) return false;
-  if (call.dsink != nullptr) write_sink_terms(call, block, scratch.terms);
   for (int i = 0; i < round_up(call.head_dim, 32) * block.lanes(); ++i) scratch.dQt[i] = 0;
-  for (int lane = 0; lane < block.lanes(); ++lane) scratch.factor[lane] = call.scale;
+  return true;
+}
 
+template <class Products>
+inline void add_tiles(const Call& call, const RowBlock& block, int depth, const KeyGradients& sums,
+                      Bfloat16BackwardScratch& scratch) {
   Products::begin();
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
     const Tile tile(call, block, begin);
@@ -210,12 +212,42 @@ inline bool backward_block_bfloat16(const Call& call, RowBlock block, const KeyG
     backward_tile_bfloat16<Products>(call, block, tile, packed, depth, sums, scratch);
   }
   Products::end();
-  scatter_rows(call, block, scratch.dQt, call.head_dim, scratch.factor, call.dq);
+}
+
+/// False where the block meets Inf or NaN.
+template <class Products>
+inline bool backward_block_bfloat16(const Call& call, RowBlock block, const KeyGradients& sums,
+                                    Bfloat16BackwardScratch& scratch) {
+  const int depth = round_up(block.lanes(), Products::depth_unit);
+  if (!start_block<Products>(call, block, depth, scratch)) return false;
+  if (call.dsink != nullptr) write_sink_terms(call, block, scratch.terms);
+  add_tiles<Products>(call, block, depth, sums, scratch);
+  write_dq(call, block, 0, scratch.dQt, scratch.factor);
+  return true;
+}
+
+/// The keys of one split, for all rows of their head. False where they meet Inf or NaN.
+template <class Products>
+inline bool backward_keys_bfloat16(const Call& call, std::int64_t item, Bfloat16BackwardScratch& scratch) {
+  const KeyItem at(call, item);
+  RowBlock block(call, at.batch, at.kv_head * call.group, call.group, 0);
+  if (block.rows == 0) return false;
+  const int depth = round_up(block.lanes(), Products::depth_unit);
+  if (!start_block<Products>(call, block, depth, scratch)) return false;
+  take_keys(call, at.split, block, block);
+  if (call.dsink != nullptr && at.split == 0) write_sink_terms(call, block, scratch.terms);
+  for_key_sums(call, block, block, scratch.sums,
+               [&](const KeyGradients& sums) { add_tiles<Products>(call, block, depth, sums, scratch); });
+  write_dq(call, block, at.split, scratch.dQt, scratch.factor);
   return true;
 }
 
 template <class Products>
 inline void backward_bfloat16(const Call& call, std::int64_t item, void* memory) {
+  if (splits_keys(call)) {
+    if (backward_keys_bfloat16<Products>(call, item, *static_cast<Bfloat16BackwardScratch*>(memory))) return;
+    return backward_keys(call, item, *static_cast<BackwardScratch*>(memory));
+  }
   for_each_block(call, item, [&](const BlockList& blocks, const KeyGradients& sums) {
     if (backward_block_bfloat16<Products>(call, blocks[0], sums, *static_cast<Bfloat16BackwardScratch*>(memory))) return;
     backward_blocks(call, blocks, sums, *static_cast<BackwardScratch*>(memory));

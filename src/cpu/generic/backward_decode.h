@@ -13,7 +13,6 @@
 
 #include "cpu/generic/backward.h"
 #include "cpu/generic/decode_products.h"
-#include "cpu/generic/merge_dq.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -41,8 +40,10 @@ struct BackwardDecodeScratch {
 inline void start_rows(const Call& call, const RowBlock& block, BackwardDecodeScratch& scratch) {
   for (float& one : scratch.ones) one = 1;
   const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
-  for (int i = 0; i < decode_rows * columns; ++i) scratch.Q[i] = scratch.dQ[i] = 0;  // also of rows that are not there
-  for (int i = 0; i < decode_rows * columns_v; ++i) scratch.dO[i] = 0;
+  const int padded = block.rows <= 2 ? block.rows : round_up(block.rows, 4);  // rows that the products take
+  for (int i = 0; i < padded * columns; ++i) scratch.dQ[i] = 0;
+  for (int i = block.rows * columns; i < padded * columns; ++i) scratch.Q[i] = 0;
+  for (int i = block.rows * columns_v; i < padded * columns_v; ++i) scratch.dO[i] = 0;
   copy_rows(call, block, call.q, call.head_dim, scratch.Q);
   for (int i = 0; i < block.rows * columns; ++i) scratch.Q[i] *= call.scale;
   copy_rows(call, block, call.dout, call.head_dim_v, scratch.dO);
@@ -83,12 +84,6 @@ inline void score_gradients(const Call& call, const RowBlock& block, const Tile&
   }
 }
 
-/// Row `key` of a tensor over the keys.
-template <class T>
-inline typename T::Stored* key_row(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t key) {
-  return reinterpret_cast<typename T::Stored*>(block.keys(call, tensor)) + key * tensor.seq_stride;
-}
-
 /// to[key] = sum over the rows of W[row][key] * rows[row].
 inline void write_keys(const Call& call, const RowBlock& block, const Tile& tile, const float* W, const float* rows,
                        int columns, const TensorView& to, BackwardDecodeScratch& scratch) {
@@ -119,21 +114,6 @@ inline void write_keys(const Call& call, const RowBlock& block, const Tile& tile
       }
     }
   });
-}
-
-/// dK and dV of keys that no row sees.
-inline void clear_keys(const Call& call, const RowBlock& block, std::int64_t begin, std::int64_t end) {
-  const auto clear = [&](const TensorView& tensor, int columns) {
-    with_element(call.element, [&](auto type) {
-      using T = decltype(type);
-      auto* row = key_row<T>(call, block, tensor, begin);
-      for (std::int64_t key = begin; key < end; ++key, row += tensor.seq_stride) {
-        for (int c = 0; c < columns; c += vector_lanes) store_some<T>(row + c, Vec{}, columns - c);
-      }
-    });
-  };
-  clear(call.dk, call.head_dim);
-  clear(call.dv, call.head_dim_v);
 }
 
 /// The keys and the values of the tile that begins at `begin`, asked for while another one is worked on.
@@ -203,21 +183,14 @@ inline void write_dq(const Call& call, const RowBlock& block, int split, const B
   }
 }
 
-inline std::int64_t backward_decode_items(const Call& call) { return call.batch * call.heads_kv * call.num_splits; }
-
 inline void backward_decode(const Call& call, std::int64_t item, void* memory) {
   BackwardDecodeScratch& scratch = *static_cast<BackwardDecodeScratch*>(memory);
-  const int split = static_cast<int>(item % call.num_splits);
-  const int kv_head = static_cast<int>(item / call.num_splits % call.heads_kv);
-  RowBlock block(call, item / call.num_splits / call.heads_kv, kv_head * call.group, call.group, 0);
-  if (block.key_end <= block.key_begin) block.key_begin = block.key_end = 0;
-  if (split == 0) clear_keys(call, block, 0, block.key_begin);
-  if (split == call.num_splits - 1) clear_keys(call, block, block.key_end, block.sequence.kv_rows);
+  const KeyItem at(call, item);
+  RowBlock block(call, at.batch, at.kv_head * call.group, call.group, 0);
+  take_keys(call, at.split, block, block);
   if (block.rows == 0) return;
-  take_split(call, split, block_kv, block);
-
   start_rows(call, block, scratch);
-  if (call.dsink != nullptr && split == 0) write_sink_terms(call, block, scratch.terms);
+  if (call.dsink != nullptr && at.split == 0) write_sink_terms(call, block, scratch.terms);
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
     const Tile tile(call, block, begin);
     AheadOfBoth next(call, block, begin + block_kv);
@@ -229,7 +202,7 @@ inline void backward_decode(const Call& call, std::int64_t item, void* memory) {
       backward_behind_mask(call, block, tile, scratch, next);
     }
   }
-  write_dq(call, block, split, scratch);
+  write_dq(call, block, at.split, scratch);
 }
 
 }  // namespace

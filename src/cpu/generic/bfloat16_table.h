@@ -17,7 +17,8 @@ constexpr KernelTable make_bfloat16_table() {
   table.backward[0] = {pack_items, pack_backward};
   table.backward[1] = {backward_items, backward_bfloat16<Products>};
   table.backward[2] = {finish_backward_items, finish_backward};
-  table.backward[3] = {sink_items, finish_sink};
+  table.backward[3] = {merge_dq_items, merge_dq};
+  table.backward[4] = {sink_items, finish_sink};
   table.scratch_bytes = larger(sizeof(Bfloat16Scratch), larger(sizeof(Bfloat16BackwardScratch), sizeof(BackwardScratch)));
   table.block_q = block_q;
   return table;

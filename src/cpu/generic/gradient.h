@@ -16,7 +16,7 @@ struct RowTerms {
   void load_terms(const Call& call, const RowBlock& block) {
     with_element(call.element, [&](auto type) {
       using T = decltype(type);
-      for (int lane = 0; lane < block.lanes(); ++lane) {
+      for (int lane = 0; lane < block.rows; ++lane) {
         const auto* dO = reinterpret_cast<const typename T::Stored*>(block.row(call, call.dout, lane));
         const auto* O = reinterpret_cast<const typename T::Stored*>(block.row(call, call.out, lane));
         Vec sum{};
@@ -26,11 +26,12 @@ struct RowTerms {
         delta[lane] = sum_lanes(sum);
       }
     });
-    for (int lane = 0; lane < block.lanes(); ++lane) {
+    for (int lane = 0; lane < block.rows; ++lane) {
       const std::int64_t row = block.row_idx(call, lane);
       if (call.dlse != nullptr) delta[lane] -= call.dlse[row];
       lse[lane] = block.unused[lane] || call.lse[row] == -infinity ? infinity : call.lse[row] * log2_e;
     }
+    for (int lane = block.rows; lane < block.lanes(); ++lane) lse[lane] = lse[lane - 1], delta[lane] = delta[lane - 1];
   }
 };
 

@@ -27,7 +27,21 @@ inline void write_dq(const Call& call, const RowBlock& block, int row, const flo
   });
 }
 
-inline std::int64_t merge_dq_items(const Call& call) { return call.num_splits == 1 ? 0 : call.batch * call.heads_kv; }
+/// Whether the keys of a head are split: where all its rows go over them together.
+inline bool splits_keys(const Call& call) { return blocks_per_head(call) <= call.blocks_together; }
+
+/// dQ of a block from its sums in lanes, dQt[head_dim][lanes]. factor: memory for its lanes.
+inline void write_dq(const Call& call, const RowBlock& block, int split, const float* dQt, float* factor) {
+  const bool whole = !splits_keys(call) || call.num_splits == 1;
+  for (int lane = 0; lane < block.lanes(); ++lane) factor[lane] = whole ? call.scale : 1;
+  if (whole) return scatter_rows(call, block, dQt, call.head_dim, factor, call.dq);
+  const auto row_of = [&](int lane) { return partial_dq(call, split, block.row_idx(call, lane)); };
+  scatter_lanes<Float32>(dQt, block.vectors, block.rows, call.head_dim, factor, row_of);
+}
+
+inline std::int64_t merge_dq_items(const Call& call) {
+  return splits_keys(call) && call.num_splits > 1 ? call.batch * call.heads_kv : 0;
+}
 
 /// The rows of one key head.
 inline void merge_dq(const Call& call, std::int64_t item, void* /*scratch*/) {

@@ -11,7 +11,7 @@ namespace flash_attention::cpu {
 namespace {
 
 constexpr int max_head_dim = plan::cpu_max_head_dim;
-constexpr int most_blocks = 2;  // that go over the keys together
+constexpr int most_blocks = plan::cpu_blocks_together;
 constexpr int block_vectors = block_q / vector_lanes;
 
 template <class T>
