@@ -13,6 +13,7 @@
 
 #include "cpu/generic/backward.h"
 #include "cpu/generic/decode_products.h"
+#include "cpu/generic/decode_scores.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -28,8 +29,7 @@ struct BackwardDecodeScratch {
   alignas(64) float dS[few_lanes * block_kv];
   alignas(64) float derivative[few_lanes * block_kv];  // of softcap
   alignas(64) float keep[few_lanes * block_kv];        // of dropout
-  alignas(64) float lanes[block_kv * few_lanes];       // [key][lane]
-  alignas(64) float derivative_lanes[block_kv * few_lanes];
+  alignas(64) float keep_lanes[block_kv * few_lanes];  // [key][lane]
   alignas(64) float ones[few_lanes];
   alignas(64) float K[block_kv * max_head_dim];
   alignas(64) float V[block_kv * max_head_dim];
@@ -50,23 +50,11 @@ inline void start_rows(const Call& call, const RowBlock& block, BackwardDecodeSc
   scratch.terms.load_terms(call, block);
 }
 
-/// Softcap, bias, ALiBi and masks, and dropout's factors.
-inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, BackwardDecodeScratch& scratch) {
-  const auto into_rows = [&](const float* lanes, float* rows) {
-    scatter_lanes<Float32>(lanes, block.vectors, block.rows, tile.count, scratch.ones,
-                           [&](int lane) { return rows + lane * block_kv; });
-  };
-  const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
-  if (!plain || tile.seen != Seen::all) {
-    const auto row_of = [&](int lane) { return scratch.P + smaller(lane, block.rows - 1) * block_kv; };
-    gather_lanes<Float32>(row_of, block.vectors, tile.count, 1, scratch.lanes);
-    finish_scores(call, block, tile, scratch.lanes, scratch.derivative_lanes);
-    into_rows(scratch.lanes, scratch.P);
-    if (call.softcap > 0) into_rows(scratch.derivative_lanes, scratch.derivative);
-  }
-  if (!call.dropout) return;
-  dropout_factors(call, block, tile, scratch.lanes);
-  into_rows(scratch.lanes, scratch.keep);
+/// Dropout's factors, in rows.
+inline void keep_in_rows(const Call& call, const RowBlock& block, const Tile& tile, BackwardDecodeScratch& scratch) {
+  dropout_factors(call, block, tile, scratch.keep_lanes);
+  scatter_lanes<Float32>(scratch.keep_lanes, block.vectors, block.rows, tile.count, scratch.ones,
+                         [&](int lane) { return scratch.keep + lane * block_kv; });
 }
 
 /// P and dS in place.
@@ -141,7 +129,8 @@ inline void key_gradients(const Call& call, const RowBlock& block, const Tile& t
   const float factor = call.softcap > 0 ? 1 / call.softcap : log2_e;  // Q has the scale already
   dot_rows<FloatDots<T>>(block.rows, K, tile.count, scratch.Q, call.head_dim, factor, scratch.P, next.keys);
   dot_rows<FloatDots<T>>(block.rows, V, tile.count, scratch.dO, call.head_dim_v, 1, scratch.dS, next.values);
-  finish_scores(call, block, tile, scratch);
+  finish_scores_in_rows(call, block, tile, scratch.P, scratch.derivative);
+  if (call.dropout) keep_in_rows(call, block, tile, scratch);
   score_gradients(call, block, tile, scratch);
   write_keys(call, block, tile, scratch.P, scratch.dO, call.head_dim_v, call.dv, scratch);
   write_keys(call, block, tile, scratch.dS, scratch.Q, call.head_dim, call.dk, scratch);

@@ -55,11 +55,13 @@ inline void apply_mask_to_row(const Tile& tile, int row, float* S) {
   });
 }
 
-/// All of it, for the rows of a block.
-inline void finish_scores_in_rows(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+/// All of it, for the rows of a block. derivative is that of softcap, may be null.
+inline void finish_scores_in_rows(const Call& call, const RowBlock& block, const Tile& tile, float* S,
+                                  float* derivative = nullptr) {
   for (int row = 0; row < block.rows; ++row, S += block_kv) {
     if (call.softcap > 0) {
-      change_row(S, tile.count, [&](int, Vec s) { return tanh(s) * (call.softcap * log2_e); });
+      const int whole = round_up(tile.count, vector_lanes);
+      apply_softcap(call, whole, S, derivative != nullptr ? derivative + row * block_kv : nullptr);
     }
     if (call.bias.data != nullptr) add_bias_to_row(call, block, tile, row, S);
     if (call.alibi_slopes != nullptr) add_alibi_to_row(call, block, tile, row, S);
