@@ -142,9 +142,10 @@ void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan
   plan.block_kv = cpu_block_kv;
   const auto dense = [](const Strides& strides, std::int64_t dim) { return strides.head == 0 || strides.head == dim; };
   const bool side_by_side = dense(problem.k_strides, problem.head_dim) && dense(problem.v_strides, problem.head_dim_v);
-  const std::int64_t bytes = problem.heads_kv * problem.seq_kv * (problem.head_dim + problem.head_dim_v) *
-                             static_cast<std::int64_t>(size_of(problem.dtype));
-  const int heads = cpu_decode_heads(group(problem) * problem.seq_q, problem.heads_kv, bytes, side_by_side);
+  const std::int64_t key_bytes =
+      problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  const int heads = cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
   split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, std::max(heads, 1)), plan);
 }
 
@@ -154,6 +155,7 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   plan.block_q = amx ? cpu_amx_block_q : cpu_block_q_avx512;
   plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
   split_keys(problem, device, row_blocks(problem, plan), plan);
+  if (group(problem) * problem.seq_q <= plan.block_q) return;  // one block of rows packs tile by tile, for itself
   const std::int64_t keys = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv) * plan.block_kv;
   reserve(plan, 3, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
   reserve(plan, 4, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);

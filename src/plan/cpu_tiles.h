@@ -15,10 +15,13 @@ constexpr int cpu_decode_stack = 64;  // rows of all key heads that cpu/decode k
 constexpr int cpu_decode_padded(long long rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : cpu_decode_rows; }
 
 /// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
-/// order. Where K and V of a sequence stay in an L2, threads share the heads instead.
-constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long bytes, bool side_by_side) {
+/// order. Where K and V of a sequence stay in the caches, or are too short to be split, threads share the heads instead.
+/// key_bytes: of K and V for one key, all heads.
+constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long seq_kv, long long key_bytes,
+                               bool side_by_side) {
   const long long most = cpu_decode_stack / cpu_decode_padded(rows);
-  return static_cast<int>(!side_by_side || bytes <= 512 << 10 ? 1 : heads_kv < most ? heads_kv : most);
+  const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= 3 << 19;
+  return static_cast<int>(apart ? 1 : heads_kv < most ? heads_kv : most);
 }
 
 // Query rows of a block: the lanes of a register tile's vectors.

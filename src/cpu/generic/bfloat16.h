@@ -7,8 +7,8 @@
 //     P  = 2^(scale * S - origin)                    rounded to bfloat16 in pairs of keys
 //     Ot = Ot + V^T P                                V^T packed
 //
-// A first step packs K (padded) and V (transposed) of every tile of keys, once for all queries. The origin of a row moves
-// only when its maximum has outgrown it by 2^8: the results are the same, and Ot is seldom rescaled.
+// A first step packs K (padded) and V (transposed) of every tile of keys, once for all blocks of queries. The origin of a
+// row moves only when its maximum has outgrown it by 2^8: the results are the same, and Ot is seldom rescaled.
 //
 // workspace_offsets[3]: K [batch][kv head][tile][block_kv][columns]; [4]: V^T [batch][kv head][tile][columns_v][block_kv];
 // [5]: [batch][kv head][tile][block_kv + 1], a byte for each key, set where V holds Inf or NaN, and one for the tile. Such
@@ -22,6 +22,16 @@
 namespace flash_attention::cpu {
 namespace {
 
+/// One packed tile of a thread's own.
+struct OwnTile {
+  alignas(64) Half K[block_kv * max_head_dim];
+  alignas(64) Half Vt[block_kv * max_head_dim];
+  std::uint8_t odd[block_kv + 1];
+};
+
+/// A single block of rows packs each tile itself, when it comes to it.
+inline bool packs_ahead(const Call& call) { return blocks_per_head(call) > 1; }
+
 struct PackedKeys {
   int columns, columns_v;  // head_dim in multiples of 32, head_dim_v of 16
   Half* K;                 // [block_kv][columns]
@@ -29,6 +39,7 @@ struct PackedKeys {
   std::uint8_t* odd;       // [block_kv]
   std::uint8_t* any_odd;
 
+  /// In the workspace.
   PackedKeys(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 16)) {
     const std::int64_t idx = (batch * call.heads_kv + kv_head) * ceil_div(call.seq_kv, block_kv) + tile;
@@ -37,15 +48,17 @@ struct PackedKeys {
     odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[5]) + idx * (block_kv + 1);
     any_odd = odd + block_kv;
   }
+  PackedKeys(const Call& call, OwnTile& own)
+      : columns(round_up(call.head_dim, 32)),
+        columns_v(round_up(call.head_dim_v, 16)),
+        K(own.K),
+        Vt(own.Vt),
+        odd(own.odd),
+        any_odd(own.odd + block_kv) {}
 };
 
-/// Packs one tile of keys. memory: V with its odd rows cleared, [block_kv][columns_v]
-inline void pack(const Call& call, std::int64_t item, void* memory) {
-  const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
-  const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
-  const PackedKeys packed(call, batch, kv_head, tile);
-  const KeyTile keys(call, batch, kv_head, tile);
-  Half* rows = static_cast<Half*>(memory);
+/// Packs one tile of keys. rows: memory for V with its odd rows cleared, [block_kv][columns_v]
+inline void pack_tile(const Call& call, const KeyTile& keys, const PackedKeys& packed, Half* rows) {
   LargestBits of_k, of_v;
   for (int key = 0; key < keys.padded; ++key) {
     const bool there = key < keys.count;
@@ -63,6 +76,14 @@ inline void pack(const Call& call, std::int64_t item, void* memory) {
   transpose_halves(rows, packed.columns_v, keys.padded, packed.columns_v, packed.Vt, block_kv);
 }
 
+inline std::int64_t pack_ahead_items(const Call& call) { return packs_ahead(call) ? pack_items(call) : 0; }
+
+inline void pack_ahead(const Call& call, std::int64_t item, void* memory) {
+  const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
+  const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
+  pack_tile(call, KeyTile(call, batch, kv_head, tile), PackedKeys(call, batch, kv_head, tile), static_cast<Half*>(memory));
+}
+
 struct Bfloat16Scratch {
   alignas(64) float Q[max_head_dim / 2 * block_q];  // pairs of columns: [head_dim / 2][lanes]
   alignas(64) float Ot[max_head_dim * block_q];
@@ -72,6 +93,7 @@ struct Bfloat16Scratch {
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
   Statistics statistics;
+  OwnTile own;
 };
 
 /// The lanes of `width` vectors, from lane `first` on, in the softmax of a tile.
@@ -265,7 +287,15 @@ inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memo
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
     const Tile tile(call, block, begin);
     if (tile.seen == Seen::none) continue;
-    const PackedKeys packed(call, item.batch, item.kv_head, begin / block_kv);
+    const std::int64_t tile_idx = begin / block_kv;
+    const PackedKeys packed =
+        packs_ahead(call) ? PackedKeys(call, item.batch, item.kv_head, tile_idx) : PackedKeys(call, scratch.own);
+    if (!packs_ahead(call)) {
+      pack_tile(call, KeyTile(call, item.batch, item.kv_head, tile_idx), packed, reinterpret_cast<Half*>(scratch.V));
+      const std::int64_t next = begin + block_kv, end = smaller(next + block_kv, block.key_end);
+      ask_for_rows(call, block, call.k, call.head_dim, next, end);
+      ask_for_rows(call, block, call.v, call.head_dim_v, next, end);
+    }
     const int keys = round_up(tile.count, Products::depth_unit);
     probabilities<Products>(call, block, tile, packed, keys, scratch);
     Products::template multiply<Start::add>({.A = packed.Vt,

@@ -11,7 +11,7 @@ namespace {
 template <class Products>
 constexpr KernelTable make_bfloat16_table() {
   KernelTable table{};
-  table.prefill[0] = {pack_items, pack};
+  table.prefill[0] = {pack_ahead_items, pack_ahead};
   table.prefill[1] = {forward_items, forward_bfloat16<Products>};
   table.prefill[2] = {merge_items, merge};
   table.backward[0] = {pack_items, pack_backward};

@@ -41,8 +41,8 @@ struct DecodeItem {
 
   static int heads_together(const Call& call) {
     const bool side_by_side = call.k.head_stride == call.head_dim && call.v.head_stride == call.head_dim_v;
-    const std::int64_t bytes = call.heads_kv * call.seq_kv * (call.head_dim + call.head_dim_v) * size_of(call.element);
-    return plan::cpu_decode_heads(call.group * call.seq_q, call.heads_kv, bytes, side_by_side);
+    const std::int64_t key_bytes = std::int64_t{call.heads_kv} * (call.head_dim + call.head_dim_v) * size_of(call.element);
+    return plan::cpu_decode_heads(call.group * call.seq_q, call.heads_kv, call.seq_kv, key_bytes, side_by_side);
   }
   static std::int64_t groups(const Call& call) { return ceil_div(call.heads_kv, heads_together(call)); }
 
