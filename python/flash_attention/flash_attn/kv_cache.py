@@ -94,10 +94,14 @@ def _lengths(cache_seqlens, capacity, batch, device):
     return torch.full((batch,), capacity if cache_seqlens is None else cache_seqlens, dtype=torch.int32, device=device)
 
 
+class CacheFull(ValueError, RuntimeError):
+    """More keys than a cache holds: a wrong argument here, and a RuntimeError for whoever catches flash-attn's."""
+
+
 def _check_room(lengths, capacity):
     """On the host alone: a look at a GPU's tensor would wait for the GPU."""
     if not lengths.is_cuda and lengths.numel() and int(lengths.max()) > capacity:
-        raise ValueError(f"cache_seqlens: {int(lengths.max())} keys; the cache or its block_table holds {capacity}")
+        raise CacheFull(f"cache_seqlens: {int(lengths.max())} keys; the cache or its block_table holds {capacity}")
 
 
 def _append(pairs, lengths, rows, block_table, capacity):
