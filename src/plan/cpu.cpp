@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "plan/cpu_tiles.h"
 #include "plan/kernel_table.h"
@@ -93,20 +94,20 @@ std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
   return problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
 }
 
-/// Splits of the keys where the blocks of rows alone do not keep the threads busy. Each split has a good few tiles, or a
-/// quarter of a million multiplications in fewer.
-int key_splits(const Problem& problem, const DeviceInfo& device, std::int64_t blocks) {
+/// The most splits of the keys: each has a good few tiles, or a quarter of a million multiplications in fewer.
+std::int64_t most_key_splits(const Problem& problem) {
   const std::int64_t a_key =
       std::max<std::int64_t>(problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v), 1);
   const std::int64_t min_split = std::clamp<std::int64_t>(250'000 / a_key, 2 * cpu_block_kv, 8 * cpu_block_kv);
-  const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
-  int splits = static_cast<int>(std::clamp<std::int64_t>(problem.seq_kv / min_split, 1, wanted));
-  while (splits > 2 && blocks * splits % device.threads != 0) --splits;  // so that all threads have as much
-  return splits;
+  return std::max<std::int64_t>(problem.seq_kv / min_split, 1);
 }
 
+/// Splits of the keys where the blocks of rows alone do not keep the threads busy.
 void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
-  plan.num_splits = key_splits(problem, device, blocks);
+  const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
+  int splits = static_cast<int>(std::min(most_key_splits(problem), wanted));
+  while (splits > 2 && blocks * splits % device.threads != 0) --splits;  // so that all threads have as much
+  plan.num_splits = splits;
   if (plan.num_splits == 1) return;
   reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);  // sums
   reserve(plan, 1, plan.num_splits * total_rows(problem) * 2 * 4);                               // statistics
@@ -162,9 +163,17 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   reserve(plan, 5, keys / plan.block_kv * (plan.block_kv + 1));
 }
 
+/// Splits of each key head that give all threads the same work in backward, if heads are few. Each split costs memory and
+/// time for its sums.
+std::int64_t even_splits(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
+  const std::int64_t threads = std::max(device.threads, 1);
+  return heads >= 4 * threads ? 1 : std::min(threads / std::gcd(heads, threads), ceil_div(4 * threads, heads));
+}
+
 /// Splits of the keys, each with its own sums of dQ: where all rows of a key head go over the keys together.
 void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.num_splits = key_splits(problem, device, problem.batch * problem.heads_kv);
+  plan.num_splits = static_cast<int>(std::min(most_key_splits(problem), even_splits(problem, device)));
   if (plan.num_splits > 1) reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
 }
 
@@ -179,10 +188,7 @@ void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std:
     plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
     return split_keys_backward(problem, device, plan);
   }
-  const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
-  // Heads that do not divide evenly leave threads idle at the end; splitting further costs memory and time for the sums.
-  const std::int64_t wanted = heads >= 4 * device.threads ? 1 : ceil_div(2 * device.threads, heads);
-  plan.num_splits = static_cast<int>(device.threads == 1 ? 1 : std::clamp<std::int64_t>(blocks / 2, 1, wanted));
+  plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(blocks / 2, 1, even_splits(problem, device)));
   const std::int64_t columns = cpu_padded(problem.head_dim) + cpu_padded(problem.head_dim_v);
   reserve(plan, 0,
           plan.num_splits * problem.batch * problem.heads_kv * cpu_padded(problem.seq_kv) * columns * 4);  // dK and dV
