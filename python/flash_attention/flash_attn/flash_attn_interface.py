@@ -13,6 +13,12 @@ from torch import Tensor
 from flash_attention import _core, functional
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
 from flash_attention.flash_attn.paging import gather_pages
+from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttention-2 has them)
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+)
 from flash_attention.flash_attn.weights import signed_weights
 from flash_attention.head_dim import padded
 

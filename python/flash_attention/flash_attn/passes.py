@@ -1,0 +1,163 @@
+"""One pass at a time, outside of autograd: what ring attention and its like call below FlashAttention-2's functions.
+
+`out` and `softmax_lse` of a backward pass may be those of more keys than are given, which is how a ring adds up gradients.
+"""
+
+import torch
+from torch import Tensor
+
+from flash_attention import functional, torch_ops
+from flash_attention.flash_attn.paging import gather_pages
+from flash_attention.flash_attn.weights import signed_weights
+
+
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(out, softmax_lse [batch, heads, seq_q], S_dmask, rng_state); rng_state is None without dropout."""
+    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
+    return _forward(q, k, v, options, None, return_softmax)
+
+
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+    num_splits: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The same for sequences end to end; softmax_lse is [heads, total_q]. zero_tensors changes nothing."""
+    if leftpad_k is not None:
+        raise NotImplementedError("leftpad_k: got a value; only None is supported")
+    if num_splits > 1:
+        raise NotImplementedError(f"num_splits: got {num_splits}; num_splits > 1 is not supported here")
+    if block_table is not None:
+        k, v = gather_pages(k, block_table, cu_seqlens_k), gather_pages(v, block_table, cu_seqlens_k)
+    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
+    packed = _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) | {"seqused_kv": seqused_k}
+    return _forward(q, k, v, options, packed, return_softmax)
+
+
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> None:
+    """Writes dq, dk and dv."""
+    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
+    _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options | {"deterministic": deterministic}, {}, rng_state)
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> None:
+    """The same for sequences end to end. zero_tensors changes nothing."""
+    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
+    packed = _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options | {"deterministic": deterministic}, packed, rng_state)
+
+
+def _options(dropout_p, scale, causal, window, softcap, alibi_slopes):
+    return {
+        "dropout_p": dropout_p,
+        "scale": scale,
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "deterministic": False,
+    }
+
+
+def _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+    return {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_kv": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_kv": max_seqlen_k,
+    }
+
+
+def _bound(q, k, v, options, packed):
+    """(tensors, scalars) of the binding."""
+    fixed = {"alignment": "bottom_right", "kernel": None}
+    return functional.binding_arguments({"q": q, "k": k, "v": v, **options, **(packed or {}), **fixed})
+
+
+@torch.no_grad()
+def _forward(q, k, v, options, packed, return_softmax):
+    out, lse, rng_state = torch_ops.forward(*_bound(q, k, v, options, packed), None, 0, True)
+    weights = q.new_empty(0)
+    if return_softmax and options["dropout_p"]:
+        weights = signed_weights(q, k, int(rng_state[0]), packed=packed, sink=None, **options)
+    return out, lse, weights, rng_state
+
+
+@torch.no_grad()
+def _backward(dout, q, k, v, out, lse, gradients, options, packed, rng_state):
+    tensors, scalars = _bound(q, k, v, options, packed)
+    found = torch_ops.backward(tensors, scalars, out, lse, rng_state, dout, None, False, False)
+    for place, gradient in zip(gradients, found, strict=False):
+        place.copy_(gradient)
