@@ -48,6 +48,7 @@ struct alignas(1024) SharedStorage {
   ptx::Mbarrier dS_free[S::warpgroups];                          // of three warpgroups
   ptx::Mbarrier dQ_full[S::warpgroups], dQ_free[S::warpgroups];  // of two, which have senders
   int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
+  unsigned num_blocks;         // of the grid; here for the loading warp, which has no register for it
   Step step[steps_kept];
   unsigned bad_lanes[S::warpgroups][4];  // keys with a NaN or Inf, of each warp: two bits for each
   Walk<config> walk[walks_kept];         // here, not in registers, which are short
@@ -188,15 +189,9 @@ struct Worker {
     if (owner_idx != warpgroup) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
   }
 
-  /// Adds a tile of a gradient, times a factor, to the sums in memory, each warp its 16 rows, in the order of its
-  /// registers.
+  /// A tile of dQ to the staging buffer, each warp its 16 rows, in the order of its registers.
   template <int width>
-  __device__ __forceinline__ void add_to_sums(const float (&tile)[width / 2], float* sums, float factor = 1) const {
-    stage<width>(tile, factor);
-    send<width>(sums);
-  }
-  template <int width>
-  __device__ __forceinline__ void stage(const float (&tile)[width / 2], float factor = 1) const {
+  __device__ __forceinline__ void stage(const float (&tile)[width / 2]) const {
     static_assert(width <= S::width);
     const int lane = thread % 32, warp = thread / 32;
     float* staging = shared.dQ[warpgroup][warp];
@@ -204,11 +199,27 @@ struct Worker {
     __syncwarp();
 #pragma unroll
     for (int group = 0; group < width / 8; ++group) {
-      ptx::store_shared(ptx::shared_address(staging + (group * 32 + lane) * 4),
-                        ptx::Vector<float, 4>{tile[4 * group] * factor, tile[4 * group + 1] * factor,
-                                              tile[4 * group + 2] * factor, tile[4 * group + 3] * factor});
+      ptx::store_shared(
+          ptx::shared_address(staging + (group * 32 + lane) * 4),
+          ptx::Vector<float, 4>{tile[4 * group], tile[4 * group + 1], tile[4 * group + 2], tile[4 * group + 3]});
     }
   }
+  /// A tile of dK or dV, times a factor, to the staging buffer (SumOrder::by_register). With ordinary stores here the
+  /// compiler spills in the walk at head dimension 128.
+  template <int width>
+  __device__ __forceinline__ void stage_keys(const float (&tile)[width / 2], float factor) const {
+    static_assert(width <= S::width);
+    const int lane = thread % 32, warp = thread / 32;
+    float* staging = shared.dQ[warpgroup][warp];
+    if (lane == 0) ptx::bulk_wait_read<0>();  // the copy before has left the staging buffer
+    __syncwarp();
+#pragma unroll
+    for (int group = 0; group < width / 8; ++group) {
+      const auto word = [&](int i) { return __builtin_bit_cast(unsigned, tile[4 * group + i] * factor); };
+      ptx::stmatrix_x4(staging + (group * 32 + lane) * 4, word(0), word(1), word(2), word(3));
+    }
+  }
+  /// Adds what each warp has staged to the sums in memory.
   template <int width>
   __device__ __forceinline__ void send(float* sums) const {
     const int lane = thread % 32, warp = thread / 32;
@@ -439,16 +450,16 @@ struct Worker {
   }
 
   /// Other tasks have dK and dV of the same keys too. The factor of dV is 1, which the compiler does not know: it must not
-  /// store the accumulators themselves, which would have to lie where a store of four wants them.
+  /// store the accumulators themselves, which would have to lie where the store wants them.
   __device__ __forceinline__ void add_keys_to_sums(const float (&dK)[S::width / 2],
                                                    const float (&dV)[S::width_v / 2]) const {
-    const Worker fresh{args, shared, warpgroup, ptx::registers_fresh(thread),
-                       walk_idx};  // nothing is kept for the next task
     const long long row =
         padded_key<config>(args, task().sequence, task().kv_head_idx) + task().kv_begin + warpgroup * tile_rows;
     const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));
-    fresh.template add_to_sums<S::width>(dK, workspace<float>(args, workspace_dK) + row * S::width, args.scale);
-    fresh.template add_to_sums<S::width_v>(dV, workspace<float>(args, workspace_dV) + row * S::width_v, one);
+    stage_keys<S::width>(dK, args.scale);
+    send<S::width>(workspace<float>(args, workspace_dK) + row * S::width);
+    stage_keys<S::width_v>(dV, one);
+    send<S::width_v>(workspace<float>(args, workspace_dV) + row * S::width_v);
     if (thread % 32 == 0) ptx::bulk_wait_read<0>();  // this may have been the last task
   }
 

@@ -53,26 +53,33 @@ __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   zero(workspace_dV, rows * S::width_v);
 }
 
-/// From sums to a gradient: 16 rows of a warp. The sums lie in fragment order: for each 8 columns, the four registers of
-/// each lane. What four neighbouring lanes hold is 8 columns of two rows.
-template <Type type, int dim>
+/// From sums to a gradient: 16 rows of a warp, whose registers lie together for each 8 columns. Those of dQ by lanes, four
+/// of each (what four neighbouring lanes hold is 8 columns of two rows); those of dK and dV by registers, 32 lanes of each.
+enum class SumOrder { by_lane, by_register };
+template <Type type, int dim, SumOrder order>
 __device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows<ptx::Element<type>>& rows, float factor,
                                              int lane) {
   using Four = ptx::Vector<float, 4>;
   constexpr int groups = dim / 8;
+  constexpr bool by_lane = order == SumOrder::by_lane;
   const bool aligned = (reinterpret_cast<unsigned long long>(rows.data) | rows.stride * 2) % 16 == 0;
 #pragma unroll 4
   for (int i = lane; i < 8 * groups; i += 32) {
     const int group = i % groups, row = i / groups;
+    const Four* from = reinterpret_cast<const Four*>(sums) + group * 32 + (by_lane ? 4 * row : row);
     Four four[4];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) four[n] = ptx::load_global(reinterpret_cast<const Four*>(sums) + group * 32 + 4 * row + n);
+    for (int n = 0; n < 4; ++n) four[n] = ptx::load_global(from + (by_lane ? n : 8 * n));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + 8 * half >= rows.count) continue;
       ptx::Vector<unsigned, 4> eight;
 #pragma unroll
-      for (int n = 0; n < 4; ++n) eight[n] = ptx::pack<type>(four[n][2 * half] * factor, four[n][2 * half + 1] * factor);
+      for (int n = 0; n < 4; ++n) {
+        const float low = by_lane ? four[n][2 * half] : four[2 * half][n];
+        const float high = by_lane ? four[n][2 * half + 1] : four[2 * half + 1][n];
+        eight[n] = ptx::pack<type>(low * factor, high * factor);
+      }
       store_eight(rows.row(row + 8 * half) + 8 * group, eight, aligned);
     }
   }
@@ -153,8 +160,8 @@ __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& 
   if (tile.q_begin >= tile.sequence.rows_q) return;
   const int first_row = 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
   const auto dQ = tile::query_rows<typename S::Element, config.features>(args.dQ, tile.sequence, tile.head_idx);
-  convert_rows<S::type, config.head_dim>(workspace<float>(args, workspace_dQ) + (tile.padded + first_row) * S::width,
-                                         dQ.from(tile.q_begin + first_row), args.scale, lane);
+  const float* sums = workspace<float>(args, workspace_dQ) + (tile.padded + first_row) * S::width;
+  convert_rows<S::type, config.head_dim, SumOrder::by_lane>(sums, dQ.from(tile.q_begin + first_row), args.scale, lane);
 }
 
 template <abi::BackwardConfig config>
@@ -168,8 +175,10 @@ __device__ __forceinline__ void backward_sm90_convert_keys(const abi::AttentionA
   const auto dV = tile::key_rows<typename S::Element, config.features>(args.dV, sequence, block.head_idx).from(first_row);
   if (dK.count <= 0) return;
   const long long padded = padded_key<config>(args, sequence, block.head_idx) + first_row;
-  convert_rows<S::type, config.head_dim>(workspace<float>(args, workspace_dK) + padded * S::width, dK, 1, lane);
-  convert_rows<S::type, config.head_dim_v>(workspace<float>(args, workspace_dV) + padded * S::width_v, dV, 1, lane);
+  const float* sums_dK = workspace<float>(args, workspace_dK) + padded * S::width;
+  const float* sums_dV = workspace<float>(args, workspace_dV) + padded * S::width_v;
+  convert_rows<S::type, config.head_dim, SumOrder::by_register>(sums_dK, dK, 1, lane);
+  convert_rows<S::type, config.head_dim_v, SumOrder::by_register>(sums_dV, dV, 1, lane);
 }
 
 }  // namespace flash_attention

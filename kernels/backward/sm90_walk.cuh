@@ -16,29 +16,18 @@ __device__ __forceinline__ int parts_of_group(const AttentionArgs& args) {
   return config.key_sums ? args.num_splits : 1;
 }
 
-/// The order in which blocks take the tiles of keys.
+/// The order in which blocks take the tiles of keys; the heads are those of all parts of the groups.
 template <BackwardConfig config>
 __device__ __forceinline__ TaskOrder walk_tasks(const AttentionArgs& args) {
-  const int parts = parts_of_group<config>(args);
-  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * parts * args.batch,
-                                     args.seq_q * (args.group / parts));
+  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv),
+                                     args.heads_kv * parts_of_group<config>(args) * args.batch, args.seq_q);
 }
-/// Whether there is such a task, and its tile of keys. The loading warp of two warpgroups has no registers for the order.
-template <BackwardConfig config>
-__device__ __forceinline__ bool task_exists(const AttentionArgs& args, int task_idx) {
-  return task_idx <
-         tile::ceil_div(args.seq_kv, config.block_kv) * args.heads_kv * parts_of_group<config>(args) * args.batch;
-}
-/// The head is that of a part of the group: parts_of_group() of them to a key head.
+/// The tile of keys of a task. The head is that of a part of the group: parts_of_group() of them to a key head.
 template <BackwardConfig config>
 __device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
   const int heads = args.heads_kv * parts_of_group<config>(args);
-  if constexpr (Shape<config>::warpgroups == 3) {
-    const auto place = walk_tasks<config>(args)[task_idx];
-    return {place.tile, place.head % heads, place.head / heads};
-  } else {
-    return tile::key_block(task_idx, tile::ceil_div(args.seq_kv, config.block_kv), heads);
-  }
+  const auto place = walk_tasks<config>(args)[task_idx];
+  return {place.tile, place.head % heads, place.head / heads};
 }
 
 /// A tile of keys, and the steps (query head, query tile) over which it is walked.
@@ -109,7 +98,7 @@ constexpr int walks_kept = 4, steps_kept = 8;
 template <BackwardConfig config>
 __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int task_idx) {
   using S = Shape<config>;
-  if (!task_exists<config>(args, task_idx)) return;
+  if (task_idx >= walk_tasks<config>(args).count()) return;
   const auto block = key_block_of<config>(args, task_idx);
   const int kv_head_idx = block.head_idx / parts_of_group<config>(args);
   const int batch_idx = config.features.packed ? 0 : block.batch_idx;
@@ -131,11 +120,12 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
   using S = Shape<config>;
   unsigned count = 0;  // steps
   int task_idx = blockIdx.x;
+  shared.num_blocks = gridDim.x;
   shared.walk[0].owned[0] = shared.walk[0].owned[1] = 0;
 #pragma unroll 1
   for (int n = 0;; ++n) {
     Walk<config>& walk = shared.walk[n % walks_kept];
-    walk.exists = task_exists<config>(args, task_idx);
+    walk.exists = task_idx < walk_tasks<config>(args).count();
     walk.first_step = count;
     if (!walk.exists) {
       ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
@@ -201,7 +191,8 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       for (int w = 0; w < 2; ++w)
         shared.walk[(n + 1) % walks_kept].owned[w] = walk.owned[w] + (walk.end_step - walk.first_step + 1 - w) / 2;
     }
-    task_idx = static_cast<int>(gridDim.x + ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1));
+    const unsigned taken = ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1);
+    task_idx = static_cast<int>(shared.num_blocks + taken);
     prefetch_keys<config>(args, task_idx);
   }
 }

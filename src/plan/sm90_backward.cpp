@@ -40,16 +40,22 @@ Structure choose_structure(const Problem& p) {
   return {.wide = false, .separate_dq = p.deterministic, .warpgroups = plain ? 3 : 2, .stages = 3};
 }
 
-/// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that there are tasks
-/// for two rounds of the SMs. dK and dV are then summed in memory, in any order.
+/// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that all SMs end
+/// together. dK and dV are then summed in memory, in any order.
 int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
-  const bool three = config.block_kv == 3 * tile_rows;                     // the others have no registers left for it
-  if (config.separate_dq || !staged || !three) return 1;
+  if (config.separate_dq || !staged) return 1;
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
-  const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch;
+  const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
+  const bool causal = p.window_right >= 0 && p.window_left < 0;
+  const auto enough = [&](std::int64_t parts) {
+    // Under a causal mask the longest tasks, which come first, have twice the work of the mean.
+    if (causal) return tasks * parts * 10 >= 19 * sms;
+    // Without one all tasks are alike: few SMs must be idle in the last round of them.
+    return tasks * parts * 100 >= tiles(tasks * parts, sms) * sms * 85;
+  };
   std::int64_t parts = 1;
-  while (parts < group && (group % parts != 0 || tasks * parts < 2 * device.num_sms)) ++parts;
+  while (parts < group && (group % parts != 0 || !enough(parts))) ++parts;
   return static_cast<int>(std::max<std::int64_t>(parts, 1));
 }
 

@@ -93,10 +93,13 @@ std::vector<Case> summing_walks() {
       walk("sums_64_blind", {.seq_q = 400, .seq_kv = 250, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
       walk("sums_128", {.seq_q = 330, .seq_kv = 520, .heads_q = 2, .heads_kv = 1, .head_dim = 128, .causal = true}),
       walk("sums_128_one_step", {.seq_q = 60, .seq_kv = 500, .heads_q = 1, .heads_kv = 1, .head_dim = 128}),
-      // The heads of a group in two and in three tasks, dK and dV summed in memory.
+      // The heads of a group in two and in three tasks, dK and dV summed in memory (tests/plan/sm90_backward_test.cpp).
       walk("sums_64_divided", {.seq_q = 200, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64, .causal = true}),
       walk("sums_40_24_divided",
-           {.seq_q = 150, .seq_kv = 250, .heads_q = 3, .heads_kv = 1, .head_dim = 40, .head_dim_v = 24}),
+           {.seq_q = 150, .seq_kv = 450, .heads_q = 3, .heads_kv = 1, .head_dim = 40, .head_dim_v = 24}),
+      walk("sums_128_divided", {.seq_q = 200, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 128, .causal = true}),
+      walk("sums_96_80_divided",
+           {.seq_q = 130, .seq_kv = 330, .heads_q = 3, .heads_kv = 1, .head_dim = 96, .head_dim_v = 80}),
       walk("sums_128_unseen",
            {.seq_q = 70, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true, .window_left = 9}),
   };

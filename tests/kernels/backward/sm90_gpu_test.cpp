@@ -26,7 +26,7 @@ TEST_P(BackwardSm90, DeterministicKeepsTheContractAndItsBits) {
 std::vector<Case> cases() {
   std::vector<Case> all = contract_cases(Dtype::bfloat16);
   for (const Case& c : contract_cases(Dtype::float16)) all.push_back(c);
-  for (const std::int64_t head_dim : {64, 128, 256}) {
+  for (const std::int64_t head_dim : {64, 96, 128, 256}) {
     for (const bool causal : {false, true}) {
       Case c;
       c.name = "long_walk_" + std::to_string(head_dim) + (causal ? "_causal" : "_full");
