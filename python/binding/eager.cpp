@@ -34,7 +34,8 @@ int which(nb::handle value, const char* zero, const char* one) {
   return PyUnicode_CompareWithASCIIString(value.ptr(), one) == 0 ? 1 : -1;
 }
 
-/// The order of attend()'s arguments; whatever follows must be None.
+/// The order of attend()'s arguments, of which those from alibi_slopes on may be left out; alibi_slopes and whatever
+/// follows the mask must be None.
 enum Argument {
   arg_q,
   arg_k,
@@ -47,7 +48,9 @@ enum Argument {
   deterministic,
   layout,
   alignment,
-  num_arguments
+  alibi_slopes,
+  arg_bias,
+  arg_mask
 };
 
 bool read(PyObject* const* args, Scalars& out) {
@@ -91,6 +94,19 @@ bool read(PyObject* const* qkv, Slots& out) {
     return false;
   }
   return std::equal(out[Slot::v].sizes, out[Slot::v].sizes + 3, out[Slot::k].sizes);
+}
+
+/// A bias or a mask over `keys` keys, None where there is none; false where it is not plain.
+bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out) {
+  if (argument == Py_None) return true;
+  if (!are_tensors(&argument, 1)) return false;
+  try {
+    out[slot] = tensor_of(argument, slot_names[slot]);
+  } catch (nb::python_error&) {
+    return false;
+  }
+  const int last = out[slot].rank - 1;
+  return last >= 0 && out[slot].sizes[last] == keys && out[slot].strides[last] == 1;
 }
 
 /// With a workspace where `like` is.
@@ -166,17 +182,23 @@ nb::object differentiate(const Pending& call) {
   return result_of(torch.differentiate, {call.qkv[0], call.qkv[1], call.qkv[2], scalars.ptr()});
 }
 
-/// attend(q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment, *what must be None) -> out,
-/// or None where the call is not plain.
+/// attend(q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment, alibi_slopes, bias, mask,
+/// *what must be None) -> out, or None where the call is not plain. A bias or a mask is, where no gradient is to come.
 nb::object attend(PyObject* const* args, Py_ssize_t count) {
-  if (count < num_arguments) throw nb::type_error("attend: too few arguments");
-  for (Py_ssize_t i = num_arguments; i < count; ++i) {
-    if (args[i] != Py_None) return nb::none();
+  if (count < alibi_slopes) throw nb::type_error("attend: too few arguments");
+  for (Py_ssize_t i = alibi_slopes; i < count; ++i) {
+    if (args[i] != Py_None && i != arg_bias && i != arg_mask) return nb::none();
   }
+  PyObject* const bias = count > arg_bias ? args[arg_bias] : Py_None;
+  PyObject* const mask = count > arg_mask ? args[arg_mask] : Py_None;
   Scalars scalars;
   Slots slots;
   if (!read(args, scalars) || !read(args, slots) || is_intercepted(slots[Slot::q].device)) return nb::none();
-  if (!wants_gradient(args)) return run_plain(args, slots, scalars, false).out;
+  const std::int64_t keys = slots[Slot::k].sizes[scalars.heads_first ? 2 : 1];
+  if (!read_scores(bias, Slot::bias, keys, slots) || !read_scores(mask, Slot::mask, keys, slots)) return nb::none();
+  if (bias != Py_None && wants_gradient(&bias, 1)) return nb::none();
+  if (!wants_gradient(args, 3)) return run_plain(args, slots, scalars, false).out;
+  if (bias != Py_None || mask != Py_None) return nb::none();
   scalars.deterministic = scalars.deterministic || answer(torch.deterministic).ptr() == Py_True;
   return differentiate({.qkv = args, .slots = slots, .scalars = scalars});
 }

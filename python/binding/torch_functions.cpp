@@ -17,10 +17,10 @@ bool is_intercepted(Device device) {
   return level != nullptr && PyLong_AsLong(level) >= 0;
 }
 
-bool wants_gradient(PyObject* const* qkv) {
+bool wants_gradient(PyObject* const* tensors, int count) {
   if (answer(torch.grad_enabled).ptr() != Py_True) return false;
-  for (int i = 0; i < 3; ++i) {
-    if (checked(PyObject_GetAttr(qkv[i], torch.requires_grad)).ptr() != Py_False) return true;
+  for (int i = 0; i < count; ++i) {
+    if (checked(PyObject_GetAttr(tensors[i], torch.requires_grad)).ptr() != Py_False) return true;
   }
   return false;
 }

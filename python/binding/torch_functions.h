@@ -41,9 +41,9 @@ nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
   return checked(PyObject_Vectorcall(function, args, count, nullptr));
 }
 
-bool is_intercepted(Device device);                     ///< a mode is on in which calls are not to run as they are
-bool wants_gradient(PyObject* const* qkv);              ///< gradients are on, and one of the three asks for its own
-bool are_tensors(PyObject* const* objects, int count);  ///< of the very class, not of one that is made from it
+bool is_intercepted(Device device);                        ///< a mode is on in which calls are not to run as they are
+bool wants_gradient(PyObject* const* tensors, int count);  ///< gradients are on, and one of them asks for its own
+bool are_tensors(PyObject* const* objects, int count);     ///< of the very class, not of one that is made from it
 
 /// float32 [batch, heads_q, seq_q] where `like` is.
 nb::object empty_lse(PyObject* like, const Problem& problem, Device device);

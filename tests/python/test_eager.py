@@ -59,7 +59,41 @@ def test_same_bits_as_the_long_way(name, device, short_calls):
     assert short.stride() == long.stride()
 
 
-@pytest.mark.parametrize("change", ["autocast", "narrow_v", "odd", "strided", "bias", "dropout", "parameter"])
+def score_tensors(name, device):
+    """A bias and a mask in the shapes that attention() takes."""
+    found = {
+        "bias": {"bias": torch.randn(17, 23, device=device)},
+        "mask": {"mask": torch.rand(2, 1, 17, 23, device=device) < 0.7},
+        "both": {"bias": torch.randn(1, 4, 1, 23, device=device), "mask": torch.rand(17, 23, device=device) < 0.7},
+    }
+    return found[name]
+
+
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("name", ["bias", "mask", "both"])
+def test_bias_and_mask_go_the_short_way(name, device, short_calls):
+    q, k, v = tensors(device)
+    flash_attention.attention(q, q, q)
+    short_calls.clear()
+    short = flash_attention.attention(q, k, v, **score_tensors(name, device))
+    assert len(short_calls) == 1 and short_calls[0] is short
+
+
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("wanted", ["q", "bias"])
+@pytest.mark.parametrize("name", ["bias", "both"])
+def test_bias_and_mask_with_gradients(name, wanted, device, short_calls):
+    q, k, v = tensors(device)
+    options = score_tensors(name, device)
+    short = flash_attention.attention(q, k, v, **options)
+    (q if wanted == "q" else options["bias"]).requires_grad_()
+    long = flash_attention.attention(q, k, v, **options)
+    assert short_calls[-1] is None
+    assert short.grad_fn is None and long.grad_fn is not None
+    assert torch.equal(short, long)
+
+
+@pytest.mark.parametrize("change", ["autocast", "narrow_v", "odd", "strided", "slopes", "dropout", "parameter"])
 def test_declines_what_is_not_plain(change, device, short_calls):
     q, k, v = tensors(device)
     options = {}
@@ -69,8 +103,8 @@ def test_declines_what_is_not_plain(change, device, short_calls):
         q, k, v = (tensor[..., :30] for tensor in (q, k, v))
     if change == "strided":
         q = torch.randn(2, 17, 32, 4, device=device).transpose(2, 3)
-    if change == "bias":
-        options["bias"] = torch.randn(17, 23, device=device)
+    if change == "slopes":
+        options["alibi_slopes"] = torch.rand(4, device=device)
     if change == "dropout":
         options["dropout_p"] = 0.5
     if change == "parameter":

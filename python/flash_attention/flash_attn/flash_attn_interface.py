@@ -70,7 +70,7 @@ def flash_attn_func(
     if type(q) is functional.eager_type and not functional.is_tracing() and not (return_attn_probs or fa3):
         out = _core.attend(
             q, k, v, causal, window_size, softcap, softmax_scale, dropout_p, deterministic, "bshd", "bottom_right",
-            alibi_slopes, learnable_sink, s_aux,
+            alibi_slopes, None, None, learnable_sink, s_aux,
         )  # fmt: skip
         if out is not None:
             return out
