@@ -125,6 +125,19 @@ inline void backward_keys(const Call& call, std::int64_t item, BackwardScratch& 
   for (int b = 0; b < blocks.count; ++b) write_dq(call, blocks[b], at.split, scratch.rows[b].dQt, scratch.factor);
 }
 
+/// Asks for what backward reads of a block's rows.
+inline void ask_for_rows(const Call& call, const RowBlock& block) {
+  for (int row = 0; row < block.rows; ++row) {
+    const auto ask = [&](const TensorView& tensor, int columns) {
+      const char* begin = block.row(call, tensor, row);
+      for (int byte = 0; byte < columns * size_of(call.element); byte += 64) __builtin_prefetch(begin + byte, 0, 2);
+    };
+    ask(call.q, call.head_dim);
+    ask(call.dout, call.head_dim_v);
+    ask(call.out, call.head_dim_v);
+  }
+}
+
 /// run(blocks, sums) for the blocks of rows of an item. Where it is the only one of its key head, dK and dV are written,
 /// too, while their sums are near.
 template <class Run>
@@ -132,9 +145,13 @@ inline void for_each_block(const Call& call, std::int64_t item, Run run) {
   const KeyItem at(call, item);
   const KeyGradients sums(call, at.split, at.batch, at.kv_head);
   sums.clear(KeyGradients::keys(call));
-  for (std::int64_t first = at.split; first < blocks_per_head(call); first += call.num_splits * call.blocks_together) {
-    const BlockList blocks(call, at.batch, at.kv_head, first, call.num_splits);
-    if (blocks.count > 0) run(blocks, sums);
+  const std::int64_t step = call.num_splits * call.blocks_together;
+  BlockList blocks(call, at.batch, at.kv_head, at.split, call.num_splits);
+  for (std::int64_t first = at.split; blocks.count > 0; first += step) {
+    const BlockList next(call, at.batch, at.kv_head, first + step, call.num_splits);
+    for (int b = 0; b < next.count; ++b) ask_for_rows(call, next[b]);
+    run(blocks, sums);
+    blocks = next;
   }
   if (call.num_splits == 1) {
     write_key_gradients(call, at.batch, at.kv_head, sums, 0, Sequence(call, at.batch).kv_rows, 1);
