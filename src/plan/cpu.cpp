@@ -85,6 +85,14 @@ std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
          std::to_string(problem.seq_kv);
 }
 
+std::string reject_forward_bfloat16(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t scores = group(problem) * problem.seq_q * problem.seq_kv;
+  const std::string reason = reject_bfloat16(problem, device);
+  if (!reason.empty() || scores >= cpu_bfloat16_min_scores) return reason;
+  return "takes at least " + std::to_string(cpu_bfloat16_min_scores) + " scores of a key head, and there are " +
+         std::to_string(scores);
+}
+
 std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
   if (problem.bias.present) return "takes no bias";
   return reject_bfloat16(problem, device);
@@ -231,9 +239,9 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements =
-         "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv) and 17 keys",
-     .reject = reject_bfloat16,
+     .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv), 17 "
+                     "keys and 576 scores",
+     .reject = reject_forward_bfloat16,
      .lay_out = lay_out_bfloat16},
     {.name = "cpu/decode",
      .pass = Pass::forward,

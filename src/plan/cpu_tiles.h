@@ -33,6 +33,7 @@ constexpr int cpu_block_q_avx512 = 48;
 // cpu/bfloat16: for fewer, packing K and V costs more than it saves.
 constexpr int cpu_bfloat16_min_rows = 17;
 constexpr int cpu_bfloat16_min_keys = 17;
+constexpr int cpu_bfloat16_min_scores = 576;  // of a key head
 
 // cpu/bfloat16 with AMX: tiles of 16 x 16 scores, two by two; the keys of a tile share one pass over the sums of the
 // output.
