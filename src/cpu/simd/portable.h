@@ -19,15 +19,15 @@ FLASH_ATTENTION_INLINE Vec scale_by_power(Vec mantissa, Vec exponent, Vec x) {
   return select(x < -126.0f, Vec{}, (Vec)shifted);
 }
 
-/// The first `count` < vector_lanes elements, and 0. The second bound says so to the compiler, which warns without it.
+/// The first `count` < vector_lanes elements, and 0. (A loop to `count` becomes a memcpy, of whose size newer compilers warn.)
 FLASH_ATTENTION_INLINE Vec load_first(const float* from, int count) {
-  float part[vector_lanes] = {};
-  for (int i = 0; i < count && i < vector_lanes; ++i) part[i] = from[i];
+  float part[vector_lanes];
+  for (int i = 0; i < vector_lanes; ++i) part[i] = i < count ? from[i] : 0;
   return load(part);
 }
 FLASH_ATTENTION_INLINE Short load_first(const std::uint16_t* from, int count) {
-  std::uint16_t part[vector_lanes] = {};
-  for (int i = 0; i < count && i < vector_lanes; ++i) part[i] = from[i];
+  std::uint16_t part[vector_lanes];
+  for (int i = 0; i < vector_lanes; ++i) part[i] = i < count ? from[i] : 0;
   return load(part);
 }
 FLASH_ATTENTION_INLINE void store_first(float* to, Vec x, int count) {
