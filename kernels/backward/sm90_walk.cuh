@@ -160,7 +160,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
       const auto await_slot = [&] { ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1); };
       // Under a mask a step takes long to describe: that is done before (its place was given up long ago).
-      constexpr bool describe_first = (config.features.window_right || config.features.window_left) && !S::foreign_rows;
+      constexpr bool describe_first = config.features.window_right || config.features.window_left;
       if constexpr (!describe_first) await_slot();
       Step& described = shared.step[count % steps_kept];
       described.head_idx = head_idx;

@@ -88,7 +88,12 @@ std::vector<Case> summing_walks() {
     c.name = name, c.problem = p;
     return c;
   };
+  Case packed = walk("sums_128_packed", {.seq_q = 200, .seq_kv = 260, .heads_q = 4, .heads_kv = 1, .head_dim = 128});
+  packed.problem.packed = packed.problem.causal = true;
+  packed.problem.batch = 3, packed.problem.total_q = 271, packed.problem.total_kv = 400;
+  packed.cu_seqlens_q = {0, 200, 201, 271}, packed.cu_seqlens_kv = {0, 260, 330, 400};
   return {
+      packed,
       walk("sums_64", {.seq_q = 330, .seq_kv = 800, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true}),
       walk("sums_64_blind", {.seq_q = 400, .seq_kv = 250, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
       walk("sums_128", {.seq_q = 330, .seq_kv = 520, .heads_q = 2, .heads_kv = 1, .head_dim = 128, .causal = true}),
