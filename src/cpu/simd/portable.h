@@ -19,7 +19,7 @@ FLASH_ATTENTION_INLINE Vec scale_by_power(Vec mantissa, Vec exponent, Vec x) {
   return select(x < -126.0f, Vec{}, (Vec)shifted);
 }
 
-/// The first `count` < vector_lanes elements, and 0. (A loop to `count` becomes a memcpy, of whose size newer compilers warn.)
+/// The first `count` < vector_lanes elements, and 0. (A loop to `count` becomes a memcpy, and newer compilers warn of it.)
 FLASH_ATTENTION_INLINE Vec load_first(const float* from, int count) {
   float part[vector_lanes];
   for (int i = 0; i < vector_lanes; ++i) part[i] = i < count ? from[i] : 0;
