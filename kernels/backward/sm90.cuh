@@ -80,12 +80,20 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
   }
 }
 
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
+};
+
 /// One warpgroup that computes: 64 keys.
 template <BackwardConfig config>
 struct Worker {
   using S = Shape<config>;
   using Math = Scores<config, Rows::keys, tile_rows>;
   static constexpr Type type = S::type;
+
+  /// The steps of a task differ in what is seen of them.
+  static constexpr bool uneven =
+      config.features.window_left || config.features.window_right || config.features.mask || S::foreign_rows;
 
   /// Statistics are read under the products before them.
   static constexpr bool early_statistics = !S::lean;
@@ -96,8 +104,19 @@ struct Worker {
   const int thread;  // in the warpgroup
   int walk_idx = 0;
 
+  // Of the task: the same in all lanes of a warp, which the compiler knows (they came through a shuffle), so that it keeps
+  // them in uniform registers. A load from shared memory takes long under the products' reads.
+  unsigned first_step = 0, end_step = 0;
+  unsigned owned = 0;  // steps the warpgroup has owned in the tasks before
+  bool edge = false;   // the warpgroup does not see everything of any step
+
   __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }
   __device__ __forceinline__ const Task<config>& task() const { return walk().task; }
+
+  /// The thread, asked for anew: nothing made of it stays in registers.
+  __device__ __forceinline__ static int fresh_thread() {
+    return ptx::registers_fresh(static_cast<int>(threadIdx.x)) % wg_threads;
+  }
 
   /// The first thread of the warpgroup.
   __device__ __forceinline__ bool leads() const { return threadIdx.x % wg_threads == 0; }
@@ -107,8 +126,8 @@ struct Worker {
   /// Zeroes the rows of K that no query may see, and rows with a NaN or Inf: dQ = dS K would multiply them by the zeros of
   /// hidden scores. What a bad key does to the queries that see it, Scores does (bad_row).
   __device__ __forceinline__ void clean_keys() {
-    const int thread = ptx::registers_fresh(this->thread);  // nothing that is worked out here is kept for the next task
-    const int row = thread / 2;                             // two threads share a row
+    const int thread = fresh_thread();
+    const int row = thread / 2;  // two threads share a row
     const bool hidden = task().kv_begin + warpgroup * tile_rows + row >= task().sequence.visible_kv;
     unsigned bits = 0;
 #pragma unroll
@@ -172,14 +191,14 @@ struct Worker {
 
   /// The warpgroup that makes dQ of a step.
   __device__ __forceinline__ int owner_of(unsigned step) const {
-    return static_cast<int>((S::passes_first ? step - walk().first_step : step) % S::warpgroups);
+    return static_cast<int>((S::passes_first ? step - first_step : step) % S::warpgroups);
   }
 
   /// Gives this warpgroup's dS of a step to the step's owner.
   __device__ __forceinline__ void hand_over(const typename Math::Packed& dS, unsigned step) const {
     const int owner_idx = owner_of(step);
     // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
-    if (owner_idx != warpgroup && step >= walk().first_step + S::warpgroups)
+    if (owner_idx != warpgroup && step >= first_step + S::warpgroups)
       ptx::barrier_sync_apart(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
     store_dS(dS, owner_idx);
     tell_owner(owner_idx);
@@ -189,16 +208,20 @@ struct Worker {
     if (owner_idx != warpgroup) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
   }
 
-  /// A tile of dQ to the staging buffer, each warp its 16 rows, in the order of its registers.
-  template <int width>
-  __device__ __forceinline__ void stage(const float (&tile)[width / 2]) const {
+  /// What this warp sent before has left the staging buffer.
+  __device__ __forceinline__ void await_copies() const {
+    if (thread % 32 == 0) ptx::bulk_wait_read<0>();
+    __syncwarp();
+  }
+  /// A tile of dQ to the staging buffer, which is free, each warp its 16 rows, in the order of its registers.
+  template <int width, typename Halfway = Nothing>
+  __device__ __forceinline__ void stage(const float (&tile)[width / 2], Halfway halfway = {}) const {
     static_assert(width <= S::width);
     const int lane = thread % 32, warp = thread / 32;
     float* staging = shared.dQ[warpgroup][warp];
-    if (lane == 0) ptx::bulk_wait_read<0>();  // the copy before has left the staging buffer
-    __syncwarp();
 #pragma unroll
     for (int group = 0; group < width / 8; ++group) {
+      if (group == width / 16) halfway();
       ptx::store_shared(
           ptx::shared_address(staging + (group * 32 + lane) * 4),
           ptx::Vector<float, 4>{tile[4 * group], tile[4 * group + 1], tile[4 * group + 2], tile[4 * group + 3]});
@@ -211,8 +234,7 @@ struct Worker {
     static_assert(width <= S::width);
     const int lane = thread % 32, warp = thread / 32;
     float* staging = shared.dQ[warpgroup][warp];
-    if (lane == 0) ptx::bulk_wait_read<0>();  // the copy before has left the staging buffer
-    __syncwarp();
+    await_copies();
 #pragma unroll
     for (int group = 0; group < width / 8; ++group) {
       const auto word = [&](int i) { return __builtin_bit_cast(unsigned, tile[4 * group + i] * factor); };
@@ -233,7 +255,7 @@ struct Worker {
 
   /// Of how many steps before this one the warpgroup was the owner, in all tasks.
   __device__ __forceinline__ unsigned owned_before(unsigned step) const {
-    if constexpr (S::passes_first) return walk().owned[warpgroup] + (step - walk().first_step + 1 - warpgroup) / 2;
+    if constexpr (S::passes_first) return owned + (step - first_step + 1 - warpgroup) / 2;
     return (step + S::warpgroups - 1 - warpgroup) / S::warpgroups;
   }
   /// dQ of the steps it owned before this one has left the staging buffer.
@@ -242,6 +264,7 @@ struct Worker {
   }
   /// dQ of a step has been staged.
   __device__ __forceinline__ void tell_sender(int step) const {
+    const int thread = fresh_thread();
     ptx::fence_async_shared();  // the numbers before the copy that reads them
     if (thread == 0) shared.dQ_step[warpgroup] = step;
     __syncwarp();
@@ -254,18 +277,20 @@ struct Worker {
   }
 
   /// dQ of a step of which this warpgroup is the owner.
-  template <bool last = false>
-  __device__ __forceinline__ void make_dQ(unsigned step) const {
+  template <bool last = false, typename Halfway = Nothing>
+  __device__ __forceinline__ void make_dQ(unsigned step, Halfway halfway = {}) const {
     float dQ[S::width / 2];
     begin_dQ(dQ);
     ptx::wgmma_wait<0>();  // dQ is there
     ptx::wgmma_pin(dQ);
     if constexpr (last) release_keys();  // the next keys come while dQ is sent away
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
-    if (step + S::warpgroups < walk().end_step)
-      ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
-    if constexpr (has_senders<config>) await_sender(step);
-    stage<S::width>(dQ);
+    if (step + S::warpgroups < end_step) ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
+    if constexpr (has_senders<config>)
+      await_sender(step);
+    else
+      await_copies();
+    stage<S::width>(dQ, halfway);
     if constexpr (has_senders<config>) {
       tell_sender(static_cast<int>(step));
     } else {
@@ -291,158 +316,220 @@ struct Worker {
       run_task();
     }
     if constexpr (has_senders<config>) {
-      await_sender(walk().first_step);
+      await_sender(end_step);
       tell_sender(no_step);
     }
   }
 
+  __device__ __forceinline__ void begin_task() {
+    const int seen = task().sequence.visible_kv - task().kv_begin - warpgroup * tile_rows;
+    const bool bad = !config.separate_dq && shared.bad_lanes[warpgroup][thread / 32] != 0;
+    edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
+    first_step = ptx::shuffle(walk().first_step, 0);
+    end_step = ptx::shuffle(walk().end_step, 0);
+    if constexpr (S::passes_first) owned = ptx::shuffle(walk().owned[warpgroup], 0);
+  }
+
+  using Tile = typename Math::Tile;
+  /// P and dS of a step, as operands of products.
+  struct Operands {
+    typename Math::Packed P, dS;
+  };
+
+  float dK[S::width / 2], dV[S::width_v / 2];
+
+  __device__ __forceinline__ void await_step(unsigned step) const {
+    const Turn<S::stages> turn(step);
+    ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
+  }
+
+  /// The step has been waited for; now S is on its way.
+  __device__ __forceinline__ void begin_S(unsigned step, Tile& St) const {
+    const Turn<S::stages> turn(step);
+    if constexpr (S::foreign_rows) {
+      const int used_rows = task().sequence.len_q - shared.step[step % steps_kept].q_begin;
+      clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, used_rows);
+      clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, used_rows);
+    }
+    ptx::wgmma_fence();  // the registers of S have been used for other things
+    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], ptx::registers_fresh(0));
+  }
+
+  /// From S, which is on its way, to dS; then dV is on its way.
+  __device__ __forceinline__ void make_operands(unsigned step, Tile& St, Operands& operands) {
+    const Turn<S::stages> turn(step);
+    const Step& here = shared.step[step % steps_kept];
+    const int fresh = ptx::registers_fresh(0), thread = fresh_thread(), lane = thread % 32;
+    auto& [P, dS] = operands;
+    Tile dPt;
+    const auto begin_dP = [&] {
+      ptx::wgmma_fence();  // the registers of dP have been used for other things
+      issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
+    };
+    const auto pair_of = [&](const float(&values)[tile_rows], int group) {
+      return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
+    };
+
+    // Under the products: what is known of the tile.
+    const int kv_begin = task().kv_begin + warpgroup * tile_rows;
+    const tile::Sequence sequence = fresh_sequence(task().sequence);
+    const tile::Score<config.features> score(args, sequence, here.head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
+    // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
+    const unsigned bad_lanes = config.separate_dq || !edge ? 0 : shared.bad_lanes[warpgroup][thread / 32];
+    const Math math{score,
+                    dropout,
+                    score.unit_scale() * tile::log2_e,
+                    here.q_begin,
+                    kv_begin,
+                    16 * (thread / 32) + lane / 4,
+                    2 * (lane % 4),
+                    edge || (uneven && (here.edge >> warpgroup & 1) != 0),
+                    {(bad_lanes >> 2 * (lane / 4) & 3) != 0, (bad_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
+    typename Math::Marks marks;
+    typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
+    if constexpr (early_statistics) {
+#pragma unroll
+      for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[turn.slot], group);
+      begin_dP();
+    }
+
+    ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
+    ptx::wgmma_pin(St);
+    math.probabilities(
+        St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[turn.slot], i / 4); },
+        [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
+    ptx::wgmma_pin(P);
+    if constexpr (S::lean) begin_dP();
+    issue_rows<type, S::width_v>(dV, P, shared.dO[turn.slot], fresh);
+    if constexpr (early_statistics) {
+#pragma unroll
+      for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[turn.slot], group);
+    }
+
+    ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
+    ptx::wgmma_pin(dPt);
+    if constexpr (S::lean) ptx::wgmma_pin(P);
+    math.gradients(St, dPt, marks,
+                   [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[turn.slot], i / 4); });
+    Math::pack(dPt, dS);
+    ptx::wgmma_pin(dS);
+  }
+
+  template <int pending>
+  __device__ __forceinline__ void await_dV(Operands& operands) {
+    ptx::wgmma_wait<pending>();
+    ptx::wgmma_pin(dV);
+    ptx::wgmma_pin(operands.P);
+  }
+
+  /// dK of a step, and its dS to the owner, who may have it already. begin_next() is called when dV is done and dK runs.
+  template <bool handed_over = false, bool begins = false, typename BeginNext = Nothing>
+  __device__ __forceinline__ void use_dS(unsigned step, Operands& operands, BeginNext begin_next = {}) {
+    const Turn<S::stages> turn(step);
+    issue_rows<type, S::width>(dK, operands.dS, shared.Q[turn.slot], ptx::registers_fresh(0));
+    if constexpr (!config.separate_dq && !handed_over)
+      hand_over(operands.dS, step);  // the product is issued before its fence waits
+    if constexpr (begins) {
+      await_dV<1>(operands);
+      begin_next();
+      ptx::wgmma_wait<1>();  // dK is done
+    } else {
+      await_dV<0>(operands);  // and dK
+    }
+    ptx::wgmma_pin(dK);
+    ptx::wgmma_pin(operands.dS);
+    if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
+  }
+
+  /// A step of which this warpgroup sees nothing.
+  __device__ __forceinline__ void pass(unsigned step) const {
+    if constexpr (!config.separate_dq) hand_over({}, step);        // for the owner, who multiplies all keys
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
+    if (leads()) ptx::mbarrier_arrive(shared.free[Turn<S::stages>(step).slot]);
+  }
+  __device__ __forceinline__ bool hidden(unsigned step) const {
+    return (shared.step[step % steps_kept].hidden >> warpgroup & 1) != 0;
+  }
+
+  /// A step by itself.
+  template <bool may_pass>
+  __device__ __forceinline__ void walk_step(unsigned step) {
+    await_step(step);
+    if (may_pass && hidden(step)) return pass(step);
+    Tile St;
+    Operands operands;
+    begin_S(step, St);
+    make_operands(step, St, operands);
+    use_dS(step, operands);
+  }
+
+  /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge lies where the
+  /// fewest numbers live and no product runs: dS of a step has been handed over, dK has not begun.
+  __device__ __forceinline__ void walk_pairs(unsigned step) {
+    if (step == end_step) return;
+    Operands operands;
+    {
+      Tile St;
+      await_step(step);
+      begin_S(step, St);
+      make_operands(step, St, operands);
+      hand_over(operands.dS, step);
+      await_dV<0>(operands);
+    }
+    const auto second_step = [&] {
+      Tile St;
+      use_dS<true, true>(step, operands, [&] { await_step(step + 1), begin_S(step + 1, St); });
+      Operands operands;
+      make_operands(step + 1, St, operands);
+      use_dS(step + 1, operands);
+    };
+#pragma unroll 1
+    for (; step + 2 < end_step; step += 2) {
+      second_step();
+      Tile St;
+      const auto begin_next = [&] { await_step(step + 2), begin_S(step + 2, St); };
+      if constexpr (S::passes_first) {  // while dQ is staged; without a mask that keeps the warpgroups in step, and loses
+        make_dQ(step, begin_next);
+      } else {
+        make_dQ(step);
+        begin_next();
+      }
+      make_operands(step + 2, St, operands);
+      hand_over(operands.dS, step + 2);
+      await_dV<0>(operands);
+    }
+    if (step + 1 != end_step) {
+      second_step();
+      make_dQ(step);
+    } else {
+      use_dS<true>(step, operands);
+    }
+  }
+
   __device__ __forceinline__ void run_task() {
-    float dK[S::width / 2], dV[S::width_v / 2];
 #pragma unroll
     for (float& x : dK) x = 0;
 #pragma unroll
     for (float& x : dV) x = 0;
-    const int lane = thread % 32;
-
-    float St[tile_rows / 2], dPt[tile_rows / 2];
-    const auto pair_of = [&](const float(&values)[tile_rows], int group) {
-      return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
-    };
-    const auto begin_S = [&](unsigned step) {
-      const Turn<S::stages> turn(step);
-      if constexpr (S::foreign_rows) {
-        const int used_rows = task().sequence.len_q - shared.step[step % steps_kept].q_begin;
-        clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, used_rows);
-        clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, used_rows);
-      }
-      ptx::wgmma_fence();  // the registers of S and dP have been used for other things
-      issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], ptx::registers_fresh(0));
-    };
-    const auto await_step = [&](unsigned step) {
-      const Turn<S::stages> turn(step);
-      ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
-    };
-
-    /// A step of which this warpgroup sees nothing.
-    const auto pass = [&](unsigned step) {
-      hand_over({}, step);                                           // for the owner, who multiplies all keys
-      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
-      if (leads()) ptx::mbarrier_arrive(shared.free[Turn<S::stages>(step).slot]);
-    };
-
-    const auto walk_step = [&]<bool dQ_due, bool begun = false, bool begin_next = false>(unsigned step) {
-      const Turn<S::stages> turn(step);
-      if constexpr (!begun) await_step(step);
-      const Step& here = shared.step[step % steps_kept];
-      if (!S::chains && (here.hidden >> warpgroup & 1)) {
-        if constexpr (!config.separate_dq) hand_over({}, step);        // for the owner, who multiplies all keys
-        ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
-      } else {
-        const int fresh = ptx::registers_fresh(0);
-        if constexpr (!begun) begin_S(step);
-        if constexpr (begun) ptx::wgmma_fence();  // the registers of dP have been used for other things
-        const auto begin_dP = [&] { issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh); };
-
-        // Under the products: what is known of the tile.
-        const int kv_begin = task().kv_begin + warpgroup * tile_rows;
-        const tile::Sequence sequence = fresh_sequence(task().sequence);
-        const tile::Score<config.features> score(args, sequence, here.head_idx);
-        const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
-        // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
-        const unsigned bad_lanes = config.separate_dq ? 0 : shared.bad_lanes[warpgroup][thread / 32];
-        const Math math{score,
-                        dropout,
-                        score.unit_scale() * tile::log2_e,
-                        here.q_begin,
-                        kv_begin,
-                        16 * (thread / 32) + lane / 4,
-                        2 * (lane % 4),
-                        (here.edge >> warpgroup & 1) != 0 || bad_lanes != 0,
-                        {(bad_lanes >> 2 * (lane / 4) & 3) != 0, (bad_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
-        typename Math::Packed P, dS;
-        typename Math::Marks marks;
-        typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
-        if constexpr (early_statistics) {
-#pragma unroll
-          for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[turn.slot], group);
-          begin_dP();
-        }
-
-        ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
-        ptx::wgmma_pin(St);
-        math.probabilities(
-            St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[turn.slot], i / 4); },
-            [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
-        ptx::wgmma_pin(P);
-        if constexpr (S::lean) {
-          ptx::wgmma_fence();  // the registers of dP have been used for other things
-          begin_dP();
-        }
-        issue_rows<type, S::width_v>(dV, P, shared.dO[turn.slot], fresh);
-        if constexpr (early_statistics) {
-#pragma unroll
-          for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[turn.slot], group);
-        }
-
-        ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
-        ptx::wgmma_pin(dPt);
-        if constexpr (S::lean) ptx::wgmma_pin(P);
-        math.gradients(St, dPt, marks,
-                       [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[turn.slot], i / 4); });
-        Math::pack(dPt, dS);
-        ptx::wgmma_pin(dS);
-        if constexpr (!config.separate_dq) hand_over(dS, step);
-        issue_rows<type, S::width>(dK, dS, shared.Q[turn.slot], fresh);
-        if constexpr (begin_next) {
-          ptx::wgmma_wait<1>();  // dV is done: P is free
-          ptx::wgmma_pin(dV);
-          ptx::wgmma_pin(P);
-          await_step(step + 1);
-          begin_S(step + 1);
-          ptx::wgmma_wait<1>();  // dK is done
-        } else {
-          ptx::wgmma_wait<0>();  // dV and dK are done
-          ptx::wgmma_pin(dV);
-          if constexpr (!S::lean) ptx::wgmma_pin(P);
-        }
-        ptx::wgmma_pin(dK);
-        ptx::wgmma_pin(dS);
-      }
-      if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
-      if constexpr (dQ_due) make_dQ(step - 1);  // a step later: dS of the others is there by now
-    };
-
     if constexpr (!config.separate_dq) clean_keys();
+    begin_task();
     const auto owns = [&](unsigned step) { return !config.separate_dq && owner_of(step) == warpgroup; };
-    unsigned step = walk().first_step;
+    unsigned step = first_step;
     if constexpr (S::chains) {
-      if (step != walk().end_step && owns(step - 1)) {
-        if constexpr (S::passes_first) await_step(step);
-        if (S::passes_first && (shared.step[step % steps_kept].hidden >> warpgroup & 1)) {
-          pass(step);
-        } else {
-          walk_step.template operator()<false>(step);
-        }
-        ++step;
-      }
-#pragma unroll 1
-      for (; step + 1 < walk().end_step; step += 2) {
-        walk_step.template operator()<false, false, true>(step);
-        walk_step.template operator()<true, true>(step + 1);
-      }
-      if (step != walk().end_step) walk_step.template operator()<false>(step++);
+      if (step != end_step && owns(step - 1)) walk_step<S::passes_first>(step++);
+      walk_pairs(step);
     } else {
 #pragma unroll 1
-      for (; step != walk().end_step; ++step) {
-        if (step != walk().first_step && owns(step - 1)) {
-          walk_step.template operator()<!config.separate_dq>(step);
-        } else {
-          walk_step.template operator()<false>(step);
+      for (; step != end_step; ++step) {
+        walk_step<true>(step);
+        if constexpr (!config.separate_dq) {
+          if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is there by now
         }
       }
     }
-    if (step != walk().first_step && owns(step - 1)) {
-      if constexpr (!config.separate_dq) make_dQ<true>(step - 1);
+    if (end_step != first_step && owns(end_step - 1)) {
+      if constexpr (!config.separate_dq) make_dQ<true>(end_step - 1);
     } else {
       release_keys();
     }
@@ -465,15 +552,14 @@ struct Worker {
 
   /// All products of the task are done: dK and dV to memory.
   __device__ __forceinline__ void finish_task(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
-    if constexpr (has_senders<config>) await_sender(walk().end_step);
+    if constexpr (has_senders<config>) await_sender(end_step);
     if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
       return tile::key_rows<typename S::Element, config.features>(view, task().sequence, task().kv_head_idx).from(kv_begin);
     };
-    if (!config.separate_dq && lane == 0) ptx::bulk_wait_read<0>();  // the last dQ has left the staging buffer
-    __syncwarp();
+    if constexpr (!config.separate_dq) await_copies();  // the last dQ
     if constexpr (!config.separate_dq && S::width_v <= S::width) {
       const int warp = thread / 32;
       char* staging = reinterpret_cast<char*>(shared.dQ[warpgroup][warp]);

@@ -80,7 +80,9 @@ struct ThreeWorker {
   /// dQ, which has been waited for, to its staging buffer.
   __device__ __forceinline__ void stage_dQ(const float (&dQ)[S::width / 2]) const {
     if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.dS_free[warpgroup]);
-    parts().template stage<S::width>(dQ);
+    const Parts parts = this->parts();
+    parts.await_copies();
+    parts.template stage<S::width>(dQ);
   }
 
   template <bool last = false>

@@ -159,15 +159,13 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       const Turn<S::stages> turn(count);
       // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
       const auto await_slot = [&] { ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1); };
-      // Under a mask a step takes long to describe: that is done before (its place was given up long ago).
-      constexpr bool describe_first = config.features.window_right || config.features.window_left;
-      if constexpr (!describe_first) await_slot();
+      // A step takes long to describe: that is done before (its place was given up long ago).
       Step& described = shared.step[count % steps_kept];
       described.head_idx = head_idx;
       described.q_begin = q_tile * tile_rows;
       described.padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + described.q_begin;
       described.look<config>(args, task);
-      if constexpr (describe_first) await_slot();
+      await_slot();
       const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
       ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
 #pragma unroll
