@@ -444,8 +444,9 @@ struct Worker {
 
   /// A step of which this warpgroup sees nothing.
   __device__ __forceinline__ void pass(unsigned step) const {
-    if constexpr (!config.separate_dq) hand_over({}, step);        // for the owner, who multiplies all keys
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
+    if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
+    // No thread waits for the slot's phase any more.
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // not found by the emulator: there nobody misses a phase
     if (leads()) ptx::mbarrier_arrive(shared.free[Turn<S::stages>(step).slot]);
   }
   __device__ __forceinline__ bool hidden(unsigned step) const {
