@@ -19,8 +19,9 @@ __device__ __forceinline__ int parts_of_group(const AttentionArgs& args) {
 /// The order in which blocks take the tiles of keys; the heads are those of all parts of the groups.
 template <BackwardConfig config>
 __device__ __forceinline__ TaskOrder walk_tasks(const AttentionArgs& args) {
-  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv),
-                                     args.heads_kv * parts_of_group<config>(args) * args.batch, args.seq_q);
+  const int parts = parts_of_group<config>(args);
+  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * parts * args.batch,
+                                     args.seq_q * (args.group / parts));
 }
 /// The tile of keys of a task. The head is that of a part of the group: parts_of_group() of them to a key head.
 template <BackwardConfig config>
