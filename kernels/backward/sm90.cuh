@@ -150,7 +150,7 @@ struct Worker {
         }
       }
     }
-    ptx::fence_async_shared();  // the zeros before the products that read them
+    ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: tell_owner has one, too
     if (thread % 32 == 0) shared.bad_lanes[warpgroup][thread / 32] = bad_lanes;
     // The owner of a step multiplies the keys of all warpgroups.
     ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
