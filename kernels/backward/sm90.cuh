@@ -271,6 +271,10 @@ struct Worker {
     if (thread % 32 == 0) ptx::mbarrier_arrive(shared.dQ_full[warpgroup]);
   }
 
+  /// Where no product brings the threads of the warpgroup together: none waits any more for a phase that the rest has seen.
+  __device__ __forceinline__ void await_all_threads() const {
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);
+  }
   /// This warpgroup is done with K and V of the task.
   __device__ __forceinline__ void release_keys() const {
     if (leads()) ptx::mbarrier_arrive(shared.KV_free);
@@ -445,8 +449,7 @@ struct Worker {
   /// A step of which this warpgroup sees nothing.
   __device__ __forceinline__ void pass(unsigned step) const {
     if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
-    // No thread waits for the slot's phase any more.
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // not found by the emulator: there nobody misses a phase
+    await_all_threads();                                     // no thread waits for the slot's phase any more
     if (leads()) ptx::mbarrier_arrive(shared.free[Turn<S::stages>(step).slot]);
   }
   __device__ __forceinline__ bool hidden(unsigned step) const {
@@ -532,6 +535,7 @@ struct Worker {
     if (end_step != first_step && owns(end_step - 1)) {
       if constexpr (!config.separate_dq) make_dQ<true>(end_step - 1);
     } else {
+      if (config.separate_dq && end_step == first_step) await_all_threads();  // neither steps nor keys to clean
       release_keys();
     }
     finish_task(dK, dV);

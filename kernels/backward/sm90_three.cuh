@@ -141,7 +141,7 @@ struct ThreeWorker {
     if (settled(step) ? blind : (step_at(step).hidden >> warpgroup & 1) != 0) {
       if constexpr (!config.separate_dq) lay_down({}), parts().tell_owner(slot);  // for the owner, who multiplies all keys
       if constexpr (makes_dQ) make_dQ(step - 1);
-      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // no thread waits for the slot's phase any more
+      parts().await_all_threads();  // no thread waits for the slot's phase any more
     } else {
       const int fresh = ptx::registers_fresh(0);
       typename Math::Packed P, dS;
@@ -197,6 +197,7 @@ struct ThreeWorker {
       if (first_step != end_step && owned_last()) {
         if constexpr (!config.separate_dq) make_dQ<true>(end_step - 1);
       } else {
+        if (config.separate_dq && first_step == end_step) parts().await_all_threads();  // neither steps nor keys to clean
         parts().release_keys();
       }
       parts().finish_task(dK, dV);

@@ -125,7 +125,13 @@ bool mbarrier_try_wait(unsigned address, unsigned parity) {
 void mbarrier_wait(unsigned address, unsigned parity) {
   Scheduler& scheduler = Scheduler::current();
   ++scheduler.counters().mbarrier_waits;
-  if (!completed(address, parity, "mbarrier_wait")) scheduler.suspend(Wait::mbarrier, address, parity);
+  if (!completed(address, parity, "mbarrier_wait")) {
+    scheduler.suspend(Wait::mbarrier, address, parity);
+    // A GPU's thread looks again and again: who sleeps while two phases complete sees neither.
+    if (!completed(address, parity, "mbarrier_wait"))
+      scheduler.fail("the phase of parity " + std::to_string(parity) +
+                     " completed, and the next, before the thread looked");
+  }
   Thread& thread = scheduler.running();
   const SharedPlace place = locate(address, 8, 8);
   scheduler.races().read(thread, place, 8);

@@ -193,6 +193,7 @@ std::string Scheduler::run_cluster(std::int64_t index) {
     async_.advance();
     if (!failure_.empty()) break;
     Warp* warp = pick_warp();
+    if (warp == sleeper_ && random_.below(8) != 0 && async_.run_one()) continue;  // it sleeps on while copies land
     if (warp != nullptr) {
       run_warp(*warp);
       if ((++steps & 0xfff) == 0) note_idle();

@@ -75,6 +75,8 @@ std::vector<Case> long_walks() {
       walk("one_query",
            {.seq_q = 1, .seq_kv = 896, .heads_q = 15, .heads_kv = 3, .head_dim = 136, .causal = true, .window_left = 831}),
       walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 1, .heads_kv = 1, .head_dim = 136, .causal = true}),
+      // The second warpgroup has no key: it passes over every step, and nothing holds its warps together.
+      walk("half_a_block", {.seq_q = 1900, .seq_kv = 20, .heads_q = 2, .heads_kv = 2, .head_dim = 16, .softcap = 20}),
       walk("head_dim_64", {.seq_q = 280, .seq_kv = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
   };
 }
