@@ -45,10 +45,7 @@ struct ThreeWorker {
   static constexpr int diagonal_steps = S::warpgroups + 1;
   static_assert(S::stages == S::warpgroups);  // the slot of a step is its owner's number
 
-  /// The thread in the warpgroup: asked for anew each time, so that nothing made of it stays in registers.
-  __device__ __forceinline__ static int thread() {
-    return ptx::registers_fresh(static_cast<int>(threadIdx.x)) % wg_threads;
-  }
+  __device__ __forceinline__ static int thread() { return Parts::fresh_thread(); }
   __device__ __forceinline__ Parts parts() const { return {args, shared, warpgroup, thread(), walk_idx}; }
 
   __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }

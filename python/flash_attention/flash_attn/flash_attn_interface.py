@@ -18,6 +18,8 @@ from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttent
     _flash_attn_forward,
     _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
+    packed_options,
+    plain_options,
 )
 from flash_attention.flash_attn.weights import signed_weights
 from flash_attention.head_dim import padded
@@ -157,14 +159,7 @@ def flash_attn_varlen_func(
     options = _options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
     )
-    options["packed"] = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_kv": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_kv": max_seqlen_k,
-        "seqused_q": seqused_q,
-        "seqused_kv": seqused_k,
-    }
+    options["packed"] = packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
     return _with_probs(q, k, v, options, return_attn_probs)
 
 
@@ -255,16 +250,8 @@ def _check_fa3(keywords):
 
 
 def _options(dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic, learnable_sink, s_aux):
-    return {
-        "dropout_p": dropout_p,
-        "scale": scale,
-        "causal": causal,
-        "window": window,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-        "deterministic": deterministic,
-        "sink": s_aux if learnable_sink is None else learnable_sink,
-    }
+    plain = plain_options(dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic)
+    return plain | {"sink": s_aux if learnable_sink is None else learnable_sink}
 
 
 def _with_probs(q, k, v, options, return_attn_probs):

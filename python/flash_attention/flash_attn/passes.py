@@ -25,7 +25,8 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(out, softmax_lse [batch, heads, seq_q], S_dmask, rng_state); rng_state is None without dropout."""
-    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
+    window = (window_size_left, window_size_right)
+    options = plain_options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes)
     return _forward(q, k, v, options, None, return_softmax)
 
 
@@ -58,8 +59,9 @@ def _flash_attn_varlen_forward(
         raise NotImplementedError(f"num_splits: got {num_splits}; num_splits > 1 is not supported here")
     if block_table is not None:
         k, v = gather_pages(k, block_table, cu_seqlens_k), gather_pages(v, block_table, cu_seqlens_k)
-    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
-    packed = _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) | {"seqused_kv": seqused_k}
+    window = (window_size_left, window_size_right)
+    options = plain_options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes)
+    packed = packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=seqused_k)
     return _forward(q, k, v, options, packed, return_softmax)
 
 
@@ -84,8 +86,9 @@ def _flash_attn_backward(
     rng_state: Tensor | None = None,
 ) -> None:
     """Writes dq, dk and dv."""
-    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
-    _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options | {"deterministic": deterministic}, {}, rng_state)
+    window = (window_size_left, window_size_right)
+    options = plain_options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic)
+    _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options, None, rng_state)
 
 
 def _flash_attn_varlen_backward(
@@ -114,12 +117,14 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> None:
     """The same for sequences end to end. zero_tensors changes nothing."""
-    options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes)
-    packed = _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options | {"deterministic": deterministic}, packed, rng_state)
+    window = (window_size_left, window_size_right)
+    options = plain_options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic)
+    packed = packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options, packed, rng_state)
 
 
-def _options(dropout_p, scale, causal, window, softcap, alibi_slopes):
+def plain_options(dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic=False):
+    """What all of FlashAttention-2's functions take, by the names of attention()."""
     return {
         "dropout_p": dropout_p,
         "scale": scale,
@@ -127,16 +132,19 @@ def _options(dropout_p, scale, causal, window, softcap, alibi_slopes):
         "window": window,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
-        "deterministic": False,
+        "deterministic": deterministic,
     }
 
 
-def _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+def packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None):
+    """And what those for sequences end to end take besides."""
     return {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_kv": cu_seqlens_k,
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_kv": max_seqlen_k,
+        "seqused_q": seqused_q,
+        "seqused_kv": seqused_k,
     }
 
 
