@@ -48,10 +48,10 @@ struct BackwardConfig {
   int block_kv = 0;
   int num_warps = 0;
   int num_stages = 1;
-  bool deterministic = false;
-  bool separate_dq = false;  // sm90: dQ by a kernel of its own, no sums in memory
-  bool key_sums = false;     // sm90: several tasks share the queries of a key head; dK and dV are summed in memory
-  bool dlse = true;          // a gradient flows through lse
+  bool deterministic = false;  // sums in memory have one order (sm80: there are none)
+  bool separate_dq = false;    // sm90: dQ by a kernel of its own, no sums in memory
+  bool key_sums = false;       // sm90: several tasks share the queries of a key head; dK and dV are summed in memory
+  bool dlse = true;            // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;
 };

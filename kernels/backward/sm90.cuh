@@ -46,7 +46,7 @@ struct alignas(1024) SharedStorage {
   float delta[S::stages][tile_rows];
   ptx::Mbarrier full[S::stages], free[S::stages], KV_full, KV_free;
   ptx::Mbarrier dS_free[S::warpgroups];                          // of three warpgroups
-  ptx::Mbarrier dQ_full[S::warpgroups], dQ_free[S::warpgroups];  // of two, which have senders
+  ptx::Mbarrier dQ_full[S::warpgroups], dQ_free[S::warpgroups];  // between them and their senders
   int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
   unsigned num_blocks;         // of the grid; here for the loading warp, which has no register for it
   Step step[steps_kept];
@@ -57,10 +57,10 @@ struct alignas(1024) SharedStorage {
 /// Named barriers; the last two are followed by one for each warpgroup.
 enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5 };
 
-/// Two warpgroups leave it to a warp each to send their dQ away. (With packed sequences the loading warp would be short of
+/// The warpgroups leave it to a warp each to send their dQ away. (With packed sequences the loading warp would be short of
 /// registers.)
 template <BackwardConfig config>
-constexpr bool has_senders = Shape<config>::warpgroups == 2 && !config.separate_dq && !Shape<config>::foreign_rows;
+constexpr bool has_senders = !config.separate_dq && !Shape<config>::foreign_rows;
 constexpr int no_step = -1;
 
 /// One lane of a warpgroup's sender: adds the dQ it is given to the sums in memory.
@@ -70,13 +70,17 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
 #pragma unroll 1
   for (int n = 0;; ++n) {
     ptx::mbarrier_wait(shared.dQ_full[warpgroup], n % 2);  // dQ has been written
-    const int step = shared.dQ_step[warpgroup];
-    if (step == no_step) return;
-    ptx::bulk_reduce_add(workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * width,
-                         shared.dQ[warpgroup], tile_rows * width * 4);
+    if (shared.dQ_step[warpgroup] == no_step) return;
+    const Step& step = shared.step[shared.dQ_step[warpgroup] % steps_kept];
+    const long long padded = step.padded;
+    const unsigned key_tile = step.key_tile;
+    if constexpr (Shape<config>::ordered) await_turn(turn_of_queries(args, padded), key_tile);
+    ptx::bulk_reduce_add(workspace<float>(args, workspace_dQ) + padded * width, shared.dQ[warpgroup],
+                         tile_rows * width * 4);
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive(shared.dQ_free[warpgroup]);
+    if constexpr (Shape<config>::ordered) end_turn(turn_of_queries(args, padded), key_tile - 1);
   }
 }
 
@@ -271,6 +275,11 @@ struct Worker {
     if (thread % 32 == 0) ptx::mbarrier_arrive(shared.dQ_full[warpgroup]);
   }
 
+  /// After the last task, whose dQ has left the staging buffer.
+  __device__ __forceinline__ void dismiss_sender() const {
+    if constexpr (has_senders<config>) tell_sender(no_step);
+  }
+
   /// Where no product brings the threads of the warpgroup together: none waits any more for a phase that the rest has seen.
   __device__ __forceinline__ void await_all_threads() const {
     ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);
@@ -290,24 +299,27 @@ struct Worker {
     if constexpr (last) release_keys();  // the next keys come while dQ is sent away
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
     if (step + S::warpgroups < end_step) ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
-    if constexpr (has_senders<config>)
-      await_sender(step);
-    else
-      await_copies();
+    await_staging(step);
     stage<S::width>(dQ, halfway);
-    if constexpr (has_senders<config>) {
-      tell_sender(static_cast<int>(step));
-    } else {
-      send_dQ(step);
-    }
+    send_dQ(step);
   }
   __device__ __forceinline__ void begin_dQ(float (&dQ)[S::width / 2]) const {
     ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
     issue_dQ(dQ, ptx::registers_fresh(0));
   }
+  /// The staging buffer is free for dQ of a step.
+  __device__ __forceinline__ void await_staging(unsigned step) const {
+    if constexpr (has_senders<config>)
+      await_sender(step);
+    else
+      await_copies();
+  }
   /// When it has been staged.
   __device__ __forceinline__ void send_dQ(unsigned step) const {
-    send<S::width>(workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * S::width);
+    if constexpr (has_senders<config>)
+      tell_sender(static_cast<int>(step));
+    else
+      send<S::width>(workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * S::width);
   }
 
   // -- the walk ---------------------------------------------------------------------------------------------------------
@@ -319,10 +331,7 @@ struct Worker {
       if (!walk().exists) break;
       run_task();
     }
-    if constexpr (has_senders<config>) {
-      await_sender(end_step);
-      tell_sender(no_step);
-    }
+    dismiss_sender();
   }
 
   __device__ __forceinline__ void begin_task() {
@@ -548,10 +557,14 @@ struct Worker {
     const long long row =
         padded_key<config>(args, task().sequence, task().kv_head_idx) + task().kv_begin + warpgroup * tile_rows;
     const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));
+    unsigned* const turn = turn_of_keys(args, row + warp_keys * (thread / 32));
+    const bool takes_turns = S::ordered && thread % 32 == 0;
+    if (takes_turns) await_turn(turn, task().part);
     stage_keys<S::width>(dK, args.scale);
     send<S::width>(workspace<float>(args, workspace_dK) + row * S::width);
     stage_keys<S::width_v>(dV, one);
     send<S::width_v>(workspace<float>(args, workspace_dV) + row * S::width_v);
+    if (takes_turns) end_turn(turn, task().part + 1);
     if (thread % 32 == 0) ptx::bulk_wait_read<0>();  // this may have been the last task
   }
 
@@ -606,7 +619,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
     ptx::registers_decrease<S::load_registers>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) load_walks<config>(args, shared);
-    if (has_senders<config> && threadIdx.x % 32 == 0 && (warp == 1 || warp == 2))
+    if (has_senders<config> && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
       send_all_dQ<config>(args, shared, warp - 1);
   } else {
     ptx::registers_increase<S::work_registers>();

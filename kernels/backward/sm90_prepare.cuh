@@ -3,13 +3,14 @@
 // Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
 //
 //   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
-//            tasks taken
+//            tasks taken, whose turn it is to add to them
 //   convert: dQ = scale * the sums, in the tensor's type
 //   convert_keys: the same for dK and dV, where they are summed in memory
 //
 // One block of 128 threads takes 64 rows of one head.
 
 #include "backward/sm90_products.cuh"
+#include "backward/sm90_turns.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -37,20 +38,20 @@ struct RowTile {
   }
 };
 
-/// Zeroes the sums of dK and dV, the blocks of the grid together.
+/// Zeroes the sums of dK and dV and the turns at them, the blocks of the grid together.
 template <BackwardConfig config>
 __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   using S = Shape<config>;
   using Four = ptx::Vector<float, 4>;
   const long long rows = (args.total_kv + static_cast<long long>(config.block_kv) * args.batch) * args.heads_kv;
-  const auto zero = [&](Workspace slot, long long floats) {
-    Four* sums = workspace<Four>(args, slot);
-    for (long long i = static_cast<long long>(blockIdx.x) * wg_threads + threadIdx.x; i < floats / 4;
+  const auto zero = [&](auto* first, long long count) {
+    for (long long i = static_cast<long long>(blockIdx.x) * wg_threads + threadIdx.x; i < count;
          i += static_cast<long long>(gridDim.x) * wg_threads)
-      ptx::store_global(sums + i, Four{});
+      ptx::store_global(first + i, {});
   };
-  zero(workspace_dK, rows * S::width);
-  zero(workspace_dV, rows * S::width_v);
+  zero(workspace<Four>(args, workspace_dK), rows * S::width / 4);
+  zero(workspace<Four>(args, workspace_dV), rows * S::width_v / 4);
+  if constexpr (S::ordered) zero(turn_of_keys(args, 0), tile::ceil_div(rows, static_cast<long long>(warp_keys)));
 }
 
 /// From sums to a gradient: 16 rows of a warp, whose registers lie together for each 8 columns. Those of dQ by lanes, four
@@ -109,6 +110,8 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
     for (int piece = threadIdx.x; piece < pieces; piece += wg_threads)
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
+  if (Shape<config>::ordered && threadIdx.x == 0)
+    *turn_of_queries(args, tile.padded) = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin);
   const int lane = threadIdx.x % 8;
 
   // All loads of a few rows before the first is used: memory has much to do at once.

@@ -26,7 +26,8 @@ enum Workspace : int {
   workspace_dQ = 3,
   workspace_tasks = 4,
   workspace_dK = 5,
-  workspace_dV = 6
+  workspace_dV = 6,
+  workspace_turns = 7
 };
 
 /// Counters of tasks taken, at workspace_tasks.
@@ -94,6 +95,9 @@ struct Shape {
 
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool foreign_rows = features.packed || features.seqused_q;
+
+  // Tasks take turns at adding to the sums in memory: every run has the same bits (sm90_turns.cuh).
+  static constexpr bool ordered = config.deterministic && !config.separate_dq;
 
   // Two warpgroups: S of the next step is issued before dK of this one is waited for.
   static constexpr bool chains = warpgroups == 2 && !lean && !foreign_rows && !config.separate_dq;

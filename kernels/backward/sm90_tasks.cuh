@@ -31,7 +31,9 @@ struct TaskOrder {
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
     const bool uneven = config.features.window_right || config.features.window_left;
-    const int last = uneven ? tile::smaller(tile::ceil_div(last_rows, tile::larger(walked_rows, 1)), last_heads) : 0;
+    const int last = uneven && !Shape<config>::ordered
+                         ? tile::smaller(tile::ceil_div(last_rows, tile::larger(walked_rows, 1)), last_heads)
+                         : 0;
     return {num_tiles, num_heads, 1, tile::smaller(last, num_heads)};
   }
 

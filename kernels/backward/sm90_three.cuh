@@ -46,7 +46,9 @@ struct ThreeWorker {
   static_assert(S::stages == S::warpgroups);  // the slot of a step is its owner's number
 
   __device__ __forceinline__ static int thread() { return Parts::fresh_thread(); }
-  __device__ __forceinline__ Parts parts() const { return {args, shared, warpgroup, thread(), walk_idx}; }
+  __device__ __forceinline__ Parts parts() const {
+    return {args, shared, warpgroup, thread(), walk_idx, first_step, end_step};
+  }
 
   __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }
   __device__ __forceinline__ const Task<config>& task() const { return walk().task; }
@@ -74,11 +76,11 @@ struct ThreeWorker {
     parts().store_dS(dS, slot);
   }
 
-  /// dQ, which has been waited for, to its staging buffer.
-  __device__ __forceinline__ void stage_dQ(const float (&dQ)[S::width / 2]) const {
+  /// dQ of a step, which has been waited for, to its staging buffer.
+  __device__ __forceinline__ void stage_dQ(const float (&dQ)[S::width / 2], unsigned step) const {
     if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.dS_free[warpgroup]);
     const Parts parts = this->parts();
-    parts.await_copies();
+    parts.await_staging(step);
     parts.template stage<S::width>(dQ);
   }
 
@@ -89,7 +91,7 @@ struct ThreeWorker {
     ptx::wgmma_wait<0>();  // dQ is there
     ptx::wgmma_pin(dQ);
     if constexpr (last) parts().release_keys();  // the next keys come while dQ is sent away
-    stage_dQ(dQ);
+    stage_dQ(dQ, step);
     parts().send_dQ(step);
   }
 
@@ -152,7 +154,7 @@ struct ThreeWorker {
       if constexpr (makes_dQ) {
         ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
         ptx::wgmma_pin(dQ);
-        stage_dQ(dQ);
+        stage_dQ(dQ, step - 1);
       }
       ptx::wgmma_wait<0>();  // dV and dK are done
       ptx::wgmma_pin(dV);
@@ -168,7 +170,7 @@ struct ThreeWorker {
 #pragma unroll 1
     for (;; ++walk_idx) {
       ptx::mbarrier_wait(shared.KV_full, walk_idx % 2);  // K and V have landed
-      if (!walk().exists) return;
+      if (!walk().exists) return parts().dismiss_sender();
       if constexpr (!config.separate_dq) parts().clean_keys();
 #pragma unroll
       for (float& x : dK) x = 0;

@@ -28,7 +28,9 @@ template <BackwardConfig config>
 __device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
   const int heads = args.heads_kv * parts_of_group<config>(args);
   const auto place = walk_tasks<config>(args)[task_idx];
-  return {place.tile, place.head % heads, place.head / heads};
+  // The last keys first, where tasks take turns (sm90_turns.cuh).
+  const int tile_idx = Shape<config>::ordered ? walk_tasks<config>(args).num_tiles - 1 - place.tile : place.tile;
+  return {tile_idx, place.head % heads, place.head / heads};
 }
 
 /// A tile of keys, and the steps (query head, query tile) over which it is walked.
@@ -36,6 +38,7 @@ template <BackwardConfig config>
 struct Task {
   tile::Sequence sequence;
   int kv_head_idx;
+  int part;            // of the group
   int first_head_idx;  // of the query heads
   int kv_begin;
   tile::TileRange tiles;  // query tiles, the same for every head of the group
@@ -46,6 +49,7 @@ struct Task {
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     const int parts = parts_of_group<config>(args), heads = args.group / parts;
     kv_head_idx = block.head_idx / parts;
+    part = block.head_idx % parts;
     first_head_idx = block.head_idx * heads;
     kv_begin = block.tile_idx * config.block_kv;
     const tile::Score<config.features> score(args, sequence, first_head_idx);
@@ -68,6 +72,7 @@ struct alignas(8) Step {
   long long padded;      // first row in the padded layout of the workspace
   unsigned char hidden;  // bit w: nothing, warpgroup w
   unsigned char edge;    // bit w: not everything
+  int key_tile;          // whose turn to add to dQ it will be
 
   template <BackwardConfig config>
   __device__ __forceinline__ void look(const AttentionArgs& args, const Task<config>& task) {
@@ -120,8 +125,10 @@ template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;
   unsigned count = 0;  // steps
-  int task_idx = blockIdx.x;
-  shared.num_blocks = gridDim.x;
+  const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1); };
+  // Where tasks take turns, they are taken in order from the first one on.
+  int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
+  shared.num_blocks = S::ordered ? 0 : gridDim.x;
   shared.walk[0].owned[0] = shared.walk[0].owned[1] = 0;
 #pragma unroll 1
   for (int n = 0;; ++n) {
@@ -166,6 +173,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       described.q_begin = q_tile * tile_rows;
       described.padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + described.q_begin;
       described.look<config>(args, task);
+      if constexpr (S::ordered) described.key_tile = task.kv_begin / config.block_kv;
       await_slot();
       const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
       ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
@@ -190,7 +198,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       for (int w = 0; w < 2; ++w)
         shared.walk[(n + 1) % walks_kept].owned[w] = walk.owned[w] + (walk.end_step - walk.first_step + 1 - w) / 2;
     }
-    const unsigned taken = ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1);
+    const unsigned taken = take();
     task_idx = static_cast<int>(shared.num_blocks + taken);
     prefetch_keys<config>(args, task_idx);
   }

@@ -24,24 +24,42 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 
 /// docs/kernels/backward_sm90.md has the measurements.
 struct Structure {
-  bool wide;         // dK and dV by two warpgroups together
-  bool separate_dq;  // dQ by a kernel of its own
-  int warpgroups;    // of 64 keys each
-  int stages;
+  bool wide = false;         // dK and dV by two warpgroups together
+  bool separate_dq = false;  // dQ by a kernel of its own
+  bool ordered = false;      // tasks take turns at adding to sums in memory
+  int warpgroups = 1;        // of 64 keys each
+  int stages = 2;
 };
 
-Structure choose_structure(const Problem& p) {
+/// Whether tasks can take turns at adding to dQ without waiting long for each other. Under a causal mask they come one
+/// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
+/// as a head has tiles of keys, which must be few of all that an SM walks over.
+bool can_take_turns(const Problem& p, const DeviceInfo& device) {
+  if (p.packed || p.seqused_q) return false;  // the loading warp has no registers for it
+  if (p.window_right >= 0 && p.seq_q >= p.seq_kv) return true;
+  return tiles(p.seq_q, tile_rows) * p.heads_q * p.batch >= 10 * device.num_sms;
+}
+
+Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain = p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0;
   if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain ? 3 : 2};
-  // Options that touch every score need the registers that dQ would take.
-  if (dim > 64) return {.wide = false, .separate_dq = p.deterministic || !plain, .warpgroups = 2, .stages = 2};
-  // Three warpgroups have 160 registers a thread: options that touch every score do not fit in.
-  return {.wide = false, .separate_dq = p.deterministic, .warpgroups = plain ? 3 : 2, .stages = 3};
+  Structure structure{.warpgroups = 2, .stages = 2};
+  if (dim > 64) {
+    structure.separate_dq = !plain;  // options that touch every score need the registers that dQ would take
+  } else {
+    structure.warpgroups = plain ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
+    structure.stages = 3;
+  }
+  if (p.deterministic && !structure.separate_dq) {
+    structure.ordered = can_take_turns(p, device);
+    structure.separate_dq = !structure.ordered;
+  }
+  return structure;
 }
 
 /// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that all SMs end
-/// together. dK and dV are then summed in memory, in any order.
+/// together. dK and dV are then summed in memory.
 int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.separate_dq || !staged) return 1;
@@ -69,7 +87,7 @@ std::int64_t reserve(Plan& plan, std::int64_t floats) {
 }
 
 void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
-  const Structure structure = choose_structure(p);
+  const Structure structure = choose_structure(p, device);
   abi::BackwardConfig config{.features = features_of(p),
                              .head_dim = static_cast<int>(p.head_dim),
                              .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -77,6 +95,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                              .block_kv = structure.warpgroups * tile_rows,
                              .num_warps = structure.wide ? 12 : (structure.warpgroups + 1) * 4,
                              .num_stages = structure.stages,
+                             .deterministic = structure.ordered,
                              .separate_dq = structure.separate_dq};
   plan.block_q = config.block_q;
   plan.block_kv = config.block_kv;
@@ -92,11 +111,15 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   plan.workspace_offsets[4] = reserve(plan, 2);     // counters of tasks
   if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
 
+  const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
   if (config.key_sums) {
-    const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
     plan.workspace_offsets[5] = reserve(plan, keys * ((p.head_dim + 31) / 32 * 32));    // dK sums
     plan.workspace_offsets[6] = reserve(plan, keys * ((p.head_dim_v + 31) / 32 * 32));  // dV sums
   }
+
+  // Turns: kernels/backward/sm90_turns.cuh.
+  if (structure.ordered)
+    plan.workspace_offsets[7] = reserve(plan, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;

@@ -1,5 +1,7 @@
-// How backward/sm90 divides the heads of a group between tasks.
+// How backward/sm90 divides the heads of a group between tasks, and where these take turns at sums in memory.
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "flash_attention/attention.h"
 
@@ -23,12 +25,10 @@ Problem grouped(std::int64_t heads_kv, std::int64_t head_dim, bool causal) {
 
 Plan plan_of(const Problem& p, int num_sms = 132) { return make_plan(p, Pass::backward, hopper(num_sms), "backward/sm90"); }
 
-bool sums_keys(const Plan& plan) {
-  for (const Launch& launch : plan.launches) {
-    if (launch.entry == "backward_sm90_convert_keys") return true;
-  }
-  return false;
+bool has_launch(const Plan& plan, const std::string& entry) {
+  return std::ranges::any_of(plan.launches, [&](const Launch& launch) { return launch.entry == entry; });
 }
+bool sums_keys(const Plan& plan) { return has_launch(plan, "backward_sm90_convert_keys"); }
 
 TEST(Sm90Backward, DividesAGroupWhereTasksAreFew) {
   for (const std::int64_t head_dim : {72, 96, 128}) {
@@ -45,7 +45,7 @@ TEST(Sm90Backward, DividesAGroupWhereTasksAreFew) {
   EXPECT_TRUE(sums_keys(three_warpgroups));
 }
 
-TEST(Sm90Backward, KeepsAGroupTogetherWhereTasksAreManyOrBitsMustNotChange) {
+TEST(Sm90Backward, KeepsAGroupTogetherWhereTasksAreMany) {
   for (const std::int64_t heads_kv : {8, 32}) {
     for (const bool causal : {false, true}) {
       const Plan plan = plan_of(grouped(heads_kv, 128, causal));
@@ -53,9 +53,68 @@ TEST(Sm90Backward, KeepsAGroupTogetherWhereTasksAreManyOrBitsMustNotChange) {
       EXPECT_FALSE(sums_keys(plan));
     }
   }
-  Problem p = grouped(1, 128, true);
-  p.deterministic = true;
-  EXPECT_EQ(plan_of(p).num_splits, 1);
+}
+
+/// Deterministic: five products with turns, seven without.
+TEST(Sm90Backward, TakesTurnsWhereBitsMustNotChange) {
+  for (const std::int64_t head_dim : {16, 64, 72, 128}) {
+    for (const std::int64_t heads_kv : {1, 32}) {
+      for (const bool causal : {false, true}) {
+        Problem p = grouped(heads_kv, head_dim, causal);
+        const Plan any = plan_of(p);
+        p.deterministic = true;
+        const Plan same = plan_of(p);
+        EXPECT_FALSE(has_launch(same, "backward_sm90_dq_kernel"));
+        EXPECT_EQ(same.num_splits, any.num_splits);
+        // A number for each 64 queries, and for each 16 keys of a divided group; the rest is padding.
+        const std::size_t numbers = 2 * 8192 * 32 / 64 + (any.num_splits > 1 ? 2 * 8192 / 16 : 0);
+        EXPECT_GE(same.workspace_bytes, any.workspace_bytes + numbers * 4);
+        EXPECT_LE(same.workspace_bytes, any.workspace_bytes + numbers * 4 + 2048);
+      }
+    }
+  }
+}
+
+TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
+  const auto takes_turns = [](Problem p) {
+    p.deterministic = true;
+    const Plan plan = plan_of(p);
+    EXPECT_NE(has_launch(plan, "backward_sm90_convert"), has_launch(plan, "backward_sm90_dq_kernel"));
+    return has_launch(plan, "backward_sm90_convert");
+  };
+  Problem few{.seq_q = 1024, .seq_kv = 1024, .heads_q = 16, .heads_kv = 16, .head_dim = 128, .dtype = Dtype::bfloat16};
+  EXPECT_FALSE(takes_turns(few));
+  few.causal = true;
+  EXPECT_TRUE(takes_turns(few));
+  few.seq_kv = 2048;  // half of the tiles of keys begin with the same queries
+  EXPECT_FALSE(takes_turns(few));
+  for (const std::int64_t head_dim : {64, 128}) {
+    Problem softcap = grouped(32, head_dim, true);
+    softcap.softcap = 20;
+    EXPECT_EQ(takes_turns(softcap), head_dim == 64);  // above, dQ has a kernel of its own in any case
+  }
+  EXPECT_FALSE(takes_turns(grouped(32, 256, true)));
+  Problem packed = grouped(32, 128, true);
+  packed.packed = true, packed.total_q = packed.total_kv = 10000;
+  EXPECT_FALSE(takes_turns(packed));
+}
+
+/// The cases of BackwardSm90Turns in tests/kernels/backward/sm90_emulated_test.cpp, on the two SMs it has.
+TEST(Sm90Backward, TheEmulatedCasesTakeTurns) {
+  const auto parts = [](Problem p) {
+    p.dtype = Dtype::bfloat16, p.deterministic = true;
+    const Plan plan = plan_of(p, 2);
+    EXPECT_TRUE(has_launch(plan, "backward_sm90_convert"));
+    return plan.num_splits;
+  };
+  EXPECT_EQ(parts({.seq_q = 400, .seq_kv = 390, .heads_q = 3, .heads_kv = 3, .head_dim = 128}), 1);
+  EXPECT_EQ(parts({.seq_q = 150, .seq_kv = 600, .heads_q = 7, .heads_kv = 7, .head_dim = 128, .causal = true}), 1);
+  EXPECT_EQ(parts({.seq_q = 700, .seq_kv = 700, .heads_q = 2, .heads_kv = 2, .head_dim = 40, .window_left = 130}), 1);
+  EXPECT_EQ(parts({.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64, .causal = true}), 2);
+  EXPECT_EQ(
+      parts({.seq_q = 210, .seq_kv = 200, .heads_q = 6, .heads_kv = 1, .head_dim = 96, .head_dim_v = 80, .causal = true}),
+      2);
+  EXPECT_EQ(parts({.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 128, .causal = true}), 2);
 }
 
 /// What docs/kernels/backward_sm90.md says of the workspace: besides two floats and head_dim of them a row and head,

@@ -103,18 +103,19 @@ void check(const Case& c, const Target& target) {
   if (c.dsink) compare("dsink", got.dsink, want.dsink, plain.dsink, Dtype::float16);
 }
 
-void check_reproducible(const Case& c, const Target& target) {
+void check_reproducible(const Case& c, const Target& target, const std::function<void(int)>& before_run) {
   if (const std::string reason = rejection(c, target); !reason.empty()) GTEST_SKIP() << reason;
   const bool backward = is_backward(target.pass);
   const Inputs in = draw_inputs(c);
   const Results exact = forward_of(oracle(c, in, false), c.problem.dtype);
   Results runs[2];
-  for (Results& run : runs) {
+  for (int run = 0; run < 2; ++run) {
     const std::unique_ptr<Memory> memory = memory_of(target.device);
     Tensors tensors(c, in, *memory);
     if (backward) tensors.set_forward(exact);
+    if (before_run) before_run(run);
     launch(c, target, *memory, tensors.buffers());
-    run = tensors.read(backward);
+    runs[run] = tensors.read(backward);
   }
   const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,8 @@ void check(const Case& c, const Target& target);
 void compare(const char* name, const std::vector<double>& got, const std::vector<double>& want,
              const std::vector<double>& plain, Dtype dtype);
 
-/// The same bits twice.
-void check_reproducible(const Case& c, const Target& target);
+/// The same bits twice. before_run(0) and before_run(1) come before the runs.
+void check_reproducible(const Case& c, const Target& target, const std::function<void(int)>& before_run = {});
 
 /// For INSTANTIATE_TEST_SUITE_P.
 inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {

@@ -50,6 +50,17 @@ TEST_P(BackwardSm90Walks, KeepTheContract) {
   }
 }
 
+class BackwardSm90Turns : public ::testing::TestWithParam<Case> {};
+
+TEST_P(BackwardSm90Turns, KeepTheContractAndTheirBits) {
+  emulator::set_num_sms(2);
+  for (const std::uint64_t seed : {1, 2}) {
+    emulator::set_seed(seed);
+    check(GetParam(), target);
+  }
+  check_reproducible(GetParam(), target, [](int run) { emulator::set_seed(static_cast<std::uint64_t>(3 + run)); });
+}
+
 /// Walks on which every ring of slots comes round several times, in blocks that take several tasks; and tasks without
 /// steps, which a block takes faster than it works on them.
 std::vector<Case> long_walks() {
@@ -76,7 +87,7 @@ std::vector<Case> long_walks() {
            {.seq_q = 1, .seq_kv = 896, .heads_q = 15, .heads_kv = 3, .head_dim = 136, .causal = true, .window_left = 831}),
       walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 1, .heads_kv = 1, .head_dim = 136, .causal = true}),
       // The second warpgroup has no key: it passes over every step, and nothing holds its warps together.
-      walk("half_a_block", {.seq_q = 1900, .seq_kv = 20, .heads_q = 2, .heads_kv = 2, .head_dim = 16, .softcap = 20}),
+      walk("half_a_block", {.seq_q = 1900, .seq_kv = 20, .heads_q = 2, .heads_kv = 2, .head_dim = 72, .softcap = 20}),
       walk("head_dim_64", {.seq_q = 280, .seq_kv = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
   };
 }
@@ -114,6 +125,47 @@ std::vector<Case> summing_walks() {
   };
 }
 
+/// Tasks that take turns at adding to sums in memory (tests/plan/sm90_backward_test.cpp): one after another under a causal
+/// mask, all at once without one, in a window, with heads of a group divided, with queries and keys that nobody sees.
+std::vector<Case> turns() {
+  const auto walk = [](const char* name, Problem p) {
+    p.batch = 1, p.dtype = Dtype::bfloat16, p.deterministic = true;
+    Case c;
+    c.name = name, c.problem = p;
+    return c;
+  };
+  Case hidden_keys = walk("hidden_keys", {.seq_q = 440, .seq_kv = 420, .heads_q = 2, .heads_kv = 2, .head_dim = 128});
+  hidden_keys.problem.causal = hidden_keys.problem.key_lengths = true;
+  hidden_keys.key_lengths = {150};
+  Case bad_key = walk("bad_key_64", {.seq_q = 600, .seq_kv = 600, .heads_q = 1, .heads_kv = 1, .head_dim = 64});
+  bad_key.problem.causal = true, bad_key.nan_key = 300;
+  return {
+      hidden_keys,
+      bad_key,
+      walk("causal_64", {.seq_q = 500, .seq_kv = 500, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .causal = true}),
+      walk("causal_128", {.seq_q = 350, .seq_kv = 350, .heads_q = 2, .heads_kv = 2, .head_dim = 128, .causal = true}),
+      walk("full_64", {.seq_q = 400, .seq_kv = 500, .heads_q = 3, .heads_kv = 3, .head_dim = 64}),
+      walk("full_128", {.seq_q = 400, .seq_kv = 390, .heads_q = 3, .heads_kv = 3, .head_dim = 128}),
+      walk("short_queries_128",
+           {.seq_q = 150, .seq_kv = 600, .heads_q = 7, .heads_kv = 7, .head_dim = 128, .causal = true}),
+      walk("window_96", {.seq_q = 500,
+                         .seq_kv = 450,
+                         .heads_q = 1,
+                         .heads_kv = 1,
+                         .head_dim = 96,
+                         .window_left = 70,
+                         .window_right = 30}),
+      walk("left_40", {.seq_q = 700, .seq_kv = 700, .heads_q = 2, .heads_kv = 2, .head_dim = 40, .window_left = 130}),
+      walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
+      walk("softcap_64",
+           {.seq_q = 300, .seq_kv = 300, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .softcap = 20, .causal = true}),
+      walk("divided_64", {.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64, .causal = true}),
+      walk("divided_96_80",
+           {.seq_q = 210, .seq_kv = 200, .heads_q = 6, .heads_kv = 1, .head_dim = 96, .head_dim_v = 80, .causal = true}),
+      walk("divided_128", {.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 128, .causal = true}),
+  };
+}
+
 /// The structures differ in how they walk and what they must not multiply, not in dtype: a part of the cases is enough.
 std::vector<Case> walking_cases() {
   std::vector<Case> cases = contract_cases(Dtype::bfloat16);
@@ -137,6 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(walking_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(walking_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(long_walks()), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(turns()), case_name);
 INSTANTIATE_TEST_SUITE_P(Sums, BackwardSm90Walks, ::testing::ValuesIn(summing_walks()), case_name);
 
 }  // namespace
