@@ -87,14 +87,14 @@ struct Shape {
   static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
   static constexpr int work_registers = warpgroups == 3 ? 160 : 240;
 
-  // At head dimension 128 no registers are left for options, and at none for sums of dK and dV: dP is computed after P, not
-  // under it, and P is given up before dS is made.
-  static constexpr bool lean =
-      (width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout)) ||
-      (warpgroups == 2 && config.key_sums);
-
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool foreign_rows = features.packed || features.seqused_q;
+
+  // At head dimension 128 no registers are left for options, nor, but under a causal mask, for sums of dK and dV: dP is
+  // computed after P, not under it, and P is given up before dS is made.
+  static constexpr bool lean =
+      (width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout)) ||
+      (warpgroups == 2 && config.key_sums && (foreign_rows || !features.window_right));
 
   // Tasks take turns at adding to the sums in memory: every run has the same bits (sm90_turns.cuh).
   static constexpr bool ordered = config.deterministic && !config.separate_dq;

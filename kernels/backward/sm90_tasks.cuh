@@ -26,14 +26,15 @@ struct TaskOrder {
   }
 
   /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
-  /// come first.
+  /// come first. Where a group is divided there are so few tasks that all are among the last. Tasks that take turns come
+  /// head by head (sm90_turns.cuh).
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
     const bool uneven = config.features.window_right || config.features.window_left;
-    const int last = uneven && !Shape<config>::ordered
-                         ? tile::smaller(tile::ceil_div(last_rows, tile::larger(walked_rows, 1)), last_heads)
-                         : 0;
+    if (!uneven || Shape<config>::ordered) return {num_tiles, num_heads, 1, 0};
+    if (config.key_sums) return {num_tiles, num_heads, 1, num_heads};
+    const int last = tile::smaller(tile::ceil_div(last_rows, tile::larger(walked_rows, 1)), last_heads);
     return {num_tiles, num_heads, 1, tile::smaller(last, num_heads)};
   }
 

@@ -66,15 +66,18 @@ int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::Backwa
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
   const bool causal = p.window_right >= 0 && p.window_left < 0;
-  const auto enough = [&](std::int64_t parts) {
-    // Under a causal mask the longest tasks, which come first, have twice the work of the mean.
-    if (causal) return tasks * parts * 10 >= 19 * sms;
-    // Without one all tasks are alike: few SMs must be idle in the last round of them.
-    return tasks * parts * 100 >= tiles(tasks * parts, sms) * sms * 85;
+  const auto divided_until = [&](auto enough) {
+    std::int64_t parts = 1;
+    while (parts < group && (group % parts != 0 || !enough(tasks * parts))) ++parts;
+    return static_cast<int>(parts);
   };
-  std::int64_t parts = 1;
-  while (parts < group && (group % parts != 0 || !enough(parts))) ++parts;
-  return static_cast<int>(std::max<std::int64_t>(parts, 1));
+  // Without a mask all tasks are alike: few SMs must be idle in the last round of them.
+  if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= tiles(count, sms) * sms * 85; });
+  // Under a causal mask the longest tasks have twice the work of the mean. They come first, or, where tasks take turns,
+  // last: the more there are, the less is left when the first SM has nothing to do.
+  const int parts = divided_until([&](std::int64_t count) { return count * 10 >= 19 * sms; });
+  if (parts == 1 || !config.deterministic) return parts;
+  return divided_until([&](std::int64_t count) { return count >= 14 * sms; });
 }
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90_shape.cuh.

@@ -65,7 +65,8 @@ TEST(Sm90Backward, TakesTurnsWhereBitsMustNotChange) {
         p.deterministic = true;
         const Plan same = plan_of(p);
         EXPECT_FALSE(has_launch(same, "backward_sm90_dq_kernel"));
-        EXPECT_EQ(same.num_splits, any.num_splits);
+        EXPECT_EQ(same.num_splits > 1, any.num_splits > 1);
+        EXPECT_GE(same.num_splits, any.num_splits);  // the longest tasks come last
         // A number for each 64 queries, and for each 16 keys of a divided group; the rest is padding.
         const std::size_t numbers = 2 * 8192 * 32 / 64 + (any.num_splits > 1 ? 2 * 8192 / 16 : 0);
         EXPECT_GE(same.workspace_bytes, any.workspace_bytes + numbers * 4);
@@ -110,11 +111,11 @@ TEST(Sm90Backward, TheEmulatedCasesTakeTurns) {
   EXPECT_EQ(parts({.seq_q = 400, .seq_kv = 390, .heads_q = 3, .heads_kv = 3, .head_dim = 128}), 1);
   EXPECT_EQ(parts({.seq_q = 150, .seq_kv = 600, .heads_q = 7, .heads_kv = 7, .head_dim = 128, .causal = true}), 1);
   EXPECT_EQ(parts({.seq_q = 700, .seq_kv = 700, .heads_q = 2, .heads_kv = 2, .head_dim = 40, .window_left = 130}), 1);
-  EXPECT_EQ(parts({.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64, .causal = true}), 2);
+  EXPECT_EQ(parts({.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64, .causal = true}), 6);
   EXPECT_EQ(
       parts({.seq_q = 210, .seq_kv = 200, .heads_q = 6, .heads_kv = 1, .head_dim = 96, .head_dim_v = 80, .causal = true}),
-      2);
-  EXPECT_EQ(parts({.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 128, .causal = true}), 2);
+      6);
+  EXPECT_EQ(parts({.seq_q = 300, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 128, .causal = true}), 6);
 }
 
 /// What docs/kernels/backward_sm90.md says of the workspace: besides two floats and head_dim of them a row and head,
