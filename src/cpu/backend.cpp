@@ -62,11 +62,11 @@ class CpuKernel final : public Kernel {
     };
     const Steps& steps = problem.dtype == Dtype::bfloat16 ? steps_in_bfloat16_ : steps_;
     const Call call = make_call(problem, plan, steps.block_q, buffers, options);
-    const bool serial = !worth_sharing(multiplications(problem, plan.pass));
+    const Sharing sharing(multiplications(problem, plan.pass));
     for (const Step* step = steps.first; step->count != nullptr; ++step) {
       Loop loop{call, *step, steps.scratch_bytes};
       parallel_for(
-          step->count(call), serial,
+          step->count(call), !sharing.is_worth_it(),
           [](void* context, std::int64_t item) {
             const Loop& one = *static_cast<const Loop*>(context);
             one.step.run(one.call, item, thread_scratch(one.scratch_bytes));

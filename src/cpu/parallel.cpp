@@ -55,6 +55,9 @@ Hook current_hook() {
 
 thread_local bool inside = false;
 
+using Clock = std::chrono::steady_clock;
+thread_local Clock::time_point last_end;  // of a call that was timed
+
 /// A loop whose bodies may throw: threads other than the caller's must not.
 struct Guarded {
   Body body;
@@ -84,14 +87,12 @@ int num_threads() {
   return mine.function != nullptr ? mine.threads : own;
 }
 
-bool worth_sharing(double multiplications) {
-  using Clock = std::chrono::steady_clock;
-  if (multiplications < 1e5) return false;
-  thread_local Clock::time_point last;
-  const Clock::time_point now = Clock::now();
-  const bool soon = now - last < ThreadPool::stays_awake;
-  last = now;
-  return soon || multiplications >= 1e6;
+Sharing::Sharing(double multiplications) : timed_(multiplications >= 1e5), worth_it_(multiplications >= 1e6) {
+  if (timed_ && Clock::now() - last_end < ThreadPool::stays_awake) worth_it_ = true;
+}
+
+Sharing::~Sharing() {
+  if (timed_) last_end = Clock::now();
 }
 
 void parallel_for(std::int64_t count, bool serial, Body body, void* context) {

@@ -9,10 +9,20 @@ namespace flash_attention::cpu {
 /// Threads that parallel_for uses: those of the caller's hook (set_parallel_for), else of the library's own pool.
 int num_threads();
 
-/// Whether a call with so many multiplications should use other threads: always from about 25 us on; from 3 us on where the
-/// calls of this thread follow one another so closely that the workers do not fall asleep between them. (The caller waits
-/// for no worker to wake, so what is lost where they sleep is the call that wakes them.)
-bool worth_sharing(double multiplications);
+/// Whether a call with so many multiplications should use other threads: always from about 25 us on; from 3 us on where it
+/// begins so soon after the last call of this thread that the workers are still awake. (The caller waits for no worker to
+/// wake, so what is lost where they sleep is the call that wakes them.) Lives as long as the call.
+class Sharing {
+ public:
+  explicit Sharing(double multiplications);
+  ~Sharing();
+  Sharing(const Sharing&) = delete;
+  Sharing& operator=(const Sharing&) = delete;
+  bool is_worth_it() const { return worth_it_; }
+
+ private:
+  bool timed_, worth_it_;
+};
 
 /// body(context, i) for each i in [0, count): on the caller's hook, the pool, or (serial) the calling thread. The first
 /// exception of a body is thrown again after all have ended.

@@ -57,27 +57,49 @@ void reserve(Plan& plan, int part, std::int64_t bytes) {
 
 std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
 
-std::string reject_backward_decode(const Problem& problem, const DeviceInfo&) {
+/// Key heads that cpu/decode reads together.
+int decode_heads(const Problem& problem) {
+  const auto dense = [](const Strides& strides, std::int64_t dim) { return strides.head == 0 || strides.head == dim; };
+  const bool side_by_side = dense(problem.k_strides, problem.head_dim) && dense(problem.v_strides, problem.head_dim_v);
+  const std::int64_t key_bytes =
+      problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t rows = group(problem) * problem.seq_q;
-  if (rows <= cpu_decode_rows) return {};
-  return "takes at most " + std::to_string(cpu_decode_rows) + " query rows of a key head, and there are " +
-         std::to_string(rows);
+  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
+}
+
+/// Whether cpu/decode multiplies pairs of bfloat16 as they lie.
+bool decodes_pairs(const Problem& problem, const DeviceInfo& device) {
+  return device.isa == CpuIsa::avx512_bf16 && problem.dtype == Dtype::bfloat16 && problem.head_dim % 32 == 0 &&
+         problem.head_dim_v % 32 == 0;
+}
+
+std::string too_many_rows(std::int64_t most, std::int64_t rows) {
+  return "takes at most " + std::to_string(most) + " query rows of a key head, and there are " + std::to_string(rows);
 }
 
 std::string reject_decode(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t rows = group(problem) * problem.seq_q;
+  const int block_q = cpu_block_q(device.isa), most = std::min(cpu_decode_rows, block_q);
+  if (rows > most) return too_many_rows(most, rows);
   if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
-  return reject_backward_decode(problem, device);
+  const bool fill_lanes = rows > 11 && (rows <= 16 || block_q < cpu_block_q_avx512);
+  if (!fill_lanes || decodes_pairs(problem, device) || decode_heads(problem) > 1) return {};
+  return std::to_string(rows) + " query rows fill the lanes of cpu/prefill, and K and V stay in the caches";
 }
 
-std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
+std::string reject_backward_decode(const Problem& problem, const DeviceInfo&) {
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  return rows <= cpu_backward_decode_rows ? std::string() : too_many_rows(cpu_backward_decode_rows, rows);
+}
+
+std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device, int min_rows) {
   if (device.isa != CpuIsa::amx && device.isa != CpuIsa::avx512_bf16) {
     return "the instruction set is " + std::string(to_string(device.isa)) + ", not amx or avx512_bf16";
   }
   if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
   const std::int64_t rows = group(problem) * problem.seq_q;
-  if (rows < cpu_bfloat16_min_rows) {
-    return "takes at least " + std::to_string(cpu_bfloat16_min_rows) + " query rows of a key head, and there are " +
+  if (rows < min_rows) {
+    return "takes at least " + std::to_string(min_rows) + " query rows of a key head, and there are " +
            std::to_string(rows);
   }
   if (problem.seq_kv >= cpu_bfloat16_min_keys) return {};
@@ -87,7 +109,11 @@ std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device) {
 
 std::string reject_forward_bfloat16(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t scores = group(problem) * problem.seq_q * problem.seq_kv;
-  const std::string reason = reject_bfloat16(problem, device);
+  const int min_rows = device.isa == CpuIsa::amx ? cpu_amx_min_rows : cpu_bfloat16_min_rows;
+  const std::string reason = reject_bfloat16(problem, device, min_rows);
+  if (reason.empty() && decodes_pairs(problem, device) && reject_decode(problem, device).empty()) {
+    return "so few query rows are better off in cpu/decode, which multiplies pairs too";
+  }
   if (!reason.empty() || scores >= cpu_bfloat16_min_scores) return reason;
   return "takes at least " + std::to_string(cpu_bfloat16_min_scores) + " scores of a key head, and there are " +
          std::to_string(scores);
@@ -95,7 +121,7 @@ std::string reject_forward_bfloat16(const Problem& problem, const DeviceInfo& de
 
 std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
   if (problem.bias.present) return "takes no bias";
-  return reject_bfloat16(problem, device);
+  return reject_bfloat16(problem, device, cpu_bfloat16_min_rows);
 }
 
 std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
@@ -149,13 +175,7 @@ void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& pla
 void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
-  const auto dense = [](const Strides& strides, std::int64_t dim) { return strides.head == 0 || strides.head == dim; };
-  const bool side_by_side = dense(problem.k_strides, problem.head_dim) && dense(problem.v_strides, problem.head_dim_v);
-  const std::int64_t key_bytes =
-      problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
-  const std::int64_t rows = group(problem) * problem.seq_q;
-  const int heads = cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
-  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, std::max(heads, 1)), plan);
+  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, decode_heads(problem)), plan);
 }
 
 /// K padded to whole tiles and V transposed, for every tile of keys.
@@ -239,14 +259,16 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv), 17 "
-                     "keys and 576 scores",
+     .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv), 9 "
+                     "with AMX, 17 keys and 576 scores; with AVX512-BF16 not what cpu/decode multiplies in pairs",
      .reject = reject_forward_bfloat16,
      .lay_out = lay_out_bfloat16},
     {.name = "cpu/decode",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv), 4 where there are at most 64 keys",
+     .requirements =
+         "at most 24 query rows of a key head (seq_q * heads_q / heads_kv), 4 where there are at most 64 keys; not "
+         "12 to 16 where cpu/prefill is faster",
      .reject = reject_decode,
      .lay_out = lay_out_decode},
     {.name = "cpu/prefill",

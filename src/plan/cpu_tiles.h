@@ -4,24 +4,22 @@
 
 namespace flash_attention::plan {
 
-constexpr int cpu_block_kv = 64;    // keys of a score tile: with 48 queries, 12 KB that never leave L1
-constexpr int cpu_decode_rows = 8;  // the most query rows of a key head that cpu/decode takes
+constexpr int cpu_block_kv = 64;     // keys of a score tile: with 48 queries, 12 KB that never leave L1
+constexpr int cpu_decode_rows = 24;  // the most query rows of a key head that cpu/decode takes, where a block has as many
+constexpr int cpu_backward_decode_rows = 8;
 constexpr int cpu_max_head_dim = 256;
 constexpr int cpu_blocks_together = 2;  // the most blocks of queries that go over the keys together
 
-constexpr int cpu_decode_stack = 64;  // rows of all key heads that cpu/decode keeps at once
-
-/// Query rows of a key head that cpu/decode makes room for.
-constexpr int cpu_decode_padded(long long rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : cpu_decode_rows; }
+constexpr int cpu_decode_stack = 128;  // rows of all key heads that cpu/decode keeps at once
 
 /// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
 /// order. Where K and V of a sequence stay in the caches, or are too short to be split, threads share the heads instead.
-/// key_bytes: of K and V for one key, all heads.
+/// key_bytes: of K and V for one key, all heads. At least 1.
 constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long seq_kv, long long key_bytes,
                                bool side_by_side) {
-  const long long most = cpu_decode_stack / cpu_decode_padded(rows);
+  const long long most = cpu_decode_stack / (rows > 0 ? rows : 1), groups = (heads_kv + most - 1) / most;
   const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= 3 << 19;
-  return static_cast<int>(apart ? 1 : heads_kv < most ? heads_kv : most);
+  return static_cast<int>(apart || groups == 0 ? 1 : (heads_kv + groups - 1) / groups);
 }
 
 // Query rows of a block: the lanes of a register tile's vectors.
@@ -32,6 +30,7 @@ constexpr int cpu_block_q_avx512 = 48;
 
 // cpu/bfloat16: for fewer, packing K and V costs more than it saves.
 constexpr int cpu_bfloat16_min_rows = 17;
+constexpr int cpu_amx_min_rows = 9;  // forward with AMX
 constexpr int cpu_bfloat16_min_keys = 17;
 constexpr int cpu_bfloat16_min_scores = 576;  // of a key head
 

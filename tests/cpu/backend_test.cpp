@@ -83,6 +83,31 @@ TEST(CpuBackend, PairProductsAreChosenOnlyWhereTheyAre) {
   EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/decode");
 }
 
+TEST(CpuBackend, DecodeTakesRowsThatDoNotFillLanes) {
+  DeviceInfo device = info();
+  const auto kernel_for = [&](std::int64_t rows, std::int64_t keys, Dtype dtype) {
+    const Problem problem{.seq_q = rows, .seq_kv = keys, .heads_q = 8, .heads_kv = 8, .head_dim = 64, .dtype = dtype};
+    return make_plan(problem, Pass::forward, device).kernel;
+  };
+  device.isa = CpuIsa::avx512;
+  for (const std::int64_t rows : {1, 4, 8, 11, 17, 24})
+    EXPECT_EQ(kernel_for(rows, 300, Dtype::float32), "cpu/decode") << rows;
+  for (const std::int64_t rows : {12, 16, 25, 48}) EXPECT_EQ(kernel_for(rows, 300, Dtype::float32), "cpu/prefill") << rows;
+  EXPECT_EQ(kernel_for(16, 4000, Dtype::float32), "cpu/decode");  // reads the heads together, from memory
+  EXPECT_EQ(kernel_for(25, 4000, Dtype::float32), "cpu/prefill");
+  EXPECT_EQ(kernel_for(8, 64, Dtype::float32), "cpu/prefill");
+  device.isa = CpuIsa::avx512_bf16;
+  EXPECT_EQ(kernel_for(16, 300, Dtype::bfloat16), "cpu/decode");
+  EXPECT_EQ(kernel_for(24, 300, Dtype::bfloat16), "cpu/decode");
+  EXPECT_EQ(kernel_for(25, 300, Dtype::bfloat16), "cpu/bfloat16");
+  device.isa = CpuIsa::avx2;
+  EXPECT_EQ(kernel_for(11, 300, Dtype::float32), "cpu/decode");
+  EXPECT_EQ(kernel_for(20, 300, Dtype::float32), "cpu/prefill");
+  device.isa = CpuIsa::generic;
+  EXPECT_EQ(kernel_for(8, 300, Dtype::float32), "cpu/decode");
+  EXPECT_EQ(kernel_for(9, 300, Dtype::float32), "cpu/prefill");
+}
+
 TEST(CpuBackend, PeaksAreNumbers) {
   const Peaks peaks = measure_peaks(1);
   EXPECT_TRUE(std::isfinite(peaks.flops) && peaks.flops > 0) << peaks.flops;

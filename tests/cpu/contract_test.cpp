@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <optional>
 
 #include "cpu/detect.h"
+#include "plan/cpu_tiles.h"
+#include "plan/kernel_table.h"
 #include "support/settings.h"
 
 // The contract on one instruction set, that of FLASH_ATTENTION_CPU_ISA: a process for each, because the settings are read
@@ -18,6 +21,8 @@ struct Run {
   Case c;
   Target target;
 };
+
+CpuIsa tested_isa() { return support::settings().cpu_isa.value_or(cpu::best_isa()); }
 
 /// The case with other lengths. Strides and lengths of its own that go with the old ones are left alone.
 std::optional<Case> with_lengths(Case c, const char* suffix, std::int64_t seq_q, std::int64_t seq_kv) {
@@ -43,6 +48,14 @@ std::optional<Case> with_few_queries(const Case& c) {
   return with_lengths(c, "_few", 2, c.problem.seq_kv);
 }
 
+/// With as many rows of a key head as cpu/decode takes from this instruction set: eights, and some that make no eight.
+std::optional<Case> with_decode_rows(const Case& c, CpuIsa isa) {
+  const int block_q = plan::cpu_block_q(isa), rows = block_q == plan::cpu_block_q_avx512 ? 23 : std::min(11, block_q);
+  const std::int64_t group = c.problem.heads_q / c.problem.heads_kv;
+  if (group > rows) return std::nullopt;
+  return with_lengths(c, "_decode_rows", rows / group, std::max<std::int64_t>(c.problem.seq_kv, 131));
+}
+
 /// Backward with so many keys for the rows of a key head that they are split over the threads.
 void add_split_keys(const Case& c, std::vector<Run>& all) {
   if (c.problem.dtype == Dtype::float16 || c.problem.heads_q / c.problem.heads_kv > 2) return;
@@ -62,6 +75,7 @@ std::vector<Run> runs() {
         all.push_back({*few, {.kernel = "cpu/decode"}});
         all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
       }
+      if (const auto some = with_decode_rows(c, tested_isa())) all.push_back({*some, {.kernel = "cpu/decode"}});
       add_split_keys(c, all);
       all.push_back({c, {.pass = Pass::backward}});
       all.push_back({c, {.pass = Pass::standard_forward}});
@@ -95,8 +109,7 @@ std::vector<Run> repeated_runs() {
 class CpuContract : public ::testing::TestWithParam<Run> {
  protected:
   void SetUp() override {
-    const CpuIsa isa = support::settings().cpu_isa.value_or(cpu::best_isa());
-    if (!cpu::has_isa(isa)) GTEST_SKIP() << "this CPU has no " << to_string(isa);
+    if (!cpu::has_isa(tested_isa())) GTEST_SKIP() << "this CPU has no " << to_string(tested_isa());
   }
 };
 

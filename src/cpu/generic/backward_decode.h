@@ -18,6 +18,7 @@
 namespace flash_attention::cpu {
 namespace {
 
+constexpr int decode_rows = plan::cpu_backward_decode_rows;
 constexpr int few_lanes = round_up(decode_rows, vector_lanes);
 
 struct BackwardDecodeScratch {

@@ -11,16 +11,18 @@
 //
 // K and V are converted in registers on their way into the products.
 
-#include "cpu/generic/decode_products.h"
 #include "cpu/generic/decode_scores.h"
+#include "cpu/generic/eight_rows.h"
 #include "cpu/generic/prefill.h"
 
 namespace flash_attention::cpu {
 namespace {
 
-constexpr int decode_lanes = round_up(decode_rows, vector_lanes);
+constexpr int decode_lanes = round_up(smaller(plan::cpu_decode_rows, block_q), vector_lanes);
 constexpr int decode_stack = plan::cpu_decode_stack;
-constexpr int value_step = 16;  // keys that are summed before the next ones are asked for
+
+/// Keys that are summed before the next ones are asked for: with many rows, the sums are better left in registers.
+constexpr int value_step(int rows) { return rows < 8 ? 16 : 32; }
 
 struct DecodeScratch {
   alignas(64) float Q[decode_stack * max_head_dim];
@@ -60,33 +62,51 @@ inline std::int64_t decode_items(const Call& call) {
   return call.heads_kv == 0 ? 0 : call.batch * DecodeItem::groups(call) * call.num_splits;
 }
 
-/// P in place, over whole vectors: what is past the keys becomes 0.
-inline void softmax_row(int row, int keys, Statistics& statistics, DecodeScratch& scratch) {
+/// P in place for some rows, over whole vectors: what is past the keys becomes 0. Statistics go along the rows.
+template <int rows>
+inline void softmax_rows(int row, int keys, Statistics& statistics, DecodeScratch& scratch) {
   float* S = scratch.S + row * block_kv;
   const int padded = round_up(keys, vector_lanes);
-  for (int key = keys; key < padded; ++key) S[key] = -infinity;
-  const float old_max = statistics.row_max[row];
-  Vec largest = splat(old_max), sum{};
-  for (int key = 0; key < padded; key += vector_lanes) largest = max(load(S + key), largest);
-  const float row_max = largest_lane(largest);
-  const float origin = row_max == -infinity ? 0 : row_max;
-  for (int key = 0; key < padded; key += vector_lanes) {
-    const Vec p = exp2(load(S + key) - origin);
-    store(S + key, p);
-    sum += p;
+  Vec largest[rows], sum[rows] = {};
+  FLASH_ATTENTION_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    for (int key = keys; key < padded; ++key) S[r * block_kv + key] = -infinity;
+    largest[r] = splat(-infinity);
+    for (int key = 0; key < padded; key += vector_lanes) {
+      largest[r] = max(load(S + r * block_kv + key), largest[r]);
+    }
   }
-  const float factor = exp2_one(old_max - origin);
-  scratch.rescale[row] = factor;
-  statistics.row_max[row] = row_max;
-  statistics.row_sum[row] = statistics.row_sum[row] * factor + sum_lanes(sum);
+  const Vec old_max = load_some<Float32>(statistics.row_max + row, rows);
+  const Vec row_max = max(reduce_each<Largest>(largest), old_max);
+  const Vec origin = select(row_max == -infinity, Vec{}, row_max);
+  FLASH_ATTENTION_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    for (int key = 0; key < padded; key += vector_lanes) {
+      const Vec p = exp2(load(S + r * block_kv + key) - origin[r]);
+      store(S + r * block_kv + key, p);
+      sum[r] += p;
+    }
+  }
+  const Vec factor = exp2(old_max - origin);
+  const Vec row_sum = load_some<Float32>(statistics.row_sum + row, rows) * factor + reduce_each<Sum>(sum);
+  store_some<Float32>(scratch.rescale + row, factor, rows);
+  store_some<Float32>(statistics.row_max + row, row_max, rows);
+  store_some<Float32>(statistics.row_sum + row, row_sum, rows);
 }
 
 template <class Dots>
 inline void decode_scores(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> K,
                           DecodeHead& head, DecodeScratch& scratch, NextTile& next) {
-  dot_rows<Dots>(block.rows, K, tile.count, Dots::query(head), call.head_dim, query_factor(call), scratch.S, next);
+  const float* Q = Dots::query(head);
+  const int q_stride = words_of<Dots>(call.head_dim), eights = block.rows / 8 * 8;
+  for (int row = 0; row < eights; row += 8) {
+    dot_eight_rows<Dots>(K, tile.count, Q + row * q_stride, call.head_dim, query_factor(call), scratch.S + row * block_kv,
+                         next);
+  }
+  dot_rows<Dots>(block.rows - eights, K, tile.count, Q + eights * q_stride, call.head_dim, query_factor(call),
+                 scratch.S + eights * block_kv, next);
   finish_scores_in_rows(call, block, tile, scratch.S);
-  for (int row = 0; row < block.rows; ++row) softmax_row(row, tile.count, head.statistics, scratch);
+  for_row_groups(block.rows, [&]<int group>(int row) { softmax_rows<group>(row, tile.count, head.statistics, scratch); });
   if (!call.dropout) return;
   dropout_factors(call, block, tile, scratch.keep);
   for (int row = 0; row < block.rows; ++row) {
@@ -104,9 +124,10 @@ inline void decode_values(const Call& call, const RowBlock& block, const Tile& t
     for (int c = 0; c < width; c += vector_lanes) store(sum + c, load(sum + c) * scratch.rescale[row]);
   }
   Dots::prepare_weights(block.rows, tile.count, scratch.S);
-  for (int key = 0; key < tile.count; key += value_step) {
+  const int step = value_step(block.rows);
+  for (int key = 0; key < tile.count; key += step) {
     next.ask_for_values();
-    Dots::add_values(block.rows, scratch.S, V, key, smaller(tile.count - key, value_step), O, call.head_dim_v);
+    Dots::add_values(block.rows, scratch.S, V, key, smaller(tile.count - key, step), O, call.head_dim_v);
   }
 }
 
@@ -146,7 +167,7 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
     return static_cast<int>(ceil_div(most * ((row_bytes + 63) / 64), steps * item.num_heads));
   };
   const int key_lines = lines(width, ceil_div(most * block.rows, vector_lanes));
-  const int value_lines = lines(width_v, ceil_div(most, value_step));
+  const int value_lines = lines(width_v, ceil_div(most, value_step(block.rows)));
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += most) {
     block.move_to(call, item.first_head);
     const auto ahead = [&](const TensorView& tensor, int columns) {
@@ -161,19 +182,26 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
   }
 }
 
-/// Q of the block's head; O and the statistics at their start. rows: with their padding.
+/// Q as decode_scores takes it. buffer: for eight rows.
 template <class Dots>
-inline void start_head(const Call& call, const RowBlock& block, int rows, DecodeHead& head) {
-  using T = typename Dots::Element;
-  const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
-  head.statistics.reset();
-  for (int i = block.rows * columns; i < rows * columns; i += vector_lanes) store(head.Q + i, Vec{});
-  for (int i = 0; i < rows * columns_v; i += vector_lanes) store(head.O + i, Vec{});
+inline void copy_query(const Call& call, const RowBlock& block, float* Q, float* buffer) {
+  const int stride = words_of<Dots>(call.head_dim), eights = block.rows / 8 * 8;
   for (int row = 0; row < block.rows; ++row) {
-    const auto* from = reinterpret_cast<const typename T::Stored*>(block.row(call, call.q, row));
-    copy_row<T>(from, call.head_dim, head.Q + row * columns, columns);
-    if constexpr (Dots::columns != vector_lanes) Dots::copy_query(from, call.head_dim, head.Q_raw + row * columns / 2);
+    const auto* from = reinterpret_cast<const typename Dots::Element::Stored*>(block.row(call, call.q, row));
+    Dots::copy_words(from, call.head_dim, row < eights ? buffer + row % 8 * stride : Q + row * stride);
+    if (row < eights && row % 8 == 7) pack_eight_rows(buffer, stride, Q + (row - 7) * stride);
   }
+}
+
+/// Q of the block's head; O and the statistics at their start.
+template <class Dots>
+inline void start_head(const Call& call, const RowBlock& block, DecodeHead& head, float* buffer) {
+  using T = typename Dots::Element;
+  const int columns_v = round_up(call.head_dim_v, vector_lanes);
+  head.statistics.reset();
+  for (int i = 0; i < block.rows * columns_v; i += vector_lanes) store(head.O + i, Vec{});
+  copy_query<FloatDots<T>>(call, block, head.Q, buffer);
+  if constexpr (!Dots::any_width) copy_query<Dots>(call, block, head.Q_raw, buffer);
 }
 
 template <class Dots>
@@ -182,16 +210,15 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
   const DecodeItem item(call, item_idx);
   RowBlock block(call, item.batch, item.first_head * call.group, call.group, 0);
   if (block.rows == 0) return;
-  take_split(call, item.split, value_step, block);
+  take_split(call, item.split, 16, block);
 
-  const int rows = plan::cpu_decode_padded(block.rows);
   for (int h = 0; h < item.num_heads; ++h) {
     DecodeHead& head = scratch.heads[h];
-    head.Q = scratch.Q + h * rows * round_up(call.head_dim, vector_lanes);
-    head.Q_raw = scratch.Q_raw + h * rows * round_up(call.head_dim, vector_lanes) / 2;
-    head.O = scratch.O + h * rows * round_up(call.head_dim_v, vector_lanes);
+    head.Q = scratch.Q + h * block.rows * round_up(call.head_dim, vector_lanes);
+    head.Q_raw = scratch.Q_raw + h * block.rows * round_up(call.head_dim, 2 * vector_lanes) / 2;
+    head.O = scratch.O + h * block.rows * round_up(call.head_dim_v, vector_lanes);
     block.move_to(call, item.first_head + h);
-    start_head<Dots>(call, block, rows, head);
+    start_head<Dots>(call, block, head, scratch.V);
   }
   decode_keys<Dots>(call, item, block, scratch);
   for (int h = 0; h < item.num_heads; ++h) {

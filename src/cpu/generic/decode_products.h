@@ -9,15 +9,20 @@
 namespace flash_attention::cpu {
 namespace {
 
-constexpr int decode_rows = plan::cpu_decode_rows;
-
 /// A key head's part of the work.
 struct DecodeHead {
-  float* Q;      // [rows][columns], with room for a whole group of dot_tile
+  float* Q;      // [rows][columns], but eights of rows as eight_rows.h packs them
   float* Q_raw;  // the same in the tensor's type, where Dots takes them so
   float* O;      // [rows][columns_v]
   Statistics statistics;
 };
+
+/// visit.operator()<count>(row) for groups of 4, 2 and 1 rows that make up [row, rows).
+template <int most = 4, class Visit>
+FLASH_ATTENTION_INLINE void for_row_groups(int rows, Visit visit, int row = 0) {
+  for (; row + most <= rows; row += most) visit.template operator()<most>(row);
+  if constexpr (most > 1) for_row_groups<most / 2>(rows, visit, row);
+}
 
 /// Rows of keys as they lie in memory.
 template <class T>
@@ -39,6 +44,10 @@ struct FloatDots {
   }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return sum + key * query; }
 
+  static void copy_words(const typename T::Stored* from, int head_dim, float* to) {
+    copy_row<T>(from, head_dim, to, round_up(head_dim, vector_lanes));
+  }
+
   static void prepare_weights(int /*rows*/, int /*keys*/, float* /*P*/) {}
 
   /// O[row] += sum of P[row][key] * V[key] over `keys` keys from `first` on. O has rows of whole vectors.
@@ -58,16 +67,13 @@ struct FloatDots {
     const int at = whole * vector_lanes;
     if (at == head_dim) return;
     V.data += at;
-    if (rows == 1) return add_ends<1>(P, V, keys, O + at, width, head_dim - at);
-    if (rows == 2) return add_ends<2>(P, V, keys, O + at, width, head_dim - at);
-    for (int row = 0; row < rows; row += 4) {
-      add_ends<4>(P + row * block_kv, V, keys, O + row * width + at, width, head_dim - at);
-    }
+    for_row_groups(rows, [&]<int group>(int row) {
+      add_ends<group>(P + row * block_kv, V, keys, O + row * width + at, width, head_dim - at);
+    });
   }
 
  private:
-  /// The columns after the last whole vector, for some rows, or for one row in sums that do not wait for each other. (O has
-  /// rows for 1, 2 or a multiple of 4 of them.)
+  /// The columns after the last whole vector, for some rows, or for one row in sums that do not wait for each other.
   template <int rows>
   static void add_ends(const float* P, KeyRows<T> V, int keys, float* O, int width, int columns) {
     Vec sum[4] = {};
@@ -87,6 +93,12 @@ struct FloatDots {
   }
 };
 
+/// 32-bit words of a row of Q.
+template <class Dots>
+constexpr int words_of(int head_dim) {
+  return round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
+}
+
 /// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has rows of whole vectors,
 /// with 0 after head_dim.
 template <int rows, class Dots>
@@ -94,7 +106,7 @@ FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const 
                                        float* S) {
   using Stored = typename Dots::Element::Stored;
   constexpr int step = vector_lanes / rows, run = smaller(step, 4);
-  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
+  const int q_stride = words_of<Dots>(head_dim);
   const Stored* first[step / run];  // of every fourth row: a register for each row is too many
   FLASH_ATTENTION_UNROLL
   for (int i = 0; i < step / run; ++i) first[i] = K.data + i * run * K.stride;
@@ -121,7 +133,7 @@ FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const 
     if (left > 0) add_columns([&](const Stored* from) { return Dots::load_end(from, left); });
   }
   alignas(64) float dots[vector_lanes];
-  store(dots, sum_each(sum) * factor);
+  store(dots, reduce_each<Sum>(sum) * factor);
   FLASH_ATTENTION_UNROLL
   for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_kv, dots + r * step, step * sizeof(float));
 }
@@ -129,7 +141,7 @@ FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const 
 /// The same for a few keys, one by one.
 template <int rows, class Dots>
 inline void dot_few(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S) {
-  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
+  const int q_stride = words_of<Dots>(head_dim);
   for (int key = 0; key < keys; ++key) {
     Vec sum[rows] = {};
     const auto add_columns = [&](int column, Vec values) {
@@ -165,18 +177,14 @@ inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q
   dot_few<rows, Dots>(K, keys, Q, head_dim, factor, S);
 }
 
-/// All rows. Q and S have room for whole groups; rows past the last are never looked at.
+/// All rows, groups of them.
 template <class Dots>
 inline void dot_rows(int rows, KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
                      float* S, NextTile& next) {
-  if (rows == 1) return dot_tile<1, Dots>(K, keys, Q, head_dim, factor, S, next);
-  if (rows == 2) return dot_tile<2, Dots>(K, keys, Q, head_dim, factor, S, next);
-  if (rows <= 4) return dot_tile<4, Dots>(K, keys, Q, head_dim, factor, S, next);
-  constexpr int group = smaller(decode_rows, vector_lanes);
-  const int q_stride = round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
-  for (int r = 0; r < rows; r += group) {
-    dot_tile<group, Dots>(K, keys, Q + r * q_stride, head_dim, factor, S + r * block_kv, next);
-  }
+  const int q_stride = words_of<Dots>(head_dim);
+  for_row_groups(rows, [&]<int group>(int row) {
+    dot_tile<group, Dots>(K, keys, Q + row * q_stride, head_dim, factor, S + row * block_kv, next);
+  });
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ struct PairDots {
   static const float* query(const DecodeHead& head) { return head.Q_raw; }
   static FLASH_ATTENTION_INLINE Vec load_row(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return dot_pairs(sum, key, query); }
-  static void copy_query(const Half* from, int head_dim, float* to) {
+  static void copy_words(const Half* from, int head_dim, float* to) {
     for (int c = 0; c < head_dim; c += vector_lanes) {
       store(reinterpret_cast<Half*>(to) + c, load_halves(from + c, head_dim - c));
     }

@@ -65,58 +65,63 @@ void multiply_tile(const Product<T>& product, const typename T::Left* A, const t
   }
 }
 
-/// All rows of a strip `vectors` wide that begins at lane `lane`; the last rows in tiles of half the height each time.
+/// Rows [row, end) of a strip `vectors` wide that begins at lane `lane`; what is left of them, fewer than `rows`, is not
+/// done.
 template <int rows, int vectors, Start start, Order order, class T>
-inline void multiply_strip(const Product<T>& product, int row, int lane) {
+inline void multiply_strip(const Product<T>& product, int row, int end, int lane) {
   const std::int64_t row_step = order == Order::row_major ? product.a_stride : 1;
-  for (; row + rows <= product.rows; row += rows) {
+  for (; row + rows <= end; row += rows) {
     multiply_tile<rows, vectors, start, order>(product, product.A + row * row_step, product.B + lane,
                                                product.C + row * product.c_stride + lane,
                                                start == Start::rescale ? product.factor + lane : nullptr);
   }
-  if constexpr (rows > 1) {
-    if (row < product.rows) multiply_strip<rows / 2, vectors, start, order>(product, row, lane);
-  }
 }
 
-/// A few rows in strips as wide as the registers allow: narrow ones would wait for their sums.
+/// A few rows in strips as wide as the registers allow: narrow ones would wait for their sums. What is left of the rows
+/// comes in half as many at a time.
 template <int rows, Start start, Order order, class T>
-inline void multiply_few(const Product<T>& product) {
+inline void multiply_few(const Product<T>& product, int row) {
   constexpr int room = tile_rows * tile_vectors / rows;
   constexpr int widest = room >= 8 ? 8 : room >= 4 ? 4 : 2;
+  const int end = row + (product.rows - row) / rows * rows;
   int v = 0;
-  for (; v + widest <= product.vectors; v += widest)
-    multiply_strip<rows, widest, start, order>(product, 0, v * vector_lanes);
-  if constexpr (widest == 8) {
-    for (; v + 4 <= product.vectors; v += 4) multiply_strip<rows, 4, start, order>(product, 0, v * vector_lanes);
+  const auto run = [&]<int vectors>() {
+    for (; v + vectors <= product.vectors; v += vectors) {
+      multiply_strip<rows, vectors, start, order>(product, row, end, v * vector_lanes);
+    }
+  };
+  if (end > row) {
+    if constexpr (widest >= 8) run.template operator()<8>();
+    if constexpr (widest >= 4) run.template operator()<4>();
+    run.template operator()<2>();
+    run.template operator()<1>();
   }
-  if constexpr (widest >= 4) {
-    for (; v + 2 <= product.vectors; v += 2) multiply_strip<rows, 2, start, order>(product, 0, v * vector_lanes);
+  if constexpr (rows > 1) {
+    if (end < product.rows) multiply_few<rows / 2, start, order>(product, end);
   }
-  for (; v < product.vectors; ++v) multiply_strip<rows, 1, start, order>(product, 0, v * vector_lanes);
 }
 
 template <Start start, Order order, class T>
 inline void multiply_slab(const Product<T>& product) {
-  if (product.rows == 1) return multiply_few<1, start, order>(product);
-  if (product.rows <= 4) return multiply_few<4, start, order>(product);
-  for (int v = 0; v < product.vectors;) {
+  const int tiled = product.rows / tile_rows * tile_rows;  // rows that make whole register tiles
+  for (int v = 0; tiled > 0 && v < product.vectors;) {
     const int left = product.vectors - v;
     const int width = left == tile_vectors + 1 ? (left + 1) / 2 : left < tile_vectors ? left : tile_vectors;
     const int lane = v * vector_lanes;
     switch (width) {
       case 1:
-        multiply_strip<2 * tile_rows, 1, start, order>(product, 0, lane);
+        multiply_strip<tile_rows, 1, start, order>(product, 0, tiled, lane);
         break;
       case 2:
-        multiply_strip<tile_rows, 2, start, order>(product, 0, lane);
+        multiply_strip<tile_rows, 2, start, order>(product, 0, tiled, lane);
         break;
       default:
-        multiply_strip<tile_rows, tile_vectors, start, order>(product, 0, lane);
+        multiply_strip<tile_rows, tile_vectors, start, order>(product, 0, tiled, lane);
         break;
     }
     v += width;
   }
+  if (tiled < product.rows) multiply_few<4, start, order>(product, tiled);
 }
 
 /// In slabs of B that stay in L1 while the rows go by.

@@ -52,41 +52,40 @@ FLASH_ATTENTION_INLINE Vec crossed(Vec x, Vec y, LaneList<lane...>) {
   return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane + d : vector_lanes + lane - d)...);
 }
 
-/// Lane v of the result is the sum of the lanes of square[v]. Overwrites the square. (A straight selection costs less than
-/// a shuffle, so this is not a transpose with a sum.)
-template <int d = 1>
-FLASH_ATTENTION_INLINE Vec sum_each(Vec (&square)[vector_lanes]) {
-  FLASH_ATTENTION_UNROLL
-  for (int v = 0; v < vector_lanes; v += 2 * d) {
-    square[v] = straight<d>(square[v], square[v + d], Lanes{}) + crossed<d>(square[v], square[v + d], Lanes{});
-  }
-  if constexpr (2 * d < vector_lanes) {
-    return sum_each<2 * d>(square);
+struct Sum {
+  static FLASH_ATTENTION_INLINE Vec of(Vec x, Vec y) { return x + y; }
+};
+struct Largest {
+  static FLASH_ATTENTION_INLINE Vec of(Vec x, Vec y) { return max(x, y); }
+};
+
+/// Lane v of the result is Sum or Largest of all lanes of rows[v], for a power of two of vectors; with `lanes` fewer than a
+/// vector has, for every run of as many lanes. Overwrites the vectors. (A straight selection costs less than a shuffle, so
+/// this is not a transpose with a sum.)
+template <class Over, int lanes = vector_lanes, int d = 1, int count>
+FLASH_ATTENTION_INLINE Vec reduce_each(Vec (&rows)[count]) {
+  if constexpr (d < count) {
+    FLASH_ATTENTION_UNROLL
+    for (int v = 0; v < count; v += 2 * d) {
+      rows[v] = Over::of(straight<d>(rows[v], rows[v + d], Lanes{}), crossed<d>(rows[v], rows[v + d], Lanes{}));
+    }
   } else {
-    return square[0];
+    rows[0] = Over::of(rows[0], crossed<d>(rows[0], rows[0], Lanes{}));
+  }
+  if constexpr (2 * d < lanes) {
+    return reduce_each<Over, lanes, 2 * d>(rows);
+  } else {
+    return rows[0];
   }
 }
 
-/// The largest lane, and the sum of all lanes.
-template <int d = vector_lanes / 2>
-FLASH_ATTENTION_INLINE float largest_lane(Vec x) {
-  x = max(x, upper_halves<d>(x, x, Lanes{}));
-  if constexpr (d > 1) {
-    return largest_lane<d / 2>(x);
-  } else {
-    return x[0];
-  }
+template <class Over>
+FLASH_ATTENTION_INLINE float reduce(Vec x) {
+  Vec one[1] = {x};
+  return reduce_each<Over>(one)[0];
 }
-
-template <int d = vector_lanes / 2>
-FLASH_ATTENTION_INLINE float sum_lanes(Vec x) {
-  x = x + upper_halves<d>(x, x, Lanes{});
-  if constexpr (d > 1) {
-    return sum_lanes<d / 2>(x);
-  } else {
-    return x[0];
-  }
-}
+FLASH_ATTENTION_INLINE float largest_lane(Vec x) { return reduce<Largest>(x); }
+FLASH_ATTENTION_INLINE float sum_lanes(Vec x) { return reduce<Sum>(x); }
 
 }  // namespace
 }  // namespace flash_attention::cpu

@@ -13,6 +13,11 @@ namespace {
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)_mm256_max_ps((__m256)x, (__m256)y); }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)_mm256_min_ps((__m256)x, (__m256)y); }
 
+/// Four floats, in every four lanes of the vector.
+FLASH_ATTENTION_INLINE Vec load_quad(const float* from) {
+  return (Vec)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(from));
+}
+
 FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) { return min(splat(128.0f), max(splat(-127.0f), x)); }
 
 FLASH_ATTENTION_INLINE Vec float16_to_float(Short half) { return (Vec)_mm256_cvtph_ps((__m128i)half); }

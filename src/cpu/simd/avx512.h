@@ -31,6 +31,11 @@ FLASH_ATTENTION_INLINE Short float_to_float16(Vec x) {
   return (Short)_mm512_maskz_cvtps_ph(all_lanes, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+/// Four floats, in every four lanes of the vector.
+FLASH_ATTENTION_INLINE Vec load_quad(const float* from) {
+  return (Vec)_mm512_maskz_broadcast_f32x4(all_lanes, _mm_loadu_ps(from));
+}
+
 /// The first `count` < vector_lanes elements, and 0.
 FLASH_ATTENTION_INLINE __mmask16 first_lanes(int count) {
   return static_cast<__mmask16>(count > 0 ? (1u << count) - 1 : 0);

@@ -11,6 +11,9 @@ namespace {
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return x > y ? x : y; }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return x < y ? x : y; }
 
+/// Four floats, in every four lanes of the vector.
+FLASH_ATTENTION_INLINE Vec load_quad(const float* from) { return load(from); }
+
 FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) { return min(splat(128.0f), max(splat(-127.0f), x)); }
 
 FLASH_ATTENTION_INLINE Vec float16_to_float(Short half) {
