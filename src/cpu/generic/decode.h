@@ -223,7 +223,8 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
   decode_keys<Dots>(call, item, block, scratch);
   for (int h = 0; h < item.num_heads; ++h) {
     block.move_to(call, item.first_head + h);
-    write_rows(call, block, item.split, scratch.heads[h].statistics, scratch.heads[h].O, scratch.rescale);
+    write_rows(call, block, item.split, scratch.heads[h].statistics, scratch.heads[h].O,
+               round_up(call.head_dim_v, vector_lanes), scratch.rescale);
   }
 }
 

@@ -87,10 +87,9 @@ inline void write_block(const Call& call, const RowBlock& block, int split, cons
   scatter_lanes<Float32>(Ot, block.vectors, block.rows, call.head_dim_v, factor, row_of);
 }
 
-/// The same where they are in rows, O[rows][head_dim_v padded to whole vectors].
+/// The same where they are in rows, O[rows][columns]; columns: head_dim_v, and what makes whole vectors.
 inline void write_rows(const Call& call, const RowBlock& block, int split, const Statistics& statistics, const float* O,
-                       float* factor) {
-  const int columns = round_up(call.head_dim_v, vector_lanes);
+                       int columns, float* factor) {
   finish_rows(call, block, split, statistics, factor);
   for (int row = 0; row < block.rows; ++row) {
     const auto write = [&](auto type, void* to) {

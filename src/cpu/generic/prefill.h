@@ -92,7 +92,8 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
       for (int i = 0; i < round_up(call.head_dim_v, vector_lanes) * blocks[b].lanes(); ++i) rows.Ot[i] = 0;
     }
     if (in_rows) {
-      write_rows(call, blocks[b], item.split, rows.statistics, rows.Ot, scratch.rescale);
+      write_rows(call, blocks[b], item.split, rows.statistics, rows.Ot, round_up(call.head_dim_v, vector_lanes),
+                 scratch.rescale);
     } else {
       write_block(call, blocks[b], item.split, rows.statistics, rows.Ot, scratch.rescale);
     }
