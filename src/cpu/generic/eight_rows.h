@@ -22,7 +22,7 @@ inline void pack_eight_rows(const float* rows, int stride, float* to) {
   }
 }
 
-/// S[row][key] = factor * sum[row * key], for up to four keys.
+/// S[row][key] = factor * (what four lanes of sum[key] add up to), for the rows of a vector and up to four keys.
 template <int keys>
 FLASH_ATTENTION_INLINE void store_quads(Vec (&sum)[keys], float factor, float* S) {
   alignas(64) float dots[vector_lanes];
