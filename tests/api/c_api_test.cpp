@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -63,10 +62,10 @@ TEST(CApi, RefusalsBecomeAStatusAndAMessage) {
 }
 
 TEST(CApi, EveryRefusalOfTheContractIsNamedAndNothingIsWritten) {
-  const std::int32_t decreasing[] = {0, 4, 3}, negative[] = {-1, 3, 5};
+  static const std::int32_t decreasing[] = {0, 4, 3}, negative[] = {-1, 3, 5};
   struct Mistake {
     const char* message;  // begins with
-    std::function<void(Call&)> make;
+    void (*make)(Call&);
   };
   const Mistake mistakes[] = {
       {"head_dim: got 20", [](Call& c) { c.problem.head_dim = 20; }},
@@ -79,12 +78,12 @@ TEST(CApi, EveryRefusalOfTheContractIsNamedAndNothingIsWritten) {
       {"out: got ", [](Call& c) { c.buffers.out = c.q.data() + 8; }},                             // over an input
       {"stream: got ", [](Call& c) { c.options.stream = &c; }},                                   // on the CPU
       {"cu_seqlens_q[2]: got 3",
-       [&](Call& c) {
+       [](Call& c) {
          c.problem.packed = 1, c.problem.total_q = c.problem.total_kv = 5;
          c.buffers.cu_seqlens_q = c.buffers.cu_seqlens_kv = decreasing;
        }},
       {"cu_seqlens_q[0]: got -1",
-       [&](Call& c) {
+       [](Call& c) {
          c.problem.packed = 1, c.problem.total_q = c.problem.total_kv = 5;
          c.buffers.cu_seqlens_q = c.buffers.cu_seqlens_kv = negative;
        }},

@@ -11,7 +11,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class OracleGradients : public ::testing::TestWithParam<Case> {};
+using OracleGradients = ::testing::TestWithParam<Case>;
 
 double loss(const Case& c, const Inputs& in) {
   const Results r = oracle(c, in, false);

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <tuple>
 
 #include "flash_attention/attention.h"
 #include "support/contract.h"
@@ -21,7 +20,7 @@ struct Refusal {
   const char* name;
   const char* argument;  // the message begins with it
   const char* value;     // and contains this
-  std::function<void(Problem&)> breaks;
+  void (*breaks)(Problem&);
 };
 
 Problem good() { return {.batch = 2, .seq_q = 5, .seq_kv = 7, .heads_q = 4, .heads_kv = 2, .head_dim = 16}; }
@@ -39,7 +38,7 @@ void expect_refused(const std::function<void()>& call, const std::string& argume
   }
 }
 
-class ProblemRefusal : public ::testing::TestWithParam<Refusal> {};
+using ProblemRefusal = ::testing::TestWithParam<Refusal>;
 
 TEST_P(ProblemRefusal, NamesArgumentAndValue) {
   Problem problem = good();
@@ -131,10 +130,10 @@ class BufferRefusal : public ::testing::Test {
 
 TEST_F(BufferRefusal, NullPointers) {
   start();
-  const std::pair<const char*, std::function<void(Buffers&)>> nulls[] = {{"q", [](Buffers& b) { b.q = nullptr; }},
-                                                                         {"k", [](Buffers& b) { b.k = nullptr; }},
-                                                                         {"v", [](Buffers& b) { b.v = nullptr; }},
-                                                                         {"out", [](Buffers& b) { b.out = nullptr; }}};
+  const std::pair<const char*, void (*)(Buffers&)> nulls[] = {{"q", [](Buffers& b) { b.q = nullptr; }},
+                                                              {"k", [](Buffers& b) { b.k = nullptr; }},
+                                                              {"v", [](Buffers& b) { b.v = nullptr; }},
+                                                              {"out", [](Buffers& b) { b.out = nullptr; }}};
   for (const auto& [argument, breaks] : nulls) {
     Buffers b = forward_buffers();
     breaks(b);
@@ -178,17 +177,21 @@ TEST_F(BufferRefusal, EveryOutputIsItsOwnMemory) {
   start();
   const std::size_t needed = workspace_bytes(case_.problem, Pass::standard_backward);
   void* workspace = memory_->allocate(needed);
-  const std::tuple<const char*, const char*, std::function<void(Buffers&)>> shared[] = {
-      {"dq", "shared with dlse", [](Buffers& b) { b.dlse = static_cast<const float*>(b.dq); }},
-      {"dv", "shared with bias", [](Buffers& b) { b.bias = b.dv; }},
-      {"dbias", "shared with k", [](Buffers& b) { b.dbias = const_cast<void*>(b.k); }},
-      {"dsink", "shared with dk", [](Buffers& b) { b.dsink = static_cast<float*>(b.dk); }},
-      {"workspace", "shared with q", [&](Buffers& b) { b.q = workspace; }},
-      {"workspace", "shared with dq", [&](Buffers& b) { b.dq = workspace; }},
+  struct Shared {
+    const char *argument, *value;
+    void (*share)(Buffers&, void* workspace);
   };
-  for (const auto& [argument, value, breaks] : shared) {
+  const Shared shared[] = {
+      {"dq", "shared with dlse", [](Buffers& b, void*) { b.dlse = static_cast<const float*>(b.dq); }},
+      {"dv", "shared with bias", [](Buffers& b, void*) { b.bias = b.dv; }},
+      {"dbias", "shared with k", [](Buffers& b, void*) { b.dbias = const_cast<void*>(b.k); }},
+      {"dsink", "shared with dk", [](Buffers& b, void*) { b.dsink = static_cast<float*>(b.dk); }},
+      {"workspace", "shared with q", [](Buffers& b, void* scratch) { b.q = scratch; }},
+      {"workspace", "shared with dq", [](Buffers& b, void* scratch) { b.dq = scratch; }},
+  };
+  for (const auto& [argument, value, share] : shared) {
     Buffers b = tensors_->buffers();
-    breaks(b);
+    share(b, workspace);
     expect_refused([&] { standard_backward(case_.problem, b, {.workspace = workspace, .workspace_bytes = needed}); },
                    argument, value);
   }

@@ -40,7 +40,7 @@ std::vector<Case> long_keys_cases() {
   return cases;
 }
 
-class LongKeys : public ::testing::TestWithParam<Case> {};
+using LongKeys = ::testing::TestWithParam<Case>;
 
 TEST_P(LongKeys, HeadsAreReadTogether) {
   const Problem& p = GetParam().problem;

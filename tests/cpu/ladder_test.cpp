@@ -7,7 +7,7 @@ namespace {
 
 using Climb = std::tuple<std::string, Case>;
 
-class CpuLadder : public ::testing::TestWithParam<Climb> {};
+using CpuLadder = ::testing::TestWithParam<Climb>;
 
 TEST_P(CpuLadder, MeetsTheContract) {
   const auto& [step, c] = GetParam();

@@ -36,7 +36,7 @@ std::vector<Case> far_keys_cases() {
   return {far_keys("full", Dtype::float32), causal, window, mask};
 }
 
-class FarKeys : public ::testing::TestWithParam<Case> {};
+using FarKeys = ::testing::TestWithParam<Case>;
 
 TEST_P(FarKeys, TwoBlocksGoTogether) {
   const DeviceInfo device = cpu::info();

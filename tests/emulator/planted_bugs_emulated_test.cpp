@@ -129,7 +129,7 @@ std::vector<std::string> verdicts(const WrapperCase& c) {
   return found;
 }
 
-class Planted : public ::testing::TestWithParam<Bug> {};
+using Planted = ::testing::TestWithParam<Bug>;
 
 TEST_P(Planted, IsFound) {
   const Bug& bug = GetParam();

@@ -118,7 +118,7 @@ std::string error_under_race(const Race& race, const std::string& order, std::ui
   return "";
 }
 
-class Races : public ::testing::TestWithParam<Race> {};
+using Races = ::testing::TestWithParam<Race>;
 
 TEST_P(Races, AreFoundUnderEverySeed) {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {

@@ -7,7 +7,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class Wrapper : public ::testing::TestWithParam<WrapperCase> {};
+using Wrapper = ::testing::TestWithParam<WrapperCase>;
 
 TEST_P(Wrapper, Assembles) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;

@@ -7,7 +7,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class Wrapper : public ::testing::TestWithParam<WrapperCase> {};
+using Wrapper = ::testing::TestWithParam<WrapperCase>;
 
 TEST_P(Wrapper, DoesWhatTheInstructionDoes) {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {

@@ -14,7 +14,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class Wrapper : public ::testing::TestWithParam<WrapperCase> {};
+using Wrapper = ::testing::TestWithParam<WrapperCase>;
 
 TEST_P(Wrapper, GivesTheSameBitsOnTheGpu) {
   const WrapperCase& c = GetParam();

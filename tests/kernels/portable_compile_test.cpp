@@ -31,7 +31,7 @@ std::vector<Problem> problems() {
   return {wide, everything};
 }
 
-class PortableCompile : public ::testing::TestWithParam<Subject> {};
+using PortableCompile = ::testing::TestWithParam<Subject>;
 
 TEST_P(PortableCompile, NoSpill) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "flash_attention/error.h"
 #include "jit/embedded.h"
 
@@ -38,7 +36,7 @@ TEST(Ladder, RungsServeByNameAndOnlyByName) {
 TEST(Ladder, RefusesWhatItDoesNotTakeAndSaysWhy) {
   struct Refused {
     const char* why;
-    std::function<void(Problem&)> change;
+    void (*change)(Problem&);
   };
   const std::vector<Refused> all{
       {"no window", [](Problem& p) { p.window_left = 10; }},

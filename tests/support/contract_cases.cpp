@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <string>
 
 #include "support/contract.h"
 
@@ -70,7 +71,7 @@ void with_gaps(Problem& p) {
 
 std::vector<Case> contract_cases(Dtype dtype) {
   std::vector<Case> cases;
-  const auto add = [&](const char* name, const std::function<void(Case&, Problem&)>& change) {
+  const auto add = [&](const char* name, void (*change)(Case&, Problem&)) {
     Case c = base(name, dtype);
     change(c, c.problem);
     cases.push_back(std::move(c));

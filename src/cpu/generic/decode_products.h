@@ -160,21 +160,17 @@ inline void dot_few(KeyRows<typename Dots::Element> K, int keys, const float* Q,
   }
 }
 
-/// All keys of a tile.
+/// All keys of a tile; the last square begins so that it ends with them, and has some of the keys again.
 template <int rows, class Dots>
 inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S,
                      NextTile& next) {
   constexpr int step = vector_lanes / rows;
-  int key = 0;
-  for (; key + step <= keys; key += step) {
+  if (keys < step) return dot_few<rows, Dots>(K, keys, Q, head_dim, factor, S);
+  for (int key = 0; key < keys; key += step) {
+    const int first = smaller(key, keys - step);
     next.ask_for_keys();
-    dot_square<rows, Dots>({K.data + key * K.stride, K.stride}, Q, head_dim, factor, S + key);
+    dot_square<rows, Dots>({K.data + first * K.stride, K.stride}, Q, head_dim, factor, S + first);
   }
-  if (key == keys) return;
-  if (keys >= step) {  // the last ones, some of them again
-    return dot_square<rows, Dots>({K.data + (keys - step) * K.stride, K.stride}, Q, head_dim, factor, S + keys - step);
-  }
-  dot_few<rows, Dots>(K, keys, Q, head_dim, factor, S);
 }
 
 /// All rows, groups of them.

@@ -32,31 +32,36 @@ inline void gather_lanes(RowOf row_of, int vectors, int columns, float factor, f
   }
 }
 
+/// to[lane][column] = scale[lane] * from[column][lane] for the lanes [0, lanes) of a vector.
+template <class T>
+inline void scatter_vector(const float* from, int stride, int lanes, int columns, Vec scale,
+                           typename T::Stored* const* to) {
+  Vec square[vector_lanes];
+  int column = 0;
+  for (; column + vector_lanes <= columns && lanes == vector_lanes; column += vector_lanes) {
+    FLASH_ATTENTION_UNROLL
+    for (int c = 0; c < vector_lanes; ++c) square[c] = load(from + (column + c) * stride) * scale;
+    transpose(square);
+    FLASH_ATTENTION_UNROLL
+    for (int lane = 0; lane < vector_lanes; ++lane) store(to[lane] + column, T::from_float(square[lane]));
+  }
+  for (; column < columns; column += vector_lanes) {
+    const int count = smaller(columns - column, vector_lanes);
+    for (int c = 0; c < count; ++c) square[c] = load(from + (column + c) * stride) * scale;
+    for (int c = count; c < vector_lanes; ++c) square[c] = Vec{};
+    transpose(square);
+    for (int lane = 0; lane < lanes; ++lane) store_some<T>(to[lane] + column, square[lane], count);
+  }
+}
+
 /// row_of(lane)[column] = factor[lane] * from[column][lane] for the lanes [0, rows). row_of gives a T::Stored*.
 template <class T, class RowOf>
 inline void scatter_lanes(const float* from, int vectors, int rows, int columns, const float* factor, RowOf row_of) {
-  const int stride = vectors * vector_lanes;
-  for (int v = 0; v * vector_lanes < rows; ++v, from += vector_lanes) {
-    const int lanes = smaller(rows - v * vector_lanes, vector_lanes);
+  for (int first = 0; first < rows; first += vector_lanes) {
+    const int lanes = smaller(rows - first, vector_lanes);
     typename T::Stored* to[vector_lanes];
-    for (int lane = 0; lane < vector_lanes; ++lane) to[lane] = row_of(v * vector_lanes + smaller(lane, lanes - 1));
-    const Vec scale = load(factor + v * vector_lanes);
-    Vec square[vector_lanes];
-    int column = 0;
-    for (; column + vector_lanes <= columns && lanes == vector_lanes; column += vector_lanes) {
-      FLASH_ATTENTION_UNROLL
-      for (int c = 0; c < vector_lanes; ++c) square[c] = load(from + (column + c) * stride) * scale;
-      transpose(square);
-      FLASH_ATTENTION_UNROLL
-      for (int lane = 0; lane < vector_lanes; ++lane) store(to[lane] + column, T::from_float(square[lane]));
-    }
-    for (; column < columns; column += vector_lanes) {
-      const int count = smaller(columns - column, vector_lanes);
-      for (int c = 0; c < count; ++c) square[c] = load(from + (column + c) * stride) * scale;
-      for (int c = count; c < vector_lanes; ++c) square[c] = Vec{};
-      transpose(square);
-      for (int lane = 0; lane < lanes; ++lane) store_some<T>(to[lane] + column, square[lane], count);
-    }
+    for (int lane = 0; lane < lanes; ++lane) to[lane] = row_of(first + lane);
+    scatter_vector<T>(from + first, vectors * vector_lanes, lanes, columns, load(factor + first), to);
   }
 }
 

@@ -3,7 +3,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class BackwardPortable : public ::testing::TestWithParam<Case> {};
+using BackwardPortable = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardPortable, Emulated) { check_emulated(GetParam(), "backward/portable", Pass::backward); }
 

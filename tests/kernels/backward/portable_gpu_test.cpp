@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class BackwardPortable : public ::testing::TestWithParam<Case> {};
+using BackwardPortable = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardPortable, Gpu) {
   REQUIRE_GPU(70);

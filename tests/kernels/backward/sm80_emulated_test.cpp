@@ -3,7 +3,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class BackwardSm80 : public ::testing::TestWithParam<Case> {};
+using BackwardSm80 = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm80, Emulated) { check_emulated(GetParam(), "backward/sm80", Pass::backward); }
 

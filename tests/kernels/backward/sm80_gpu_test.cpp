@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class BackwardSm80 : public ::testing::TestWithParam<Case> {};
+using BackwardSm80 = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm80, Gpu) {
   REQUIRE_GPU(80);

@@ -8,7 +8,7 @@ namespace {
 const Target target{
     .device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "backward/sm90", .pass = Pass::backward};
 
-class BackwardSm90 : public ::testing::TestWithParam<Case> {};
+using BackwardSm90 = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90, KeepsTheContract) {
   emulator::set_num_sms(3);  // so that a block takes several tasks, one after another
@@ -18,7 +18,7 @@ TEST_P(BackwardSm90, KeepsTheContract) {
   }
 }
 
-class BackwardSm90Deterministic : public ::testing::TestWithParam<Case> {};
+using BackwardSm90Deterministic = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90Deterministic, KeepsTheContract) {
   Case c = GetParam();
@@ -30,7 +30,7 @@ TEST_P(BackwardSm90Deterministic, KeepsTheContract) {
   }
 }
 
-class BackwardSm90Wide : public ::testing::TestWithParam<Case> {};
+using BackwardSm90Wide = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90Wide, KeepsTheContract) {
   Case c = GetParam();
@@ -40,7 +40,7 @@ TEST_P(BackwardSm90Wide, KeepsTheContract) {
   check(c, target);
 }
 
-class BackwardSm90Walks : public ::testing::TestWithParam<Case> {};
+using BackwardSm90Walks = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90Walks, KeepTheContract) {
   emulator::set_num_sms(2);

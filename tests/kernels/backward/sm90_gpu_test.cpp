@@ -7,7 +7,7 @@ namespace {
 
 const Target target{.device = {.kind = DeviceKind::cuda}, .kernel = "backward/sm90", .pass = Pass::backward};
 
-class BackwardSm90 : public ::testing::TestWithParam<Case> {};
+using BackwardSm90 = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90, KeepsTheContract) {
   REQUIRE_GPU(90);

@@ -3,7 +3,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class ForwardPortable : public ::testing::TestWithParam<Case> {};
+using ForwardPortable = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardPortable, Emulated) { check_emulated(GetParam(), "forward/portable", Pass::forward); }
 

@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class ForwardPortable : public ::testing::TestWithParam<Case> {};
+using ForwardPortable = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardPortable, Gpu) {
   REQUIRE_GPU(70);

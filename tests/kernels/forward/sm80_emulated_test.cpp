@@ -3,7 +3,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class ForwardSm80 : public ::testing::TestWithParam<Case> {};
+using ForwardSm80 = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm80, Emulated) { check_emulated(GetParam(), "forward/sm80", Pass::forward); }
 

@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class ForwardSm80 : public ::testing::TestWithParam<Case> {};
+using ForwardSm80 = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm80, Gpu) {
   REQUIRE_GPU(80);

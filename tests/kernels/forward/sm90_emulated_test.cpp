@@ -10,7 +10,7 @@ namespace {
 
 constexpr Device gpu{.kind = DeviceKind::emulator, .emulated_arch = 90};
 
-class ForwardSm90 : public ::testing::TestWithParam<Case> {};
+using ForwardSm90 = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90, KeepsTheContract) {
   emulator::set_num_sms(3);  // so that a block takes several tiles, one after another
@@ -23,7 +23,7 @@ TEST_P(ForwardSm90, KeepsTheContract) {
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 
-class ForwardSm90Walks : public ::testing::TestWithParam<Case> {};
+using ForwardSm90Walks = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90Walks, KeepTheContract) {
   emulator::set_num_sms(2);

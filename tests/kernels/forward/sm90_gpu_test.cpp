@@ -7,7 +7,7 @@ namespace {
 
 constexpr Device gpu{.kind = DeviceKind::cuda};
 
-class ForwardSm90 : public ::testing::TestWithParam<Case> {};
+using ForwardSm90 = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90, KeepsTheContract) {
   REQUIRE_GPU(90);

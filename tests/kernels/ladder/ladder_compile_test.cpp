@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class LadderCompile : public ::testing::TestWithParam<plan::Rung> {};
+using LadderCompile = ::testing::TestWithParam<plan::Rung>;
 
 /// No rung spills, on either architecture.
 TEST_P(LadderCompile, SpillsNothing) {

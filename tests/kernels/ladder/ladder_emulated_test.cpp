@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class Ladder : public ::testing::TestWithParam<Climb> {};
+using Ladder = ::testing::TestWithParam<Climb>;
 
 TEST_P(Ladder, Emulated) {
   const auto& [rung, c] = GetParam();

@@ -3,7 +3,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class StandardBackward : public ::testing::TestWithParam<Case> {};
+using StandardBackward = ::testing::TestWithParam<Case>;
 
 TEST_P(StandardBackward, Emulated) { check_emulated(GetParam(), "standard/backward", Pass::standard_backward); }
 

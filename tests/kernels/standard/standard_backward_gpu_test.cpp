@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class StandardBackward : public ::testing::TestWithParam<Case> {};
+using StandardBackward = ::testing::TestWithParam<Case>;
 
 TEST_P(StandardBackward, Gpu) {
   REQUIRE_GPU(70);

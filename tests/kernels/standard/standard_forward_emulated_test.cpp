@@ -3,7 +3,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class StandardForward : public ::testing::TestWithParam<Case> {};
+using StandardForward = ::testing::TestWithParam<Case>;
 
 TEST_P(StandardForward, Emulated) { check_emulated(GetParam(), "standard/forward", Pass::standard_forward); }
 

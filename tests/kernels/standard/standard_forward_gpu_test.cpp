@@ -4,7 +4,7 @@
 namespace flash_attention::testing {
 namespace {
 
-class StandardForward : public ::testing::TestWithParam<Case> {};
+using StandardForward = ::testing::TestWithParam<Case>;
 
 TEST_P(StandardForward, Gpu) {
   REQUIRE_GPU(70);
