@@ -12,13 +12,15 @@ constexpr int cpu_blocks_together = 2;  // the most blocks of queries that go ov
 
 constexpr int cpu_decode_stack = 128;  // rows of all key heads that cpu/decode keeps at once
 
+constexpr long long cpu_near_bytes = 3 << 19;  // K and V of a sequence that stay in the caches
+
 /// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
 /// order. Where K and V of a sequence stay in the caches, or are too short to be split, threads share the heads instead.
 /// key_bytes: of K and V for one key, all heads. At least 1.
 constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long seq_kv, long long key_bytes,
                                bool side_by_side) {
   const long long most = cpu_decode_stack / (rows > 0 ? rows : 1), groups = (heads_kv + most - 1) / most;
-  const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= 3 << 19;
+  const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= cpu_near_bytes;
   return static_cast<int>(apart || groups == 0 ? 1 : (heads_kv + groups - 1) / groups);
 }
 

@@ -32,21 +32,12 @@ struct Ahead {
   }
 };
 
-/// All of the rows [begin, end) of the block's key head.
-inline void ask_for_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, std::int64_t begin,
-                         std::int64_t end) {
-  const int size = size_of(call.key_element);
-  const char* row = block.keys(call, tensor) + begin * tensor.seq_stride * size;
-  for (std::int64_t key = begin; key < end; ++key, row += tensor.seq_stride * size) {
-    for (int byte = 0; byte < columns * size; byte += 64) __builtin_prefetch(row + byte, 0, 2);
-  }
-}
-
 /// The tile after the present one: asked for bit by bit, while this one is worked on.
 struct NextTile {
   Ahead K, V;
   int key_lines, value_lines;  // to ask for with each step of the scores, and of the sums
 
+  bool is_wanted() const { return K.rows > 0 || V.rows > 0; }
   FLASH_ATTENTION_INLINE void ask_for_keys() { K.ask(key_lines); }
   FLASH_ATTENTION_INLINE void ask_for_values() { V.ask(value_lines); }
 };
@@ -58,6 +49,15 @@ inline Ahead rows_ahead(const Call& call, const RowBlock& block, const TensorVie
   const std::int64_t stride = tensor.seq_stride * size;
   const std::int64_t rows = larger<std::int64_t>(smaller(end, block.key_end) - begin, 0);
   return Ahead(block.keys(call, tensor) + begin * stride, stride, heads * columns * size, rows);
+}
+
+/// Rows [begin, end) of the block's key head, a row at a time.
+inline NextTile next_tile(const Call& call, const RowBlock& block, std::int64_t begin, std::int64_t end) {
+  const auto rows = [&](const TensorView& tensor, int columns) {
+    return rows_ahead(call, block, tensor, columns, 1, begin, end);
+  };
+  const auto lines = [&](int columns) { return (columns * size_of(call.key_element) + 63) / 64; };
+  return {rows(call.k, call.head_dim), rows(call.v, call.head_dim_v), lines(call.head_dim), lines(call.head_dim_v)};
 }
 
 }  // namespace

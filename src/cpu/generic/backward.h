@@ -85,8 +85,8 @@ inline void start_rows(const Call& call, const RowBlock& block, BackwardRows& ro
 
 /// The five products of one tile of keys and one block.
 inline void backward_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V,
-                          const KeyGradients& sums, BackwardRows& rows, BackwardScratch& scratch) {
-  scratch.tile.compute(call, block, tile, rows.lanes, K, V);
+                          const KeyGradients& sums, BackwardRows& rows, BackwardScratch& scratch, NextTile& next) {
+  scratch.tile.compute(call, block, tile, rows.lanes, K, V, &next);
   add_to_keys(block, tile, scratch.tile.P, rows.dO, call.head_dim_v, sums.dV(tile.begin), sums.stride(), scratch.safe);
   scratch.tile.through_softcap(call, tile.count * block.lanes());
   add_to_keys(block, tile, scratch.tile.dS, rows.Q, call.head_dim, sums.dK(tile.begin), sums.stride(), scratch.safe);
@@ -102,8 +102,8 @@ inline void start_blocks(const Call& call, const BlockList& blocks, bool sink_te
 }
 
 inline void add_tiles(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
-  for_tiles(call, blocks, false, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
-    backward_tile(call, blocks[b], tile, K, V, sums, scratch.rows[b], scratch);
+  for_tiles(call, blocks, false, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V, NextTile& next) {
+    backward_tile(call, blocks[b], tile, K, V, sums, scratch.rows[b], scratch, next);
   });
 }
 

@@ -72,9 +72,9 @@ struct GradientTile {
 
   /// P = 2^(S - lse); dS = P * (dP - delta); P and dP multiplied by dropout's factors.
   void compute(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows, FloatRows K,
-               FloatRows V) {
+               FloatRows V, NextTile* next = nullptr) {
     const int lanes = block.lanes();
-    score_tile(call, block, tile, K, rows.Qt, P, derivative);
+    score_tile(call, block, tile, K, rows.Qt, P, derivative, next);
     multiply<Start::zero, Order::row_major>({.A = V.data,
                                              .a_stride = V.stride,
                                              .B = rows.dOt,

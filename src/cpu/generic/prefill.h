@@ -62,8 +62,8 @@ inline void values_in_rows(const RowBlock& block, const Tile& tile, FloatRows V,
 
 /// One tile of keys for one block.
 inline void prefill_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V, bool in_rows,
-                         PrefillRows& rows, PrefillScratch& scratch) {
-  score_tile(call, block, tile, K, rows.Qt, scratch.S);
+                         PrefillRows& rows, PrefillScratch& scratch, NextTile& next) {
+  score_tile(call, block, tile, K, rows.Qt, scratch.S, nullptr, &next);
   softmax_tile(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
   if (call.dropout) apply_dropout(call, block, tile, scratch.S, scratch.keep);
   if (in_rows) {
@@ -83,8 +83,8 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   take_split(call, item.split, block_kv, blocks);
   const bool in_rows = call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv;
   for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b]);
-  for_tiles(call, blocks, in_rows, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V) {
-    prefill_tile(call, blocks[b], tile, K, V, in_rows, scratch.rows[b], scratch);
+  for_tiles(call, blocks, in_rows, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V, NextTile& next) {
+    prefill_tile(call, blocks[b], tile, K, V, in_rows, scratch.rows[b], scratch, next);
   });
   for (int b = 0; b < blocks.count; ++b) {
     PrefillRows& rows = scratch.rows[b];

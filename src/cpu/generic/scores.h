@@ -125,18 +125,23 @@ inline void finish_scores(const Call& call, const RowBlock& block, const Tile& t
   hide_scores(call, block, tile, S);
 }
 
-/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q.
+/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is asked for in between: all at
+/// once, the requests would wait for each other.
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
-                       float* derivative = nullptr) {
-  multiply<Start::zero, Order::row_major>({.A = K.data,
-                                           .a_stride = K.stride,
-                                           .B = Qt,
-                                           .b_stride = block.lanes(),
-                                           .C = S,
-                                           .c_stride = block.lanes(),
-                                           .rows = tile.count,
-                                           .depth = call.head_dim,
-                                           .vectors = block.vectors});
+                       float* derivative = nullptr, NextTile* next = nullptr) {
+  const int step = next != nullptr && next->is_wanted() ? 8 : tile.count;  // keys
+  for (int key = 0; key < tile.count; key += step) {
+    for (int i = 0; next != nullptr && i < step; ++i) next->ask_for_keys(), next->ask_for_values();
+    multiply<Start::zero, Order::row_major>({.A = K.data + key * K.stride,
+                                             .a_stride = K.stride,
+                                             .B = Qt,
+                                             .b_stride = block.lanes(),
+                                             .C = S + key * block.lanes(),
+                                             .c_stride = block.lanes(),
+                                             .rows = smaller(tile.count - key, step),
+                                             .depth = call.head_dim,
+                                             .vectors = block.vectors});
+  }
   finish_scores(call, block, tile, S, derivative);
 }
 

@@ -63,26 +63,25 @@ struct Tile {
   }
 };
 
-/// visit(b, tile, K, V) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
+/// visit(b, tile, K, V, next) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks. next
+/// may be asked for meanwhile.
 /// whole_values: rows of V can be read in whole vectors.
 template <typename Scratch, typename Visit>
 FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
                                       Visit visit) {
-  const bool far_apart = blocks_per_head(call) <= most_blocks && call.k.seq_stride > call.head_dim;  // read from memory
+  const std::int64_t bytes = call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * size_of(call.key_element);
+  const bool from_memory = blocks_per_head(call) <= most_blocks && bytes > plan::cpu_near_bytes;
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
     const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
     const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, whole_values, scratch.V);
-    if (far_apart) {
-      const std::int64_t next = begin + count, end = smaller(next + block_kv, blocks.key_end);
-      ask_for_rows(call, blocks[0], call.k, call.head_dim, next, end);
-      ask_for_rows(call, blocks[0], call.v, call.head_dim_v, next, end);
-    }
+    const std::int64_t after = begin + count, end = from_memory ? smaller(after + block_kv, blocks.key_end) : after;
+    NextTile next = next_tile(call, blocks[0], after, end);
     for (int b = 0; b < blocks.count; ++b) {
       const RowBlock& block = blocks[b];
       if (begin >= block.key_end || begin + count <= block.key_begin) continue;
       const Tile tile(call, block, begin, count);
-      if (tile.seen != Seen::none) visit(b, tile, K, V);
+      if (tile.seen != Seen::none) visit(b, tile, K, V, next);
     }
   }
 }
