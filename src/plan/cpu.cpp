@@ -217,7 +217,7 @@ void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std:
     return split_keys_backward(problem, device, plan);
   }
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1, even_splits(problem, device)));
-  const std::int64_t columns = cpu_padded(problem.head_dim) + cpu_padded(problem.head_dim_v);
+  const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
   reserve(plan, 0,
           plan.num_splits * problem.batch * problem.heads_kv * cpu_padded(problem.seq_kv) * columns * 4);  // dK and dV
 }
