@@ -57,13 +57,9 @@ struct alignas(1024) SharedStorage {
 /// Named barriers; the last two are followed by one for each warpgroup.
 enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5 };
 
-/// The warpgroups leave it to a warp each to send their dQ away. (With packed sequences the loading warp would be short of
-/// registers.)
-template <BackwardConfig config>
-constexpr bool has_senders = !config.separate_dq && !Shape<config>::foreign_rows;
 constexpr int no_step = -1;
 
-/// One lane of a warpgroup's sender: adds the dQ it is given to the sums in memory.
+/// One lane of a warpgroup's sender, a warp that adds the dQ it is given to the sums in memory.
 template <BackwardConfig config>
 __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedStorage<config>& shared, int warpgroup) {
   constexpr int width = Shape<config>::width;
@@ -277,7 +273,7 @@ struct Worker {
 
   /// After the last task, whose dQ has left the staging buffer.
   __device__ __forceinline__ void dismiss_sender() const {
-    if constexpr (has_senders<config>) tell_sender(no_step);
+    if constexpr (!config.separate_dq) tell_sender(no_step);
   }
 
   /// Where no product brings the threads of the warpgroup together: none waits any more for a phase that the rest has seen.
@@ -299,27 +295,13 @@ struct Worker {
     if constexpr (last) release_keys();  // the next keys come while dQ is sent away
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
     if (step + S::warpgroups < end_step) ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
-    await_staging(step);
+    await_sender(step);
     stage<S::width>(dQ, halfway);
-    send_dQ(step);
+    tell_sender(static_cast<int>(step));
   }
   __device__ __forceinline__ void begin_dQ(float (&dQ)[S::width / 2]) const {
     ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
     issue_dQ(dQ, ptx::registers_fresh(0));
-  }
-  /// The staging buffer is free for dQ of a step.
-  __device__ __forceinline__ void await_staging(unsigned step) const {
-    if constexpr (has_senders<config>)
-      await_sender(step);
-    else
-      await_copies();
-  }
-  /// When it has been staged.
-  __device__ __forceinline__ void send_dQ(unsigned step) const {
-    if constexpr (has_senders<config>)
-      tell_sender(static_cast<int>(step));
-    else
-      send<S::width>(workspace<float>(args, workspace_dQ) + shared.step[step % steps_kept].padded * S::width);
   }
 
   // -- the walk ---------------------------------------------------------------------------------------------------------
@@ -570,14 +552,13 @@ struct Worker {
 
   /// All products of the task are done: dK and dV to memory.
   __device__ __forceinline__ void finish_task(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
-    if constexpr (has_senders<config>) await_sender(end_step);
+    if constexpr (!config.separate_dq) await_sender(end_step);
     if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
       return tile::key_rows<typename S::Element, config.features>(view, task().sequence, task().kv_head_idx).from(kv_begin);
     };
-    if constexpr (!config.separate_dq) await_copies();  // the last dQ
     if constexpr (!config.separate_dq && S::width_v <= S::width) {
       const int warp = thread / 32;
       char* staging = reinterpret_cast<char*>(shared.dQ[warpgroup][warp]);
@@ -619,7 +600,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
     ptx::registers_decrease<S::load_registers>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) load_walks<config>(args, shared);
-    if (has_senders<config> && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
+    if (!config.separate_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
       send_all_dQ<config>(args, shared, warp - 1);
   } else {
     ptx::registers_increase<S::work_registers>();

@@ -100,7 +100,7 @@ struct Shape {
   static constexpr bool ordered = config.deterministic && !config.separate_dq;
 
   // Two warpgroups: S of the next step is issued before dK of this one is waited for.
-  static constexpr bool chains = warpgroups == 2 && !lean && !foreign_rows && !config.separate_dq;
+  static constexpr bool chains = warpgroups == 2 && !lean && !config.separate_dq;
   // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
   // one's to own, and the second passes over it.
   static constexpr bool passes_first = chains && features.window_right;

@@ -80,7 +80,7 @@ struct ThreeWorker {
   __device__ __forceinline__ void stage_dQ(const float (&dQ)[S::width / 2], unsigned step) const {
     if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.dS_free[warpgroup]);
     const Parts parts = this->parts();
-    parts.await_staging(step);
+    parts.await_sender(step);
     parts.template stage<S::width>(dQ);
   }
 
@@ -92,7 +92,7 @@ struct ThreeWorker {
     ptx::wgmma_pin(dQ);
     if constexpr (last) parts().release_keys();  // the next keys come while dQ is sent away
     stage_dQ(dQ, step);
-    parts().send_dQ(step);
+    parts().tell_sender(static_cast<int>(step));
   }
 
   /// P and dS of a step as operands, from S and dP.
@@ -161,7 +161,7 @@ struct ThreeWorker {
       ptx::wgmma_pin(P);
       ptx::wgmma_pin(dK);
       ptx::wgmma_pin(dS);
-      if constexpr (makes_dQ) parts().send_dQ(step - 1);
+      if constexpr (makes_dQ) parts().tell_sender(static_cast<int>(step - 1));
     }
     if (threadIdx.x % wg_threads == 0) ptx::mbarrier_arrive(shared.free[slot]);
   }

@@ -44,14 +44,14 @@ struct Task {
   tile::TileRange tiles;  // query tiles, the same for every head of the group
   int num_steps;
 
-  Task() = default;
-  __device__ __forceinline__ Task(const AttentionArgs& args, const tile::BlockCoordinates& block) {
-    sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  /// Where it lies: the loading warp has no registers for a copy.
+  __device__ __forceinline__ void set(const AttentionArgs& args, const tile::BlockCoordinates& block) {
+    kv_begin = block.tile_idx * config.block_kv;
     const int parts = parts_of_group<config>(args), heads = args.group / parts;
     kv_head_idx = block.head_idx / parts;
     part = block.head_idx % parts;
     first_head_idx = block.head_idx * heads;
-    kv_begin = block.tile_idx * config.block_kv;
+    sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     const tile::Score<config.features> score(args, sequence, first_head_idx);
     tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
     num_steps = (tiles.end - tiles.begin) * heads;
@@ -140,7 +140,8 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       ptx::mbarrier_arrive(shared.KV_full);
       return;
     }
-    const Task<config>& task = walk.task = Task<config>(args, key_block_of<config>(args, task_idx));
+    walk.task.set(args, key_block_of<config>(args, task_idx));
+    const Task<config>& task = walk.task;
     walk.end_step = count + task.num_steps;
     // Read again from shared memory where they are used: this warp has hardly any registers.
     const auto batch_idx = [&] { return config.features.packed ? 0 : task.sequence.batch_idx; };
@@ -177,11 +178,11 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       await_slot();
       const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
       ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
-#pragma unroll
+#pragma unroll 1
       for (int c = 0; c < S::chunks; ++c)
         ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx,
                          batch_idx());
-#pragma unroll
+#pragma unroll 1
       for (int c = 0; c < S::chunks_v; ++c)
         ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
                          batch_idx());

@@ -42,7 +42,9 @@ __device__ __forceinline__ TaskOrder key_tasks(const AttentionArgs& args) {
 template <BackwardConfig config>
 __device__ __forceinline__ Task<config> key_task(const AttentionArgs& args, int task_idx) {
   const auto place = key_tasks<config>(args)[task_idx];
-  return {args, {place.tile, place.head % args.heads_kv, place.head / args.heads_kv}};
+  Task<config> task;
+  task.set(args, {place.tile, place.head % args.heads_kv, place.head / args.heads_kv});
+  return task;
 }
 
 /// The loads of one lane. Another loads V and dO.

@@ -35,9 +35,8 @@ struct Structure {
 /// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
 /// as a head has tiles of keys, which must be few of all that an SM walks over.
 bool can_take_turns(const Problem& p, const DeviceInfo& device) {
-  if (p.packed || p.seqused_q) return false;  // the loading warp has no registers for it
   if (p.window_right >= 0 && p.seq_q >= p.seq_kv) return true;
-  return tiles(p.seq_q, tile_rows) * p.heads_q * p.batch >= 10 * device.num_sms;
+  return tiles(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;
 }
 
 Structure choose_structure(const Problem& p, const DeviceInfo& device) {

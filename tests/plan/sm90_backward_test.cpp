@@ -97,6 +97,10 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
   EXPECT_FALSE(takes_turns(grouped(32, 256, true)));
   Problem packed = grouped(32, 128, true);
   packed.packed = true, packed.total_q = packed.total_kv = 10000;
+  EXPECT_TRUE(takes_turns(packed));
+  packed.causal = false;
+  EXPECT_TRUE(takes_turns(packed));
+  packed.total_q = 2000;
   EXPECT_FALSE(takes_turns(packed));
 }
 

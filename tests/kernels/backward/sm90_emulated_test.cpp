@@ -139,9 +139,14 @@ std::vector<Case> turns() {
   hidden_keys.key_lengths = {150};
   Case bad_key = walk("bad_key_64", {.seq_q = 600, .seq_kv = 600, .heads_q = 1, .heads_kv = 1, .head_dim = 64});
   bad_key.problem.causal = true, bad_key.nan_key = 300;
+  Case packed = walk("packed_128", {.seq_q = 300, .seq_kv = 280, .heads_q = 4, .heads_kv = 2, .head_dim = 128});
+  packed.problem.packed = packed.problem.causal = true;
+  packed.problem.batch = 3, packed.problem.total_q = 371, packed.problem.total_kv = 420;
+  packed.cu_seqlens_q = {0, 300, 301, 371}, packed.cu_seqlens_kv = {0, 280, 350, 420};
   return {
       hidden_keys,
       bad_key,
+      packed,
       walk("causal_64", {.seq_q = 500, .seq_kv = 500, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .causal = true}),
       walk("causal_128", {.seq_q = 350, .seq_kv = 350, .heads_q = 2, .heads_kv = 2, .head_dim = 128, .causal = true}),
       walk("full_64", {.seq_q = 400, .seq_kv = 500, .heads_q = 3, .heads_kv = 3, .head_dim = 64}),
