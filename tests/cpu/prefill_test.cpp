@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "cpu/backend.h"
+#include "plan/cpu_tiles.h"
 #include "plan/kernel_table.h"
 #include "support/contract.h"
 
@@ -45,6 +46,16 @@ TEST_P(FarKeys, TwoBlocksGoTogether) {
     EXPECT_EQ(make_plan(c.problem, pass, device).block_q, 2 * plan::cpu_block_q(device.isa));
     check(c, {.pass = pass});
   }
+}
+
+TEST_P(FarKeys, TheNextTileIsAskedForBetweenScores) {
+  Case c = GetParam();
+  c.problem.seq_q = 30;  // more than cpu/decode takes, and one block or two
+  c.problem.heads_q = c.problem.heads_kv = 12;
+  const std::int64_t bytes =
+      c.problem.seq_kv * 12 * 2 * c.problem.head_dim * static_cast<std::int64_t>(size_of(c.problem.dtype));
+  EXPECT_GT(bytes, plan::cpu_near_bytes);
+  for (const Pass pass : {Pass::forward, Pass::backward}) check(c, {.pass = pass});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FarKeys, ::testing::ValuesIn(far_keys_cases()), case_name);
