@@ -259,7 +259,7 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv), 9 "
+     .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv), 5 "
                      "with AMX, 17 keys and 576 scores; with AVX512-BF16 not what cpu/decode multiplies in pairs",
      .reject = reject_forward_bfloat16,
      .lay_out = lay_out_bfloat16},

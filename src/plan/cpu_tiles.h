@@ -12,6 +12,10 @@ constexpr int cpu_blocks_together = 2;  // the most blocks of queries that go ov
 
 constexpr int cpu_decode_stack = 128;  // rows of all key heads that cpu/decode keeps at once
 
+/// Query rows of a key head that cpu/decode works on, in groups of 8, 4, 2 and 1: a fourth row costs less than three in two
+/// groups, which read K and V twice.
+constexpr int cpu_decode_padded(long long rows) { return static_cast<int>(rows % 4 == 3 ? rows + 1 : rows); }
+
 constexpr long long cpu_near_bytes = 3 << 19;  // K and V of a sequence that stay in the caches
 
 /// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
@@ -19,7 +23,7 @@ constexpr long long cpu_near_bytes = 3 << 19;  // K and V of a sequence that sta
 /// key_bytes: of K and V for one key, all heads. At least 1.
 constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long seq_kv, long long key_bytes,
                                bool side_by_side) {
-  const long long most = cpu_decode_stack / (rows > 0 ? rows : 1), groups = (heads_kv + most - 1) / most;
+  const long long most = cpu_decode_stack / (rows > 0 ? cpu_decode_padded(rows) : 1), groups = (heads_kv + most - 1) / most;
   const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= cpu_near_bytes;
   return static_cast<int>(apart || groups == 0 ? 1 : (heads_kv + groups - 1) / groups);
 }
@@ -32,7 +36,7 @@ constexpr int cpu_block_q_avx512 = 48;
 
 // cpu/bfloat16: for fewer, packing K and V costs more than it saves.
 constexpr int cpu_bfloat16_min_rows = 17;
-constexpr int cpu_amx_min_rows = 9;  // forward with AMX
+constexpr int cpu_amx_min_rows = 5;  // forward with AMX
 constexpr int cpu_bfloat16_min_keys = 17;
 constexpr int cpu_bfloat16_min_scores = 576;  // of a key head
 

@@ -72,7 +72,7 @@ template <class Products>
 inline void attend_once(const Call& call, const RowBlock& block, const Tile& tile, Bfloat16Scratch& scratch) {
   const int columns = round_up(call.head_dim_v, 16), keys = round_up(tile.count, Products::depth_unit);
   const KeyTile key_tile(call, block.batch, block.kv_head, tile.begin / block_kv);
-  NextTile next = next_tile(call, block, tile.begin + block_kv, tile.begin + 2 * block_kv);
+  NextTile next = next_tile(call, block, tile.begin + block_kv, come_from_memory(call) ? tile.begin + 2 * block_kv : 0);
   pack_value_pairs(call, key_tile, columns, scratch.values, next);
   const HalfRows K = keys_as_they_lie<Products>(call, key_tile, tile.count, scratch.K);
   if (probabilities<Products>(call, block, tile, K, keys, scratch)) {

@@ -21,6 +21,9 @@ namespace {
 constexpr int decode_lanes = round_up(smaller(plan::cpu_decode_rows, block_q), vector_lanes);
 constexpr int decode_stack = plan::cpu_decode_stack;
 
+/// Rows that the products work on.
+inline int padded_rows(const RowBlock& block) { return plan::cpu_decode_padded(block.rows); }
+
 /// Keys that are summed before the next ones are asked for: with many rows, the sums are better left in registers.
 constexpr int value_step(int rows) { return rows < 8 ? 16 : 32; }
 
@@ -98,15 +101,18 @@ template <class Dots>
 inline void decode_scores(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> K,
                           DecodeHead& head, DecodeScratch& scratch, NextTile& next) {
   const float* Q = Dots::query(head);
-  const int q_stride = words_of<Dots>(call.head_dim), eights = block.rows / 8 * 8;
-  for (int row = 0; row < eights; row += 8) {
-    dot_eight_rows<Dots>(K, tile.count, Q + row * q_stride, call.head_dim, query_factor(call), scratch.S + row * block_kv,
-                         next);
-  }
-  dot_rows<Dots>(block.rows - eights, K, tile.count, Q + eights * q_stride, call.head_dim, query_factor(call),
-                 scratch.S + eights * block_kv, next);
+  for_row_groups<8>(padded_rows(block), [&]<int group>(int row) {
+    const float* rows = Q + row * words_of<Dots>(call.head_dim);
+    float* S = scratch.S + row * block_kv;
+    if constexpr (group == 8) {
+      dot_eight_rows<Dots>(K, tile.count, rows, call.head_dim, query_factor(call), S, next);
+    } else {
+      dot_tile<group, Dots>(K, tile.count, rows, call.head_dim, query_factor(call), S, next);
+    }
+  });
   finish_scores_in_rows(call, block, tile, scratch.S);
-  for_row_groups(block.rows, [&]<int group>(int row) { softmax_rows<group>(row, tile.count, head.statistics, scratch); });
+  for_row_groups<4>(padded_rows(block),
+                    [&]<int group>(int row) { softmax_rows<group>(row, tile.count, head.statistics, scratch); });
   if (!call.dropout) return;
   dropout_factors(call, block, tile, scratch.keep);
   for (int row = 0; row < block.rows; ++row) {
@@ -117,17 +123,16 @@ inline void decode_scores(const Call& call, const RowBlock& block, const Tile& t
 template <class Dots>
 inline void decode_values(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> V,
                           float* O, DecodeScratch& scratch, NextTile& next) {
-  const int width = round_up(call.head_dim_v, vector_lanes);
-  for (int row = 0; row < block.rows; ++row) {
+  const int width = round_up(call.head_dim_v, vector_lanes), rows = padded_rows(block), step = value_step(rows);
+  for (int row = 0; row < rows; ++row) {
     if (scratch.rescale[row] == 1.0f) continue;
     float* sum = O + row * width;
     for (int c = 0; c < width; c += vector_lanes) store(sum + c, load(sum + c) * scratch.rescale[row]);
   }
-  Dots::prepare_weights(block.rows, tile.count, scratch.S);
-  const int step = value_step(block.rows);
+  Dots::prepare_weights(rows, tile.count, scratch.S);
   for (int key = 0; key < tile.count; key += step) {
     next.ask_for_values();
-    Dots::add_values(block.rows, scratch.S, V, key, smaller(tile.count - key, step), O, call.head_dim_v);
+    Dots::add_values(rows, scratch.S, V, key, smaller(tile.count - key, step), O, call.head_dim_v);
   }
 }
 
@@ -166,12 +171,13 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
   const auto lines = [&](int row_bytes, std::int64_t steps) {
     return static_cast<int>(ceil_div(most * ((row_bytes + 63) / 64), steps * item.num_heads));
   };
-  const int key_lines = lines(width, ceil_div(most * block.rows, vector_lanes));
-  const int value_lines = lines(width_v, ceil_div(most, value_step(block.rows)));
+  const int key_lines = lines(width, ceil_div(most * padded_rows(block), vector_lanes));
+  const int value_lines = lines(width_v, ceil_div(most, value_step(padded_rows(block))));
+  const bool asks = come_from_memory(call);
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += most) {
     block.move_to(call, item.first_head);
     const auto ahead = [&](const TensorView& tensor, int columns) {
-      return rows_ahead(call, block, tensor, columns, item.num_heads, begin + most, begin + 2 * most);
+      return rows_ahead(call, block, tensor, columns, item.num_heads, begin + most, asks ? begin + 2 * most : 0);
     };
     NextTile next{ahead(call.k, call.head_dim), ahead(call.v, call.head_dim_v), key_lines, value_lines};
     for (int h = 0; h < item.num_heads; ++h) {
@@ -185,12 +191,15 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
 /// Q as decode_scores takes it. buffer: for eight rows.
 template <class Dots>
 inline void copy_query(const Call& call, const RowBlock& block, float* Q, float* buffer) {
-  const int stride = words_of<Dots>(call.head_dim), eights = block.rows / 8 * 8;
-  for (int row = 0; row < block.rows; ++row) {
-    const auto* from = reinterpret_cast<const typename Dots::Element::Stored*>(block.row(call, call.q, row));
-    Dots::copy_words(from, call.head_dim, row < eights ? buffer + row % 8 * stride : Q + row * stride);
-    if (row < eights && row % 8 == 7) pack_eight_rows(buffer, stride, Q + (row - 7) * stride);
-  }
+  const int stride = words_of<Dots>(call.head_dim);
+  for_row_groups<8>(padded_rows(block), [&]<int group>(int first) {
+    float* rows = group == 8 ? buffer : Q + first * stride;
+    for (int row = 0; row < group; ++row) {
+      const char* from = block.row(call, call.q, smaller(first + row, block.rows - 1));  // padding repeats the last
+      Dots::copy_words(reinterpret_cast<const typename Dots::Element::Stored*>(from), call.head_dim, rows + row * stride);
+    }
+    if constexpr (group == 8) pack_eight_rows(rows, stride, Q + first * stride);
+  });
 }
 
 /// Q of the block's head; O and the statistics at their start.
@@ -199,7 +208,7 @@ inline void start_head(const Call& call, const RowBlock& block, DecodeHead& head
   using T = typename Dots::Element;
   const int columns_v = round_up(call.head_dim_v, vector_lanes);
   head.statistics.reset();
-  for (int i = 0; i < block.rows * columns_v; i += vector_lanes) store(head.O + i, Vec{});
+  for (int i = 0; i < padded_rows(block) * columns_v; i += vector_lanes) store(head.O + i, Vec{});
   copy_query<FloatDots<T>>(call, block, head.Q, buffer);
   if constexpr (!Dots::any_width) copy_query<Dots>(call, block, head.Q_raw, buffer);
 }
@@ -214,9 +223,9 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
 
   for (int h = 0; h < item.num_heads; ++h) {
     DecodeHead& head = scratch.heads[h];
-    head.Q = scratch.Q + h * block.rows * round_up(call.head_dim, vector_lanes);
-    head.Q_raw = scratch.Q_raw + h * block.rows * round_up(call.head_dim, 2 * vector_lanes) / 2;
-    head.O = scratch.O + h * block.rows * round_up(call.head_dim_v, vector_lanes);
+    head.Q = scratch.Q + h * padded_rows(block) * round_up(call.head_dim, vector_lanes);
+    head.Q_raw = scratch.Q_raw + h * padded_rows(block) * round_up(call.head_dim, 2 * vector_lanes) / 2;
+    head.O = scratch.O + h * padded_rows(block) * round_up(call.head_dim_v, vector_lanes);
     block.move_to(call, item.first_head + h);
     start_head<Dots>(call, block, head, scratch.V);
   }

@@ -11,14 +11,14 @@ namespace {
 
 /// A key head's part of the work.
 struct DecodeHead {
-  float* Q;      // [rows][columns], but eights of rows as eight_rows.h packs them
+  float* Q;      // [rows][columns], but groups of 8 as eight_rows.h packs them
   float* Q_raw;  // the same in the tensor's type, where Dots takes them so
   float* O;      // [rows][columns_v]
   Statistics statistics;
 };
 
-/// visit.operator()<count>(row) for groups of 4, 2 and 1 rows that make up [row, rows).
-template <int most = 4, class Visit>
+/// visit.operator()<count>(row) for groups of `most`, half as many and so on, that make up the rows [row, rows).
+template <int most, class Visit>
 FLASH_ATTENTION_INLINE void for_row_groups(int rows, Visit visit, int row = 0) {
   for (; row + most <= rows; row += most) visit.template operator()<most>(row);
   if constexpr (most > 1) for_row_groups<most / 2>(rows, visit, row);
@@ -67,7 +67,7 @@ struct FloatDots {
     const int at = whole * vector_lanes;
     if (at == head_dim) return;
     V.data += at;
-    for_row_groups(rows, [&]<int group>(int row) {
+    for_row_groups<4>(rows, [&]<int group>(int row) {
       add_ends<group>(P + row * block_kv, V, keys, O + row * width + at, width, head_dim - at);
     });
   }
@@ -178,7 +178,7 @@ template <class Dots>
 inline void dot_rows(int rows, KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
                      float* S, NextTile& next) {
   const int q_stride = words_of<Dots>(head_dim);
-  for_row_groups(rows, [&]<int group>(int row) {
+  for_row_groups<4>(rows, [&]<int group>(int row) {
     dot_tile<group, Dots>(K, keys, Q + row * q_stride, head_dim, factor, S + row * block_kv, next);
   });
 }

@@ -63,19 +63,17 @@ struct Tile {
   }
 };
 
-/// visit(b, tile, K, V, next) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks. next
-/// may be asked for meanwhile.
-/// whole_values: rows of V can be read in whole vectors.
+/// visit(b, tile, K, V, next) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
+/// next may be asked for meanwhile. whole_values: rows of V can be read in whole vectors.
 template <typename Scratch, typename Visit>
 FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
                                       Visit visit) {
-  const std::int64_t bytes = call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * size_of(call.key_element);
-  const bool from_memory = blocks_per_head(call) <= most_blocks && bytes > plan::cpu_near_bytes;
+  const bool asks = blocks_per_head(call) <= most_blocks && come_from_memory(call);
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
     const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
     const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, whole_values, scratch.V);
-    const std::int64_t after = begin + count, end = from_memory ? smaller(after + block_kv, blocks.key_end) : after;
+    const std::int64_t after = begin + count, end = asks ? smaller(after + block_kv, blocks.key_end) : after;
     NextTile next = next_tile(call, blocks[0], after, end);
     for (int b = 0; b < blocks.count; ++b) {
       const RowBlock& block = blocks[b];
