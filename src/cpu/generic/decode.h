@@ -5,8 +5,8 @@
 // tile, so that memory is read in its order; while a tile is worked on, the next one is asked for. With so few rows the
 // lanes go along head_dim and along the keys instead:
 //
-//     S[row][key] = dot(Q[row], K[key])                a square of accumulators, summed across by a butterfly
-//     P = 2^(S - row_max), row_sum, rescale            a row at a time
+//     S[row][key] = dot(Q[row], K[key])                a square of accumulators, summed across by a butterfly; eight_rows.h
+//     P = 2^(S - row_max), row_sum, rescale            some rows at a time
 //     O[row]      = rescale * O[row] + sum of P[row][key] * V[key]
 //
 // K and V are converted in registers on their way into the products.
