@@ -26,14 +26,14 @@ struct TaskOrder {
   }
 
   /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
-  /// come first. Where a group is divided there are so few tasks that all are among the last. Tasks that take turns come
-  /// head by head (sm90_turns.cuh).
+  /// come first. Tasks that take turns come head by head (sm90_turns.cuh), and so do those of divided groups where the
+  /// loading warp has no registers for more.
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
     const bool uneven = config.features.window_right || config.features.window_left;
-    if (!uneven || Shape<config>::ordered) return {num_tiles, num_heads, 1, 0};
-    if (config.key_sums) return {num_tiles, num_heads, 1, num_heads};
+    constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::foreign_rows);
+    if (!uneven || simple) return {num_tiles, num_heads, 1, 0};
     const int last = tile::smaller(tile::ceil_div(last_rows, tile::larger(walked_rows, 1)), last_heads);
     return {num_tiles, num_heads, 1, tile::smaller(last, num_heads)};
   }

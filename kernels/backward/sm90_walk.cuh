@@ -131,7 +131,7 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
   shared.num_blocks = S::ordered ? 0 : gridDim.x;
   shared.walk[0].owned[0] = shared.walk[0].owned[1] = 0;
 #pragma unroll 1
-  for (int n = 0;; ++n) {
+  for (int n = 0;;) {
     Walk<config>& walk = shared.walk[n % walks_kept];
     walk.exists = task_idx < walk_tasks<config>(args).count();
     walk.first_step = count;
@@ -142,6 +142,10 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
     }
     walk.task.set(args, key_block_of<config>(args, task_idx));
     const Task<config>& task = walk.task;
+    if (config.features.packed && task.kv_begin >= task.sequence.rows_kv) {  // the longest sequence has as many keys
+      task_idx = static_cast<int>(shared.num_blocks + take());
+      continue;
+    }
     walk.end_step = count + task.num_steps;
     // Read again from shared memory where they are used: this warp has hardly any registers.
     const auto batch_idx = [&] { return config.features.packed ? 0 : task.sequence.batch_idx; };
@@ -199,9 +203,9 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       for (int w = 0; w < 2; ++w)
         shared.walk[(n + 1) % walks_kept].owned[w] = walk.owned[w] + (walk.end_step - walk.first_step + 1 - w) / 2;
     }
-    const unsigned taken = take();
-    task_idx = static_cast<int>(shared.num_blocks + taken);
+    task_idx = static_cast<int>(shared.num_blocks + take());
     prefetch_keys<config>(args, task_idx);
+    ++n;
   }
 }
 

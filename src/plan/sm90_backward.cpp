@@ -72,10 +72,9 @@ int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::Backwa
   };
   // Without a mask all tasks are alike: few SMs must be idle in the last round of them.
   if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= tiles(count, sms) * sms * 85; });
-  // Under a causal mask the longest tasks have twice the work of the mean. They come first, or, where tasks take turns,
-  // last: the more there are, the less is left when the first SM has nothing to do.
-  const int parts = divided_until([&](std::int64_t count) { return count * 10 >= 19 * sms; });
-  if (parts == 1 || !config.deterministic) return parts;
+  // Under a causal mask the longest tasks have twice the work of the mean. A division costs sums in memory: it begins where
+  // it must, and goes on until SMs end together although, for the sake of L2, one head comes after another.
+  if (tasks * 10 >= 19 * sms) return 1;
   return divided_until([&](std::int64_t count) { return count >= 14 * sms; });
 }
 

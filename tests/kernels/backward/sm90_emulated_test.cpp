@@ -113,7 +113,7 @@ std::vector<Case> summing_walks() {
       // The warpgroups own different numbers of steps, in tasks of a block one after another.
       walk("sums_72_odd", {.seq_q = 190, .seq_kv = 600, .heads_q = 1, .heads_kv = 1, .head_dim = 72, .causal = true}),
       walk("sums_128_one_step", {.seq_q = 60, .seq_kv = 500, .heads_q = 1, .heads_kv = 1, .head_dim = 128}),
-      // The heads of a group in two and in three tasks, dK and dV summed in memory (tests/plan/sm90_backward_test.cpp).
+      // The heads of a group in six and in three tasks, dK and dV summed in memory (tests/plan/sm90_backward_test.cpp).
       walk("sums_64_divided", {.seq_q = 200, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64, .causal = true}),
       walk("sums_40_24_divided",
            {.seq_q = 150, .seq_kv = 450, .heads_q = 3, .heads_kv = 1, .head_dim = 40, .head_dim_v = 24}),
