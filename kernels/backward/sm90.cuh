@@ -70,9 +70,12 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
     const Step& step = shared.step[shared.dQ_step[warpgroup] % steps_kept];
     const long long padded = step.padded;
     const unsigned key_tile = step.key_tile;
-    if constexpr (Shape<config>::ordered) await_turn(turn_of_queries(args, padded), key_tile);
-    ptx::bulk_reduce_add(workspace<float>(args, workspace_dQ) + padded * width, shared.dQ[warpgroup],
-                         tile_rows * width * 4);
+    float* const sums = workspace<float>(args, workspace_dQ) + padded * width;
+    if (!Shape<config>::ordered || await_turn(turn_of_queries(args, padded), key_tile)) {
+      ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);
+    } else {
+      ptx::bulk_store(sums, shared.dQ[warpgroup], tile_rows * width * 4);
+    }
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive(shared.dQ_free[warpgroup]);

@@ -103,15 +103,18 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);
   const auto dO = tile::query_rows<const Element, config.features>(args.dO, tile.sequence, tile.head_idx);
   const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
-  if constexpr (!config.separate_dq) {
+  unsigned first_turn = 0;
+  if constexpr (Shape<config>::ordered) {
+    first_turn = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | nobody_yet;
+    if (threadIdx.x == 0) *turn_of_queries(args, tile.padded) = first_turn;
+  }
+  if (!config.separate_dq && (!Shape<config>::ordered || first_turn == ~0u)) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;
     auto* sums =
         reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, workspace_dQ) + tile.padded * Shape<config>::width);
     for (int piece = threadIdx.x; piece < pieces; piece += wg_threads)
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
-  if (Shape<config>::ordered && threadIdx.x == 0)
-    *turn_of_queries(args, tile.padded) = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin);
   const int lane = threadIdx.x % 8;
 
   // All loads of a few rows before the first is used: memory has much to do at once.

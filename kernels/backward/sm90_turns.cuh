@@ -8,6 +8,8 @@
 // keys comes to a query tile later than the one behind it, by the query tiles that lie between their first steps: hardly
 // anyone waits. Without a mask the blocks begin together, and fall behind each other once, in the first heads.
 //
+// Whoever is the first to add to dQ of a query tile stores it: the sums need not be zeroed before.
+//
 // Where the heads of a group are divided between tasks, each 16 keys (those of a warp) have such a number for dK and dV:
 // the part of the group whose turn it is, from the first one on.
 
@@ -37,11 +39,17 @@ __device__ __forceinline__ unsigned first_key_tile(const AttentionArgs& args, co
   return static_cast<unsigned>(score.template key_tiles<tile_rows, config.block_kv>(q_begin).end - 1);
 }
 
-/// The thread that is going to add, by copies: all who come before it have added.
-__device__ __forceinline__ void await_turn(const unsigned* turn, unsigned mine) {
-  while (ptx::load_acquire(turn) != mine) {
-  }
+/// A bit of a turn: nobody has added yet. The first one stores, so that the sums need not be zeros.
+constexpr unsigned nobody_yet = 1u << 31;
+
+/// The thread that is going to add, by copies: all who come before it have added. Returns whether there are any.
+__device__ __forceinline__ bool await_turn(const unsigned* turn, unsigned mine) {
+  unsigned now;
+  do {
+    now = ptx::load_acquire(turn);
+  } while ((now & ~nobody_yet) != mine);
   ptx::fence_async_global();  // what they did before the copies
+  return now == mine;
 }
 /// The thread that has added: when its copies have arrived, it is the next one's turn.
 __device__ __forceinline__ void end_turn(unsigned* turn, unsigned next) {

@@ -182,11 +182,11 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       await_slot();
       const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
       ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
-#pragma unroll 1
+#pragma unroll(S::foreign_rows ? 1 : S::chunks)
       for (int c = 0; c < S::chunks; ++c)
         ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx,
                          batch_idx());
-#pragma unroll 1
+#pragma unroll(S::foreign_rows ? 1 : S::chunks_v)
       for (int c = 0; c < S::chunks_v; ++c)
         ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
                          batch_idx());

@@ -39,6 +39,14 @@ bool can_take_turns(const Problem& p, const DeviceInfo& device) {
   return tiles(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;
 }
 
+/// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. Where
+/// many short walks make memory the limit, that is worth more than the order of the tasks costs.
+bool gains_by_turns(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
+  if (p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || p.window_left >= 0) return false;
+  const bool short_walks = p.seq_kv <= (p.window_right >= 0 ? 1024 : 512);
+  return short_walks && tiles(p.seq_kv, block_kv) * p.heads_kv * p.batch >= 4 * device.num_sms;
+}
+
 Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain = p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0;
@@ -50,9 +58,12 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
     structure.warpgroups = plain ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
     structure.stages = 3;
   }
-  if (p.deterministic && !structure.separate_dq) {
+  if (structure.separate_dq) return structure;
+  if (p.deterministic) {
     structure.ordered = can_take_turns(p, device);
     structure.separate_dq = !structure.ordered;
+  } else {
+    structure.ordered = gains_by_turns(p, device, structure.warpgroups * tile_rows);
   }
   return structure;
 }

@@ -103,6 +103,32 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
   EXPECT_FALSE(takes_turns(packed));
 }
 
+bool takes_turns(const Plan& plan) {
+  return std::ranges::any_of(plan.launches, [](const Launch& launch) {
+    return launch.entry == "backward_sm90_prepare" && launch.config.find(".deterministic = true") != std::string::npos;
+  });
+}
+
+/// Sums that need not be zeroed.
+TEST(Sm90Backward, TakesTurnsWithoutBeingAskedInManyShortWalks) {
+  Problem p = grouped(32, 128, true);
+  EXPECT_FALSE(takes_turns(plan_of(p)));
+  p.batch = 32, p.seq_q = p.seq_kv = 512;
+  EXPECT_TRUE(takes_turns(plan_of(p)));
+  p.causal = false;
+  EXPECT_TRUE(takes_turns(plan_of(p)));
+  p.seq_q = p.seq_kv = 1024;
+  EXPECT_FALSE(takes_turns(plan_of(p)));
+  p.causal = true;
+  EXPECT_TRUE(takes_turns(plan_of(p)));
+  p.heads_kv = 8;
+  EXPECT_FALSE(takes_turns(plan_of(p)));
+  p.heads_kv = 32, p.batch = 1;
+  EXPECT_FALSE(takes_turns(plan_of(p)));
+  p.deterministic = true;
+  EXPECT_TRUE(takes_turns(plan_of(p)));
+}
+
 /// The cases of BackwardSm90Turns in tests/kernels/backward/sm90_emulated_test.cpp, on the two SMs it has.
 TEST(Sm90Backward, TheEmulatedCasesTakeTurns) {
   const auto parts = [](Problem p) {
