@@ -39,12 +39,15 @@ bool can_take_turns(const Problem& p, const DeviceInfo& device) {
   return tiles(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;
 }
 
-/// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. Where
-/// many short walks make memory the limit, that is worth more than the order of the tasks costs.
+/// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. That is
+/// worth about 64 / length of the time. What it costs is the order of the tasks, the longest ones last under a causal mask:
+/// about 0.6 of an SM's mean task. In a window all tasks are alike.
 bool gains_by_turns(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
-  if (p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || p.window_left >= 0) return false;
-  const bool short_walks = p.seq_kv <= (p.window_right >= 0 ? 1024 : 512);
-  return short_walks && tiles(p.seq_kv, block_kv) * p.heads_kv * p.batch >= 4 * device.num_sms;
+  const std::int64_t tasks = tiles(p.total_kv, block_kv) * p.heads_kv, sms = device.num_sms;
+  if (p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms) return false;
+  if (p.window_right < 0) return p.window_left < 0 && p.seq_kv <= 512;
+  if (p.window_left >= 0 && (p.window_left + p.window_right) * 4 <= p.seq_kv) return true;
+  return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
 }
 
 Structure choose_structure(const Problem& p, const DeviceInfo& device) {

@@ -111,22 +111,28 @@ bool takes_turns(const Plan& plan) {
 
 /// Sums that need not be zeroed.
 TEST(Sm90Backward, TakesTurnsWithoutBeingAskedInManyShortWalks) {
-  Problem p = grouped(32, 128, true);
-  EXPECT_FALSE(takes_turns(plan_of(p)));
-  p.batch = 32, p.seq_q = p.seq_kv = 512;
-  EXPECT_TRUE(takes_turns(plan_of(p)));
-  p.causal = false;
-  EXPECT_TRUE(takes_turns(plan_of(p)));
-  p.seq_q = p.seq_kv = 1024;
-  EXPECT_FALSE(takes_turns(plan_of(p)));
-  p.causal = true;
-  EXPECT_TRUE(takes_turns(plan_of(p)));
-  p.heads_kv = 8;
-  EXPECT_FALSE(takes_turns(plan_of(p)));
-  p.heads_kv = 32, p.batch = 1;
-  EXPECT_FALSE(takes_turns(plan_of(p)));
-  p.deterministic = true;
-  EXPECT_TRUE(takes_turns(plan_of(p)));
+  const auto turns = [](std::int64_t batch, std::int64_t seq, std::int64_t heads_kv, bool causal) {
+    Problem p = grouped(heads_kv, 128, causal);
+    p.batch = batch, p.seq_q = p.seq_kv = seq;
+    return takes_turns(plan_of(p));
+  };
+  EXPECT_TRUE(turns(32, 512, 32, true));
+  EXPECT_TRUE(turns(32, 512, 32, false));
+  EXPECT_FALSE(turns(1, 512, 32, true));  // few tasks
+  EXPECT_FALSE(turns(32, 512, 8, true));
+  EXPECT_TRUE(turns(16, 1024, 32, true));
+  EXPECT_FALSE(turns(16, 1024, 32, false));
+  EXPECT_TRUE(turns(8, 2048, 32, true));
+  EXPECT_FALSE(turns(4, 2048, 32, true));  // 1024 tasks of 2048 keys on 132 SMs
+  EXPECT_FALSE(turns(2, 8192, 32, true));
+  Problem window = grouped(32, 128, true);
+  window.window_left = 1023;
+  EXPECT_TRUE(takes_turns(plan_of(window)));
+  window.window_left = 5000;
+  EXPECT_FALSE(takes_turns(plan_of(window)));
+  Problem packed = grouped(32, 128, true);
+  packed.packed = true, packed.batch = 16, packed.seq_q = packed.seq_kv = 4096, packed.total_q = packed.total_kv = 32768;
+  EXPECT_TRUE(takes_turns(plan_of(packed)));
 }
 
 /// The cases of BackwardSm90Turns in tests/kernels/backward/sm90_emulated_test.cpp, on the two SMs it has.
