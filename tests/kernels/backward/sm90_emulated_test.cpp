@@ -54,10 +54,8 @@ class BackwardSm90Turns : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BackwardSm90Turns, KeepTheContractAndTheirBits) {
   emulator::set_num_sms(2);
-  for (const std::uint64_t seed : {1, 2}) {
-    emulator::set_seed(seed);
-    check(GetParam(), target);
-  }
+  emulator::set_seed(1);
+  check(GetParam(), target);
   check_reproducible(GetParam(), target, [](int run) { emulator::set_seed(static_cast<std::uint64_t>(3 + run)); });
 }
 
