@@ -53,6 +53,20 @@ inline WrapperCases bulk_cases() {
        .shape = {.block = 64},
        .input = input,
        .expected = input});
+  std::vector<int> written;
+  for (int i = 0; i < 128; ++i) written.push_back(3 * (i % 64));
+  cases.push_back({.name = "bulk_load_of_what_was_stored",
+                   .headers = {"tma", "fence"},
+                   .storage = "  alignas(128) int values[64];\n  ptx::Mbarrier full;",
+                   .body =
+                       "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init_fence();\n"
+                       "    for (int i = 0; i < 64; ++i) ((int*)output)[i] = 3 * i;\n    ptx::fence_async_global();\n"
+                       "    ptx::mbarrier_arrive_expect_tx(shared.full, 256);\n"
+                       "    ptx::bulk_load(shared.values, output, 256, shared.full);\n  }\n  __syncthreads();\n"
+                       "  ptx::mbarrier_wait(shared.full, 0);\n  ((int*)output)[64 + thread] = shared.values[thread];",
+                   .arch = 90,
+                   .shape = {.block = 64},
+                   .expected = bytes_of(written)});
   // Two staging slots: the store two rounds back has been read before its slot is written again.
   std::vector<float> stored, added;
   for (int round = 0; round < 5; ++round) {
