@@ -11,7 +11,6 @@
 #include "cpu/make_call.h"
 #include "cpu/parallel.h"
 #include "flash_attention/error.h"
-#include "support/settings.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -127,7 +126,7 @@ DeviceInfo info() {
   info.device = {.kind = DeviceKind::cpu};
   info.name = model_name();
   if (info.name.empty()) info.name = "CPU";
-  info.isa = support::settings().cpu_isa.value_or(best_isa());
+  info.isa = chosen_isa();
   kernel_table(info.isa);  // refuses one that is asked for and not here
   info.threads = num_threads();
   info.l2_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE) > 0 ? sysconf(_SC_LEVEL3_CACHE_SIZE) : sysconf(_SC_LEVEL2_CACHE_SIZE);

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <string>
 
+#include "support/settings.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -88,6 +90,8 @@ CpuIsa best_isa() {
   }
   return CpuIsa::generic;
 }
+
+CpuIsa chosen_isa() { return support::settings().cpu_isa.value_or(best_isa()); }
 
 double quota_of(const std::string& group) {
   std::string limit;

@@ -13,6 +13,9 @@ bool has_isa(CpuIsa isa);
 /// for.
 CpuIsa best_isa();
 
+/// That of FLASH_ATTENTION_CPU_ISA, which the CPU may lack, else the best one.
+CpuIsa chosen_isa();
+
 /// Processors that this process may use: the affinity mask, cut by the quota of its control group.
 int usable_processors();
 

@@ -9,7 +9,6 @@
 #include "cpu/detect.h"
 #include "plan/cpu_tiles.h"
 #include "plan/kernel_table.h"
-#include "support/settings.h"
 
 // The contract on one instruction set, that of FLASH_ATTENTION_CPU_ISA: a process for each, because the settings are read
 // once. CTest sets three threads, too, whatever the machine has: so that work is split and merged.
@@ -21,8 +20,6 @@ struct Run {
   Case c;
   Target target;
 };
-
-CpuIsa tested_isa() { return support::settings().cpu_isa.value_or(cpu::best_isa()); }
 
 /// The case with other lengths. Strides and lengths of its own that go with the old ones are left alone.
 std::optional<Case> with_lengths(Case c, const char* suffix, std::int64_t seq_q, std::int64_t seq_kv) {
@@ -75,7 +72,7 @@ std::vector<Run> runs() {
         all.push_back({*few, {.kernel = "cpu/decode"}});
         all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
       }
-      if (const auto some = with_decode_rows(c, tested_isa())) all.push_back({*some, {.kernel = "cpu/decode"}});
+      if (const auto some = with_decode_rows(c, cpu::chosen_isa())) all.push_back({*some, {.kernel = "cpu/decode"}});
       add_split_keys(c, all);
       all.push_back({c, {.pass = Pass::backward}});
       all.push_back({c, {.pass = Pass::standard_forward}});
@@ -109,7 +106,7 @@ std::vector<Run> repeated_runs() {
 class CpuContract : public ::testing::TestWithParam<Run> {
  protected:
   void SetUp() override {
-    if (!cpu::has_isa(tested_isa())) GTEST_SKIP() << "this CPU has no " << to_string(tested_isa());
+    if (!cpu::has_isa(cpu::chosen_isa())) GTEST_SKIP() << "this CPU has no " << to_string(cpu::chosen_isa());
   }
 };
 

@@ -6,7 +6,6 @@
 #include "plan/cpu_tiles.h"
 #include "plan/kernel_table.h"
 #include "support/contract.h"
-#include "support/settings.h"
 
 // What the small problems of the contract do not reach: key heads that are read together, because K and V of a sequence
 // are more than a cache holds.
@@ -35,8 +34,7 @@ std::vector<Case> long_keys_cases() {
     mask.nan_value = 70;
     Case wide = long_keys("wide", dtype, 1);
     wide.problem.head_dim = 64;
-    const CpuIsa isa = support::settings().cpu_isa.value_or(cpu::best_isa());
-    const int rows = std::min(16, plan::cpu_block_q(isa));  // eights of them
+    const int rows = std::min(16, plan::cpu_block_q(cpu::chosen_isa()));  // eights of them
     cases.insert(cases.end(), {long_keys("full", dtype, 2), window, mask, wide, long_keys("eights", dtype, rows / 2)});
   }
   return cases;

@@ -1,6 +1,5 @@
 // backward/sm90 in the emulator: the whole contract, under several schedules, with sums in memory and without.
-#include "emulator/seed.h"
-#include "support/contract.h"
+#include "kernels/emulated.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -59,15 +58,16 @@ TEST_P(BackwardSm90Turns, KeepTheContractAndTheirBits) {
   check_reproducible(GetParam(), target, [](int run) { emulator::set_seed(static_cast<std::uint64_t>(3 + run)); });
 }
 
+Case walk(const char* name, Problem p) {
+  p.batch = 1, p.dtype = Dtype::bfloat16;
+  Case c;
+  c.name = name, c.problem = p;
+  return c;
+}
+
 /// Walks on which every ring of slots comes round several times, in blocks that take several tasks; and tasks without
 /// steps, which a block takes faster than it works on them.
 std::vector<Case> long_walks() {
-  const auto walk = [](const char* name, Problem p) {
-    p.batch = 1, p.dtype = Dtype::bfloat16, p.deterministic = true;
-    Case c;
-    c.name = name, c.problem = p;
-    return c;
-  };
   Case bad_key =
       walk("bad_key", {.seq_q = 290, .seq_kv = 300, .heads_q = 2, .heads_kv = 2, .head_dim = 64, .causal = true});
   bad_key.nan_key = 240;  // in tiles that are cleaned, in a part that the second warpgroup cleans
@@ -93,12 +93,6 @@ std::vector<Case> long_walks() {
 /// The same with dQ summed in memory: walks of an even and an odd number of steps and of one, warpgroups that see nothing
 /// of a tile, tasks without steps.
 std::vector<Case> summing_walks() {
-  const auto walk = [](const char* name, Problem p) {
-    p.batch = 1, p.dtype = Dtype::bfloat16;
-    Case c;
-    c.name = name, c.problem = p;
-    return c;
-  };
   Case packed = walk("sums_128_packed", {.seq_q = 200, .seq_kv = 260, .heads_q = 4, .heads_kv = 1, .head_dim = 128});
   packed.problem.packed = packed.problem.causal = true;
   packed.problem.batch = 3, packed.problem.total_q = 271, packed.problem.total_kv = 400;
@@ -126,12 +120,6 @@ std::vector<Case> summing_walks() {
 /// Tasks that take turns at adding to sums in memory (tests/plan/sm90_backward_test.cpp): one after another under a causal
 /// mask, all at once without one, in a window, with heads of a group divided, with queries and keys that nobody sees.
 std::vector<Case> turns() {
-  const auto walk = [](const char* name, Problem p) {
-    p.batch = 1, p.dtype = Dtype::bfloat16, p.deterministic = true;
-    Case c;
-    c.name = name, c.problem = p;
-    return c;
-  };
   Case hidden_keys = walk("hidden_keys", {.seq_q = 440, .seq_kv = 420, .heads_q = 2, .heads_kv = 2, .head_dim = 128});
   hidden_keys.problem.causal = hidden_keys.problem.key_lengths = true;
   hidden_keys.key_lengths = {150};
@@ -191,8 +179,8 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(walking_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(walking_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(long_walks()), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(turns()), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(deterministic(long_walks())), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(deterministic(turns())), case_name);
 INSTANTIATE_TEST_SUITE_P(Sums, BackwardSm90Walks, ::testing::ValuesIn(summing_walks()), case_name);
 
 }  // namespace
