@@ -18,9 +18,9 @@ run: ## flash against standard attention on the best device here: a table, and p
 	@tools/build.sh release flash-attention
 	@$(PYTHON) tools/plot_run.py --command $(COMMAND) --output build/run
 
-test: ## set up, build and run every test; ends with passed, failed, skipped
+test: ## set up, build and run every test; ends with passed, failed, skipped; ALL=1: the long tail, too
 	@tools/setup.sh build run test
-	@$(PYTHON) tools/run_tests.py
+	@$(PYTHON) tools/run_tests.py $(if $(ALL),--all)
 
 bench: ## measure this machine against PyTorch and more, in a few minutes; JSON and report in build/bench/
 	@tools/setup.sh build run test

@@ -22,11 +22,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from test_results import Result, print_summary, read_junit
+import cpu_time
+from test_results import Result, print_summary, read_cpu_seconds, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
 FILE_LIMIT_S = 900
+BUILD_LIMIT_S = PYTEST_LIMIT_S = 3600
 
 # Which files are worth a second build: those that handle memory by index (asan) and those with threads (tsan). The
 # oracle's own test is minutes of plain arithmetic there, and the compile pipeline's forks a process that has threads, which
@@ -52,9 +54,8 @@ def includes() -> list[Result]:
 
 def build(preset: str, targets: list[str]) -> list[Result]:
     """Empty where the build succeeded."""
-    if subprocess.run(["tools/build.sh", preset, *targets], cwd=ROOT).returncode == 0:
-        return []
-    return [Result(f"build {preset}", "failed", "the compiler's messages are above")]
+    code, output = cpu_time.run(f"build {preset}", ["tools/build.sh", preset, *targets], ROOT, dict(os.environ), BUILD_LIMIT_S)
+    return [Result(f"build {preset}", "failed", output)] if code else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,29 +91,17 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
     prefix = f"{test.label if preset == 'release' else preset}/{test.name}"
     report = REPORTS / preset / f"{test.name}.xml"
     report.unlink(missing_ok=True)
-    start = time.monotonic()
     # The sanitizers see the CPU's algorithms in the generic instruction set alone (cmake/cpu_isa.cmake).
     environment = {**os.environ, **({} if preset == "release" else {"FLASH_ATTENTION_CPU_ISA": "generic"})}
-    try:
-        done = subprocess.run(
-            [*test.command, f"--gtest_output=xml:{report}", "--gtest_brief=1"],
-            cwd=ROOT,
-            env={**environment, **test.environment},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=FILE_LIMIT_S,
-        )
-        code, output = done.returncode, done.stdout + done.stderr
-    except subprocess.TimeoutExpired:
-        code, output = -1, f"still running after {FILE_LIMIT_S} s"
+    command = [*test.command, f"--gtest_output=xml:{report}", "--gtest_brief=1"]
+    code, output = cpu_time.run(prefix, command, ROOT, {**environment, **test.environment}, FILE_LIMIT_S)
     results = read_junit(report, prefix)
     if code != 0 and not any(r.outcome == "failed" for r in results):
         results.append(Result(prefix, "failed", f"exit code {code}\n" + "\n".join(output.splitlines()[-60:])))
     if code == 0 and not results:
         results.append(Result(prefix, "failed", "ran, but reported no test"))
     bad = sum(r.outcome == "failed" for r in results)
-    say(f"  {time.monotonic() - start:6.1f} s  {prefix}  {len(results)} tests" + (f", {bad} FAILED" if bad else ""))
+    say(f"  {cpu_time.SPENT[prefix]:6.1f} s  {prefix}  {len(results)} tests" + (f", {bad} FAILED" if bad else ""))
     return results
 
 
@@ -128,8 +117,8 @@ def gtest() -> list[Result]:
 
 def install_python_package() -> list[Result]:
     """Empty where it succeeded."""
-    done = subprocess.run(["tools/install_python.sh"], cwd=ROOT, capture_output=True, text=True)
-    return [Result("python package", "failed", done.stderr)] if done.returncode else []
+    code, output = cpu_time.run("python package", ["tools/install_python.sh"], ROOT, dict(os.environ), BUILD_LIMIT_S)
+    return [Result("python package", "failed", output)] if code else []
 
 
 def pytest() -> list[Result]:
@@ -139,10 +128,13 @@ def pytest() -> list[Result]:
     failed_build = build("release", []) or install_python_package()
     if failed_build:
         return failed_build
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "tests"], cwd=ROOT)
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "tests"]
+    code, output = cpu_time.run("pytest", command, ROOT, dict(os.environ), PYTEST_LIMIT_S)
     results = read_junit(report, "pytest")
-    if done.returncode not in (0, 1, 5):
-        results.append(Result("pytest", "failed", f"exit code {done.returncode}"))
+    if code not in (0, 1, 5):
+        results.append(Result("pytest", "failed", f"exit code {code}\n{output}"))
+    else:
+        cpu_time.divide("pytest", read_cpu_seconds(report))
     return results
 
 
@@ -169,7 +161,11 @@ STAGES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=STAGES, help="run this stage; may be repeated")
-    chosen = parser.parse_args().only or list(STAGES)
+    parser.add_argument("--all", action="store_true", help="the long tail, too: more seeds, every compile configuration")
+    arguments = parser.parse_args()
+    chosen = arguments.only or list(STAGES)
+    if arguments.all:
+        os.environ["FLASH_ATTENTION_TEST_ALL"] = "1"  # read by tests/support/long_tail.h and tests/conftest.py
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     results = []
     for name in chosen:
@@ -179,6 +175,7 @@ def main() -> int:
         say(f"== {name} took {time.monotonic() - start:.0f} s")
         if any(r.name == "build release" for r in results):
             break
+    cpu_time.print_slowest()
     return print_summary(results)
 
 

@@ -35,6 +35,16 @@ def read_junit(path: Path, prefix: str) -> list[Result]:
     return results
 
 
+def read_cpu_seconds(path: Path) -> dict[str, float]:
+    """CPU time by file of tests, from the property that tests/conftest.py leaves with each test."""
+    spent: Counter[str] = Counter()
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        for item in case.iter("property"):
+            if item.get("name") == "cpu_s":
+                spent[case.get("classname", "").split(".Test")[0]] += float(item.get("value", "0"))
+    return dict(spent)
+
+
 def skip_reason(element: ElementTree.Element) -> str:
     """The sentence given to GTEST_SKIP or pytest.skip, without the place in the source."""
     text = (element.get("message") or element.text or "").strip()
