@@ -4,6 +4,8 @@
     tools/plant_bugs.py forward/sm80 --list     what would be planted
     tools/plant_bugs.py forward/sm80 --only 3,7 some of them
     tools/plant_bugs.py forward/sm80 --slips 20 twenty slips instead, drawn at random (--seed)
+    tools/plant_bugs.py --meaning api           mistakes of meaning, those of tools/plants/api.py (or: all); --list, --only
+    tools/plant_bugs.py --meaning api --dry     the tests that they name, without the mistakes: all must pass
 
 A bug is a call that orders something (a barrier, a wait, an arrival, a commit, a fence) taken out, a wait for groups that
 lets one group more run on, or a wait for the other phase. A slip is what a tired author types: a comparison that is off by
@@ -29,6 +31,9 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from planting import plant_room
+from plants.plant import rooms
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
@@ -196,7 +201,7 @@ def run(bug: Bug | None, suites: list[str], cases: list[str], quick: bool) -> st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernel", help="a file below kernels/ without its ending, such as forward/sm80")
+    parser.add_argument("kernel", nargs="?", help="a file below kernels/ without its ending, such as forward/sm80")
     parser.add_argument("--list", action="store_true", help="print the bugs and plant none")
     parser.add_argument("--only", help="numbers of bugs, as --list prints them")
     parser.add_argument("--slips", type=int, default=0, help="plant so many slips, drawn at random")
@@ -206,7 +211,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the telling cases alone")
     parser.add_argument("--cases", default=",".join(TELLING), help="the telling cases, by parts of their names")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--meaning", choices=["all", *rooms()], help="plant the mistakes of a room instead")
+    parser.add_argument("--dry", action="store_true", help="with --meaning: run the tests without the mistakes")
     options = parser.parse_args()
+    only = {int(number) for number in options.only.split(",")} if options.only else set()
+    if options.meaning:
+        chosen_rooms = rooms() if options.meaning == "all" else [options.meaning]
+        return 1 if sum(plant_room(room, only, options.list, options.dry) for room in chosen_rooms) else 0
+    if not options.kernel:
+        parser.error("which kernel?")
 
     files = [f for f in includes(f"{options.kernel}.cuh") if (options.files or "") in f]
     if options.slips:
@@ -215,9 +228,8 @@ def main() -> int:
     else:
         chosen = [bug for file in files for bug in bugs_of(file)]
     numbered = list(enumerate(chosen, start=1))
-    if options.only:
-        wanted = {int(number) for number in options.only.split(",")}
-        numbered = [entry for entry in numbered if entry[0] in wanted]
+    if only:
+        numbered = [entry for entry in numbered if entry[0] in only]
     if options.list:
         for number, bug in numbered:
             print(f"{number:4}  {bug.path}:{bug.line}  {bug.what}")
