@@ -119,7 +119,7 @@ const Verb bench_verb{
     "measures sets of problems: flash against standard attention, the forward and backward grids, decoding",
     "flash-attention bench [SET]: lengths (the default), lengths-backward, forward, backward, decode, small, or all.\n"
     "flash-attention bench micro, or micro/wgmma, micro/exp2, micro/reduce, micro/handoff: what the units of a Hopper GPU\n"
-    "can do, one by one (docs/kernels/forward_sm90.md says what follows from it).\n"
+    "can do, one by one (docs/lab/forward_sm90.md says what follows from it).\n"
     "The numbers of a set may be replaced: --dtype bf16, --head-dim 128, --causal, --seq-q 2048 and so on.\n"
     "Every case is compared with fp64 before it is timed; time is the median, after a warm-up. FLOPs are\n"
     "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is what\n"

@@ -66,7 +66,7 @@ struct Tile {
   int num_stages = 2;
 };
 
-/// docs/kernels/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
+/// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
 Tile choose_tile(const Problem& p, int num_sms) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);

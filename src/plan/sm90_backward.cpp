@@ -22,7 +22,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   return "";
 }
 
-/// docs/kernels/backward_sm90.md has the measurements.
+/// docs/lab/backward_sm90.md has the measurements.
 struct Structure {
   bool wide = false;         // dK and dV by two warpgroups together
   bool separate_dq = false;  // dQ by a kernel of its own

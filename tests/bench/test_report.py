@@ -191,6 +191,31 @@ def test_readme_is_updated_between_its_markers(paths, tmp_path, capsys):
     assert readme.read_text() == "no markers" and "benchmark:begin" in capsys.readouterr().err
 
 
+def test_a_packed_case_has_no_ratio_against_padded_peers(head):
+    case = next(case for case in cases.preset("packed"))
+    rows = [case_row(case, name, "forward", value) for name, value in (("ours", 8.0), ("sdpa_cudnn", 1.0))]
+    (chart,) = panels.speed_charts(rows)
+    (text,) = markdown.summaries([chart])
+    assert "8" in text and " x)" not in text
+    assert panels.speedup_charts(rows) == []
+    rows.append(case_row(case, "flash_attn", "forward", 4.0))
+    (text,) = markdown.summaries(panels.speed_charts(rows))
+    assert "(2.00 x)" in text
+
+
+def test_summary_has_a_row_for_each_shape_with_both_passes(head):
+    rows = []
+    for case in cases.preset("paper"):
+        for which in ("forward", "backward"):
+            for name, value in (("ours", 6.0), ("sdpa_cudnn", 4.0), ("sdpa_flash", 5.0)):
+                rows.append(case_row(case, name, which, value))
+    files = [report.Results("speed", head, rows)]
+    text = markdown.summary(files, panels.speed_charts(rows))
+    assert text.count("6 / 4 / 5 (1.20 x)") == 6 * 4
+    assert [line for line in text.splitlines() if line.startswith("| head_dim")][0].startswith("| head_dim 64, 32 heads")
+    assert "ours / cuDNN / FlashAttention-2" in text
+
+
 def test_images(paths, tmp_path):
     images = tmp_path / "images"
     assert run(*paths, "--output", tmp_path / "page.html", "--images", images) == 0

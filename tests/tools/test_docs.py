@@ -22,6 +22,12 @@ def test_paths_in_a_document_exist(document):
     assert [path for path in missing if path not in made] == []
 
 
+def test_documents_that_explain_are_short():
+    """README is for the first minute; docs/kernels explain and docs/lab remember."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs/kernels").glob("*.md"))]
+    assert [path.name for path in pages if len(path.read_text().splitlines()) > 120] == []
+
+
 def test_no_file_names_a_place_outside_the_project():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:

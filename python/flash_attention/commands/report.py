@@ -11,7 +11,7 @@ def add_arguments(parser):
     parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (default report.html)")
     parser.add_argument("--images", type=Path, metavar="DIR", help="also every chart as SVG and, with matplotlib, PNG")
     parser.add_argument(
-        "--readme", type=Path, metavar="FILE", help="also update the tables between the markers of a Markdown file"
+        "--readme", type=Path, nargs="+", metavar="FILE", help="also update the tables between the markers of Markdown files"
     )
     parser.add_argument("--force", action="store_true", help="overwrite the page and images that are there")
 
@@ -24,8 +24,8 @@ def run(arguments):
         if taken and not arguments.force:
             raise ValueError(f"{taken[0]}: exists; allowed: --force to overwrite it, or another path")
         files = [report.load(path) for path in arguments.results]
-        if arguments.readme:
-            report.write_markdown(files, arguments.readme)
+        for document in arguments.readme or ():
+            report.write_markdown(files, document)
         if arguments.images:
             report.write_images(files, arguments.images)
         report.write_html(files, arguments.output)

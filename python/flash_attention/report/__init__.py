@@ -16,8 +16,10 @@ def write_html(files, path):
 
 
 def write_markdown(files, path):
-    """Into the marked place of an existing file."""
-    markdown.update(path, markdown.render(files, sections(files)))
+    """Into the marked places of an existing file."""
+    found = sections(files)
+    texts = {"benchmark": markdown.render(files, found), "summary": markdown.summary(files, dict(found).get("Speed", []))}
+    markdown.update(path, texts)
 
 
 def write_images(files, directory):

@@ -1,10 +1,14 @@
-"""The speed tables as Markdown, and their place in a README."""
+"""The speed tables as Markdown, and their place in a document: all of them (`benchmark`), or six rows (`summary`)."""
 
+import re
 from pathlib import Path
 
-from .panels import OURS
+from .panels import OURS, TAKE_PACKED
 
+PLACES = ("benchmark", "summary")
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
+SUMMARY_LENGTHS = (4096, 16384)
+SUMMARY_PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2"}
 
 
 def table(header, rows):
@@ -30,10 +34,11 @@ def summaries(charts):
     """One table per pass and set of lengths: TFLOP/s of ours, and how many times that is the fastest other."""
     groups = {}
     for chart in charts:
-        others = [name for name in chart.series if name not in (OURS, "triton")]
-        if OURS in chart.series and others:
-            cells = [against(chart, others, i) for i in range(len(chart.x))]
+        if OURS in chart.series and len(chart.series) > 1:
             which, shape = chart.title.split(", ", 1)
+            others = [name for name in chart.series if name not in (OURS, "triton")]
+            others = [name for name in others if "packed" not in shape or name in TAKE_PACKED]
+            cells = [against(chart, others, i) for i in range(len(chart.x))]
             groups.setdefault((which, tuple(chart.x)), []).append([shape, *cells])
     return [
         f"**{which}, TFLOP/s of ours (times the fastest other)**\n\n{table(['sequence length', *lengths], rows)}"
@@ -46,11 +51,46 @@ def against(chart, others, index):
     return chart.text(OURS, index) + (f" ({mine / best:.2f} x)" if mine and best else "")
 
 
-def update(path, text):
-    """Replaces what is between the markers of a file; ValueError where it has none."""
+def summary(files, charts):
+    """A row for each shape that was measured at both lengths, forward and backward, beside its peers."""
+    found = {}
+    for chart in charts:
+        which, shape = chart.title.split(", ", 1)
+        if all(name in chart.series for name in (OURS, *SUMMARY_PEERS)) and set(SUMMARY_LENGTHS) <= set(chart.x):
+            found.setdefault(shape, {})[which] = chart
+    header = ["TFLOP/s", *(f"{which} {length}" for which in ("forward", "backward") for length in SUMMARY_LENGTHS)]
+    rows = []
+    for shape, charts_of in sorted(found.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
+        if set(charts_of) == {"Forward", "Backward"}:
+            cells = [beside_peers(charts_of[w], length) for w in ("Forward", "Backward") for length in SUMMARY_LENGTHS]
+            rows.append([shape, *cells])
+    heads = dict.fromkeys(f"{f.head['machine']['device']}, commit {f.head['commit']}" for f in files if f.kind == "speed")
+    peers = " / ".join(SUMMARY_PEERS.values())
+    legend = f"Each cell: ours / {peers} (ours over the better one). Measured on {'; '.join(heads)}."
+    return table(header, rows) + "\n\n" + legend
+
+
+def beside_peers(chart, length):
+    index = chart.x.index(length)
+    values = [chart.series[name][index] for name in (OURS, *SUMMARY_PEERS)]
+    shown = " / ".join(chart.text(name, index) for name in (OURS, *SUMMARY_PEERS))
+    return shown + (f" ({values[0] / max(values[1:]):.2f} x)" if all(values) else "")
+
+
+def update(path, texts):
+    """Replaces what is between the markers of a file by the text of that place; ValueError where it has none."""
     path = Path(path)
-    old = path.read_text()
-    if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
+    old = new = path.read_text()
+    found = False
+    for place in PLACES:
+        begin, end = (f"<!-- {place}:{word} -->" for word in ("begin", "end"))
+        if begin not in old and end not in old:
+            continue
+        if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
+            raise ValueError(f"{path}: allowed: a file with one line '{begin}' and, below it, one '{end}'")
+        before, rest = new.split(begin)
+        new = f"{before}{begin}\n\n{texts[place]}\n\n{end}{rest.split(end)[1]}"
+        found = True
+    if not found:
         raise ValueError(f"{path}: allowed: a file with one line '{BEGIN}' and, below it, one '{END}'")
-    before, rest = old.split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+    path.write_text(new)
