@@ -34,14 +34,15 @@ __device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, T
   }
 }
 
-/// Blocks that only other warpgroups see. The turns go round all the same. V is asked for after K, so a V that has landed
-/// says of both slots that all warpgroups had freed them before.
+/// Blocks that only other warpgroups see. The turns go round all the same. V is asked for after K, but copies land in any
+/// order: a slot that is freed while its K is still under way lets the next wait for that slot return at once.
 template <ForwardConfig config>
 __device__ __forceinline__ void pass_over(Warpgroup<config>& wg, int blocks) {
   using S = Shape<config>;
 #pragma unroll 1
   for (; blocks > 0; --blocks) {
     const Turn<S::stages> kv(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);
     wg.meet_before_turn();  // no warp has missed a phase
     wg.take_turn();
