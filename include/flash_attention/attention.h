@@ -24,8 +24,9 @@ namespace flash_attention {
 /// They point to memory of Options::device. Shapes are in terms of the Problem's fields.
 struct Buffers {
   const void* q = nullptr;  ///< [batch, seq_q, heads_q, head_dim]; packed: [total_q, heads_q, head_dim]
-  const void* k = nullptr;  ///< [batch, seq_kv, heads_kv, head_dim]; packed: [total_kv, heads_kv, head_dim]
-  const void* v = nullptr;  ///< [batch, seq_kv, heads_kv, head_dim_v]; packed: [total_kv, heads_kv, head_dim_v]
+  const void* k = nullptr;  ///< [batch, seq_kv, heads_kv, head_dim]; packed: [total_kv, heads_kv, head_dim];
+                            ///< pages: [num_pages, page_size, heads_kv, head_dim]
+  const void* v = nullptr;  ///< the same with head_dim_v
   void* out = nullptr;      ///< [batch, seq_q, heads_q, head_dim_v]; forward writes it, backward reads it
   float* lse = nullptr;     ///< [batch, heads_q, seq_q]; packed: [heads_q, total_q]. May be null in forward
 
@@ -35,10 +36,12 @@ struct Buffers {
   const float* sink = nullptr;          ///< Problem::sink; [heads_q]
 
   const std::int32_t* cu_seqlens_q = nullptr;   ///< Problem::packed; [batch + 1]
-  const std::int32_t* cu_seqlens_kv = nullptr;  ///< Problem::packed; [batch + 1]
+  const std::int32_t* cu_seqlens_kv = nullptr;  ///< Problem::packed without pages; [batch + 1]
   const std::int32_t* seqused_q = nullptr;      ///< Problem::seqused_q; [batch]
   const std::int32_t* seqused_kv = nullptr;     ///< Problem::seqused_kv; [batch]
   const std::int32_t* key_lengths = nullptr;    ///< Problem::key_lengths; [batch]
+  const std::int32_t* left_padding = nullptr;   ///< Problem::left_padding; [batch]
+  const std::int32_t* page_table = nullptr;     ///< Problem::page_size; [batch, page_table_stride]
 
   // Backward only. Gradients are overwritten, never added to.
   const void* dout = nullptr;   ///< shape of out

@@ -60,6 +60,8 @@ typedef struct flash_attention_problem {
   int64_t alibi_batch_stride;
   int64_t window_left, window_right;
   int32_t causal, alignment, key_lengths, seqused_q, seqused_kv, sink, deterministic;
+  int32_t left_padding;
+  int64_t page_size, num_pages, page_table_stride; /* page_size 0 = no pages */
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -75,6 +77,7 @@ typedef struct flash_attention_buffers {
   const float* dlse;
   void *dq, *dk, *dv, *dbias;
   float* dsink;
+  const int32_t *left_padding, *page_table;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {

@@ -77,9 +77,18 @@ struct Problem {
   std::int64_t window_left = -1;   ///< keys before the diagonal that are visible; -1 = all
   std::int64_t window_right = -1;  ///< keys after the diagonal that are visible; -1 = all
   ScoreTensor mask{};
-  bool key_lengths = false;  ///< keys j >= key_lengths[b] are hidden; the diagonal stays where seq_kv puts it
-  bool seqused_q = false;    ///< sequence b has seqused_q[b] queries; the diagonal follows. Rows past it are zero
-  bool seqused_kv = false;   ///< sequence b has seqused_kv[b] keys; the diagonal follows
+  bool key_lengths = false;   ///< keys j >= key_lengths[b] are hidden; the diagonal stays where seq_kv puts it
+  bool seqused_q = false;     ///< sequence b has seqused_q[b] queries; the diagonal follows. Rows past it are zero
+  bool seqused_kv = false;    ///< sequence b has seqused_kv[b] keys; the diagonal follows
+  bool left_padding = false;  ///< forward: keys j < left_padding[b] are hidden; the diagonal stays
+
+  // Forward: K and V in pages of page_size rows. Row j of sequence b is row j % page_size of page
+  // page_table[b][j / page_size]; k_strides.batch and v_strides.batch lead from page to page. seq_kv is the most keys a
+  // sequence may have; seqused_kv says how many it has. Entries past that are not read. Packed: only queries lie end to
+  // end.
+  std::int64_t page_size = 0;          ///< 0 = no pages
+  std::int64_t num_pages = 0;          ///< pages that k and v hold
+  std::int64_t page_table_stride = 0;  ///< entries from a sequence to the next; 0 = as many as seq_kv needs
 
   bool sink = false;           ///< one more logit per head in the denominator
   float dropout_p = 0;         ///< in [0, 1)

@@ -38,6 +38,12 @@ struct AttentionArgs {
   const int* seqused_q;      // [batch] or null
   const int* seqused_kv;     // [batch] or null
   const int* key_lengths;    // [batch] or null
+  const int* left_padding;   // [batch] or null
+
+  const int* page_table;  // [batch, page_table_stride] or null; K and V: the batch stride leads from page to page
+  long long page_table_stride;
+  int page_size;
+  int num_pages;
 
   ScoreView bias;
   ScoreView mask;             // one byte an element, nonzero = visible

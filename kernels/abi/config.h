@@ -16,6 +16,8 @@ struct Features {
   bool seqused_q = false;
   bool seqused_kv = false;
   bool key_lengths = false;
+  bool left_padding = false;
+  bool paged = false;         // K and V lie in pages
   bool window_left = false;   // a bound on keys before the diagonal
   bool window_right = false;  // a bound on keys after the diagonal; causal is window_right with a bound of 0
   bool top_left = false;      // the diagonal is j = i

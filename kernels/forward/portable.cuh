@@ -144,9 +144,8 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
 
   const int kv_head_idx = block.head_idx / args.group;
   const auto Q = tile::query_rows<const typename Kernel::Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
-  auto K = tile::key_rows<const typename Kernel::Element, features>(args.K, sequence, kv_head_idx);
-  auto V = tile::key_rows<const typename Kernel::Element, features>(args.V, sequence, kv_head_idx);
-  K.count = V.count = sequence.visible_kv;
+  const auto K = tile::key_source<const typename Kernel::Element, features>(args, args.K, sequence, kv_head_idx);
+  const auto V = tile::key_source<const typename Kernel::Element, features>(args, args.V, sequence, kv_head_idx);
 
   const tile::Score<features> score(args, sequence, block.head_idx);
   const tile::Dropout dropout(args, block.batch_idx, block.head_idx);

@@ -2,6 +2,7 @@
 
 #include "tile/careful.cuh"
 #include "tile/dropout.cuh"
+#include "tile/key_source.cuh"
 #include "tile/score.cuh"
 
 // A row of O by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in a tensor-core
@@ -21,8 +22,8 @@ __device__ __forceinline__ void repair_output(const AttentionArgs& args, const t
   const tile::Score<features> score(args, sequence, head_idx);
   const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
   const auto Q = tile::query_rows<Element, features>(args.Q, sequence, head_idx);
-  const auto K = tile::key_rows<Element, features>(args.K, sequence, head_idx / args.group);
-  const auto V = tile::key_rows<Element, features>(args.V, sequence, head_idx / args.group);
+  const auto K = tile::key_source<Element, features>(args, args.K, sequence, head_idx / args.group);
+  const auto V = tile::key_source<Element, features>(args, args.V, sequence, head_idx / args.group);
   const tile::KeyRange range = score.keys_of(i);
   if (i >= sequence.len_q) return;
   tile::CarefulRow<config.head_dim_v> sum;

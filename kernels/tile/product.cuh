@@ -2,8 +2,7 @@
 
 #include "ptx/math.cuh"
 #include "ptx/warp.cuh"
-#include "tile/element.cuh"
-#include "tile/sequence.cuh"
+#include "tile/key_source.cuh"
 
 // Products of 64 x 64 score tiles on CUDA cores, for a block of 256 threads.
 //
@@ -53,24 +52,23 @@ struct ThreadPlace {
 };
 
 /// Columns [column, column + depth) of 64 rows, transposed; rows that do not exist become zero.
-template <typename Element>
-__device__ __forceinline__ void load_transposed(float (&to)[dot_depth][padded_rows], const Rows<Element>& rows, int column,
+template <typename Source>
+__device__ __forceinline__ void load_transposed(float (&to)[dot_depth][padded_rows], const Source& rows, int column,
                                                 int depth, bool by_four) {
   for (int group = threadIdx.x; group < block_rows * depth / 4; group += product_threads) {
     const int row = group % block_rows, first = group / block_rows * 4;
     Four values{};
-    if (row < rows.count) values = load_four(rows.data + row * rows.stride + column + first, by_four);
+    if (row < rows.count) values = load_four(rows.row(row) + column + first, by_four);
 #pragma unroll
     for (int c = 0; c < 4; ++c) to[first + c][row] = values[c];
   }
 }
 
 /// C += A B^T, where A and B are 64 rows of `dim` elements each.
-template <int dim, typename Element, typename Storage>
-__device__ __forceinline__ void add_dot_products(float (&C)[4][4], const Rows<Element>& A, const Rows<Element>& B,
-                                                 Storage& storage) {
+template <int dim, typename SourceA, typename SourceB, typename Storage>
+__device__ __forceinline__ void add_dot_products(float (&C)[4][4], const SourceA& A, const SourceB& B, Storage& storage) {
   const ThreadPlace place;
-  const bool A_by_four = moves_by_four(A.data, A.stride), B_by_four = moves_by_four(B.data, B.stride);
+  const bool A_by_four = rows_move_by_four(A), B_by_four = rows_move_by_four(B);
 #pragma unroll 1
   for (int column = 0; column < dim; column += dot_depth) {
     const int depth = smaller(dot_depth, dim - column);
@@ -103,13 +101,13 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const Rows<El
 
 /// C += W^T B, where W is a tile of weights [64][row of C] and B is 64 rows of `dim` elements. With `hides`, hidden weights
 /// are skipped. Begins with a barrier, so the caller may have just written W.
-template <int dim, bool hides, int columns, typename Element, typename Storage>
-__device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const WeightTile& W, const Rows<Element>& B,
+template <int dim, bool hides, int columns, typename Source, typename Storage>
+__device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const WeightTile& W, const Source& B,
                                                   Storage& storage) {
   constexpr int width = round_up(dim, 64);
   static_assert(columns == columns_per_thread(dim));
   const ThreadPlace place;
-  const bool by_four = moves_by_four(B.data, B.stride);
+  const bool by_four = rows_move_by_four(B);
 #pragma unroll 1
   for (int begin = 0; begin < smaller(block_rows, B.count); begin += panel_depth) {
     __syncthreads();  // the weights are written, the storage's previous content has been read
@@ -117,7 +115,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const 
       const int row = group / (width / 4), column = group % (width / 4) * 4;
       Four values{};
       if (begin + row < B.count && column < dim) {
-        values = load_four(B.data + (begin + row) * B.stride + column, by_four);
+        values = load_four(B.row(begin + row) + column, by_four);
       }
       *reinterpret_cast<Four*>(&storage.panel[row][column]) = values;
     }
@@ -140,8 +138,8 @@ __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const 
 }
 
 /// add_weighted_rows, with the test for hidden weights only where the tile has some.
-template <int dim, int columns, typename Element, typename Storage>
-__device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const WeightTile& W, const Rows<Element>& B,
+template <int dim, int columns, typename Source, typename Storage>
+__device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const WeightTile& W, const Source& B,
                                                   Storage& storage, bool some_hidden) {
   if (some_hidden) {
     add_weighted_rows<dim, true>(C, W, B, storage);
@@ -175,7 +173,7 @@ template <int dim, int columns, typename Element>
 __device__ __forceinline__ void store_rows(const Rows<Element>& rows, const float (&C)[4][columns],
                                            const float (&factor)[4]) {
   const ThreadPlace place;
-  const bool by_four = moves_by_four(rows.data, rows.stride);
+  const bool by_four = rows_move_by_four(rows);
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     if (place.row + r >= rows.count) continue;

@@ -26,12 +26,13 @@ struct Score {
   /// Without soft cap, bias and ALiBi a score is the dot product times a constant, which softmax folds into its exponent.
   static constexpr bool linear = !(features.softcap || features.bias || features.alibi);
   /// True where keys may be hidden from some queries and not from others.
-  static constexpr bool hides = features.window_left || features.window_right || features.mask;
+  static constexpr bool hides = features.window_left || features.window_right || features.mask || features.left_padding;
   using Bias = ptx::Element<features.bias_dtype>;
 
   int len_q;
   int len_kv;
   int visible_kv;
+  int first_kv;
   int diagonal;  // the key on the diagonal of query 0
   int window_left;
   int window_right;
@@ -47,6 +48,7 @@ struct Score {
       : len_q(sequence.len_q),
         len_kv(sequence.len_kv),
         visible_kv(sequence.visible_kv),
+        first_kv(sequence.first_kv),
         diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),
         window_left(args.window_left),
         window_right(args.window_right),
@@ -68,7 +70,8 @@ struct Score {
   /// The keys that query i may see, but for the mask tensor; none outside of the sequence.
   __device__ __forceinline__ KeyRange keys_of(int i) const {
     KeyRange range{0, i < len_q ? visible_kv : 0};
-    if constexpr (features.window_left) range.begin = larger(0, i + diagonal - window_left);
+    if constexpr (features.left_padding) range.begin = first_kv;
+    if constexpr (features.window_left) range.begin = larger(range.begin, i + diagonal - window_left);
     if constexpr (features.window_right) range.end = smaller(range.end, i + diagonal + window_right + 1);
     return range;
   }
@@ -76,7 +79,7 @@ struct Score {
   /// Whether query i sees key j of its range.
   __device__ __forceinline__ bool visible(const KeyRange& range, int i, int j) const {
     bool result = j < range.end;
-    if constexpr (features.window_left) result = result && j >= range.begin;
+    if constexpr (features.window_left || features.left_padding) result = result && j >= range.begin;
     if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
     return result;
   }
@@ -118,7 +121,7 @@ struct Score {
   template <int block_q, int block_kv>
   __device__ __forceinline__ TileRange key_tiles(int q_begin) const {
     const int q_last = smaller(q_begin + block_q, len_q) - 1;
-    int begin = 0;
+    int begin = features.left_padding ? first_kv : 0;
     int end = q_begin < len_q ? visible_kv : 0;
     if constexpr (features.window_left) begin = larger(begin, q_begin + diagonal - window_left);
     if constexpr (features.window_right) end = smaller(end, q_last + diagonal + window_right + 1);
@@ -142,6 +145,7 @@ struct Score {
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool none_visible(int q_begin, int kv_begin) const {
     bool result = kv_begin >= visible_kv || q_begin >= len_q;
+    if constexpr (features.left_padding) result = result || kv_begin + block_kv <= first_kv;
     if constexpr (features.window_left) result = result || kv_begin + block_kv - 1 < q_begin + diagonal - window_left;
     if constexpr (features.window_right) result = result || kv_begin > q_begin + block_q - 1 + diagonal + window_right;
     return result;
@@ -153,6 +157,7 @@ struct Score {
     if constexpr (features.mask) return false;
     const int q_last = smaller(q_begin + block_q, len_q) - 1;
     bool result = kv_begin + block_kv <= visible_kv;
+    if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
     if constexpr (features.window_left) result = result && kv_begin >= q_last + diagonal - window_left;
     if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;
     return result;

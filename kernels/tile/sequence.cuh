@@ -17,17 +17,20 @@ struct Sequence {
   int len_q;  // Lq and Lk of docs/numerics.md: the rows in use
   int len_kv;
   int visible_kv;     // keys at or past it are hidden from every query
+  int first_kv;       // keys before it are hidden from every query
   long long start_q;  // first row in a packed tensor, else 0
   long long start_kv;
 };
 
 template <Features features>
 __device__ __forceinline__ Sequence make_sequence(const AttentionArgs& args, int batch_idx) {
-  Sequence sequence{batch_idx, args.seq_q, args.seq_kv, 0, 0, 0, 0, 0};
+  Sequence sequence{batch_idx, args.seq_q, args.seq_kv, 0, 0, 0, 0, 0, 0};
   if constexpr (features.packed) {
     sequence.start_q = args.cu_seqlens_q[batch_idx];
-    sequence.start_kv = args.cu_seqlens_kv[batch_idx];
     sequence.rows_q = static_cast<int>(args.cu_seqlens_q[batch_idx + 1] - sequence.start_q);
+  }
+  if constexpr (features.packed && !features.paged) {
+    sequence.start_kv = args.cu_seqlens_kv[batch_idx];
     sequence.rows_kv = static_cast<int>(args.cu_seqlens_kv[batch_idx + 1] - sequence.start_kv);
   }
   sequence.len_q = sequence.rows_q;
@@ -37,6 +40,7 @@ __device__ __forceinline__ Sequence make_sequence(const AttentionArgs& args, int
   sequence.visible_kv = sequence.len_kv;
   if constexpr (features.key_lengths)
     sequence.visible_kv = larger(0, smaller(sequence.len_kv, args.key_lengths[batch_idx]));
+  if constexpr (features.left_padding) sequence.first_kv = larger(0, args.left_padding[batch_idx]);
   return sequence;
 }
 

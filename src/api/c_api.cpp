@@ -80,7 +80,8 @@ fa::Problem problem_of(const flash_attention_problem* given) {
   p.window_left = c.window_left, p.window_right = c.window_right, p.causal = c.causal != 0;
   p.alignment = enumerator("alignment", c.alignment, fa::Alignment::top_left);
   p.key_lengths = c.key_lengths != 0, p.seqused_q = c.seqused_q != 0, p.seqused_kv = c.seqused_kv != 0;
-  p.sink = c.sink != 0, p.deterministic = c.deterministic != 0;
+  p.sink = c.sink != 0, p.deterministic = c.deterministic != 0, p.left_padding = c.left_padding != 0;
+  p.page_size = c.page_size, p.num_pages = c.num_pages, p.page_table_stride = c.page_table_stride;
   return p;
 }
 
@@ -100,6 +101,8 @@ fa::Buffers buffers_of(const flash_attention_buffers* given) {
           .seqused_q = c.seqused_q,
           .seqused_kv = c.seqused_kv,
           .key_lengths = c.key_lengths,
+          .left_padding = c.left_padding,
+          .page_table = c.page_table,
           .dout = c.dout,
           .dlse = c.dlse,
           .dq = c.dq,

@@ -32,21 +32,28 @@ void check_reach(const char* argument, std::int64_t stride, std::int64_t size) {
   require(good, argument, stride, "offsets must stay below 2^58 elements");
 }
 
+/// A tensor's axes before the heads.
+struct RowAxes {
+  bool packed;
+  std::int64_t batch;  // or pages
+  std::int64_t seq;
+};
+
 /// Dense strides where the caller gave none; refuses a tensor whose offsets would leave 64 bits.
-Strides resolve(const char* argument, const Strides& given, const Problem& p, std::int64_t seq, std::int64_t heads,
-                std::int64_t dim) {
+Strides resolve(const char* argument, const Strides& given, const RowAxes& rows, std::int64_t heads, std::int64_t dim) {
   Strides s = given;
+  const std::int64_t seq = rows.seq;
   if (s.head == Strides::dense) s.head = dim;
   if (s.seq == Strides::dense) s.seq = heads * dim;
   check_reach(argument, s.head, heads);
   check_reach(argument, s.seq, seq);
-  if (p.packed) {
+  if (rows.packed) {
     s.batch = 0;
   } else if (s.batch == Strides::dense) {
     check_reach(argument, heads * dim, seq);
     s.batch = seq * heads * dim;
   }
-  check_reach(argument, s.batch, p.batch);
+  check_reach(argument, s.batch, rows.batch);
   return s;
 }
 
@@ -91,7 +98,7 @@ void check_sizes(const Problem& p) {
   check_head_dim("head_dim_v", p.head_dim_v);
   check_dtype("dtype", p.dtype);
   check_size("total_q", p.packed ? p.total_q : p.batch * p.seq_q, 0);
-  check_size("total_kv", p.packed ? p.total_kv : p.batch * p.seq_kv, 0);
+  if (p.page_size == 0) check_size("total_kv", p.packed ? p.total_kv : p.batch * p.seq_kv, 0);
 }
 
 void check_options(const Problem& p) {
@@ -104,6 +111,29 @@ void check_options(const Problem& p) {
   require(p.alignment == Alignment::bottom_right || p.alignment == Alignment::top_left, "alignment",
           static_cast<std::int64_t>(p.alignment), "allowed are bottom_right and top_left");
   if (p.bias.present) check_dtype("bias.dtype", p.bias.dtype);
+}
+
+/// K and V in pages, and what else belongs to a cache: no gradients flow there.
+void check_cache(Problem& p, Pass pass) {
+  const bool forward = pass == Pass::forward;
+  require(forward || !p.left_padding, "left_padding", std::int64_t{1}, "only forward takes it");
+  check_size("page_size", p.page_size, 0);
+  if (p.page_size == 0) {
+    require(p.num_pages == 0, "num_pages", p.num_pages, "it belongs to pages, and page_size is 0");
+    require(p.page_table_stride == 0, "page_table_stride", p.page_table_stride, "it belongs to pages, and page_size is 0");
+    return;
+  }
+  require(forward, "page_size", p.page_size, "only forward takes pages");
+  check_size("num_pages", p.num_pages, p.batch > 0 && p.seq_kv > 0 ? 1 : 0);
+  check_size("num_pages * page_size", p.num_pages * p.page_size, 0);
+  const std::int64_t needed = (p.seq_kv + p.page_size - 1) / p.page_size;
+  if (p.page_table_stride == 0) p.page_table_stride = needed;
+  if (p.page_table_stride < needed) {
+    refuse("page_table_stride", std::to_string(p.page_table_stride),
+           std::to_string(p.seq_kv) + " keys need " + std::to_string(needed) + " pages of " + std::to_string(p.page_size));
+  }
+  check_reach("page_table_stride", p.page_table_stride, p.batch);
+  require(!p.packed || p.seqused_kv, "seqused_kv", std::int64_t{0}, "packed queries with pages need it");
 }
 
 /// A bound that no score of this problem can cross costs mask work for nothing.
@@ -124,9 +154,16 @@ Problem normalise(const Problem& problem, Pass pass) {
   if (p.packed) {
     // No sequence is longer than all of them together; a bias keeps the sizes that its caller gave it.
     if (p.seq_q == 0 || (p.seq_q > p.total_q && !p.bias.present)) p.seq_q = p.total_q;
-    if (p.seq_kv == 0 || (p.seq_kv > p.total_kv && !p.bias.present)) p.seq_kv = p.total_kv;
+    if (p.page_size == 0 && (p.seq_kv == 0 || (p.seq_kv > p.total_kv && !p.bias.present))) p.seq_kv = p.total_kv;
   } else {
     require(p.total_q == 0 || p.total_q == p.batch * p.seq_q, "total_q", p.total_q, "it belongs to packed problems");
+  }
+  check_cache(p, pass);
+  if (p.page_size != 0) {
+    require(p.total_kv == 0 || p.total_kv == p.num_pages * p.page_size, "total_kv", p.total_kv,
+            "it belongs to packed keys, and these are in pages");
+    p.total_kv = p.num_pages * p.page_size;
+  } else if (!p.packed) {
     require(p.total_kv == 0 || p.total_kv == p.batch * p.seq_kv, "total_kv", p.total_kv, "it belongs to packed problems");
   }
   if (p.causal) p.window_right = 0;
@@ -134,16 +171,17 @@ Problem normalise(const Problem& problem, Pass pass) {
   check_options(p);
   drop_idle_window(p);
 
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q;
-  const std::int64_t rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  p.q_strides = resolve("q_strides", p.q_strides, p, rows_q, p.heads_q, p.head_dim);
-  p.k_strides = resolve("k_strides", p.k_strides, p, rows_kv, p.heads_kv, p.head_dim);
-  p.v_strides = resolve("v_strides", p.v_strides, p, rows_kv, p.heads_kv, p.head_dim_v);
-  p.out_strides = resolve("out_strides", p.out_strides, p, rows_q, p.heads_q, p.head_dim_v);
-  p.dout_strides = resolve("dout_strides", p.dout_strides, p, rows_q, p.heads_q, p.head_dim_v);
-  p.dq_strides = resolve("dq_strides", p.dq_strides, p, rows_q, p.heads_q, p.head_dim);
-  p.dk_strides = resolve("dk_strides", p.dk_strides, p, rows_kv, p.heads_kv, p.head_dim);
-  p.dv_strides = resolve("dv_strides", p.dv_strides, p, rows_kv, p.heads_kv, p.head_dim_v);
+  const RowAxes of_q{p.packed, p.batch, p.packed ? p.total_q : p.seq_q};
+  const RowAxes of_kv = p.page_size != 0 ? RowAxes{false, p.num_pages, p.page_size}
+                                         : RowAxes{p.packed, p.batch, p.packed ? p.total_kv : p.seq_kv};
+  p.q_strides = resolve("q_strides", p.q_strides, of_q, p.heads_q, p.head_dim);
+  p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim);
+  p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, p.head_dim_v);
+  p.out_strides = resolve("out_strides", p.out_strides, of_q, p.heads_q, p.head_dim_v);
+  p.dout_strides = resolve("dout_strides", p.dout_strides, of_q, p.heads_q, p.head_dim_v);
+  p.dq_strides = resolve("dq_strides", p.dq_strides, of_q, p.heads_q, p.head_dim);
+  p.dk_strides = resolve("dk_strides", p.dk_strides, of_kv, p.heads_kv, p.head_dim);
+  p.dv_strides = resolve("dv_strides", p.dv_strides, of_kv, p.heads_kv, p.head_dim_v);
 
   check_score_strides("bias strides", p.bias, p);
   check_score_strides("mask strides", p.mask, p);
@@ -151,12 +189,12 @@ Problem normalise(const Problem& problem, Pass pass) {
 
   const std::int64_t batches = p.packed ? 1 : p.batch;
   if (pass == Pass::forward || pass == Pass::standard_forward) {
-    check_distinct("out_strides", p.out_strides, batches, rows_q, p.heads_q, p.head_dim_v);
+    check_distinct("out_strides", p.out_strides, batches, of_q.seq, p.heads_q, p.head_dim_v);
     p.dout_strides = p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0};  // one plan whatever they were
   } else {
-    check_distinct("dq_strides", p.dq_strides, batches, rows_q, p.heads_q, p.head_dim);
-    check_distinct("dk_strides", p.dk_strides, batches, rows_kv, p.heads_kv, p.head_dim);
-    check_distinct("dv_strides", p.dv_strides, batches, rows_kv, p.heads_kv, p.head_dim_v);
+    check_distinct("dq_strides", p.dq_strides, batches, of_q.seq, p.heads_q, p.head_dim);
+    check_distinct("dk_strides", p.dk_strides, batches, of_kv.seq, p.heads_kv, p.head_dim);
+    check_distinct("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
   }
   if (p.total_q == 0) p.total_q = p.batch * p.seq_q;
   if (p.total_kv == 0) p.total_kv = p.batch * p.seq_kv;

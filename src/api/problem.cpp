@@ -18,8 +18,8 @@ auto fields(const Problem& p) {
   return std::tie(p.batch, p.seq_q, p.seq_kv, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.dtype, p.packed, p.total_q,
                   p.total_kv, p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides,
                   p.dk_strides, p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal,
-                  p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv, p.sink,
-                  p.dropout_p, p.deterministic);
+                  p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
+                  p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic);
 }
 
 struct Hasher {
@@ -90,6 +90,8 @@ std::string to_string(const Problem& p) {
   if (p.key_lengths) out << ", key_lengths";
   if (p.seqused_q) out << ", seqused_q";
   if (p.seqused_kv) out << ", seqused_kv";
+  if (p.left_padding) out << ", left_padding";
+  if (p.page_size != 0) out << ", " << p.num_pages << " pages of " << p.page_size;
   if (p.sink) out << ", sink";
   if (p.dropout_p != 0) out << ", dropout " << p.dropout_p;
   if (p.deterministic) out << ", deterministic";

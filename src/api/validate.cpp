@@ -52,10 +52,12 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4);
   check_pair("sink", b.sink, p.sink, "sink", 4);
   check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
-  check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed, "packed", 4);
+  check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);
   check_pair("seqused_q", b.seqused_q, p.seqused_q, "seqused_q", 4, no_batch);
   check_pair("seqused_kv", b.seqused_kv, p.seqused_kv, "seqused_kv", 4, no_batch);
   check_pair("key_lengths", b.key_lengths, p.key_lengths, "key_lengths", 4, no_batch);
+  check_pair("left_padding", b.left_padding, p.left_padding, "left_padding", 4, no_batch);
+  check_pair("page_table", b.page_table, p.page_size != 0, "page_size", 4, no_batch || p.seq_kv == 0);
 
   if (!is_backward(pass)) return;
   check_pointer("dout", b.dout, queries, wide);
@@ -99,14 +101,30 @@ void check_lengths(const char* argument, const std::int32_t* lengths, const std:
   }
 }
 
+/// The entries of the keys in use; what is past them may be anything.
+void check_page_table(const Problem& p, const Buffers& b) {
+  if (p.page_size == 0) return;
+  for (std::int64_t i = 0; i < p.batch; ++i) {
+    const std::int64_t keys = b.seqused_kv != nullptr ? b.seqused_kv[i] : p.seq_kv;
+    for (std::int64_t page = 0; page * p.page_size < keys; ++page) {
+      const std::int64_t got = b.page_table[i * p.page_table_stride + page];
+      if (got >= 0 && got < p.num_pages) continue;
+      refuse("page_table[" + std::to_string(i) + "][" + std::to_string(page) + "]", std::to_string(got),
+             "allowed are 0 to " + std::to_string(p.num_pages - 1) + " for the " + std::to_string(keys) + " keys in use");
+    }
+  }
+}
+
 void check_host_lengths(const Problem& p, const Buffers& b) {
-  if (p.packed) {
-    check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.seq_q);
+  if (p.packed) check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.seq_q);
+  if (b.cu_seqlens_kv != nullptr) {
     check_cu_seqlens("cu_seqlens_kv", b.cu_seqlens_kv, p.batch, p.total_kv, p.seq_kv);
   }
   check_lengths("seqused_q", b.seqused_q, b.cu_seqlens_q, p.batch, p.seq_q);
   check_lengths("seqused_kv", b.seqused_kv, b.cu_seqlens_kv, p.batch, p.seq_kv);
   check_lengths("key_lengths", b.key_lengths, b.cu_seqlens_kv, p.batch, p.seq_kv);
+  check_lengths("left_padding", b.left_padding, b.cu_seqlens_kv, p.batch, p.seq_kv);
+  check_page_table(p, b);
 }
 
 Extent scores(const char* name, const void* data, const ScoreTensor& t, const Problem& p, std::size_t element_bytes) {
@@ -123,16 +141,19 @@ Extent dense(const char* name, const void* data, std::size_t element_bytes, std:
 }
 
 void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
-  const std::int64_t batches = p.packed ? 1 : p.batch;
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  const auto view = [&](const char* name, const void* data, const Strides& strides, std::int64_t rows, std::int64_t heads,
-                        std::int64_t dim) {
+  const auto view = [&](const char* name, const void* data, const Strides& strides, std::array<std::int64_t, 2> rows,
+                        std::int64_t heads, std::int64_t dim) {
     return Extent{name,
                   static_cast<const char*>(data),
                   static_cast<std::int64_t>(size_of(p.dtype)),
-                  {batches, rows, heads, dim},
+                  {rows[0], rows[1], heads, dim},
                   {strides.batch, strides.seq, strides.head, 1}};
   };
+  using Axes = std::array<std::int64_t, 2>;
+  const Axes rows_q = p.packed ? Axes{1, p.total_q} : Axes{p.batch, p.seq_q};
+  const Axes rows_kv = p.page_size != 0 ? Axes{p.num_pages, p.page_size}
+                       : p.packed       ? Axes{1, p.total_kv}
+                                        : Axes{p.batch, p.seq_kv};
   const Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
   const Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim);
   const Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
@@ -140,9 +161,10 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Extent lse = dense("lse", b.lse, 4, p.total_q * p.heads_q);
   const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));
   const Extent mask = scores("mask", b.mask, p.mask, p, 1);
+  const Extent table = dense("page_table", p.seq_kv > 0 ? b.page_table : nullptr, 4, p.batch * p.page_table_stride);
   const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(plan.workspace_bytes));
   if (!is_backward(plan.pass)) {
-    refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask});
+    refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask, table});
     return;
   }
   const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);

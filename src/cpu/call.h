@@ -42,6 +42,10 @@ struct Call {
   const std::int32_t* seqused_q = nullptr;
   const std::int32_t* seqused_kv = nullptr;
   const std::int32_t* key_lengths = nullptr;
+  const std::int32_t* left_padding = nullptr;
+
+  const std::int32_t* page_table = nullptr;  // null: no pages; else the batch stride of k and v leads from page to page
+  std::int64_t page_table_stride = 0, page_size = 0;
 
   ScoreView bias, mask, dbias;
   const float* alibi_slopes = nullptr;

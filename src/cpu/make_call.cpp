@@ -21,7 +21,7 @@ Element element_of(Dtype dtype) {
   return Element::float32;
 }
 
-TensorView view(const void* data, const Strides& strides, bool packed) {
+TensorView view(const void* data, const Strides& strides, bool packed = false) {
   return {static_cast<char*>(const_cast<void*>(data)), packed ? 0 : strides.batch, strides.seq, strides.head};
 }
 
@@ -62,8 +62,8 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   Call call;
   call.element = element_of(problem.dtype);
   call.q = view(buffers.q, problem.q_strides, problem.packed);
-  call.k = view(buffers.k, problem.k_strides, problem.packed);
-  call.v = view(buffers.v, problem.v_strides, problem.packed);
+  call.k = view(buffers.k, problem.k_strides);  // packed: normalise() made the batch stride 0
+  call.v = view(buffers.v, problem.v_strides);
   call.out = view(buffers.out, problem.out_strides, problem.packed);
   call.lse = buffers.lse;
   if (plan.pass == Pass::backward || plan.pass == Pass::standard_backward) {
@@ -77,11 +77,17 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   }
   if (problem.packed) {
     call.cu_seqlens_q = buffers.cu_seqlens_q;
-    call.cu_seqlens_kv = buffers.cu_seqlens_kv;
+    if (problem.page_size == 0) call.cu_seqlens_kv = buffers.cu_seqlens_kv;
   }
   if (problem.seqused_q) call.seqused_q = buffers.seqused_q;
   if (problem.seqused_kv) call.seqused_kv = buffers.seqused_kv;
   if (problem.key_lengths) call.key_lengths = buffers.key_lengths;
+  if (problem.left_padding) call.left_padding = buffers.left_padding;
+  if (problem.page_size != 0) {
+    call.page_table = buffers.page_table;
+    call.page_table_stride = problem.page_table_stride;
+    call.page_size = problem.page_size;
+  }
 
   call.bias = view(buffers.bias, problem.bias, element_of(problem.bias.dtype));
   call.mask = view(buffers.mask, problem.mask, Element::byte);

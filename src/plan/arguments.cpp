@@ -55,6 +55,8 @@ std::string to_source(const abi::Features& config) {
   MEMBER(seqused_q);
   MEMBER(seqused_kv);
   MEMBER(key_lengths);
+  MEMBER(left_padding);
+  MEMBER(paged);
   MEMBER(window_left);
   MEMBER(window_right);
   MEMBER(top_left);
@@ -121,6 +123,8 @@ abi::Features features_of(const Problem& p) {
           .seqused_q = p.seqused_q,
           .seqused_kv = p.seqused_kv,
           .key_lengths = p.key_lengths,
+          .left_padding = p.left_padding,
+          .paged = p.page_size != 0,
           .window_left = p.window_left >= 0,
           .window_right = p.window_right >= 0,
           .top_left = p.alignment == Alignment::top_left && (p.window_left >= 0 || p.window_right >= 0),
@@ -149,6 +153,11 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.seqused_q = b.seqused_q;
   args.seqused_kv = b.seqused_kv;
   args.key_lengths = b.key_lengths;
+  args.left_padding = b.left_padding;
+  args.page_table = b.page_table;
+  args.page_table_stride = p.page_table_stride;
+  args.page_size = static_cast<int>(p.page_size);
+  args.num_pages = static_cast<int>(p.num_pages);
   args.bias = view(b.bias, p.bias);
   args.mask = view(b.mask, p.mask);
   args.alibi_slopes = b.alibi_slopes;

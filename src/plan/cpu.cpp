@@ -30,6 +30,7 @@ int cpu_block_q(CpuIsa isa) {
 
 bool cpu_copies_keys(const Problem& problem, int block_q) {
   if (problem.window_left >= 0) return false;  // few blocks read a key
+  if (problem.page_size != 0) return false;    // seq_kv is a capacity: copies would be as large, however few keys there are
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
   const auto far_apart = [&](const Strides& strides, std::int64_t dim) {
@@ -261,6 +262,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .device = DeviceKind::cpu,
      .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv), 5 "
                      "with AMX, 17 keys and 576 scores; with AVX512-BF16 not what cpu/decode multiplies in pairs",
+     .left_padding = true,
      .reject = reject_forward_bfloat16,
      .lay_out = lay_out_bfloat16},
     {.name = "cpu/decode",
@@ -269,12 +271,16 @@ constexpr std::array<KernelEntry, 8> entries{{
      .requirements =
          "at most 24 query rows of a key head (seq_q * heads_q / heads_kv), 4 where there are at most 64 keys; not "
          "12 to 16 where cpu/prefill is faster",
+     .pages = true,
+     .left_padding = true,
      .reject = reject_decode,
      .lay_out = lay_out_decode},
     {.name = "cpu/prefill",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
      .requirements = "none",
+     .pages = true,
+     .left_padding = true,
      .reject = takes_all,
      .lay_out = lay_out_forward},
     {.name = "cpu/bfloat16",

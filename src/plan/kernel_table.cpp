@@ -27,6 +27,12 @@ bool serves(const KernelEntry& entry, Pass pass, const DeviceInfo& device) {
   return entry.pass == pass && entry.device == kind;
 }
 
+std::string reject(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device) {
+  if (problem.page_size != 0 && !entry.pages) return "takes no pages";
+  if (problem.left_padding && !entry.left_padding) return "takes no left padding";
+  return entry.reject(problem, device);
+}
+
 std::string names_of(Pass pass, const DeviceInfo& device) {
   std::string names;
   for (const KernelEntry& entry : kernel_table()) {
@@ -47,7 +53,7 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     if (!serves(entry, pass, device)) continue;
     if (kernel.empty() ? !entry.automatic : entry.name != kernel) continue;
     found = true;
-    std::string reason = entry.reject(problem, device);
+    std::string reason = reject(entry, problem, device);
     const bool chosen = reason.empty();
     plan.candidates.push_back({std::string(entry.name), std::move(reason)});
     if (!chosen) continue;

@@ -15,7 +15,9 @@ struct KernelEntry {
   Pass pass;
   DeviceKind device;  // rows for cuda serve the emulator too
   std::string_view requirements;
-  bool automatic = true;  // false: only when asked for by name (the ladder)
+  bool automatic = true;      // false: only when asked for by name (the ladder)
+  bool pages = false;         // takes K and V in pages
+  bool left_padding = false;  // takes Problem::left_padding
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);

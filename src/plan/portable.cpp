@@ -129,6 +129,8 @@ std::span<const KernelEntry> portable_kernels() {
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = requirements,
+                  .pages = true,
+                  .left_padding = true,
                   .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
                   .lay_out = lay_out_forward},
       KernelEntry{.name = "backward/portable",

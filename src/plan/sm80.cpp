@@ -188,6 +188,7 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .left_padding = true,
                                                            .reject = reject_forward,
                                                            .lay_out = lay_out_forward},
                                                KernelEntry{.name = "backward/sm80",

@@ -90,6 +90,49 @@ const Refusal refusals[] = {
 INSTANTIATE_TEST_SUITE_P(Contract, ProblemRefusal, ::testing::ValuesIn(refusals),
                          [](const auto& param) { return param.param.name; });
 
+/// 20 pages of 4, of which a sequence of 7 keys needs 2.
+Problem good_pages() {
+  Problem p = good();
+  p.page_size = 4, p.num_pages = 20, p.page_table_stride = 3, p.seqused_kv = true;
+  return p;
+}
+
+using CacheRefusal = ::testing::TestWithParam<Refusal>;
+
+TEST_P(CacheRefusal, NamesArgumentAndValue) {
+  Problem problem = good_pages();
+  GetParam().breaks(problem);
+  expect_refused([&] { make_plan(problem, Pass::forward, laptop); }, GetParam().argument, GetParam().value);
+}
+
+const Refusal cache_refusals[] = {
+    {"page_size", "page_size", "-16", [](Problem& p) { p.page_size = -16; }},
+    {"no_page", "num_pages", "0", [](Problem& p) { p.num_pages = 0; }},
+    {"pages_without_size", "num_pages", "20", [](Problem& p) { p.page_size = 0; }},
+    {"table_without_pages", "page_table_stride", "3", [](Problem& p) { p.page_size = p.num_pages = 0; }},
+    {"too_many_rows", "num_pages * page_size", "4611686014132420609",
+     [](Problem& p) { p.page_size = p.num_pages = std::numeric_limits<std::int32_t>::max(); }},
+    {"narrow_table", "page_table_stride", "7 keys need 2 pages of 4", [](Problem& p) { p.page_table_stride = 1; }},
+    {"negative_table", "page_table_stride", "-3", [](Problem& p) { p.page_table_stride = -3; }},
+    {"page_stride_out_of_range", "k_strides", "4611686018427387904",
+     [](Problem& p) { p.k_strides.batch = std::int64_t{1} << 62; }},
+    {"packed_without_lengths", "seqused_kv", "0",
+     [](Problem& p) { p.packed = true, p.total_q = 10, p.seqused_kv = false; }},
+    {"total_of_pages", "total_kv", "14", [](Problem& p) { p.total_kv = 14; }},
+};
+
+INSTANTIATE_TEST_SUITE_P(Contract, CacheRefusal, ::testing::ValuesIn(cache_refusals),
+                         [](const auto& param) { return param.param.name; });
+
+TEST(CacheRefusal, OnlyForwardReadsACache) {
+  Problem padded = good();
+  padded.left_padding = true;
+  for (const Pass pass : {Pass::backward, Pass::standard_forward, Pass::standard_backward}) {
+    expect_refused([&] { make_plan(good_pages(), pass, laptop); }, "page_size", "4");
+    expect_refused([&] { make_plan(padded, pass, laptop); }, "left_padding", "1");
+  }
+}
+
 TEST(PlanRefusal, UnknownKernelListsThoseThatExist) {
   try {
     make_plan(good(), Pass::forward, laptop, "forward/warp_drive");
@@ -242,6 +285,49 @@ TEST(Normalise, ABoundBeyondTheTensorIsTheTensor) {
                         .total_kv = 14};
   EXPECT_EQ(api::normalise(problem, Pass::forward).seq_q, 9);
   EXPECT_EQ(api::normalise(problem, Pass::forward).seq_kv, 14);
+}
+
+TEST_F(BufferRefusal, PageTable) {
+  case_.problem = good_pages();
+  case_.seqused_kv = {7, 3};
+  case_.page_table = {5, 19, -1, 0, -1, 99};  // past the lengths it may hold anything
+  start();
+  forward(case_.problem, forward_buffers());
+  start();
+  Buffers b = forward_buffers();
+  b.page_table = nullptr;
+  expect("page_table", "null", b);
+  const std::pair<const char*, std::vector<std::int32_t>> bad[] = {{"page_table[0][1]", {5, 20, -1, 0, -1, 99}},
+                                                                   {"page_table[0][0]", {-1, 19, -1, 0, -1, 99}},
+                                                                   {"page_table[1][0]", {5, 19, -1, 77, -1, 99}}};
+  for (const auto& [argument, table] : bad) {
+    b.page_table = table.data();
+    expect(argument, "0 to 19", b);
+  }
+  b = forward_buffers();
+  b.out = const_cast<std::int32_t*>(b.page_table);
+  expect("out", "page_table", b);
+}
+
+TEST_F(BufferRefusal, PagesAndPaddingThatTheProblemDoesNotHave) {
+  start();
+  const std::int32_t numbers[] = {0, 0};
+  Buffers b = forward_buffers();
+  b.page_table = numbers;
+  expect("page_table", "page_size", b);
+  b = forward_buffers();
+  b.left_padding = numbers;
+  expect("left_padding", "left_padding", b);
+}
+
+TEST_F(BufferRefusal, LeftPaddingOutOfRange) {
+  case_.problem.left_padding = true;
+  case_.left_padding = {3, 7};
+  start();
+  const std::int32_t bad[] = {-1, 7};
+  Buffers b = forward_buffers();
+  b.left_padding = bad;
+  expect("left_padding[0]", "-1", b);
 }
 
 TEST_F(BufferRefusal, LengthsOutOfRange) {

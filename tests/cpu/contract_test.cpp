@@ -25,7 +25,8 @@ struct Run {
 std::optional<Case> with_lengths(Case c, const char* suffix, std::int64_t seq_q, std::int64_t seq_kv) {
   Problem& p = c.problem;
   const bool own_strides = !(p.q_strides == Strides{}) || !(p.out_strides == Strides{});
-  if (p.packed || p.seqused_q || own_strides || p.seq_q < seq_q || p.seq_kv > seq_kv) return std::nullopt;
+  const bool other_pages = p.page_size != 0 && seq_kv != p.seq_kv;
+  if (p.packed || p.seqused_q || own_strides || other_pages || p.seq_q < seq_q || p.seq_kv > seq_kv) return std::nullopt;
   c.name += suffix;
   for (ScoreTensor* t : {&p.bias, &p.mask}) {  // dense over the new lengths
     const std::int64_t rows = t->q_stride != 0 ? p.seq_q : 1, new_rows = t->q_stride != 0 ? seq_q : 1;
@@ -61,23 +62,27 @@ void add_split_keys(const Case& c, std::vector<Run>& all) {
   if (auto one_block = with_lengths(c, "_split", 19, 400)) all.push_back({*one_block, {.pass = Pass::backward}});
 }
 
+/// The case as forward takes it: by the planner's choice, by name, and with so few queries that cpu/decode takes it.
+void add_forward(const Case& c, std::vector<Run>& all) {
+  all.push_back({c, {}});
+  all.push_back({c, {.kernel = "cpu/prefill"}});
+  if (c.problem.heads_q / c.problem.heads_kv * c.problem.seq_q <= 8) all.push_back({c, {.kernel = "cpu/decode"}});
+  if (const auto few = with_few_queries(c)) all.push_back({*few, {.kernel = "cpu/decode"}});
+  if (const auto some = with_decode_rows(c, cpu::chosen_isa())) all.push_back({*some, {.kernel = "cpu/decode"}});
+}
+
 std::vector<Run> runs() {
   std::vector<Run> all;
   for (Dtype dtype : {Dtype::float32, Dtype::float16, Dtype::bfloat16}) {
     for (const Case& c : contract_cases(dtype)) {
-      all.push_back({c, {}});  // the planner's choice
-      all.push_back({c, {.kernel = "cpu/prefill"}});
-      if (c.problem.heads_q / c.problem.heads_kv * c.problem.seq_q <= 8) all.push_back({c, {.kernel = "cpu/decode"}});
-      if (const auto few = with_few_queries(c)) {
-        all.push_back({*few, {.kernel = "cpu/decode"}});
-        all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
-      }
-      if (const auto some = with_decode_rows(c, cpu::chosen_isa())) all.push_back({*some, {.kernel = "cpu/decode"}});
+      add_forward(c, all);
+      if (const auto few = with_few_queries(c)) all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
       add_split_keys(c, all);
       all.push_back({c, {.pass = Pass::backward}});
       all.push_back({c, {.pass = Pass::standard_forward}});
       all.push_back({c, {.pass = Pass::standard_backward}});
     }
+    for (const Case& c : cache_cases(dtype)) add_forward(c, all);
   }
   return all;
 }

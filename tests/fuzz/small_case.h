@@ -40,7 +40,7 @@ inline void pack(Bytes& bytes, testing::Case& c) {
 }
 
 /// A valid problem small enough to be compared with the oracle, with any mix of options.
-inline testing::Case small_case(Bytes& bytes) {
+inline testing::Case small_case(Bytes& bytes, Pass pass) {
   testing::Case c;
   c.name = "fuzz";
   Problem& p = c.problem;
@@ -79,6 +79,14 @@ inline testing::Case small_case(Bytes& bytes) {
   c.dsink = p.sink && bytes.flip();
   c.draw = static_cast<testing::Draw>(bytes.rarely() ? bytes.byte() % 5 : 0);
   c.seed = bytes.byte();
+  if (pass == Pass::forward && bytes.rarely()) {
+    p.left_padding = true;
+    c.left_padding = lengths_up_to(bytes, p.batch, p.packed ? 0 : p.seq_kv);
+  }
+  if (pass == Pass::forward && !p.packed && bytes.rarely()) {
+    const std::int64_t page_size = bytes.between(1, 40);
+    testing::put_in_pages(c, page_size, lengths_up_to(bytes, p.batch, p.seq_kv));
+  }
   return c;
 }
 
@@ -86,7 +94,7 @@ inline testing::Case small_case(Bytes& bytes) {
 inline void run_small(const std::uint8_t* data, std::size_t size) {
   Bytes bytes(data, size);
   const Pass pass = static_cast<Pass>(bytes.byte() % 4);
-  const testing::Case c = small_case(bytes);
+  const testing::Case c = small_case(bytes, pass);
   SCOPED_TRACE(std::string(to_string(pass)) + ": " + to_string(c.problem));
   testing::check(c, {.pass = pass});
 }

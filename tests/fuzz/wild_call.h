@@ -51,6 +51,12 @@ inline Problem wild_problem(Bytes& bytes) {
   p.key_lengths = bytes.very_rarely();
   p.seqused_q = bytes.very_rarely();
   p.seqused_kv = bytes.very_rarely();
+  p.left_padding = bytes.very_rarely();
+  if (bytes.very_rarely()) {
+    p.page_size = sometimes_wild(bytes.between(1, 64));
+    p.num_pages = sometimes_wild(bytes.between(0, 30));
+    p.page_table_stride = sometimes_wild(bytes.between(0, 10));
+  }
   p.sink = bytes.very_rarely();
   p.dropout_p = number(0);
   p.deterministic = bytes.flip();

@@ -10,7 +10,7 @@ namespace flash_attention::testing {
 namespace {
 
 std::int64_t longest_q(const Problem& p) { return p.packed && p.seq_q == 0 ? p.total_q : p.seq_q; }
-std::int64_t longest_kv(const Problem& p) { return p.packed && p.seq_kv == 0 ? p.total_kv : p.seq_kv; }
+std::int64_t longest_kv(const Problem& p) { return p.packed && p.page_size == 0 && p.seq_kv == 0 ? p.total_kv : p.seq_kv; }
 
 }  // namespace
 
@@ -23,18 +23,20 @@ Shape::Shape(const Case& c) {
   dim = p.head_dim;
   dim_v = p.head_dim_v ? p.head_dim_v : p.head_dim;
   rows_q = p.packed ? p.total_q : p.batch * p.seq_q;
-  rows_kv = p.packed ? p.total_kv : p.batch * p.seq_kv;
+  const bool packed_kv = p.packed && p.page_size == 0;  // in pages, sequences lie apart: b has rows b * seq_kv and on
+  rows_kv = packed_kv ? p.total_kv : p.batch * p.seq_kv;
   seq_q = longest_q(p);
   seq_kv = longest_kv(p);
   for (std::int64_t b = 0; b < batch; ++b) {
     Sequence s;
     s.first_q = p.packed ? c.cu_seqlens_q[b] : b * p.seq_q;
-    s.first_kv = p.packed ? c.cu_seqlens_kv[b] : b * p.seq_kv;
+    s.first_kv = packed_kv ? c.cu_seqlens_kv[b] : b * p.seq_kv;
     s.alloc_q = p.packed ? c.cu_seqlens_q[b + 1] - c.cu_seqlens_q[b] : p.seq_q;
-    s.alloc_kv = p.packed ? c.cu_seqlens_kv[b + 1] - c.cu_seqlens_kv[b] : p.seq_kv;
+    s.alloc_kv = packed_kv ? c.cu_seqlens_kv[b + 1] - c.cu_seqlens_kv[b] : p.seq_kv;
     s.len_q = p.seqused_q ? c.seqused_q[b] : s.alloc_q;
     s.len_kv = p.seqused_kv ? c.seqused_kv[b] : s.alloc_kv;
     s.visible_kv = p.key_lengths ? std::min<std::int64_t>(s.len_kv, c.key_lengths[b]) : s.len_kv;
+    s.padding_kv = p.left_padding ? c.left_padding[b] : 0;
     sequences.push_back(s);
   }
 }
@@ -42,7 +44,7 @@ Shape::Shape(const Case& c) {
 bool Shape::visible(const Problem& p, const Sequence& s, std::int64_t i, std::int64_t j) const {
   const std::int64_t diagonal = p.alignment == Alignment::bottom_right ? i + s.len_kv - s.len_q : i;
   const std::int64_t right = p.causal ? 0 : p.window_right;
-  return i < s.len_q && j < s.visible_kv && (p.window_left < 0 || j >= diagonal - p.window_left) &&
+  return i < s.len_q && j >= s.padding_kv && j < s.visible_kv && (p.window_left < 0 || j >= diagonal - p.window_left) &&
          (right < 0 || j <= diagonal + right);
 }
 
@@ -134,7 +136,7 @@ Inputs draw_inputs(const Case& c) {
       in.q[(row * shape.heads_q + h) * shape.dim] = round_to(p.dtype, row % 2 && c.draw == Draw::large ? -4 : 4);
   }
   for (std::int64_t row = 0; row < shape.rows_kv && c.draw != Draw::normal; ++row) {
-    const std::int64_t j = p.packed ? row : row % shape.seq_kv;
+    const std::int64_t j = p.packed && p.page_size == 0 ? row : row % shape.seq_kv;
     for (std::int64_t h = 0; h < shape.heads_kv; ++h) {
       double& lead = in.k[(row * shape.heads_kv + h) * shape.dim];
       switch (c.draw) {
@@ -157,7 +159,7 @@ Inputs draw_inputs(const Case& c) {
     }
   }
   const auto share = [&](std::vector<double>& values, const Strides& strides) {  // one tensor for the whole batch
-    if (p.packed || strides.batch != 0 || shape.batch == 0) return;
+    if (p.packed || p.page_size != 0 || strides.batch != 0 || shape.batch == 0) return;
     const std::int64_t size = static_cast<std::int64_t>(values.size()) / shape.batch;
     for (std::int64_t x = size; x < static_cast<std::int64_t>(values.size()); ++x) values[x] = values[x % size];
   };

@@ -22,7 +22,8 @@ struct Case {
   std::string name;
   Problem problem;
   Draw draw = Draw::normal;
-  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths;
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths, left_padding;
+  std::vector<std::int32_t> page_table;  // [batch, page_table_stride] where there are pages
   std::int64_t nan_key = -1;    // this key of each sequence is NaN: it reaches the queries that see it, and no others
   std::int64_t nan_value = -1;  // the same for a value
   std::int64_t nan_dout =
@@ -48,6 +49,7 @@ struct Shape {
     std::int64_t alloc_q, alloc_kv;  // rows it owns
     std::int64_t len_q, len_kv;      // rows it uses (seqused)
     std::int64_t visible_kv;         // keys after key_lengths
+    std::int64_t padding_kv;         // keys before it are hidden
   };
   std::vector<Sequence> sequences;
 

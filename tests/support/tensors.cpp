@@ -1,5 +1,6 @@
 #include "support/tensors.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -97,6 +98,25 @@ void* Tensors::place(Tensor t, const std::vector<double>* values, const void** s
   return data;
 }
 
+void* Tensors::place_keys(Tensor t, const Case& c, const std::vector<double>& values, const void** slot) {
+  const Problem& p = c.problem;
+  if (p.page_size == 0) return place(std::move(t), &values, slot);
+  const std::int64_t heads = t.sizes[2], dim = t.sizes[3], row = heads * dim;
+  const auto or_dense = [](std::int64_t stride, std::int64_t dense) { return stride == Strides::dense ? dense : stride; };
+  const Strides& given = std::strcmp(t.name, "k") == 0 ? p.k_strides : p.v_strides;
+  t.sizes = {p.num_pages, p.page_size, heads, dim};
+  t.strides = {or_dense(given.batch, p.page_size * row), or_dense(given.seq, row), or_dense(given.head, dim), 1};
+  std::vector<double> pages(p.num_pages * p.page_size * row, NAN);  // what no table names, and what is past a length
+  const std::int64_t stride = p.page_table_stride != 0 ? p.page_table_stride : (p.seq_kv + p.page_size - 1) / p.page_size;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    for (std::int64_t j = 0; j < shape_.sequences[b].len_kv; ++j) {
+      const std::int64_t page = c.page_table[b * stride + j / p.page_size];
+      std::copy_n(&values[(b * p.seq_kv + j) * row], row, &pages[(page * p.page_size + j % p.page_size) * row]);
+    }
+  }
+  return place(std::move(t), &pages, slot);
+}
+
 template <class T>
 const T* Tensors::place_plain(const std::vector<T>& values) {
   if (values.empty()) return nullptr;
@@ -131,8 +151,8 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
     return Tensor{.name = name, .dtype = Dtype::float32, .sizes = {count}, .strides = {1}, .output = output};
   };
   place(tensor("q", p.q_strides, shape_.rows_q, shape_.heads_q, shape_.dim, false), &in.q, &buffers_.q);
-  place(tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim, false), &in.k, &buffers_.k);
-  place(tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false), &in.v, &buffers_.v);
+  place_keys(tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim, false), c, in.k, &buffers_.k);
+  place_keys(tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false), c, in.v, &buffers_.v);
   place(tensor("dout", p.dout_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, false), &in.dout, &buffers_.dout);
   buffers_.out = place(tensor("out", p.out_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, true), nullptr, nullptr);
   buffers_.lse = static_cast<float*>(place(flat("lse", shape_.rows_q * shape_.heads_q, true), nullptr, nullptr));
@@ -154,6 +174,8 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   buffers_.seqused_q = place_plain(c.seqused_q);
   buffers_.seqused_kv = place_plain(c.seqused_kv);
   buffers_.key_lengths = place_plain(c.key_lengths);
+  buffers_.left_padding = place_plain(c.left_padding);
+  buffers_.page_table = place_plain(c.page_table);
 }
 
 void Tensors::set_forward(const Results& results) {

@@ -36,6 +36,8 @@ class Tensors {
   };
 
   void* place(Tensor tensor, const std::vector<double>* values, const void** slot);
+  /// K or V: as place(), or spread over the pages of the case.
+  void* place_keys(Tensor tensor, const Case& c, const std::vector<double>& values, const void** slot);
   std::vector<double> values(const char* name);
   template <class T>
   const T* place_plain(const std::vector<T>& values);

@@ -47,13 +47,15 @@ struct NextTile {
   FLASH_ATTENTION_INLINE void ask_for_values() { V.ask(value_lines); }
 };
 
-/// Rows [begin, end) of `heads` key heads, from the block's on, that lie side by side.
+/// Rows [begin, end) of `heads` key heads, from the block's on, that lie side by side; of pages those of the first.
 inline Ahead rows_ahead(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, int heads,
                         std::int64_t begin, std::int64_t end) {
   const int size = size_of(call.key_element);
   const std::int64_t stride = tensor.seq_stride * size;
   const std::int64_t rows = larger<std::int64_t>(smaller(end, block.key_end) - begin, 0);
-  return Ahead(block.keys(call, tensor) + begin * stride, stride, heads * columns * size, rows);
+  if (rows == 0) return Ahead(nullptr, 0, 0, 0);  // the table may end here
+  return Ahead(block.key_row(call, tensor, begin), stride, heads * columns * size,
+               smaller(rows, block.keys_together(call, begin)));
 }
 
 /// Rows [begin, end) of the block's key head, a row at a time.

@@ -35,6 +35,7 @@ struct DecodeScratch {
   alignas(64) float keep[block_kv * decode_lanes];
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
+  alignas(64) float gathered[2][block_kv * max_head_dim];  // rows of K and of V from several pages
   alignas(64) float rescale[block_q];
   DecodeHead heads[decode_stack];
 };
@@ -136,6 +137,26 @@ inline void decode_values(const Call& call, const RowBlock& block, const Tile& t
   }
 }
 
+/// The rows of a tile where they lie, or copied together where they are in several pages. The rows of the next tile are
+/// asked for meanwhile: which they are only the table says.
+template <class T>
+inline KeyRows<T> rows_of_tile(const Call& call, const RowBlock& block, const Tile& tile, const TensorView& tensor,
+                               int columns, float* buffer) {
+  using Stored = typename T::Stored;
+  const auto row_of = [&](std::int64_t j) { return reinterpret_cast<const Stored*>(block.key_row(call, tensor, j)); };
+  if (block.keys_together(call, tile.begin) >= tile.count) return {row_of(tile.begin), tensor.seq_stride};
+  auto* copy = reinterpret_cast<Stored*>(buffer);
+  for (int key = 0; key < tile.count; ++key) {
+    const std::int64_t j = tile.begin + key, ahead = j + tile.count;
+    if (ahead < block.key_end) {
+      const char* row = reinterpret_cast<const char*>(row_of(ahead));
+      for (int at = 0; at < columns * int{sizeof(Stored)}; at += 64) __builtin_prefetch(row + at, 0, 2);
+    }
+    __builtin_memcpy(copy + key * columns, row_of(j), columns * sizeof(Stored));
+  }
+  return {copy, columns};
+}
+
 /// One tile of one key head. K and V are used as they lie, but for values that must not meet a weight of 0 (hidden.h).
 template <class Dots>
 inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
@@ -145,12 +166,9 @@ inline void decode_tile(const Call& call, const RowBlock& block, const Tile& til
     const bool fits = call.head_dim % Dots::columns == 0 && call.head_dim_v % Dots::columns == 0;
     if (!fits) return decode_tile<FloatDots<T>>(call, block, tile, head, scratch, next);
   }
-  const auto rows_of = [&](const TensorView& tensor) {
-    const auto* first = reinterpret_cast<const typename T::Stored*>(block.keys(call, tensor));
-    return KeyRows<T>{first + tile.begin * tensor.seq_stride, tensor.seq_stride};
-  };
-  decode_scores<Dots>(call, block, tile, rows_of(call.k), head, scratch, next);
-  const KeyRows<T> V = rows_of(call.v);
+  const KeyRows<T> K = rows_of_tile<T>(call, block, tile, call.k, call.head_dim, scratch.gathered[0]);
+  decode_scores<Dots>(call, block, tile, K, head, scratch, next);
+  const KeyRows<T> V = rows_of_tile<T>(call, block, tile, call.v, call.head_dim_v, scratch.gathered[1]);
   if (tile.weighted || are_finite<T>(V.data, V.stride, tile.count, call.head_dim_v)) {
     return decode_values<Dots>(call, block, tile, V, head.O, scratch, next);
   }

@@ -67,7 +67,7 @@ inline void write_key_gradients(const Call& call, std::int64_t batch, int kv_hea
 /// Row `key` of a tensor over the keys.
 template <class T>
 inline typename T::Stored* key_row(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t key) {
-  return reinterpret_cast<typename T::Stored*>(block.keys(call, tensor)) + key * tensor.seq_stride;
+  return reinterpret_cast<typename T::Stored*>(block.key_row(call, tensor, key));
 }
 
 /// dK and dV of keys that no row sees.

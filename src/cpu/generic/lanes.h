@@ -101,19 +101,21 @@ struct FloatRows {
   std::int64_t stride;
 };
 
-/// Rows [begin, begin + count) of the block's key head as float: where they lie, if they are float already and (for whole
-/// vectors) need no padding, else converted into the buffer.
+/// Rows [begin, begin + count) of the block's key head as float: where they lie, if they are float already, lie together
+/// and (for whole vectors) need no padding, else converted into the buffer.
 inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t begin, int count,
                           int columns, bool whole_vectors, float* buffer) {
-  const char* first = block.keys(call, tensor) + begin * tensor.seq_stride * size_of(call.key_element);
-  if (call.key_element == Element::float32 && (!whole_vectors || columns % vector_lanes == 0)) {
-    return {reinterpret_cast<const float*>(first), tensor.seq_stride};
+  const bool as_they_lie = call.key_element == Element::float32 && block.keys_together(call, begin) >= count;
+  if (as_they_lie && (!whole_vectors || columns % vector_lanes == 0)) {
+    return {reinterpret_cast<const float*>(block.key_row(call, tensor, begin)), tensor.seq_stride};
   }
   const int stride = round_up(columns, vector_lanes);
   with_element(call.key_element, [&](auto type) {
     using T = decltype(type);
-    const auto* rows = reinterpret_cast<const typename T::Stored*>(first);
-    for (int j = 0; j < count; ++j) copy_row<T>(rows + j * tensor.seq_stride, columns, buffer + j * stride, stride);
+    for (int j = 0; j < count; ++j) {
+      const auto* row = reinterpret_cast<const typename T::Stored*>(block.key_row(call, tensor, begin + j));
+      copy_row<T>(row, columns, buffer + j * stride, stride);
+    }
   });
   return {buffer, stride};
 }

@@ -36,8 +36,10 @@ struct Sequence {
   Sequence(const Call& call, std::int64_t batch) : q_rows(call.seq_q), kv_rows(call.seq_kv) {
     if (call.cu_seqlens_q != nullptr) {
       q_begin = call.cu_seqlens_q[batch];
-      kv_begin = call.cu_seqlens_kv[batch];
       q_rows = call.cu_seqlens_q[batch + 1] - q_begin;
+    }
+    if (call.cu_seqlens_kv != nullptr) {
+      kv_begin = call.cu_seqlens_kv[batch];
       kv_rows = call.cu_seqlens_kv[batch + 1] - kv_begin;
     }
     q_used = call.seqused_q != nullptr ? smaller<std::int64_t>(call.seqused_q[batch], q_rows) : q_rows;
@@ -97,11 +99,20 @@ struct RowBlock {
                              size_of(call.element);
   }
 
-  /// Key 0's row of the block's key head.
-  FLASH_ATTENTION_INLINE char* keys(const Call& call, const TensorView& tensor) const {
-    return tensor.data +
-           (batch * tensor.batch_stride + sequence.kv_begin * tensor.seq_stride + kv_head * tensor.head_stride) *
-               size_of(call.key_element);
+  /// Key j's row of the block's key head. The one way to K and V, in pages or not.
+  FLASH_ATTENTION_INLINE char* key_row(const Call& call, const TensorView& tensor, std::int64_t j) const {
+    std::int64_t entry = batch, row = sequence.kv_begin + j;
+    if (call.page_table != nullptr) {
+      entry = call.page_table[batch * call.page_table_stride + j / call.page_size];
+      row = j % call.page_size;
+    }
+    return tensor.data + (entry * tensor.batch_stride + row * tensor.seq_stride + kv_head * tensor.head_stride) *
+                             size_of(call.key_element);
+  }
+
+  /// Keys from j on that lie one stride apart.
+  FLASH_ATTENTION_INLINE std::int64_t keys_together(const Call& call, std::int64_t j) const {
+    return call.page_table != nullptr ? call.page_size - j % call.page_size : sequence.kv_rows - j;
   }
 
   /// The lane's row of lse, and its number among all rows of the call.
@@ -113,7 +124,7 @@ struct RowBlock {
  private:
   void find_keys(const Call& call, int lane) {
     const std::int64_t diagonal = query[lane] + (call.top_left ? 0 : sequence.kv_used - sequence.q_used);
-    std::int64_t first = 0, last = sequence.keys_visible;
+    std::int64_t first = call.left_padding != nullptr ? call.left_padding[batch] : 0, last = sequence.keys_visible;
     if (call.window_left >= 0) first = larger<std::int64_t>(first, diagonal - call.window_left);
     if (call.window_right >= 0) last = smaller<std::int64_t>(last, diagonal + call.window_right + 1);
     unused[lane] = query[lane] >= sequence.q_used;
