@@ -195,6 +195,9 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   __device__ __forceinline__ bool put(const float (&C)[2][blocks][4], unsigned tile_address, float factor,
                                       int total_pairs) const {
     const int row = warp / key_n * 32, first = warp % key_n * pairs;
+    // Keys that nobody sees are 0: the zeros of their P and dS have been multiplied by all queries of a tile.
+    constexpr bool some_unseen = features.key_lengths || features.seqused_kv;
+    const auto unseen = [&](int r) { return some_unseen && kv_begin + r >= sequence.visible_kv; };
     float check = 0;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -203,7 +206,8 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
         if (first + n / 2 >= total_pairs) break;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float a = C[m][n][2 * half] * factor, b = C[m][n][2 * half + 1] * factor;
+          float a = C[m][n][2 * half] * factor, b = C[m][n][2 * half + 1] * factor;
+          if (unseen(row + 16 * m + place.row + 8 * half)) a = b = 0;
           check = ptx::fma(a, 0, ptx::fma(b, 0, check));
           const unsigned offset = Tile::offset(row + 16 * m + place.row + 8 * half, 2 * first + n) + 2 * place.column;
           ptx::store_shared(tile_address + offset, ptx::pack<type>(a, b));

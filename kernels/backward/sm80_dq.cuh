@@ -52,6 +52,8 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
   const unsigned dQ_smem = ptx::shared_address(&storage.dQ);
   const tile::LanePlace place(thread % 32);
   const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
+  // Rows past the used length are 0: the zeros of their dS have been multiplied by all keys of a tile.
+  const auto unused = [&](int r) { return config.features.seqused_q && q_begin + r >= sequence.len_q; };
   float check = 0;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -61,7 +63,8 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
       if (chunk >= QTile::columns / 8) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float a = dQ[m][n][2 * half] * args.scale, b = dQ[m][n][2 * half + 1] * args.scale;
+        float a = dQ[m][n][2 * half] * args.scale, b = dQ[m][n][2 * half + 1] * args.scale;
+        if (unused(row + 16 * m + place.row + 8 * half)) a = b = 0;
         check = ptx::fma(a, 0, ptx::fma(b, 0, check));
         const unsigned offset = QTile::offset(row + 16 * m + place.row + 8 * half, chunk) + 2 * place.column;
         ptx::store_shared(dQ_smem + offset, ptx::pack<Shape::type>(a, b));
@@ -166,6 +169,8 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         dQ[0][n][e] *= args.scale;
+        // As in backward_sm80_finish_dq.
+        if (features.seqused_q && q_begin + warp_row + place.row + e / 2 * 8 >= sequence.len_q) dQ[0][n][e] = 0;
         check = ptx::fma(dQ[0][n][e], 0, check);
       }
     }

@@ -26,14 +26,18 @@ inline std::vector<Case> deterministic(std::vector<Case> cases) {
   return cases;
 }
 
-/// A NaN in dO reaches no key that its query does not see, or that dropout has taken from it.
+/// A NaN in dO or Q reaches no key that its query does not see, or that dropout has taken from it; nor keys that nobody
+/// sees. A NaN in a key reaches no query past the used length.
 inline std::vector<Case> nan_gradients(Dtype dtype) {
   std::vector<Case> cases;
   for (Case c : contract_cases(dtype)) {
-    if (c.name != "causal" && c.name != "dropout") continue;
-    c.name = "nan_dout_" + c.name;
-    c.nan_dout = 5;
+    if (c.name == "seqused") c.name = "nan_key_seqused_causal", c.nan_key = 20, cases.push_back(c);
+    if (c.name != "causal" && c.name != "dropout" && c.name != "key_lengths") continue;
+    Case query = c;
+    query.name = "nan_query_" + c.name, query.nan_query = 5;
+    c.name = "nan_dout_" + c.name, c.nan_dout = 5;
     cases.push_back(c);
+    cases.push_back(query);
   }
   return cases;
 }

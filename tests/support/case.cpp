@@ -169,10 +169,11 @@ Inputs draw_inputs(const Case& c) {
     const auto plant = [&](std::vector<double>& values, std::int64_t j, std::int64_t width) {
       if (j >= 0 && j < s.alloc_kv) std::fill_n(&values[(s.first_kv + j) * width], width, NAN);
     };
-    if (c.nan_dout >= 0 && c.nan_dout < s.alloc_q) {
-      const std::int64_t width = shape.heads_q * shape.dim_v;
-      std::fill_n(&in.dout[(s.first_q + c.nan_dout) * width], width, NAN);
-    }
+    const auto plant_row = [&](std::vector<double>& values, std::int64_t i, std::int64_t width) {
+      if (i >= 0 && i < s.alloc_q) std::fill_n(&values[(s.first_q + i) * width], width, NAN);
+    };
+    plant_row(in.q, c.nan_query, shape.heads_q * shape.dim);
+    plant_row(in.dout, c.nan_dout, shape.heads_q * shape.dim_v);
     plant(in.k, c.nan_key, shape.heads_kv * shape.dim);
     plant(in.v, c.nan_value, shape.heads_kv * shape.dim_v);
   }

@@ -11,6 +11,8 @@ INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm80, ::testing::ValuesIn(contract_ca
 INSTANTIATE_TEST_SUITE_P(Deterministic, BackwardSm80,
                          ::testing::ValuesIn(some_of(deterministic(contract_cases(Dtype::bfloat16)))), case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm80, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(NanGradientsDeterministic, BackwardSm80,
+                         ::testing::ValuesIn(deterministic(nan_gradients(Dtype::bfloat16))), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm80, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16))), case_name);
 
 }  // namespace
