@@ -1,7 +1,5 @@
 #include "emulator/host_compiler.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "emulator/process.h"
+#include "emulator/temporary_folder.h"
 #include "flash_attention/error.h"
 #include "jit/cached.h"
 #include "jit/embedded.h"
@@ -37,9 +36,15 @@ Sources runtime_sources(const fs::path& kernel_dir) {
     return sources;
   }
   const fs::path root = kernel_dir.parent_path() / "src/emulator/runtime";
-  for (const auto& entry : fs::recursive_directory_iterator(root)) {
-    if (entry.is_regular_file())
-      sources.emplace(fs::relative(entry.path(), root).string(), support::read_file(entry.path()).value_or(""));
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    if (const auto text = support::read_file(it->path())) {
+      sources.emplace(it->path().lexically_relative(root).string(), *text);
+    }
+  }
+  if (error) {
+    throw Error(ErrorCode::invalid_argument, "FLASH_ATTENTION_KERNEL_DIR: the emulator needs " + root.string() +
+                                                 " beside it, which cannot be read: " + error.message());
   }
   return sources;
 }
@@ -88,19 +93,10 @@ std::string report_every_access() {
 
 std::string digest_of(const std::string& text) { return support::to_hex(support::sha256(text)).substr(0, 16); }
 
-/// Of this user alone: what lies there is compiled and run.
-fs::path temporary_folder() {
-  fs::path folder = fs::temp_directory_path() / ("flash_attention-" + std::to_string(getuid()));
-  if (const auto problem = support::prepare_private_folder(folder)) {
-    throw Error(ErrorCode::unavailable, "the emulator has no folder for its sources: " + *problem +
-                                            "; set FLASH_ATTENTION_CACHE_DIR to one that can be written");
-  }
-  return folder;
-}
-
 void write_once(const fs::path& path, const std::string& text) {
-  if (fs::exists(path)) return;
-  fs::create_directories(path.parent_path());
+  std::error_code error;
+  if (fs::exists(path, error)) return;
+  fs::create_directories(path.parent_path(), error);
   if (const auto problem = support::write_file_atomically(path, text)) {
     throw Error(ErrorCode::unavailable, "the emulator cannot write " + path.string() + ": " + *problem);
   }
@@ -117,7 +113,7 @@ fs::path place_sources(const fs::path& name, const Sources& sources) {
   if (support::prepare_private_folder(cache)) return write_below(temporary_folder());
   try {
     return write_below(cache);
-  } catch (const std::exception&) {  // the disk is full, say
+  } catch (const Error&) {  // the disk is full, say
     return write_below(temporary_folder());
   }
 }
@@ -157,7 +153,8 @@ jit::Product run_compiler(const HostUnit& unit, const std::string& text, const S
                                                " for the emulator\nsource: " + source.string() + "\n" + result.output);
   }
   auto object = support::read_file(output);
-  fs::remove(output);
+  std::error_code error;
+  fs::remove(output, error);
   if (!object) throw Error(ErrorCode::compile_failed, settings.cxx + " left no " + output.string());
   return {std::move(*object), text, result.output};
 }

@@ -8,15 +8,15 @@
 #include <tuple>
 
 #include "emulator/table.h"
+#include "emulator/temporary_folder.h"
 #include "flash_attention/error.h"
-#include "support/files.h"
 
 namespace flash_attention::emulator {
 namespace {
 
 /// A file that dlopen can take, for an object that no cache keeps.
 std::string write_temporary(const std::string& object) {
-  std::string path = (std::filesystem::temp_directory_path() / "flash_attention_XXXXXX").string();
+  std::string path = (temporary_folder() / "module_XXXXXX").string();
   const int file = mkstemp(path.data());
   const bool written = file >= 0 && write(file, object.data(), object.size()) == static_cast<ssize_t>(object.size());
   if (file >= 0) close(file);

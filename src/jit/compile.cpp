@@ -9,6 +9,7 @@
 
 #include "flash_attention/error.h"
 #include "jit/cached.h"
+#include "jit/file_names.h"
 #include "jit/nvrtc.h"
 #include "support/files.h"
 
@@ -62,7 +63,7 @@ Job make_job(const KernelKey& key, const Nvrtc* compiler) {
 /// Puts a source that does not compile where it can be read; returns the path, or a word that it could not.
 std::string keep_failed_source(const Job& job) {
   const Store& store = product_cache().store();
-  const auto path = store.folder() / (job.recipe.stem + "-failed.cu");
+  const auto path = store.folder() / failed_source_name(job.recipe.stem);
   if (!store.problem().empty() || support::write_file_atomically(path, job.unit)) return "(not kept)";
   return path.string();
 }

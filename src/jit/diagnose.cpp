@@ -4,8 +4,7 @@
 #include "jit/cached.h"
 #include "jit/nvrtc.h"
 
-namespace flash_attention {
-namespace jit {
+namespace flash_attention::jit {
 namespace {
 
 Finding nvrtc_finding() {
@@ -52,10 +51,4 @@ std::vector<Finding> diagnose() {
   return findings;
 }
 
-}  // namespace jit
-
-std::string cache_directory() { return jit::product_cache().store().folder().string(); }
-std::vector<CacheEntry> cache_entries() { return jit::product_cache().store().entries(); }
-std::int64_t clear_cache() { return jit::product_cache().store().clear(); }
-
-}  // namespace flash_attention
+}  // namespace flash_attention::jit

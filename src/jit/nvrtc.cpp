@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
-#include <optional>
 
 #include "flash_attention/error.h"
 
@@ -78,21 +78,16 @@ Nvrtc::Nvrtc(const std::vector<NvrtcPlace>& places) {
 }
 
 const Nvrtc& Nvrtc::instance() {
-  struct Outcome {
-    std::optional<Nvrtc> compiler;
-    std::string error;
-  };
-  static const Outcome outcome = [] {
-    Outcome made;
-    try {
-      made.compiler.emplace(nvrtc_places(support::settings(), surroundings()));
-    } catch (const Error& error) {
-      made.error = error.what();
-    }
-    return made;
-  }();
-  if (!outcome.compiler) throw Error(ErrorCode::unavailable, outcome.error);
-  return *outcome.compiler;
+  // A miss is not remembered: the caller may import PyTorch, or install a wheel, and try again. Looking takes under a
+  // millisecond, and only calls that have a kernel to compile look.
+  static std::atomic<const Nvrtc*> found = nullptr;
+  if (const Nvrtc* compiler = found.load(std::memory_order_acquire)) return *compiler;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (const Nvrtc* compiler = found.load(std::memory_order_relaxed)) return *compiler;
+  const auto* compiler = new Nvrtc(nvrtc_places(support::settings(), surroundings()));  // as old as the process
+  found.store(compiler, std::memory_order_release);
+  return *compiler;
 }
 
 Nvrtc::Result Nvrtc::compile(const std::string& source, const std::string& name, const std::vector<SourceFile>& headers,

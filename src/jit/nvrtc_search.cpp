@@ -29,11 +29,20 @@ std::vector<fs::path> subfolders(const fs::path& folder, const std::string& begi
 
 class Places {
  public:
-  void add_file(const std::string& origin, const fs::path& library) { places_.push_back({origin, library, ""}); }
+  /// Nothing is ever loaded from below the working folder, which may be anybody's: a library has a full path, or a plain
+  /// name, which the loader looks for in its own folders.
+  void add_file(const std::string& origin, const fs::path& library) {
+    if (library.is_absolute() || !library.has_parent_path()) {
+      places_.push_back({origin, library, ""});
+    } else {
+      add_miss(origin, library.string() + " is not a full path");
+    }
+  }
   void add_miss(const std::string& origin, const std::string& reason) { places_.push_back({origin, {}, reason}); }
 
   /// The libraries in the folder, or a note that there are none.
   void add_folder(const std::string& origin, const fs::path& folder) {
+    if (!folder.is_absolute()) return add_miss(origin, folder.string() + " is not a full path");
     bool found = false;
     for (const char* name : library_names) {
       std::error_code error;
@@ -57,14 +66,16 @@ std::vector<fs::path> python_folders(const support::Settings& settings, const Su
     if (std::ranges::find(folders, folder) == folders.end()) folders.push_back(folder);
   };
   for (const fs::path& library : around.loaded_libraries) {
+    if (!library.is_absolute()) continue;
     for (fs::path folder = library.parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
       if (folder.filename() == "site-packages" || folder.filename() == "dist-packages") add(folder);
     }
   }
-  const fs::path prefixes[] = {settings.virtual_env, around.executable.parent_path().parent_path(),
-                               settings.home / ".local", around.usr_local};
+  const fs::path of_user = settings.home.empty() ? fs::path{} : settings.home / ".local";
+  const fs::path prefixes[] = {settings.virtual_env, around.executable.parent_path().parent_path(), of_user,
+                               around.usr_local};
   for (const fs::path& prefix : prefixes) {
-    if (prefix.empty()) continue;
+    if (!prefix.is_absolute()) continue;
     for (const fs::path& python : subfolders(prefix / "lib", "python3")) {
       for (const char* name : {"site-packages", "dist-packages"}) {
         std::error_code error;
@@ -95,7 +106,7 @@ std::vector<NvrtcPlace> nvrtc_places(const support::Settings& settings, const Su
   Places places;
   if (!settings.nvrtc.empty()) {
     std::error_code error;
-    if (fs::is_directory(settings.nvrtc, error)) {
+    if (settings.nvrtc.is_absolute() && fs::is_directory(settings.nvrtc, error)) {
       places.add_folder("FLASH_ATTENTION_NVRTC", settings.nvrtc);
     } else {
       places.add_file("FLASH_ATTENTION_NVRTC", settings.nvrtc);

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "jit/entry.h"
+#include "jit/file_names.h"
 #include "support/files.h"
 #include "support/log.h"
 #include "support/sha256.h"
@@ -17,21 +18,8 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
 constexpr auto lock_name = "lock";
+constexpr std::size_t whole_digest = 64;
 constexpr auto abandoned_after = 10min;  // a temporary this old belongs to a process that was killed
-
-std::string digest(std::string_view text, std::size_t digits) {
-  return support::to_hex(support::sha256(text)).substr(0, digits);
-}
-
-/// How the file names of a recipe begin, whichever compiler it is for.
-std::string beginning(const Recipe& recipe) { return recipe.stem + "-" + digest(recipe.content, 32) + "-"; }
-
-std::string file_name(const Recipe& recipe) { return beginning(recipe) + digest(recipe.compiler, 8) + "." + recipe.kind; }
-
-bool is_product(const fs::path& path) {
-  const std::string ending = path.extension().string();
-  return (ending == ".cubin" || ending == ".ptx" || ending == ".so") && !support::is_temporary(path);
-}
 
 struct File {
   fs::path path;
@@ -39,12 +27,13 @@ struct File {
   fs::file_time_type used;
 };
 
+/// Those that this library has written.
 std::vector<File> files_in(const fs::path& folder) {
   std::vector<File> files;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::error_code gone;  // another process may remove files meanwhile
-    if (!it->is_regular_file(gone) || it->path().filename() == lock_name) continue;
+    if (!is_ours(it->path()) || !fs::is_regular_file(it->symlink_status(gone))) continue;
     File file{it->path(), static_cast<std::int64_t>(it->file_size(gone)), it->last_write_time(gone)};
     if (!gone) files.push_back(std::move(file));
   }
@@ -66,16 +55,12 @@ Store::Store(fs::path folder, Access access, std::int64_t limit_bytes)
 }
 
 std::optional<Artifact> Store::load(const fs::path& path, const Recipe& recipe) const {
-  std::error_code error;
-  if (!fs::is_regular_file(fs::symlink_status(path, error))) return std::nullopt;
-  if (const auto reason = support::why_untrusted(path)) {
-    support::log("flash_attention: not loaded: " + *reason);
-    return std::nullopt;
-  }
-  const auto bytes = support::read_file(path);
+  const auto [bytes, refused] = support::read_trusted_file(path);
+  if (!refused.empty()) support::log("flash_attention: not loaded: " + refused);
   if (!bytes) return std::nullopt;
+  std::error_code error;
   const std::optional<Entry> entry = decode(*bytes);
-  if (entry && entry->content == digest(recipe.content, 64) &&
+  if (entry && entry->content == digest(recipe.content, whole_digest) &&
       (recipe.compiler.empty() || entry->compiler == recipe.compiler)) {
     if (access_ == Access::read_write) fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // used just now
     return Artifact{entry->payload, entry->notes, path, false};
@@ -91,7 +76,7 @@ std::optional<Artifact> Store::find(const Recipe& recipe) const {
   if (access_ == Access::read_write && !recipe.compiler.empty()) return load(folder_ / file_name(recipe), recipe);
   Recipe any = recipe;
   any.compiler.clear();
-  const std::string start = beginning(recipe);
+  const std::string start = name_beginning(recipe);
   for (const File& file : files_in(folder_)) {
     if (!file.path.filename().string().starts_with(start) || file.path.extension() != "." + recipe.kind) continue;
     if (auto artifact = load(file.path, any)) return artifact;
@@ -107,7 +92,7 @@ fs::path Store::keep(const Recipe& recipe, const Product& product) const {
   auto failure = support::write_file_atomically(source_path, product.source);
   if (!failure) {
     failure = support::write_file_atomically(
-        path, encode({recipe.name, digest(recipe.content, 64), recipe.compiler, product.notes, product.payload}));
+        path, encode({recipe.name, digest(recipe.content, whole_digest), recipe.compiler, product.notes, product.payload}));
   }
   if (failure) {
     support::log("flash_attention: the compiled kernel is not kept: " + *failure);
@@ -164,9 +149,8 @@ std::int64_t Store::clear() const {
   std::int64_t freed = 0;
   if (!problem_.empty() || access_ == Access::read_only) return freed;
   for (const File& file : files_in(folder_)) {
-    const bool ours = is_product(file.path) || file.path.extension() == ".cu" || support::is_temporary(file.path);
     std::error_code error;
-    if (ours && fs::remove(file.path, error)) freed += file.bytes;
+    if (fs::remove(file.path, error)) freed += file.bytes;
   }
   return freed;
 }

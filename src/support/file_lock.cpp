@@ -12,7 +12,7 @@ namespace flash_attention::support {
 std::optional<FileLock> FileLock::acquire(const std::filesystem::path& file, std::uint64_t slot,
                                           std::chrono::milliseconds patience) {
   // An open-file-description lock: it belongs to this descriptor, so two threads of one process exclude each other too.
-  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return std::nullopt;
   FileLock lock(fd);
   struct flock range {};

@@ -4,11 +4,21 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
 namespace flash_attention::support {
 
 /// The bytes of a file, or nothing where it cannot be read.
 std::optional<std::string> read_file(const std::filesystem::path& path);
+
+/// A file that holds code: its bytes, or why they were not taken. Neither where there is no such file.
+struct TrustedFile {
+  std::optional<std::string> bytes;
+  std::string refused;
+};
+
+/// Reads a file that belongs to this user or root and that no other user can write to; follows no link.
+TrustedFile read_trusted_file(const std::filesystem::path& path);
 
 /// Replaces `path` with `bytes` so that no reader and no crash ever sees a part of them: written to a temporary beside it,
 /// flushed to the disk, renamed. Returns what failed, or nothing on success.
@@ -16,10 +26,16 @@ std::optional<std::string> write_file_atomically(const std::filesystem::path& pa
 
 /// The names write_file_atomically gives its temporaries; a process that was killed leaves one behind.
 bool is_temporary(const std::filesystem::path& path);
+std::filesystem::path without_temporary_mark(const std::filesystem::path& path);  // what it is a temporary of, or itself
 
 /// Makes the folder (mode 0700) and its parents where needed. Returns why code must not be loaded from it or cannot be
-/// written to it: not a folder, not this user's, open to writers other than this user. Nothing when all is well.
+/// written to it: not a folder, not this user's, another user's link, open to writers other than this user, or below a
+/// folder in which every user can put another in its place. Nothing when all is well.
 std::optional<std::string> prepare_private_folder(const std::filesystem::path& folder);
+
+/// A private folder for temporary files: flash_attention-UID in TMPDIR, else in /tmp; one with a new name where that one is
+/// not to be trusted. The other alternative says what failed.
+std::variant<std::filesystem::path, std::string> private_temporary_folder();
 
 /// Why code must not be loaded from what is there: it belongs to neither this user nor root, or others may write to it.
 std::optional<std::string> why_untrusted(const std::filesystem::path& path);

@@ -19,7 +19,8 @@ constexpr SettingDescription descriptions[] = {
     {"FLASH_ATTENTION_AOT_DIR", "a folder", "flash_attention_kernels beside the library",
      "kernels compiled ahead of time; only read"},
     {"FLASH_ATTENTION_JIT", "on, off", "on", "off: never compile at run time; a kernel that is in no cache is an error"},
-    {"FLASH_ATTENTION_NVRTC", "a file or a folder", "searched", "the NVRTC library to use, and no other"},
+    {"FLASH_ATTENTION_NVRTC", "the full path of a file or a folder", "searched",
+     "the NVRTC library to use, and no other"},
     {"FLASH_ATTENTION_NVRTC_OPTIONS", "options", "none", "more options for NVRTC, e.g. -lineinfo for a profiler"},
     {"FLASH_ATTENTION_DRIVER", "a file", "libcuda.so.1", "the CUDA driver library"},
     {"FLASH_ATTENTION_KERNEL_DIR", "a folder", "the sources in the library",
@@ -52,6 +53,12 @@ class Reader {
   }
 
   std::filesystem::path path(const char* variable) const { return text(variable); }
+
+  /// Empty where it is relative: code is loaded from below these, and the working folder may be anybody's.
+  std::filesystem::path absolute_path(const char* variable) const {
+    std::filesystem::path found = path(variable);
+    return found.is_absolute() ? found : std::filesystem::path{};
+  }
 
   std::uint64_t number(const char* variable, std::uint64_t fallback, std::uint64_t low, std::uint64_t high) const {
     const std::string value = text(variable);
@@ -97,8 +104,8 @@ class Reader {
 };
 
 std::filesystem::path default_cache_dir(const Reader& reader) {
-  if (const auto xdg = reader.path("XDG_CACHE_HOME"); xdg.is_absolute()) return xdg / "flash_attention";
-  if (const auto home = reader.path("HOME"); home.is_absolute()) return home / ".cache" / "flash_attention";
+  if (const auto xdg = reader.absolute_path("XDG_CACHE_HOME"); !xdg.empty()) return xdg / "flash_attention";
+  if (const auto home = reader.absolute_path("HOME"); !home.empty()) return home / ".cache" / "flash_attention";
   return std::filesystem::path("/tmp") / ("flash_attention-" + std::to_string(::geteuid()));
 }
 
@@ -121,11 +128,11 @@ Settings read_settings(const Environment& environment) {
   settings.emulator_seed = reader.number("FLASH_ATTENTION_EMULATOR_SEED", 0, 0, UINT64_MAX);
   settings.cxx = reader.text("FLASH_ATTENTION_CXX", settings.cxx);
   settings.cxx_flags = reader.text("FLASH_ATTENTION_CXX_FLAGS");
-  settings.home = reader.path("HOME");
-  settings.cuda_home = reader.path("CUDA_HOME");
-  if (settings.cuda_home.empty()) settings.cuda_home = reader.path("CUDA_PATH");
-  settings.conda_prefix = reader.path("CONDA_PREFIX");
-  settings.virtual_env = reader.path("VIRTUAL_ENV");
+  settings.home = reader.absolute_path("HOME");
+  settings.cuda_home = reader.absolute_path("CUDA_HOME");
+  if (settings.cuda_home.empty()) settings.cuda_home = reader.absolute_path("CUDA_PATH");
+  settings.conda_prefix = reader.absolute_path("CONDA_PREFIX");
+  settings.virtual_env = reader.absolute_path("VIRTUAL_ENV");
   return settings;
 }
 

@@ -28,7 +28,8 @@ struct Settings {
   std::string cxx = "c++";                                 // the compiler of the emulator
   std::string cxx_flags;                                   // more flags for it, separated by spaces
 
-  // Of the surroundings rather than of this library: where to look for NVRTC. Empty where not set.
+  // Of the surroundings rather than of this library: where to look for NVRTC. Empty where not set, or
+  // not a full path.
   std::filesystem::path home;
   std::filesystem::path cuda_home;
   std::filesystem::path conda_prefix;

@@ -4,6 +4,7 @@
 
 #include "flash_attention/error.h"
 #include "jit/nvrtc.h"
+#include "support/child.h"
 #include "support/folder.h"
 
 namespace flash_attention::jit {
@@ -82,6 +83,56 @@ TEST(NvrtcSearch, python_packages_are_known_from_loaded_extensions) {
   around.usr_local = root / "local";
   EXPECT_EQ(found(nvrtc_places({}, around), root.path()).front(),
             "Python wheel py/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+}
+
+/// Everything that could name a folder is relative, and below the working folder there is a library for each of them.
+TEST(NvrtcSearch, nothing_below_the_working_folder_is_found) {
+  const TemporaryFolder root;
+  for (const char* file : {".local/lib/python3.11/site-packages/nvidia/cu13/lib/libnvrtc.so.13",
+                           "lib/python3.11/site-packages/nvidia/cu13/lib/libnvrtc.so.13", "lib/libnvrtc.so.13",
+                           "lib64/libnvrtc.so.13", "cuda-13/lib64/libnvrtc.so.13", "libnvrtc.so.13"}) {
+    write_text(root / file, "");
+  }
+  const fs::path before = fs::current_path();
+  fs::current_path(root.path());
+  std::vector<std::vector<NvrtcPlace>> searches;
+  for (const fs::path& here : {fs::path(), fs::path("."), fs::path("lib/..")}) {
+    support::Settings settings;
+    settings.home = settings.virtual_env = settings.conda_prefix = settings.cuda_home = here;
+    Surroundings around;
+    around.executable = here / "bin" / "program";
+    around.loaded_libraries = {"./libnvrtc.so.13", "lib/python3.11/site-packages/torch.so"};
+    around.usr_local = root / "absent";
+    searches.push_back(nvrtc_places(settings, around));
+    settings.nvrtc = here / "lib";
+    searches.push_back(nvrtc_places(settings, around));
+    settings.nvrtc = here / "./libnvrtc.so.13";
+    searches.push_back(nvrtc_places(settings, around));
+  }
+  fs::current_path(before);
+  for (const auto& places : searches) {
+    for (const NvrtcPlace& place : places) {
+      EXPECT_TRUE(!place.missing.empty() || !place.library.has_parent_path()) << place.origin << " " << place.library;
+    }
+  }
+}
+
+TEST(Nvrtc, one_that_comes_later_is_found) {
+  const TemporaryFolder root;
+  const auto child = testing::run_in_child([&] {
+    ::setenv("FLASH_ATTENTION_NVRTC", root.path().c_str(), 1);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        Nvrtc::instance();
+        return std::string("found where there is none");
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::unavailable) return std::string(error.what());
+      }
+    }
+    fs::copy_file(fakes / "libfake_nvrtc_13.so", root / "libnvrtc.so.13");
+    return Nvrtc::instance().identity();
+  });
+  EXPECT_TRUE(child.output.starts_with("nvrtc 13.7, ")) << child.output;
 }
 
 TEST(NvrtcSearch, every_miss_is_reported) {

@@ -125,8 +125,9 @@ TEST(Store, the_least_recently_used_goes_first) {
 TEST(Store, temporaries_of_killed_processes_are_removed) {
   const TemporaryFolder folder;
   const Store store(folder / "cache", Store::Access::read_write, large);
-  const fs::path old_one = folder / "cache" / "x.cubin.temporary-1-0";
-  const fs::path new_one = folder / "cache" / "x.cubin.temporary-2-0";
+  const std::string name = store.keep(recipe("b"), product("code")).filename().string();
+  const fs::path old_one = folder / "cache" / (name + ".temporary-1-0");
+  const fs::path new_one = folder / "cache" / (name + ".temporary-2-0");
   write_text(old_one, "part");
   write_text(new_one, "part");
   fs::last_write_time(old_one, fs::file_time_type::clock::now() - std::chrono::hours(1));
@@ -150,6 +151,52 @@ TEST(Store, entries_and_clear) {
   EXPECT_GE(store.clear(), bytes);
   EXPECT_TRUE(store.entries().empty());
   EXPECT_TRUE(fs::exists(folder / "cache" / "notes.txt"));
+}
+
+/// Names that a user's files could have: close to ours, and not ours.
+const std::vector<std::string> foreign_names = {
+    "libc.so",
+    "notes.cu",
+    "kernel.ptx",
+    "module.cubin",
+    "a-0123456789abcdef0123456789abcdef.so",
+    "a-0123456789abcdef0123456789abcdef-0123456.so",
+    "a-0123456789abcdef0123456789abcdeg-01234567.so",
+    "a-0123456789abcdef0123456789abcdef-01234567.txt",
+    "-0123456789abcdef0123456789abcdef-01234567.so",
+    "experiment-failed.cu",
+    "x-sm_hopper-failed.cu",
+    "draft.temporary-notes",
+    "draft.temporary-1-0",
+};
+
+TEST(Store, what_is_not_ours_stays) {
+  const TemporaryFolder folder;
+  const Store store(folder / "cache", Store::Access::read_write, 1000);
+  for (const std::string& name : foreign_names) {
+    write_text(folder / "cache" / name, std::string(2000, 'x'));  // more than the limit: not ours to count either
+    fs::last_write_time(folder / "cache" / name, fs::file_time_type::clock::now() - std::chrono::hours(1));
+  }
+  const fs::path path = store.keep(recipe("a"), product("code"));
+  EXPECT_TRUE(fs::exists(path)) << "foreign files do not use up the limit";
+  EXPECT_EQ(store.entries().size(), 1u);
+  write_text(folder / "cache" / "forward_demo-sm_90a-failed.cu", "mistake");
+  store.keep(recipe("b"), product(std::string(900, 'x')));
+  EXPECT_FALSE(fs::exists(path)) << "evicted";
+  EXPECT_GT(store.clear(), 0);
+  EXPECT_FALSE(fs::exists(folder / "cache" / "forward_demo-sm_90a-failed.cu"));
+  for (const std::string& name : foreign_names) EXPECT_TRUE(fs::exists(folder / "cache" / name)) << name;
+}
+
+TEST(Store, a_link_under_one_of_our_names_is_not_followed) {
+  const TemporaryFolder folder;
+  const Store store(folder / "cache", Store::Access::read_write, large);
+  const fs::path path = store.keep(recipe("a"), product("code"));
+  fs::rename(path, folder / "elsewhere");
+  fs::create_symlink(folder / "elsewhere", path);
+  EXPECT_TRUE(store.entries().empty());
+  store.clear();
+  EXPECT_TRUE(fs::exists(folder / "elsewhere"));
 }
 
 TEST(Store, a_read_only_folder_serves_any_compiler_and_is_left_alone) {

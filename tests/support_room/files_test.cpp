@@ -89,6 +89,80 @@ TEST(Files, a_folder_of_another_user_is_refused) {
   EXPECT_NE(reason->find("belongs to user"), std::string::npos) << *reason;
 }
 
+TEST(Files, a_link_of_another_user_is_not_followed) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "mine");
+  std::filesystem::permissions(folder / "mine", std::filesystem::perms::owner_all);
+  std::filesystem::create_directory_symlink(folder / "mine", folder / "link");
+  EXPECT_EQ(prepare_private_folder(folder / "link"), std::nullopt) << "one's own link leads where one wants";
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a link of another user";
+  ASSERT_EQ(::lchown((folder / "link").c_str(), nobody, nobody), 0);
+  const auto reason = prepare_private_folder(folder / "link");
+  ASSERT_TRUE(reason.has_value());
+  EXPECT_NE(reason->find("is a link of user"), std::string::npos) << *reason;
+}
+
+TEST(Files, a_folder_below_one_that_every_user_can_write_to_is_refused_unless_that_is_sticky) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder / "open/between/private");
+  std::filesystem::permissions(folder / "open/between/private", std::filesystem::perms::owner_all);
+  ASSERT_EQ(::chmod((folder / "open").c_str(), 0777), 0);
+  const auto reason = prepare_private_folder(folder / "open/between/private");
+  ASSERT_TRUE(reason.has_value());
+  EXPECT_NE(reason->find("can be written by every user"), std::string::npos) << *reason;
+  ASSERT_EQ(::chmod((folder / "open").c_str(), 01777), 0);
+  EXPECT_EQ(prepare_private_folder(folder / "open/between/private"), std::nullopt);
+}
+
+TEST(Files, code_is_read_from_ones_own_files_alone) {
+  const TemporaryFolder folder;
+  testing::write_text(folder / "code", "bytes");
+  ASSERT_EQ(::chmod((folder / "code").c_str(), 0644), 0);
+  EXPECT_EQ(read_trusted_file(folder / "code").bytes, "bytes");
+  EXPECT_EQ(read_trusted_file(folder / "absent").bytes, std::nullopt);
+  EXPECT_EQ(read_trusted_file(folder / "absent").refused, "");
+  std::filesystem::create_symlink(folder / "code", folder / "link");
+  EXPECT_NE(read_trusted_file(folder / "link").refused.find("is a link"), std::string::npos);
+  EXPECT_NE(read_trusted_file(folder.path()).refused.find("is not a file"), std::string::npos);
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_NE(read_trusted_file(folder / "pipe").refused.find("is not a file"), std::string::npos) << "and does not wait";
+  ASSERT_EQ(::chmod((folder / "code").c_str(), 0646), 0);
+  EXPECT_NE(read_trusted_file(folder / "code").refused.find("written by other users"), std::string::npos);
+  EXPECT_EQ(read_trusted_file(folder / "code").bytes, std::nullopt);
+}
+
+/// The folder for temporary files with that TMPDIR, or the reason why there is none.
+std::string temporary_folder_with(const std::filesystem::path& tmpdir) {
+  return run_in_child([&] {
+           ::setenv("TMPDIR", tmpdir.c_str(), 1);
+           const auto outcome = private_temporary_folder();
+           const auto* folder = std::get_if<std::filesystem::path>(&outcome);
+           return folder != nullptr ? folder->string() : "none: " + std::get<std::string>(outcome);
+         })
+      .output;
+}
+
+TEST(Files, temporary_files_have_a_private_folder_whatever_tmpdir_is) {
+  const TemporaryFolder folder;
+  const std::string usual = "flash_attention-" + std::to_string(::geteuid());
+  EXPECT_EQ(temporary_folder_with(folder.path()), (folder / usual).string());
+  testing::write_text(folder / "file", "");
+  for (const char* bad : {"absent", "file"}) {
+    EXPECT_TRUE(temporary_folder_with(folder / bad).starts_with("/tmp/flash_attention-")) << bad;
+  }
+}
+
+TEST(Files, a_temporary_folder_under_a_name_that_is_not_ours_gets_another_name) {
+  const TemporaryFolder folder;
+  const std::string usual = "flash_attention-" + std::to_string(::geteuid());
+  std::filesystem::create_directory(folder / usual);
+  ASSERT_EQ(::chmod((folder / usual).c_str(), 0777), 0);
+  const std::filesystem::path found = temporary_folder_with(folder.path());
+  EXPECT_EQ(found.parent_path(), folder.path());
+  EXPECT_NE(found.filename(), usual);
+  EXPECT_EQ(prepare_private_folder(found), std::nullopt);
+}
+
 TEST(Files, a_file_in_the_way_of_a_folder_is_named) {
   const TemporaryFolder folder;
   testing::write_text(folder / "file", "");

@@ -35,6 +35,16 @@ TEST(Settings, cache_folder_comes_from_the_nearest_variable) {
   EXPECT_TRUE(read({}).cache_dir.is_absolute());
 }
 
+TEST(Settings, folders_that_code_is_loaded_from_are_full_paths) {
+  const Settings settings =
+      read({{"HOME", "."}, {"CUDA_HOME", "cuda"}, {"CUDA_PATH", "./cuda"}, {"CONDA_PREFIX", ".."}, {"VIRTUAL_ENV", ".venv"}});
+  for (const auto& folder : {settings.home, settings.cuda_home, settings.conda_prefix, settings.virtual_env}) {
+    EXPECT_TRUE(folder.empty()) << folder;
+  }
+  EXPECT_TRUE(settings.cache_dir.is_absolute());
+  EXPECT_EQ(read({{"CUDA_HOME", "cuda"}, {"CUDA_PATH", "/opt/cuda"}}).cuda_home, "/opt/cuda");
+}
+
 TEST(Settings, values) {
   const Settings settings = read({{"FLASH_ATTENTION_CACHE_LIMIT", "64M"},
                                   {"FLASH_ATTENTION_JIT", "off"},
