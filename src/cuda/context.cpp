@@ -22,6 +22,7 @@ Context primary_context(const Driver& cu, int device) {
   if (const Context context = retained[device].load(std::memory_order_acquire)) return context;
   const std::lock_guard lock(mutex);
   if (const Context context = retained[device].load(std::memory_order_relaxed)) return context;
+  const CaptureUndisturbed undisturbed(cu);
   Context context = nullptr;
   check(cu, cu.DevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
   retained[device].store(context, std::memory_order_release);
@@ -52,6 +53,12 @@ bool is_capturing(const Driver& cu, Stream stream) {
   check(cu, cu.StreamIsCapturing(stream, &status), "cuStreamIsCapturing");
   return status != 0;
 }
+
+CaptureUndisturbed::CaptureUndisturbed(const Driver& cu) : cu_(cu) {
+  check(cu, cu.ThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
+}
+
+CaptureUndisturbed::~CaptureUndisturbed() { cu_.ThreadExchangeStreamCaptureMode(&mode_); }
 
 void ContextScope::enter(Context context) {
   check(cu_, cu_.CtxPushCurrent(context), "cuCtxPushCurrent");

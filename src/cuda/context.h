@@ -22,6 +22,20 @@ class ContextScope {
   bool pushed_ = false;
 };
 
+/// While it lives, this thread may load code and allocate although another thread captures a stream in global mode; the
+/// driver would otherwise break off that capture. The driver's own rule for such work on another stream's behalf.
+class CaptureUndisturbed {
+ public:
+  explicit CaptureUndisturbed(const Driver& cu);
+  ~CaptureUndisturbed();
+  CaptureUndisturbed(const CaptureUndisturbed&) = delete;
+  CaptureUndisturbed& operator=(const CaptureUndisturbed&) = delete;
+
+ private:
+  const Driver& cu_;
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; later the mode that this thread had
+};
+
 /// True for a stream of the caller's own; false for the default streams, which belong to the current context.
 inline bool is_own_stream(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) > 2; }
 

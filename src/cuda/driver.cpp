@@ -2,7 +2,8 @@
 
 #include <dlfcn.h>
 
-#include <optional>
+#include <atomic>
+#include <mutex>
 
 #include "cuda/status.h"
 #include "flash_attention/error.h"
@@ -71,6 +72,7 @@ void bind_all(Driver& cu, const Binder& binder) {
   binder.bind(cu.StreamIsCapturing, "cuStreamIsCapturing");
   binder.bind(cu.StreamGetCtx, "cuStreamGetCtx");
   binder.try_bind(cu.StreamGetDevice, "cuStreamGetDevice", 12080);
+  binder.bind(cu.ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
   binder.bind(cu.StreamBeginCapture, "cuStreamBeginCapture");
   binder.bind(cu.StreamEndCapture, "cuStreamEndCapture");
   binder.bind(cu.GraphInstantiateWithFlags, "cuGraphInstantiateWithFlags");
@@ -96,8 +98,10 @@ void bind_all(Driver& cu, const Binder& binder) {
 Driver open_driver(const std::filesystem::path& library_path) {
   void* library = ::dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    unavailable("no CUDA driver: " + std::string(::dlerror()) +
-                "; install the NVIDIA driver, or give a container its GPUs (docker run --gpus all)");
+    const std::string reason = ::dlerror();
+    unavailable("there is no NVIDIA driver here, so no GPU can be used: install the NVIDIA driver, or give a container its "
+                "GPUs (docker run --gpus all); the CPU needs none (" +
+                reason + ")");
   }
   Driver cu{};
   cu.path = library_path;
@@ -116,22 +120,17 @@ Driver open_driver(const std::filesystem::path& library_path) {
 }
 
 const Driver& driver() {
-  struct Outcome {
-    std::optional<Driver> driver;
-    std::string error;
-  };
-  static const Outcome outcome = [] {
-    Outcome made;
-    const auto& chosen = support::settings().driver;
-    try {
-      made.driver = open_driver(chosen.empty() ? "libcuda.so.1" : chosen);
-    } catch (const Error& error) {
-      made.error = error.what();
-    }
-    return made;
-  }();
-  if (!outcome.driver) unavailable(outcome.error);
-  return *outcome.driver;
+  // A failure is not remembered: a GPU may come later (a container is given one, a module is loaded), and what fails is
+  // quick: the loader's search for one name, or cuInit.
+  static std::atomic<const Driver*> found = nullptr;
+  if (const Driver* opened = found.load(std::memory_order_acquire)) return *opened;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (const Driver* opened = found.load(std::memory_order_relaxed)) return *opened;
+  const auto& chosen = support::settings().driver;
+  const auto* opened = new Driver(open_driver(chosen.empty() ? "libcuda.so.1" : chosen));  // as old as the process
+  found.store(opened, std::memory_order_release);
+  return *opened;
 }
 
 }  // namespace flash_attention::cuda

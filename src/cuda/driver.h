@@ -89,6 +89,7 @@ struct Driver {
   Status (*StreamIsCapturing)(Stream, int* status);
   Status (*StreamGetCtx)(Stream, Context*);
   Status (*StreamGetDevice)(Stream, DeviceHandle*);  // null before driver 12.8
+  Status (*ThreadExchangeStreamCaptureMode)(int* mode);
   Status (*StreamBeginCapture)(Stream, int mode);
   Status (*StreamEndCapture)(Stream, Graph*);
   Status (*GraphInstantiateWithFlags)(GraphExec*, Graph, unsigned long long flags);
@@ -109,7 +110,8 @@ struct Driver {
   Status (*EventElapsedTime)(float* milliseconds, Event, Event);
 };
 
-/// The driver of this process, initialised. Throws Error(unavailable) with the reason and the next step, each time.
+/// The driver of this process, initialised. Throws Error(unavailable) with the reason and the next step;
+/// the next call tries again.
 const Driver& driver();
 
 /// A driver from a file, for driver(); throws the same error.

@@ -77,6 +77,7 @@ std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, 
                       "captured; call prewarm (or the function itself once) before the capture");
     }
     const ContextScope scope(cu, index, handle);
+    const CaptureUndisturbed undisturbed(cu);
     if (missing.size() > 1) jit::prewarm(missing).get();  // compiled side by side, then loaded one after the other
     for (std::size_t i = 0; i < functions.size(); ++i) {
       if (functions[i] != nullptr) continue;

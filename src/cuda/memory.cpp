@@ -22,6 +22,7 @@ DeviceMemory::DeviceMemory(int device, std::size_t bytes) : device_(device), byt
   if (bytes == 0) return;
   const Driver& cu = driver();
   const ContextScope scope(cu, device, nullptr);
+  const CaptureUndisturbed undisturbed(cu);
   const Status status = cu.MemAlloc(&address_, bytes);
   if (status == out_of_memory_status) {
     std::size_t free = 0;
@@ -38,6 +39,7 @@ DeviceMemory::~DeviceMemory() {
   if (address_ == 0) return;
   try {
     const ContextScope scope(driver(), device_, nullptr);
+    const CaptureUndisturbed undisturbed(driver());
     driver().MemFree(address_);
   } catch (const Error&) {  // the driver is gone: so is the memory
   }

@@ -33,6 +33,7 @@ std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const st
                                                const DeviceInfo& device) {
   const Driver& cu = driver();
   const ContextScope scope(cu, device.device.index, nullptr);
+  const CaptureUndisturbed undisturbed(cu);
   jit::KernelKey key;
   key.unit = unit;
   key.entry = entry;

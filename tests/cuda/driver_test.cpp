@@ -23,7 +23,7 @@ class DriverTest : public FakeCudaTest {};
 
 TEST_F(DriverTest, no_driver) {
   const auto text = error_of(ErrorCode::unavailable, [] { open_driver("/nowhere/libcuda.so.1"); });
-  expect_contains(text, {"no CUDA driver", "/nowhere/libcuda.so.1", "install the NVIDIA driver"});
+  expect_contains(text, {"there is no NVIDIA driver here", "/nowhere/libcuda.so.1", "install the NVIDIA driver"});
 }
 
 TEST_F(DriverTest, a_library_that_is_no_driver) {

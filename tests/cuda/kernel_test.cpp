@@ -4,6 +4,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/fake_environment.h"
+#include "cuda/memory.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/error.h"
 #include "flash_attention/runtime.h"
@@ -73,6 +74,26 @@ const Buffers buffers{.q = reinterpret_cast<void*>(0x100),
                       .lse = reinterpret_cast<float*>(0x500)};
 
 class KernelTest : public FakeCudaTest {};
+
+TEST_F(KernelTest, loading_and_allocating_leave_a_capture_of_another_thread_alone) {
+  cu.captured_globally_elsewhere = true;
+  for (const int mode : {0, 1, 2}) {
+    cu.capture_mode = mode;
+    const auto kernel = load_kernel(plan_of("undisturbed " + std::to_string(mode)), gpu(1));
+    { const DeviceMemory memory(1, 100); }
+    EXPECT_EQ(cu.capture_mode, mode) << "what the caller had set comes back";
+  }
+  EXPECT_EQ(cu.broke_capture, std::vector<std::string>{});
+  EXPECT_GE(times_called("cuLibraryLoadData"), 6);
+  EXPECT_EQ(times_called("cuMemAlloc"), 3);
+  EXPECT_EQ(times_called("cuMemFree"), 3);
+}
+
+TEST_F(KernelTest, a_failed_load_gives_the_capture_mode_back) {
+  cu.failures["cuLibraryLoadData"] = 1;
+  error_of(ErrorCode::device_failed, [] { load_kernel(plan_of("mode after a failure"), gpu(0)); });
+  EXPECT_EQ(cu.capture_mode, 0);
+}
 
 TEST_F(KernelTest, launches_in_order_with_the_same_arguments) {
   const Plan plan = plan_of("order");

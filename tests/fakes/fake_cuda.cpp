@@ -32,6 +32,12 @@ Status called(const char* name) {
   return failure == state.failures.end() ? 0 : failure->second;
 }
 
+/// The same for a call that is unsafe while a stream is captured.
+Status called_unsafe(const char* name) {
+  if (state.captured_globally_elsewhere && state.capture_mode != 2) state.broke_capture.emplace_back(name);
+  return called(name);
+}
+
 Status Init(unsigned) { return called("cuInit"); }
 Status DriverGetVersion(int* version) { return *version = state.version, 0; }
 Status GetErrorName(Status status, const char** name) {
@@ -63,7 +69,7 @@ Status DeviceGetAttribute(int* value, DeviceAttribute which, DeviceHandle) {
   return 0;
 }
 Status DevicePrimaryCtxRetain(Context* context, DeviceHandle device) {
-  return *context = primary(device), called("cuDevicePrimaryCtxRetain");
+  return *context = primary(device), called_unsafe("cuDevicePrimaryCtxRetain");
 }
 Status CtxGetCurrent(Context* context) {
   return *context = state.contexts.empty() ? nullptr : static_cast<Context>(state.contexts.back()), 0;
@@ -75,10 +81,11 @@ Status CtxPopCurrent(Context* context) {
 Status CtxGetDevice(DeviceHandle* device) { return *device = device_of_context(state.contexts.back()), 0; }
 Status StreamGetCtx(Stream stream, Context* context) { return *context = primary(device_of_stream(stream)), 0; }
 Status StreamGetDevice(Stream stream, DeviceHandle* device) { return *device = device_of_stream(stream), 0; }
+Status ThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, state.capture_mode), 0; }
 Status StreamIsCapturing(Stream, int* status) { return *status = state.capturing, 0; }
 Status LibraryLoadData(Library* library, const void* image, int*, void**, unsigned, int*, void**, unsigned) {
   if (state.contexts.empty()) return 201;
-  if (const Status status = called("cuLibraryLoadData")) return status;
+  if (const Status status = called_unsafe("cuLibraryLoadData")) return status;
   images.push_back(std::make_unique<std::string>(static_cast<const char*>(image)));
   state.loaded.push_back(*images.back());
   *library = reinterpret_cast<Library>(images.back().get());
@@ -91,7 +98,7 @@ Status LibraryGetKernel(Function* function, Library library, const char* name) {
 }
 Status KernelGetFunction(void** function, Function kernel) {
   *function = kernel;
-  return state.contexts.empty() ? 201 : called("cuKernelGetFunction");
+  return state.contexts.empty() ? 201 : called_unsafe("cuKernelGetFunction");
 }
 Status KernelSetAttribute(FunctionAttribute which, int value, Function, DeviceHandle device) {
   state.attributes.push_back({static_cast<int>(which), value, device});
@@ -135,11 +142,11 @@ Status TensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* addre
   return 0;
 }
 Status MemAlloc(DevicePointer* address, std::size_t bytes) {
-  if (const Status status = called("cuMemAlloc")) return status;
+  if (const Status status = called_unsafe("cuMemAlloc")) return status;
   *address = reinterpret_cast<DevicePointer>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
   return 0;
 }
-Status MemFree(DevicePointer address) { return std::free(reinterpret_cast<void*>(address)), called("cuMemFree"); }
+Status MemFree(DevicePointer address) { return std::free(reinterpret_cast<void*>(address)), called_unsafe("cuMemFree"); }
 Status MemGetInfo(std::size_t* free, std::size_t* total) { return *free = 1000, *total = 2000, 0; }
 Status MemcpyHtoDAsync(DevicePointer to, const void* from, std::size_t bytes, Stream) {
   return std::memcpy(reinterpret_cast<void*>(to), from, bytes), 0;
@@ -178,6 +185,7 @@ const std::map<std::string, void*>& functions() {
       {"cuCtxGetDevice", address(CtxGetDevice)},
       {"cuStreamGetCtx", address(StreamGetCtx)},
       {"cuStreamIsCapturing", address(StreamIsCapturing)},
+      {"cuThreadExchangeStreamCaptureMode", address(ThreadExchangeStreamCaptureMode)},
       {"cuStreamCreate", address(StreamCreate)},
       {"cuStreamSynchronize", address(StreamSynchronize)},
       {"cuLibraryLoadData", address(LibraryLoadData)},

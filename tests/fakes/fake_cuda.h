@@ -38,6 +38,10 @@ struct FakeCuda {
   int version = 13000;
   bool stream_get_device = true;  // false: a driver older than 12.8
   bool capturing = false;
+  // Another thread captures in global mode: what is unsafe then breaks that capture, unless this thread's mode is relaxed.
+  bool captured_globally_elsewhere = false;
+  std::vector<std::string> broke_capture;  // the calls that did
+  int capture_mode = 0;                    // of the calling thread: 0 global, 1 thread-local, 2 relaxed
   bool quiet = false;  // records nothing: for measuring
   std::uint64_t num_launches = 0;
 };
