@@ -28,7 +28,8 @@ void print_overview(std::FILE* file) {
       "  flash-attention ladder                                  from a naive kernel to a fast one, step by step\n"
       "  flash-attention VERB --help                             what a verb does and takes\n"
       "\nExit codes: 0 good, 1 a check failed, 2 a request that cannot be served, 3 device or compiler not here,\n"
-      "4 out of memory, 5 a kernel does not compile, 6 the device failed, 7 a bug of ours, 130 interrupted.\n",
+      "4 out of memory, 5 a kernel does not compile, 6 the device failed, 7 a bug of ours, 8 the output\n"
+      "could not be written, 130 interrupted.\n",
       file);
 }
 
@@ -45,6 +46,13 @@ int exit_code(ErrorCode code) {
 /// What the library has to say (a compilation that takes long, a healed cache file) is for people, not for scripts.
 void show_log(std::string_view message, void*) {
   if (on_terminal()) std::fprintf(stderr, "\r\033[K%.*s\n", static_cast<int>(message.size()), message.data());
+}
+
+/// The command's result is what it printed: where that is lost (a full disk), it has failed.
+int after_writing(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fputs("flash-attention: the output could not be written; is the disk full?\n", stderr);
+  return code == ok ? static_cast<int>(output_lost) : code;
 }
 
 bool asks_for_help(std::string_view word) { return word == "--help" || word == "-h" || word == "help"; }
@@ -81,12 +89,15 @@ int main(int count, char** texts) {
   cli::catch_interrupts();
   set_log_callback(cli::show_log, nullptr);
   try {
-    return cli::dispatch(count, texts);
+    return cli::after_writing(cli::dispatch(count, texts));
   } catch (const Error& error) {
     std::fprintf(stderr, "flash-attention: %s\n", error.what());
     return cli::exit_code(error.code());
   } catch (const std::bad_alloc&) {
     std::fputs("flash-attention: out of memory\n", stderr);
     return static_cast<int>(ErrorCode::out_of_memory);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "flash-attention: unexpected: %s\n", error.what());
+    return static_cast<int>(ErrorCode::internal);
   }
 }

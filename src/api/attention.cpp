@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "api/guard.h"
 #include "api/prepared.h"
 #include "api/validate.h"
 #include "flash_attention/runtime.h"
@@ -10,10 +11,12 @@ namespace flash_attention {
 namespace {
 
 void run(const Problem& problem, Pass pass, const Buffers& buffers, const Options& options) {
-  const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
-  api::validate(prepared->problem, prepared->plan, buffers, options);
-  if (prepared->problem.batch == 0) return;
-  prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
+  api::guarded([&] {
+    const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
+    api::validate(prepared->problem, prepared->plan, buffers, options);
+    if (prepared->problem.batch == 0) return;
+    prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
+  });
 }
 
 }  // namespace
@@ -35,23 +38,27 @@ void standard_backward(const Problem& problem, const Buffers& buffers, const Opt
 }
 
 std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& options) {
-  return api::prepare(problem, pass, options)->plan.workspace_bytes;
+  return api::guarded([&] { return api::prepare(problem, pass, options)->plan.workspace_bytes; });
 }
 
 std::string explain(const Problem& problem, Pass pass, const Options& options) {
-  const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
-  return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan);
+  return api::guarded([&] {
+    const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
+    return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan);
+  });
 }
 
 void prewarm(const Problem& problem, Pass pass, const Options& options) {
-  api::prepare(problem, pass, options)->kernel(options.stream);
+  api::guarded([&] { api::prepare(problem, pass, options)->kernel(options.stream); });
 }
 
 std::future<void> prewarm_in_background(const Problem& problem, Pass pass, const Options& options) {
-  return std::async(std::launch::async, [=, kernel = std::string(options.kernel)] {
-    Options own = options;
-    own.kernel = kernel;  // the caller's text may be gone by now
-    prewarm(problem, pass, own);
+  return api::guarded([&] {
+    return std::async(std::launch::async, [=, kernel = std::string(options.kernel)] {
+      Options own = options;
+      own.kernel = kernel;  // the caller's text may be gone by now
+      prewarm(problem, pass, own);
+    });
   });
 }
 

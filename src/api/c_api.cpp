@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <string>
 
+#include "api/guard.h"
 #include "api/refuse.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/version.h"
@@ -19,19 +19,13 @@ thread_local std::string last_error;
 
 /// Runs a call and turns what it throws into a status; no exception crosses the C boundary.
 template <class Call>
-flash_attention_status guarded(Call&& call) noexcept {
+flash_attention_status status_of(Call&& call) noexcept {
   try {
-    call();
+    fa::api::guarded(call);
     return FLASH_ATTENTION_OK;
   } catch (const fa::Error& error) {
     last_error = error.what();
     return static_cast<flash_attention_status>(error.code());
-  } catch (const std::bad_alloc&) {
-    last_error = "out of memory";
-    return FLASH_ATTENTION_OUT_OF_MEMORY;
-  } catch (const std::exception& error) {
-    last_error = error.what();
-    return FLASH_ATTENTION_INTERNAL;
   }
 }
 
@@ -126,7 +120,7 @@ using Entry = void (*)(const fa::Problem&, const fa::Buffers&, const fa::Options
 
 flash_attention_status run(Entry entry, const flash_attention_problem* problem, const flash_attention_buffers* buffers,
                            const flash_attention_options* options) noexcept {
-  return guarded([&] { entry(problem_of(problem), buffers_of(buffers), options_of(options)); });
+  return status_of([&] { entry(problem_of(problem), buffers_of(buffers), options_of(options)); });
 }
 
 fa::Pass pass_of(int32_t pass) { return enumerator("pass", pass, fa::Pass::standard_backward); }
@@ -184,7 +178,7 @@ flash_attention_status flash_attention_standard_backward(const flash_attention_p
 
 flash_attention_status flash_attention_workspace_bytes(const flash_attention_problem* problem, int32_t pass,
                                                        const flash_attention_options* options, size_t* bytes) {
-  return guarded([&] {
+  return status_of([&] {
     if (bytes == nullptr) fa::api::refuse("bytes", "null", "a place for the answer");
     *bytes = fa::workspace_bytes(problem_of(problem), pass_of(pass), options_of(options));
   });
@@ -193,7 +187,7 @@ flash_attention_status flash_attention_workspace_bytes(const flash_attention_pro
 flash_attention_status flash_attention_explain(const flash_attention_problem* problem, int32_t pass,
                                                const flash_attention_options* options, char* text, size_t capacity,
                                                size_t* needed) {
-  return guarded([&] {
+  return status_of([&] {
     if (text == nullptr && capacity > 0) fa::api::refuse("text", "null", "a buffer of `capacity` bytes");
     const std::string answer = fa::explain(problem_of(problem), pass_of(pass), options_of(options));
     if (needed != nullptr) *needed = answer.size() + 1;

@@ -2,14 +2,16 @@
 
 #include <charconv>
 
+#include "api/guard.h"
 #include "api/refuse.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "emulator/backend.h"
 
 namespace flash_attention {
+namespace {
 
-DeviceInfo device_info(Device device) {
+DeviceInfo facts_of(Device device) {
   switch (device.kind) {
     case DeviceKind::cpu:
       api::require(device.index == 0, "device.index", std::int64_t{device.index}, "there is one CPU, cpu:0");
@@ -24,15 +26,25 @@ DeviceInfo device_info(Device device) {
   api::refuse("device.kind", std::to_string(static_cast<int>(device.kind)), "allowed are cpu, cuda and emulator");
 }
 
+}  // namespace
+
+DeviceInfo device_info(Device device) {
+  return api::guarded([&] { return facts_of(device); });
+}
+
 std::vector<DeviceInfo> devices() {
-  std::vector<DeviceInfo> all{cpu::info()};
-  for (DeviceInfo& gpu : cuda::devices()) all.push_back(std::move(gpu));
-  return all;
+  return api::guarded([] {
+    std::vector<DeviceInfo> all{cpu::info()};
+    for (DeviceInfo& gpu : cuda::devices()) all.push_back(std::move(gpu));
+    return all;
+  });
 }
 
 Device best_device() {
-  const std::vector<DeviceInfo> gpus = cuda::devices();
-  return gpus.empty() ? Device{} : gpus.front().device;
+  return api::guarded([] {
+    const std::vector<DeviceInfo> gpus = cuda::devices();
+    return gpus.empty() ? Device{} : gpus.front().device;
+  });
 }
 
 std::string_view to_string(DeviceKind kind) {

@@ -2,13 +2,14 @@
 
 #include <sstream>
 
+#include "api/guard.h"
 #include "api/validate.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention {
 
 Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel) {
-  return plan::choose(api::normalise(problem, pass), pass, device, kernel);
+  return api::guarded([&] { return plan::choose(api::normalise(problem, pass), pass, device, kernel); });
 }
 
 std::vector<KernelSummary> kernels() {

@@ -1,39 +1,57 @@
 #include "flash_attention/runtime.h"
 
+#include "api/guard.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
+#include "jit/cached.h"
 #include "jit/compile.h"
 #include "jit/diagnose.h"
 
 namespace flash_attention {
 
 std::vector<KernelReport> compile(const Plan& plan, int arch) {
-  std::vector<jit::KernelKey> keys;
-  for (const Launch& launch : plan.launches) keys.push_back(jit::make_key(launch, arch));
-  jit::prewarm(keys).get();  // several at a time
-  std::vector<KernelReport> reports;
-  for (const jit::KernelKey& key : keys) {
-    const auto kernel = jit::compiled(key);
-    reports.push_back({.kernel = jit::to_string(key),
-                       .registers = kernel->report.registers,
-                       .spill_bytes = kernel->report.spill_store_bytes + kernel->report.spill_load_bytes,
-                       .path = kernel->path.string(),
-                       .compiled = kernel->compiled});
-  }
-  return reports;
+  return api::guarded([&] {
+    std::vector<jit::KernelKey> keys;
+    for (const Launch& launch : plan.launches) keys.push_back(jit::make_key(launch, arch));
+    jit::prewarm(keys).get();  // several at a time
+    std::vector<KernelReport> reports;
+    for (const jit::KernelKey& key : keys) {
+      const auto kernel = jit::compiled(key);
+      reports.push_back({.kernel = jit::to_string(key),
+                         .registers = kernel->report.registers,
+                         .spill_bytes = kernel->report.spill_store_bytes + kernel->report.spill_load_bytes,
+                         .path = kernel->path.string(),
+                         .compiled = kernel->compiled});
+    }
+    return reports;
+  });
 }
 
 std::vector<Finding> diagnose() {
-  const DeviceInfo cpu = cpu::info();
-  std::vector<Finding> findings{{.subject = "CPU",
-                                 .ok = true,
-                                 .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " +
-                                           std::to_string(cpu.threads) + (cpu.threads == 1 ? " thread" : " threads"),
-                                 .advice = ""}};
-  for (auto part : {cuda::diagnose, jit::diagnose}) {
-    for (Finding& finding : part()) findings.push_back(std::move(finding));
-  }
-  return findings;
+  return api::guarded([] {
+    const DeviceInfo cpu = cpu::info();
+    std::vector<Finding> findings{{.subject = "CPU",
+                                   .ok = true,
+                                   .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " +
+                                             std::to_string(cpu.threads) + (cpu.threads == 1 ? " thread" : " threads"),
+                                   .advice = ""}};
+    for (auto part : {cuda::diagnose, jit::diagnose}) {
+      for (Finding& finding : part()) findings.push_back(std::move(finding));
+    }
+    return findings;
+  });
+}
+
+std::string cache_directory() {
+  return api::guarded([] { return jit::product_cache().store().folder().string(); });
+}
+
+std::vector<CacheEntry> cache_entries() {
+  return api::guarded([] { return jit::product_cache().store().entries(); });
+}
+
+std::int64_t clear_cache() {
+  return api::guarded([] { return jit::product_cache().store().clear(); });
 }
 
 }  // namespace flash_attention

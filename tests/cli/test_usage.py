@@ -1,5 +1,8 @@
 """What the command says to people: help that teaches, errors that name the flag, exit codes that mean something."""
 
+import os
+import subprocess
+
 import pytest
 
 VERBS = ["run", "bench", "plan", "doctor", "compile", "cache", "primer", "ladder", "profile", "report"]
@@ -13,6 +16,29 @@ def test_overview_lists_every_verb(command):
 
 def test_without_a_verb_it_shows_the_overview_and_fails(command):
     assert "Verbs:" in command(code=2).stderr
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["plan", "--json"], ["cache", "--help"], ["doctor"]])
+def test_output_that_is_lost_is_a_failure(command, words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([command.path, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 8
+    assert "could not be written" in done.stderr
+
+
+def test_a_gpu_that_is_not_here_is_said_in_a_sentence(command, tmp_path):
+    settings = {**os.environ, "FLASH_ATTENTION_DRIVER": str(tmp_path / "absent.so")}
+    for words in (["bench"], ["bench", "micro"], ["run"], ["ladder"]):
+        error = command(*words, "--device", "cuda", code=3, env=settings).stderr
+        assert error.startswith("flash-attention: there is no NVIDIA driver here, so no GPU can be used")
+        assert len(error.splitlines()) == 1
+
+
+def test_the_emulator_works_without_a_folder_for_temporary_files(command, tmp_path):
+    small = "--device emulator --arch sm_80 --heads 1 --seq-q 9 --seq-kv 9 --head-dim 8 --dtype fp16".split()
+    for tmpdir in (tmp_path / "absent", command.path):
+        settings = {**os.environ, "TMPDIR": str(tmpdir), "FLASH_ATTENTION_CACHE_DIR": str(tmp_path / "cache")}
+        assert "kernel" in command("run", *small, env=settings).stdout
 
 
 @pytest.mark.parametrize("verb", VERBS)
