@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 
+import command
 import package  # noqa: F401 (makes flash_attention importable)
 import torch
 from flash_attention import FlashAttention, attention
@@ -53,7 +54,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("batch", 1), ("seq", 128), ("heads", 4), ("head-dim", 64)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    command.add_device(parser)
     arguments = parser.parse_args()
     calls = contestants((arguments.batch, arguments.seq, arguments.heads, arguments.head_dim), arguments.device)
     times = {name: [] for name in calls}

@@ -26,13 +26,24 @@ def parser(description, output):
     p.add_argument("--mask", nargs="+", choices=("full", "causal"), help="full, causal or both")
     p.add_argument("--baselines", nargs="+", metavar="NAME", help="entries of --list; `ladder` is every rung")
     p.add_argument("--first", type=int, metavar="N", help="only the first N cases")
-    p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add_device(p)
     p.add_argument("--output", type=Path, default=Path(output), help=f"result file (default {output})")
     p.add_argument("--resume", action="store_true", help="keep the rows that are in the output and add the others")
     p.add_argument("--force", action="store_true", help="overwrite the output")
     p.add_argument("--quiet", action="store_true", help="no progress")
     p.add_argument("--list", action="store_true", help="print presets and baselines, and why one cannot run here")
     return p
+
+
+def add_device(p):
+    usable = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # a GPU that is not here is refused by its flag
+
+    def device(text):
+        if text == "cuda" and text not in usable:
+            raise argparse.ArgumentTypeError("got cuda, but torch sees no NVIDIA GPU here; allowed: cpu")
+        return text
+
+    p.add_argument("--device", type=device, choices=("cpu", "cuda"), default=usable[-1])
 
 
 def chosen_cases(arguments, default):

@@ -94,6 +94,14 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
     assert not (tmp_path / "x.json").exists()
 
 
+@pytest.mark.parametrize("script", ["benchmark_speed.py", "benchmark_overhead.py"])
+def test_a_gpu_that_is_not_here_is_refused_by_its_flag(script, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run(script, "--device", "cuda")
+    assert done.returncode == 2
+    assert "argument --device: got cuda, but torch sees no NVIDIA GPU here; allowed: cpu" in done.stderr
+
+
 def test_list_names_presets_and_baselines():
     done = run("benchmark_speed.py", "--list", "--device", "cpu")
     assert done.returncode == 0

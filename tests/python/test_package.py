@@ -7,6 +7,7 @@ import sys
 from importlib import resources
 
 import flash_attention
+import pytest
 
 
 def python(*arguments):
@@ -78,6 +79,14 @@ def test_what_a_verb_cannot_do_is_one_line():
         done = python(*words)
         assert done.returncode == 2
         assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_bench_on_a_gpu_that_is_not_here_is_one_line(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = python("-m", "flash_attention", "bench", "--device", "cuda")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "bench: --device: got cuda, but torch sees no NVIDIA GPU here; allowed: cpu"
 
 
 def test_version():

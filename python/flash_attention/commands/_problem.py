@@ -19,6 +19,8 @@ def tensors(arguments):
     import torch
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device: got {device}, but torch sees no NVIDIA GPU here; allowed: cpu")
 
     def tensor(heads, seq):
         return torch.randn(arguments.batch, heads, seq, arguments.head_dim, device=device).to(
