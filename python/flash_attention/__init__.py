@@ -20,8 +20,9 @@ _LAZY = {
     "register": "torch_registry",
     "unregister": "torch_registry",
     "register_transformers": "hugging_face",
+    "merge_states": "merge",
 }
-_SUBMODULES = ("flash_attn", "jax")
+_SUBMODULES = ("flash_attn", "jax", "parallel")
 
 __all__ = [
     "FlashAttention",
@@ -38,6 +39,8 @@ __all__ = [
     "flash_attn",
     "jax",
     "kernels",
+    "merge_states",
+    "parallel",
     "register",
     "register_transformers",
     "scaled_dot_product_attention",

@@ -1,0 +1,54 @@
+"""Attention over parts of the keys, put together: partial results are weighted by their lse."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def merge_states(
+    out: Tensor | Sequence[Tensor], lse: Tensor | Sequence[Tensor], *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) over all keys, from those over each part of them. Differentiable in both.
+
+    Args:
+        out: one tensor a part, [batch, seq, heads, dim] each ([total, heads, dim] if packed); or all in one tensor with
+            the parts as its first axis.
+        lse: one tensor a part, [batch, heads, seq] each (packed: [heads, total]), natural logarithm; or all in one.
+        dtype: of the returned out; that of the parts if None.
+
+    The sum is taken in float32 (float64 for float64 parts), part after part: their order decides the last bits. A part
+    with lse -inf counts nothing, whatever its out holds; a row without any other is 0 and its lse -inf.
+    """
+    outs, lses = list(out), list(lse)
+    _check(outs, lses)
+    wide = torch.promote_types(outs[0].dtype, torch.float32)
+    lses = [part.to(wide) for part in lses]
+    with torch.no_grad():
+        top = torch.stack(lses).amax(0) if len(lses) > 1 else lses[0].detach()
+        top = top.masked_fill(top == -torch.inf, 0.0)
+    weights = [torch.exp(part - top) for part in lses]
+    total = sum(weights[1:], weights[0])
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)
+    merged = None
+    for part, weight in zip(outs, weights, strict=True):
+        share = (weight / total).transpose(-1, -2)[..., None]
+        term = share * part.to(wide).masked_fill(share == 0, 0.0)
+        merged = term if merged is None else merged + term
+    lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
+    return merged.to(dtype or outs[0].dtype), lse
+
+
+def _check(outs, lses):
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"out, lse: got {len(outs)} and {len(lses)} parts; allowed: the same number, 1 or more")
+    shape = outs[0].shape
+    if outs[0].dim() not in (3, 4):
+        raise ValueError(f"out: got parts of shape {list(shape)}; expected [batch, seq, heads, dim] or [total, heads, dim]")
+    rows = (*shape[:-3], shape[-2], shape[-3])
+    for index, (out, lse) in enumerate(zip(outs, lses, strict=True)):
+        if out.shape != shape:
+            raise ValueError(f"out: got part {index} of shape {list(out.shape)}; expected {list(shape)}, as part 0 has")
+        if lse.shape != rows:
+            raise ValueError(f"lse: got part {index} of shape {list(lse.shape)}; expected {list(rows)}")

@@ -1,0 +1,23 @@
+"""Attention over sequences that do not fit one GPU, on torch.distributed.
+
+    from flash_attention.parallel import context_attention, split
+    q, k, v = (split(tensor, world, rank) for tensor in (q, k, v))        # rows of this rank, [batch, rows, heads, dim]
+    out = context_attention(q, k, v, group, causal=True)                  # attention over the whole sequence
+
+docs/parallel.md.
+"""
+
+from flash_attention.parallel.attention import context_attention
+from flash_attention.parallel.layout import document_positions, join, pad_packed, positions, shift_labels, split
+from flash_attention.parallel.peers import ParallelError
+
+__all__ = [
+    "ParallelError",
+    "context_attention",
+    "document_positions",
+    "join",
+    "pad_packed",
+    "positions",
+    "shift_labels",
+    "split",
+]

@@ -1,0 +1,90 @@
+"""The options of one context-parallel call, and single passes over blocks of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention import functional, torch_ops
+from flash_attention.parallel.cut import Block, Shape
+from flash_attention.parallel.peers import Peers
+
+
+@dataclass(frozen=True)
+class Call:
+    """q [batch, rows, heads_q, head_dim] of this rank, k, v alike; a packed call has batch 1."""
+
+    peers: Peers
+    shape: Shape
+    agreement: Any
+    scale: float | None = None
+    softcap: float = 0.0
+    deterministic: bool = False
+    kernel: str | None = None
+    mask: Tensor | None = None  # [batch | 1, heads_q | 1, rows | 1, seq]
+    key_lengths: Tensor | None = None  # int32 [batch]
+
+    def bind(self, block: Block, q, k, v, bias, sink):
+        """(tensors, scalars) of the binding for one block; q, k, v are those of the block."""
+        seq_q, seq_kv = q.shape[1], k.shape[1]
+        lengths = starts_q = starts_kv = None
+        if self.key_lengths is not None:
+            parts = [(self.key_lengths - begin).clamp(0, length) for begin, length in block.keys]
+            lengths = sum(parts[1:], parts[0]).to(torch.int32)
+        if block.lengths:
+            starts_q, starts_kv = (starts_of(each, q.device) for each in (block.lengths, block.kv_lengths))
+            q, k, v = q[0], k[0], v[0]
+        bias, mask = (_cut(scores, block) for scores in (bias, self.mask))
+        tensors = (q, k, v, bias, mask, None, sink if block.own else None, starts_q, starts_kv, None, None, lengths)
+        # As plain calls have it where that is the same: then the kernels are those that are compiled already.
+        plain = bool(block.lengths) or seq_q == seq_kv or block.left < 0 > block.right
+        causal = block.left < 0 and block.right == (0 if plain else seq_kv - seq_q)
+        scalars = functional._scalars(
+            max(block.lengths, default=0), max(block.kv_lengths, default=0), self.scale, self.softcap, causal,
+            "bottom_right" if plain or causal else "top_left", (-1, -1) if causal else (block.left, block.right), 0.0,
+            self.deterministic, "bshd", self.kernel,
+        )  # fmt: skip
+        return tensors, scalars
+
+    def forward(self, block: Block, q, k, v, bias, sink):
+        """(out, lse) of the rows block.q over the keys block.kv."""
+        tensors, scalars = self.bind(block, _rows(q, block.q), _rows(k, block.kv), _rows(v, block.kv), bias, sink)
+        out, lse, _ = torch_ops.forward(tensors, scalars, None, 0, True)
+        return (out[None], lse[None]) if block.lengths else (out, lse)
+
+    def backward(self, block: Block, q, k, v, bias, sink, results, gradients, needs):
+        """(dq, dk, dv, dbias, dsink) of a block from (out, lse) over all keys and (dout, dlse)."""
+        tensors, scalars = self.bind(block, _rows(q, block.q), _rows(k, block.kv), _rows(v, block.kv), bias, sink)
+        rows = slice(*block.q)
+        out, lse = results[0][:, rows], results[1][..., rows]
+        dout = None if gradients[0] is None else gradients[0][:, rows]
+        dlse = None if gradients[1] is None else gradients[1][..., rows]
+        if block.lengths:
+            out, lse = out[0], lse[0]
+            dout, dlse = (None if gradient is None else gradient[0] for gradient in (dout, dlse))
+        need_dbias, need_dsink = needs
+        found = torch_ops.backward(
+            tensors, scalars, out, lse, None, dout, dlse, need_dbias, need_dsink and tensors[6] is not None
+        )
+        if block.lengths:
+            found = (*(gradient[None] for gradient in found[:3]), *found[3:])
+        return found
+
+
+def starts_of(lengths, device):
+    """cu_seqlens"""
+    return torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+
+
+def _rows(tensor, rows):
+    return tensor if rows == (0, tensor.shape[1]) else tensor[:, slice(*rows)]
+
+
+def _cut(scores, block):
+    """Rows and columns of a bias or mask; cut() gave blocks of one piece of keys."""
+    if scores is None:
+        return None
+    (first, count) = block.keys[0]
+    scores = scores[..., first : first + count]
+    return scores if scores.shape[-2] == 1 else scores[..., slice(*block.q), :]

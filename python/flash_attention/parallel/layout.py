@@ -1,0 +1,99 @@
+"""Which rows of a sequence a rank holds, and the helpers that split and join what belongs to them.
+
+contiguous: rank r of W holds the r-th of W equal chunks.
+zigzag: of 2 W equal chunks rank r holds numbers r and 2 W - 1 - r: under a causal mask all have the same work.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LAYOUTS = ("zigzag", "contiguous")
+
+
+class Segment(NamedTuple):
+    """Rows begin .. begin + length of the sequence, at row `local` of the rank that holds them."""
+
+    begin: int
+    length: int
+    local: int
+
+
+def check_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; allowed are 'zigzag' and 'contiguous'")
+
+
+@lru_cache(maxsize=4096)
+def segments(seq: int, world: int, rank: int, layout: str) -> tuple[Segment, ...]:
+    """What `rank` holds, in the order of the sequence."""
+    check_layout(layout)
+    chunks = 2 * world if layout == "zigzag" and world > 1 else world
+    if seq % chunks:
+        raise ValueError(f"seq: got {seq}; a group of {world} does not divide it: {layout} needs a multiple of {chunks}")
+    size = seq // chunks
+    mine = (rank,) if chunks == world else (rank, chunks - 1 - rank)
+    return tuple(Segment(chunk * size, size, index * size) for index, chunk in enumerate(mine))
+
+
+def positions(seq: int, world: int, rank: int, *, layout: str = "zigzag", device=None) -> Tensor:
+    """int64 [seq / world]: where each row of `rank` stands in the sequence."""
+    parts = [torch.arange(s.begin, s.begin + s.length, device=device) for s in segments(seq, world, rank, layout)]
+    return torch.cat(parts)
+
+
+def split(tensor: Tensor, world: int, rank: int, *, dim: int = 1, layout: str = "zigzag") -> Tensor:
+    """The rows of `rank` of a tensor that holds the whole sequence along `dim`: a contiguous copy."""
+    parts = segments(tensor.shape[dim], world, rank, layout)
+    return torch.cat([tensor.narrow(dim, part.begin, part.length) for part in parts], dim=dim).contiguous()
+
+
+def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag") -> Tensor:
+    """The whole sequence from the rows of every rank: what split() took apart."""
+    world, local = len(tensors), tensors[0].shape[dim]
+    pieces = []
+    for rank, tensor in enumerate(tensors):
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(
+                f"tensors: rank {rank} has {list(tensor.shape)}; expected {list(tensors[0].shape)}, as rank 0 has"
+            )
+        pieces += [(s.begin, tensor.narrow(dim, s.local, s.length)) for s in segments(local * world, world, rank, layout)]
+    return torch.cat([piece for _, piece in sorted(pieces, key=lambda entry: entry[0])], dim=dim)
+
+
+def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100) -> Tensor:
+    """For next-token losses: labels[..., t + 1] at t, taken before the sequence is split; `ignore` at its end.
+
+    With documents end to end, the last token of each predicts nothing.
+    """
+    shifted = torch.full_like(labels, ignore)
+    shifted[..., :-1] = labels[..., 1:]
+    if cu_seqlens is not None:
+        ends = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=labels.device)[1:] - 1
+        shifted[..., ends[ends >= 0]] = ignore
+    return shifted
+
+
+def document_positions(cu_seqlens, *, device=None) -> Tensor:
+    """int64 [total]: positions that begin at 0 in every document; split() them like the tokens."""
+    starts = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=device)
+    return torch.arange(int(starts[-1]), device=device) - torch.repeat_interleave(starts[:-1], starts.diff())
+
+
+def pad_packed(tensor: Tensor, cu_seqlens, world: int, *, dim: int = 0, layout: str = "zigzag", value=0):
+    """(tensor, cu_seqlens) with rows of `value` at the end, as a document of their own: the group divides the total.
+
+    No real row moves or is dropped, and none of them sees the padding.
+    """
+    check_layout(layout)
+    chunks = 2 * world if layout == "zigzag" and world > 1 else world
+    starts = [int(start) for start in cu_seqlens]
+    missing = -tensor.shape[dim] % chunks
+    if not missing:
+        return tensor, starts
+    shape = list(tensor.shape)
+    shape[dim] = missing
+    return torch.cat([tensor, tensor.new_full(shape, value)], dim=dim), [*starts, starts[-1] + missing]
