@@ -36,6 +36,8 @@ struct Case {
   std::uint64_t seed = 1;  // of the inputs
   std::uint64_t dropout_seed = 0x1234567890abcdefull;
   std::uint64_t dropout_offset = 0x0000000300000007ull;
+
+  bool operator==(const Case&) const = default;
 };
 
 /// The sizes a Case really has, without asking the code under test for its defaults.

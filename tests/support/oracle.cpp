@@ -49,6 +49,13 @@ class Oracle {
   Results run() {
     for (std::int64_t b = 0; b < shape_.batch; ++b) {
       for (std::int64_t h = 0; h < shape_.heads_q; ++h) {
+        const Shape::Sequence& s = shape_.sequences[b];
+        const std::int64_t first = s.first_kv * shape_.heads_kv + h / shape_.group;
+        if (h % shape_.group == 0) {
+          keys_.set(in_.k.data() + first * shape_.dim, shape_.heads_kv * shape_.dim, s.visible_kv, shape_.dim);
+          if (backward_)
+            values_.set(in_.v.data() + first * shape_.dim_v, shape_.heads_kv * shape_.dim_v, s.visible_kv, shape_.dim_v);
+        }
         for (std::int64_t i = 0; i < shape_.sequences[b].len_q; ++i) row(b, h, i);
       }
     }
@@ -61,6 +68,50 @@ class Oracle {
   }
 
  private:
+  /// Rows of keys or of values, turned: element x of all rows lies together.
+  struct Columns {
+    std::vector<double> elements;
+    std::int64_t rows = 0, dim = 0;
+
+    void set(const double* first, std::int64_t row_stride, std::int64_t row_count, std::int64_t width) {
+      rows = row_count, dim = width;
+      elements.resize(rows * dim);
+      for (std::int64_t j = 0; j < rows; ++j) {
+        for (std::int64_t x = 0; x < dim; ++x) elements[x * rows + j] = first[j * row_stride + x];
+      }
+    }
+  };
+
+  /// Products of one vector with every row, and the squares of their partial sums.
+  struct Products {
+    std::vector<double> sum, exact, squares;
+  };
+
+  /// Each sum goes over the elements from the first to the last; all rows go along together because that is quick, those
+  /// that nobody sees, too.
+  void multiply(const double* vector, const Columns& columns, Products& out) const {
+    for (std::vector<double>* values : {&out.sum, &out.exact, &out.squares}) values->assign(columns.rows, 0);
+    double *sum = out.sum.data(), *exact = out.exact.data(), *squares = out.squares.data();
+    for (std::int64_t x = 0; x < columns.dim; ++x) {
+      const double* column = &columns.elements[x * columns.rows];
+      const double factor = vector[x];
+      if (rounding_) {
+        for (std::int64_t j = 0; j < columns.rows; ++j) {
+          sum[j] = static_cast<float>(sum[j] + factor * column[j]);
+          exact[j] += factor * column[j];
+          squares[j] += sum[j] * sum[j];
+        }
+      } else {
+        for (std::int64_t j = 0; j < columns.rows; ++j) exact[j] += factor * column[j];
+      }
+    }
+    if (!rounding_) out.sum = out.exact;
+  }
+
+  static void add(double* __restrict to, double factor, const double* __restrict from, std::int64_t count) {
+    for (std::int64_t x = 0; x < count; ++x) to[x] += factor * from[x];
+  }
+
   double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
   double accumulated(double x) const { return rounding_ ? static_cast<float>(x) : x; }
   /// The size that the rounding errors of a sum in float have together, from the squares of its partial sums. The errors
@@ -78,17 +129,13 @@ class Oracle {
 
     std::vector<std::int64_t> keys;
     std::vector<double> score, exact_score, tanh_score;
+    multiply(q, keys_, products_);
     for (std::int64_t j = 0; j < s.visible_kv; ++j) {
       if (!shape_.visible(p_, s, i, j)) continue;
       if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
-      double dot = 0, exact_dot = 0, squares = 0;
-      for (std::int64_t x = 0; x < shape_.dim; ++x) {
-        dot = accumulated(dot + q[x] * in_.k[key(j) + x]);
-        exact_dot += q[x] * in_.k[key(j) + x];
-        squares += dot * dot;
-      }
-      dot += (j % 2 == 0 ? 1 : -1) * spread(squares);  // a shift of all keys together would cancel
-      double value_of = scale_ * dot, exact = scale_ * exact_dot;
+      // A shift of all keys together would cancel.
+      const double dot = products_.sum[j] + (j % 2 == 0 ? 1 : -1) * spread(products_.squares[j]);
+      double value_of = scale_ * dot, exact = scale_ * products_.exact[j];
       double t = 0;
       if (p_.softcap > 0) {
         t = std::tanh(value_of / p_.softcap);
@@ -120,9 +167,7 @@ class Oracle {
     for (std::size_t n = 0; n < keys.size(); ++n) {
       p[n] = rounded(std::exp(score[n] - lse));
       kept[n] = p_.dropout_p == 0 ? 1 : keeps(c_, b, h, i, keys[n]) ? 1 / (1 - static_cast<double>(p_.dropout_p)) : 0;
-      for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
-        if (kept[n] != 0) out[x] += p[n] * kept[n] * in_.v[value(keys[n]) + x];
-      }
+      if (kept[n] != 0) add(out, p[n] * kept[n], &in_.v[value(keys[n])], shape_.dim_v);
     }
     if (!backward_) return;
     // Backward is given the exact out and lse, so its own P does not sum to exactly 1.
@@ -132,9 +177,7 @@ class Oracle {
     const double exact_lse = largest + std::log(exact_sum);
     for (std::size_t n = 0; n < keys.size(); ++n) {
       const double weight = std::exp(exact_score[n] - exact_lse) * kept[n];
-      for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
-        if (kept[n] != 0) exact_out[x] += weight * in_.v[value(keys[n]) + x];
-      }
+      if (kept[n] != 0) add(exact_out.data(), weight, &in_.v[value(keys[n])], shape_.dim_v);
       p[n] = rounded(std::exp(score[n] - exact_lse));
     }
     gradients(b, h, i, keys, p, kept, tanh_score, exact_out.data(), exact_lse, q, key, value);
@@ -155,25 +198,19 @@ class Oracle {
       const double of_out = rounding_ ? epsilon(*rounding_) / epsilon(Dtype::float32) * dout[x] * out[x] : 0;
       delta_squares += delta * delta + of_out * of_out;
     }
+    multiply(dout, values_, products_);
     for (std::size_t n = 0; n < keys.size(); ++n) {
       const std::int64_t j = keys[n];
-      double dp = 0, squares = 0;
-      for (std::int64_t x = 0; x < shape_.dim_v; ++x) {
-        dp = accumulated(dp + dout[x] * in_.v[value(j) + x]);
-        squares += dp * dp;
-        if (kept[n] != 0) r_.dv[value(j) + x] += rounded(p[n] * kept[n]) * dout[x];
-      }
-      dp = kept[n] != 0 ? dp * kept[n] : 0;
+      if (kept[n] != 0) add(&r_.dv[value(j)], rounded(p[n] * kept[n]), dout, shape_.dim_v);
+      const double dp = kept[n] != 0 ? products_.sum[j] * kept[n] : 0, squares = products_.squares[j];
       double ds = dp - delta + dlse;
       const double dp_squares = kept[n] != 0 ? squares * kept[n] * kept[n] : 0;
       ds = p[n] * (ds + std::copysign(spread(dp_squares + delta_squares), ds));
       if (c_.dbias) r_.dbias[score_index(c_, p_.bias, b, h, i, j)] += ds;
       if (p_.softcap > 0) ds *= 1 - tanh_score[n] * tanh_score[n];
       ds = rounded(ds) * scale_;
-      for (std::int64_t x = 0; x < shape_.dim; ++x) {
-        dq[x] += ds * in_.k[key(j) + x];
-        r_.dk[key(j) + x] += ds * q[x];
-      }
+      add(dq, ds, &in_.k[key(j)], shape_.dim);
+      add(&r_.dk[key(j)], ds, q, shape_.dim);
     }
     if (c_.dsink) r_.dsink[h] += std::exp(in_.sink[h] - lse) * (dlse - delta);
   }
@@ -185,6 +222,8 @@ class Oracle {
   const bool backward_;
   const std::optional<Dtype> rounding_;
   double scale_;
+  Columns keys_, values_;  // of the head that is worked on
+  Products products_;
   Results r_;
 };
 

@@ -19,12 +19,15 @@ inline std::uint16_t to_bfloat16(double value) {
   return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+/// 2 to that power, for exponents of normal numbers.
+inline double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52); }
+
 inline double from_float16(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const double fraction = bits & 1023;
   const double sign = bits & 0x8000 ? -1 : 1;
   if (exponent == 31) return fraction != 0 ? NAN : sign * INFINITY;
-  return sign * (exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25));
+  return sign * (exponent == 0 ? fraction * 0x1p-24 : (1024 + fraction) * power_of_two(exponent - 25));
 }
 
 inline std::uint16_t to_float16(double value) {
@@ -32,12 +35,12 @@ inline std::uint16_t to_float16(double value) {
   if (std::isnan(value)) return sign | 0x7e00;
   const double magnitude = std::fabs(value);
   if (magnitude >= 65520) return sign | 0x7c00;
-  if (magnitude < 0x1p-14) return sign | static_cast<std::uint16_t>(std::nearbyint(std::ldexp(magnitude, 24)));
-  int exponent;
-  const double fraction = std::frexp(magnitude, &exponent);  // in [0.5, 1)
-  // A fraction that rounds up to 2048 carries into the exponent, as it should.
-  const int rounded = static_cast<int>(std::nearbyint(std::ldexp(fraction, 11))) - 1024;
-  return static_cast<std::uint16_t>(sign | (((exponent + 14) << 10) + rounded));
+  // Subnormal numbers share the exponent of the smallest normal one.
+  const int exponent = magnitude < 0x1p-14 ? -14 : static_cast<int>(std::bit_cast<std::uint64_t>(magnitude) >> 52) - 1023;
+  // The fraction as a count of last places; 2^52 leaves a sum no room for less than one, so adding it rounds to even. A
+  // count that rounds up to 2048 carries into the exponent, as it should.
+  const double count = magnitude * power_of_two(10 - exponent) + 0x1p52 - 0x1p52;
+  return static_cast<std::uint16_t>(sign | (((exponent + 14) << 10) + static_cast<int>(count)));
 }
 
 /// The value nearest to x that the type can hold.

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
 
 #include "support/rounding.h"
 
@@ -57,18 +56,18 @@ std::vector<std::byte> filled(Dtype dtype, std::int64_t elements) {
   return bytes;
 }
 
-/// Calls visit(logical index, memory offset) for every element.
-void each_element(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
-                  const std::function<void(std::int64_t, std::int64_t)>& visit) {
-  std::int64_t count = 1;
-  for (std::int64_t size : sizes) count *= size;
-  for (std::int64_t index = 0; index < count; ++index) {
-    std::int64_t rest = index, offset = 0;
-    for (std::size_t axis = sizes.size(); axis-- > 0;) {
+/// Calls visit(logical index, memory offset) for every element. The last stride is 1.
+template <class Visit>
+void each_element(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides, const Visit& visit) {
+  std::int64_t rows = 1;
+  for (std::size_t axis = 0; axis + 1 < sizes.size(); ++axis) rows *= sizes[axis];
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::int64_t rest = row, offset = 0;
+    for (std::size_t axis = sizes.size() - 1; axis-- > 0;) {
       offset += rest % sizes[axis] * strides[axis];
       rest /= sizes[axis];
     }
-    visit(index, offset);
+    for (std::int64_t x = 0; x < sizes.back(); ++x) visit(row * sizes.back() + x, offset + x);
   }
 }
 
