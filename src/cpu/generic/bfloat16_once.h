@@ -39,10 +39,11 @@ inline void pack_value_pairs(const Call& call, const KeyTile& keys, int columns,
   }
 }
 
-/// K of a tile: where it lies, if the products may look at all they do of it, else copied.
+/// K of a tile: where it lies, if the products may look at all they do of it and rows are whole words apart, else copied.
 template <class Products>
 inline HalfRows keys_as_they_lie(const Call& call, const KeyTile& keys, int count, Half* copy) {
-  if (call.head_dim % 32 == 0 && round_up(count, Products::row_unit) <= keys.count) {
+  const bool whole_words = call.head_dim % 32 == 0 && call.k.seq_stride % 2 == 0;
+  if (whole_words && round_up(count, Products::row_unit) <= keys.count) {
     return {keys.row(call.k, 0), call.k.seq_stride};
   }
   const int columns = round_up(call.head_dim, 32);

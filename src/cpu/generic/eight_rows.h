@@ -56,14 +56,16 @@ FLASH_ATTENTION_INLINE void dot_quads(FloatRows K, int words, const float* Q, fl
   }
 }
 
-/// All keys of a tile. Rows of K are used where they lie if they are words in fours, and else copied as such.
+/// All keys of a tile. Rows of K are used where they lie if they are words in fours and whole words apart, and else copied
+/// as such.
 template <class Dots>
 inline void dot_eight_rows(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
                            float* S, NextTile& next) {
   using Stored = typename Dots::Element::Stored;
   constexpr int columns_of_word = Dots::columns / vector_lanes;
   const int words = round_up(head_dim, Dots::columns) / columns_of_word;
-  const bool in_place = sizeof(Stored) * columns_of_word == sizeof(float) && head_dim % (4 * columns_of_word) == 0;
+  const bool in_place = sizeof(Stored) * columns_of_word == sizeof(float) && head_dim % (4 * columns_of_word) == 0 &&
+                        K.stride % columns_of_word == 0;
   alignas(64) float copy[quad_keys * max_head_dim];
   for (int key = 0; key < keys; key += quad_keys) {
     const int first = larger(smaller(key, keys - quad_keys), 0);  // of the last ones some again
