@@ -121,6 +121,7 @@ Inputs draw_inputs(const Case& c) {
     for (double& slope : in.alibi_slopes) slope = static_cast<float>(std::fabs(slope) * 0.1);
   }
   if (p.sink) in.sink = draw(shape.heads_q, Dtype::float32, 2);
+  for (std::int64_t h = 0; p.sink && c.infinite_sink && h < shape.heads_q; h += 2) in.sink[h] = -INFINITY;
   if (p.mask.present) {
     in.mask.resize(score_elements(c, p.mask));
     for (std::size_t x = 0; x < in.mask.size(); ++x) {

@@ -29,6 +29,7 @@ struct Case {
   std::int64_t nan_dout =
       -1;  // the gradient of this query's output is NaN: it reaches the keys that it sees, and no others
   std::int64_t nan_query = -1;  // this query is NaN: it reaches its own row and the gradients of keys that it sees
+  bool infinite_sink = false;   // the sinks of even heads are -inf: as if there were none
   bool infinite_bias = false;  // many biases are -inf, among them all of some rows and all of a tile of others
   bool dlse = false;           // backward with a gradient through lse
   bool dbias = false;

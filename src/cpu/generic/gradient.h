@@ -43,8 +43,9 @@ struct ScoreGradient {
   FLASH_ATTENTION_INLINE ScoreGradient(Vec s, Vec dp, Vec kept, Vec lse, Vec delta) {
     const Vec probability = exp2(s - lse);
     dp = select(kept == 0.0f, Vec{}, dp * kept);  // V may be NaN where it was dropped
-    p = probability * kept;
-    ds = select(s == -infinity, Vec{}, probability * (dp - delta));  // behind a hidden score dP may be NaN
+    // Behind a hidden score dP may be NaN, and in a row whose query is NaN the lse is.
+    p = select((s == -infinity) | (kept == 0.0f), Vec{}, probability * kept);
+    ds = select(s == -infinity, Vec{}, probability * (dp - delta));
   }
 };
 
