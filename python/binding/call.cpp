@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include <algorithm>
+
 namespace flash_attention::python {
 namespace {
 
@@ -41,6 +43,15 @@ T value_of(nb::handle given, const char* name, const char* expected) {
     throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + type).c_str());
   }
   return value;
+}
+
+/// Of packed sequences; 0 where none has a row, or the starts go down, which validation refuses later.
+std::int64_t longest(const std::int32_t* starts, std::int64_t batch) {
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; starts != nullptr && b < batch; ++b) {
+    most = std::max(most, std::int64_t{starts[b + 1]} - starts[b]);
+  }
+  return most;
 }
 
 }  // namespace
@@ -118,6 +129,12 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
     problem.batch = starts.sizes[0] - 1;
     buffers.cu_seqlens_q = lengths(starts, problem.batch + 1);
     buffers.cu_seqlens_kv = lengths(tensors[Slot::cu_seqlens_kv], problem.batch + 1);
+    // Where the lengths can be read, the longest is known. A bias or mask is as wide as the caller said.
+    const bool as_given = tensors[Slot::bias].present() || tensors[Slot::mask].present();
+    if (options.device.kind == DeviceKind::cpu && !as_given) {
+      if (problem.seq_q == 0) problem.seq_q = longest(buffers.cu_seqlens_q, problem.batch);
+      if (problem.seq_kv == 0) problem.seq_kv = longest(buffers.cu_seqlens_kv, problem.batch);
+    }
   }
   buffers.bias = score_tensor(tensors[Slot::bias], false, problem.bias);
   buffers.mask = static_cast<const std::uint8_t*>(score_tensor(tensors[Slot::mask], true, problem.mask));

@@ -69,6 +69,7 @@ struct Call {
 
   int num_splits = 1;
   int blocks_together = 1;  // blocks of rows that go over the keys together
+  int heads_together = 1;   // key heads that decode reads together
   char* workspace = nullptr;
   std::int64_t workspace_offsets[8] = {};  // bytes; each kernel says what is where
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <numeric>
 
 #include "plan/cpu_tiles.h"
@@ -33,12 +34,19 @@ bool cpu_copies_keys(const Problem& problem, int block_q) {
   if (problem.page_size != 0) return false;    // seq_kv is a capacity: copies would be as large, however few keys there are
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
-  const auto far_apart = [&](const Strides& strides, std::int64_t dim) {
-    return (strides.seq != 0 ? strides.seq : problem.heads_kv * dim) > dim;
-  };
+  const auto far_apart = [](const Strides& strides, std::int64_t dim) { return std::abs(strides.seq) > dim; };
   constexpr std::int64_t kept = 512 << 10;  // what stays in an L2 is as fast where it lies
   return blocks > 2 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > kept &&
          (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
+}
+
+int cpu_decode_heads(const Problem& problem) {
+  const bool side_by_side =
+      problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
+  const std::int64_t key_bytes =
+      problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t rows = problem.heads_q / problem.heads_kv * problem.seq_q;
+  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
 }
 
 namespace {
@@ -50,6 +58,11 @@ std::int64_t total_rows(const Problem& problem) {
   return problem.heads_q * (problem.packed ? problem.total_q : problem.batch * problem.seq_q);
 }
 
+/// Places for the tiles of `unit` keys of all key heads.
+std::int64_t key_places(const Problem& problem, int unit) {
+  return problem.heads_kv * cpu_places(problem.packed, problem.batch, problem.seq_kv, problem.total_kv, unit);
+}
+
 /// Adds a part to the workspace, on a cache line of its own.
 void reserve(Plan& plan, int part, std::int64_t bytes) {
   plan.workspace_offsets[static_cast<std::size_t>(part)] = static_cast<std::int64_t>(plan.workspace_bytes);
@@ -57,16 +70,6 @@ void reserve(Plan& plan, int part, std::int64_t bytes) {
 }
 
 std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
-
-/// Key heads that cpu/decode reads together.
-int decode_heads(const Problem& problem) {
-  const auto dense = [](const Strides& strides, std::int64_t dim) { return strides.head == 0 || strides.head == dim; };
-  const bool side_by_side = dense(problem.k_strides, problem.head_dim) && dense(problem.v_strides, problem.head_dim_v);
-  const std::int64_t key_bytes =
-      problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
-  const std::int64_t rows = group(problem) * problem.seq_q;
-  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
-}
 
 /// Whether cpu/decode multiplies pairs of bfloat16 as they lie.
 bool decodes_pairs(const Problem& problem, const DeviceInfo& device) {
@@ -84,7 +87,7 @@ std::string reject_decode(const Problem& problem, const DeviceInfo& device) {
   if (rows > most) return too_many_rows(most, rows);
   if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
   const bool fill_lanes = rows > 11 && (rows <= 16 || block_q < cpu_block_q_avx512);
-  if (!fill_lanes || decodes_pairs(problem, device) || decode_heads(problem) > 1) return {};
+  if (!fill_lanes || decodes_pairs(problem, device) || cpu_decode_heads(problem) > 1) return {};
   return std::to_string(rows) + " query rows fill the lanes of cpu/prefill, and K and V stay in the caches";
 }
 
@@ -176,7 +179,7 @@ void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& pla
 void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
-  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, decode_heads(problem)), plan);
+  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, cpu_decode_heads(problem)), plan);
 }
 
 /// K padded to whole tiles and V transposed, for every tile of keys.
@@ -186,7 +189,7 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
   split_keys(problem, device, row_blocks(problem, plan), plan);
   if (group(problem) * problem.seq_q <= plan.block_q) return;  // one block of rows packs tile by tile, for itself
-  const std::int64_t keys = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv) * plan.block_kv;
+  const std::int64_t keys = key_places(problem, plan.block_kv) * plan.block_kv;
   reserve(plan, 3, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
   reserve(plan, 4, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
   reserve(plan, 5, keys / plan.block_kv * (plan.block_kv + 1));
@@ -219,8 +222,7 @@ void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std:
   }
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1, even_splits(problem, device)));
   const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
-  reserve(plan, 0,
-          plan.num_splits * problem.batch * problem.heads_kv * cpu_padded(problem.seq_kv) * columns * 4);  // dK and dV
+  reserve(plan, 0, plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);  // dK and dV
 }
 
 void lay_out_backward_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
@@ -237,7 +239,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
 void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   lay_out_any_backward(problem, device, 1, plan);
   plan.block_kv = device.isa == CpuIsa::amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
-  const std::int64_t tiles = problem.batch * problem.heads_kv * ceil_div(problem.seq_kv, plan.block_kv);
+  const std::int64_t tiles = key_places(problem, plan.block_kv);
   for (const auto& [part, head_dim] : {std::pair{3, problem.head_dim}, {4, problem.head_dim_v}, {5, problem.head_dim}}) {
     reserve(plan, part, tiles * plan.block_kv * ceil_div(head_dim, 32) * 32 * 2);
   }
@@ -248,7 +250,9 @@ void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device,
 void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
-  const std::int64_t blocks = problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  const std::int64_t rows = group(problem) * problem.seq_q, total = group(problem) * problem.total_q;
+  const std::int64_t blocks =
+      problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
   const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;
   reserve(plan, 0, matrix);
   if (plan.pass == Pass::standard_forward) return;

@@ -52,8 +52,15 @@ constexpr int cpu_avx512_bf16_block_kv = 64;
 /// meet in the same sets of a cache.
 constexpr long long cpu_copied_stride(long long head_dim) { return (head_dim + 15) / 16 * 16 + 16; }
 
-/// Columns of a row of floats in a workspace, and rows where a kernel may write more of them: whole vectors or tiles on
-/// every instruction set.
+/// Places for the parts of `unit` rows of all sequences, each of which begins with a part of its own. Packed sequences
+/// begin at place (first row) / unit + (number of the sequence): together they need no more, however long each may be.
+constexpr long long cpu_places(bool packed, long long batch, long long seq, long long total, long long unit) {
+  return packed ? total / unit + batch : batch * ((seq + unit - 1) / unit);
+}
+
+constexpr int cpu_key_unit = 16;  // keys whose sums of dK and dV lie together: a kernel may write so many
+
+/// Columns of a row of floats in a workspace: whole vectors on every instruction set.
 constexpr long long cpu_padded(long long size) { return (size + 15) / 16 * 16; }
 
 /// Floats from the sums of dK and dV of one key to those of the next: a cache line more, as above. At head_dim 256 the

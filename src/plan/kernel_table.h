@@ -41,6 +41,9 @@ int cpu_block_q(CpuIsa isa);
 /// more than two blocks of queries read them and they are 16 bits wide, or lie apart and do not stay in L2.
 bool cpu_copies_keys(const Problem& problem, int block_q);
 
+/// Key heads that cpu/decode reads together: all whose rows lie side by side, where that helps.
+int cpu_decode_heads(const Problem& problem);
+
 std::span<const KernelEntry> kernel_table();
 
 /// The planner proper: the problem is validated and normalised.

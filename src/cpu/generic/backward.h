@@ -10,8 +10,8 @@
 //         dQ = scale * dQt^T
 //
 // An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
-// sums of its own for dK and dV: workspace_offsets[0] holds them, [split][batch][kv head][padded key][padded head_dim +
-// head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of a key head
+// sums of its own for dK and dV: workspace_offsets[0] holds them, [split][kv head][key of all sequences, padded][padded
+// head_dim + head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of a key head
 // go over the keys together, the keys are split instead: key_gradients.h. dsink's terms are at workspace_offsets[2], one a
 // row, added head by head in a third step; dbias.h is the fourth.
 
@@ -144,7 +144,7 @@ template <class Run>
 inline void for_each_block(const Call& call, std::int64_t item, Run run) {
   const KeyItem at(call, item);
   const KeyGradients sums(call, at.split, at.batch, at.kv_head);
-  sums.clear(KeyGradients::keys(call));
+  sums.clear(round_up(static_cast<int>(Sequence(call, at.batch).kv_rows), plan::cpu_key_unit));
   const std::int64_t step = call.num_splits * call.blocks_together;
   BlockList blocks(call, at.batch, at.kv_head, at.split, call.num_splits);
   for (std::int64_t first = at.split; blocks.count > 0; first += step) {

@@ -25,7 +25,7 @@ struct PackedPair {
 
   PackedPair(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 32)) {
-    const std::int64_t idx = (batch * call.heads_kv + kv_head) * ceil_div(call.seq_kv, block_kv) + tile;
+    const std::int64_t idx = key_place(call, batch, kv_head, block_kv) + tile;
     K = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[3]) + idx * block_kv * columns;
     V = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[4]) + idx * block_kv * columns_v;
     Kt = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[5]) + idx * block_kv * columns;
@@ -37,8 +37,9 @@ struct PackedPair {
 inline void pack_backward(const Call& call, std::int64_t item, void* /*memory*/) {
   const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
   const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
-  const PackedPair packed(call, batch, kv_head, tile);
   const KeyTile keys(call, batch, kv_head, tile);
+  if (keys.count == 0) return;  // a packed sequence that is shorter has no place for it
+  const PackedPair packed(call, batch, kv_head, tile);
   LargestBits largest;
   for (int key = 0; key < keys.padded; ++key) {
     const bool there = key < keys.count;

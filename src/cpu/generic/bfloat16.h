@@ -10,8 +10,8 @@
 // A first step packs K (padded) and V (transposed) of every tile of keys, once for all blocks of queries. A single block
 // spares that: bfloat16_once.h.
 //
-// workspace_offsets[3]: K [batch][kv head][tile][block_kv][columns]; [4]: V^T [batch][kv head][tile][columns_v][block_kv];
-// [5]: [batch][kv head][tile][block_kv + 1], a byte for each key, set where V holds Inf or NaN, and one for the tile. Such
+// workspace_offsets[3]: K [kv head][tile of all sequences][block_kv][columns]; [4]: V^T [same][columns_v][block_kv];
+// [5]: [same][block_kv + 1], a byte for each key, set where V holds Inf or NaN, and one for the tile. Such
 // a row is packed as 0 and added by hidden.h's rule.
 
 #include "cpu/generic/bfloat16_once.h"
@@ -30,7 +30,7 @@ struct PackedKeys {
 
   PackedKeys(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 16)) {
-    const std::int64_t idx = (batch * call.heads_kv + kv_head) * ceil_div(call.seq_kv, block_kv) + tile;
+    const std::int64_t idx = key_place(call, batch, kv_head, block_kv) + tile;
     K = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[3]) + idx * block_kv * columns;
     Vt = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[4]) + idx * block_kv * columns_v;
     odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[5]) + idx * (block_kv + 1);
@@ -62,7 +62,9 @@ inline std::int64_t pack_ahead_items(const Call& call) { return packs_ahead(call
 inline void pack_ahead(const Call& call, std::int64_t item, void* memory) {
   const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
   const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
-  pack_tile(call, KeyTile(call, batch, kv_head, tile), PackedKeys(call, batch, kv_head, tile), static_cast<Half*>(memory));
+  const KeyTile keys(call, batch, kv_head, tile);
+  if (keys.count == 0) return;  // a packed sequence that is shorter has no place for it
+  pack_tile(call, keys, PackedKeys(call, batch, kv_head, tile), static_cast<Half*>(memory));
 }
 
 /// One tile of keys that was packed ahead.

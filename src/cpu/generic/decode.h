@@ -45,19 +45,13 @@ struct DecodeItem {
   std::int64_t batch;
   int first_head, num_heads, split;
 
-  static int heads_together(const Call& call) {
-    const bool side_by_side = call.k.head_stride == call.head_dim && call.v.head_stride == call.head_dim_v;
-    const std::int64_t key_bytes = std::int64_t{call.heads_kv} * (call.head_dim + call.head_dim_v) * size_of(call.element);
-    return plan::cpu_decode_heads(call.group * call.seq_q, call.heads_kv, call.seq_kv, key_bytes, side_by_side);
-  }
-  static std::int64_t groups(const Call& call) { return ceil_div(call.heads_kv, heads_together(call)); }
+  static std::int64_t groups(const Call& call) { return ceil_div(call.heads_kv, call.heads_together); }
 
   DecodeItem(const Call& call, std::int64_t item) {
     split = static_cast<int>(item % call.num_splits);
     item /= call.num_splits;
-    const int together = heads_together(call);
-    first_head = static_cast<int>(item % groups(call)) * together;
-    num_heads = smaller(together, call.heads_kv - first_head);
+    first_head = static_cast<int>(item % groups(call)) * call.heads_together;
+    num_heads = smaller(call.heads_together, call.heads_kv - first_head);
     batch = item / groups(call);
   }
 };

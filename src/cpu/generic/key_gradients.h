@@ -24,15 +24,18 @@ struct KeyGradients {
   /// In the workspace, for all keys of a head.
   KeyGradients(const Call& call, std::int64_t split, std::int64_t batch, int kv_head) : KeyGradients(call, nullptr, 0) {
     data = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]) +
-           ((split * call.batch + batch) * call.heads_kv + kv_head) * keys(call) * stride();
+           split * split_stride(call) + key_place(call, batch, kv_head, plan::cpu_key_unit) * plan::cpu_key_unit * stride();
   }
   KeyGradients(const Call& call, float* sums, std::int64_t first_key)
       : k_columns(plan::cpu_padded(call.head_dim)),
         row_stride(plan::cpu_sums_stride(call.head_dim, call.head_dim_v)),
         data(sums),
         first(first_key) {}
-  static std::int64_t keys(const Call& call) { return plan::cpu_padded(call.seq_kv); }
 
+  /// From the sums of one split to those of the next.
+  std::int64_t split_stride(const Call& call) const {
+    return call.heads_kv * key_places(call, plan::cpu_key_unit) * plan::cpu_key_unit * stride();
+  }
   std::int64_t stride() const { return row_stride; }
   float* dK(std::int64_t key) const { return data + (key - first) * stride(); }
   float* dV(std::int64_t key) const { return dK(key) + k_columns; }
@@ -45,7 +48,7 @@ struct KeyGradients {
 inline void write_key_gradients(const Call& call, std::int64_t batch, int kv_head, const KeyGradients& sums,
                                 std::int64_t first, std::int64_t last, int num_splits) {
   const Sequence sequence(call, batch);
-  const std::int64_t split_stride = call.batch * call.heads_kv * KeyGradients::keys(call) * sums.stride();
+  const std::int64_t split_stride = sums.split_stride(call);
   const auto write = [&](const TensorView& tensor, int columns, float factor, const float* from) {
     with_element(call.element, [&](auto type) {
       using T = decltype(type);

@@ -134,6 +134,18 @@ struct RowBlock {
   }
 };
 
+/// Places for the tiles of `unit` keys of one key head, of all sequences.
+inline std::int64_t key_places(const Call& call, int unit) {
+  return plan::cpu_places(call.cu_seqlens_kv != nullptr, call.batch, call.seq_kv, call.total_kv, unit);
+}
+
+/// The place of the first tile of a sequence and key head among those of all.
+inline std::int64_t key_place(const Call& call, std::int64_t batch, int kv_head, int unit) {
+  const bool packed = call.cu_seqlens_kv != nullptr;
+  const std::int64_t first = packed ? call.cu_seqlens_kv[batch] / unit + batch : batch * ceil_div(call.seq_kv, unit);
+  return kv_head * key_places(call, unit) + first;
+}
+
 /// Blocks of stacked rows for one key head of one batch entry.
 inline std::int64_t blocks_per_head(const Call& call) { return ceil_div(call.seq_q * call.group, block_q); }
 

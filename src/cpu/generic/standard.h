@@ -2,7 +2,7 @@
 
 // The textbook algorithm, as a baseline: each step walks over whole score matrices in memory. It uses the same products, so
 // what it loses to flash attention it loses to memory and to scores that no query sees. workspace_offsets[0] holds S, then
-// P; [1] dS: each [batch][kv head][block][key][block_q].
+// P; [1] dS: each [kv head][block of all sequences][key][block_q].
 
 #include "cpu/generic/backward.h"
 
@@ -13,7 +13,13 @@ inline std::int64_t standard_items(const Call& call) { return call.batch * call.
 
 /// Matrix `which` of a block: [key][lanes].
 inline float* score_matrix(const Call& call, int which, std::int64_t item) {
-  return reinterpret_cast<float*>(call.workspace + call.workspace_offsets[which]) + item * call.seq_kv * block_q;
+  const bool packed = call.cu_seqlens_q != nullptr;
+  const std::int64_t blocks = blocks_per_head(call), kv_head = item / blocks % call.heads_kv;
+  const std::int64_t batch = item / blocks / call.heads_kv, rows = call.seq_q * call.group;
+  const std::int64_t first = packed ? call.cu_seqlens_q[batch] * call.group / block_q + batch : batch * blocks;
+  const std::int64_t place =
+      kv_head * plan::cpu_places(packed, call.batch, rows, call.total_q * call.group, block_q) + first + item % blocks;
+  return reinterpret_cast<float*>(call.workspace + call.workspace_offsets[which]) + place * call.seq_kv * block_q;
 }
 
 /// The rows of an item, over all keys.

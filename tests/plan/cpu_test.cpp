@@ -1,0 +1,47 @@
+#include <gtest/gtest.h>
+
+#include "flash_attention/plan.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention {
+namespace {
+
+DeviceInfo cpu_with(CpuIsa isa, int threads) {
+  DeviceInfo device;
+  device.isa = isa;
+  device.threads = threads;
+  return device;
+}
+
+/// Tensors of the call: q, k, v, out and their gradients.
+std::int64_t tensor_bytes(const Problem& p) {
+  return 8 * p.total_q * p.heads_q * p.head_dim * static_cast<std::int64_t>(size_of(p.dtype));
+}
+
+TEST(CpuPlan, PackedSequencesNeedNoMoreThanTheirRows) {
+  for (const CpuIsa isa : {CpuIsa::generic, CpuIsa::avx512_bf16, CpuIsa::amx}) {
+    for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
+      Problem p{.batch = 400, .heads_q = 4, .heads_kv = 4, .head_dim = 64, .dtype = dtype, .packed = true};
+      p.total_q = p.total_kv = p.batch * 64;  // nobody says how long the longest is
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const Plan plan = make_plan(p, pass, cpu_with(isa, 2));
+        EXPECT_LE(static_cast<std::int64_t>(plan.workspace_bytes), 4 * tensor_bytes(p)) << plan.kernel;
+      }
+    }
+  }
+}
+
+TEST(CpuPlan, HeadsThatShareKeysAreNotSideBySide) {
+  Problem p{.seq_q = 1, .seq_kv = 8192, .heads_q = 8, .heads_kv = 8, .head_dim = 64};
+  const DeviceInfo device = cpu_with(CpuIsa::avx512, 2);
+  EXPECT_GT(make_plan(p, Pass::forward, device).num_splits, 1);  // one item for all heads: the keys are split
+  p.k_strides = p.v_strides = {.seq = 64, .head = 0};
+  const Plan shared = make_plan(p, Pass::forward, device);
+  EXPECT_EQ(shared.kernel, "cpu/decode");
+  EXPECT_EQ(shared.num_splits, 1);  // an item for each head: enough for the threads
+  p.k_strides = p.v_strides = {.seq = 64, .head = 8192 * 64};
+  EXPECT_EQ(make_plan(p, Pass::forward, device).num_splits, 1);
+}
+
+}  // namespace
+}  // namespace flash_attention
