@@ -80,6 +80,7 @@ struct Finisher {
   __device__ __forceinline__ float lse_of(const Tile& tile, float maximum, float sum, bool empty) const {
     const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
     if constexpr (!features.sink) return lse;
+    if (lse != lse) return lse;  // the comparison below would lose it
     // The larger of the two logarithms is taken out, so that neither can overflow.
     const float sink = args.sink[tile.head_idx];
     const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;

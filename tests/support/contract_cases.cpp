@@ -145,6 +145,7 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("nan_value", [](Case& c, Problem& p) { c.nan_value = 120, p.causal = true; });
   add("nan_value_window", [](Case& c, Problem& p) { c.nan_value = 75, p.window_left = 9, p.window_right = 9; });
   add("nan_value_mask", [](Case& c, Problem& p) { c.nan_value = 30, p.mask = over(p, false, false, true); });
+  add("nan_key_sink", [](Case& c, Problem& p) { c.nan_key = 120, p.causal = true, p.sink = true; });
   add("nan_key_seqused", [](Case& c, Problem& p) {  // the rows past the used length have no gradient at all
     c.nan_key = 20, p.seqused_q = true, c.seqused_q = {67, 33}, p.key_lengths = true, c.key_lengths = {15, 131};
   });
