@@ -90,6 +90,17 @@ std::vector<Case> skips() {
 
 INSTANTIATE_TEST_SUITE_P(Sm90, ForwardSm90Skips, ::testing::ValuesIn(skips()), case_name);
 
+/// A row all of whose scores are NaN is not one that sees nothing.
+TEST(ForwardSm90Nan, ReachesRowsThatSeeNothingElse) {
+  emulator::set_num_sms(2);
+  emulator::set_seed(1);
+  Case c = make_walk("nan_key", {.seq_q = 67, .seq_kv = 131, .heads_q = 2, .heads_kv = 2, .head_dim = 64});
+  c.nan_key = 120, c.problem.window_left = c.problem.window_right = 0;
+  check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+  c.name = "nan_query", c.nan_key = -1, c.nan_query = 40;
+  check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+}
+
 /// Long enough for blocks to take tiles by the counter; the second time some of them are done again.
 TEST(ForwardSm90Turns, KeepTheContract) {
   emulator::set_num_sms(3);
