@@ -1,5 +1,6 @@
 """flash_attention.flash_attn over the parameters for which FlashAttention-2 is tested: entries, lengths, head_dim, grouped
-heads, masks, dropout, soft cap, ALiBi and determinism; outputs and gradients against the reference in float64."""
+heads, masks, dropout, soft cap, ALiBi and determinism; outputs and gradients against the reference in float64. On CUDA
+every pair of values occurs, and each call is repeated: its bits must not change."""
 
 import grid
 import pytest
@@ -10,7 +11,10 @@ from flash_attention import flash_attn
 
 AXES = {
     "entry": ("", "qkvpacked", "kvpacked", "varlen", "varlen_qkvpacked", "varlen_kvpacked"),
-    "lengths": ((113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (1, 147), (384, 256), (97, 97), (239, 1)),
+    "lengths": (
+        (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024), (1, 147),
+        (384, 256), (97, 97), (768, 768), (239, 1),
+    ),
     "head_dim": (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256),
     "heads": ((6, 6), (6, 2), (6, 1)),
     "causal": (False, True),
@@ -20,7 +24,7 @@ AXES = {
     "alibi": (False, True),
     "deterministic": (False, True),
     "dtype": (torch.float16, torch.bfloat16),
-}
+}  # fmt: skip
 SMALL = {"lengths": ((13, 23), (1, 17), (24, 11), (19, 19)), "head_dim": (16, 40, 59, 64)}
 
 
@@ -74,9 +78,16 @@ def check(point, device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
-@pytest.mark.parametrize("point", grid.points(36, AXES), ids=grid.name_of)
+@pytest.mark.parametrize("point", grid.pairs(AXES), ids=grid.name_of)
 def test_on_cuda(point):
     check(point, "cuda")
+    options = {"causal": point["causal"], "softcap": point["softcap"], "window_size": (37, 11) if point["local"] else (-1, -1)}
+    slopes = 0.3 * torch.rand(2, point["heads"][0], device="cuda") if point["alibi"] else None
+    tensors = inputs(point, "cuda")
+    first = call(point, *tensors, alibi_slopes=slopes, **options)
+    for _ in range(20):
+        for was, now in zip(first, call(point, *tensors, alibi_slopes=slopes, **options), strict=True):
+            assert torch.equal(was, now), "a repeated call gave other bits"
 
 
 @pytest.mark.parametrize("point", grid.points(12, {**AXES, **SMALL}, seed=1), ids=grid.name_of)
