@@ -124,7 +124,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
 
   call.num_splits = plan.num_splits;
   call.blocks_together = std::max(plan.block_q / block_q, 1);
-  call.heads_together = plan::cpu_decode_heads(problem);
+  if (plan.kernel == "cpu/decode") call.heads_together = plan::cpu_decode_heads(problem);
   call.workspace = static_cast<char*>(options.workspace);
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) call.workspace_offsets[i] = plan.workspace_offsets[i];
   return call;

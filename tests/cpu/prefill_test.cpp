@@ -58,6 +58,15 @@ TEST_P(FarKeys, TheNextTileIsAskedForBetweenScores) {
   for (const Pass pass : {Pass::forward, Pass::backward}) check(c, {.pass = pass});
 }
 
+/// As many as decode would read side by side, with more rows than it ever takes.
+TEST(ManyRows, OnLongKeys) {
+  Case c;
+  c.name = "many_rows";
+  c.problem = {.seq_q = 130, .seq_kv = 520, .heads_q = 6, .heads_kv = 6, .head_dim = 64};
+  EXPECT_GT(c.problem.seq_kv * 6 * 2 * 64 * 4, plan::cpu_near_bytes);
+  for (const Pass pass : {Pass::forward, Pass::backward}) check(c, {.pass = pass});
+}
+
 INSTANTIATE_TEST_SUITE_P(All, FarKeys, ::testing::ValuesIn(far_keys_cases()), case_name);
 
 }  // namespace
