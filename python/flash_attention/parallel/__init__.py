@@ -8,6 +8,7 @@ docs/parallel.md.
 """
 
 from flash_attention.parallel.attention import context_attention
+from flash_attention.parallel.hugging_face import parallelize_transformers
 from flash_attention.parallel.layout import document_positions, join, pad_packed, positions, shift_labels, split
 from flash_attention.parallel.peers import ParallelError
 
@@ -17,6 +18,7 @@ __all__ = [
     "document_positions",
     "join",
     "pad_packed",
+    "parallelize_transformers",
     "positions",
     "shift_labels",
     "split",
