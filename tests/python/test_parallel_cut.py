@@ -15,7 +15,7 @@ from flash_attention.parallel import (
     shift_labels,
     split,
 )
-from flash_attention.parallel.heads import shares
+from flash_attention.parallel.heads import head_ranges
 
 
 def visible(seq, left, right, documents):
@@ -132,7 +132,7 @@ def test_labels_positions_and_padding():
 def test_every_head_is_computed_once(heads_q, heads_kv, world):
     seen = []
     for rank in range(world):
-        for share in shares(heads_q, heads_kv, world, rank):
+        for share in head_ranges(heads_q, heads_kv, world, rank):
             seen += range(*share.q)
             group = (share.q[1] - share.q[0]) // (share.kv[1] - share.kv[0])
             for head in range(*share.q):

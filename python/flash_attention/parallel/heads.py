@@ -12,8 +12,8 @@ class Share(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def shares(heads_q: int, heads_kv: int, world: int, rank: int) -> tuple[Share, ...]:
-    """What a rank computes. Whole groups where there are enough of them; else groups are cut and key heads sent twice."""
+def head_ranges(heads_q: int, heads_kv: int, world: int, rank: int) -> tuple[Share, ...]:
+    """What a rank computes. Whole groups where there are enough; else groups are cut and key heads sent twice."""
     if heads_q % heads_kv:
         raise ValueError(f"heads_kv: got {heads_kv}; allowed: a divisor of heads_q, {heads_q}")
     group = heads_q // heads_kv

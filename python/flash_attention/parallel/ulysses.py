@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flash_attention.functional import attention, attention_packed
-from flash_attention.parallel.heads import shares
+from flash_attention.parallel.heads import head_ranges
 from flash_attention.parallel.layout import join, split
 
 
@@ -18,7 +18,7 @@ def attend(call, q, k, v, sink, options):
     call.agreement.wait()
     peers, layout = call.peers, call.shape.layout
     heads_q, heads_kv = q.shape[2], k.shape[2]
-    mine = [shares(heads_q, heads_kv, peers.world, rank) for rank in range(peers.world)]
+    mine = [head_ranges(heads_q, heads_kv, peers.world, rank) for rank in range(peers.world)]
     ranges_q, ranges_kv = ([[share[side] for share in each] for each in mine] for side in (0, 1))
     q, k, v = RowsToHeads.apply(peers, layout, (ranges_q, ranges_kv, ranges_kv), q, k, v)
     outs, lses = [], []
