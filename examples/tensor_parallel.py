@@ -30,7 +30,7 @@ class SelfAttention(nn.Module):
 
 
 def uneven(module, x, heads, heads_kv, mesh):
-    """Any number of heads: each process takes the rows of the projections that belong to its heads; the sum is the result."""
+    """Any number of heads: a process takes the rows of the projections that belong to its heads; the rest is a sum."""
     total = torch.zeros_like(x)
     for ranges in head_ranges(heads, heads_kv, mesh.size(), mesh.get_local_rank()):
         rows_q, rows_kv = (slice(low * module.dim, high * module.dim) for low, high in ranges)

@@ -61,9 +61,9 @@ def picked(tensor, ranges):
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def forward(call, q, k, v, bias, sink):
+def forward(call, q, k, v, bias, sink, turns=None):
     """(out, lse) of this rank's rows over the keys of all."""
-    turns, states = Turns(call, k, v), States(q, v.shape[-1])
+    turns, states = turns or Turns(call, k, v), States(q, v.shape[-1])
     call.agreement.wait()
     turns.begin(1)
     for turn in range(turns.world):
@@ -75,9 +75,9 @@ def forward(call, q, k, v, bias, sink):
     return states.result()
 
 
-def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs):
+def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=None):
     """(dq, dk, dv, dbias, dsink) of this rank's tensors; the last two are this rank's share."""
-    turns = Turns(call, k, v)
+    turns = turns or Turns(call, k, v)
     dq, dk, dv = Sum(q), Sum(k), Sum(v)
     dbias = torch.zeros_like(bias, dtype=torch.float32) if needs[0] else None
     dsink = torch.zeros_like(sink) if needs[1] else None
