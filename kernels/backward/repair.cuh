@@ -22,15 +22,15 @@ struct CarefulHead {
   const float* lse;
   const float* delta;
 
-  __device__ __forceinline__ CarefulHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx)
+  /// row_delta: of the sequence's first row.
+  __device__ __forceinline__ CarefulHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                         const float* row_delta)
       : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
         dO(tile::query_rows<const Element, features>(args.dO, sequence, head_idx)),
         score(args, sequence, head_idx),
-        dropout(args, sequence.batch_idx, head_idx) {
-    const long long offset = tile::statistics_offset<features>(args, sequence, head_idx);
-    lse = args.lse + offset;
-    delta = reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]) + offset;
-  }
+        dropout(args, sequence.batch_idx, head_idx),
+        lse(args.lse + tile::statistics_offset<features>(args, sequence, head_idx)),
+        delta(row_delta) {}
 
   /// The dropped probability and the gradient of the dot product, for a visible pair; false where the row has no
   /// probabilities.
@@ -48,10 +48,18 @@ struct CarefulHead {
   }
 };
 
-/// dK and dV of key j, from the queries [q_begin, q_end).
+/// Where a sequence's delta begins in the layout of lse (backward/delta.cuh).
 template <BackwardConfig config>
+__device__ __forceinline__ const float* delta_like_lse(const AttentionArgs& args, const tile::Sequence& sequence,
+                                                       int head_idx) {
+  return reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]) +
+         tile::statistics_offset<config.features>(args, sequence, head_idx);
+}
+
+/// dK and dV of key j. delta_of(head_idx) is where a head's delta begins. A key that nobody sees has gradients of 0.
+template <BackwardConfig config, typename DeltaOf>
 __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile::Sequence& sequence, int kv_head_idx,
-                                           int j, int q_begin, int q_end) {
+                                           int j, DeltaOf delta_of) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
   const int lane = threadIdx.x % 32;
@@ -59,15 +67,18 @@ __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile
   const Element* V_row = tile::key_rows<const Element, features>(args.V, sequence, kv_head_idx).row(j);
   tile::CarefulRow<config.head_dim> dK;
   tile::CarefulRow<config.head_dim_v> dV;
+  bool done = false;  // all NaN: more rows change nothing
 #pragma unroll 1
-  for (int head_idx = kv_head_idx * args.group; head_idx < (kv_head_idx + 1) * args.group; ++head_idx) {
-    const CarefulHead<config> head(args, sequence, head_idx);
+  for (int head_idx = kv_head_idx * args.group; head_idx < (kv_head_idx + 1) * args.group && !done; ++head_idx) {
+    const CarefulHead<config> head(args, sequence, head_idx, delta_of(head_idx));
+    const tile::TileRange queries = head.score.template query_tiles<1, 1>(j);
 #pragma unroll 1
-    for (int i = q_begin; i < tile::smaller(q_end, sequence.len_q); ++i) {
+    for (int i = queries.begin; i < queries.end && !done; ++i) {
       float p, ds;
       if (!head.score.visible(i, j) || !head.differentiate(i, j, K_row, V_row, lane, p, ds)) continue;
       dK.add(ds, head.Q.row(i), lane);
       if (!features.dropout || head.dropout.keeps(i, j)) dV.add(p, head.dO.row(i), lane);
+      done = ptx::all(dK.all_nan(lane) && dV.all_nan(lane));
     }
   }
   dK.store(tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).row(j), args.scale, lane);
@@ -81,14 +92,16 @@ __device__ __forceinline__ void repair_query(const AttentionArgs& args, const ti
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
   const int lane = threadIdx.x % 32;
-  const CarefulHead<config> head(args, sequence, head_idx);
+  const CarefulHead<config> head(args, sequence, head_idx, delta_like_lse<config>(args, sequence, head_idx));
   const auto K = tile::key_rows<const Element, features>(args.K, sequence, head_idx / args.group);
   const auto V = tile::key_rows<const Element, features>(args.V, sequence, head_idx / args.group);
   tile::CarefulRow<config.head_dim> dQ;
 #pragma unroll 1
   for (int j = kv_begin; j < tile::smaller(kv_end, sequence.visible_kv); ++j) {
     float p, ds;
-    if (head.score.visible(i, j) && head.differentiate(i, j, K.row(j), V.row(j), lane, p, ds)) dQ.add(ds, K.row(j), lane);
+    if (!head.score.visible(i, j) || !head.differentiate(i, j, K.row(j), V.row(j), lane, p, ds)) continue;
+    dQ.add(ds, K.row(j), lane);
+    if (ptx::all(dQ.all_nan(lane))) break;  // more keys change nothing
   }
   dQ.store(tile::query_rows<Element, features>(args.dQ, sequence, head_idx).row(i), args.scale, lane);
 }

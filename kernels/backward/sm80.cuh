@@ -232,7 +232,8 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
       if (storage.repair.up()) {
         __syncthreads();  // the stores above come before those of the repair
         for (int j = kv_begin + warp; j < tile::smaller(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
-          repair_key<config>(args, sequence, kv_head_idx, j, tiles.begin * block_q, tiles.end * block_q);
+          repair_key<config>(args, sequence, kv_head_idx, j,
+                             [&](int head_idx) { return delta_like_lse<config>(args, sequence, head_idx); });
         }
       }
     }

@@ -36,6 +36,14 @@ struct CarefulRow {
     }
   }
 
+  /// Whether all of this lane's elements are NaN.
+  __device__ __forceinline__ bool all_nan(int lane) const {
+    bool result = true;
+#pragma unroll
+    for (int part = 0; part < parts; ++part) result = result && (lane + 32 * part >= dim || sum[part] != sum[part]);
+    return result;
+  }
+
   /// To a row of a swizzled tile.
   template <abi::Type type, typename Tile>
   __device__ __forceinline__ void store(unsigned tile_address, int row, int lane) const {

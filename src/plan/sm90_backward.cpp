@@ -180,6 +180,12 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert_keys", .config = source, .block = 128},
                tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
+  // Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90_repair.cuh.
+  if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv) {
+    const std::int64_t key_blocks = tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch;
+    add_launch(plan, {.unit = "backward/sm90_repair", .entry = "backward_sm90_repair", .config = source, .block = 128},
+               std::min<std::int64_t>(key_blocks, 8LL * device.num_sms));
+  }
   if (portable_parts) {
     add_delta_launch(p, plan);
     add_bias_and_sink_launches(p, plan);

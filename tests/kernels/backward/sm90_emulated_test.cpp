@@ -157,6 +157,15 @@ std::vector<Case> turns() {
   };
 }
 
+/// A NaN in a query whose tile two warpgroups share, and heads of a group whose dK and dV are summed in memory.
+std::vector<Case> nan_walks() {
+  Case wide = walk("nan_dout_128", {.seq_q = 300, .seq_kv = 300, .heads_q = 1, .heads_kv = 1, .head_dim = 128});
+  Case divided = walk("nan_dout_divided", {.seq_q = 200, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64});
+  wide.problem.causal = divided.problem.causal = true;
+  wide.nan_dout = divided.nan_dout = 100;
+  return {wide, divided};
+}
+
 /// The structures differ in how they walk and what they must not multiply, not in dtype: a part of the cases is enough.
 std::vector<Case> walking_cases() {
   std::vector<Case> cases = contract_cases(Dtype::bfloat16);
@@ -177,6 +186,9 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                            return cases;
                          }()),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Wide, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Walks, ::testing::ValuesIn(nan_walks()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(walking_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(walking_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(deterministic(long_walks())), case_name);

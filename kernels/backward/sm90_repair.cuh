@@ -1,0 +1,87 @@
+#pragma once
+
+// Gradients of keys that 0 * NaN reached in a product of backward/sm90: P and dS are 0 where a query does not see a key, or
+// dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The walk has no registers to look for them.
+// This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
+//
+// One block of 128 threads takes 64 keys of one key head at a time, each warp 16 of them.
+
+#include "backward/repair.cuh"
+#include "backward/sm90_shape.cuh"
+
+namespace flash_attention {
+namespace backward_sm90 {
+
+template <BackwardConfig config>
+struct Repairer {
+  static constexpr Features features = config.features;
+  using Element = ptx::Element<features.dtype>;
+
+  const AttentionArgs& args;
+  const tile::Sequence sequence;
+  const int kv_head_idx;
+  const int kv_begin;  // of the tile
+  const int lane = threadIdx.x % 32;
+
+  __device__ __forceinline__ const float* delta_of(int head_idx) const {
+    return workspace<float>(args, workspace_delta) + head_idx * padded_rows(args) + padded_start(args, sequence);
+  }
+
+  /// Whether NaN or Inf in Q or dO of query i can be in a product. A query that is not finite has an lse that is not, but
+  /// for one all of whose scores are -inf. What is not finite in dO is in delta.
+  __device__ __forceinline__ bool is_bad(int head_idx, int i) const {
+    const float lse = args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i];
+    const float delta = delta_of(head_idx)[i];
+    if (!(lse < tile::infinity) || delta - delta != 0.0f) return true;
+    if (lse != -tile::infinity) return false;
+    const Element* Q_row = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(i);
+    float check = 0;
+    for (int d = 0; d < config.head_dim; ++d) check = ptx::fma(ptx::to_float(Q_row[d]), 0.0f, check);
+    return check != 0.0f;
+  }
+
+  /// Whether the walk has multiplied keys of the tile with such a query of the head that some of them do not see.
+  __device__ __forceinline__ bool is_reached(int head_idx) const {
+    const tile::Score<features> score(args, sequence, head_idx);
+    // The walk takes all queries that any key of its block sees.
+    const auto tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
+#pragma unroll 1
+    for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
+      const int q_begin = tile_idx * tile_rows;
+      if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) continue;
+      bool bad = false;
+      for (int i = q_begin + lane; i < tile::smaller(q_begin + tile_rows, sequence.len_q); i += 32)
+        bad = bad || is_bad(head_idx, i);
+      if (ptx::any(bad)) return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ void run() const {
+    bool reached = false;
+#pragma unroll 1
+    for (int head = 0; head < args.group && !reached; ++head) reached = is_reached(kv_head_idx * args.group + head);
+    if (!reached) return;
+    const int first_key = kv_begin + static_cast<int>(threadIdx.x) / 32 * 16;
+#pragma unroll 1
+    for (int j = first_key; j < tile::smaller(first_key + 16, sequence.rows_kv); ++j)
+      repair_key<config>(args, sequence, kv_head_idx, j, [&](int head_idx) { return delta_of(head_idx); });
+  }
+};
+
+}  // namespace backward_sm90
+
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_repair(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  const int num_tiles = tile::ceil_div(args.seq_kv, tile_rows), num_tasks = num_tiles * args.heads_kv * args.batch;
+#pragma unroll 1
+  for (int task = blockIdx.x; task < num_tasks; task += gridDim.x) {
+    const auto block = tile::key_block(task, num_tiles, args.heads_kv);
+    const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+    if (block.tile_idx * tile_rows >= sequence.rows_kv) continue;
+    Repairer<config>{args, sequence, block.head_idx, block.tile_idx * tile_rows}.run();
+  }
+}
+
+}  // namespace flash_attention
