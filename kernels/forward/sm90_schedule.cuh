@@ -51,9 +51,10 @@ struct Schedule {
     if constexpr (config.take_turns) {
       if (pass == 0) {
         num_iterations = i;
-        if (i == max_redo_marks || next >= num_units) return false;
+        if (next >= num_units) return false;
         taken[i] = next;
-        next = take();
+        // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
+        next = i + 1 < max_redo_marks ? take() : num_units;
         return true;
       }
     }

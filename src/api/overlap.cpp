@@ -29,8 +29,21 @@ Range range(const Extent& e) {
 
 bool cross(const Range& a, const Range& b) { return a.first < b.last && b.first < a.last; }
 
-/// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Each step of a
-/// non-overlapping layout can only be the quotient or its neighbour, so two tries an axis are enough.
+/// True where the axes, largest stride first, nest: each step is longer than all that the axes after it reach together.
+bool nested(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides, const std::array<int, 4>& order) {
+  std::int64_t reach = 0;
+  for (int axis = 3; axis >= 0; --axis) {
+    const int index = order[axis];
+    const std::int64_t stride = std::abs(strides[index]), steps = std::max(a.sizes[index], b.sizes[index]) - 1;
+    if (stride == 0) continue;
+    if (stride <= reach) return false;
+    reach += stride * steps;
+  }
+  return true;
+}
+
+/// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Where the
+/// axes nest, a step can only be the quotient or its neighbour, whatever the signs of the strides, so three tries are enough.
 bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides,
                const std::array<int, 4>& order, int axis, std::int64_t distance) {
   if (axis == 4) return distance == 0;
@@ -54,11 +67,12 @@ bool overlaps(const Extent& a, const Extent& b) {
   if (a.element_bytes != b.element_bytes || bytes % a.element_bytes != 0) return true;
   std::array<std::int64_t, 4> strides;  // of both; the stride of an axis of size 1 means nothing
   for (int axis = 0; axis < 4; ++axis) {
-    strides[axis] = a.sizes[axis] > 1 ? a.strides[axis] : b.strides[axis];
+    strides[axis] = a.sizes[axis] > 1 ? a.strides[axis] : b.sizes[axis] > 1 ? b.strides[axis] : 0;
     if (a.sizes[axis] > 1 && b.sizes[axis] > 1 && a.strides[axis] != b.strides[axis]) return true;
   }
   std::array<int, 4> order{0, 1, 2, 3};
   std::sort(order.begin(), order.end(), [&](int x, int y) { return std::abs(strides[x]) > std::abs(strides[y]); });
+  if (!nested(a, b, strides, order)) return true;
   return reachable(a, b, strides, order, 0, bytes / a.element_bytes);
 }
 

@@ -16,8 +16,8 @@ struct Extent {
 };
 
 /// True where some element of one is some element of the other. Exact for tensors that interleave in one buffer with
-/// the same strides (q, k and v of one packed projection); tensors whose ranges cross in any other way count as
-/// overlapping.
+/// the same strides (q, k and v of one packed projection), of any sign; tensors whose ranges cross in any other way count
+/// as overlapping.
 bool overlaps(const Extent& a, const Extent& b);
 
 /// Refuses outputs that share memory with an input or with another output.

@@ -55,6 +55,53 @@ TEST(Overlap, AgreesWithCountingElements) {
   EXPECT_LT(shared, 3800);
 }
 
+TEST(Overlap, AgreesWithCountingElementsWhateverTheSigns) {
+  std::mt19937 random(11);
+  std::vector<char> memory(1 << 16);
+  int shared = 0, apart_in_range = 0;
+  for (int round = 0; round < 6000; ++round) {
+    const auto size = [&](int most) { return static_cast<std::int64_t>(random() % most + 1); };
+    const auto sign = [&] { return random() % 2 ? 1 : -1; };
+    const std::int64_t dim = 4, heads = size(3), rows = size(4), batch = size(3);
+    const std::int64_t head = dim * size(3), row = head * (heads + random() % 3), whole = row * (rows + random() % 2);
+    Extent a{"a", memory.data() + 30000, 2, {batch, rows, heads, dim}, {sign() * whole, sign() * row, sign() * head, 1}};
+    Extent b = a;
+    for (int axis = 0; axis < 3; ++axis) {
+      if (random() % 3 == 0) b.sizes[axis] = size(4);
+    }
+    if (random() % 4 == 0) std::swap(a.strides[0], a.strides[1]), std::swap(b.strides[0], b.strides[1]);
+    b.data += 2 * (static_cast<std::int64_t>(random() % 400) - 200);
+    ASSERT_TRUE(!share(a, b) || (overlaps(a, b) && overlaps(b, a))) << "missed in round " << round;
+    shared += share(a, b);
+    apart_in_range += !overlaps(a, b);
+    ASSERT_TRUE(a.sizes != b.sizes || a.strides[0] != whole || overlaps(a, b) == share(a, b)) << round;
+  }
+  EXPECT_GT(shared, 500);
+  EXPECT_GT(apart_in_range, 500);
+}
+
+TEST(Overlap, AxesThatDoNotNestAreNeverMissed) {
+  std::mt19937 random(13);
+  std::vector<char> memory(1 << 16);
+  int shared = 0;
+  for (int round = 0; round < 6000; ++round) {
+    const auto extent = [&] {
+      Extent e{"e", memory.data() + 30000 + 4 * (random() % 64), 4, {}, {}};
+      for (int axis = 0; axis < 4; ++axis) {
+        e.sizes[axis] = static_cast<std::int64_t>(random() % 4) + 1;
+        e.strides[axis] = static_cast<std::int64_t>(random() % 23) - 11;
+      }
+      return e;
+    };
+    const Extent a = extent();
+    Extent b = extent();
+    if (random() % 2) b.strides = a.strides;
+    shared += share(a, b);
+    ASSERT_TRUE(!share(a, b) || overlaps(a, b)) << round;
+  }
+  EXPECT_GT(shared, 500);
+}
+
 TEST(Overlap, NothingSharesWithNothing) {
   const Extent none{"none", nullptr, 2, {1, 1, 1, 8}, {0, 0, 0, 1}};
   char byte[16];

@@ -240,6 +240,89 @@ TEST_F(BufferRefusal, EveryOutputIsItsOwnMemory) {
   }
 }
 
+/// Slopes, the sink and lengths are inputs like any other: here lse, and then dq, would be written over each of them.
+TEST_F(BufferRefusal, SmallInputsUnderAnOutput) {
+  Problem& p = case_.problem;
+  p.packed = true, p.total_q = 10, p.total_kv = 14;
+  case_.cu_seqlens_q = {0, 5, 10}, case_.cu_seqlens_kv = {0, 7, 14};
+  p.alibi = p.sink = p.seqused_q = p.seqused_kv = p.key_lengths = true;
+  case_.seqused_q = {5, 4}, case_.seqused_kv = {6, 7}, case_.key_lengths = {3, 7};
+  start();
+  struct Input {
+    const char* name;
+    const void* (*data)(const Buffers&);
+  };
+  const Input inputs[] = {
+      {"alibi_slopes", [](const Buffers& b) -> const void* { return b.alibi_slopes; }},
+      {"sink", [](const Buffers& b) -> const void* { return b.sink; }},
+      {"cu_seqlens_q", [](const Buffers& b) -> const void* { return b.cu_seqlens_q; }},
+      {"cu_seqlens_kv", [](const Buffers& b) -> const void* { return b.cu_seqlens_kv; }},
+      {"seqused_q", [](const Buffers& b) -> const void* { return b.seqused_q; }},
+      {"seqused_kv", [](const Buffers& b) -> const void* { return b.seqused_kv; }},
+      {"key_lengths", [](const Buffers& b) -> const void* { return b.key_lengths; }},
+  };
+  const std::size_t needed = workspace_bytes(p, Pass::standard_backward);
+  void* workspace = memory_->allocate(needed);
+  for (const Input& input : inputs) {
+    const std::string shared = std::string("shared with ") + input.name;
+    Buffers b = forward_buffers();
+    // The last element of lse is the first of the input.
+    b.lse = static_cast<float*>(const_cast<void*>(input.data(b))) - (p.total_q * p.heads_q - 1);
+    expect("lse", shared, b);
+    b = tensors_->buffers();
+    b.dq = const_cast<void*>(input.data(b));
+    expect_refused([&] { standard_backward(p, b, {.workspace = workspace, .workspace_bytes = needed}); }, "dq", shared);
+  }
+}
+
+TEST_F(BufferRefusal, SlopesOfEverySequenceCount) {
+  Problem& p = case_.problem;
+  p.alibi = true, p.alibi_batch_stride = 100;
+  start();
+  std::vector<float> slopes(200, 0.5f);
+  Buffers b = forward_buffers();
+  b.alibi_slopes = slopes.data();
+  b.lse = slopes.data() + 100;  // those of the second sequence
+  expect("lse", "shared with alibi_slopes", b);
+  b.lse = slopes.data() + p.heads_q;  // between the two
+  forward(p, b);
+}
+
+/// Keys that run backwards lie before their pointer.
+TEST_F(BufferRefusal, OutputOverKeysThatRunBackwards) {
+  Problem& p = case_.problem;
+  start();
+  std::vector<float> keys(4096, 1.0f);
+  const std::int64_t row = p.heads_kv * p.head_dim;
+  p.k_strides = {p.seq_kv * row, -row, p.head_dim};
+  Buffers b = forward_buffers();
+  b.k = keys.data() + 1024;
+  for (const std::int64_t back : {std::int64_t{1}, p.seq_kv - 1}) {
+    b.out = keys.data() + 1024 - back * row;
+    expect("out", "shared with k", b);
+  }
+}
+
+TEST_F(BufferRefusal, PackedLengthsPastTheSequence) {
+  Problem& p = case_.problem;
+  p.packed = true, p.total_q = 10, p.total_kv = 14;
+  case_.cu_seqlens_q = {0, 4, 10}, case_.cu_seqlens_kv = {0, 5, 14};
+  p.seq_q = 6, p.seq_kv = 9;
+  p.key_lengths = p.seqused_q = p.seqused_kv = true;
+  case_.key_lengths = {5, 9}, case_.seqused_q = {4, 6}, case_.seqused_kv = {5, 9};
+  start();
+  const std::int32_t keys[] = {6, 9}, queries[] = {5, 6};  // longer than the first sequence, shorter than the longest
+  Buffers b = forward_buffers();
+  b.key_lengths = keys;
+  expect("key_lengths[0]", "6; allowed are 0 to 5", b);
+  b = forward_buffers();
+  b.seqused_kv = keys;
+  expect("seqused_kv[0]", "6; allowed are 0 to 5", b);
+  b = forward_buffers();
+  b.seqused_q = queries;
+  expect("seqused_q[0]", "5; allowed are 0 to 4", b);
+}
+
 TEST_F(BufferRefusal, StreamOnTheCpu) {
   start();
   int stream;

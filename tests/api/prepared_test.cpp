@@ -1,0 +1,107 @@
+#include "api/prepared.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "flash_attention/attention.h"
+#include "flash_attention/plan.h"
+
+namespace flash_attention::api {
+namespace {
+
+const Problem small{.seq_q = 40, .seq_kv = 40, .heads_q = 2, .heads_kv = 2, .head_dim = 16};
+
+TEST(Prepared, TheKernelByNameIsTheOneThatWasNamed) {
+  std::vector<std::string> names;
+  for (const KernelSummary& kernel : kernels()) {
+    if (kernel.device != DeviceKind::cpu || kernel.pass != Pass::forward) continue;
+    try {
+      make_plan(small, Pass::forward, device_info({}), kernel.name);
+      names.push_back(kernel.name);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    }
+  }
+  ASSERT_GT(names.size(), 2u);
+  const std::string best = prepare(small, Pass::forward, {})->plan.kernel;
+  for (int round = 0; round < 2; ++round) {  // each after another one, of this thread's last call and of the whole cache
+    for (const std::string& name : names) {
+      EXPECT_EQ(prepare(small, Pass::forward, {.kernel = name})->plan.kernel, name);
+      EXPECT_EQ(prepare(small, Pass::forward, {})->plan.kernel, best);
+    }
+  }
+}
+
+TEST(Prepared, AnotherPassOrDeviceIsAnotherPlan) {
+  for (int round = 0; round < 2; ++round) {
+    for (const Pass pass : {Pass::forward, Pass::backward, Pass::standard_forward, Pass::standard_backward}) {
+      EXPECT_EQ(prepare(small, pass, {})->plan.pass, pass);
+    }
+    for (const int arch : {80, 90}) {
+      const Device device{.kind = DeviceKind::emulator, .emulated_arch = arch};
+      const auto prepared = prepare(small, Pass::forward, {.device = device});
+      EXPECT_EQ(prepared->device.arch, arch);
+      EXPECT_EQ(prepared->device.device.kind, DeviceKind::emulator);
+    }
+  }
+}
+
+/// Every field of a Problem, changed alone: each makes another entry, and what comes back is for that problem.
+TEST(Prepared, EveryFieldOfAProblemIsInTheKey) {
+  using Change = std::function<void(Problem&)>;
+  const std::vector<Change> changes = {
+      [](Problem& p) { p.batch = 3; },
+      [](Problem& p) { p.seq_q = 41; },
+      [](Problem& p) { p.seq_kv = 41; },
+      [](Problem& p) { p.heads_q = 4; },
+      [](Problem& p) { p.heads_kv = 1; },
+      [](Problem& p) { p.head_dim = 24; },
+      [](Problem& p) { p.head_dim_v = 8; },
+      [](Problem& p) { p.dtype = Dtype::bfloat16; },
+      [](Problem& p) { p.scale = 0.5f; },
+      [](Problem& p) { p.scale = -0.5f; },
+      [](Problem& p) { p.softcap = 3; },
+      [](Problem& p) { p.alibi = true; },
+      [](Problem& p) { p.alibi = true, p.alibi_batch_stride = 2; },
+      [](Problem& p) { p.causal = true; },
+      [](Problem& p) { p.causal = true, p.alignment = Alignment::top_left; },
+      [](Problem& p) { p.window_left = 3; },
+      [](Problem& p) { p.window_right = 3; },
+      [](Problem& p) { p.key_lengths = true; },
+      [](Problem& p) { p.seqused_q = true; },
+      [](Problem& p) { p.seqused_kv = true; },
+      [](Problem& p) { p.sink = true; },
+      [](Problem& p) { p.dropout_p = 0.25f; },
+      [](Problem& p) { p.deterministic = true; },
+      [](Problem& p) { p.mask = {.present = true, .q_stride = 40}; },
+      [](Problem& p) { p.bias = {.present = true, .q_stride = 40}; },
+      [](Problem& p) { p.bias = {.present = true, .dtype = Dtype::float16, .q_stride = 40}; },
+      [](Problem& p) { p.bias = {.present = true, .head_stride = 1600, .q_stride = 40}; },
+      [](Problem& p) { p.bias = {.present = true, .batch_stride = 3200, .head_stride = 1600, .q_stride = 40}; },
+      [](Problem& p) { p.q_strides.seq = 64; },
+      [](Problem& p) { p.k_strides.head = 64, p.k_strides.seq = 256; },
+      [](Problem& p) { p.v_strides.batch = 99999; },
+      [](Problem& p) { p.out_strides.seq = 64; },
+      [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 60; },
+      [](Problem& p) { p.packed = true, p.total_q = 61, p.total_kv = 60; },
+  };
+  std::vector<Problem> problems{small};
+  for (const Change& change : changes) change(problems.emplace_back(small));
+  for (std::size_t a = 0; a < problems.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) EXPECT_FALSE(problems[a] == problems[b]) << a << " and " << b;
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (const Problem& problem : problems) {
+      const auto prepared = prepare(problem, Pass::forward, {});
+      EXPECT_EQ(prepared->plan, make_plan(problem, Pass::forward, device_info({}))) << to_string(problem);
+      EXPECT_EQ(prepared->problem.alibi_batch_stride, problem.alibi_batch_stride);
+      EXPECT_EQ(prepared->problem.window_left, problem.window_left);
+      EXPECT_EQ(prepared->problem.softcap, problem.softcap);
+      EXPECT_EQ(prepared->problem.bias, problem.bias);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention::api

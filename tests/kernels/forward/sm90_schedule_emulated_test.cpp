@@ -1,0 +1,44 @@
+// forward/sm90 where a block does more tiles than it has marks for (256): by a fixed schedule and by a counter.
+#include "emulator/seed.h"
+#include "flash_attention/attention.h"
+#include "support/contract.h"
+
+namespace flash_attention::testing {
+namespace {
+
+constexpr Device hopper{.kind = DeviceKind::emulator, .emulated_arch = 90};
+
+/// Two blocks, and one of them may do nearly all of 360 tiles: what it cannot remember the other has to do.
+TEST(ForwardSm90Schedule, NoTileIsLostWhereABlockHasMoreTurnsThanMarks) {
+  emulator::set_num_sms(2);
+  Case c;
+  c.name = "many_turns";
+  c.problem = {.batch = 60,
+               .seq_q = 1100,
+               .seq_kv = 9,
+               .heads_q = 1,
+               .heads_kv = 1,
+               .head_dim = 8,
+               .dtype = Dtype::bfloat16,
+               .causal = true,
+               .alignment = Alignment::top_left};
+  const Plan plan = make_plan(c.problem, Pass::forward, device_info(hopper), "forward/sm90");
+  ASSERT_NE(plan.launches.at(0).config.find(".take_turns = true"), std::string::npos) << plan.launches[0].config;
+  ASSERT_EQ(plan.launches[0].grid[0], 2);
+  emulator::set_seed(1);
+  check(c, {.device = hopper, .kernel = "forward/sm90", .pass = Pass::forward});
+}
+
+/// One block for 300 tiles, the last of which have to be done again.
+TEST(ForwardSm90Schedule, TilesPastTheMarksAreDoneAgainToo) {
+  emulator::set_num_sms(1);
+  emulator::set_seed(5);
+  Case c;
+  c.name = "many_tiles";
+  c.draw = Draw::growing;
+  c.problem = {.batch = 300, .seq_q = 4, .seq_kv = 140, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .dtype = Dtype::bfloat16};
+  check(c, {.device = hopper, .kernel = "forward/sm90", .pass = Pass::forward});
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
