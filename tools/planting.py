@@ -49,9 +49,11 @@ def verdict(code: int, output: str) -> str:
 
 
 def gtest(plant: Plant, build: Path, environment: dict[str, str] | None = None) -> str:
-    program, *filters = plant.test.split()
+    words = plant.test.split()
+    settings = dict(word.split("=", 1) for word in words if "=" in word)
+    program, *filters = (word for word in words if "=" not in word)
     command = [build / "tests" / program, f"--gtest_filter={':'.join(filters) or '*'}", "--gtest_fail_fast"]
-    return verdict(*call(command, ROOT, environment))
+    return verdict(*call(command, ROOT, {**(environment or {}), **settings}))
 
 
 def try_kernel(plant: Plant, planted: bool) -> str:
@@ -88,8 +90,8 @@ def refresh_copy() -> None:
     for target in (path for part in COPIED for path in (COPY / part).rglob("*") if path.is_file()):
         if not (ROOT / target.relative_to(COPY)).exists():
             target.unlink()
-    if not (COPY / "build" / "dev" / "build.ninja").exists():
-        code, output = call(["cmake", "--preset", "dev"], COPY)
+    if not (COPY / "build" / "release" / "build.ninja").exists():
+        code, output = call(["cmake", "--preset", "release"], COPY)
         if code:
             raise SystemExit(output)
 
@@ -98,15 +100,15 @@ def try_library(plant: Plant, planted: bool) -> str:
     refresh_copy()
     if planted:
         (COPY / plant.file).write_text(plant.applied())
-    command = plant.test.split()
+    command = [word for word in plant.test.split() if "=" not in word]
     programs = ["flash-attention"] if command[0].startswith("tests/") else [command[0]]
-    code, output = call(["ninja", "-C", COPY / "build" / "dev", *programs], COPY)
+    code, output = call(["ninja", "-C", COPY / "build" / "release", *programs], COPY)
     if code:
         return "DOES NOT COMPILE: " + next((line for line in output.splitlines() if "error:" in line), output[-300:])
     if programs == ["flash-attention"]:
         pytest = [sys.executable, "-m", "pytest", "-x", "-q", *shlex.split(plant.test)]
-        return verdict(*call(pytest, ROOT, {"FLASH_ATTENTION_COMMAND": f"{COPY}/build/dev/flash-attention"}))
-    return gtest(plant, COPY / "build" / "dev")
+        return verdict(*call(pytest, ROOT, {"FLASH_ATTENTION_COMMAND": f"{COPY}/build/release/flash-attention"}))
+    return gtest(plant, COPY / "build" / "release")
 
 
 def plant_room(room: str, only: set[int], listing: bool, dry: bool) -> int:

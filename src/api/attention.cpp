@@ -5,7 +5,9 @@
 #include "api/guard.h"
 #include "api/prepared.h"
 #include "api/validate.h"
+#include "api/watchdog.h"
 #include "flash_attention/runtime.h"
+#include "support/settings.h"
 
 namespace flash_attention {
 namespace {
@@ -16,6 +18,8 @@ void run(const Problem& problem, Pass pass, const Buffers& buffers, const Option
     api::validate(prepared->problem, prepared->plan, buffers, options);
     if (prepared->problem.batch == 0) return;
     prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
+    if (support::settings().check) [[unlikely]]
+      api::watch(*prepared, buffers, options);
   });
 }
 

@@ -160,6 +160,16 @@ void CapturedGraph::launch(void* stream) const {
   check(driver(), driver().GraphLaunch(static_cast<GraphExec>(executable_), as_stream(stream)), "cuGraphLaunch");
 }
 
+void download(int device, void* to, const void* from, std::size_t bytes, void* stream) {
+  const Driver& cu = driver();
+  const ContextScope scope(cu, device, as_stream(stream));
+  const auto address = reinterpret_cast<DevicePointer>(from);
+  check(cu, cu.MemcpyDtoHAsync(to, address, bytes, as_stream(stream)), "cuMemcpyDtoHAsync");
+  check(cu, cu.StreamSynchronize(as_stream(stream)), "cuStreamSynchronize");
+}
+
+bool is_captured(void* stream) { return is_capturing(driver(), as_stream(stream)); }
+
 void synchronize(int device, void* stream) {
   const Driver& cu = driver();
   const ContextScope scope(cu, device, as_stream(stream));

@@ -84,6 +84,12 @@ class FLASH_ATTENTION_API CapturedGraph {
   void* executable_ = nullptr;
 };
 
+/// Bytes of a GPU's memory, after everything on the stream before; waits until they are there.
+FLASH_ATTENTION_API void download(int device, void* to, const void* from, std::size_t bytes, void* stream);
+
+/// True while the stream records into a graph.
+FLASH_ATTENTION_API bool is_captured(void* stream);
+
 /// Waits for everything on the stream; reports what failed on the GPU.
 FLASH_ATTENTION_API void synchronize(int device, void* stream = nullptr);
 

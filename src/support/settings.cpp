@@ -28,6 +28,8 @@ constexpr SettingDescription descriptions[] = {
     {"FLASH_ATTENTION_CPU_ISA", "generic, neon, avx2, avx512, avx512_bf16, amx", "the best there is",
      "instruction set of the CPU backend"},
     {"FLASH_ATTENTION_THREADS", "1 to 4096", "one a core", "threads of the CPU backend, the caller included"},
+    {"FLASH_ATTENTION_CHECK", "on, off", "off",
+     "on: some rows of every call are compared with fp64 on the host; a call that differs is an error. Slow"},
     {"FLASH_ATTENTION_EMULATOR_SEED", "0 to 2^64 - 1", "0", "seed of the order in which the emulator runs threads"},
     {"FLASH_ATTENTION_CXX", "a command", "c++", "the compiler that builds kernels for the emulator"},
     {"FLASH_ATTENTION_CXX_FLAGS", "flags", "none", "more flags for it, e.g. -g -O0 for a debugger"},
@@ -125,6 +127,7 @@ Settings read_settings(const Environment& environment) {
   settings.kernel_dir = reader.path("FLASH_ATTENTION_KERNEL_DIR");
   settings.cpu_isa = reader.isa("FLASH_ATTENTION_CPU_ISA");
   settings.threads = static_cast<int>(reader.number("FLASH_ATTENTION_THREADS", 0, 1, 4096));
+  settings.check = reader.on_or_off("FLASH_ATTENTION_CHECK", settings.check);
   settings.emulator_seed = reader.number("FLASH_ATTENTION_EMULATOR_SEED", 0, 0, UINT64_MAX);
   settings.cxx = reader.text("FLASH_ATTENTION_CXX", settings.cxx);
   settings.cxx_flags = reader.text("FLASH_ATTENTION_CXX_FLAGS");

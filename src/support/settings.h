@@ -24,6 +24,7 @@ struct Settings {
   std::filesystem::path kernel_dir;                        // read the kernel sources from here; empty: those in the library
   std::optional<CpuIsa> cpu_isa;                           // empty: the best this CPU has
   int threads = 0;                                         // of the CPU backend; 0: one a core
+  bool check = false;                                      // compare rows of every call with fp64
   std::uint64_t emulator_seed = 0;                         // of the emulator's schedule
   std::string cxx = "c++";                                 // the compiler of the emulator
   std::string cxx_flags;                                   // more flags for it, separated by spaces

@@ -13,7 +13,7 @@ class Plant:
     file: str  # below the repository's root; its first part says how it is tested (planting.py)
     old: str  # occurs in the file exactly once
     new: str
-    test: str  # "PROGRAM FILTER" of GoogleTest, or "tests/python/test_x.py -k NAME"
+    test: str  # "[VARIABLE=VALUE] PROGRAM FILTER ..." of GoogleTest, or "tests/python/test_x.py -k NAME"
     survives: str = ""  # why no test can find it; empty where one must
 
     def applied(self, root: Path = ROOT) -> str:

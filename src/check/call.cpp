@@ -1,0 +1,149 @@
+#include "check/call.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "support/half.h"
+
+namespace flash_attention::check {
+namespace {
+
+double load(const char* data, Dtype dtype, std::int64_t index) {
+  if (dtype == Dtype::float32) {
+    float value;
+    std::memcpy(&value, data + 4 * index, 4);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, data + 2 * index, 2);
+  return dtype == Dtype::float16 ? support::float_of_fp16(bits) : support::float_of_bf16(bits);
+}
+
+const char* at(const void* data, std::int64_t elements, std::int64_t element_bytes) {
+  return static_cast<const char*>(data) + elements * element_bytes;
+}
+
+}  // namespace
+
+Call::Call(const Problem& p, const Buffers& b, const Options& o, Fetch fetch)
+    : problem(p), buffers(b), options(o), fetch_(std::move(fetch)) {}
+
+std::int64_t Call::length(const std::int32_t* lengths, std::int64_t b, std::int64_t otherwise) const {
+  if (lengths == nullptr) return otherwise;
+  std::int32_t value;
+  std::memcpy(&value, fetch_(lengths + b, sizeof(value), scratch_), sizeof(value));
+  return value;
+}
+
+float Call::number(const float* numbers, std::int64_t index) const {
+  float value;
+  std::memcpy(&value, fetch_(numbers + index, sizeof(value), scratch_), sizeof(value));
+  return value;
+}
+
+Sequence Call::sequence(std::int64_t b) const {
+  const Problem& p = problem;
+  Sequence s;
+  s.first_q = length(buffers.cu_seqlens_q, b, 0);
+  s.first_kv = length(buffers.cu_seqlens_kv, b, 0);
+  s.rows_q = p.packed ? length(buffers.cu_seqlens_q, b + 1, 0) - s.first_q : p.seq_q;
+  s.rows_kv = buffers.cu_seqlens_kv != nullptr ? length(buffers.cu_seqlens_kv, b + 1, 0) - s.first_kv : p.seq_kv;
+  s.len_q = std::clamp<std::int64_t>(length(buffers.seqused_q, b, s.rows_q), 0, s.rows_q);
+  s.len_kv = std::clamp<std::int64_t>(length(buffers.seqused_kv, b, s.rows_kv), 0, s.rows_kv);
+  s.first_key = std::max<std::int64_t>(length(buffers.left_padding, b, 0), 0);
+  s.end_key = std::min(s.len_kv, length(buffers.key_lengths, b, s.len_kv));
+  return s;
+}
+
+std::vector<double> Call::read(const Rows& rows, std::int64_t begin, std::int64_t end) const {
+  std::vector<double> values;
+  if (begin >= end || rows.width == 0) return values;
+  values.reserve(static_cast<std::size_t>((end - begin) * rows.width));
+  constexpr std::int64_t most_bytes = 64 << 20;  // rows that lie further apart are fetched one by one
+  const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
+  const std::int64_t reach = std::max<std::int64_t>(std::abs(rows.stride) * element, 1);
+  const std::int64_t block = std::clamp<std::int64_t>(most_bytes / reach, 1, end - begin);
+  for (std::int64_t first = begin; first < end; first += block) {
+    const std::int64_t last = std::min(first + block, end) - 1;
+    const std::int64_t lowest = rows.stride < 0 ? last : first;
+    const std::int64_t bytes = (last - first) * std::abs(rows.stride) * element + rows.width * element;
+    const char* data =
+        fetch_(at(rows.base, lowest * rows.stride, element), static_cast<std::size_t>(bytes), scratch_);
+    for (std::int64_t j = first; j <= last; ++j) {
+      for (std::int64_t d = 0; d < rows.width; ++d) {
+        values.push_back(load(data, rows.dtype, (j - lowest) * rows.stride + d));
+      }
+    }
+  }
+  return values;
+}
+
+std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
+                                    std::int64_t kv_head, std::int64_t begin, std::int64_t end) const {
+  const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
+  const auto rows_from = [&](std::int64_t offset) {
+    return Rows{at(tensor, offset + kv_head * strides.head, element), problem.dtype, strides.seq, width};
+  };
+  if (problem.page_size == 0) {
+    const std::int64_t first = sequence(b).first_kv;
+    return read(rows_from((problem.packed ? 0 : b * strides.batch) + first * strides.seq), begin, end);
+  }
+  std::vector<double> values;
+  while (begin < end) {
+    const std::int64_t page = begin / problem.page_size, first = page * problem.page_size;
+    const std::int64_t last = std::min(end, first + problem.page_size);
+    const std::int64_t place = length(buffers.page_table, b * problem.page_table_stride + page, 0);
+    const std::vector<double> part = read(rows_from(place * strides.batch), begin - first, last - first);
+    values.insert(values.end(), part.begin(), part.end());
+    begin = last;
+  }
+  return values;
+}
+
+Rows Call::queries(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
+                   std::int64_t head) const {
+  const std::int64_t offset = (problem.packed ? sequence(b).first_q * strides.seq : b * strides.batch) + head * strides.head;
+  return {at(tensor, offset, static_cast<std::int64_t>(size_of(problem.dtype))), problem.dtype, strides.seq, width};
+}
+
+Rows Call::statistics(const float* tensor, std::int64_t b, std::int64_t head) const {
+  const Problem& p = problem;
+  const std::int64_t offset =
+      p.packed ? head * p.total_q + sequence(b).first_q : (b * p.heads_q + head) * p.seq_q;
+  return {tensor + offset, Dtype::float32, 1, 1};
+}
+
+Rows Call::biases(std::int64_t b, std::int64_t head, std::int64_t j, std::int64_t width) const {
+  const ScoreTensor& t = problem.bias;
+  const std::int64_t offset = b * t.batch_stride + head * t.head_stride + j;
+  return {at(buffers.bias, offset, static_cast<std::int64_t>(size_of(t.dtype))), t.dtype, t.q_stride, width};
+}
+
+std::vector<char> Call::mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                             std::int64_t width) const {
+  const ScoreTensor& t = problem.mask;
+  std::vector<char> values;
+  if (width <= 0) return values;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const char* row = fetch_(buffers.mask + b * t.batch_stride + head * t.head_stride + i * t.q_stride + j,
+                             static_cast<std::size_t>(width), scratch_);
+    values.insert(values.end(), row, row + width);
+  }
+  return values;
+}
+
+double Call::slope(std::int64_t b, std::int64_t head) const {
+  return problem.alibi ? double{number(buffers.alibi_slopes, b * problem.alibi_batch_stride + head)} : 0;
+}
+
+double Call::sink(std::int64_t head) const { return problem.sink ? double{number(buffers.sink, head)} : -INFINITY; }
+
+double Call::kept(std::int64_t b, std::int64_t head, std::int64_t i, std::int64_t j) const {
+  const double p = problem.dropout_p;
+  if (p == 0) return 1;
+  const bool keeps = dropout_keeps(options.seed, options.offset, problem.dropout_p, b, head, problem.heads_q, i, j);
+  return keeps ? 1 / (1 - p) : 0;
+}
+
+}  // namespace flash_attention::check

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "flash_attention/attention.h"
+
+namespace flash_attention::check {
+
+/// Bytes of the call's device, readable on the host: the memory itself, or a copy in `scratch`.
+using Fetch = std::function<const char*(const void* from, std::size_t bytes, std::vector<char>& scratch)>;
+
+/// Where one sequence of the batch lies, and how much of it counts.
+struct Sequence {
+  std::int64_t first_q = 0, first_kv = 0;  // rows before it in a packed tensor
+  std::int64_t rows_q = 0, rows_kv = 0;    // that it owns
+  std::int64_t len_q = 0, len_kv = 0;      // that it uses: the diagonal follows these
+  std::int64_t first_key = 0;              // keys before it are padding
+  std::int64_t end_key = 0;                // keys from it on are hidden
+};
+
+/// Rows of numbers with one stride: row j begins at base + j * stride.
+struct Rows {
+  const void* base = nullptr;
+  Dtype dtype = Dtype::float32;
+  std::int64_t stride = 0, width = 0;  // elements
+};
+
+/// A call that has been made, as a reader of its memory. The problem is normalised.
+class Call {
+ public:
+  Call(const Problem& problem, const Buffers& buffers, const Options& options, Fetch fetch);
+
+  const Problem& problem;
+  const Buffers& buffers;
+  const Options& options;
+
+  Sequence sequence(std::int64_t b) const;
+
+  /// Rows [begin, end) one after the other, as fp64.
+  std::vector<double> read(const Rows& rows, std::int64_t begin, std::int64_t end) const;
+  std::vector<double> read_row(const Rows& rows, std::int64_t i) const { return read(rows, i, i + 1); }
+  /// The same of the keys or values of sequence b, whichever tensor is given; they may lie in pages.
+  std::vector<double> read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
+                                std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
+
+  /// Rows of queries: of q, out, dout or dq.
+  Rows queries(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b, std::int64_t head) const;
+  /// lse or dlse of one head, one number a row.
+  Rows statistics(const float* tensor, std::int64_t b, std::int64_t head) const;
+  /// bias[b, h, :, j] and on: rows of `width` scores.
+  Rows biases(std::int64_t b, std::int64_t head, std::int64_t j, std::int64_t width) const;
+  /// mask[b, h, i, j] of rows [begin, end) and `width` keys from j on.
+  std::vector<char> mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                         std::int64_t width) const;
+
+  double slope(std::int64_t b, std::int64_t head) const;  // of ALiBi; 0 without
+  double sink(std::int64_t head) const;                   // -inf without
+  double kept(std::int64_t b, std::int64_t head, std::int64_t i, std::int64_t j) const;  // what dropout multiplies with
+  std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads_q / problem.heads_kv); }
+
+ private:
+  std::int64_t length(const std::int32_t* lengths, std::int64_t b, std::int64_t otherwise) const;
+  float number(const float* numbers, std::int64_t index) const;
+
+  Fetch fetch_;
+  mutable std::vector<char> scratch_;
+};
+
+}  // namespace flash_attention::check

@@ -1,0 +1,93 @@
+#include "check/check.h"
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "check/reference.h"
+#include "check/sample.h"
+#include "flash_attention/error.h"
+
+namespace flash_attention::check {
+namespace {
+
+/// What is said where a row differs.
+struct Context {
+  const Call& call;
+  Pass pass;
+  std::string_view kernel;
+};
+
+[[noreturn]] void differs(const Context& context, const char* tensor, const Place& place, const char* row, std::size_t column,
+                          double got, double expected, double allowed) {
+  std::ostringstream text;
+  text.precision(9);
+  text << "FLASH_ATTENTION_CHECK: " << context.kernel << " differs from fp64 in " << tensor << "[batch " << place.b << ", "
+       << row << ' ' << place.row << ", head " << place.head << ", column " << column << "]: got " << got << ", expected "
+       << expected << ", allowed is a difference of " << allowed << "; " << to_string(context.pass) << " of "
+       << to_string(context.call.problem);
+  throw Error(ErrorCode::internal, text.str());
+}
+
+/// Where fp64 itself has no finite number (NaN in a visible input, an overflow) there is nothing to compare with, but for the
+/// -inf that lse is without keys.
+bool agrees(double got, double expected, double allowed, Dtype dtype) {
+  if (std::isinf(expected) && expected < 0) return got == expected;
+  if (!std::isfinite(expected)) return true;
+  const double largest = dtype == Dtype::float16 ? 65504 : std::numeric_limits<float>::max();
+  if (std::fabs(expected) + allowed > largest) return true;
+  return std::fabs(got - expected) <= allowed;  // false for NaN
+}
+
+void compare(const Context& context, const char* tensor, const Place& place, const char* row, const std::vector<double>& got,
+             const Row& wanted, Dtype dtype) {
+  for (std::size_t d = 0; d < got.size(); ++d) {
+    if (!agrees(got[d], wanted.values[d], wanted.allowed[d], dtype))
+      differs(context, tensor, place, row, d, got[d], wanted.values[d], wanted.allowed[d]);
+  }
+}
+
+void check_queries(const Context& context, std::uint64_t turn) {
+  const Call& call = context.call;
+  const Problem& p = call.problem;
+  for (const Place& place : some_queries(call, turn)) {
+    const auto& [b, head, i] = place;
+    const QueryResults wanted = query_results(call, b, head, i);
+    const auto out = call.read_row(call.queries(call.buffers.out, p.out_strides, p.head_dim_v, b, head), i);
+    compare(context, "out", place, "query", out, wanted.out, p.dtype);
+    if (call.buffers.lse == nullptr) continue;
+    const auto lse = call.read_row(call.statistics(call.buffers.lse, b, head), i);
+    compare(context, "lse", place, "query", lse, wanted.lse, Dtype::float32);
+  }
+}
+
+void check_gradients(const Context& context, std::uint64_t turn) {
+  const Call& call = context.call;
+  const Problem& p = call.problem;
+  for (const Place& place : some_queries(call, turn)) {
+    const auto& [b, head, i] = place;
+    const auto dq = call.read_row(call.queries(call.buffers.dq, p.dq_strides, p.head_dim, b, head), i);
+    compare(context, "dq", place, "query", dq, query_gradient(call, b, head, i), p.dtype);
+  }
+  for (const Place& place : some_keys(call, turn)) {
+    const auto& [b, head, j] = place;
+    const KeyGradients wanted = key_gradients(call, b, head, j);
+    const auto dk = call.read_keys(call.buffers.dk, p.dk_strides, p.head_dim, b, head, j, j + 1);
+    const auto dv = call.read_keys(call.buffers.dv, p.dv_strides, p.head_dim_v, b, head, j, j + 1);
+    compare(context, "dk", place, "key", dk, wanted.dk, p.dtype);
+    compare(context, "dv", place, "key", dv, wanted.dv, p.dtype);
+  }
+}
+
+}  // namespace
+
+void check(const Call& call, Pass pass, std::string_view kernel, std::uint64_t turn) {
+  const Context context{call, pass, kernel};
+  if (pass == Pass::forward || pass == Pass::standard_forward) {
+    check_queries(context, turn);
+  } else {
+    check_gradients(context, turn);
+  }
+}
+
+}  // namespace flash_attention::check

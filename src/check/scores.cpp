@@ -1,0 +1,91 @@
+#include "check/scores.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace flash_attention::check {
+namespace {
+
+constexpr std::int64_t rows_at_once = 512;
+constexpr double float32_unit = 0x1p-23;  // in which every kernel adds up
+constexpr double tanh_error = 0x1p-10;   // of the GPU's own tanh
+
+}  // namespace
+
+Scores::Scores(const Call& call, std::int64_t b, std::int64_t head)
+    : call_(call), p_(call.problem), b_(b), head_(head), sequence_(call.sequence(b)), slope_(call.slope(b, head)) {}
+
+bool Scores::in_window(std::int64_t i, std::int64_t j) const {
+  const std::int64_t diagonal = p_.alignment == Alignment::bottom_right ? i + sequence_.len_kv - sequence_.len_q : i;
+  return (p_.window_left < 0 || j >= diagonal - p_.window_left) && (p_.window_right < 0 || j <= diagonal + p_.window_right);
+}
+
+Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const double* k, double bias) const {
+  double dot = 0, size = 0;
+  for (std::int64_t d = 0; d < p_.head_dim; ++d) {
+    dot += q[d] * k[d];
+    size += std::fabs(q[d] * k[d]);
+  }
+  const double scale = *p_.scale;
+  Score s{.i = i, .j = j, .value = scale * dot};
+  s.error = float32_unit * (4 + std::sqrt(static_cast<double>(p_.head_dim))) * std::fabs(scale) * size;
+  if (p_.softcap > 0) {
+    const double bent = std::tanh(s.value / p_.softcap);
+    s.value = p_.softcap * bent;
+    s.bend = 1 - bent * bent;
+    s.error += p_.softcap * tanh_error;
+    s.tanh_error = 2 * tanh_error;
+  }
+  const double distance = std::fabs(static_cast<double>(i + sequence_.len_kv - sequence_.len_q - j));
+  s.value += bias - slope_ * distance;
+  s.error += 8 * float32_unit * (std::fabs(bias) + std::fabs(slope_ * distance) + std::fabs(s.value));
+  if (std::isinf(bias)) s.error = 0;
+  return s;
+}
+
+std::vector<Score> Scores::of_query(std::int64_t i) const {
+  std::vector<Score> scores;
+  if (i >= sequence_.len_q) return scores;
+  const auto q = call_.read_row(call_.queries(call_.buffers.q, p_.q_strides, p_.head_dim, b_, head_), i);
+  std::int64_t begin = sequence_.first_key, end = sequence_.end_key;
+  while (begin < end && !in_window(i, begin)) ++begin;
+  while (begin < end && !in_window(i, end - 1)) --end;
+  for (std::int64_t first = begin; first < end; first += rows_at_once) {
+    const std::int64_t last = std::min(first + rows_at_once, end), count = last - first;
+    const auto keys = call_.read_keys(call_.buffers.k, p_.k_strides, p_.head_dim, b_, call_.kv_head(head_), first, last);
+    std::vector<double> biases(static_cast<std::size_t>(count));
+    if (p_.bias.present) biases = call_.read_row(call_.biases(b_, head_, first, count), i);
+    std::vector<char> mask(static_cast<std::size_t>(count), 1);
+    if (p_.mask.present) mask = call_.mask(b_, head_, i, i + 1, first, count);
+    for (std::int64_t n = 0; n < count; ++n) {
+      const auto at = static_cast<std::size_t>(n);
+      if (mask[at] != 0) scores.push_back(score(i, first + n, q.data(), &keys[at * p_.head_dim], biases[at]));
+    }
+  }
+  return scores;
+}
+
+std::vector<Score> Scores::of_key(std::int64_t j) const {
+  std::vector<Score> scores;
+  if (j < sequence_.first_key || j >= sequence_.end_key) return scores;
+  const auto k = call_.read_keys(call_.buffers.k, p_.k_strides, p_.head_dim, b_, call_.kv_head(head_), j, j + 1);
+  const Rows queries = call_.queries(call_.buffers.q, p_.q_strides, p_.head_dim, b_, head_);
+  std::int64_t begin = 0, end = sequence_.len_q;
+  while (begin < end && !in_window(begin, j)) ++begin;
+  while (begin < end && !in_window(end - 1, j)) --end;
+  for (std::int64_t first = begin; first < end; first += rows_at_once) {
+    const std::int64_t last = std::min(first + rows_at_once, end), count = last - first;
+    const auto q = call_.read(queries, first, last);
+    std::vector<double> biases(static_cast<std::size_t>(count));
+    if (p_.bias.present) biases = call_.read(call_.biases(b_, head_, j, 1), first, last);
+    std::vector<char> mask(static_cast<std::size_t>(count), 1);
+    if (p_.mask.present) mask = call_.mask(b_, head_, first, last, j, 1);
+    for (std::int64_t n = 0; n < count; ++n) {
+      const auto at = static_cast<std::size_t>(n);
+      if (mask[at] != 0) scores.push_back(score(first + n, j, &q[at * p_.head_dim], k.data(), biases[at]));
+    }
+  }
+  return scores;
+}
+
+}  // namespace flash_attention::check

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "check/call.h"
+
+namespace flash_attention::check {
+
+/// One score before the softmax.
+struct Score {
+  std::int64_t i = 0, j = 0;  // in the sequence
+  double value = 0;
+  double bend = 1;    // its derivative by scale * q.k, which softcap changes
+  double error = 0;   // how far the value of a kernel may be from this one
+  double tanh_error = 0;
+};
+
+/// docs/numerics.md, "Scores, mask, softmax", for one head.
+class Scores {
+ public:
+  Scores(const Call& call, std::int64_t b, std::int64_t head);
+
+  const Sequence& sequence() const { return sequence_; }
+
+  /// The scores that query i sees, in the order of the keys.
+  std::vector<Score> of_query(std::int64_t i) const;
+  /// Those of key j, in the order of the queries.
+  std::vector<Score> of_key(std::int64_t j) const;
+
+ private:
+  bool in_window(std::int64_t i, std::int64_t j) const;
+  Score score(std::int64_t i, std::int64_t j, const double* q, const double* k, double bias) const;
+
+  const Call& call_;
+  const Problem& p_;
+  std::int64_t b_, head_;
+  Sequence sequence_;
+  double slope_;
+};
+
+}  // namespace flash_attention::check
