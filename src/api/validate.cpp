@@ -172,7 +172,8 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Extent padding = dense("left_padding", b.left_padding, 4, p.batch);
   const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(plan.workspace_bytes));
   if (!is_backward(plan.pass)) {
-    refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask, table, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});
+    refuse_overlap({out, lse, workspace},
+                   {q, k, v, bias, mask, table, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});
     return;
   }
   const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
