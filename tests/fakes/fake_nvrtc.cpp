@@ -1,6 +1,6 @@
 // A stand-in for libnvrtc. "Compiling" gives an image that repeats the options and headers; FAKE_NVRTC_LOG names a file
 // that gets a line for each compilation, FAKE_NVRTC_SLEEP is how long one takes in milliseconds. A source with the word
-// "mistake" in it does not compile.
+// "#error" in it does not compile.
 #include <unistd.h>
 
 #include <chrono>
@@ -66,7 +66,7 @@ int nvrtcCompileProgram(void* handle, int num_options, const char* const* option
   if (const char* path = std::getenv("FAKE_NVRTC_LOG")) std::ofstream(path, std::ios::app) << ::getpid() << std::endl;
   if (const char* sleep = std::getenv("FAKE_NVRTC_SLEEP"))
     std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(sleep)));
-  if (program.source.find("mistake") != std::string::npos) {
+  if (program.source.find("#error") != std::string::npos) {
     program.log = "unit.cu(3): error: there is a mistake here";
     return 6;
   }

@@ -29,7 +29,7 @@ class Pipeline : public ::testing::Test {
   Pipeline() {
     write_text(folder / "kernels/forward/demo.cuh", "#include \"abi/args.h\"\n");
     write_text(folder / "kernels/abi/args.h", "");
-    write_text(folder / "kernels/forward/wrong.cuh", "a mistake\n");
+    write_text(folder / "kernels/forward/wrong.cuh", "#error a mistake\n");
   }
 
   /// Runs the body with the folder's kernels, cache and log, and with the stand-in.

@@ -1,0 +1,110 @@
+// Every field of the C structs reaches the C++ ones: the contract's cases give the same bits through both doors.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "flash_attention/c_api.h"
+#include "support/contract.h"
+#include "support/tensors.h"
+
+namespace flash_attention::testing {
+namespace {
+
+flash_attention_strides c_strides(const Strides& s) { return {s.batch, s.seq, s.head}; }
+
+flash_attention_score_tensor c_score_tensor(const ScoreTensor& t) {
+  return {t.present, static_cast<std::int32_t>(t.dtype), t.batch_stride, t.head_stride, t.q_stride};
+}
+
+flash_attention_problem c_problem(const Problem& p) {
+  flash_attention_problem c;
+  flash_attention_problem_init(&c);
+  c.batch = p.batch, c.seq_q = p.seq_q, c.seq_kv = p.seq_kv, c.heads_q = p.heads_q, c.heads_kv = p.heads_kv;
+  c.head_dim = p.head_dim, c.head_dim_v = p.head_dim_v, c.total_q = p.total_q, c.total_kv = p.total_kv;
+  c.dtype = static_cast<std::int32_t>(p.dtype), c.packed = p.packed;
+  c.q_strides = c_strides(p.q_strides), c.k_strides = c_strides(p.k_strides), c.v_strides = c_strides(p.v_strides);
+  c.out_strides = c_strides(p.out_strides), c.dout_strides = c_strides(p.dout_strides);
+  c.dq_strides = c_strides(p.dq_strides), c.dk_strides = c_strides(p.dk_strides), c.dv_strides = c_strides(p.dv_strides);
+  c.bias = c_score_tensor(p.bias), c.mask = c_score_tensor(p.mask);
+  if (p.scale) c.scale = *p.scale;
+  c.softcap = p.softcap, c.dropout_p = p.dropout_p, c.alibi = p.alibi, c.alibi_batch_stride = p.alibi_batch_stride;
+  c.window_left = p.window_left, c.window_right = p.window_right, c.causal = p.causal;
+  c.alignment = static_cast<std::int32_t>(p.alignment);
+  c.key_lengths = p.key_lengths, c.seqused_q = p.seqused_q, c.seqused_kv = p.seqused_kv, c.sink = p.sink;
+  c.deterministic = p.deterministic, c.left_padding = p.left_padding;
+  c.page_size = p.page_size, c.num_pages = p.num_pages, c.page_table_stride = p.page_table_stride;
+  return c;
+}
+
+flash_attention_buffers c_buffers(const Buffers& b) {
+  flash_attention_buffers c;
+  flash_attention_buffers_init(&c);
+  c.q = b.q, c.k = b.k, c.v = b.v, c.out = b.out, c.lse = b.lse, c.bias = b.bias, c.mask = b.mask;
+  c.alibi_slopes = b.alibi_slopes, c.sink = b.sink, c.cu_seqlens_q = b.cu_seqlens_q, c.cu_seqlens_kv = b.cu_seqlens_kv;
+  c.seqused_q = b.seqused_q, c.seqused_kv = b.seqused_kv, c.key_lengths = b.key_lengths;
+  c.left_padding = b.left_padding, c.page_table = b.page_table;
+  c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
+  return c;
+}
+
+/// The results of a case through the C++ or the C interface.
+Results run(const Case& c, bool gradients, bool through_c) {
+  const Inputs in = draw_inputs(c);
+  const auto memory = memory_of({});
+  Tensors tensors(c, in, *memory);
+  if (gradients) tensors.set_forward(run(c, false, false));
+  Buffers b = tensors.buffers();
+  if (!gradients) b.dout = nullptr, b.dlse = nullptr, b.dq = b.dk = b.dv = b.dbias = nullptr, b.dsink = nullptr;
+  Options options{.seed = c.dropout_seed, .offset = c.dropout_offset};
+  const Pass pass = gradients ? Pass::backward : Pass::forward;
+  options.workspace_bytes = workspace_bytes(c.problem, pass, options);
+  if (options.workspace_bytes > 0) options.workspace = memory->allocate(options.workspace_bytes);
+  if (!through_c) {
+    (gradients ? backward : forward)(c.problem, b, options);
+    return tensors.read(gradients);
+  }
+  const flash_attention_problem problem = c_problem(c.problem);
+  const flash_attention_buffers buffers = c_buffers(b);
+  flash_attention_options o;
+  flash_attention_options_init(&o);
+  o.seed = options.seed, o.offset = options.offset, o.workspace = options.workspace;
+  o.workspace_bytes = options.workspace_bytes;
+  std::size_t bytes = 0;
+  EXPECT_EQ(flash_attention_workspace_bytes(&problem, static_cast<std::int32_t>(pass), &o, &bytes), FLASH_ATTENTION_OK);
+  EXPECT_EQ(bytes, options.workspace_bytes);
+  EXPECT_EQ((gradients ? flash_attention_backward : flash_attention_forward)(&problem, &buffers, &o), FLASH_ATTENTION_OK)
+      << flash_attention_last_error();
+  return tensors.read(gradients);
+}
+
+void expect_same_bits(const Case& c, bool gradients) {
+  const Results cpp = run(c, gradients, false), through_c = run(c, gradients, true);
+  const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+  };
+  EXPECT_TRUE(same(cpp.out, through_c.out) && same(cpp.lse, through_c.lse)) << c.name;
+  EXPECT_TRUE(same(cpp.dq, through_c.dq) && same(cpp.dk, through_c.dk) && same(cpp.dv, through_c.dv)) << c.name;
+  EXPECT_TRUE(same(cpp.dbias, through_c.dbias) && same(cpp.dsink, through_c.dsink)) << c.name;
+}
+
+TEST(CApiFields, TheContractGivesTheSameBits) {
+  for (const Case& c : contract_cases(Dtype::float32)) {
+    for (const bool gradients : {false, true}) expect_same_bits(c, gradients);
+  }
+  for (const Case& c : cache_cases(Dtype::bfloat16)) expect_same_bits(c, false);
+}
+
+TEST(CApiFields, SlopesOfEverySequence) {
+  Case c;
+  c.name = "slopes of every sequence";
+  c.problem = {.batch = 3, .seq_q = 20, .seq_kv = 30, .heads_q = 2, .heads_kv = 2, .head_dim = 16};
+  c.problem.alibi = true, c.problem.alibi_batch_stride = 2;
+  for (const bool gradients : {false, true}) expect_same_bits(c, gradients);
+  Case shared = c;  // and the stride matters
+  shared.problem.alibi_batch_stride = 0;
+  EXPECT_NE(run(c, false, true).out, run(shared, false, true).out);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
