@@ -29,7 +29,7 @@ void need_float32(const Tensor& tensor) {
 
 void need_unit_last_stride(const Tensor& tensor) {
   const int last = tensor.rank - 1;
-  if (tensor.sizes[last] > 1 && tensor.strides[last] != 1) {
+  if (!tensor.empty() && tensor.sizes[last] > 1 && tensor.strides[last] != 1) {
     refuse(tensor, "the last axis has stride " + std::to_string(tensor.strides[last]) + "; it must be 1");
   }
 }
@@ -176,6 +176,7 @@ const Tensor& Call::here(const Tensor& tensor) const {
 }
 
 Strides Call::strides_of(const Tensor& tensor) const {
+  if (tensor.empty()) return {};  // nothing is read by them, and libraries put anything there
   return {.batch = batch_axis_ < 0 ? 0 : tensor.strides[batch_axis_],
           .seq = tensor.strides[seq_axis_],
           .head = tensor.strides[head_axis_]};

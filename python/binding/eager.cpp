@@ -90,7 +90,7 @@ bool read(PyObject* const* qkv, Slots& out) {
       out[i] = tensor_of(qkv[i], slot_names[i]);
       if (!is_plain(out[i], out[0])) return false;
     }
-  } catch (nb::python_error&) {  // no memory behind it: torch's "meta" device, sparse tensors
+  } catch (const nb::builtin_exception&) {  // no memory behind it: torch's "meta" device, sparse tensors
     return false;
   }
   return std::equal(out[Slot::v].sizes, out[Slot::v].sizes + 3, out[Slot::k].sizes);
@@ -102,7 +102,7 @@ bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out) {
   if (!are_tensors(&argument, 1)) return false;
   try {
     out[slot] = tensor_of(argument, slot_names[slot]);
-  } catch (nb::python_error&) {
+  } catch (const nb::builtin_exception&) {
     return false;
   }
   const int last = out[slot].rank - 1;

@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -18,8 +20,35 @@ struct ExchangeTable {
   int (*current_stream)(int device_type, std::int32_t device_id, void** out);
 };
 
+// DLPack's numbers for devices. Memory of a host that a GPU can read, too, is a host's.
+constexpr int dlpack_cpu = 1;
 constexpr int dlpack_cuda = 2;
+constexpr int dlpack_cuda_host = 3;
+constexpr int dlpack_rocm_host = 11;
 constexpr int dlpack_cuda_managed = 13;
+
+std::string name_of_device(int device_type) {
+  static constexpr const char* names[] = {nullptr,
+                                          nullptr,
+                                          nullptr,
+                                          nullptr,
+                                          "OpenCL",
+                                          nullptr,
+                                          nullptr,
+                                          "Vulkan",
+                                          "Metal",
+                                          "VPI",
+                                          "ROCm",
+                                          nullptr,
+                                          "an extension device",
+                                          nullptr,
+                                          "oneAPI",
+                                          "WebGPU",
+                                          "Hexagon",
+                                          "MAIA"};
+  const bool named = device_type >= 0 && device_type < static_cast<int>(std::size(names)) && names[device_type] != nullptr;
+  return named ? names[device_type] : "a device that DLPack numbers " + std::to_string(device_type);
+}
 
 /// The table of a type, or null. Types live as long as the process in practice, and few of them are tensors.
 const ExchangeTable* exchange_table(PyTypeObject* type) {
@@ -48,11 +77,31 @@ const ExchangeTable* exchange_table(PyTypeObject* type) {
   return table;
 }
 
-Device device_of(int device_type, int index) {
-  if (device_type == dlpack_cuda || device_type == dlpack_cuda_managed) {
-    return {.kind = DeviceKind::cuda, .index = index};
+Device device_of(const char* name, int device_type, int index) {
+  switch (device_type) {
+    case dlpack_cuda:
+    case dlpack_cuda_managed:
+      return {.kind = DeviceKind::cuda, .index = index};
+    case dlpack_cpu:
+    case dlpack_cuda_host:
+    case dlpack_rocm_host:
+      return {};
+    default:
+      throw nb::value_error((std::string(name) + ": is on " + name_of_device(device_type) +
+                             "; only the memory of a CPU or of an NVIDIA GPU can be read")
+                                .c_str());
   }
-  return {};
+}
+
+/// The Python error that there is, as one that begins with the argument's name.
+[[noreturn]] void refuse_unreadable(const char* name) {
+  std::string reason;
+  {
+    const nb::python_error error;
+    reason = nb::cast<std::string>(nb::str(error.value()));
+  }
+  reason.resize(std::min(reason.size(), reason.find('\n')));  // torch adds a stack of C++ calls
+  throw nb::type_error((std::string(name) + ": has no memory of strided elements (" + reason + ")").c_str());
 }
 
 void fill(Tensor& tensor, void* data, std::uint64_t byte_offset, int rank, const std::int64_t* sizes,
@@ -96,10 +145,10 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
   if (const ExchangeTable* table = exchange_table(Py_TYPE(object.ptr()))) {
     nb::dlpack::dltensor view{};
     if (table->export_borrowed(object.ptr(), &view) != 0) {
-      throw nb::python_error();
+      refuse_unreadable(name);
     }
     tensor.dtype = view.dtype;
-    tensor.device = device_of(view.device.device_type, view.device.device_id);
+    tensor.device = device_of(name, view.device.device_type, view.device.device_id);
     fill(tensor, view.data, view.byte_offset, view.ndim, view.shape, view.strides);
     return tensor;
   }
@@ -116,7 +165,7 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
   }
   const nb::ndarray<>& array = tensor.keep_alive;
   tensor.dtype = array.dtype();
-  tensor.device = device_of(array.device_type(), array.device_id());
+  tensor.device = device_of(name, array.device_type(), array.device_id());
   fill(tensor, array.data(), 0, static_cast<int>(array.ndim()), array.shape_ptr(), array.stride_ptr());
   return tensor;
 }

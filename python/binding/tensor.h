@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "flash_attention/attention.h"
@@ -28,6 +29,7 @@ struct Tensor {
 
   bool is_dtype(nb::dlpack::dtype_code code, int bits) const;
   bool present() const { return rank >= 0; }
+  bool empty() const { return std::find(sizes, sizes + std::max(rank, 0), 0) != sizes + std::max(rank, 0); }
   std::string describe() const;  ///< "float32[2, 16, 4, 64]"
 };
 

@@ -11,6 +11,9 @@ def run(tensors, scalars, seed, offset, return_lse):
     q, k, v, bias, mask, slopes, sink, *lengths = tensors
     library = import_module(type(q).__module__.partition(".")[0])
     check_tensors(tensors)
+    for name, scores in (("bias", bias), ("mask", mask)):
+        if scores is not None and not isinstance(scores, library.ndarray):
+            raise TypeError(f"{name}: expected an array of {library.__name__}, as q is, got {type(scores).__name__}")
     width = score_width(tensors, scalars)
     tensors = (q, k, v, _scores(library, bias, width), _scores(library, mask, width), slopes, sink, *lengths)
     if seed is None:

@@ -12,9 +12,10 @@ import numpy
 from jax.custom_batching import custom_vmap
 
 from flash_attention import _core, functional
-from flash_attention.shapes import check_tensors, lse_shape, score_width
+from flash_attention.seeds import signed
+from flash_attention.shapes import NAMES, check_tensors, lse_shape, score_width
 
-_NAMES = (
+_SCALARS = (
     "max_seqlen_q",
     "max_seqlen_kv",
     "scale",
@@ -48,17 +49,22 @@ def attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_kv=None, **options):
 def run(tensors, scalars, seed, offset, return_lse):
     _register()
     check_tensors(tensors)
+    for name, tensor in zip(NAMES, tensors, strict=True):
+        if tensor is not None and not isinstance(tensor, (jax.Array, numpy.ndarray)):
+            raise TypeError(f"{name}: expected an array of JAX, as q is, got {type(tensor).__name__}")
     q, k, v, bias, mask, slopes, sink, *lengths = tensors
     if scalars[8] and seed is None:
         raise ValueError("seed: got None; dropout in JAX needs a seed, a Python int")
     width = score_width(tensors, scalars)
     tensors = (q, k, v, _scores(bias, width), _scores(mask, width), _single(slopes), _single(sink), *lengths)
-    attributes = dict(zip(_NAMES, scalars, strict=True))
+    attributes = dict(zip(_SCALARS, scalars, strict=True))
     if attributes["scale"] is None:
         attributes["scale"] = q.shape[-1] ** -0.5
     kinds = (int, int, float, float, bool, bool, int, int, float, bool, bool, bool, str)
-    static = tuple((name, _TYPES[kind](attributes[name])) for name, kind in zip(_NAMES, kinds, strict=True))
-    out, lse = _attention((*static, ("seed", numpy.int64(seed or 0)), ("offset", numpy.int64(offset))), *tensors)
+    static = tuple((name, _TYPES[kind](attributes[name])) for name, kind in zip(_SCALARS, kinds, strict=True))
+    out, lse = _attention(
+        (*static, ("seed", numpy.int64(signed(seed or 0))), ("offset", numpy.int64(signed(offset)))), *tensors
+    )
     return (out, lse) if return_lse else out
 
 

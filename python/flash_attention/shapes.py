@@ -17,14 +17,18 @@ def score_width(tensors, scalars):
     return shape[2] if scalars[10] else shape[1]
 
 
-_NAMES = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
+# The tensors of a call, in the order of the binding.
+NAMES = (
+    *("q", "k", "v", "bias", "mask", "alibi_slopes", "sink"),
+    *("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv", "key_lengths"),
+)
 
 
 def check_tensors(tensors):
     """Refuses what is no tensor, and q, k, v of a wrong rank, before any result is allocated from their shapes."""
     rank = 3 if tensors[7] is not None else 4
     axes = "[total, heads, head_dim]" if rank == 3 else "[batch, seq, heads, head_dim] or [batch, heads, seq, head_dim]"
-    for name, tensor in zip((*_NAMES, "key_lengths"), tensors, strict=True):
+    for name, tensor in zip(NAMES, tensors, strict=True):
         needed = name in ("q", "k", "v")
         if (needed or tensor is not None) and not hasattr(tensor, "ndim"):
             raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")

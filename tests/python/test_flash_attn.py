@@ -221,6 +221,67 @@ def test_cache_rows_and_left_padding(device):
         torch.testing.assert_close(out[b : b + 1], reference.attention(q[b : b + 1], keys, keys)[0], atol=1e-5, rtol=1e-4)
 
 
+def paged(batch=2, pages=6, page=16, table=3):
+    """A cache of pages, and a table of which the second sequence uses two entries."""
+    cache = torch.randn(pages, page, 2, 16)
+    block_table = torch.tensor([[4, 0, 3], [1, 5, 2]], dtype=torch.int32)[:batch, :table]
+    return torch.randn(batch, 1, 2, 16), cache, block_table, torch.tensor([40, 20], dtype=torch.int32)[:batch]
+
+
+@pytest.mark.parametrize("wrong", [6, -1, 2**31 - 1])
+def test_pages_that_do_not_exist_are_refused(wrong):
+    q, cache, table, lengths = paged()
+    table[1, 1] = wrong
+    with pytest.raises(RuntimeError, match=rf"block_table: entry \[1, 1\] is {wrong}"):
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, block_table=table)
+    with pytest.raises(RuntimeError, match="block_table"):
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lengths, block_table=table)
+    starts = torch.tensor([0, 40, 60], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="block_table"):
+        flash_attn.flash_attn_varlen_func(
+            q[:, 0], cache, cache, torch.arange(3, dtype=torch.int32), starts, 1, 40, block_table=table
+        )
+
+
+def test_entries_behind_the_last_page_may_be_anything(device):
+    q, cache, table, lengths = (tensor.to(device) for tensor in paged())
+    call = {"cache_seqlens": lengths, "causal": True}
+    expected = flash_attn.flash_attn_with_kvcache(q, cache, cache, block_table=table, **call)
+    for garbage in (-1, 6, 2**31 - 1):
+        table[1, 2] = garbage
+        assert torch.equal(flash_attn.flash_attn_with_kvcache(q, cache, cache, block_table=table, **call), expected)
+
+
+@pytest.mark.parametrize("kind", ["rows", "pages"])
+def test_tokens_without_room_are_not_written(kind, device):
+    """Where nobody has looked at the lengths, as on a GPU: nothing but the places behind them changes."""
+    from flash_attention.flash_attn.kv_cache import _append
+
+    lengths = torch.tensor([46, 20, 48], dtype=torch.int32, device=device)
+    new = torch.randn(3, 4, 2, 16, device=device)
+    rows = torch.randn(3, 48, 2, 16, device=device)
+    expected = rows.clone()
+    expected[0, 46:48], expected[1, 20:24] = new[0, :2], new[1]
+    cache, pages = rows.clone(), None
+    if kind == "pages":
+        pages = torch.tensor([[4, 0, 3], [1, 5, 2], [8, 7, 6]], device=device)
+        cache = torch.empty(9, 16, 2, 16, device=device)
+        cache[pages] = rows.unflatten(1, (3, 16))
+    _append(((cache, new),), lengths, torch.arange(3, device=device), pages, 48)
+    assert torch.equal(cache if pages is None else cache[pages].flatten(1, 2), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_a_table_on_a_gpu_never_harms_the_process():
+    q, cache, table, lengths = (tensor.cuda() for tensor in paged())
+    table[1, 1] = 2**31 - 1
+    flash_attn.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lengths + 30, block_table=table)
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="block_table"):
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=48, block_table=table)
+
+
 def test_cache_without_room_is_refused():
     cache = torch.zeros(1, 16, 2, 16)
     new = torch.zeros(1, 1, 2, 16)

@@ -15,6 +15,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
+import flash_attention  # noqa: E402
 from flash_attention import _core  # noqa: E402
 
 if not hasattr(_core, "jax_targets"):
@@ -112,10 +113,30 @@ def test_dropout_needs_a_seed():
         attention(q, q, q, dropout_p=0.5)
 
 
+def test_seeds_are_numbers_that_are_known():
+    q = jnp.asarray(arrays((1, 8, 2, 16))[0])
+    with pytest.raises(TypeError, match="seed: expected an int"):
+        jax.jit(lambda seed: attention(q, q, q, dropout_p=0.5, seed=seed))(3)
+    with pytest.raises(ValueError, match="seed: got -1"):
+        attention(q, q, q, dropout_p=0.5, seed=-1)
+    options = {"dropout_p": 0.5, "seed": 2**64 - 1, "offset": 2**63}
+    expected, _ = exact(*(numpy.array(q),) * 3, **options)
+    numpy.testing.assert_allclose(attention(q, q, q, **options), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_second_derivatives_are_refused():
+    q = jnp.asarray(arrays((1, 8, 2, 16))[0])
+    inner = jax.grad(lambda q: attention(q, q, q).sum())
+    with pytest.raises(ValueError, match="differentiated"):
+        jax.grad(lambda q: inner(q).sum())(q)
+
+
 def test_errors_name_the_argument():
     q = jnp.ones((1, 8, 2, 16))
     with pytest.raises(ValueError, match="k: "):
         attention(q, q[0], q)
+    with pytest.raises(TypeError, match="k: expected an array of JAX"):
+        flash_attention.attention(q, torch.ones(1, 8, 2, 16), q)
     with pytest.raises(Exception, match="v: got"):
         jax.block_until_ready(attention(q, q, q[:, :4]))
 

@@ -71,3 +71,40 @@ def test_bias_up_to_a_bound(device):
         torch.testing.assert_close(out[part], exact[0], atol=1e-5, rtol=1e-4)
         expected[b, :, :length, :length] = torch.autograd.grad(exact[0], one, dout[part])[0][0]
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+
+
+BOUNDS = {"both": (7, 12), "queries": (7, None), "keys": (None, 12), "none": (None, None)}
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("shape", ["whole", "one_key", "one_query", "scalar_row"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_width_of_scores_follows_the_bounds(name, shape, library):
+    """max_seqlen_q and max_seqlen_kv, or the totals where there is none, are the sizes of a bias, each in its place."""
+    lengths_q, lengths_kv = [3, 7], [12, 2]
+    cu_q, cu_kv = starts(lengths_q, "cpu"), starts(lengths_kv, "cpu")
+    q, k, v = (torch.randn(total, 2, 16) for total in (10, 14, 14))
+    max_q, max_kv = BOUNDS[name]
+    rows, keys = max_q or 10, max_kv or 14
+    sizes = {"whole": (rows, keys), "one_key": (rows, 1), "one_query": (1, keys), "scalar_row": (1, 1)}[shape]
+    bias = torch.randn(2, 2, *sizes)
+    full = bias.expand(2, 2, rows, keys)
+    exact, _ = reference.attention_packed(q.double(), k.double(), v.double(), cu_q, cu_kv, bias=full)
+    call = dict(max_seqlen_q=max_q, max_seqlen_kv=max_kv)
+    arguments = (q, k, v, cu_q, cu_kv, bias)
+    if library == "numpy":
+        arguments = tuple(tensor.numpy() for tensor in arguments)
+    out = flash_attention.attention_packed(*arguments[:5], bias=arguments[5], **call)
+    torch.testing.assert_close(torch.as_tensor(out), exact.float(), atol=1e-5, rtol=1e-4)
+    if name == "both" and shape == "whole":
+        with pytest.raises(ValueError, match=r"bias.*\[2, 2, 7, 12\]"):
+            flash_attention.attention_packed(q, k, v, cu_q, cu_kv, bias=bias.mT.contiguous(), **call)
+
+
+def test_one_bound_serves_both_where_the_keys_lie_as_the_queries():
+    cu = starts([3, 7], "cpu")
+    q = torch.randn(10, 2, 16)
+    bias = torch.randn(2, 2, 8, 8)
+    exact, _ = reference.attention_packed(*(q.double(),) * 3, cu, cu, bias=bias)
+    out = flash_attention.attention_packed(q, q, q, cu, max_seqlen_q=8, bias=bias)
+    torch.testing.assert_close(out, exact.float(), atol=1e-5, rtol=1e-4)

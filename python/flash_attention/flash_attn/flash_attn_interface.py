@@ -69,7 +69,7 @@ def flash_attn_func(
     Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is empty without
     dropout, else exp(score - row maximum) [batch, heads, seq_q, seq_k], negative where dropout dropped it.
     """
-    if type(q) is functional.eager_type and not functional.is_tracing() and not (return_attn_probs or fa3):
+    if not functional.is_tracing() and type(q) is functional.eager_type and not (return_attn_probs or fa3):
         out = _core.attend(
             q, k, v, causal, window_size, softcap, softmax_scale, dropout_p, deterministic, "bshd", "bottom_right",
             alibi_slopes, None, None, learnable_sink, s_aux,

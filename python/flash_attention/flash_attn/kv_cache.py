@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.flash_attn.layers.rotary import apply_rotary_emb
+from flash_attention.flash_attn.paging import usable_pages
 from flash_attention.head_dim import padded
 
 
@@ -51,6 +52,7 @@ def flash_attn_with_kvcache(
     page_size = k_cache.shape[1]
     capacity = page_size if block_table is None else page_size * block_table.shape[1]
     lengths = _lengths(cache_seqlens, capacity, batch, q.device)
+    _check_room(lengths, cache_seqlens, capacity, 0 if k is None else k.shape[1])
     if rotary_cos is not None:
         turn = {"interleaved": rotary_interleaved, "seqlen_offsets": lengths}
         if causal or window_size[0] >= 0 or window_size[1] >= 0:
@@ -60,12 +62,13 @@ def flash_attn_with_kvcache(
             q = one_place[:, 0].unflatten(1, (seq_q, -1))
         k = None if k is None else apply_rotary_emb(k, rotary_cos, rotary_sin, **turn)
     rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
-    if k is not None:
-        lengths = _append(((k_cache, k), (v_cache, v)), lengths, rows, block_table, capacity)
-    else:
-        _check_room(lengths, capacity)
+    pages = None
     if block_table is not None:
-        pages = block_table.long()
+        pages = usable_pages(block_table, k_cache.shape[0], lengths + (0 if k is None else k.shape[1]), page_size)
+    if k is not None:
+        lengths = _append(((k_cache, k), (v_cache, v)), lengths, rows, pages, capacity)
+    lengths = lengths.clamp(max=capacity)
+    if pages is not None:
         keys, values = (cache[pages].flatten(1, 2) for cache in (k_cache, v_cache))
     else:
         keys, values = (k_cache, v_cache) if cache_batch_idx is None else (k_cache[rows], v_cache[rows])
@@ -98,22 +101,33 @@ class CacheFull(ValueError, RuntimeError):
     """More keys than a cache holds: a wrong argument here, and a RuntimeError for whoever catches flash-attn's."""
 
 
-def _check_room(lengths, capacity):
-    """On the host alone: a look at a GPU's tensor would wait for the GPU."""
-    if not lengths.is_cuda and lengths.numel() and int(lengths.max()) > capacity:
-        raise CacheFull(f"cache_seqlens: {int(lengths.max())} keys; the cache or its block_table holds {capacity}")
+def _check_room(lengths, given, capacity, seq_new):
+    """Where the lengths are known on the host: a look at a GPU's tensor would wait for the GPU."""
+    if isinstance(given, int):
+        longest = given
+    elif lengths.is_cuda or given is None or not lengths.numel():
+        longest = capacity if given is None else 0
+    else:
+        longest = int(lengths.max())
+    if longest + seq_new > capacity and lengths.numel():
+        raise CacheFull(f"cache_seqlens: {longest + seq_new} keys; the cache or its block_table holds {capacity}")
 
 
-def _append(pairs, lengths, rows, block_table, capacity):
-    """Writes the new tokens behind `lengths`; returns the new lengths."""
+def _append(pairs, lengths, rows, pages, capacity):
+    """Writes the new tokens behind `lengths`; returns the new lengths.
+
+    Tokens without room, which on a GPU nobody has looked for, are not written: in their place the last that has room is
+    written again, or what the last place holds.
+    """
     seq_new = pairs[0][1].shape[1]
-    grown = lengths + seq_new
-    _check_room(grown, capacity)
-    place = lengths.long()[:, None] + torch.arange(seq_new, device=lengths.device)
+    room = (capacity - lengths.long())[:, None]
+    token = torch.minimum(torch.arange(seq_new, device=lengths.device), (room - 1).clamp(min=0))
+    place = (lengths.long()[:, None] + token).clamp(0, capacity - 1)
+    row, slot = rows[:, None], place
+    if pages is not None:
+        page_size = pairs[0][0].shape[1]
+        row, slot = pages.gather(1, place // page_size), place % page_size
+    entry = torch.arange(len(lengths), device=lengths.device)[:, None]
     for cache, new in pairs:
-        if block_table is None:
-            cache[rows[:, None], place] = new
-        else:
-            page_size = cache.shape[1]
-            cache[block_table.long().gather(1, place // page_size), place % page_size] = new
-    return grown
+        cache[row, slot] = torch.where((room > 0)[..., None, None], new[entry, token].to(cache.dtype), cache[row, slot])
+    return lengths + seq_new

@@ -11,6 +11,34 @@ def gather_pages(pages, block_table, cu_seqlens):
         )
     page_size = pages.shape[1]
     lengths = cu_seqlens.diff()
+    block_table = usable_pages(block_table, pages.shape[0], lengths, page_size)
     sequence = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     position = torch.arange(len(sequence), device=lengths.device) - cu_seqlens[:-1].long()[sequence]
-    return pages[block_table.long()[sequence, position // page_size], position % page_size]
+    column = (position // page_size).clamp(max=block_table.shape[1] - 1)
+    return pages[block_table[sequence, column], position % page_size]
+
+
+def usable_pages(block_table, num_pages, lengths, page_size):
+    """The table in int64 with entries that exist. Those behind a sequence's last page may be anything.
+
+    A table on the host is looked at, and refused where an entry that is needed does not exist; a look at a GPU's would wait
+    for the GPU.
+    """
+    table = block_table.long()
+    if not table.is_cuda and not lengths.is_cuda:
+        needed = torch.arange(table.shape[1])[None, :] * page_size < lengths[:, None]
+        wrong = needed & ((table < 0) | (table >= num_pages))
+        if wrong.any():
+            entry = tuple(wrong.nonzero()[0].tolist())
+            raise PageMissing(
+                f"block_table: entry {list(entry)} is {int(table[entry])}; k and v have the pages 0 to {num_pages - 1}"
+            )
+        if table.shape[1] * page_size < int(lengths.max() if lengths.numel() else 0):
+            raise PageMissing(
+                f"block_table: has {table.shape[1]} pages of {page_size} keys a sequence; one has {int(lengths.max())}"
+            )
+    return table.clamp(0, max(num_pages - 1, 0))
+
+
+class PageMissing(ValueError, RuntimeError):
+    """A page that does not exist: a wrong argument here, and a RuntimeError for whoever catches flash-attn's."""
