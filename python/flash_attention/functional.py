@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from flash_attention import _core
+from flash_attention.seeds import check_seed
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
@@ -43,7 +46,21 @@ _runs = {}
 
 # The short way, _core.attend: for this type, where nothing traces. Set by torch_autograd, which knows torch.
 eager_type = None
-is_tracing = None
+trace_of_torch = None
+
+
+def is_tracing():
+    """Whether torch.compile traces the caller."""
+    if trace_of_torch is None:
+        if "torch" not in sys.modules:
+            return False
+        import flash_attention.torch_autograd  # noqa: F401
+    return trace_of_torch() is not None
+
+
+# torch.compile calls it and keeps the answer, without a look at what it reads: that changes with the first use of the
+# package, and a trace that is begun anew must find what the one before has found.
+is_tracing._dynamo_marked_constant = True
 
 
 def attention(
@@ -102,7 +119,7 @@ def attention(
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
-    if type(q) is eager_type and not is_tracing() and kernel is None and not return_lse:
+    if not is_tracing() and type(q) is eager_type and kernel is None and not return_lse:
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
             alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
@@ -111,7 +128,7 @@ def attention(
             return out
     tensors = (q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths)
     scalars = _scalars(0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel)
-    return _run_of(q)(tensors, scalars, seed, offset, return_lse)
+    return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
 
 def attention_packed(
@@ -176,7 +193,7 @@ def attention_packed(
         "bshd",
         kernel,
     )
-    return _run_of(q)(tensors, scalars, seed, offset, return_lse)
+    return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
 
 def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:
@@ -189,7 +206,7 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
     keeps = numpy.empty(shape, dtype=numpy.bool_)
     if keeps.ndim != 4:
         raise ValueError(f"shape: got {tuple(shape)}; expected (batch, heads_q, seq_q, seq_kv)")
-    _core.fill_dropout_mask(keeps, seed, offset, dropout_p)
+    _core.fill_dropout_mask(keeps, *check_seed(seed, offset), dropout_p)
     return keeps
 
 
@@ -248,15 +265,17 @@ def binding_arguments(arguments):
 
 
 def _run_of(q):
+    if is_tracing():
+        return _find_run(type(q))
     run = _runs.get(type(q))
-    return _find_run(q) if run is None else run
+    if run is None:
+        run = _runs[type(q)] = _find_run(type(q))
+    return run
 
 
-def _find_run(q):
-    for base in type(q).__mro__:
+def _find_run(kind):
+    for base in kind.__mro__:
         library = base.__module__.partition(".")[0]
         if library in _LIBRARIES:
-            run = _LIBRARIES[library]()
-            _runs[type(q)] = run
-            return run
-    raise TypeError(f"q: expected a tensor of torch, NumPy, CuPy or JAX, got {type(q).__name__}")
+            return _LIBRARIES[library]()
+    raise TypeError(f"q: expected a tensor of torch, NumPy, CuPy or JAX, got {kind.__name__}")

@@ -30,7 +30,7 @@ class FlashAttention(torch.nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, **options: Any) -> Any:
         """q (batch, heads_q, seq_q, head_dim), k and v (batch, heads_kv, seq_kv, head_dim) -> out shaped as q."""
         if not options and not self.options:
-            if self.kernel is None and type(q) is functional.eager_type and not functional.is_tracing():
+            if self.kernel is None and not functional.is_tracing() and type(q) is functional.eager_type:
                 out = _core.attend(q, k, v, causal, (-1, -1), 0.0, None, 0.0, False, "bhsd", "bottom_right")
                 if out is not None:
                     return out

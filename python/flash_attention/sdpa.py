@@ -28,7 +28,7 @@ def scaled_dot_product_attention(
 
     Inputs that the kernels do not take (float64, head_dim above 256) go to torch's own function.
     """
-    eager = type(query) is type(key) is functional.eager_type and not functional.is_tracing()
+    eager = not functional.is_tracing() and type(query) is type(key) is functional.eager_type
     if eager and (enable_gqa or query.dim() != 4 or key.dim() != 4 or query.size(1) == key.size(1)):
         out = _core.attend(
             query, key, value, is_causal, _NO_WINDOW, 0.0, scale, dropout_p, False, "bhsd", "top_left", attn_mask
@@ -79,6 +79,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def _taken(query, key, value, dropout_p):
     tensors = (query, key, value)
+    if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
+        return False
     if query.dtype not in _DTYPES or dropout_p == 1 or any(tensor.dim() < 3 for tensor in tensors):
         return False
     return all(tensor.shape[-3] > 0 and 0 < tensor.shape[-1] <= 256 for tensor in tensors)

@@ -1,10 +1,12 @@
 """torch tensors: autocast, gradients, and the forms that the kernels take."""
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch._guards import TracingContext
 
-from flash_attention import _core, functional, torch_ops
-from flash_attention.shapes import check_tensors, score_width
+from flash_attention import _core, functional, torch_op_autograd, torch_ops  # noqa: F401 (the ops get their gradients)
+from flash_attention.seeds import signed
+from flash_attention.shapes import NAMES, check_tensors, score_width
+from flash_attention.torch_gradients import gradients
 from flash_attention.torch_transforms import TransformedAttention, is_transformed
 
 _NO_EXTRAS = (None,) * 9
@@ -16,6 +18,9 @@ def run(tensors, scalars, seed, offset, return_lse):
     q, k, v, bias, mask, slopes, sink, starts_q, _, used_q, used_kv, key_lengths = tensors
     if not isinstance(q, torch.Tensor) and torch.overrides.has_torch_function((q,)):  # a proxy of torch.fx
         return torch.overrides.handle_torch_function(run, (q,), tensors, scalars, seed, offset, return_lse)
+    _check(tensors)
+    seed = None if seed is None else signed(seed)
+    offset = signed(offset)
     extras = ()
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
@@ -35,15 +40,15 @@ def run(tensors, scalars, seed, offset, return_lse):
         raise
     if is_transformed():
         out, lse, _ = TransformedAttention.apply(q, k, v, scalars, seed, offset, *(extras or _NO_EXTRAS))
-    elif wants_gradient:
+    elif wants_gradient and (functional.is_tracing() or not torch._C._is_tracing()):
         if torch.are_deterministic_algorithms_enabled():
             scalars = (*scalars[:9], True, *scalars[10:])
-        eager = type(q) is functional.eager_type and not functional.is_tracing()
+        eager = not functional.is_tracing() and type(q) is functional.eager_type
         if not eager:  # torch.compile wants each tensor once
             k = k.view_as(k) if k is q else k
             v = v.view_as(v) if v is q or v is tensors[1] else v
         out, lse = (_apply_attention if eager else Attention.apply)(q, k, v, scalars, seed, offset, *extras)
-    else:
+    else:  # or torch.jit.trace is at work: it records the op, which has gradients of its own
         out, lse, _ = torch_ops.forward((q, k, v, *(extras or _NO_EXTRAS)), scalars, seed, offset, return_lse)
     return (out, lse) if return_lse else out
 
@@ -65,7 +70,6 @@ class Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse):
         q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
         unused = (None,) * (3 + len(extras))
@@ -73,9 +77,7 @@ class Attention(torch.autograd.Function):
             return None, None, None, *unused
         need_dbias, need_dsink = (ctx.needs_input_grad[6], ctx.needs_input_grad[9]) if extras else (False, False)
         tensors = (q, k, v, *(extras or _NO_EXTRAS))
-        dq, dk, dv, dbias, dsink = torch_ops.backward(
-            tensors, ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
-        )
+        dq, dk, dv, dbias, dsink = gradients(tensors, ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
         if not extras:
             return dq, dk, dv, *unused
         return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 5
@@ -88,22 +90,13 @@ class PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
-        # once_differentiable has something to say only where a graph of the gradient is wanted.
-        return _plain_backward_once(ctx, dout) if torch.is_grad_enabled() else _plain_backward(ctx, dout)
-
-
-def _plain_backward(ctx, dout):
-    q, k, v, out, lse = ctx.saved_tensors
-    gradients = None
-    if not functional.is_tracing():
-        gradients = _core.attend_backward(q, k, v, out, lse, dout, ctx.scalars)
-    if gradients is None:
-        tensors = (q, k, v, *_NO_EXTRAS)
-        gradients = torch_ops.backward(tensors, ctx.scalars, out, lse, None, dout, None, False, False)
-    return *gradients[:3], None
-
-
-_plain_backward_once = once_differentiable(_plain_backward)
+        q, k, v, out, lse = ctx.saved_tensors
+        found = None
+        if not functional.is_tracing() and not torch.is_grad_enabled():
+            found = _core.attend_backward(q, k, v, out, lse, dout, ctx.scalars)
+        if found is None:
+            found = gradients((q, k, v, *_NO_EXTRAS), ctx.scalars, out, lse, None, dout, None, False, False)
+        return *found[:3], None
 
 
 def _apply_in_eager(function):
@@ -133,11 +126,29 @@ def _take_the_short_way():
         ),
         forward_ad=vars(torch.autograd.forward_ad),
     )
-    functional.eager_type, functional.is_tracing = torch.Tensor, torch.compiler.is_dynamo_compiling
+    functional.eager_type = torch.Tensor
 
 
+functional.trace_of_torch = TracingContext.try_get
 if torch_ops.HAS_EXCHANGE:
     _take_the_short_way()
+
+
+def _check(tensors):
+    """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone."""
+    q = tensors[0]
+    for name, tensor in zip(NAMES, tensors, strict=True):
+        if tensor is None:
+            if name in ("q", "k", "v"):
+                raise TypeError(f"{name}: expected a tensor, got None")
+        elif not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: expected a tensor of torch, as q is, got {type(tensor).__name__}")
+        elif tensor.is_nested:
+            raise TypeError(f"{name}: got a nested tensor; attention_packed takes sequences end to end with cu_seqlens")
+        elif tensor.layout is not torch.strided:
+            raise TypeError(f"{name}: got layout {tensor.layout}; only torch.strided is allowed")
+        elif tensor.is_meta is not q.is_meta:
+            raise ValueError(f"{name}: is on {tensor.device}; q is on {q.device}, and all must be on one device")
 
 
 def _autocast(tensor, dtype):

@@ -7,6 +7,7 @@ subclasses go through torch.ops.flash_attention.forward and .backward, whose fak
 import torch
 
 from flash_attention import _core
+from flash_attention.seeds import unsigned
 from flash_attention.shapes import check_tensors, lse_shape
 
 _TENSORS = (
@@ -66,7 +67,7 @@ def _forward(tensors, scalars, seed, offset, need_lse):
         seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
     out, lse = _empty_results(tensors, scalars, need_lse)
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else _detached(tensors)
-    _core.forward(tensors, scalars, out, lse, seed, offset, stream, lambda size: workspace(out, size))
+    _core.forward(tensors, scalars, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size))
     return out, lse, torch.tensor((seed, offset)) if dropout_p else None
 
 
@@ -77,7 +78,7 @@ def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, nee
         dout = dout.contiguous()
     if dlse is not None:
         dlse = dlse.contiguous()
-    seed, offset = rng_state.tolist() if scalars[8] else (0, 0)
+    seed, offset = map(unsigned, rng_state.tolist()) if scalars[8] else (0, 0)
     gradients = _empty_gradients(tensors, need_dbias, need_dsink)
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else _detached(tensors)
     results = (out, lse.contiguous())

@@ -2,9 +2,9 @@
 
 import torch
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from flash_attention import torch_ops
+from flash_attention.torch_gradients import gradients
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -38,11 +38,10 @@ class TransformedAttention(torch.autograd.Function):
         ctx.scalars = scalars
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse, _):
         q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
         need_dbias, need_dsink = ctx.needs_input_grad[6], ctx.needs_input_grad[9]
-        dq, dk, dv, dbias, dsink = torch_ops.backward(
+        dq, dk, dv, dbias, dsink = gradients(
             (q, k, v, *extras), ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
         )
         return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 5

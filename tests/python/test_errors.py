@@ -1,13 +1,20 @@
 """Every refusal names the argument."""
 
+import ctypes
+
 import flash_attention
+import numpy
 import pytest
 import torch
-from flash_attention import attention, attention_packed
+from flash_attention import _core, attention, attention_packed
 
 
 def tensor(*shape, dtype=torch.float32):
     return torch.zeros(shape, dtype=dtype)
+
+
+def nested(layout):
+    return torch.nested.nested_tensor([torch.zeros(3, 4, 16), torch.zeros(5, 4, 16)], layout=layout)
 
 
 Q = tensor(2, 8, 4, 16)
@@ -50,6 +57,22 @@ MISTAKES = [
     (ValueError, "cu_seqlens_kv", lambda: attention_packed(Q[0], Q[0], Q[0], STARTS, STARTS[:2])),
     (ValueError, "cu_seqlens_q", lambda: attention_packed(Q[0], Q[0], Q[0], STARTS.flip(0), STARTS)),
     (ValueError, "q", lambda: attention_packed(Q, Q, Q, STARTS)),
+    (ValueError, "seed", lambda: attention(Q, Q, Q, dropout_p=0.1, seed=-1)),
+    (ValueError, "seed", lambda: attention(Q, Q, Q, dropout_p=0.1, seed=2**64)),
+    (TypeError, "seed", lambda: attention(Q, Q, Q, dropout_p=0.1, seed=0.5)),
+    (ValueError, "offset", lambda: attention(Q, Q, Q, dropout_p=0.1, seed=1, offset=-1)),
+    (ValueError, "seed", lambda: flash_attention.dropout_mask((1, 1, 2, 2), 0.5, -1)),
+    (TypeError, "k: expected a tensor of torch", lambda: attention(Q, Q.detach().numpy(), Q)),
+    (TypeError, "bias: expected a tensor of torch", lambda: attention(Q, Q, Q, bias=numpy.zeros((8, 8), "float32"))),
+    (TypeError, "key_lengths: expected", lambda: attention(Q, Q, Q, key_lengths=numpy.ones(2, "int32"))),
+    (TypeError, "bias: expected an array of numpy", lambda: attention(*(Q.detach().numpy(),) * 3, bias=tensor(8, 8))),
+    (ValueError, "k: is on meta", lambda: attention(Q, Q.to("meta"), Q)),
+    (ValueError, "k: is on cpu; q is on meta", lambda: attention(Q.to("meta"), Q, Q)),
+    (ValueError, "bias: is on meta", lambda: attention(Q, Q, Q, bias=tensor(8, 8).to("meta"))),
+    (TypeError, "q: got layout torch.sparse", lambda: attention(*(Q.detach().to_sparse(),) * 3)),
+    (TypeError, "k: got layout torch.sparse", lambda: attention(Q, Q.detach().to_sparse(), Q)),
+    (TypeError, "q: got a nested tensor", lambda: attention(*(nested(torch.jagged),) * 3)),
+    (TypeError, "k: got a nested tensor", lambda: attention(Q, nested(torch.strided), Q)),
     (ValueError, "shape", lambda: flash_attention.dropout_mask((2, 3), 0.5, 1)),
 ]
 
@@ -71,6 +94,39 @@ def test_mistake_with_gradients(index):
             call()
     finally:
         Q.requires_grad_(False)
+
+
+class Stranger:
+    """Memory of a device that DLPack numbers `device`, at an address that no process has."""
+
+    class _Managed(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p), ("device_type", ctypes.c_int), ("device_id", ctypes.c_int), ("ndim", ctypes.c_int),
+            ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+            ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64),
+            ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+        ]  # fmt: skip
+
+    def __init__(self, shape, device):
+        self.sizes = (ctypes.c_int64 * len(shape))(*shape)
+        self.tensor = self._Managed(0x7F0000001000, device, 0, len(shape), 2, 32, 1, self.sizes)
+
+    def __dlpack_device__(self):
+        return self.tensor.device_type, 0
+
+    def __dlpack__(self, **unused):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+@pytest.mark.parametrize("device, name", [(4, "OpenCL"), (8, "Metal"), (10, "ROCm"), (14, "oneAPI"), (99, "99")])
+def test_devices_that_cannot_be_read(device, name):
+    q = Stranger((1, 4, 2, 8), device)
+    out = numpy.empty((1, 4, 2, 8), numpy.float32)
+    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "")
+    with pytest.raises(ValueError, match=f"q: is on .*{name}"):
+        _core.forward((q, q, q, *(None,) * 9), scalars, out, None, 0, 0, 0, lambda size: numpy.empty(size, "uint8"))
 
 
 @pytest.mark.gpu

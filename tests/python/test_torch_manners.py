@@ -1,8 +1,6 @@
 """How the ops behave among torch's own: tracing, export, autocast, checkpointing, misuse."""
 
 import inspect
-import subprocess
-import sys
 
 import flash_attention
 import pytest
@@ -65,15 +63,13 @@ def test_compile_with_bias_mask_and_sink(device):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("call", ["attention(q, q, q)", "FlashAttention()(q, q, q)", "flash_attn.flash_attn_func(q, q, q)"])
-def test_a_compiled_call_may_be_the_first(call):
-    program = (
-        "import torch; from flash_attention import FlashAttention, attention, flash_attn\n"
-        f"step = torch.compile(lambda q: {call}.sum(), fullgraph=True, backend='aot_eager')\n"
-        "step(torch.randn(1, 8, 2, 16, requires_grad=True)).backward()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_compile_with_graph_replay(device):
+    """mode="reduce-overhead": CUDA graphs on a GPU, a plain compiled call on a CPU."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal=True) + 1, fullgraph=True, mode="reduce-overhead")
+    for _ in range(3):
+        inputs = tensors(device)
+        torch.testing.assert_close(compiled(*inputs).clone(), attention(*inputs, causal=True) + 1)
 
 
 def test_compile_packed(device):
@@ -141,10 +137,6 @@ def test_misuse_gives_torchs_errors(device):
     middle.add_(1)
     with pytest.raises(RuntimeError, match="inplace"):
         out.sum().backward()
-    out = attention(*inputs)
-    (gradient,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
 
 
 def test_lse_alone_is_differentiable(device):

@@ -142,6 +142,21 @@ def test_jit_trace(function, device):
     assert_close(traced(v, k, v), function(v, k, v))
 
 
+def test_jit_trace_of_a_module_with_parameters(device):
+    """torch.jit.trace compares a trace with gradients and one without; the graph that it leaves has gradients."""
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x):
+            return attention(*super().forward(x).unflatten(-1, (3, 2, 8)).unbind(2), causal=True)
+
+    layer = Layer(16, 48, device=device)
+    x = torch.randn(3, 9, 16, device=device)
+    traced = torch.jit.trace(layer, torch.randn(2, 5, 16, device=device))
+    assert_close(traced(x), layer(x))
+    ours, theirs = (torch.autograd.grad(call(x).square().sum(), layer.weight) for call in (traced, layer))
+    assert_close(ours[0], theirs[0])
+
+
 @pytest.mark.parametrize("function", [attention, scaled_dot_product_attention])
 def test_meta_tensors_have_shapes_alone(function):
     q = torch.empty(2, 4, 4, 8, device="meta", requires_grad=True)

@@ -27,7 +27,19 @@ class Attention(torch.autograd.Function):
             grad_out = grad_out.contiguous()
         if grad_lse is not None:
             grad_lse = grad_lse.contiguous()
-        return (*backward(q, k, v, out, lse, grad_out, grad_lse, ctx.causal, ctx.scale), None, None)
+        return (*Gradients.apply(q, k, v, out, lse, grad_out, grad_lse, ctx.causal, ctx.scale), None, None)
+
+
+class Gradients(torch.autograd.Function):
+    """The backward pass as a node of its own, so that a second derivative is refused, not dropped."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        return backward(*arguments)
+
+    @staticmethod
+    def backward(ctx, *unused):
+        raise RuntimeError("attention: second derivatives are not computed")
 
 
 def attention(q, k, v, causal=False, scale=None, return_lse=False):
