@@ -1,24 +1,31 @@
-"""Hugging Face transformers: AutoModel.from_pretrained(..., attn_implementation="flash_attention")."""
+"""Hugging Face transformers: AutoModel.from_pretrained(..., attn_implementation="exact_attention")."""
+
+import functools
+import sys
 
 import torch
 
 from flash_attention.head_dim import padded
+from flash_attention.hugging_face_masks import LazyMask, make_mask
 
-NAME = "flash_attention"
+# transformers takes "flash" in a name for FlashAttention-2 and its kin: it sends some models to a kernel of its own, and
+# refuses chunked attention. The second name is free of that.
+NAMES = ("flash_attention", "exact_attention")
 
 
 def register_transformers() -> None:
-    """Makes attn_implementation="flash_attention" known to transformers, with boolean masks where one is needed.
+    """Makes attn_implementation="exact_attention" and "flash_attention" known to transformers.
 
     flash_attention.register_transformers()
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flash_attention")
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="exact_attention")
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    for name in NAMES:
+        AttentionInterface.register(name, attention_forward)
+        AttentionMaskInterface.register(name, make_mask)
     _name_the_source()
+    _refuse_models_without_the_interface()
 
 
 def _name_the_source():
@@ -28,16 +35,45 @@ def _name_the_source():
     from flash_attention.flash_attn import bert_padding, flash_attn_func, flash_attn_varlen_func
 
     original = getattr(utils, "_lazy_imports", None)
-    if original is None or getattr(original, "answers_for", None) == NAME:
+    if original is None or hasattr(original, "answers_for"):
         return
 
     def lazy_imports(implementation, *arguments, **keywords):
-        if implementation != NAME:
+        if implementation not in NAMES:
             return original(implementation, *arguments, **keywords)
         return flash_attn_func, flash_attn_varlen_func, None, bert_padding.pad_input, bert_padding.unpad_input
 
-    lazy_imports.answers_for = NAME
+    lazy_imports.answers_for = NAMES
     utils._lazy_imports = lazy_imports
+
+
+def _refuse_models_without_the_interface():
+    """Such models take any name, never call what it stands for, and misread its mask."""
+    from transformers import PreTrainedModel
+
+    original = PreTrainedModel.get_correct_attn_implementation
+    if hasattr(original, "answers_for"):
+        return
+
+    @functools.wraps(original)
+    def get_correct_attn_implementation(self, requested_attention, *arguments, **keywords):
+        if requested_attention in NAMES:
+            _check_model(type(self), requested_attention)
+        return original(self, requested_attention, *arguments, **keywords)
+
+    get_correct_attn_implementation.answers_for = NAMES
+    PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
+
+
+def _check_model(model, name):
+    reason = None
+    if not (getattr(model, "_supports_sdpa", False) or getattr(model, "_supports_attention_backend", False)):
+        reason = "does not use the attention interface of transformers"
+    for title, table in vars(sys.modules.get(model.__module__)).items():
+        if title.endswith("_ATTENTION_CLASSES") and isinstance(table, dict) and name not in table:
+            reason = f"chooses its attention from {title}, which has {', '.join(map(repr, table))} alone"
+    if reason is not None:
+        raise ValueError(f'attn_implementation: got "{name}"; {model.__name__} {reason}: use "eager"')
 
 
 def attention_forward(
@@ -73,21 +109,14 @@ def attention_forward(
         q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
         out = padded(q, k, v, packed=packed, causal=causal, window=window, **options)
         return out.unflatten(0, (query.shape[0], -1)), None
-    mask = bias = None
-    if attention_mask is not None:
+    if attention_mask is None:
+        options |= {"causal": causal and query.shape[2] > 1, "alignment": "top_left"}
+    elif isinstance(attention_mask, LazyMask) and attention_mask.shape[2:] == (query.shape[2], key.shape[2]):
+        options |= attention_mask.options
+    else:
         attention_mask = attention_mask[..., : key.shape[2]]
-        mask, bias = (attention_mask, None) if attention_mask.dtype == torch.bool else (None, attention_mask)
+        options["mask" if attention_mask.dtype == torch.bool else "bias"] = attention_mask
     if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
-    out = padded(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        causal=causal and attention_mask is None and query.shape[2] > 1,
-        alignment="top_left",
-        layout="bhsd",
-        **options,
-    )
+        options["bias"] = position_bias if "bias" not in options else options["bias"] + position_bias
+    out = padded(query, key, value, layout="bhsd", **options)
     return out.transpose(1, 2).contiguous(), None
