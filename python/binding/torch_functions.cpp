@@ -13,6 +13,8 @@ bool is_intercepted(Device device) {
   };
   if (is_on(device.kind == DeviceKind::cuda ? torch.autocast_of_cuda : torch.autocast)) return true;
   if (std::ranges::any_of(torch.interceptors, is_on)) return true;
+  PyObject* const profiled = PyDict_GetItem(torch.profiler, torch.is_profiler_enabled);  // it sees what is dispatched
+  if (profiled == Py_True) return true;
   PyObject* const level = PyDict_GetItem(torch.forward_ad, torch.current_level);  // of forward-mode derivatives, or -1
   return level != nullptr && PyLong_AsLong(level) >= 0;
 }
@@ -57,7 +59,7 @@ namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle workspace,
                nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::handle autocast,
-               nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad) {
+               nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad, nb::dict profiler) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -71,6 +73,8 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.to_save = PyUnicode_InternFromString("to_save");
   torch.current_level = PyUnicode_InternFromString("_current_level");
   torch.forward_ad = forward_ad.inc_ref().ptr();
+  torch.is_profiler_enabled = PyUnicode_InternFromString("_is_profiler_enabled");
+  torch.profiler = profiler.inc_ref().ptr();
   torch.scalars = PyUnicode_InternFromString("scalars");
   torch.autocast = autocast.inc_ref().ptr();
   torch.autocast_of_cuda = autocast_of_cuda.inc_ref().ptr();
@@ -84,7 +88,7 @@ void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "workspace"_a,
              "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "autocast"_a, "autocast_of_cuda"_a, "interceptors"_a,
-             "forward_ad"_a);
+             "forward_ad"_a, "profiler"_a);
 }
 
 }  // namespace flash_attention::python

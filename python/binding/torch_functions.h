@@ -21,8 +21,9 @@ struct Torch {
   std::vector<PyObject*> interceptors;  // each () -> something true where calls are not to run as they are
   PyObject *autocast = nullptr, *autocast_of_cuda = nullptr;  // () -> bool; the second is faster and tells of CUDA alone
   PyObject* forward_ad = nullptr;                             // the names of torch.autograd.forward_ad
+  PyObject* profiler = nullptr;                               // those of torch.autograd.profiler
   PyObject *requires_grad = nullptr, *device = nullptr;       // names of attributes
-  PyObject *to_save = nullptr, *scalars = nullptr, *current_level = nullptr;
+  PyObject *to_save = nullptr, *scalars = nullptr, *current_level = nullptr, *is_profiler_enabled = nullptr;
 };
 
 extern Torch torch;

@@ -39,7 +39,11 @@ def set_eager(
     grad_enabled: Callable[[], bool],
     deterministic: Callable[[], bool],
     differentiate: Callable[[Any, Any, Any, tuple[Any, ...]], Any],
+    autocast: Callable[[], bool],
+    autocast_of_cuda: Callable[[], bool],
     interceptors: tuple[Callable[[], Any], ...],
+    forward_ad: dict[str, Any],
+    profiler: dict[str, Any],
 ) -> None: ...
 def explain(tensors: tuple[Any, ...], scalars: tuple[Any, ...], backward: bool) -> str: ...
 def prewarm(tensors: tuple[Any, ...], scalars: tuple[Any, ...], backward: bool) -> None: ...

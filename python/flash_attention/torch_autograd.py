@@ -3,7 +3,7 @@
 import torch
 from torch._guards import TracingContext
 
-from flash_attention import _core, functional, torch_op_autograd, torch_ops  # noqa: F401 (the ops get their gradients)
+from flash_attention import _core, functional, torch_flops, torch_op_autograd, torch_ops  # noqa: F401 (what ops have)
 from flash_attention.seeds import signed
 from flash_attention.shapes import NAMES, check_tensors, score_width
 from flash_attention.torch_gradients import gradients
@@ -125,6 +125,7 @@ def _take_the_short_way():
             torch._C._is_tracing,
         ),
         forward_ad=vars(torch.autograd.forward_ad),
+        profiler=vars(torch.autograd.profiler),
     )
     functional.eager_type = torch.Tensor
 

@@ -28,6 +28,7 @@ _is_compiling = torch.compiler.is_compiling
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms_active = torch._C._are_functorch_transforms_active
 _is_tracing = torch._C._is_tracing
+_profiler = torch.autograd.profiler
 
 
 def _is_watched(tensor):
@@ -38,6 +39,7 @@ def _is_watched(tensor):
         or _num_dispatch_modes()
         or _transforms_active()
         or _is_tracing()
+        or getattr(_profiler, "_is_profiler_enabled", False)  # it sees what is dispatched
         or not (tensor.is_cpu or tensor.is_cuda)
     )
 
