@@ -35,7 +35,7 @@ def test_a_gpu_that_is_not_here_is_said_in_a_sentence(command, tmp_path):
 
 
 def test_the_emulator_works_without_a_folder_for_temporary_files(command, tmp_path):
-    small = "--device emulator --arch sm_80 --heads 1 --seq-q 9 --seq-kv 9 --head-dim 8 --dtype fp16".split()
+    small = ["--device", "emulator", "--heads", "1", "--seq-q", "9", "--seq-kv", "9", "--head-dim", "8", "--dtype", "fp16"]
     for tmpdir in (tmp_path / "absent", command.path):
         settings = {**os.environ, "TMPDIR": str(tmpdir), "FLASH_ATTENTION_CACHE_DIR": str(tmp_path / "cache")}
         assert "kernel" in command("run", *small, env=settings).stdout

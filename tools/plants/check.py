@@ -1,0 +1,87 @@
+"""Mistakes of meaning in src/check: a watchdog that sleeps, or barks at what is right."""
+
+from .plant import Plant
+
+RIGHT = "check_test *Watchdog.LeavesRightCallsAlone/*"
+SEEN = "check_test Check.* WatchdogCatches.*"
+
+PLANTS = (
+    Plant(
+        "NaN agrees with all",
+        "src/check/check.cpp",
+        "return std::fabs(got - expected) <= allowed;",
+        "return !(std::fabs(got - expected) > allowed);",
+        SEEN,
+    ),
+    Plant(
+        "lse is not compared",
+        "src/check/check.cpp",
+        "    if (call.buffers.lse == nullptr) continue;\n",
+        "    continue;\n",
+        SEEN,
+    ),
+    Plant(
+        "dv is not compared",
+        "src/check/check.cpp",
+        '    compare(context, "dv", place, "key", dv, wanted.dv, p.dtype);\n',
+        "",
+        SEEN,
+    ),
+    Plant(
+        "the last head is never drawn",
+        "src/check/sample.cpp",
+        "{0, pairs - 1, draw(turn, 0, pairs)",
+        "{0, 0, draw(turn, 0, pairs)",
+        SEEN,
+    ),
+    Plant("every call draws the same rows", "src/check/sample.cpp", "mix(mix(turn) + which)", "mix(which)", SEEN),
+    Plant(
+        "the allowed error is a hundred times too large",
+        "src/check/reference.cpp",
+        "constexpr double slack = 3;",
+        "constexpr double slack = 3000;",
+        SEEN,
+    ),
+    Plant(
+        "top-left is bottom-right",
+        "src/check/scores.cpp",
+        "p_.alignment == Alignment::bottom_right ? i",
+        "true ? i",
+        RIGHT + "top_left*",
+    ),
+    Plant(
+        "ALiBi follows the window's diagonal",
+        "src/check/scores.cpp",
+        "static_cast<double>(i + sequence_.len_kv - sequence_.len_q - j)",
+        "static_cast<double>(i - j)",
+        RIGHT + "alibi*",
+    ),
+    Plant(
+        "the sink is forgotten",
+        "src/check/reference.cpp",
+        "? call.sink(head) : -INFINITY;",
+        "? -INFINITY : -INFINITY;",
+        RIGHT + "*sink*",
+    ),
+    Plant(
+        "key_lengths move the diagonal",
+        "src/check/call.cpp",
+        "  s.end_key = std::min(s.len_kv, length(buffers.key_lengths, b, s.len_kv));\n",
+        "  s.end_key = s.len_kv = std::min(s.len_kv, length(buffers.key_lengths, b, s.len_kv));\n",
+        RIGHT + "*key_lengths*",
+    ),
+    Plant(
+        "dlse has the wrong sign",
+        "src/check/reference.cpp",
+        "dot(dout, out, dim) - dlse,",
+        "dot(dout, out, dim) + dlse,",
+        RIGHT + "*dlse*",
+    ),
+    Plant(
+        "pages are read in their order",
+        "src/check/call.cpp",
+        "rows_from(place * strides.batch)",
+        "rows_from(page * strides.batch)",
+        RIGHT + "paged*",
+    ),
+)
