@@ -36,7 +36,7 @@ lint: ## check format, clang-tidy, ruff and the table of includes; ALL=1: its an
 	@tools/setup.sh build lint
 	@$(PYTHON) tools/lint.py $(if $(ALL),--all)
 
-fuzz: ## libFuzzer for a minute (needs clang++); FUZZ_SECONDS=600 for longer
+fuzz: ## covering arrays and libFuzzer (needs clang++), a minute each; FUZZ_SECONDS=600 for longer
 	@tools/setup.sh build fuzz
 	@tools/fuzz.sh
 

@@ -32,5 +32,6 @@ extern const Verb ladder_verb;
 extern const Verb primer_verb;
 extern const Verb profile_verb;
 extern const Verb report_verb;
+extern const Verb stress_verb;
 
 }  // namespace flash_attention::cli

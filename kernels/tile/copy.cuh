@@ -14,8 +14,10 @@ namespace flash_attention::tile {
 template <int threads, int dim, typename Tile, typename Element>
 struct TileCopy {
   static constexpr int chunks = Tile::columns / 8;
-  // A thread keeps its column and its place in the swizzle: one pointer and one address walk down the rows.
-  static constexpr bool keeps_column = threads % (8 * chunks) == 0 && dim == Tile::columns;
+  // A thread keeps its column and its place in the swizzle: one pointer and one address walk down the rows. All threads
+  // must have a row to begin with: 16 columns of 64 rows are too few for 256.
+  static constexpr bool keeps_column =
+      threads % (8 * chunks) == 0 && dim == Tile::columns && threads / chunks <= Tile::rows;
   static_assert(sizeof(Element) == 2 && dim % 8 == 0 && dim <= Tile::columns);
 
   const Element* source;  // of this thread's first chunk, or of the tile

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-VERBS = ["run", "bench", "plan", "doctor", "compile", "cache", "primer", "ladder", "profile", "report"]
+VERBS = ["run", "bench", "plan", "doctor", "compile", "cache", "primer", "ladder", "profile", "report", "stress"]
 
 
 def test_overview_lists_every_verb(command):

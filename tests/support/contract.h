@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "support/case.h"
+#include "support/attempt.h"
 
 namespace flash_attention::testing {
 
@@ -21,16 +21,8 @@ void put_in_pages(Case& c, std::int64_t page_size, std::vector<std::int32_t> len
 /// The part of the contract that only forward has: K and V in pages, left padding.
 std::vector<Case> cache_cases(Dtype dtype);
 
-/// A kernel under test.
-struct Target {
-  Device device{};
-  std::string kernel{};  // "" = the planner's choice
-  Pass pass = Pass::forward;
-};
-
-/// Runs one case and compares every result with the oracle: NaN and Inf positions first, then the error against twice that
-/// of plain attention in the same type plus a floor; gaps must be untouched. A case that the named kernel does not support
-/// is skipped only if its reject() says so.
+/// Runs one case and compares every result with the oracle (support/attempt.h); gaps must be untouched. A case that the
+/// named kernel does not support is skipped only if its reject() says so.
 void check(const Case& c, const Target& target);
 
 /// The comparison alone: `plain` is the oracle's result with the rounding of that type.

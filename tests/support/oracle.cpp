@@ -1,5 +1,6 @@
 #include "support/oracle.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/rounding.h"
@@ -42,7 +43,7 @@ class Oracle {
     r_.dq.assign(in.q.size(), 0);
     r_.dk.assign(in.k.size(), 0);
     r_.dv.assign(in.v.size(), 0);
-    if (c.dbias) r_.dbias.assign(in.bias.size(), 0);
+    if (c.dbias) r_.dbias.assign(in.bias.size(), 0), dbias_squares_.assign(in.bias.size(), 0);
     if (c.dsink) r_.dsink.assign(shape_.heads_q, 0);
   }
 
@@ -59,6 +60,7 @@ class Oracle {
         for (std::int64_t i = 0; i < shape_.sequences[b].len_q; ++i) row(b, h, i);
       }
     }
+    for (double squares : dbias_squares_) r_.dbias_spread = std::max(r_.dbias_spread, std::sqrt(squares));
     const auto round_all = [&](std::vector<double>& values) {
       if (rounding_)
         for (double& x : values) x = round_to(*rounding_, x);
@@ -138,7 +140,7 @@ class Oracle {
       double value_of = scale_ * dot, exact = scale_ * products_.exact[j];
       double t = 0;
       if (p_.softcap > 0) {
-        t = std::tanh(value_of / p_.softcap);
+        t = accumulated(std::tanh(value_of / p_.softcap));
         value_of = p_.softcap * t;
         exact = p_.softcap * std::tanh(exact / p_.softcap);
       }
@@ -148,9 +150,11 @@ class Oracle {
         const double slope = in_.alibi_slopes[(p_.alibi_batch_stride ? b * shape_.heads_q : 0) + h];
         value_of -= slope * std::fabs(static_cast<double>(i + s.len_kv - s.len_q - j));
       }
+      exact += value_of - capped;
       keys.push_back(j);
-      score.push_back(value_of);
-      exact_score.push_back(exact + (value_of - capped));
+      // A float holds a score to a unit of its last place, wherever softcap, bias and ALiBi have moved it.
+      score.push_back(accumulated(value_of) * (rounding_ ? 1 + (j % 2 == 0 ? 0x1p-23 : -0x1p-23) : 1));
+      exact_score.push_back(exact);
       tanh_score.push_back(t);
     }
 
@@ -163,6 +167,7 @@ class Oracle {
     r_.lse[lse_index(c_, shape_, b, h, i)] = lse;
 
     double* out = &r_.out[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
+    if (std::isnan(lse)) std::fill_n(out, shape_.dim_v, NAN);  // whatever dropout takes away
     std::vector<double> p(keys.size()), kept(keys.size());
     for (std::size_t n = 0; n < keys.size(); ++n) {
       p[n] = rounded(std::exp(score[n] - lse));
@@ -174,7 +179,7 @@ class Oracle {
     std::vector<double> exact_out(shape_.dim_v);
     double exact_sum = p_.sink ? std::exp(in_.sink[h] - largest) : 0;
     for (double x : exact_score) exact_sum += std::exp(x - largest);
-    const double exact_lse = largest + std::log(exact_sum);
+    const double exact_lse = accumulated(largest + std::log(exact_sum));  // it comes as a float
     for (std::size_t n = 0; n < keys.size(); ++n) {
       const double weight = std::exp(exact_score[n] - exact_lse) * kept[n];
       if (kept[n] != 0) add(exact_out.data(), weight, &in_.v[value(keys[n])], shape_.dim_v);
@@ -205,8 +210,13 @@ class Oracle {
       const double dp = kept[n] != 0 ? products_.sum[j] * kept[n] : 0, squares = products_.squares[j];
       double ds = dp - delta + dlse;
       const double dp_squares = kept[n] != 0 ? squares * kept[n] * kept[n] : 0;
-      ds = p[n] * (ds + std::copysign(spread(dp_squares + delta_squares), ds));
-      if (c_.dbias) r_.dbias[score_index(c_, p_.bias, b, h, i, j)] += ds;
+      const double error = spread(dp_squares + delta_squares);
+      ds = p[n] * (ds + std::copysign(error, ds));
+      if (c_.dbias) {
+        const std::int64_t at = score_index(c_, p_.bias, b, h, i, j);
+        r_.dbias[at] += ds;
+        if (rounding_ && std::isfinite(ds)) dbias_squares_[at] += p[n] * p[n] * error * error;
+      }
       if (p_.softcap > 0) ds *= 1 - tanh_score[n] * tanh_score[n];
       ds = rounded(ds) * scale_;
       add(dq, ds, &in_.k[key(j)], shape_.dim);
@@ -224,6 +234,7 @@ class Oracle {
   double scale_;
   Columns keys_, values_;  // of the head that is worked on
   Products products_;
+  std::vector<double> dbias_squares_;
   Results r_;
 };
 

@@ -167,7 +167,7 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   buffers_.alibi_slopes = floats(in.alibi_slopes);
   buffers_.sink = floats(in.sink);
   buffers_.dlse = floats(in.dlse);
-  buffers_.mask = place_plain(in.mask);  // cases give masks dense strides
+  if (p.mask.present) buffers_.mask = place_mask(p.mask, in.mask);
   buffers_.cu_seqlens_q = place_plain(c.cu_seqlens_q);
   buffers_.cu_seqlens_kv = place_plain(c.cu_seqlens_kv);
   buffers_.seqused_q = place_plain(c.seqused_q);
@@ -175,6 +175,18 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   buffers_.key_lengths = place_plain(c.key_lengths);
   buffers_.left_padding = place_plain(c.left_padding);
   buffers_.page_table = place_plain(c.page_table);
+}
+
+const std::uint8_t* Tensors::place_mask(const ScoreTensor& mask, const std::vector<std::uint8_t>& values) {
+  const std::vector<std::int64_t> sizes{mask.batch_stride ? shape_.batch : 1, mask.head_stride ? shape_.heads_q : 1,
+                                        mask.q_stride ? shape_.seq_q : 1, shape_.seq_kv};
+  const std::vector<std::int64_t> strides{mask.batch_stride, mask.head_stride, mask.q_stride, 1};
+  std::vector<std::uint8_t> bytes;
+  each_element(sizes, strides, [&](std::int64_t index, std::int64_t offset) {
+    if (offset >= static_cast<std::int64_t>(bytes.size())) bytes.resize(offset + 1, index % 2 == 0 ? 0xaa : 0);
+    bytes[offset] = values[index];
+  });
+  return place_plain(bytes);
 }
 
 void Tensors::set_forward(const Results& results) {

@@ -39,6 +39,7 @@ class Tensors {
   /// K or V: as place(), or spread over the pages of the case.
   void* place_keys(Tensor tensor, const Case& c, const std::vector<double>& values, const void** slot);
   std::vector<double> values(const char* name);
+  const std::uint8_t* place_mask(const ScoreTensor& mask, const std::vector<std::uint8_t>& values);
   template <class T>
   const T* place_plain(const std::vector<T>& values);
 

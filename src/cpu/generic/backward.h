@@ -72,7 +72,8 @@ inline void write_sink_terms(const Call& call, const RowBlock& block, const RowT
   float* terms = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[2]);
   for (int lane = 0; lane < block.rows; ++lane) {
     const float share = exp2_one(call.sink[block.head[lane]] * log2_e - rows.lse[lane]);
-    terms[block.row_idx(call, lane)] = block.unused[lane] ? 0 : -share * rows.delta[lane];
+    const bool empty = block.unused[lane] || rows.lse[lane] == infinity;  // dO of such a row may be NaN
+    terms[block.row_idx(call, lane)] = empty ? 0 : -share * rows.delta[lane];
   }
 }
 

@@ -78,7 +78,8 @@ inline RowResult finish_row(const Call& call, const RowBlock& block, int lane, f
   if (call.sink != nullptr && !block.unused[lane]) {
     const float sink = call.sink[block.head[lane]] * log2_e;
     const float total_max = sink > row_max ? sink : row_max;
-    if (total_max == -infinity) return {0.0f, -infinity};  // no key and no sink: -inf - -inf would be NaN
+    // No key and no sink: -inf - -inf would be NaN. A sum of NaN is that of a key which is NaN.
+    if (total_max == -infinity && row_sum == 0.0f) return {0.0f, -infinity};
     scale = exp2_one(row_max - total_max);
     row_sum = row_sum * scale + exp2_one(sink - total_max);
     row_max = total_max;

@@ -1,0 +1,27 @@
+// The covering array on one instruction set, that of FLASH_ATTENTION_CPU_ISA: CTest runs this file once for each.
+#include <gtest/gtest.h>
+
+#include "cpu/detect.h"
+#include "fuzz/check_problem.h"
+
+namespace flash_attention::fuzz {
+namespace {
+
+/// Small, because the oracle is slow and the CPU's tiles are narrow.
+constexpr Sizes small{.longest = 230, .most_products = 2e6, .empty_packs = false};
+
+TEST(CoverCpu, MatchesTheOracle) {
+  const CpuIsa isa = cpu::chosen_isa();
+  if (!cpu::has_isa(isa)) GTEST_SKIP() << "this CPU has no " << to_string(isa);
+  // Each instruction set takes a part of its own, so that all of them together see the whole array.
+  const int parts = testing::with_long_tail() ? 1 : 3;
+  int failed = 0;
+  for (const GeneratedProblem& problem : problems("", 1, array_seed(), small)) {
+    if (problem.number % parts != static_cast<int>(isa) % parts || failed > 30) continue;
+    const testing::Expected expected = testing::expect(problem.c, true);
+    for (const Pass pass : {Pass::forward, Pass::backward}) failed += !check_problem(problem, {.pass = pass}, expected);
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention::fuzz

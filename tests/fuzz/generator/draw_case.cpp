@@ -1,0 +1,204 @@
+#include "fuzz/generator/draw_case.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <random>
+
+#include "fuzz/generator/layouts.h"
+
+namespace flash_attention::fuzz {
+namespace {
+
+using testing::Case;
+using testing::Draw;
+
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : random_(seed) {}
+
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
+  }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[random_() % values.size()];
+  }
+  std::uint64_t word() { return random_(); }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+std::int64_t dim_of(std::string_view level, Dice& dice) {
+  const auto eights = [&](std::int64_t low, std::int64_t high) { return 8 * dice.between(low / 8, high / 8); };
+  if (level == "16..56") return eights(16, 56);
+  if (level == "72..120") return eights(72, 120);
+  if (level == "136..192") return dice.one_of<std::int64_t>({136, 152, 192});
+  if (level == "200..248") return eights(200, 248);
+  return std::stoll(std::string(level));
+}
+
+std::int64_t other_dim(std::string_view level, std::int64_t dim, Dice& dice) {
+  if (level == "smaller") return dim == 8 ? 8 : 8 * dice.between(1, dim / 8 - 1);
+  if (level == "larger") return dim == 256 ? 256 : 8 * dice.between(dim / 8 + 1, 32);
+  return dim;
+}
+
+std::int64_t length_of(std::string_view level, const Sizes& sizes, Dice& dice) {
+  if (level == "few") return dice.between(2, 9);
+  if (level == "prime") return dice.one_of<std::int64_t>({13, 67, 97, 131});
+  if (level == "edge") return dice.one_of<std::int64_t>({63, 64, 65, 127, 128, 129, 191, 192, 193});
+  if (level == "long") return dice.between(sizes.longest * 3 / 4, sizes.longest);
+  return std::stoll(std::string(level));
+}
+
+/// Lengths up to the longest, among them none, all and one.
+std::vector<std::int32_t> lengths_up_to(std::int64_t count, std::int64_t longest, Dice& dice) {
+  std::vector<std::int32_t> lengths;
+  for (std::int64_t n = 0; n < count; ++n) {
+    const std::int64_t any = dice.between(0, longest);
+    const std::int64_t length = dice.one_of<std::int64_t>({any, any, longest, longest, longest / 2, 1, 0});
+    lengths.push_back(static_cast<std::int32_t>(std::min(length, longest)));
+  }
+  return lengths;
+}
+
+void set_sizes(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
+  Problem& p = c.problem;
+  p.batch = std::stoll(std::string(row.level(batch)));
+  const std::int64_t per_key_head = std::stoll(std::string(row.level(group)));
+  p.heads_kv = per_key_head >= 8 ? 1 : dice.between(1, 2);
+  p.heads_q = p.heads_kv * per_key_head;
+  p.seq_q = length_of(row.level(queries), sizes, dice);
+  p.seq_kv = length_of(row.level(keys), sizes, dice);
+  // Equal lengths, the most common problem of all, are too rare by themselves.
+  if (row[queries] == row[keys] && dice.between(0, 1) == 1) p.seq_kv = p.seq_q;
+  const auto products = [&] {
+    return static_cast<double>(p.batch * p.heads_q * p.seq_q) * static_cast<double>(p.seq_kv * p.head_dim);
+  };
+  while (products() > sizes.most_products && std::max(p.seq_q, p.seq_kv) > 200)
+    (p.seq_q > p.seq_kv ? p.seq_q : p.seq_kv) -= 10;
+}
+
+void pack(Case& c, std::string_view bound, const Sizes& sizes, Dice& dice) {
+  Problem& p = c.problem;
+  const auto end_to_end = [&](std::int64_t& longest, std::int64_t& total) {
+    std::vector<std::int32_t> lengths = lengths_up_to(p.batch, longest, dice);
+    lengths[dice.between(0, p.batch - 1)] = static_cast<std::int32_t>(longest);
+    std::vector<std::int32_t> ends{0};
+    for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
+    total = ends.back();
+    if (bound == "loose") longest += 5;
+    if (bound == "none") longest = 0;
+    return ends;
+  };
+  if (!sizes.empty_packs) p.seq_q = std::max<std::int64_t>(p.seq_q, 1), p.seq_kv = std::max<std::int64_t>(p.seq_kv, 1);
+  p.packed = true;
+  c.cu_seqlens_q = end_to_end(p.seq_q, p.total_q);
+  c.cu_seqlens_kv = end_to_end(p.seq_kv, p.total_kv);
+}
+
+/// Lengths that each sequence uses of those it has.
+std::vector<std::int32_t> used_lengths(const Case& c, const std::vector<std::int32_t>& ends, std::int64_t longest,
+                                       Dice& dice) {
+  std::vector<std::int32_t> used;
+  for (std::int64_t b = 0; b < c.problem.batch; ++b) {
+    const std::int64_t limit = c.problem.packed ? ends[b + 1] - ends[b] : longest;
+    used.push_back(lengths_up_to(1, limit, dice).front());
+  }
+  return used;
+}
+
+void set_lengths(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
+  Problem& p = c.problem;
+  if (row.is(packed, "on")) pack(c, row.level(bounds), sizes, dice);
+  p.seqused_q = row.is(seqused_q, "on");
+  p.seqused_kv = row.is(seqused_kv, "on");
+  p.key_lengths = row.is(key_lengths, "on");
+  if (p.seqused_q) c.seqused_q = used_lengths(c, c.cu_seqlens_q, p.seq_q, dice);
+  if (p.seqused_kv) c.seqused_kv = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
+  if (p.key_lengths) c.key_lengths = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
+}
+
+void set_window(Problem& p, std::string_view level, Dice& dice) {
+  const std::int64_t reach = std::max<std::int64_t>(p.packed ? p.total_kv : p.seq_kv, 4);
+  const auto bound = [&] { return dice.one_of<std::int64_t>({0, dice.between(1, 9), dice.between(0, reach / 2), reach / 3}); };
+  p.causal = level == "causal" || level == "causal_left";
+  if (level == "left" || level == "both" || level == "causal_left") p.window_left = bound();
+  if (level == "right" || level == "both") p.window_right = bound();
+}
+
+Draw draw_of(std::string_view level) {
+  if (level == "large") return Draw::large;
+  if (level == "peaked") return Draw::peaked;
+  if (level == "growing") return Draw::growing;
+  if (level == "spike") return Draw::spike;
+  if (level == "falling") return Draw::falling;
+  if (level == "ties") return Draw::ties;
+  if (level == "denormal") return Draw::denormal;
+  if (level == "zeros") return Draw::zeros;
+  return Draw::normal;
+}
+
+void set_inputs(Case& c, const Row& row, Dice& dice) {
+  const std::string_view level = row.level(inputs);
+  const Problem& p = c.problem;
+  const std::int64_t rows_q = std::max<std::int64_t>(p.packed ? p.total_q : p.seq_q, 1);
+  const std::int64_t rows_kv = std::max<std::int64_t>(p.packed ? p.total_kv : p.seq_kv, 1);
+  c.draw = draw_of(level);
+  if (level == "nan_key") c.nan_key = dice.between(0, rows_kv - 1);
+  if (level == "nan_value") c.nan_value = dice.between(0, rows_kv - 1);
+  if (level == "nan_query") c.nan_query = dice.between(0, rows_q - 1);
+  if (level == "nan_dout") c.nan_dout = dice.between(0, rows_q - 1);
+  c.infinite_bias = level == "infinite_bias";
+  c.strong_slopes = row.is(slopes, "strong") || row.is(slopes, "strong_batch");
+  c.strong_sink = row.is(sinks, "strong");
+  c.infinite_sink = row.is(sinks, "infinite");
+  c.dlse = row.is(dlse, "on");
+  c.dbias = row.is(dbias, "on");
+  c.dsink = row.is(dsink, "on");
+  c.seed = dice.word();
+  c.dropout_seed = dice.word();
+  c.dropout_offset = dice.word();
+}
+
+void set_scores(Problem& p, const Row& row, Dice& dice) {
+  if (row.is(scale, "given")) p.scale = 0.3f;
+  if (row.is(scale, "negative")) p.scale = -0.2f;
+  if (row.is(scale, "zero")) p.scale = 0.0f;
+  if (row.is(softcap, "narrow")) p.softcap = 1.5f;
+  if (row.is(softcap, "wide")) p.softcap = dice.one_of({10.0f, 40.0f});
+  if (row.is(dropout, "some")) p.dropout_p = 0.15f;
+  if (row.is(dropout, "half")) p.dropout_p = 0.5f;
+  p.alibi = row.is(alibi, "on");
+  if (row.level(slopes).ends_with("batch")) p.alibi_batch_stride = p.heads_q;
+  p.sink = row.is(sink, "on");
+  p.deterministic = row.is(deterministic, "on");
+}
+
+}  // namespace
+
+Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t seed, const Sizes& sizes) {
+  Case c;
+  c.name = to_string(row);
+  Problem& p = c.problem;
+  Dice fixed(configuration_seed), dice(seed);
+  p.dtype = static_cast<Dtype>(row[dtype]);
+  p.head_dim = dim_of(row.level(head_dim), fixed);
+  p.head_dim_v = other_dim(row.level(head_dim_v), p.head_dim, fixed);
+  set_sizes(c, row, sizes, dice);
+  set_lengths(c, row, sizes, dice);
+  set_window(p, row.level(window), dice);
+  p.alignment = static_cast<Alignment>(row[alignment]);
+  set_scores(p, row, dice);
+  if (row.is(bias, "off") == false) {
+    p.bias = score_tensor(p, row.level(bias_shape), dice.one_of<std::int64_t>({0, 0, 3, 8}));
+    p.bias.dtype = row.is(bias, "float32") ? Dtype::float32 : row.is(bias, "float16") ? Dtype::float16 : Dtype::bfloat16;
+  }
+  if (row.is(mask, "on")) p.mask = score_tensor(p, row.level(mask_shape), dice.one_of<std::int64_t>({0, 0, 5, 16}));
+  lay_out(p, row.level(layout));
+  set_inputs(c, row, dice);
+  return c;
+}
+
+}  // namespace flash_attention::fuzz

@@ -1,0 +1,143 @@
+#include "fuzz/generator/factors.h"
+
+#include <stdexcept>
+
+namespace flash_attention::fuzz {
+namespace {
+
+struct Description {
+  Factor factor;
+  std::string_view name;
+  std::vector<std::string_view> levels;
+};
+
+/// Which axes a tensor over the scores has (batch, head, query); the others are broadcast.
+#define FLASH_ATTENTION_SHAPES "unused", "keys", "q", "h", "hq", "b", "bq", "bh", "bhq"
+
+const std::vector<Description>& table() {
+  static const std::vector<Description> rows{
+      {dtype, "dtype", {"float32", "float16", "bfloat16"}},
+      {head_dim, "head_dim", {"8", "16..56", "64", "72..120", "128", "136..192", "200..248", "256"}},
+      {head_dim_v, "head_dim_v", {"same", "smaller", "larger"}},
+      {window, "window", {"none", "causal", "left", "right", "both", "causal_left"}},
+      {alignment, "alignment", {"bottom_right", "top_left"}},
+      {softcap, "softcap", {"off", "narrow", "wide"}},
+      {bias, "bias", {"off", "float32", "float16", "bfloat16"}},
+      {alibi, "alibi", {"off", "on"}},
+      {mask, "mask", {"off", "on"}},
+      {packed, "packed", {"off", "on"}},
+      {key_lengths, "key_lengths", {"off", "on"}},
+      {seqused_q, "seqused_q", {"off", "on"}},
+      {seqused_kv, "seqused_kv", {"off", "on"}},
+      {dropout, "dropout", {"off", "some", "half"}},
+      {sink, "sink", {"off", "on"}},
+      {deterministic, "deterministic", {"off", "on"}},
+      {scale, "scale", {"default", "given", "negative", "zero"}},
+      {group, "group", {"1", "2", "3", "8"}},
+      {queries, "queries", {"0", "1", "few", "prime", "edge", "long"}},
+      {keys, "keys", {"0", "1", "few", "prime", "edge", "long"}},
+      {batch, "batch", {"1", "2", "3"}},
+      {layout, "layout", {"dense", "heads_first", "gaps", "odd", "fours", "broadcast", "reversed"}},
+      {inputs,
+       "inputs",
+       {"normal", "large", "peaked", "growing", "spike", "falling", "ties", "denormal", "zeros", "nan_key", "nan_value",
+        "nan_query", "nan_dout", "infinite_bias"}},
+      {bias_shape, "bias_shape", {FLASH_ATTENTION_SHAPES}},
+      {slopes, "slopes", {"unused", "ordinary", "strong", "batch", "strong_batch"}},
+      {mask_shape, "mask_shape", {FLASH_ATTENTION_SHAPES}},
+      {bounds, "bounds", {"unused", "exact", "loose", "none"}},
+      {sinks, "sinks", {"unused", "ordinary", "strong", "infinite"}},
+      {dlse, "dlse", {"off", "on"}},
+      {dbias, "dbias", {"off", "on"}},
+      {dsink, "dsink", {"off", "on"}},
+  };
+  return rows;
+}
+
+#undef FLASH_ATTENTION_SHAPES
+
+/// A factor that says more about another one, and has nothing to say where that is off.
+struct Detail {
+  Factor factor, of;
+};
+constexpr Detail details[] = {{bias_shape, bias}, {slopes, alibi}, {mask_shape, mask}, {bounds, packed}, {sinks, sink}};
+
+/// A level that needs another factor to be on.
+struct Need {
+  Factor factor;
+  std::string_view level;
+  Factor of;
+};
+constexpr Need needs[] = {{dbias, "on", bias},       {dbias, "on", bias_shape},
+                          {dsink, "on", sink},       {dsink, "on", sinks},
+                          {inputs, "infinite_bias", bias}, {inputs, "infinite_bias", bias_shape}};
+
+int index_of(Factor factor, std::string_view level) {
+  const auto& levels = levels_of(factor);
+  for (std::size_t i = 0; i < levels.size(); ++i)
+    if (levels[i] == level) return static_cast<int>(i);
+  throw std::invalid_argument(std::string(name_of(factor)) + " has no level " + std::string(level));
+}
+
+}  // namespace
+
+std::string_view name_of(Factor factor) { return table()[factor].name; }
+const std::vector<std::string_view>& levels_of(Factor factor) { return table()[factor].levels; }
+
+bool Row::is(Factor factor, std::string_view level) const { return levels_[factor] == index_of(factor, level); }
+
+std::string to_string(const Row& row) {
+  std::string text;
+  for (int factor = 0; factor < num_factors; ++factor) {
+    const Factor f = static_cast<Factor>(factor);
+    if (row[factor] == 0) continue;  // the first level is the plain one
+    text += (text.empty() ? "" : " ") + std::string(name_of(f)) + "=" + std::string(row.level(f));
+  }
+  return text;
+}
+
+bool go_together(Factor a, int level_a, Factor b, int level_b) {
+  // A weight that a float holds as 0 may or may not be multiplied by NaN.
+  const auto vanishes = [](Factor factor, int level, Factor other, int other_level) {
+    return factor == inputs && other == slopes && levels_of(factor)[level].starts_with("nan_") &&
+           levels_of(other)[other_level].starts_with("strong");
+  };
+  if (vanishes(a, level_a, b, level_b) || vanishes(b, level_b, a, level_a)) return false;
+  const auto clash = [](Factor factor, int level, Factor other, int other_level) {
+    for (const Detail& d : details) {
+      if (d.factor == factor && d.of == other && (level == 0) != (other_level == 0)) return true;
+    }
+    for (const Need& n : needs) {
+      if (n.factor == factor && n.of == other && levels_of(factor)[level] == n.level && other_level == 0) return true;
+    }
+    return false;
+  };
+  return !clash(a, level_a, b, level_b) && !clash(b, level_b, a, level_a);
+}
+
+Domain::Domain() {
+  for (const Description& d : table()) allowed_.emplace_back(d.levels.size(), true);
+}
+
+Domain& Domain::without(Factor factor, const std::vector<std::string_view>& levels) {
+  for (const std::string_view level : levels) allowed_[factor][index_of(factor, level)] = false;
+  return *this;
+}
+
+Domain& Domain::only(Factor factor, const std::vector<std::string_view>& levels) {
+  allowed_[factor].assign(allowed_[factor].size(), false);
+  for (const std::string_view level : levels) allowed_[factor][index_of(factor, level)] = true;
+  return *this;
+}
+
+Domain domain_of(std::string_view kernel) {
+  Domain domain;
+  if (kernel.ends_with("/sm80") || kernel.ends_with("/sm90")) {
+    domain.without(dtype, {"float32"}).without(layout, {"odd", "fours", "reversed"});
+    if (kernel != "backward/sm90") domain.without(scale, {"negative", "zero"});
+  }
+  if (kernel.ends_with("/sm90")) domain.without(layout, {"broadcast"}).without(queries, {"0"}).without(keys, {"0"});
+  return domain;
+}
+
+}  // namespace flash_attention::fuzz

@@ -1,0 +1,21 @@
+#include "fuzz/generator/problems.h"
+
+#include "fuzz/generator/cover.h"
+
+namespace flash_attention::fuzz {
+
+std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uint64_t seed, const Sizes& sizes) {
+  std::vector<GeneratedProblem> all;
+  for (const Row& row : cover(domain, share, seed)) {
+    const int number = static_cast<int>(all.size());
+    const std::uint64_t base = seed * 0x9E3779B97F4A7C15ull;
+    all.push_back({seed, number, row, draw_case(row, base + number / share, base + 0x100000 + number, sizes)});
+  }
+  return all;
+}
+
+std::vector<GeneratedProblem> problems(std::string_view kernel, int share, std::uint64_t seed, const Sizes& sizes) {
+  return problems(domain_of(kernel), share, seed, sizes);
+}
+
+}  // namespace flash_attention::fuzz

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "fuzz/generator/draw_case.h"
+
+namespace flash_attention::fuzz {
+
+struct GeneratedProblem {
+  std::uint64_t seed;  // of its covering array
+  int number;          // in the array
+  Row row;
+  testing::Case c;
+};
+
+/// The problems of one covering array over what the kernel takes ("": over everything), `share` of them in a row for one
+/// configuration. The same for the same arguments, on every machine.
+std::vector<GeneratedProblem> problems(std::string_view kernel, int share, std::uint64_t seed, const Sizes& sizes = {});
+std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uint64_t seed, const Sizes& sizes = {});
+
+}  // namespace flash_attention::fuzz
