@@ -1,6 +1,25 @@
-"""Partial results of blocks, put together in float32 in the order in which they come."""
+"""Partial results of blocks, put together in float32 in the order in which they come.
+
+On a GPU they wait until there are four, and one kernel takes them all; elsewhere each is taken as it comes.
+"""
+
+from functools import cache
 
 import torch
+
+
+@cache
+def _fused():
+    """The module of fused kernels; None where there is no Triton."""
+    try:
+        from flash_attention.parallel import fused
+    except ImportError:
+        return None
+    return fused
+
+
+def _kernels(tensor):
+    return _fused() if tensor.is_cuda and tensor.shape[-1] <= 256 else None
 
 
 class States:
@@ -9,21 +28,37 @@ class States:
     def __init__(self, q, head_dim_v):
         batch, self.rows, heads, _ = q.shape
         self.q, self.shape, self.lse_shape = q, (batch, self.rows, heads, head_dim_v), (batch, heads, self.rows)
+        self.kernels = _kernels(q)
+        self.waiting = []
         self.out = self.lse = None
 
     def add(self, rows, out, lse):
+        if self.kernels is not None:
+            if len(self.waiting) == self.kernels.PARTS:
+                self._fold(torch.float32)
+            self.waiting.append((rows, out, lse))
+        elif self.out is None and rows == (0, self.rows):
+            self.out, self.lse = out, lse
+        else:
+            self._merge(slice(*rows), out, lse)
+
+    def _fold(self, dtype):
+        out, lse = self.kernels.merge(self.waiting, self.rows, dtype, True)
+        self.waiting = [((0, self.rows), out, lse)]
+
+    def _merge(self, rows, out, lse):
         if self.out is None:
-            if rows == (0, self.rows):
-                self.out, self.lse = out, lse
-                return
             self.out = self.q.new_zeros(self.shape, dtype=torch.float32)
             self.lse = self.q.new_full(self.lse_shape, -torch.inf, dtype=torch.float32)
         self.out = self.out.float()
-        rows = slice(*rows)
         merge_into(self.out[:, rows], self.lse[..., rows], out, lse)
 
     def result(self):
         """In the dtype of q."""
+        if self.kernels is not None:
+            if len(self.waiting) > 1 or self.waiting[0][0] != (0, self.rows):
+                self._fold(self.q.dtype)
+            _, self.out, self.lse = self.waiting[0]
         return self.out.to(self.q.dtype), self.lse
 
 
@@ -38,18 +73,29 @@ class Sum:
     """Gradients of some rows each, added up in float32."""
 
     def __init__(self, like):
-        self.like, self.total = like, None
+        self.like, self.rows = like, like.shape[1]
+        self.kernels = _kernels(like)
+        self.waiting = []
+        self.total = None
 
     def add(self, rows, part):
-        if self.total is None and rows == (0, self.like.shape[1]):
+        if self.kernels is not None:
+            if len(self.waiting) == self.kernels.PARTS:
+                self._fold(torch.float32)
+            self.waiting.append((rows, part, None))
+        elif self.total is None and rows == (0, self.rows):
             self.total = part
-            return
-        if self.total is None:
-            self.total = torch.zeros_like(self.like, dtype=torch.float32)
-        self.total = self.total.float()
-        self.total[:, slice(*rows)] += part
+        else:
+            self.total = torch.zeros_like(self.like, dtype=torch.float32) if self.total is None else self.total.float()
+            self.total[:, slice(*rows)] += part
+
+    def _fold(self, dtype):
+        total, _ = self.kernels.merge(self.waiting, self.rows, dtype, False)
+        self.waiting = [((0, self.rows), total, None)]
 
     def result(self):
-        if self.total is None:
-            return torch.zeros_like(self.like)
-        return self.total.to(self.like.dtype)
+        if self.waiting:
+            if len(self.waiting) > 1 or self.waiting[0][0] != (0, self.rows):
+                self._fold(self.like.dtype)
+            self.total = self.waiting[0][1]
+        return torch.zeros_like(self.like) if self.total is None else self.total.to(self.like.dtype)
