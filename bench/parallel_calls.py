@@ -3,6 +3,8 @@
 Every entry makes a call from local tensors q, k, v, dout [batch, rows, heads, head_dim] of this rank, zigzag.
 """
 
+from functools import partial
+
 import package  # noqa: F401 (makes flash_attention importable)
 import torch
 import torch.distributed as dist
@@ -125,8 +127,8 @@ class OnePlace:
 class Simulated(ring.Turns):
     """All ranks' keys in one memory."""
 
-    def __init__(self, call, parts):
-        super().__init__(call, *parts[call.peers.rank])
+    def __init__(self, parts, call, k, v):
+        super().__init__(call, k, v)
         self.parts = parts
 
     def begin(self, turn):
@@ -143,9 +145,12 @@ def simulated_steps(case, world, tensors):
     shape = cut.Shape(case.seq, world, "zigzag", case.window or -1, 0 if case.causal else case.window or -1)
     calls = [Call(OnePlace(rank, world), shape, Done()) for rank in range(world)]
     keys = list(zip(k, v, strict=True))
+    ring.SLICE_ROWS = dict.fromkeys(("cpu", "cuda"), 1 << 62)  # all heads at once, as `Simulated` has them
 
     def forward():
-        return [ring.forward(call, q[r], *keys[r], None, None, turns=Simulated(call, keys)) for r, call in enumerate(calls)]
+        return [
+            ring.forward(call, q[r], *keys[r], None, None, turns=partial(Simulated, keys)) for r, call in enumerate(calls)
+        ]
 
     with torch.no_grad():
         results = forward()
@@ -153,7 +158,7 @@ def simulated_steps(case, world, tensors):
     def backward():
         return [
             ring.backward(
-                call, q[r], *keys[r], None, None, *results[r], dout[r], None, (False, False), turns=Simulated(call, keys)
+                call, q[r], *keys[r], None, None, *results[r], dout[r], None, (False, False), turns=partial(Simulated, keys)
             )
             for r, call in enumerate(calls)
         ]

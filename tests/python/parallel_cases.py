@@ -21,6 +21,7 @@ class Case:
     extras: tuple = ()  # bias, mask, sink, alibi, key_lengths, row_bias
     documents: tuple = ()
     ranks: int = 4
+    slice_rows: int = 0  # rows times heads that go round together; 0: the library's choice
 
     @property
     def id(self):
@@ -66,9 +67,10 @@ def differentiable(found):
 def run_case(group, case):
     """In a worker: numpy arrays of this rank's out, lse and gradients by name."""
     import torch.distributed as dist
-    from flash_attention.parallel import context_attention, split
+    from flash_attention.parallel import context_attention, ring, split
 
     rank, world = dist.get_rank(group), dist.get_world_size(group)
+    ring.SLICE_ROWS = {"cpu": case.slice_rows or 512}
     whole = inputs(case)
     local = {name: tensor.clone() for name, tensor in whole.items()}
     for name, axis in (("q", 1), ("k", 1), ("v", 1), ("dout", 1), ("dlse", 2), ("bias", 2), ("mask", 2)):

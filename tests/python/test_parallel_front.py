@@ -135,6 +135,23 @@ def test_heads_cut_across_processes(pool, heads, heads_kv):
         assert error < 1e-5
 
 
+def with_autocast(group):
+    import torch.distributed as dist
+    from flash_attention.parallel import context_attention, split
+
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    q, k, v = (split(tensor, world, rank) for tensor in whole())
+    with torch.autocast("cpu", torch.bfloat16):
+        out = context_attention(q, k, v.bfloat16(), group, causal=True)
+    out.float().sum().backward()
+    return str(out.dtype), (out.double() - split(exact(*whole()), world, rank)).abs().max().item()
+
+
+def test_autocast(pool):
+    for dtype, error in pool.run(with_autocast, ranks=2):
+        assert dtype == "torch.bfloat16" and error < 3e-2
+
+
 def alone(group):
     """A group of one: the plain call, bit for bit."""
     from flash_attention import attention

@@ -5,6 +5,7 @@ import torch
 from flash_attention.parallel.cut import Shape
 from flash_attention.parallel.layout import LAYOUTS
 
+_HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 METHODS = ("ring", "all_gather", "ulysses", "auto")
 
 
@@ -14,6 +15,15 @@ def is_sharded(tensor):
 
 def device_of(q):
     return q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+
+
+def autocast(*tensors):
+    """As attention() takes them under torch.autocast."""
+    device = device_of(tensors[0]).type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor.to(dtype) if getattr(tensor, "dtype", None) in _HALF_OR_SINGLE else tensor for tensor in tensors]
 
 
 def bounds(causal, window):
@@ -67,7 +77,7 @@ def fault(q, k, v, *, bias, mask, documents, world, method, layout, window, drop
         axes, rank = ("[rows, heads, head_dim]", 3) if documents else ("[batch, rows, heads, head_dim]", 4)
         if tensor.dim() != rank:
             return f"{name}: got shape {list(tensor.shape)}; expected {rank} axes, {axes}"
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16) or tensor.dtype != q.dtype:
+        if tensor.dtype not in _HALF_OR_SINGLE or tensor.dtype != q.dtype:
             return f"{name}: got {tensor.dtype}; allowed: float32, float16 or bfloat16, the same for q, k and v"
     if method not in METHODS:
         return f"method: got {method!r}; allowed are {', '.join(map(repr, METHODS))}"

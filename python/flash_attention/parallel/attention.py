@@ -71,6 +71,7 @@ def context_attention(
         options = {name: value for name, value in locals().items() if name not in ("q", "k", "v", "mesh_or_group")}
         local, mesh = to_local(q, k, v, mesh_or_group, packed=cu_seqlens is not None)
         return from_local(q, context_attention(*local, mesh, **options), return_lse)
+    q, k, v = arguments.autocast(q, k, v)
     group = resolve_group(mesh_or_group)
     peers = Peers(group, timeout)
     window = arguments.bounds(causal, window)

@@ -1,6 +1,6 @@
 """The options of one context-parallel call, and single passes over blocks of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,12 @@ class Call:
     kernel: str | None = None
     mask: Tensor | None = None  # [batch | 1, heads_q | 1, rows | 1, seq]
     key_lengths: Tensor | None = None  # int32 [batch]
+
+    def some_heads(self, heads: slice):
+        """The same call for some heads."""
+        if self.mask is None or self.mask.shape[1] == 1:
+            return self
+        return replace(self, mask=self.mask[:, heads])
 
     def bind(self, block: Block, q, k, v, bias, sink):
         """(tensors, scalars) of the binding for one block; q, k, v are those of the block."""

@@ -20,25 +20,23 @@ def _weight(lse, row, head, batch, heads, begin, end, inside):
 
 
 @triton.jit
-def _tile(part, row, head, column, batch, heads, dim, begin, end, inside):
-    rows = end - begin
-    seen = inside & (row >= begin) & (row < end)
-    at = ((batch * rows + row - begin) * heads + head) * dim
-    return tl.load(part + at[:, None] + column[None, :], mask=seen[:, None] & (column < dim)[None, :], other=0.0).to(
-        tl.float32
-    )
+def _tile(part, index, column, batch, heads, begin, end, inside, DIM: tl.constexpr):
+    seen = inside & (index >= begin * heads) & (index < end * heads)
+    at = (index + (batch * (end - begin) - begin) * heads) * DIM
+    seen = seen & (column < DIM)
+    return tl.load(part + at + column, mask=seen, other=0.0).to(tl.float32)
 
 
 # fmt: off
 @triton.jit
-def _merge(out, lse, p0, l0, b0, e0, p1, l1, b1, e1, p2, l2, b2, e2, p3, l3, b3, e3, total, rows, heads, dim,
-           COUNT: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
+def _merge(out, lse, p0, l0, b0, e0, p1, l1, b1, e1, p2, l2, b2, e2, p3, l3, b3, e3, total, rows, heads,
+           COUNT: tl.constexpr, STATES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
     """out[row] = the parts that hold the row, added (gradients) or weighted by their lse (STATES), in their order."""
     batch = tl.program_id(1).to(tl.int64)
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
     row, head, inside = index // heads, index % heads, index < total
-    column = tl.arange(0, BLOCK_DIM)
-    scale0 = tl.full((BLOCK,), 1.0, tl.float32)
+    column = tl.arange(0, BLOCK_DIM)[None, :]
+    scale0 = tl.full((BLOCK, 1), 1.0, tl.float32)
     scale1, scale2, scale3 = scale0, scale0, scale0
     if STATES:
         s0 = _weight(l0, row, head, batch, heads, b0, e0, inside)
@@ -67,15 +65,15 @@ def _merge(out, lse, p0, l0, b0, e0, p1, l1, b1, e1, p2, l2, b2, e2, p3, l3, b3,
         tl.store(lse + (batch * heads + head) * rows + row, top + tl.log(sum), mask=inside)
         share = 1.0 / tl.where(sum == 0.0, 1.0, sum)
         scale0, scale1, scale2, scale3 = scale0 * share, scale1 * share, scale2 * share, scale3 * share
-    acc = _tile(p0, row, head, column, batch, heads, dim, b0, e0, inside) * scale0[:, None]
+    acc = _tile(p0, index, column, batch, heads, b0, e0, inside, DIM) * scale0
     if COUNT > 1:
-        acc += _tile(p1, row, head, column, batch, heads, dim, b1, e1, inside) * scale1[:, None]
+        acc += _tile(p1, index, column, batch, heads, b1, e1, inside, DIM) * scale1
     if COUNT > 2:
-        acc += _tile(p2, row, head, column, batch, heads, dim, b2, e2, inside) * scale2[:, None]
+        acc += _tile(p2, index, column, batch, heads, b2, e2, inside, DIM) * scale2
     if COUNT > 3:
-        acc += _tile(p3, row, head, column, batch, heads, dim, b3, e3, inside) * scale3[:, None]
-    at = ((batch * rows + row) * heads + head) * dim
-    tl.store(out + at[:, None] + column[None, :], acc, mask=inside[:, None] & (column < dim)[None, :])
+        acc += _tile(p3, index, column, batch, heads, b3, e3, inside, DIM) * scale3
+    at = (index + batch * rows * heads) * DIM
+    tl.store(out + at + column, acc, mask=inside & (column < DIM))
 # fmt: on
 
 
@@ -90,7 +88,7 @@ def merge(parts, rows, dtype, states):
         given += [part, weight.contiguous() if states else part, begin, end]
     grid = (triton.cdiv(rows * heads, _BLOCK), batch)
     _merge[grid](
-        out, lse, *given, rows * heads, rows, heads, dim, COUNT=len(parts), STATES=states, BLOCK=_BLOCK,
+        out, lse, *given, rows * heads, rows, heads, COUNT=len(parts), STATES=states, DIM=dim, BLOCK=_BLOCK,
         BLOCK_DIM=triton.next_power_of_2(dim),
     )  # fmt: skip
     return out, lse if states else None

@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+_RUN = 256
+
 
 @cache
 def _fused():
@@ -64,9 +66,15 @@ class States:
 
 def merge_into(out, lse, other, other_lse):
     """out, lse (float32, changed in place) become those over both sets of keys."""
-    weight = torch.sigmoid(other_lse - lse).masked_fill_(other_lse == -torch.inf, 0.0)
-    out.lerp_(other.float(), weight.transpose(-1, -2)[..., None])
+    weight = torch.sigmoid(other_lse - lse).masked_fill_(other_lse == -torch.inf, 0.0).transpose(-1, -2)[..., None]
+    for rows in _runs(out.shape[1]):
+        out[:, rows].lerp_(other[:, rows].float(), weight[:, rows])
     torch.logaddexp(lse, other_lse, out=lse)
+
+
+def _runs(rows):
+    """A copy in float32 of a run of rows is small beside all of them."""
+    return [slice(begin, min(begin + _RUN, rows)) for begin in range(0, rows, _RUN)]
 
 
 class Sum:
@@ -87,7 +95,9 @@ class Sum:
             self.total = part
         else:
             self.total = torch.zeros_like(self.like, dtype=torch.float32) if self.total is None else self.total.float()
-            self.total[:, slice(*rows)] += part
+            place = self.total[:, slice(*rows)]
+            for run in _runs(part.shape[1]):
+                place[:, run] += part[:, run]
 
     def _fold(self, dtype):
         total, _ = self.kernels.merge(self.waiting, self.rows, dtype, False)

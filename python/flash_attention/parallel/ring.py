@@ -5,10 +5,16 @@ Nothing is forwarded: what is sent is the input itself, and what is received has
 same blocks come again, and dK and dV of each go straight back to its owner, who adds them in the order of the turns.
 """
 
+from itertools import groupby
+
 import torch
 
 from flash_attention.parallel import cut
+from flash_attention.parallel.heads import head_ranges
 from flash_attention.parallel.partial import States, Sum
+
+# Rows times heads of a slice: on a GPU 1024 tiles of 128 rows, eight for each SM of an H200.
+SLICE_ROWS = {"cuda": 1 << 17, "cpu": 512}
 
 
 class Turns:
@@ -61,10 +67,25 @@ def picked(tensor, ranges):
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def forward(call, q, k, v, bias, sink, turns=None):
+def forward(call, q, k, v, bias, sink, turns=Turns):
     """(out, lse) of this rank's rows over the keys of all."""
-    turns, states = turns or Turns(call, k, v), States(q, v.shape[-1])
     call.agreement.wait()
+    slices = head_slices(q, k)
+    if len(slices) == 1:
+        return _forward(call, q, k, v, bias, sink, turns)
+    out = q.new_empty((*q.shape[:3], v.shape[-1]))
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    for share in slices:
+        heads, keys = slice(*share.q), slice(*share.kv)
+        some_k, some_v = (tensor[:, :, keys].contiguous() for tensor in (k, v))  # as they are sent: copied once
+        out[:, :, heads], lse[:, heads] = _forward(
+            call.some_heads(heads), q[:, :, heads], some_k, some_v, _of_heads(bias, heads), _of_heads(sink, heads), turns
+        )
+    return out, lse
+
+
+def _forward(call, q, k, v, bias, sink, turns):
+    turns, states = turns(call, k, v), States(q, v.shape[-1])
     turns.begin(1)
     for turn in range(turns.world):
         step, keys, values = turns.take(turn)
@@ -75,12 +96,39 @@ def forward(call, q, k, v, bias, sink, turns=None):
     return states.result()
 
 
-def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=None):
+def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=Turns):
     """(dq, dk, dv, dbias, dsink) of this rank's tensors; the last two are this rank's share."""
-    turns = turns or Turns(call, k, v)
-    dq, dk, dv = Sum(q), Sum(k), Sum(v)
+    slices = head_slices(q, k)
     dbias = torch.zeros_like(bias, dtype=torch.float32) if needs[0] else None
     dsink = torch.zeros_like(sink) if needs[1] else None
+    if len(slices) == 1:
+        dq, dk, dv = _backward(call, q, k, v, bias, sink, (out, lse), (dout, dlse), (dbias, dsink), turns)
+        return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), dsink
+    dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
+    for kv, shares in groupby(slices, key=lambda share: share.kv):  # a group that is cut has several shares in a row
+        keys = slice(*kv)
+        some_k, some_v = (tensor[:, :, keys].contiguous() for tensor in (k, v))
+        totals = Sum(some_k), Sum(some_v)
+        for share in shares:
+            heads = slice(*share.q)
+            found = _backward(
+                call.some_heads(heads), q[:, :, heads], some_k, some_v, _of_heads(bias, heads), _of_heads(sink, heads),
+                (out[:, :, heads], lse[:, heads]), (dout[:, :, heads], None if dlse is None else dlse[:, heads]),
+                (_of_heads(dbias, heads), _of_heads(dsink, heads)), turns,
+            )  # fmt: skip
+            dq[:, :, heads] = found[0]
+            for total, part in zip(totals, found[1:], strict=True):
+                total.add((0, k.shape[1]), part)
+            del found
+        dk[:, :, keys], dv[:, :, keys] = (total.result() for total in totals)
+    return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), dsink
+
+
+def _backward(call, q, k, v, bias, sink, results, gradients, shares, turns):
+    """(dq, dk, dv); adds to the gradients of bias and sink, where they are wanted."""
+    turns = turns(call, k, v)
+    dbias, dsink = shares
+    dq, dk, dv = Sum(q), Sum(k), Sum(v)
     returning = None
     turns.begin(1)
     for turn in range(turns.world):
@@ -89,14 +137,16 @@ def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=None)
             turns.begin(turn + 1)
         dkeys, dvalues = Sum(keys), Sum(values)
         for block in step.blocks:
-            found = call.backward(block, q, keys, values, bias, sink, (out, lse), (dout, dlse), needs)
+            wanted = dbias is not None, dsink is not None
+            found = call.backward(block, q, keys, values, bias, sink, results, gradients, wanted)
             dq.add(block.q, found[0])
             dkeys.add(block.kv, found[1])
             dvalues.add(block.kv, found[2])
-            if needs[0]:
+            if dbias is not None:
                 add_scores(dbias, block, found[3])
-            if needs[1] and found[4] is not None:
+            if dsink is not None and found[4] is not None:
                 dsink += found[4]
+            del found
         if returning is not None:
             returning.add_to(dk, dv)
         if turn == 0:
@@ -105,7 +155,26 @@ def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=None)
             returning = Return(turns, turn, dkeys.result(), dvalues.result())
     if returning is not None:
         returning.add_to(dk, dv)
-    return dq.result(), dk.result(), dv.result(), None if dbias is None else dbias.to(bias.dtype), dsink
+    return dq.result(), dk.result(), dv.result()
+
+
+def head_slices(q, k):
+    """Heads that go round together. Where one slice of them keeps a device busy, the others need no buffers meanwhile.
+
+    The keys of a group that is cut travel more than once, at most half as often as it has query heads.
+    """
+    batch, rows, heads_q, _ = q.shape
+    heads_kv = k.shape[2]
+    most = min(8, heads_kv * max(1, heads_q // heads_kv // 2))
+    count = max(1, min(most, batch * rows * heads_q // SLICE_ROWS.get(q.device.type, 1 << 17)))
+    return [share for part in range(count) for share in head_ranges(heads_q, heads_kv, count, part)]
+
+
+def _of_heads(tensor, heads):
+    """A bias [batch, heads | 1, rows, seq] or a sink [heads] of some heads; a view."""
+    if tensor is None or tensor.dim() == 1:
+        return None if tensor is None else tensor[heads]
+    return tensor if tensor.shape[1] == 1 else tensor[:, heads]
 
 
 class Return:
