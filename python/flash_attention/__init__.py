@@ -19,6 +19,8 @@ _LAZY = {
     "scaled_dot_product_attention": "sdpa",
     "register": "torch_registry",
     "unregister": "torch_registry",
+    "register_flash_attn": "flash_attn.alias",
+    "unregister_flash_attn": "flash_attn.alias",
     "register_transformers": "hugging_face",
     "merge_states": "merge",
 }
@@ -42,9 +44,11 @@ __all__ = [
     "merge_states",
     "parallel",
     "register",
+    "register_flash_attn",
     "register_transformers",
     "scaled_dot_product_attention",
     "unregister",
+    "unregister_flash_attn",
     "version",
 ]
 

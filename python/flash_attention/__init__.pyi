@@ -9,6 +9,8 @@ from flash_attention.diagnosis import doctor as doctor
 from flash_attention.diagnosis import explain as explain
 from flash_attention.diagnosis import kernels as kernels
 from flash_attention.diagnosis import version as version
+from flash_attention.flash_attn.alias import register_flash_attn as register_flash_attn
+from flash_attention.flash_attn.alias import unregister_flash_attn as unregister_flash_attn
 from flash_attention.functional import attention as attention
 from flash_attention.functional import attention_packed as attention_packed
 from flash_attention.functional import dropout_mask as dropout_mask

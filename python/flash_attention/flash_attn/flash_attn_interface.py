@@ -34,6 +34,16 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
+
+def __getattr__(name: str):
+    """FlashAttnFunc and its kin, which are made of the functions below."""
+    if name.startswith("FlashAttn"):
+        from flash_attention.flash_attn import function_classes
+
+        return getattr(function_classes, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 USE_TRITON_ROCM = False  # asked by FlashAttention-2's tests, as is the next
 
 
