@@ -12,10 +12,11 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// O of query i, whose log-sum-exp is known, into a row of a swizzled tile. Nothing for a query that is not in use.
-template <ForwardConfig config, typename Tile>
-__device__ __forceinline__ void repair_output(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
-                                              int i, float lse, unsigned tile_address, int row) {
+/// O of query i, which is in use and whose log-sum-exp is known.
+template <ForwardConfig config>
+__device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(const AttentionArgs& args,
+                                                                              const tile::Sequence& sequence, int head_idx,
+                                                                              int i, float lse) {
   constexpr Features features = config.features;
   using Element = const ptx::Element<features.dtype>;
   const int lane = threadIdx.x % 32;
@@ -25,7 +26,6 @@ __device__ __forceinline__ void repair_output(const AttentionArgs& args, const t
   const auto K = tile::key_source<Element, features>(args, args.K, sequence, head_idx / args.group);
   const auto V = tile::key_source<Element, features>(args, args.V, sequence, head_idx / args.group);
   const tile::KeyRange range = score.keys_of(i);
-  if (i >= sequence.len_q) return;
   tile::CarefulRow<config.head_dim_v> sum;
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
@@ -34,7 +34,16 @@ __device__ __forceinline__ void repair_output(const AttentionArgs& args, const t
     const float p = tile::exp(score.capped(dot) + score.added(i, j) - lse);
     sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
   }
-  sum.template store<features.dtype, Tile>(tile_address, row, lane);
+  return sum;
+}
+
+/// The same into a row of a swizzled tile. Nothing for a query that is not in use.
+template <ForwardConfig config, typename Tile>
+__device__ __forceinline__ void repair_output(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                              int i, float lse, unsigned tile_address, int row) {
+  if (i >= sequence.len_q) return;
+  careful_output<config>(args, sequence, head_idx, i, lse)
+      .template store<config.features.dtype, Tile>(tile_address, row, threadIdx.x % 32);
 }
 
 }  // namespace flash_attention

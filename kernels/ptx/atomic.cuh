@@ -38,6 +38,31 @@ __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsign
   return old;
 }
 
+/// The same on 64 bits.
+__device__ __forceinline__ unsigned long long atomic_add_acq_rel(unsigned long long* address, unsigned long long value) {
+  unsigned long long old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
+  return old;
+}
+
+/// atom.global.cas: stores `value` where `expected` is found; gives back what was found. Orders nothing.
+__device__ __forceinline__ unsigned long long compare_exchange(unsigned long long* address, unsigned long long expected,
+                                                               unsigned long long value) {
+  unsigned long long old;
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(old)
+               : "l"(address), "l"(expected), "l"(value)
+               : "memory");
+  return old;
+}
+
+/// ld.relaxed.gpu: what other blocks have written, in no order.
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* address) {
+  unsigned long long value;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
 /// ld.acquire.gpu: later reads see what was written before the release that stored this value.
 __device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
   unsigned value;

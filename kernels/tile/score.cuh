@@ -76,6 +76,17 @@ struct Score {
     return range;
   }
 
+  /// The keys that some of the queries [q_begin, q_end) may see; those that all of them see, but for queries that are not
+  /// in use. Both bounds of a range grow with the query.
+  __device__ __forceinline__ KeyRange keys_of_any(int q_begin, int q_end) const {
+    if (q_begin >= len_q) return {0, 0};
+    return {keys_of(q_begin).begin, keys_of(smaller(q_end, len_q) - 1).end};
+  }
+  __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
+    if (features.mask || q_begin >= len_q) return {0, 0};
+    return {keys_of(smaller(q_end, len_q) - 1).begin, keys_of(q_begin).end};
+  }
+
   /// Whether query i sees key j of its range.
   __device__ __forceinline__ bool visible(const KeyRange& range, int i, int j) const {
     bool result = j < range.end;

@@ -15,6 +15,18 @@ __device__ __forceinline__ float reduce_quad(float value, Combine combine) {
   return combine(value, ptx::shuffle_xor(value, 2));
 }
 
+/// From the maximum (in powers of two) and the sum of a row: what its outputs are to be multiplied by, 0 for a row without
+/// keys, and its log-sum-exp. The sink is -inf where there is none.
+__device__ __forceinline__ float finish_row(float max, float sum, float sink, float& lse) {
+  const float sink_log2 = sink * log2_e;
+  const float new_max = ptx::max(max, sink_log2);
+  const float reference = new_max == -infinity ? 0 : new_max;
+  const float shrink = ptx::exp2(max - reference);
+  const float new_total = ptx::fma(sum, shrink, ptx::exp2(sink_log2 - reference));
+  lse = new_total == 0 ? -infinity : (new_max + ptx::log2(new_total)) * ln_2;
+  return sum == 0 ? 0 : shrink / new_total;
+}
+
 /// The running maximum and sum of two rows. The maximum is in the units of the scores, the sum is this lane's part.
 struct RowState {
   float max[2] = {-infinity, -infinity};
@@ -47,18 +59,11 @@ struct RowState {
     }
   }
 
-  /// What the outputs of row `half` are to be multiplied by, 0 for a row without keys, and its log-sum-exp. The sink is
-  /// -inf where there is none.
+  /// finish_row() for row `half`.
   __device__ __forceinline__ float finish(int half, float scale_log2, float sink, float& lse) const {
     const float total = reduce_quad(sum[half], [](float a, float b) { return a + b; });
     const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2;
-    const float sink_log2 = sink * log2_e;
-    const float new_max = ptx::max(scaled_max, sink_log2);
-    const float reference = new_max == -infinity ? 0 : new_max;
-    const float shrink = ptx::exp2(scaled_max - reference);
-    const float new_total = ptx::fma(total, shrink, ptx::exp2(sink_log2 - reference));
-    lse = new_total == 0 ? -infinity : (new_max + ptx::log2(new_total)) * ln_2;
-    return total == 0 ? 0 : shrink / new_total;
+    return finish_row(scaled_max, total, sink, lse);
   }
 };
 

@@ -10,7 +10,7 @@ namespace flash_attention::plan {
 std::span<const KernelEntry> kernel_table() {
   static const std::vector<KernelEntry> table = [] {
     std::vector<KernelEntry> rows;
-    for (auto family : {cpu_kernels, sm90_kernels, sm80_kernels, portable_kernels, standard_kernels, ladder_kernels,
+    for (auto family : {cpu_kernels, decode_kernels, sm90_kernels, sm80_kernels, portable_kernels, standard_kernels, ladder_kernels,
                         cpu_ladder_kernels}) {
       const auto entries = family();
       rows.insert(rows.end(), entries.begin(), entries.end());

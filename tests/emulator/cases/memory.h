@@ -68,6 +68,15 @@ inline WrapperCases memory_cases() {
                "  to[ticket] += 1;",
        .shape = {.grid = {8, 1, 1}, .block = 64},
        .expected = bytes_of(tickets)});
+  // The first to find another number than its own puts it there; from then on everyone adds.
+  cases.push_back({.name = "compare_exchange",
+                   .headers = {"atomic"},
+                   .body = "  auto* word = (unsigned long long*)output;\n"
+                           "  const unsigned long long start = 77ull << 40, found = ptx::load_relaxed(word);\n"
+                           "  if (found < start) ptx::compare_exchange(word, found, start);\n"
+                           "  ptx::atomic_add_acq_rel(word, 3ull);",
+                   .shape = {.grid = {8, 1, 1}, .block = 64},
+                   .expected = bytes_of(std::vector<unsigned long long>{(77ull << 40) + 3 * 512})});
   // Each block waits for the one before it: values add up in order.
   cases.push_back({.name = "release_acquire",
                    .headers = {"atomic", "fence"},

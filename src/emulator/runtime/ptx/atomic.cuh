@@ -28,6 +28,23 @@ inline unsigned atomic_add(unsigned* address, unsigned value) {
 
 inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) { return atomic_add(address, value); }
 
+inline unsigned long long atomic_add_acq_rel(unsigned long long* address, unsigned long long value) {
+  emulator::table->access_global(emulator::Access::reduce_global, address, 8);
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
+
+inline unsigned long long compare_exchange(unsigned long long* address, unsigned long long expected,
+                                           unsigned long long value) {
+  emulator::table->access_global(emulator::Access::reduce_global, address, 8);
+  __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+
+inline unsigned long long load_relaxed(const unsigned long long* address) {
+  emulator::table->access_global(emulator::Access::load_global, address, 8);
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
 inline unsigned load_acquire(const unsigned* address) {
   emulator::table->spin();
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);

@@ -1,0 +1,44 @@
+#pragma once
+
+// How decode/sm80 fills its shared memory and its workspace: what the planner must reserve is what the kernel uses. Plain
+// constexpr arithmetic on a configuration, the same on host and device.
+
+#include "abi/config.h"
+
+namespace flash_attention::abi {
+
+/// block_q rows of a key head: query token t of the head's query head g is row t * group + g. A warp of tensor cores takes
+/// 16 rows; with fewer the rest of its tile is empty.
+struct DecodeLayout {
+  int row_warps;      // warps side by side along the rows
+  int key_warps;      // and along the keys: each has its own running maximum
+  int warp_rows;      // rows of a warp that can exist
+  int merge_columns;  // columns of O that the warps exchange at a time
+  int stage_bytes;    // a tile of K and one of V
+  int q_bytes;
+  int merge_bytes;
+  int shared_bytes;
+
+  static constexpr int panels(int columns) { return (columns + 63) / 64; }  // tile::SwizzledTile
+  static constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+  constexpr explicit DecodeLayout(const ForwardConfig& config)
+      : row_warps(config.block_q <= 16 ? 1 : config.block_q / 16),
+        key_warps(config.num_warps / row_warps),
+        warp_rows(smaller(config.block_q, 16)),
+        merge_columns(smaller(panels(config.head_dim_v) * 64, warp_rows == 8 ? 128 : 64)),
+        stage_bytes(config.block_kv * 128 * (panels(config.head_dim) + panels(config.head_dim_v))),
+        q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
+        merge_bytes(config.num_warps * warp_rows * (merge_columns + 4) * 4),  // 4: so that rows begin in other banks
+        shared_bytes(config.num_stages * stage_bytes + q_bytes + merge_bytes + 2048) {}  // statistics and a flag
+};
+
+/// Blocks of a grid that may share an item: their factors lie where the warps exchanged O.
+constexpr int decode_max_blocks = 512;
+
+/// A part of an item's result: block_q rows of head_dim_v floats, then of two statistics.
+constexpr long long decode_part_bytes(const ForwardConfig& config) {
+  return static_cast<long long>(config.block_q) * (config.head_dim_v + 2) * 4;
+}
+
+}  // namespace flash_attention::abi

@@ -1,0 +1,94 @@
+#pragma once
+
+#include "decode/schedule.cuh"
+#include "ptx/async.cuh"
+#include "ptx/warp.cuh"
+#include "tile/swizzle.cuh"
+
+// K and V of a tile into shared memory by cp.async, 16 bytes a lane. A warp copies the same rows of every tile; where warps
+// share no keys it is also the one that reads them, and needs nobody's barrier. Keys that no row of the item sees become
+// zero without being read: what lies there, NaN or another sequence's page, cannot reach a product.
+//
+// With pages a lane looks up the page of one row, for the next tile, while the present one is on its way: the table's
+// latency is spent once, at the start.
+
+namespace flash_attention::decode {
+
+template <ForwardConfig config>
+struct Loader {
+  static constexpr Features features = config.features;
+  static constexpr int own_rows = config.block_kv / config.num_warps;
+  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
+  using Element = ptx::Element<features.dtype>;
+  using KTile = tile::SwizzledTile<config.block_kv, dim>;
+  using VTile = tile::SwizzledTile<config.block_kv, dim_v>;
+  static_assert(own_rows % 16 == 0 && own_rows <= 32);
+
+  const AttentionArgs& args;
+  Cursor<config>& cursor;  // of the tile that is loaded next; the warp's own, in shared memory: registers are scarce
+  int left;                // tiles
+  int row_tiles;
+  int lane = threadIdx.x % 32;
+  int first_row = static_cast<int>(threadIdx.x) / 32 * own_rows;  // of a tile
+  int page = 0;                                                   // of this lane's row of the next tile
+  int page_row = 0;
+
+  __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
+      : args(arguments), cursor(place), left(run.end - run.begin), row_tiles(run.row_tiles) {
+    if (lane == 0) cursor = run.start;
+    __syncwarp();  // the cursor is there
+    look_up(run.start);
+  }
+
+  /// Starts the copies of the next tile, if there is one, and closes their group.
+  __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem) {
+    if (left > 0) {
+      Cursor<config> now = cursor;
+      copy<KTile, config.head_dim>(now, args.K, K_smem);
+      copy<VTile, config.head_dim_v>(now, args.V, V_smem);
+      if (--left > 0) {
+        now.next(args, row_tiles);
+        look_up(now);
+        __syncwarp();  // everyone has read the cursor
+        if (lane == 0) cursor = now;
+        __syncwarp();  // and will read the new one
+      }
+    }
+    ptx::copy_async_commit();
+  }
+
+ private:
+  __device__ __forceinline__ void look_up(const Cursor<config>& next) {
+    if constexpr (features.paged) {
+      const int j = next.tile * config.block_kv + first_row + lane;
+      if (left <= 0 || lane >= own_rows || j < next.item.seen.begin || j >= next.item.seen.end) return;
+      const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
+      page = tile::larger(0, tile::smaller(entry, args.num_pages - 1));  // as tile::PagedRows
+      page_row = j % args.page_size;
+    }
+  }
+
+  template <typename Tile, int columns>
+  __device__ __forceinline__ void copy(const Cursor<config>& now, const TensorView& view, unsigned tile_smem) const {
+    constexpr int chunks = Tile::columns / 8;
+    const int kv_begin = now.tile * config.block_kv + first_row;
+    const auto* base = static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride;
+    if constexpr (!features.paged) {
+      const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
+      base += now.item.batch_idx * view.batch_stride + (start + kv_begin) * view.seq_stride;
+    }
+// More addresses than that would fill the registers where a warp has many scores or columns.
+#pragma unroll(config.head_dim_v > 128 || config.block_q > 16 ? 2 : 8)
+    for (int index = lane; index < own_rows * chunks; index += 32) {
+      const int row = index / chunks, chunk = index % chunks, j = kv_begin + row;
+      const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * 8 < columns;
+      long long offset = row * view.seq_stride;
+      if constexpr (features.paged) {
+        offset = ptx::shuffle(page, row) * view.batch_stride + ptx::shuffle(page_row, row) * view.seq_stride;
+      }
+      ptx::copy_async(tile_smem + Tile::offset(first_row + row, chunk), base + offset + chunk * 8, exists ? 16 : 0);
+    }
+  }
+};
+
+}  // namespace flash_attention::decode

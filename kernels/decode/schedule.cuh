@@ -1,0 +1,143 @@
+#pragma once
+
+#include "ptx/warp.cuh"
+#include "tile/score.cuh"
+
+// What the blocks of decode/sm80 work on. An item is block_q rows of a key head of a sequence; its work is the tiles of
+// keys that these rows see. The tiles of all items stand in one row, and block c takes an equal run of them: an item that
+// the end of a run cuts is finished by several blocks (decode/parts.cuh). The lengths are read here, on the device, so the
+// launch is the same whatever they are.
+
+namespace flash_attention::decode {
+
+using namespace abi;
+
+/// Query tokens, the last one excluded.
+struct Tokens {
+  int begin;
+  int end;
+};
+
+template <ForwardConfig config>
+struct Item {
+  static constexpr Features features = config.features;
+
+  int batch_idx;
+  int kv_head_idx;
+  int row_tile;
+  int first_tile;  // of keys
+  int end_tile;
+  tile::KeyRange seen;  // by some row; keys outside of it are not loaded
+
+  __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {
+    const int first = row_tile * config.block_q, rows = sequence.rows_q * config.group;
+    if (first >= rows) return {0, 0};
+    return {first / config.group, tile::ceil_div(tile::smaller(first + config.block_q, rows), config.group)};
+  }
+
+  /// Rows without keys have a tile too, of which nothing is loaded: somebody has to write their zeros.
+  __device__ __forceinline__ int find_tiles(const AttentionArgs& args, const tile::Sequence& sequence) {
+    const Tokens tokens = tokens_of(sequence, row_tile);
+    first_tile = end_tile = 0;
+    if (tokens.begin == tokens.end) return 0;
+    seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
+    if (seen.begin >= seen.end) seen = {0, 0};
+    first_tile = seen.begin / config.block_kv;
+    end_tile = tile::larger(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));
+    return end_tile - first_tile;
+  }
+};
+
+/// Who takes which of `total` tiles: the first `total % blocks` blocks one more than the others.
+struct Shares {
+  int each;
+  int rest;
+
+  __device__ __forceinline__ Shares(int total, int blocks) : each(total / blocks), rest(total % blocks) {}
+  __device__ __forceinline__ int begin_of(int block) const { return block * each + tile::smaller(block, rest); }
+  __device__ __forceinline__ int block_of(int tile) const {
+    const int of_larger = rest * (each + 1);
+    return tile < of_larger ? tile / (each + 1) : rest + (tile - of_larger) / each;
+  }
+};
+
+/// A tile of the row of all tiles, and the way to the next.
+template <ForwardConfig config>
+struct Cursor {
+  Item<config> item;
+  int tile;  // of keys
+
+  __device__ __forceinline__ void next(const AttentionArgs& args, int row_tiles) {
+    if (++tile < item.end_tile) return;
+    do {
+      if (++item.row_tile == row_tiles) {
+        item.row_tile = 0;
+        if (++item.kv_head_idx == args.heads_kv) item.kv_head_idx = 0, ++item.batch_idx;
+      }
+      if (item.batch_idx >= args.batch) return;
+    } while (item.find_tiles(args, tile::make_sequence<config.features>(args, item.batch_idx)) == 0);
+    tile = item.first_tile;
+  }
+};
+
+/// The run of this block. Every warp works it out for itself: a lane sums up some sequences, and the lane in whose
+/// sequences the run begins looks for the place.
+template <ForwardConfig config>
+struct Run {
+  Cursor<config> start;
+  Shares shares;
+  int begin;
+  int end;
+  int row_tiles;  // of a sequence, at most
+
+  __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
+    const int lane = threadIdx.x % 32;
+    row_tiles = tile::ceil_div(args.seq_q * config.group, config.block_q);
+    const int each = tile::ceil_div(args.batch, 32);
+    const int first = tile::smaller(lane * each, args.batch), last = tile::smaller(first + each, args.batch);
+    int own = 0;
+#pragma unroll 4
+    for (int b = first; b < last; ++b) own += tiles_of(args, b);
+    int until = own;  // the tiles of this lane's sequences and of those before
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = ptx::shuffle_up(until, step);
+      if (lane >= step) until += before;
+    }
+    shares = Shares(ptx::shuffle(until, 31), static_cast<int>(gridDim.x));
+    begin = shares.begin_of(static_cast<int>(blockIdx.x));
+    end = shares.begin_of(static_cast<int>(blockIdx.x) + 1);
+    if (begin == end) return;
+    int owner = until <= begin ? 1 : 0;  // the lanes before it
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) owner += ptx::shuffle_xor(owner, step);
+    int batch_idx = first, left = begin - (until - own);
+    if (lane == owner) {
+      for (int tiles; left >= (tiles = tiles_of(args, batch_idx)); ++batch_idx) left -= tiles;
+    }
+    find(args, ptx::shuffle(batch_idx, owner), ptx::shuffle(left, owner));
+  }
+
+ private:
+  __device__ __forceinline__ int tiles_of_head(const AttentionArgs& args, const tile::Sequence& sequence) const {
+    Item<config> item{};
+    int tiles = 0;
+    for (; item.row_tile < row_tiles; ++item.row_tile) tiles += item.find_tiles(args, sequence);
+    return tiles;
+  }
+  __device__ __forceinline__ int tiles_of(const AttentionArgs& args, int batch_idx) const {
+    return tiles_of_head(args, tile::make_sequence<config.features>(args, batch_idx)) * args.heads_kv;
+  }
+
+  /// The tile that is `left` tiles from the beginning of a sequence.
+  __device__ __forceinline__ void find(const AttentionArgs& args, int batch_idx, int left) {
+    const tile::Sequence sequence = tile::make_sequence<config.features>(args, batch_idx);
+    const int of_head = tiles_of_head(args, sequence);
+    start.item = {batch_idx, left / of_head, 0, 0, 0, {0, 0}};
+    left %= of_head;
+    for (int tiles; left >= (tiles = start.item.find_tiles(args, sequence)); ++start.item.row_tile) left -= tiles;
+    start.tile = start.item.first_tile + left;
+  }
+};
+
+}  // namespace flash_attention::decode

@@ -1,0 +1,257 @@
+#pragma once
+
+#include "decode/finish.cuh"
+#include "decode/load.cuh"
+
+// Attention forward for few queries, where reading K and V once is all the work: mma.sync and cp.async, sm_80 and up,
+// 16-bit types, K and V in pages or not.
+//
+// The rows of all query heads of a key head, of some query tokens, are one tile: row = token * group + head in group. The
+// tiles of keys of all sequences and key heads are shared out evenly (decode/schedule.cuh): one launch, as many blocks as
+// the GPU holds. A block:
+//
+//   tiles [begin, end) of all;  num_stages - 1 of them on their way
+//   for each item (rows of a key head) that these belong to:
+//     Q -> shared -> registers
+//     for each tile of block_kv keys:
+//       one more tile on its way;  wait for the oldest
+//       each warp, its own keys:   S = Q K^T;  P = softmax step;  O = O * shrink + P V
+//     finish: the warps' O, maxima and sums together -> O, lse, or a part of them (decode/finish.cuh)
+//
+// A warp keeps a running maximum of its own, over its own keys. With 16 rows or fewer it reads what it has copied itself,
+// so that the loop over tiles has no barrier at all.
+
+namespace flash_attention {
+
+using namespace abi;
+
+template <ForwardConfig config>
+struct DecodeSm80 {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr DecodeLayout layout{config};
+  static constexpr int block_kv = config.block_kv, stages = config.num_stages, threads = 32 * config.num_warps;
+  static constexpr int warp_keys = block_kv / layout.key_warps;
+  using Loader = decode::Loader<config>;
+  using Finish = decode::Finish<config>;
+  using Element = ptx::Element<type>;
+  using KTile = typename Loader::KTile;
+  using VTile = typename Loader::VTile;
+  static constexpr int dim = Loader::dim, dim_v = Loader::dim_v;
+  static constexpr int q_steps = dim / 16;
+  static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
+  using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
+  static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= 2);
+  static_assert(layout.key_warps * layout.row_warps == config.num_warps);
+
+  struct SharedStorage {
+    struct Stage {
+      KTile K;
+      VTile V;
+    } stage[stages];
+    QTile Q;
+    typename Finish::SharedStorage finish;
+    // The same for all threads, and read now and then: no place for registers.
+    decode::Cursor<config> loading[config.num_warps];
+    decode::Item<config> item;  // that is worked on
+    tile::Sequence sequence;
+    tile::KeyRange full;  // the keys that all of its rows see
+  };
+  static_assert(sizeof(SharedStorage) <= layout.shared_bytes);
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp_row = warp % layout.row_warps * 16, warp_key = warp / layout.row_warps * warp_keys;
+  const tile::LanePlace place{lane};
+  const unsigned Q_smem = ptx::shared_address(&storage.Q), stage_smem = ptx::shared_address(&storage.stage);
+
+  unsigned Q[Q_in_registers ? q_steps : 1][4];
+  float O[1][dim_v / 8][4];
+  tile::RowState rows;
+
+  __device__ __forceinline__ DecodeSm80(const AttentionArgs& arguments, SharedStorage& shared)
+      : args(arguments), storage(shared) {}
+
+  /// Of a score in its units to powers of two.
+  __device__ __forceinline__ float scale_log2() const {
+    return (tile::Score<features>::linear ? args.scale : 1.0f) * tile::log2_e;
+  }
+  __device__ __forceinline__ unsigned K_smem(int stage) const {
+    return stage_smem + stage * static_cast<unsigned>(sizeof(typename SharedStorage::Stage));
+  }
+  __device__ __forceinline__ unsigned V_smem(int stage) const { return K_smem(stage) + sizeof(KTile); }
+
+  /// Who reads what a warp has copied: the warp alone, or all.
+  __device__ __forceinline__ static void sync_readers() {
+    if constexpr (layout.row_warps == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void read_Q(unsigned (&A)[4], int step) const {
+    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
+  }
+
+  /// Q of an item; rows that do not exist are zero. The barrier at the end of Finish frees its tile, and what it reads.
+  __device__ __forceinline__ void start(const decode::Item<config>& item) {
+    const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
+    if (threadIdx.x == 0) {
+      const decode::Tokens tokens = decode::Item<config>::tokens_of(sequence, item.row_tile);
+      const tile::Score<features> score(args, sequence, item.kv_head_idx * config.group);
+      storage.item = item;
+      storage.sequence = sequence;
+      storage.full = score.keys_of_all(tokens.begin, tokens.end);
+    }
+    constexpr int chunks = dim / 8;
+    using Chunk = ptx::Vector<unsigned, 4>;
+    for (int index = threadIdx.x; index < QTile::rows * chunks; index += threads) {
+      const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
+      const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
+      Chunk values{};
+      if (row < config.block_q && query < sequence.rows_q && chunk * 8 < config.head_dim) {
+        const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
+        values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
+      }
+      ptx::store_shared(Q_smem + QTile::offset(row, chunk), values);
+    }
+    __syncthreads();  // Q is there for every warp
+    if constexpr (Q_in_registers) {
+#pragma unroll
+      for (int step = 0; step < q_steps; ++step) read_Q(Q[step], step);
+    }
+    rows = {};
+#pragma unroll
+    for (int n = 0; n < dim_v / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[0][n][e] = 0;
+    }
+  }
+
+  using Scores = float[1][warp_keys / 8][4];
+
+  /// S = Q K^T for the warp's keys.
+  __device__ __forceinline__ void multiply_keys(Scores& S, unsigned K) const {
+    const unsigned K_address = tile::b_transposed_address<KTile>(K, warp_key, lane);
+    tile::multiply<type, q_steps>(
+        S,
+        [&](unsigned(&A)[4], int, int step) {
+          if constexpr (Q_in_registers) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
+          } else {
+            read_Q(A, step);
+          }
+        },
+        [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * step) + n * 16 * 128); });
+  }
+
+  /// Scores from dot products, -inf where hidden.
+  template <bool some_hidden>
+  __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const {
+    const decode::Item<config>& item = storage.item;
+    const tile::Sequence& sequence = storage.sequence;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + place.row + 8 * half, packed = item.row_tile * config.block_q + row;
+      const bool exists = row < config.block_q && packed < sequence.len_q * config.group;
+      // Without hidden scores, rows that do not exist read what belongs to the first, and are not stored.
+      const int first = item.row_tile * config.block_q;
+      const int query = (exists ? packed : first) / config.group;
+      const tile::Score<features> score(args, sequence,
+                                        item.kv_head_idx * config.group + (exists ? packed : first) % config.group);
+      tile::KeyRange range = score.keys_of(query);
+      if (!exists) range.end = 0;
+#pragma unroll
+      for (int n = 0; n < warp_keys / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          const int j = kv_begin + 8 * n + place.column + e % 2;
+          if (some_hidden && !score.visible(range, query, j)) {
+            S[0][n][e] = -tile::infinity;
+          } else {
+            S[0][n][e] = score.in_units(S[0][n][e], query, j);
+          }
+        }
+      }
+    }
+  }
+
+  /// O = O * shrink + P V for the warp's keys.
+  __device__ __forceinline__ void add_values(const Scores& P, const float (&shrink)[2], unsigned V) {
+#pragma unroll
+    for (int n = 0; n < dim_v / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
+    }
+    const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane);
+    tile::multiply<type, warp_keys / 16>(
+        O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4_trans(B, VTile::step(V_address, 2 * n) + step * 16 * 128);
+        });
+  }
+
+  /// One tile of keys, which lies in a stage.
+  __device__ __forceinline__ void attend(int tile_idx, int stage) {
+    const int kv_begin = tile_idx * block_kv + warp_key;
+    const tile::KeyRange seen = storage.item.seen, full = storage.full;
+    if (kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) return;
+    Scores S{};
+    multiply_keys(S, K_smem(stage));
+    if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {
+      score_tile<true>(S, kv_begin);
+    } else if constexpr (!tile::Score<features>::linear) {
+      score_tile<false>(S, kv_begin);
+    }
+    float shrink[2];
+    rows.update(S[0], scale_log2(), shrink);
+    add_values(S, shrink, V_smem(stage));
+  }
+
+  __device__ __forceinline__ void work() {
+    const decode::Run<config> run(args);
+    if (run.begin == run.end) return;
+    const decode::Parts<config> parts(args);
+    Loader loader(args, run, storage.loading[warp]);
+    for (int stage = 0; stage < stages - 1; ++stage) loader.load(K_smem(stage), V_smem(stage));
+    if (threadIdx.x == 0) {  // the counts of the items that this block may share, while its first tiles are on their way
+      parts.prepare(static_cast<int>(blockIdx.x));
+      const int before = run.begin - (run.start.tile - run.start.item.first_tile);
+      if (before < run.begin) parts.prepare(run.shares.block_of(before));
+    }
+
+    decode::Cursor<config> cursor = run.start;
+    int stage = 0, free_stage = stages - 1;
+    for (int position = run.begin; position < run.end;) {
+      const int first_tile = cursor.tile;
+      const int count = tile::smaller(cursor.item.end_tile - first_tile, run.end - position);
+      start(cursor.item);
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        loader.load(K_smem(free_stage), V_smem(free_stage));
+        ptx::copy_async_wait<stages - 1>();
+        sync_readers();  // the tile has landed, from all copies of those who read it
+        attend(first_tile + i, stage);
+        sync_readers();  // it has been read: the next copies may go there
+        free_stage = stage;
+        stage = stage + 1 == stages ? 0 : stage + 1;
+      }
+      cursor.item = storage.item;  // kept there meanwhile
+      Finish{args, storage.finish, storage.sequence, storage.item}(run, parts, first_tile, count, position, rows, O,
+                                                                   scale_log2());
+      position += count;
+      cursor.tile = cursor.item.end_tile - 1;
+      if (position < run.end) cursor.next(args, run.row_tiles);
+    }
+  }
+};
+
+template <ForwardConfig config>
+__device__ __forceinline__ void decode_sm80(const AttentionArgs& args) {
+  DecodeSm80<config>(args, ptx::shared_storage<typename DecodeSm80<config>::SharedStorage>()).work();
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,137 @@
+#include "abi/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+
+#include "plan/arguments.h"
+#include "plan/kernel_table.h"
+#include "plan/portable.h"
+
+namespace flash_attention::plan {
+namespace {
+
+constexpr std::int64_t most_queries = 16;  // with more, a tile of rows for each query head is as good
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Rows of a key head.
+std::int64_t rows_of(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
+
+/// Sums of wide rows leave no registers for the scores of many.
+int block_q_of(const Problem& problem) {
+  const std::int64_t most = problem.head_dim_v > 128 ? 16 : 64;
+  for (const int rows : {8, 16, 32}) {
+    if (rows_of(problem) <= rows || rows == most) return rows;
+  }
+  return 64;
+}
+
+/// A bound: the lengths are known on the device only.
+double tiles_of(const Problem& problem, const abi::ForwardConfig& config) {
+  const double tiles_of_keys = static_cast<double>(std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv)));
+  const double items = static_cast<double>(problem.batch * problem.heads_kv) *
+                       static_cast<double>(ceil_div(rows_of(problem), config.block_q));
+  return tiles_of_keys * items;
+}
+
+/// As many stages as shared memory holds, but no more than keep the memory busy.
+int stages_of(abi::ForwardConfig config, int shared_bytes) {
+  constexpr int most_bytes = 192 << 10;
+  int stages = 0;
+  do {
+    config.num_stages = ++stages;
+  } while (abi::DecodeLayout(config).shared_bytes <= shared_bytes &&
+           stages * abi::DecodeLayout(config).stage_bytes <= most_bytes);
+  return stages - 1;
+}
+
+/// Tiles of 128 keys and four warps, one block an SM, were the fastest of all on an H200. Smaller ones where these leave
+/// SMs without work, or less than three of them fit.
+std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, int block_q) {
+  abi::ForwardConfig config{.features = features_of(problem),
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim_v),
+                            .block_q = block_q,
+                            .group = static_cast<int>(problem.heads_q / problem.heads_kv)};
+  struct Tile {
+    int block_kv, num_warps;
+  };
+  std::optional<abi::ForwardConfig> other;
+  for (const Tile tile : {Tile{128, 4}, Tile{64, 4}, Tile{32, 2}}) {
+    if (block_q > 16 * tile.num_warps || block_q * tile.block_kv > 64 * 64) continue;  // more scores than registers
+    config.block_kv = tile.block_kv;
+    config.num_warps = tile.num_warps;
+    config.num_stages = stages_of(config, device.shared_bytes);
+    if (config.num_stages < 2) continue;
+    const bool work_for_all = tile.block_kv < 128 || tiles_of(problem, config) >= device.num_sms;
+    if (config.num_stages >= 3 && work_for_all) return config;
+    if (!other) other = config;
+  }
+  return other;
+}
+
+/// With as many rows as there are, or as few as fit.
+std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device) {
+  for (int block_q = block_q_of(problem); block_q >= 8; block_q /= 2) {
+    if (const auto config = configure(problem, device, block_q)) return config;
+  }
+  return std::nullopt;
+}
+
+std::string reject(const Problem& problem, const DeviceInfo& device) {
+  if (device.arch < 80) return "needs sm_80";
+  if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
+  if (problem.dropout_p != 0) return "takes no dropout";
+  if (*problem.scale <= 0) return "needs a positive scale";
+  if (problem.seq_q > most_queries && problem.page_size == 0) {
+    return "takes at most " + std::to_string(most_queries) + " queries of a sequence where there are no pages";
+  }
+  for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
+    if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0)
+      return "needs strides that are multiples of 8";
+  }
+  const auto config = configure(problem, device);
+  if (!config) return "needs more shared memory";
+  return tiles_of(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  const abi::ForwardConfig config = *configure(problem, device);
+  plan.block_q = config.block_q;
+  plan.block_kv = config.block_kv;
+  const std::int64_t most = std::min(device.num_sms, abi::decode_max_blocks);
+  const auto blocks = static_cast<std::int64_t>(std::min<double>(tiles_of(problem, config), static_cast<double>(most)));
+  plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
+  if (blocks == 0) return;
+  // workspace_offsets[0] and [1] of decode/parts.cuh. Nothing of it needs to be set before the launch.
+  plan.workspace_offsets[1] = ceil_div(blocks * 8, 256) * 256;
+  plan.workspace_bytes = static_cast<std::size_t>(plan.workspace_offsets[1] +
+                                                  ceil_div(2 * blocks * abi::decode_part_bytes(config), 256) * 256);
+  add_launch(plan,
+             {.unit = "decode/sm80",
+              .entry = "decode_sm80",
+              .config = to_source(config),
+              .block = 32 * config.num_warps,
+              .shared_bytes = abi::DecodeLayout(config).shared_bytes},
+             blocks);
+}
+
+}  // namespace
+
+std::span<const KernelEntry> decode_kernels() {
+  static const std::array<KernelEntry, 1> rows{
+      KernelEntry{.name = "decode/sm80",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages; "
+                                  "strides that are multiples of 8; no dropout",
+                  .pages = true,
+                  .left_padding = true,
+                  .reject = reject,
+                  .lay_out = lay_out}};
+  return rows;
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,56 @@
+#pragma once
+
+#include "support/contract.h"
+#include "support/make_case.h"
+
+namespace flash_attention::testing {
+
+/// The contract's cases with as few queries as the kernel takes.
+inline std::vector<Case> few_queries(Dtype dtype) {
+  std::vector<Case> cases;
+  for (Case c : contract_cases(dtype)) {
+    Problem& p = c.problem;
+    const bool own_strides = !(p.q_strides == Strides{}) || p.bias.present || p.mask.present;
+    if (!p.packed && !p.seqused_q && !own_strides && p.seq_q > 5) p.seq_q = 5;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+/// Groups and numbers of query tokens that fill tiles of 8, 16, 32 and 64 rows, and miss them; lengths at the edges of
+/// tiles and very uneven ones; pages of every kind.
+inline std::vector<Case> decode_shapes() {
+  struct Rows {
+    std::int64_t group, seq_q;
+  };
+  std::vector<Case> cases;
+  for (const auto [group, seq_q] :
+       {Rows{1, 1}, {2, 16}, {4, 1}, {4, 2}, {6, 1}, {7, 3}, {8, 5}, {12, 1}, {16, 1}, {16, 9}, {24, 1}, {24, 3}}) {
+    Case c = base("", Dtype::bfloat16);
+    c.name = "group_" + std::to_string(group) + "_by_" + std::to_string(seq_q);
+    c.problem.heads_kv = 2, c.problem.heads_q = 2 * group, c.problem.seq_q = seq_q, c.problem.causal = true;
+    const std::int64_t page_sizes[] = {1, 7, 16, 64};
+    put_in_pages(c, page_sizes[cases.size() % 4], {127, 1, 64, 129});
+    cases.push_back(c);
+  }
+  Case uneven = base("uneven", Dtype::bfloat16);
+  uneven.problem.seq_kv = 1500, uneven.problem.seq_q = 1, uneven.problem.heads_q = 8;
+  put_in_pages(uneven, 16, {1,  1499, 0,  63, 700, 1,  65, 0,  0,  128, 2,  3,  4,  5,  6,  7,  8, 9,
+                            10, 11,   12, 13, 14,  15, 16, 17, 18, 19,  20, 21, 22, 23, 24, 25, 26});
+  cases.push_back(uneven);
+  Case window = base("window_over_long_keys", Dtype::bfloat16);
+  window.problem.seq_kv = 1500, window.problem.seq_q = 3, window.problem.window_left = 150, window.problem.causal = true;
+  cases.push_back(window);
+  Case masked = base("masked", Dtype::bfloat16);
+  masked.problem.seq_q = 7, masked.problem.heads_q = 6, masked.nan_value = 30;
+  masked.problem.mask = over(masked.problem, true, true, true);
+  masked.problem.bias = over(masked.problem, true, true, true, Dtype::bfloat16);
+  cases.push_back(masked);
+  Case wide = base("head_dim_256", Dtype::bfloat16);
+  wide.problem.seq_q = 4, wide.problem.heads_q = 16, wide.problem.head_dim = 256, wide.problem.head_dim_v = 200;
+  wide.problem.sink = wide.problem.causal = true, wide.problem.seq_kv = 300;
+  cases.push_back(wide);
+  return cases;
+}
+
+}  // namespace flash_attention::testing

@@ -1,0 +1,64 @@
+#include <gtest/gtest.h>
+
+#include "support/compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+Problem decoding(std::int64_t head_dim, std::int64_t group, std::int64_t seq_q) {
+  return {.batch = 64,
+          .seq_q = seq_q,
+          .seq_kv = 4096,
+          .heads_q = 8 * group,
+          .heads_kv = 8,
+          .head_dim = head_dim,
+          .dtype = Dtype::bfloat16,
+          .causal = true,
+          .seqused_kv = true};
+}
+
+Problem in_pages(Problem problem) {
+  problem.page_size = 16;
+  problem.num_pages = 100000;
+  return problem;
+}
+
+/// Every option that the kernel takes.
+Problem all_options(std::int64_t head_dim, std::int64_t group, std::int64_t seq_q) {
+  Problem problem = in_pages(decoding(head_dim, group, seq_q));
+  problem.dtype = Dtype::float16;
+  problem.softcap = 30;
+  problem.bias = {.present = true, .dtype = Dtype::float16, .q_stride = 4096};
+  problem.mask = {.present = true, .q_stride = 4096};
+  problem.alibi = problem.key_lengths = problem.seqused_q = problem.left_padding = problem.sink = true;
+  problem.window_left = 100;
+  return problem;
+}
+
+class DecodeSm80Compile : public ::testing::TestWithParam<int> {};
+
+TEST_P(DecodeSm80Compile, WithoutSpills) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  const int arch = GetParam();
+  const DeviceInfo device{
+      .device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 108, .shared_bytes = shared_limit(arch)};
+  std::vector<Plan> plans;
+  std::vector<Problem> problems{in_pages(decoding(128, 4, 1)), decoding(256, 8, 16)};
+  if (arch == 90) {  // tiles of 8, 16, 32 and 64 rows, with few options and with all
+    problems.push_back(in_pages(decoding(128, 7, 4)));
+    problems.push_back(in_pages(decoding(256, 4, 4)));
+    for (const std::int64_t head_dim : {128, 256}) {
+      problems.push_back(in_pages(decoding(head_dim, 8, 16)));
+      problems.push_back(all_options(head_dim, 8, 16));
+    }
+    problems.push_back(all_options(128, 4, 1));
+  }
+  for (const Problem& problem : problems) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm80"));
+  expect_plans_compile(plans, arch);
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, DecodeSm80Compile, ::testing::Values(80, 90, 100),
+                         [](const auto& param) { return "sm_" + std::to_string(param.param); });
+
+}  // namespace
+}  // namespace flash_attention::testing

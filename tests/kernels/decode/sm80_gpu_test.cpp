@@ -1,0 +1,25 @@
+#include "kernels/decode/cases.h"
+#include "support/gpu.h"
+
+namespace flash_attention::testing {
+namespace {
+
+using DecodeSm80 = ::testing::TestWithParam<Case>;
+
+TEST_P(DecodeSm80, Gpu) {
+  REQUIRE_GPU(80);
+  check(GetParam(), {.device = {.kind = DeviceKind::cuda}, .kernel = "decode/sm80"});
+}
+
+TEST_P(DecodeSm80, SameBits) {
+  REQUIRE_GPU(80);
+  check_reproducible(GetParam(), {.device = {.kind = DeviceKind::cuda}, .kernel = "decode/sm80"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, DecodeSm80, ::testing::ValuesIn(decode_shapes()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cache, DecodeSm80, ::testing::ValuesIn(cache_cases(Dtype::float16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Float16, DecodeSm80, ::testing::ValuesIn(few_queries(Dtype::float16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, DecodeSm80, ::testing::ValuesIn(few_queries(Dtype::bfloat16)), case_name);
+
+}  // namespace
+}  // namespace flash_attention::testing

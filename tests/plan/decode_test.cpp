@@ -1,0 +1,76 @@
+// Which problems decode/sm80 gets, and how they are laid out.
+#include <gtest/gtest.h>
+
+#include "flash_attention/plan.h"
+
+namespace flash_attention {
+namespace {
+
+DeviceInfo device_of(int arch, int num_sms, int shared_bytes) {
+  return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = num_sms, .shared_bytes = shared_bytes};
+}
+const DeviceInfo h200 = device_of(90, 132, 232448), a100 = device_of(80, 108, 166912),
+                 consumer = device_of(120, 100, 101376);
+
+Problem one_token(std::int64_t batch, std::int64_t keys, std::int64_t head_dim = 128) {
+  return {.batch = batch,
+          .seq_q = 1,
+          .seq_kv = keys,
+          .heads_q = 32,
+          .heads_kv = 8,
+          .head_dim = head_dim,
+          .dtype = Dtype::bfloat16,
+          .seqused_kv = true};
+}
+
+TEST(PlanDecode, TakesFewQueriesAndEverythingInPages) {
+  Problem problem = one_token(4, 4096);
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
+  problem.seq_q = 16;
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
+  problem.seq_q = 17;
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/sm90");
+  EXPECT_EQ(make_plan(problem, Pass::forward, a100).kernel, "forward/sm80");
+  problem.seq_q = 2000, problem.page_size = 16, problem.num_pages = 5000;
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
+  problem.dtype = Dtype::float32;
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/portable");
+}
+
+/// As many blocks as SMs at most, two parts of a result for each, and nothing that would have to be set to 0.
+TEST(PlanDecode, IsOneLaunchWithoutMemset) {
+  for (const DeviceInfo& device : {h200, a100, consumer}) {
+    for (const std::int64_t head_dim : {64, 80, 128, 192, 256}) {
+      for (const std::int64_t queries : {1, 4, 16}) {
+        Problem problem = one_token(3, 5000, head_dim);
+        problem.seq_q = queries;
+        SCOPED_TRACE(to_string(problem) + " on " + std::to_string(device.arch));
+        const Plan plan = make_plan(problem, Pass::forward, device);
+        EXPECT_EQ(plan.kernel, "decode/sm80");
+        ASSERT_EQ(plan.launches.size(), 1u);
+        EXPECT_LE(plan.launches[0].grid[0], device.num_sms);
+        EXPECT_LE(plan.launches[0].shared_bytes, device.shared_bytes);
+        EXPECT_EQ(plan.zeroed_bytes, 0u);
+        const auto part_bytes = static_cast<std::size_t>(plan.block_q) * static_cast<std::size_t>(head_dim + 2) * 4;
+        EXPECT_GE(plan.workspace_bytes, static_cast<std::size_t>(plan.launches[0].grid[0]) * (8 + 2 * part_bytes));
+      }
+    }
+  }
+}
+
+/// Smaller tiles where large ones would leave SMs without work.
+TEST(PlanDecode, ShortContextsAreCutFiner) {
+  EXPECT_EQ(make_plan(one_token(64, 4096), Pass::forward, h200).block_kv, 128);
+  EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).block_kv, 64);
+  EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).launches[0].grid[0], 128);
+}
+
+/// The plan follows capacities, never lengths: a captured launch serves all of them.
+TEST(PlanDecode, AnotherCapacityOfTheSameTilesIsTheSameKernel) {
+  const Plan small = make_plan(one_token(64, 4096), Pass::forward, h200),
+             large = make_plan(one_token(64, 8192), Pass::forward, h200);
+  EXPECT_EQ(small.launches[0].config, large.launches[0].config);
+}
+
+}  // namespace
+}  // namespace flash_attention
