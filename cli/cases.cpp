@@ -67,6 +67,29 @@ void add_grid(std::vector<Case>& cases, const Shapes& shapes, std::string_view s
   }
 }
 
+/// Decoding as servers do it: a long context, or many sequences; contiguous, and in pages.
+void add_serving(std::vector<Case>& cases, const Arguments& arguments) {
+  struct Serving {
+    std::int64_t batch, heads_q, heads_kv, keys, page_size;
+  };
+  constexpr Serving all[] = {{1, 32, 8, 1024, 0},   {1, 32, 8, 8192, 0},   {1, 32, 8, 131072, 0}, {16, 32, 8, 8192, 0},
+                             {64, 32, 8, 4096, 0},  {256, 32, 8, 1024, 0}, {32, 8, 1, 16384, 0},  {1, 32, 8, 8192, 16},
+                             {64, 32, 8, 4096, 16}, {64, 32, 8, 4096, 64}, {64, 32, 8, 4096, 256}};
+  const Problem given = problem_from(arguments);
+  for (const Serving& serving : all) {
+    Problem problem = given;
+    if (!arguments.given("batch")) problem.batch = serving.batch;
+    if (!arguments.given("heads")) problem.heads_q = serving.heads_q, problem.heads_kv = serving.heads_kv;
+    if (!arguments.given("seq-q")) problem.seq_q = 1;
+    if (!arguments.given("seq-kv")) problem.seq_kv = serving.keys;
+    if (!arguments.given("head-dim")) problem.head_dim = problem.head_dim_v = 128;
+    if (!arguments.given("dtype")) problem.dtype = Dtype::bfloat16;
+    put_in_pages(problem, arguments.given("page-size") ? arguments.integer("page-size", 0) : serving.page_size);
+    const Case line{"decode", problem, Pass::forward};
+    if (cases.empty() || !(cases.back().problem == problem)) cases.push_back(line);
+  }
+}
+
 }  // namespace
 
 const std::vector<CaseSet>& case_sets() {
@@ -95,6 +118,8 @@ std::vector<Case> make_cases(std::string_view set, DeviceKind device, const Argu
     add_grid(cases, shapes, set, Pass::forward);
   } else if (set == "backward") {
     add_grid(cases, shapes, set, Pass::backward);
+  } else if (set == "decode" && device == DeviceKind::cuda) {
+    add_serving(cases, arguments);
   } else if (set == "decode") {
     for (const Dtype dtype : shapes.dtypes()) {
       for (const std::int64_t group : {1, 4}) {

@@ -26,6 +26,7 @@ std::vector<Flag> problem_flags() {
       {"softcap", "C", "scores become C * tanh(score / C); 0 = off", "0"},
       {"alibi", "", "linear distance penalty with the usual slopes 2^(-8 h / heads)"},
       {"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
+      {"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
       {"deterministic", "", "backward gives the same bits in every run"},
       {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
       {"arch", "A", "architecture the emulator plays, or that a plan is made for: sm_80, sm_90"},
@@ -71,6 +72,14 @@ Device device_from(const Arguments& arguments) {
   return device;
 }
 
+void put_in_pages(Problem& problem, std::int64_t page_size) {
+  if (page_size == 0) return;
+  problem.page_size = page_size;
+  problem.page_table_stride = (problem.seq_kv + page_size - 1) / page_size;
+  problem.num_pages = problem.batch * problem.page_table_stride;
+  problem.seqused_kv = true;
+}
+
 Problem problem_from(const Arguments& arguments) {
   Problem problem;
   problem.batch = arguments.integer("batch", 0);
@@ -97,6 +106,7 @@ Problem problem_from(const Arguments& arguments) {
   problem.alibi = arguments.on("alibi");
   problem.dropout_p = static_cast<float>(arguments.number("dropout"));
   problem.deterministic = arguments.on("deterministic");
+  put_in_pages(problem, arguments.integer("page-size", 0));
   return problem;
 }
 
@@ -113,6 +123,7 @@ std::string describe(const Problem& problem) {
   }
   if (problem.softcap != 0) text += format(", softcap %g", static_cast<double>(problem.softcap));
   if (problem.alibi) text += ", alibi";
+  if (problem.page_size != 0) text += format(", pages of %lld", n(problem.page_size));
   if (problem.dropout_p != 0) text += format(", dropout %g", static_cast<double>(problem.dropout_p));
   return text;
 }

@@ -10,6 +10,9 @@ namespace flash_attention::cli {
 /// The flags that describe a problem and where it runs; shared by run, bench, plan and compile.
 std::vector<Flag> problem_flags();
 
+/// K and V of the problem in pages; 0: as they are. As many pages as the keys need.
+void put_in_pages(Problem& problem, std::int64_t page_size);
+
 Problem problem_from(const Arguments& arguments);
 Dtype dtype_from(std::string_view text);
 

@@ -19,10 +19,10 @@ class Reference {
     return load(work_.q.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_ + d);
   }
   double k(std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t d) const {
-    return load(work_.k.host(), p_.dtype, ((b * p_.seq_kv + j) * p_.heads_kv + kv(h)) * dim_ + d);
+    return load(work_.k.host(), p_.dtype, (key_row(b, j) * p_.heads_kv + kv(h)) * dim_ + d);
   }
   double v(std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t d) const {
-    return load(work_.v.host(), p_.dtype, ((b * p_.seq_kv + j) * p_.heads_kv + kv(h)) * dim_v_ + d);
+    return load(work_.v.host(), p_.dtype, (key_row(b, j) * p_.heads_kv + kv(h)) * dim_v_ + d);
   }
   double along_out(const Array& array, std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
     return load(array.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_v_ + d);
@@ -57,6 +57,11 @@ class Reference {
                         std::vector<double>& dv) const;
 
  private:
+  std::int64_t key_row(std::int64_t b, std::int64_t j) const {
+    if (p_.page_size == 0) return b * p_.seq_kv + j;
+    const auto* table = static_cast<const std::int32_t*>(work_.page_table.host());
+    return table[b * p_.page_table_stride + j / p_.page_size] * p_.page_size + j % p_.page_size;
+  }
   std::int64_t kv(std::int64_t h) const { return h / (p_.heads_q / p_.heads_kv); }
   double scale() const { return p_.scale ? static_cast<double>(*p_.scale) : 1 / std::sqrt(static_cast<double>(dim_)); }
   double dp(std::int64_t b, std::int64_t i, std::int64_t j, std::int64_t h) const;

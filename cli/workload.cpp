@@ -30,6 +30,26 @@ Array random_array(Device device, Dtype dtype, std::int64_t count, std::uint64_t
   return array;
 }
 
+/// Every page once, in no order.
+Array shuffled_pages(Device device, std::int64_t count, std::uint64_t seed) {
+  Array array(device, static_cast<std::size_t>(count) * sizeof(std::int32_t));
+  auto* pages = static_cast<std::int32_t*>(array.host());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto other = static_cast<std::int64_t>(next_random(seed) % static_cast<std::uint64_t>(i + 1));
+    pages[i] = pages[other];
+    pages[other] = static_cast<std::int32_t>(i);
+  }
+  array.upload();
+  return array;
+}
+
+Array equal_lengths(Device device, std::int64_t count, std::int64_t length) {
+  Array array(device, static_cast<std::size_t>(count) * sizeof(std::int32_t));
+  std::fill_n(static_cast<std::int32_t*>(array.host()), count, static_cast<std::int32_t>(length));
+  array.upload();
+  return array;
+}
+
 }  // namespace
 
 Buffers Workload::buffers() const {
@@ -39,6 +59,8 @@ Buffers Workload::buffers() const {
   buffers.v = v.device();
   buffers.out = out.device();
   buffers.lse = static_cast<float*>(lse.device());
+  buffers.page_table = static_cast<const std::int32_t*>(page_table.device());
+  buffers.seqused_kv = static_cast<const std::int32_t*>(seqused_kv.device());
   buffers.alibi_slopes = static_cast<const float*>(alibi_slopes.device());
   buffers.dout = dout.device();
   buffers.dq = dq.device();
@@ -54,7 +76,9 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
   const Device device = options.device;
   const Dtype dtype = problem.dtype;
   const std::int64_t q_rows = problem.batch * problem.seq_q * problem.heads_q;
-  const std::int64_t kv_rows = problem.batch * problem.seq_kv * problem.heads_kv;
+  const bool pages = problem.page_size != 0;
+  const std::int64_t kv_rows =
+      (pages ? problem.num_pages * problem.page_size : problem.batch * problem.seq_kv) * problem.heads_kv;
   const std::int64_t dim_v = problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim;
   const auto bytes = [&](std::int64_t count) { return static_cast<std::size_t>(count) * size_of(dtype); };
 
@@ -63,6 +87,8 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
   work.v = random_array(device, dtype, kv_rows * dim_v, 3);
   work.out = Array(device, bytes(q_rows * dim_v));
   work.lse = Array(device, static_cast<std::size_t>(q_rows) * sizeof(float));
+  if (pages) work.page_table = shuffled_pages(device, problem.num_pages, 5);
+  if (problem.seqused_kv) work.seqused_kv = equal_lengths(device, problem.batch, problem.seq_kv);
   if (problem.alibi) {
     work.alibi_slopes = Array(device, static_cast<std::size_t>(problem.heads_q) * sizeof(float));
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {

@@ -10,7 +10,8 @@ struct Workload {
   Problem problem;
   Options options;
   Array q, k, v, out, lse, alibi_slopes;
-  Array dout, dq, dk, dv;  ///< empty without a backward pass
+  Array page_table, seqused_kv;  ///< where the problem has them: pages in no order, all keys in use
+  Array dout, dq, dk, dv;        ///< empty without a backward pass
 
   Buffers buffers() const;
 };
