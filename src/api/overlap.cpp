@@ -43,7 +43,8 @@ bool nested(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>&
 }
 
 /// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Where the
-/// axes nest, a step can only be the quotient or its neighbour, whatever the signs of the strides, so three tries are enough.
+/// axes nest, a step can only be the quotient or its neighbour, whatever the signs of the strides, so three tries are
+/// enough.
 bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides,
                const std::array<int, 4>& order, int axis, std::int64_t distance) {
   if (axis == 4) return distance == 0;

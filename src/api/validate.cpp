@@ -162,12 +162,16 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));
   const Extent mask = scores("mask", b.mask, p.mask, p, 1);
   const Extent table = dense("page_table", p.seq_kv > 0 ? b.page_table : nullptr, 4, p.batch * p.page_table_stride);
-  const Extent slopes{"alibi_slopes", reinterpret_cast<const char*>(b.alibi_slopes), 4, {1, 1, p.batch, p.heads_q},
+  const Extent slopes{"alibi_slopes",
+                      reinterpret_cast<const char*>(b.alibi_slopes),
+                      4,
+                      {1, 1, p.batch, p.heads_q},
                       {0, 0, p.alibi_batch_stride, 1}};
   const Extent sink = dense("sink", b.sink, 4, p.heads_q);
   const Extent cu_q = dense("cu_seqlens_q", b.cu_seqlens_q, 4, p.batch + 1);
   const Extent cu_kv = dense("cu_seqlens_kv", b.cu_seqlens_kv, 4, p.batch + 1);
-  const Extent used_q = dense("seqused_q", b.seqused_q, 4, p.batch), used_kv = dense("seqused_kv", b.seqused_kv, 4, p.batch);
+  const Extent used_q = dense("seqused_q", b.seqused_q, 4, p.batch),
+               used_kv = dense("seqused_kv", b.seqused_kv, 4, p.batch);
   const Extent lengths = dense("key_lengths", b.key_lengths, 4, p.batch);
   const Extent padding = dense("left_padding", b.left_padding, 4, p.batch);
   const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(plan.workspace_bytes));

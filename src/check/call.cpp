@@ -68,8 +68,7 @@ std::vector<double> Call::read(const Rows& rows, std::int64_t begin, std::int64_
     const std::int64_t last = std::min(first + block, end) - 1;
     const std::int64_t lowest = rows.stride < 0 ? last : first;
     const std::int64_t bytes = (last - first) * std::abs(rows.stride) * element + rows.width * element;
-    const char* data =
-        fetch_(at(rows.base, lowest * rows.stride, element), static_cast<std::size_t>(bytes), scratch_);
+    const char* data = fetch_(at(rows.base, lowest * rows.stride, element), static_cast<std::size_t>(bytes), scratch_);
     for (std::int64_t j = first; j <= last; ++j) {
       for (std::int64_t d = 0; d < rows.width; ++d) {
         values.push_back(load(data, rows.dtype, (j - lowest) * rows.stride + d));
@@ -103,14 +102,14 @@ std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, 
 
 Rows Call::queries(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                    std::int64_t head) const {
-  const std::int64_t offset = (problem.packed ? sequence(b).first_q * strides.seq : b * strides.batch) + head * strides.head;
+  const std::int64_t offset =
+      (problem.packed ? sequence(b).first_q * strides.seq : b * strides.batch) + head * strides.head;
   return {at(tensor, offset, static_cast<std::int64_t>(size_of(problem.dtype))), problem.dtype, strides.seq, width};
 }
 
 Rows Call::statistics(const float* tensor, std::int64_t b, std::int64_t head) const {
   const Problem& p = problem;
-  const std::int64_t offset =
-      p.packed ? head * p.total_q + sequence(b).first_q : (b * p.heads_q + head) * p.seq_q;
+  const std::int64_t offset = p.packed ? head * p.total_q + sequence(b).first_q : (b * p.heads_q + head) * p.seq_q;
   return {tensor + offset, Dtype::float32, 1, 1};
 }
 

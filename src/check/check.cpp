@@ -18,8 +18,8 @@ struct Context {
   std::string_view kernel;
 };
 
-[[noreturn]] void differs(const Context& context, const char* tensor, const Place& place, const char* row, std::size_t column,
-                          double got, double expected, double allowed) {
+[[noreturn]] void differs(const Context& context, const char* tensor, const Place& place, const char* row,
+                          std::size_t column, double got, double expected, double allowed) {
   std::ostringstream text;
   text.precision(9);
   text << "FLASH_ATTENTION_CHECK: " << context.kernel << " differs from fp64 in " << tensor << "[batch " << place.b << ", "
@@ -29,8 +29,8 @@ struct Context {
   throw Error(ErrorCode::internal, text.str());
 }
 
-/// Where fp64 itself has no finite number (NaN in a visible input, an overflow) there is nothing to compare with, but for the
-/// -inf that lse is without keys.
+/// Where fp64 itself has no finite number (NaN in a visible input, an overflow) there is nothing to compare with, but for
+/// the -inf that lse is without keys.
 bool agrees(double got, double expected, double allowed, Dtype dtype) {
   if (std::isinf(expected) && expected < 0) return got == expected;
   if (!std::isfinite(expected)) return true;
@@ -39,8 +39,8 @@ bool agrees(double got, double expected, double allowed, Dtype dtype) {
   return std::fabs(got - expected) <= allowed;  // false for NaN
 }
 
-void compare(const Context& context, const char* tensor, const Place& place, const char* row, const std::vector<double>& got,
-             const Row& wanted, Dtype dtype) {
+void compare(const Context& context, const char* tensor, const Place& place, const char* row,
+             const std::vector<double>& got, const Row& wanted, Dtype dtype) {
   for (std::size_t d = 0; d < got.size(); ++d) {
     if (!agrees(got[d], wanted.values[d], wanted.allowed[d], dtype))
       differs(context, tensor, place, row, d, got[d], wanted.values[d], wanted.allowed[d]);

@@ -12,9 +12,7 @@ constexpr double float_unit = 0x1p-23;
 constexpr double slack = 3;  // between what errors are in sum and what they may be: no right kernel comes near
 
 /// Distance of neighbouring numbers near 1.
-double unit_of(Dtype dtype) {
-  return dtype == Dtype::float32 ? float_unit : dtype == Dtype::float16 ? 0x1p-10 : 0x1p-7;
-}
+double unit_of(Dtype dtype) { return dtype == Dtype::float32 ? float_unit : dtype == Dtype::float16 ? 0x1p-10 : 0x1p-7; }
 
 /// Distance of neighbouring numbers near 0. Products of bfloat16 on a CPU take what is below its normal numbers as 0.
 double smallest_of(Dtype dtype) { return dtype == Dtype::float16 ? 0x1p-24 : 0x1p-120; }
@@ -109,8 +107,8 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
   for (std::size_t first = 0; first < scores.size(); first += block) {
     const std::size_t last = std::min(first + block, scores.size());
     const std::int64_t first_key = scores[first].j;
-    const auto values = call.read_keys(call.buffers.v, p.v_strides, p.head_dim_v, b, call.kv_head(head), first_key,
-                                       scores[last - 1].j + 1);
+    const auto values =
+        call.read_keys(call.buffers.v, p.v_strides, p.head_dim_v, b, call.kv_head(head), first_key, scores[last - 1].j + 1);
     for (std::size_t n = first; n < last; ++n) {
       const double kept = call.kept(b, head, i, scores[n].j), weight = probability(scores[n], lse) * kept;
       const double lost = kept * underflow_of(p.dtype) / std::max(row_sum, 1e-300);
@@ -129,8 +127,7 @@ Row query_gradient(const Call& call, std::int64_t b, std::int64_t head, std::int
   if (scores.empty() || (std::isinf(lse) && lse < 0)) return dq;
   const auto out = call.read_row(call.queries(call.buffers.out, p.out_strides, p.head_dim_v, b, head), i);
   const auto dout = call.read_row(call.queries(call.buffers.dout, p.dout_strides, p.head_dim_v, b, head), i);
-  const double dlse =
-      call.buffers.dlse != nullptr ? call.read_row(call.statistics(call.buffers.dlse, b, head), i)[0] : 0;
+  const double dlse = call.buffers.dlse != nullptr ? call.read_row(call.statistics(call.buffers.dlse, b, head), i)[0] : 0;
   const Upstream up = upstream(call, out.data(), dout.data(), lse, dlse);
   const std::int64_t kv_head = call.kv_head(head);
   constexpr std::size_t block = 512;
@@ -143,8 +140,8 @@ Row query_gradient(const Call& call, std::int64_t b, std::int64_t head, std::int
       const Score& s = scores[n];
       const double weight = probability(s, lse);
       if (weight == 0) continue;
-      const Derivative d = derivative(call, s, weight, call.kept(b, head, i, s.j), up, dout.data(),
-                                      &values[(s.j - begin) * p.head_dim_v]);
+      const Derivative d =
+          derivative(call, s, weight, call.kept(b, head, i, s.j), up, dout.data(), &values[(s.j - begin) * p.head_dim_v]);
       add(dq, d.value, d.error + std::fabs(d.value) * sum_error(scores.size()), &keys[(s.j - begin) * p.head_dim]);
     }
   }

@@ -21,8 +21,8 @@ std::int64_t draw(std::uint64_t turn, std::uint64_t which, std::int64_t count) {
 
 /// Rows of the first head, of the last and of two others; of each the first row, the last and two others.
 template <class RowsOf>
-std::vector<Place> spread(std::int64_t batch, std::int64_t heads, std::uint64_t turn, double work_of_row,
-                          std::int64_t most, RowsOf rows_of) {
+std::vector<Place> spread(std::int64_t batch, std::int64_t heads, std::uint64_t turn, double work_of_row, std::int64_t most,
+                          RowsOf rows_of) {
   std::vector<Place> places;
   const std::int64_t pairs = batch * heads;
   if (pairs == 0) return places;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t rows_at_once = 512;
 constexpr double float32_unit = 0x1p-23;  // in which every kernel adds up
-constexpr double tanh_error = 0x1p-10;   // of the GPU's own tanh
+constexpr double tanh_error = 0x1p-10;    // of the GPU's own tanh
 
 }  // namespace
 

@@ -11,8 +11,8 @@ namespace flash_attention::check {
 struct Score {
   std::int64_t i = 0, j = 0;  // in the sequence
   double value = 0;
-  double bend = 1;    // its derivative by scale * q.k, which softcap changes
-  double error = 0;   // how far the value of a kernel may be from this one
+  double bend = 1;   // its derivative by scale * q.k, which softcap changes
+  double error = 0;  // how far the value of a kernel may be from this one
   double tanh_error = 0;
 };
 

@@ -99,9 +99,10 @@ Driver open_driver(const std::filesystem::path& library_path) {
   void* library = ::dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const std::string reason = ::dlerror();
-    unavailable("there is no NVIDIA driver here, so no GPU can be used: install the NVIDIA driver, or give a container its "
-                "GPUs (docker run --gpus all); the CPU needs none (" +
-                reason + ")");
+    unavailable(
+        "there is no NVIDIA driver here, so no GPU can be used: install the NVIDIA driver, or give a container its "
+        "GPUs (docker run --gpus all); the CPU needs none (" +
+        reason + ")");
   }
   Driver cu{};
   cu.path = library_path;

@@ -47,7 +47,9 @@ std::string digest(std::string_view text, std::size_t digits) {
   return support::to_hex(support::sha256(text)).substr(0, digits);
 }
 
-std::string name_beginning(const Recipe& recipe) { return recipe.stem + "-" + digest(recipe.content, content_digits) + "-"; }
+std::string name_beginning(const Recipe& recipe) {
+  return recipe.stem + "-" + digest(recipe.content, content_digits) + "-";
+}
 
 std::string file_name(const Recipe& recipe) {
   return name_beginning(recipe) + digest(recipe.compiler, compiler_digits) + "." + recipe.kind;

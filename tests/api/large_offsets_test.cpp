@@ -38,8 +38,8 @@ struct Layout {
   Strides strides;
 };
 const Layout layouts[] = {
-    {"dense", {seq * heads * dim, heads* dim, dim}},
-    {"sequences far apart", {far, heads* dim, dim}},
+    {"dense", {seq * heads * dim, heads * dim, dim}},
+    {"sequences far apart", {far, heads * dim, dim}},
     {"rows far apart", {dim * heads, far, dim}},
     {"heads far apart", {dim * seq, dim, far}},
 };
@@ -92,9 +92,10 @@ std::vector<float> results(const Strides& strides) {
   std::align(256, left - 512, aligned, left);
   const Options options{.workspace = aligned, .workspace_bytes = left - 512};
   forward(p, {.q = t[0], .k = t[1], .v = t[2], .out = t[3], .lse = lse.data()}, options);
-  backward(p,
-           {.q = t[0], .k = t[1], .v = t[2], .out = t[3], .lse = lse.data(), .dout = t[4], .dq = t[5], .dk = t[6], .dv = t[7]},
-           options);
+  backward(
+      p,
+      {.q = t[0], .k = t[1], .v = t[2], .out = t[3], .lse = lse.data(), .dout = t[4], .dq = t[5], .dk = t[6], .dv = t[7]},
+      options);
   std::vector<float> all;
   for (int i : {3, 5, 6, 7}) {
     const auto part = t.values(i);

@@ -35,7 +35,8 @@ class Changed {
     if (!done.key_lengths) b.key_lengths = nullptr;
     if (!done.seqused_q) b.seqused_q = nullptr;
     if (!done.seqused_kv) b.seqused_kv = nullptr;
-    if (pass == Pass::forward) b.dout = nullptr, b.dlse = nullptr, b.dq = b.dk = b.dv = b.dbias = nullptr, b.dsink = nullptr;
+    if (pass == Pass::forward)
+      b.dout = nullptr, b.dlse = nullptr, b.dq = b.dk = b.dv = b.dbias = nullptr, b.dsink = nullptr;
     try {
       (pass == Pass::forward ? forward : backward)(done, b, options);
     } catch (const Error&) {  // by the watchdog, where the environment has turned it on: the results are there
@@ -81,7 +82,8 @@ void expect_seen(const Case& c, Pass pass, void* (*tensor)(const Buffers&), std:
     for (const float wrong : {values[at] + 0.01f, -values[at] - 1, static_cast<float>(NAN), static_cast<float>(INFINITY)}) {
       const float right = values[at];
       values[at] = wrong;
-      EXPECT_NE(call.check_all().find(std::string(" in ") + name + "["), std::string::npos) << name << " " << at << " " << wrong;
+      EXPECT_NE(call.check_all().find(std::string(" in ") + name + "["), std::string::npos)
+          << name << " " << at << " " << wrong;
       values[at] = right;
     }
   }

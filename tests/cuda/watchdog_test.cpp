@@ -50,8 +50,9 @@ TEST_F(CudaWatchdog, waits_for_the_stream_and_compares_what_is_in_the_gpus_memor
   Call wrong;
   wrong.out[2 * dim + 3] += 1;
   const std::string text = error_of(ErrorCode::internal, [&] { wrong.run(); });
-  for (const char* part : {"FLASH_ATTENTION_CHECK: forward/portable differs from fp64 in out[batch 0, query 2, head 0, column 3]",
-                           "got 5.5, expected 4.5", "forward of float32"}) {
+  for (const char* part :
+       {"FLASH_ATTENTION_CHECK: forward/portable differs from fp64 in out[batch 0, query 2, head 0, column 3]",
+        "got 5.5, expected 4.5", "forward of float32"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
   }
 }

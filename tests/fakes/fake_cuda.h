@@ -42,7 +42,7 @@ struct FakeCuda {
   bool captured_globally_elsewhere = false;
   std::vector<std::string> broke_capture;  // the calls that did
   int capture_mode = 0;                    // of the calling thread: 0 global, 1 thread-local, 2 relaxed
-  bool quiet = false;  // records nothing: for measuring
+  bool quiet = false;                      // records nothing: for measuring
   std::uint64_t num_launches = 0;
 };
 

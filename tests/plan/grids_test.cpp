@@ -18,7 +18,8 @@ DeviceInfo many_sms(int arch) {  // so many that no grid is cut down to them
 }
 
 Problem problem_of(std::int64_t seq_q, std::int64_t seq_kv) {
-  return {.batch = 3, .seq_q = seq_q, .seq_kv = seq_kv, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .dtype = Dtype::float16};
+  return {
+      .batch = 3, .seq_q = seq_q, .seq_kv = seq_kv, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .dtype = Dtype::float16};
 }
 
 std::int64_t blocks_for(std::int64_t rows, std::int64_t block) {

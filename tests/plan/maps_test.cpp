@@ -27,7 +27,13 @@ void expect_map(const plan::TensorMapSpec& map, const Expected& wanted) {
 }
 
 TEST(Maps, EveryTensorHasItsOwnSizesAndStrides) {
-  Problem p{.batch = 3, .seq_q = 300, .seq_kv = 500, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .head_dim_v = 32,
+  Problem p{.batch = 3,
+            .seq_q = 300,
+            .seq_kv = 500,
+            .heads_q = 4,
+            .heads_kv = 2,
+            .head_dim = 64,
+            .head_dim_v = 32,
             .dtype = Dtype::bfloat16};
   std::int64_t n = 0;
   for (Strides* s : {&p.q_strides, &p.k_strides, &p.v_strides, &p.out_strides, &p.dout_strides}) {
@@ -36,7 +42,8 @@ TEST(Maps, EveryTensorHasItsOwnSizesAndStrides) {
   }
   const DeviceInfo gpu{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 232448};
   const auto pointer = [](std::uintptr_t at) { return reinterpret_cast<void*>(at); };
-  const Buffers b{.q = pointer(0x100), .k = pointer(0x200), .v = pointer(0x300), .out = pointer(0x400), .dout = pointer(0x500)};
+  const Buffers b{
+      .q = pointer(0x100), .k = pointer(0x200), .v = pointer(0x300), .out = pointer(0x400), .dout = pointer(0x500)};
   for (const bool packed : {false, true}) {
     p.packed = packed;
     p.total_q = packed ? 700 : 0, p.total_kv = packed ? 900 : 0;

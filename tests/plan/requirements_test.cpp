@@ -57,14 +57,14 @@ TEST(Requirements, AScaleThatIsNotPositive) {
 
 struct Tensor {
   const char* name;
-  Strides Problem::*strides;
+  Strides Problem::* strides;
   bool of_keys, gradient;
 };
 const Tensor tensors[] = {
-    {"q", &Problem::q_strides, false, false},       {"k", &Problem::k_strides, true, false},
-    {"v", &Problem::v_strides, true, false},        {"out", &Problem::out_strides, false, false},
-    {"dout", &Problem::dout_strides, false, true},  {"dq", &Problem::dq_strides, false, true},
-    {"dk", &Problem::dk_strides, true, true},       {"dv", &Problem::dv_strides, true, true},
+    {"q", &Problem::q_strides, false, false},      {"k", &Problem::k_strides, true, false},
+    {"v", &Problem::v_strides, true, false},       {"out", &Problem::out_strides, false, false},
+    {"dout", &Problem::dout_strides, false, true}, {"dq", &Problem::dq_strides, false, true},
+    {"dk", &Problem::dk_strides, true, true},      {"dv", &Problem::dv_strides, true, true},
 };
 
 /// The problem with rows far apart, and one stride of one tensor longer by `more`.
@@ -102,7 +102,8 @@ TEST(Requirements, StridesOfSm90) {
         const bool counts = !tensor.gradient || kernel[0] == 'b';
         EXPECT_EQ(refusal(stretched(tensor, axis, 8), kernel), "") << tensor.name << axis;
         for (const std::int64_t more : {1, 3, 7}) {
-          EXPECT_EQ(refusal(stretched(tensor, axis, more), kernel).empty(), !counts) << kernel << tensor.name << axis << more;
+          EXPECT_EQ(refusal(stretched(tensor, axis, more), kernel).empty(), !counts)
+              << kernel << tensor.name << axis << more;
         }
         for (const std::int64_t more : {2, 4, 6, 12}) {
           EXPECT_EQ(refusal(stretched(tensor, axis, more), kernel).empty(), !counts || !by_tma)
@@ -111,7 +112,7 @@ TEST(Requirements, StridesOfSm90) {
       }
     }
   }
-  for (Strides Problem::*strides : {&Problem::q_strides, &Problem::k_strides, &Problem::v_strides}) {
+  for (Strides Problem::* strides : {&Problem::q_strides, &Problem::k_strides, &Problem::v_strides}) {
     for (const char* kernel : {"forward/sm90", "backward/sm90"}) {
       Problem p = plain();
       p.*strides = {-(std::int64_t{1} << 20), 512, 64};

@@ -36,8 +36,8 @@ TEST(Settings, cache_folder_comes_from_the_nearest_variable) {
 }
 
 TEST(Settings, folders_that_code_is_loaded_from_are_full_paths) {
-  const Settings settings =
-      read({{"HOME", "."}, {"CUDA_HOME", "cuda"}, {"CUDA_PATH", "./cuda"}, {"CONDA_PREFIX", ".."}, {"VIRTUAL_ENV", ".venv"}});
+  const Settings settings = read(
+      {{"HOME", "."}, {"CUDA_HOME", "cuda"}, {"CUDA_PATH", "./cuda"}, {"CONDA_PREFIX", ".."}, {"VIRTUAL_ENV", ".venv"}});
   for (const auto& folder : {settings.home, settings.cuda_home, settings.conda_prefix, settings.virtual_env}) {
     EXPECT_TRUE(folder.empty()) << folder;
   }

@@ -36,7 +36,8 @@ TEST(ForwardSm90Schedule, TilesPastTheMarksAreDoneAgainToo) {
   Case c;
   c.name = "many_tiles";
   c.draw = Draw::growing;
-  c.problem = {.batch = 300, .seq_q = 4, .seq_kv = 140, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .dtype = Dtype::bfloat16};
+  c.problem = {
+      .batch = 300, .seq_q = 4, .seq_kv = 140, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .dtype = Dtype::bfloat16};
   check(c, {.device = hopper, .kernel = "forward/sm90", .pass = Pass::forward});
 }
 
