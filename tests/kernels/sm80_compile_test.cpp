@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "support/compile.h"
+#include "support/long_tail.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -9,11 +10,12 @@ DeviceInfo device(int arch) {
   return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 108, .shared_bytes = shared_limit(arch)};
 }
 
-/// The shapes that are run most: each head dimension with tiles of its own, full and causal.
+/// The shapes that are run most: each head dimension with tiles of its own, causal; in the long tail full, too.
 std::vector<Problem> common_problems() {
   std::vector<Problem> problems;
   for (const std::int64_t head_dim : {64, 96, 128, 256}) {
     for (const bool causal : {false, true}) {
+      if (!causal && !with_long_tail()) continue;
       problems.push_back({.batch = 1,
                           .seq_q = 1024,
                           .seq_kv = 1024,
@@ -48,7 +50,11 @@ void expect_compile(const std::vector<Problem>& problems, Pass pass, const char*
 }
 
 TEST(Sm80Compile, Forward) { expect_compile(common_problems(), Pass::forward, "forward/sm80", 80); }
-TEST(Sm80Compile, ForwardOnSm90) { expect_compile(common_problems(), Pass::forward, "forward/sm80", 90); }
+TEST(Sm80Compile, ForwardOnSm90) {
+  std::vector<Problem> problems = common_problems();
+  if (!with_long_tail()) problems = {problems.back()};  // the widest has the fewest registers to spare
+  expect_compile(problems, Pass::forward, "forward/sm80", 90);
+}
 TEST(Sm80Compile, Backward) { expect_compile(common_problems(), Pass::backward, "backward/sm80", 80); }
 
 TEST(Sm80Compile, Everything) {
