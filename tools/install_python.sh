@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
 # Builds the Python package from this tree and installs it into $VENV (default .venv), as `pip install .` would; what was built
-# before is built again only where it changed.
+# before is built again only where it changed, and where build/release is there the library's objects are those. With
+# FLASH_ATTENTION_TEST_ALL=1 (`make test ALL=1`) the package compiles them itself, as it does for a user.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/install_python.log
 mkdir -p build
-"${VENV:-.venv}/bin/python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps . >"$log" 2>&1 ||
-  { cat "$log" >&2; exit 1; }
+library=
+if [ -e build/release/build.ninja ] && [ "${FLASH_ATTENTION_TEST_ALL:-}" != 1 ]; then
+  tools/build.sh release flash_attention_internal
+  library=$PWD/build/release/libflash_attention_internal.a
+fi
+"${VENV:-.venv}/bin/python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps \
+  -C "cmake.define.FLASH_ATTENTION_BUILT_LIBRARY=$library" . >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
