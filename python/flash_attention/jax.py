@@ -46,6 +46,68 @@ def attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_kv=None, **options):
     )
 
 
+def dot_product_attention(
+    query,
+    key,
+    value,
+    bias=None,
+    mask=None,
+    *,
+    scale=None,
+    is_causal=False,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    local_window_size=None,
+    implementation=None,
+    return_residual=False,
+):
+    """jax.nn.dot_product_attention: same arguments, same result. `implementation` is taken and changes nothing.
+
+    Args:
+        query: [batch, seq_q, heads, head_dim], or without batch.
+        key, value: [batch, seq_kv, heads_kv, head_dim], or without batch.
+        bias, mask: broadcastable to [batch, heads, seq_q, seq_kv]; True = visible.
+        is_causal, local_window_size: around the diagonal j = i (top-left); the window is an int or (left, right).
+        query_seq_lengths, key_value_seq_lengths: int [batch]; rows from there on are 0, keys are hidden.
+        return_residual: also the logarithm of the sum of exponentials, [batch, seq_q, heads].
+
+    A row that sees no key is 0 here; jax.nn gives the mean of all values.
+    """
+    query, key, value = (jnp.asarray(array) for array in (query, key, value))
+    whole = query.ndim == 4
+    if not whole:
+        query, key, value = query[None], key[None], value[None]
+    head_dim, head_dim_v = query.shape[-1], value.shape[-1]
+    left, right = _window(local_window_size)
+    out, lse = functional.attention(
+        *(_whole_vectors(array) for array in (query, key, value)),
+        bias=None if bias is None else jnp.asarray(bias),
+        mask=None if mask is None else jnp.asarray(mask),
+        scale=head_dim**-0.5 if scale is None else scale,
+        causal=is_causal,
+        window=(left, right),
+        alignment="top_left",
+        seqused_q=None if query_seq_lengths is None else jnp.asarray(query_seq_lengths, jnp.int32),
+        key_lengths=None if key_value_seq_lengths is None else jnp.asarray(key_value_seq_lengths, jnp.int32),
+        return_lse=True,
+    )
+    out, lse = out[..., :head_dim_v], lse.swapaxes(1, 2)
+    out, lse = (out, lse) if whole else (out[0], lse[0])
+    return (out, lse) if return_residual else out
+
+
+def _window(size):
+    if size is None:
+        return -1, -1
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _whole_vectors(array):
+    """Zeros up to a multiple of 8 change no score."""
+    missing = -array.shape[-1] % 8
+    return jnp.pad(array, ((0, 0),) * 3 + ((0, missing),)) if missing else array
+
+
 def run(tensors, scalars, seed, offset, return_lse):
     _register()
     check_tensors(tensors)
@@ -57,6 +119,7 @@ def run(tensors, scalars, seed, offset, return_lse):
         raise ValueError("seed: got None; dropout in JAX needs a seed, a Python int")
     width = score_width(tensors, scalars)
     tensors = (q, k, v, _scores(bias, width), _scores(mask, width), _single(slopes), _single(sink), *lengths)
+    tensors = _varying(tensors, _axes(tensors))
     attributes = dict(zip(_SCALARS, scalars, strict=True))
     if attributes["scale"] is None:
         attributes["scale"] = q.shape[-1] ** -0.5
@@ -66,6 +129,32 @@ def run(tensors, scalars, seed, offset, return_lse):
         (*static, ("seed", numpy.int64(signed(seed or 0))), ("offset", numpy.int64(signed(offset)))), *tensors
     )
     return (out, lse) if return_lse else out
+
+
+def _axes(arrays):
+    """The axes of a shard_map along which any of the arrays differs."""
+    if not hasattr(jax, "typeof"):
+        return frozenset()
+    kinds = [jax.typeof(array) for array in arrays if array is not None]
+    return frozenset().union(*(_axes_of_kind(kind) for kind in kinds))
+
+
+def _axes_of_kind(kind):
+    """JAX has called them vma, and calls them the varying ones of a manual_axis_type."""
+    axes = getattr(kind, "manual_axis_type", None)
+    return getattr(kind, "vma", frozenset()) if axes is None else axes.varying
+
+
+def _varying(arrays, axes):
+    """The arrays as ones that differ along `axes`. JAX sums the gradients of those that did not."""
+
+    def vary(array):
+        missing = () if array is None else tuple(axes - _axes([array]))
+        if not missing:
+            return array
+        return jax.lax.pcast(array, missing, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(array, missing)
+
+    return tuple(vary(array) for array in arrays)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -103,11 +192,11 @@ def _call(results, tensors, more, static, backward):
         return jax.ffi.ffi_call("flash_attention", results, vmap_method="sequential")(*operands, **attributes)
 
     if present != 0b111:
-        return call(results, *operands, *more)
+        return _varying(call(results, *operands, *more), _axes(operands))
     # q, k and v alone: the mapped axis joins the batch, and one call serves all of it.
     alone = custom_vmap(partial(call, results))
     alone.def_vmap(partial(_join_batch, call, results))
-    return alone(*operands, *more)
+    return _varying(alone(*operands, *more), _axes(operands))
 
 
 def _join_batch(call, results, size, mapped, *operands):

@@ -1,6 +1,8 @@
 """flash_attention.jax: the same results as the reference, with jit, grad and vmap."""
 
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import numpy
@@ -20,7 +22,7 @@ from flash_attention import _core  # noqa: E402
 
 if not hasattr(_core, "jax_targets"):
     pytest.skip("built without JAX's headers", allow_module_level=True)
-from flash_attention.jax import attention, attention_packed  # noqa: E402
+from flash_attention.jax import attention, attention_packed, dot_product_attention  # noqa: E402
 
 
 def arrays(*shapes):
@@ -105,6 +107,83 @@ def test_bfloat16():
     assert out.dtype == jnp.bfloat16
     expected, _ = exact(*(numpy.array(q.astype(jnp.float32)),) * 3)
     numpy.testing.assert_allclose(out.astype(jnp.float32), expected, atol=2e-2)
+
+
+DOT_PRODUCT = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window": {"local_window_size": (4, 2)},
+    "one_window": {"local_window_size": 3, "is_causal": True},
+    "scale": {"scale": 0.3},
+    "lengths": {"query_seq_lengths": numpy.array([13, 7]), "key_value_seq_lengths": numpy.array([5, 21])},
+}
+
+
+@pytest.mark.parametrize("head_dim, dtype, tolerance", [(20, "float32", 1e-5), (32, "bfloat16", 2e-2)])
+@pytest.mark.parametrize("name", DOT_PRODUCT)
+def test_dot_product_attention(name, head_dim, dtype, tolerance):
+    """jax.nn's own, in float32 of the same numbers, is the judge: values, residual and gradients."""
+    shapes = (2, 13, 4, head_dim), (2, 21, 2, head_dim), (2, 21, 2, head_dim), (1, 4, 13, 21), (2, 1, 13, 21)
+    q, k, v, bias, visible = (jnp.asarray(array) for array in arrays(*shapes))
+    q, k, v = (array.astype(dtype) for array in (q, k, v))
+    visible = (visible > -1).at[..., 0].set(True)
+    options = {"bias": bias, "mask": visible, **DOT_PRODUCT[name]}
+
+    def loss(call, q, k, v):
+        return (call(q, k, v, **options).astype("float32") ** 2).sum()
+
+    single = [array.astype("float32") for array in (q, k, v)]
+    out, residual = jax.jit(lambda *t: dot_product_attention(*t, return_residual=True, **options))(q, k, v)
+    expected = jax.nn.dot_product_attention(*single, **options)
+    rows = jnp.arange(13) < jnp.asarray(options.get("query_seq_lengths", [13, 13]))[:, None]
+    assert out.dtype == q.dtype and residual.shape == (2, 13, 4)
+    numpy.testing.assert_allclose(out.astype("float32")[rows], expected[rows], atol=tolerance, rtol=10 * tolerance)
+    assert not out[~rows].any()
+    ours = jax.grad(lambda *t: loss(dot_product_attention, *t), (0, 1, 2))(q, k, v)
+    theirs = jax.grad(lambda *t: loss(jax.nn.dot_product_attention, *t), (0, 1, 2))(*single)
+    for a, b in zip(ours, theirs, strict=True):
+        numpy.testing.assert_allclose(a.astype("float32"), b, atol=10 * tolerance * float(jnp.abs(b).max()))
+
+
+def test_dot_product_attention_without_batch_and_mapped():
+    q, k, v = (jnp.asarray(array) for array in arrays((3, 13, 4, 32), (3, 21, 2, 32), (3, 21, 2, 32)))
+    expected = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    alone, residual = dot_product_attention(q[0], k[0], v[0], is_causal=True, return_residual=True)
+    numpy.testing.assert_allclose(alone, expected[0], atol=1e-5, rtol=1e-4)
+    assert residual.shape == (13, 4)
+    mapped = jax.vmap(lambda q, k, v: dot_product_attention(q, k, v, is_causal=True))(q, k, v)
+    numpy.testing.assert_allclose(mapped, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_shards_of_one_host():
+    """shard_map over two devices, the batch on one axis: values and gradients as on one device."""
+    program = """
+import jax, numpy
+from jax.sharding import Mesh, PartitionSpec as P
+from flash_attention.jax import attention
+q, k, v = (jax.random.normal(jax.random.key(n), (4, 16, 2, 32)) for n in range(3))
+def loss(q, k, v):
+    return (attention(q, k, v, causal=True) ** 2).sum(axis=(1, 2, 3))
+mesh = Mesh(numpy.array(jax.devices()), ("batch",))
+parts = jax.shard_map(loss, mesh=mesh, in_specs=(P("batch"),) * 3, out_specs=P("batch"))
+assert len(jax.devices()) == 2
+numpy.testing.assert_allclose(jax.jit(parts)(q, k, v), loss(q, k, v), rtol=1e-5)
+ours = jax.jit(jax.grad(lambda *t: parts(*t).sum(), (0, 1, 2)))(q, k, v)
+for a, b in zip(ours, jax.grad(lambda *t: loss(*t).sum(), (0, 1, 2))(q, k, v)):
+    numpy.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4)
+keys = k[0:1].repeat(2, 0)  # the same on both devices: their gradients are summed
+parts = jax.shard_map(loss, mesh=mesh, in_specs=(P("batch"), P(), P()), out_specs=P("batch"))
+ours = jax.jit(jax.grad(lambda q, k: parts(q, k, k).sum(), (0, 1)))(q, keys)
+def whole(q, k):
+    k = jax.numpy.tile(k, (2, 1, 1, 1))
+    return loss(q, k, k).sum()
+theirs = jax.grad(whole, (0, 1))(q, keys)
+for a, b in zip(ours, theirs):
+    numpy.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4)
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_dropout_needs_a_seed():
