@@ -3,6 +3,7 @@
 #include "ptx/shared.cuh"
 #include "tile/product.cuh"
 #include "tile/sequence.cuh"
+#include "tile/tail.cuh"
 
 // What the backward pass needs of each row before the score tiles, and what it gives back of each row after them.
 //
@@ -15,11 +16,13 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// One block of 256 threads takes 64 rows of one head; sixteen lanes share a row.
+/// One block of 256 threads takes 64 rows of one head; sixteen lanes share a row. What is in no sequence is cleared here.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_delta(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = const ptx::Element<features.dtype>;
+  tile::clear_gradient_tails<config>(args, threadIdx.x, tile::product_threads);
+  if (args.seq_q == 0) return;
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, tile::block_rows), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const auto O = tile::query_rows<Element, features>(args.O, sequence, block.head_idx);

@@ -3,7 +3,7 @@
 // Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
 //
 //   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
-//            tasks taken, whose turn it is to add to them
+//            tasks taken, whose turn it is to add to them; rows in no sequence = 0
 //   convert: dQ = scale * the sums, in the tensor's type
 //   convert_keys: the same for dK and dV, where they are summed in memory
 //
@@ -13,6 +13,7 @@
 #include "backward/sm90_turns.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "tile/tail.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
@@ -97,7 +98,8 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   constexpr Type type = config.features.dtype;
   if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, workspace_tasks)[threadIdx.x] = 0;
   if constexpr (config.key_sums) zero_key_sums<config>(args);
-  if (args.seq_q == 0) return;
+  tile::clear_gradient_tails<config>(args, threadIdx.x, wg_threads);
+  if (args.seq_q == 0 || args.batch == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
   const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);

@@ -4,6 +4,7 @@
 #include "tile/dropout.cuh"
 #include "tile/product.cuh"
 #include "tile/score.cuh"
+#include "tile/tail.cuh"
 
 // Attention forward on CUDA cores: every option, every dtype, every head_dim, any GPU. The net under the faster kernels.
 //
@@ -136,6 +137,7 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
   using Kernel = ForwardPortable<config>;
   constexpr Features features = config.features;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  tile::clear_output_tail<config>(args, threadIdx.x, tile::product_threads);
 
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);

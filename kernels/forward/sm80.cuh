@@ -8,6 +8,7 @@
 #include "tile/mma.cuh"
 #include "tile/score.cuh"
 #include "tile/softmax.cuh"
+#include "tile/tail.cuh"
 
 // Attention forward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
@@ -310,6 +311,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void forward_sm80(const AttentionArgs& args) {
   using Kernel = ForwardSm80<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  tile::clear_output_tail<config>(args, threadIdx.x, Kernel::threads);
   const auto block = Kernel::block_of(args, blockIdx.x);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;

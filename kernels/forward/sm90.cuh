@@ -20,6 +20,7 @@
 #include "forward/sm90_careful.cuh"
 #include "forward/sm90_finish.cuh"
 #include "forward/sm90_load.cuh"
+#include "tile/tail.cuh"
 
 namespace flash_attention {
 namespace forward_sm90 {
@@ -94,6 +95,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
 
   if (warpgroup == 0) {
+    if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
     ptx::registers_decrease<S::load_registers>();
     if (threadIdx.x != 0) return;
     Schedule<config> schedule(args, shared.taken);

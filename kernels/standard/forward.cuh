@@ -3,6 +3,7 @@
 #include "ptx/shared.cuh"
 #include "standard/matrices.cuh"
 #include "tile/dropout.cuh"
+#include "tile/tail.cuh"
 
 // Standard attention, forward: the textbook's three steps, each a kernel that writes its whole result to memory.
 //
@@ -91,6 +92,7 @@ __device__ __forceinline__ void standard_output(const AttentionArgs& args) {
   constexpr int block_rows = tile::block_rows;
   using Element = ptx::Element<features.dtype>;
   auto& storage = ptx::shared_storage<standard::TileStorage<config.head_dim_v>>();
+  tile::clear_output_tail<config>(args, threadIdx.x, tile::product_threads);
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_rows), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * block_rows;

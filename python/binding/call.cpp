@@ -207,7 +207,8 @@ const void* Call::score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& 
   for (int axis = 4 - tensor.rank; fits && axis < 4; ++axis) {
     const int own = axis - (4 - tensor.rank);
     fits = tensor.sizes[own] == full[axis] || tensor.sizes[own] == 1;
-    strides[axis] = tensor.sizes[own] == 1 ? 0 : tensor.strides[own];
+    // Of an empty axis nobody says what its stride is; 0 would mean that it is broadcast and has one element.
+    strides[axis] = tensor.sizes[own] == 1 ? 0 : tensor.sizes[own] == 0 ? 1 : tensor.strides[own];
   }
   if (!fits) {
     refuse(tensor, "expected " + axes({full[0], full[1], full[2], full[3]}) + " or 1 in place of any but the last size");

@@ -16,7 +16,9 @@ void run(const Problem& problem, Pass pass, const Buffers& buffers, const Option
   api::guarded([&] {
     const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
     api::validate(prepared->problem, prepared->plan, buffers, options);
-    if (prepared->problem.batch == 0) return;
+    // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
+    const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr;
+    if (prepared->problem.batch == 0 && !sums) return;
     prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
     if (support::settings().check) [[unlikely]]
       api::watch(*prepared, buffers, options);

@@ -153,6 +153,8 @@ Problem normalise(const Problem& problem, Pass pass) {
   check_sizes(p);
   if (p.packed) {
     // No sequence is longer than all of them together; a bias keeps the sizes that its caller gave it.
+    const bool rows = p.total_q != 0 || (p.page_size == 0 && p.total_kv != 0);
+    require(p.batch > 0 || !rows, "batch", p.batch, "packed rows need a sequence, or there must be none");
     if (p.seq_q == 0 || (p.seq_q > p.total_q && !p.bias.present)) p.seq_q = p.total_q;
     if (p.page_size == 0 && (p.seq_kv == 0 || (p.seq_kv > p.total_kv && !p.bias.present))) p.seq_kv = p.total_kv;
   } else {
@@ -196,8 +198,8 @@ Problem normalise(const Problem& problem, Pass pass) {
     check_distinct("dk_strides", p.dk_strides, batches, of_kv.seq, p.heads_kv, p.head_dim);
     check_distinct("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
   }
-  if (p.total_q == 0) p.total_q = p.batch * p.seq_q;
-  if (p.total_kv == 0) p.total_kv = p.batch * p.seq_kv;
+  if (!p.packed) p.total_q = p.batch * p.seq_q;
+  if (!p.packed && p.page_size == 0) p.total_kv = p.batch * p.seq_kv;
   return p;
 }
 

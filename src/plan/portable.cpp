@@ -94,7 +94,8 @@ void add_delta_launch(const Problem& problem, Plan& plan) {
               .entry = "backward_delta",
               .config = to_source(portable_backward_config(problem)),
               .block = 32 * num_warps},
-             tiles(problem.seq_q) * problem.heads_q * problem.batch);
+             std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
+                                    problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
 }
 
 void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {

@@ -48,6 +48,7 @@ TEST_P(ProblemRefusal, NamesArgumentAndValue) {
 
 const Refusal refusals[] = {
     {"batch", "batch", "-1", [](Problem& p) { p.batch = -1; }},
+    {"packed_rows_without_sequences", "batch", "0", [](Problem& p) { p.batch = 0, p.packed = true, p.total_kv = 3; }},
     {"seq_q", "seq_q", "-5", [](Problem& p) { p.seq_q = -5; }},
     {"seq_kv", "seq_kv", "99999999999", [](Problem& p) { p.seq_kv = 99999999999; }},
     {"no_heads", "heads_q", "0", [](Problem& p) { p.heads_q = 0; }},

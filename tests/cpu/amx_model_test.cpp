@@ -7,6 +7,7 @@
 
 #include "api/validate.h"
 #include "cpu/make_call.h"
+#include "cpu/tails.h"
 #include "plan/cpu_tiles.h"
 #include "support/contract.h"
 #include "support/rounding.h"
@@ -116,6 +117,7 @@ class AmxModel : public ::testing::TestWithParam<testing::Case> {
     const Options options{.workspace = dirt.data(), .seed = c.dropout_seed, .offset = c.dropout_offset};
     const Call call = make_call(api::normalise(c.problem, pass), plan_, plan_.block_q, buffers, options);
     void* scratch = memory.allocate(model_table.scratch_bytes);
+    clear_tails(call, pass == Pass::backward);
     for (const Step* step = steps; step->count != nullptr; ++step) {
       for (std::int64_t item = 0; item < step->count(call); ++item) step->run(call, item, scratch);
     }

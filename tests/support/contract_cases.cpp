@@ -108,6 +108,24 @@ std::vector<Case> contract_cases(Dtype dtype) {
     p.seqused_q = p.seqused_kv = true, c.seqused_q = {17, 70}, c.seqused_kv = {64, 90}, p.causal = true;
   });
 
+  add("packed_tail", [](Case& c, Problem& p) {  // rows that belong to no sequence
+    pack(c, {33, 0, 20}, {40, 9, 65}), p.total_q += 70, p.total_kv += 65;
+  });
+
+  // Sizes of 0 with what is summed over them
+  add("no_query_bias", [](Case& c, Problem& p) { p.seq_q = 0, p.bias = over(p, true, true, true), c.dbias = true; });
+  add("no_query_bias_keys", [](Case& c, Problem& p) { p.seq_q = 0, p.bias = over(p, true, true, false), c.dbias = true; });
+  add("no_key_bias", [](Case& c, Problem& p) { p.seq_kv = 0, p.bias = over(p, true, true, true), c.dbias = true; });
+  add("no_batch", [](Case& c, Problem& p) {
+    p.batch = 0, p.bias = over(p, false, true, true), p.sink = true, c.dbias = c.dsink = true;
+  });
+  add("packed_no_query_bias", [](Case& c, Problem& p) {
+    pack(c, {0, 0}, {3, 60}), p.seq_q = 2, p.bias = over(p, true, true, true), p.sink = true, c.dbias = c.dsink = true;
+  });
+  add("packed_no_key_bias", [](Case& c, Problem& p) {
+    pack(c, {3, 60}, {0, 0}), p.seq_kv = 5, p.bias = over(p, false, true, true), c.dbias = true;
+  });
+
   // Scores
   add("scale", [](Case&, Problem& p) { p.scale = 0.3f; });
   add("softcap", [](Case&, Problem& p) { p.softcap = 1.5f, p.causal = true; });
