@@ -41,6 +41,8 @@ struct ForwardSm80 {
   static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
   // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again.
   static constexpr bool careful = tile::Score<features>::hides || features.dropout;
+  // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
+  static constexpr int lift = features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;
   static_assert(type != Type::float32 && block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
 
@@ -240,7 +242,7 @@ struct ForwardSm80 {
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
         if constexpr (sums_in_shared) read_sums(m);
-        rows[m].update(S[m], scale_log2, shrink[m]);
+        rows[m].template update<lift>(S[m], scale_log2, shrink[m]);
         if constexpr (sums_in_shared) write_sums(m);
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);
@@ -270,7 +272,7 @@ struct ForwardSm80 {
       for (int half = 0; half < 2; ++half) {
         const int row = warp_row + 16 * m + place.row + 8 * half, i = q_begin + row;
         const bool used = i < sequence.len_q;
-        float factor = rows[m].finish(half, scale_log2, used ? sink : -tile::infinity, lse[m][half]);
+        float factor = rows[m].template finish<lift>(half, scale_log2, used ? sink : -tile::infinity, lse[m][half]);
         if constexpr (features.dropout) factor *= args.keep_scale;
         if (!used) factor = 0, lse[m][half] = -tile::infinity;
         if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {

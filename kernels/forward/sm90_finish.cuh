@@ -44,7 +44,8 @@ struct Finisher {
       maximum[r] = Scores<config>::finite(rows.max[r]) * math.exponent_scale;  // in powers of 2
       float denominator = sum[r];
       if constexpr (features.sink) denominator += ptx::exp2(args.sink[tile.head_idx] * tile::log2_e - maximum[r]);
-      factor[r] = used[r] && !empty[r] ? (features.dropout ? args.keep_scale : 1.0f) * ptx::reciprocal(denominator) : 0.0f;
+      const float keep_scale = features.dropout ? args.keep_scale * (1.0f / Scores<config>::lift) : 1.0f;
+      factor[r] = used[r] && !empty[r] ? keep_scale * ptx::reciprocal(denominator) : 0.0f;
     }
 
     float poison[2] = {0, 0};  // NaN once an output of the row is not finite
@@ -88,8 +89,10 @@ struct Finisher {
                                      : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
   }
 
-  /// A row sum below this bounds every probability of the row by what P's type can hold.
-  static constexpr float highest_sum = S::type == Type::float16 ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
+  /// A row sum below this bounds every probability of the row by what P's type can hold; but where they are lifted, which
+  /// tells by itself.
+  static constexpr float highest_sum =
+      S::type == Type::float16 && Scores<config>::lift == 1.0f ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
 
   /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again:
   /// where there is room for half of O only, that is at once, and there is time to do something else.

@@ -217,6 +217,10 @@ struct Scores {
     return draw;
   }
 
+  /// What dropout keeps may be far below a row's reference, and is scaled up at the end: in float16 it is lifted out of the
+  /// subnormal numbers. What overflows then makes O infinite, and Finisher sees to it.
+  static constexpr float lift = features.dropout && Shape::type == Type::float16 ? 256.0f : 1.0f;
+
   /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
   __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
     if constexpr (features.dropout) {
@@ -225,7 +229,7 @@ struct Scores {
         const tile::DropoutWords random = draw.dropout.words(draw.rows, draw.columns + i / 2);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          S[i + e] = random.at(row_of(e), e / 4, e % 2) >= draw.dropout.threshold ? S[i + e] : 0.0f;
+          S[i + e] = random.at(row_of(e), e / 4, e % 2) >= draw.dropout.threshold ? S[i + e] * lift : 0.0f;
         }
       }
     }

@@ -32,9 +32,9 @@ struct RowState {
   float max[2] = {-infinity, -infinity};
   float sum[2] = {0, 0};
 
-  /// S becomes exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `shrink` what earlier sums and outputs are to
-  /// be multiplied by. scale_log2 = scale * log2(e) > 0.
-  template <int blocks>
+  /// S becomes 2^lift exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `shrink` what earlier sums and outputs
+  /// are to be multiplied by. scale_log2 = scale * log2(e) > 0.
+  template <int lift = 0, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -46,12 +46,13 @@ struct RowState {
       const float reference = new_max == -infinity ? 0 : new_max * scale_log2;
       shrink[half] = ptx::exp2(ptx::fma(max[half], scale_log2, -reference));
       max[half] = new_max;
+      const float lifted = reference - lift;
       float total = 0;
 #pragma unroll
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2, -reference));
+          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2, -lifted));
           total += S[n][e];
         }
       }
@@ -60,9 +61,10 @@ struct RowState {
   }
 
   /// finish_row() for row `half`.
+  template <int lift = 0>
   __device__ __forceinline__ float finish(int half, float scale_log2, float sink, float& lse) const {
     const float total = reduce_quad(sum[half], [](float a, float b) { return a + b; });
-    const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2;
+    const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2 - lift;
     return finish_row(scaled_max, total, sink, lse);
   }
 };
