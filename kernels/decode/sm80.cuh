@@ -2,6 +2,7 @@
 
 #include "decode/finish.cuh"
 #include "decode/load.cuh"
+#include "tile/tail.cuh"
 
 // Attention forward for few queries, where reading K and V once is all the work: mma.sync and cp.async, sm_80 and up,
 // 16-bit types, K and V in pages or not.
@@ -251,6 +252,7 @@ struct DecodeSm80 {
 
 template <ForwardConfig config>
 __device__ __forceinline__ void decode_sm80(const AttentionArgs& args) {
+  tile::clear_output_tail<config>(args, threadIdx.x, 32 * config.num_warps);
   DecodeSm80<config>(args, ptx::shared_storage<typename DecodeSm80<config>::SharedStorage>()).work();
 }
 

@@ -111,6 +111,7 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("packed_tail", [](Case& c, Problem& p) {  // rows that belong to no sequence
     pack(c, {33, 0, 20}, {40, 9, 65}), p.total_q += 70, p.total_kv += 65;
   });
+  add("packed_tail_few", [](Case& c, Problem& p) { pack(c, {1, 0, 2}, {40, 9, 65}), p.total_q += 5, p.total_kv += 3; });
 
   // Sizes of 0 with what is summed over them
   add("no_query_bias", [](Case& c, Problem& p) { p.seq_q = 0, p.bias = over(p, true, true, true), c.dbias = true; });
