@@ -93,18 +93,43 @@ CpuIsa best_isa() {
 
 CpuIsa chosen_isa() { return support::settings().cpu_isa.value_or(best_isa()); }
 
-double quota_of(const std::string& group) {
+namespace {
+
+/// Of the files in one folder.
+double quota_in(const std::string& folder) {
   std::string limit;
-  double period = 0;
-  if (std::ifstream(group + "/cpu.max") >> limit >> period && limit != "max" && period > 0) {
+  double period = 0, microseconds = 0;
+  if (std::ifstream(folder + "/cpu.max") >> limit >> period && limit != "max" && period > 0) {
     return std::stod(limit) / period;
   }
-  double microseconds = 0;
-  if (std::ifstream(group + "/cpu/cpu.cfs_quota_us") >> microseconds &&
-      std::ifstream(group + "/cpu/cpu.cfs_period_us") >> period && microseconds > 0 && period > 0) {
+  if (std::ifstream(folder + "/cpu.cfs_quota_us") >> microseconds &&
+      std::ifstream(folder + "/cpu.cfs_period_us") >> period && microseconds > 0 && period > 0) {
     return microseconds / period;
   }
   return INFINITY;
+}
+
+}  // namespace
+
+double quota_of(const std::string& group) {
+  const double version_2 = quota_in(group);
+  return std::isfinite(version_2) ? version_2 : quota_in(group + "/cpu");
+}
+
+double quota_of_process(const std::string& groups, const std::string& membership) {
+  double least = quota_of(groups);
+  std::ifstream file(membership);
+  for (std::string line; std::getline(file, line);) {  // number:controllers:path; version 2 names no controllers
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+    const std::string root = controllers.empty() ? groups : groups + "/cpu";
+    for (std::string path = line.substr(second + 1); path.size() > 1; path.resize(path.rfind('/'))) {
+      least = std::min(least, quota_in(root + path));
+    }
+  }
+  return least;
 }
 
 int usable_processors() {
@@ -112,7 +137,8 @@ int usable_processors() {
   CPU_ZERO(&set);
   const int allowed =
       sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, static_cast<int>(std::min<double>(allowed, std::ceil(quota_of("/sys/fs/cgroup")))));
+  const double quota = std::ceil(quota_of_process("/sys/fs/cgroup", "/proc/self/cgroup"));
+  return std::max(1, static_cast<int>(std::min<double>(allowed, quota)));
 }
 
 }  // namespace flash_attention::cpu

@@ -19,7 +19,10 @@ CpuIsa chosen_isa();
 /// Processors that this process may use: the affinity mask, cut by the quota of its control group.
 int usable_processors();
 
-/// Processors' worth of time that a control group allows, versions 2 and 1; infinite where it sets no limit.
+/// Processors' worth of time that one control group allows, versions 2 and 1; infinite where it sets no limit.
 double quota_of(const std::string& group);
+
+/// The least of a process's group and those above it. groups: /sys/fs/cgroup; membership: /proc/self/cgroup.
+double quota_of_process(const std::string& groups, const std::string& membership);
 
 }  // namespace flash_attention::cpu

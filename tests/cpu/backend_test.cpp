@@ -52,6 +52,26 @@ TEST(CpuBackend, KeepsToTheQuotaOfItsControlGroup) {
   std::filesystem::remove_all(group);
 }
 
+TEST(CpuBackend, KeepsToTheQuotasOfTheGroupsAboveToo) {
+  const std::filesystem::path groups = ::testing::TempDir() + "flash_attention_groups_" + std::to_string(getpid());
+  std::filesystem::create_directories(groups / "outer" / "inner");
+  std::filesystem::create_directories(groups / "cpu" / "old" / "older");
+  const std::string membership = groups / "membership";
+  std::ofstream(membership) << "12:memory:/elsewhere\n0::/outer/inner\n";
+  EXPECT_EQ(quota_of_process(groups, membership), INFINITY);
+  std::ofstream(groups / "outer" / "cpu.max") << "300000 100000";
+  std::ofstream(groups / "outer" / "inner" / "cpu.max") << "max 100000";
+  EXPECT_EQ(quota_of_process(groups, membership), 3);
+  std::ofstream(groups / "outer" / "inner" / "cpu.max") << "50000 100000";
+  EXPECT_EQ(quota_of_process(groups, membership), 0.5);
+  std::ofstream(membership) << "3:cpu,cpuacct:/old/older\n";
+  std::ofstream(groups / "cpu" / "old" / "cpu.cfs_quota_us") << 200000;
+  std::ofstream(groups / "cpu" / "old" / "cpu.cfs_period_us") << 100000;
+  EXPECT_EQ(quota_of_process(groups, membership), 2);
+  EXPECT_EQ(quota_of_process(groups, groups / "not_there"), INFINITY);
+  std::filesystem::remove_all(groups);
+}
+
 TEST(CpuBackend, RefusesAnInstructionSetThatIsNotHere) {
   for (const CpuIsa isa : {CpuIsa::generic, CpuIsa::neon, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16, CpuIsa::amx}) {
     if (has_isa(isa)) {
