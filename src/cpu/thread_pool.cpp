@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
+#include <system_error>
 
 namespace flash_attention::cpu {
 namespace {
@@ -17,6 +19,13 @@ void pause() {
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
 #endif
+}
+
+/// Processor time that this thread has had.
+std::chrono::nanoseconds own_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 /// True until the time that a worker stays awake has passed since the first call.
@@ -36,7 +45,12 @@ class Patience {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : ranges_(static_cast<std::size_t>(std::max(threads, 1))) {
-  for (std::size_t i = 1; i < ranges_.size(); ++i) workers_.emplace_back([this, i] { work(i); });
+  CPU_ZERO(&allowed_);
+  sched_getaffinity(0, sizeof allowed_, &allowed_);
+  try {
+    for (std::size_t i = 1; i < ranges_.size(); ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error&) {  // a limit on threads or memory: those that did start have to do
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -47,7 +61,7 @@ ThreadPool::~ThreadPool() {
 }
 
 std::int64_t ThreadPool::range_end(std::size_t range, std::int64_t count) const {
-  return count * static_cast<std::int64_t>(range + 1) / static_cast<std::int64_t>(ranges_.size());
+  return count * static_cast<std::int64_t>(range + 1) / static_cast<std::int64_t>(active_.load());
 }
 
 bool ThreadPool::take(std::size_t range, std::uint32_t loop, std::int64_t& index) {
@@ -63,8 +77,10 @@ bool ThreadPool::take(std::size_t range, std::uint32_t loop, std::int64_t& index
 
 void ThreadPool::help(std::uint32_t loop, std::size_t self) {
   std::int64_t index = 0, count = 0, finished = 0;
-  for (std::size_t i = 0; i < ranges_.size(); ++i) {
-    for (; take((self + i) % ranges_.size(), loop, index); ++finished) {
+  const std::size_t active = active_.load();
+  if (self >= active) return;
+  for (std::size_t i = 0; i < active; ++i) {
+    for (; take((self + i) % active, loop, index); ++finished) {
       count = count_.load();
       body_.load()(context_.load(), index);
     }
@@ -75,17 +91,16 @@ void ThreadPool::help(std::uint32_t loop, std::size_t self) {
 void ThreadPool::keep_workers_off(int processor) {
   if (processor == callers_processor_) return;
   callers_processor_ = processor;
-  cpu_set_t others;
-  CPU_ZERO(&others);
-  if (processor < 0 || sched_getaffinity(0, sizeof others, &others) != 0) return;
-  CPU_CLR(static_cast<std::size_t>(processor), &others);
+  cpu_set_t others = allowed_;  // not the caller's mask: it may have been pinned to some of them
+  if (processor >= 0) CPU_CLR(static_cast<std::size_t>(processor), &others);
+  if (CPU_COUNT(&others) < static_cast<int>(workers_.size())) others = allowed_;
   if (CPU_COUNT(&others) == 0) return;
   for (std::thread& worker : workers_) pthread_setaffinity_np(worker.native_handle(), sizeof others, &others);
 }
 
-void ThreadPool::run(std::int64_t count, Body body, void* context) {
+void ThreadPool::run(std::int64_t count, Body body, void* context, int threads) {
   const std::unique_lock<std::mutex> only(caller_, std::try_to_lock);
-  if (!only.owns_lock() || workers_.empty() || count < 2) {
+  if (!only.owns_lock() || workers_.empty() || count < 2 || threads < 2) {
     for (std::int64_t i = 0; i < count; ++i) body(context, i);
     return;
   }
@@ -103,9 +118,10 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
     };
     context_ = &part;
     count_ = indices;
+    active_ = std::min(static_cast<std::size_t>(threads), workers_.size() + 1);
     done_ = 0;
     const std::uint32_t loop = loop_.load() + 1;
-    for (std::size_t range = 0; range < ranges_.size(); ++range) {
+    for (std::size_t range = 0; range < active_.load(); ++range) {
       const std::int64_t begin = range == 0 ? 0 : range_end(range - 1, indices);
       ranges_[range].left = (std::uint64_t{loop} << 32) | static_cast<std::uint64_t>(range_end(range, indices) - begin);
     }
@@ -123,9 +139,17 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
 }
 
 void ThreadPool::work(std::size_t self) {
+  constexpr int give_way = 64;  // times that a worker sleeps at once after it found others on its processor
+  int sleeps_at_once = 0;
   for (std::uint32_t seen = 0; !stop_.load();) {
-    Patience patience;
-    while (loop_.load() == seen && patience.left()) {
+    if (sleeps_at_once > 0) {
+      --sleeps_at_once;
+    } else if (loop_.load() == seen) {
+      const std::chrono::nanoseconds before = own_time();
+      Patience patience;
+      while (loop_.load() == seen && patience.left()) {
+      }
+      if (loop_.load() == seen && own_time() - before < stays_awake / 2) sleeps_at_once = give_way;
     }
     if (loop_.load() == seen) {
       ++sleeping_;

@@ -1,10 +1,14 @@
 #include "cpu/parallel.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -81,6 +85,92 @@ TEST(ThreadPool, SeveralCallersAtOnce) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_TRUE(good);
+}
+
+TEST(ThreadPool, TakesFewerThreadsIfAsked) {
+  ThreadPool pool(4);
+  struct Seen {
+    std::mutex mutex;
+    std::set<std::thread::id> threads;
+  };
+  for (const int threads : {1, 2, 3, 4, 2}) {
+    Seen seen;
+    pool.run(
+        200,
+        [](void* context, std::int64_t) {
+          Seen& s = *static_cast<Seen*>(context);
+          const std::lock_guard lock(s.mutex);
+          s.threads.insert(std::this_thread::get_id());
+        },
+        &seen, threads);
+    EXPECT_LE(seen.threads.size(), static_cast<std::size_t>(threads));
+    Counts counts(37);
+    pool.run(37, Counts::count, &counts, threads);
+    EXPECT_TRUE(counts.all_once());
+  }
+}
+
+/// Where the workers of a pool may run, seen from a loop that they took part in.
+cpu_set_t mask_of_workers(ThreadPool& pool) {
+  struct Seen {
+    std::thread::id caller = std::this_thread::get_id();
+    std::mutex mutex;
+    cpu_set_t all{};
+  } seen;
+  while (CPU_COUNT(&seen.all) == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the workers sleep: they are told where to wake up
+    pool.run(
+        64,
+        [](void* context, std::int64_t) {
+          Seen& s = *static_cast<Seen*>(context);
+          std::this_thread::sleep_for(std::chrono::microseconds(50));
+          if (std::this_thread::get_id() == s.caller) return;
+          cpu_set_t mine;
+          CPU_ZERO(&mine);
+          sched_getaffinity(0, sizeof mine, &mine);
+          const std::lock_guard lock(s.mutex);
+          CPU_OR(&s.all, &s.all, &mine);
+        },
+        &seen);
+  }
+  return seen.all;
+}
+
+TEST(ThreadPool, KeepsOffAPinnedCallerToo) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "there is one processor";
+  ThreadPool pool(2);
+  cpu_set_t workers = mask_of_workers(pool);
+  std::size_t one = 0;
+  while (!CPU_ISSET(one, &workers)) ++one;
+  std::thread([&] {
+    cpu_set_t pin;
+    CPU_ZERO(&pin);
+    CPU_SET(one, &pin);
+    ASSERT_EQ(sched_setaffinity(0, sizeof pin, &pin), 0);
+    workers = mask_of_workers(pool);
+  }).join();
+  EXPECT_FALSE(CPU_ISSET(one, &workers));
+  EXPECT_EQ(CPU_COUNT(&workers), CPU_COUNT(&all) - 1);
+}
+
+TEST(ThreadPool, GoesOnWithTheThreadsThatStarted) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can leave its user";
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const rlimit none{.rlim_cur = 1, .rlim_max = 1};
+    if (setuid(65533) != 0 || setrlimit(RLIMIT_NPROC, &none) != 0) _exit(2);
+    ThreadPool pool(8);
+    Counts counts(100);
+    pool.run(100, Counts::count, &counts);
+    _exit(counts.all_once() && pool.threads() < 8 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(ParallelFor, NestedLoopsRunInPlace) {
