@@ -2,6 +2,7 @@
 
 #include "api/guard.h"
 #include "cpu/backend.h"
+#include "cpu/parallel.h"
 #include "cuda/backend.h"
 #include "jit/cached.h"
 #include "jit/compile.h"
@@ -33,7 +34,7 @@ std::vector<Finding> diagnose() {
     std::vector<Finding> findings{{.subject = "CPU",
                                    .ok = true,
                                    .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " +
-                                             std::to_string(cpu.threads) + (cpu.threads == 1 ? " thread" : " threads"),
+                                             cpu::describe_threads(),
                                    .advice = ""}};
     for (auto part : {cuda::diagnose, jit::diagnose}) {
       for (Finding& finding : part()) findings.push_back(std::move(finding));

@@ -7,37 +7,15 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <new>
 
 #include "cpu/detect.h"
+#include "cpu/openmp.h"
 #include "flash_attention/runtime.h"
 #include "support/settings.h"
 
 namespace flash_attention::cpu {
 namespace {
-
-int pool_threads() {
-  const int wanted = support::settings().threads;
-  return wanted > 0 ? wanted : usable_processors();
-}
-
-std::mutex making;
-std::atomic<ThreadPool*> the_pool{nullptr};
-
-/// The pool is never destroyed: its threads may sleep at the end of the process. A child of fork() has none of them, so it
-/// forgets the pool and makes its own when it needs one.
-ThreadPool& pool() {
-  if (ThreadPool* made = the_pool.load()) return *made;
-  const std::lock_guard lock(making);
-  if (ThreadPool* made = the_pool.load()) return *made;
-  static const int registered = pthread_atfork([] { making.lock(); }, [] { making.unlock(); },
-                                               [] {
-                                                 the_pool = nullptr;
-                                                 making.unlock();
-                                               });
-  (void)registered;
-  the_pool = new ThreadPool(pool_threads());
-  return *the_pool;
-}
 
 struct Hook {
   ParallelFor function = nullptr;
@@ -45,15 +23,64 @@ struct Hook {
   int threads = 1;
 };
 
-std::mutex hook_mutex;
-Hook hook;
+std::atomic<const Hook*> the_hook{nullptr};  // one that was replaced is kept: a loop may be running on it
+std::atomic<ThreadPool*> the_pool{nullptr};
+std::mutex making;                   // the pool
+std::atomic<bool> is_child{false};  // of fork()
+thread_local bool inside = false;
 
-Hook current_hook() {
-  const std::lock_guard lock(hook_mutex);
-  return hook;
+int own_threads() {
+  static const int usable = usable_processors();
+  const int wanted = support::settings().threads;
+  return wanted > 0 ? wanted : usable;
 }
 
-thread_local bool inside = false;
+/// The pool is never destroyed: its threads may sleep at the end of the process.
+ThreadPool& pool() {
+  if (ThreadPool* made = the_pool.load()) return *made;
+  const std::lock_guard lock(making);
+  if (the_pool.load() == nullptr) the_pool = new ThreadPool(own_threads());
+  return *the_pool;
+}
+
+/// A child of fork() has none of the threads: it forgets the pool and makes its own, and it leaves OpenMP alone, whose
+/// teams would wait for threads that are not there. What other threads were doing at that moment must not be left half
+/// done for the child: it is waited for, and what is made at the first use is made before.
+void before_fork() {
+  try {
+    own_threads();
+    if (support::settings().thread_source != support::ThreadSource::own) OpenMp::loaded();
+  } catch (...) {  // a wrong setting is reported by the call that needs it
+  }
+  making.lock();
+}
+void after_fork_in_parent() { making.unlock(); }
+void after_fork_in_child() {
+  the_pool = nullptr;
+  is_child = true;
+  OpenMp::after_fork();
+  making.unlock();
+}
+const int registered = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+
+/// Whose threads a loop that begins now would use, and how many.
+struct Threads {
+  int count;
+  const Hook* hook = nullptr;
+  const OpenMp* team = nullptr;  // neither: the pool
+
+  static Threads now() {
+    using support::ThreadSource;
+    const Hook* hook = the_hook.load(std::memory_order_acquire);
+    if (hook != nullptr && hook->function != nullptr) return {.count = hook->threads, .hook = hook};
+    const support::Settings& settings = support::settings();
+    const OpenMp* team = settings.thread_source == ThreadSource::own ? nullptr : OpenMp::loaded();
+    if (team == nullptr) return {.count = settings.thread_source == ThreadSource::openmp ? 1 : own_threads()};
+    const int wanted = team->threads(), most = settings.threads > 0 ? std::min(settings.threads, wanted) : wanted;
+    if (is_child.load(std::memory_order_relaxed)) return {.count = std::min(most, own_threads())};
+    return {.count = most, .team = team};
+  }
+};
 
 using Clock = std::chrono::steady_clock;
 thread_local Clock::time_point last_end;  // of a call that was timed
@@ -81,14 +108,24 @@ struct Guarded {
 
 }  // namespace
 
-int num_threads() {
-  const Hook mine = current_hook();
-  static const int own = pool_threads();
-  return mine.function != nullptr ? mine.threads : own;
+int num_threads() { return inside ? 1 : Threads::now().count; }
+
+std::string describe_threads() {
+  const Threads threads = Threads::now();
+  const std::string count = std::to_string(threads.count) + (threads.count == 1 ? " thread, " : " threads, ");
+  if (threads.hook != nullptr) return count + "those of the caller (set_parallel_for)";
+  if (threads.team != nullptr) return count + "the OpenMP team of " + threads.team->library();
+  if (support::settings().thread_source == support::ThreadSource::openmp) return count + "because no OpenMP is loaded";
+  if (is_child && OpenMp::loaded() != nullptr) return count + "a pool of its own (OpenMP does not outlive fork)";
+  return count + "a pool of its own";
 }
 
 Sharing::Sharing(double multiplications) : timed_(multiplications >= 1e5), worth_it_(multiplications >= 1e6) {
-  if (timed_ && Clock::now() - last_end < ThreadPool::stays_awake) worth_it_ = true;
+  if (!timed_ || worth_it_) return;
+  // A team that somebody else keeps awake pays from 3e5 on: one query on 128 keys in float32 in a model, 0.30 ms before and
+  // 0.22 ms so (Zen 4, two threads).
+  if (multiplications >= 3e5 && Threads::now().team != nullptr) worth_it_ = true;
+  if (Clock::now() - last_end < ThreadPool::stays_awake) worth_it_ = true;
 }
 
 Sharing::~Sharing() {
@@ -96,15 +133,18 @@ Sharing::~Sharing() {
 }
 
 void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
-  if (serial || inside || count < 2) {
+  const Threads threads = serial || inside || count < 2 ? Threads{.count = 1} : Threads::now();
+  if (threads.count < 2) {
     for (std::int64_t i = 0; i < count; ++i) body(context, i);
     return;
   }
   Guarded guarded{body, context, {}, {}};
-  if (const Hook mine = current_hook(); mine.function != nullptr) {
-    mine.function(mine.context, count, Guarded::call, &guarded);
+  if (threads.hook != nullptr) {
+    threads.hook->function(threads.hook->context, count, Guarded::call, &guarded);
+  } else if (threads.team != nullptr) {
+    threads.team->run(count, Guarded::call, &guarded, threads.count);
   } else {
-    pool().run(count, Guarded::call, &guarded);
+    pool().run(count, Guarded::call, &guarded, threads.count);
   }
   if (guarded.error) std::rethrow_exception(guarded.error);
 }
@@ -114,8 +154,7 @@ void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
 namespace flash_attention {
 
 void set_parallel_for(ParallelFor parallel_for, void* context, int threads) {
-  const std::lock_guard lock(cpu::hook_mutex);
-  cpu::hook = {parallel_for, context, std::max(threads, 1)};
+  cpu::the_hook = new cpu::Hook{parallel_for, context, std::max(threads, 1)};
 }
 
 }  // namespace flash_attention

@@ -1,16 +1,21 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "cpu/thread_pool.h"
 
 namespace flash_attention::cpu {
 
-/// Threads that parallel_for uses: those of the caller's hook (set_parallel_for), else of the library's own pool.
+/// Threads that a loop of this thread would use now: those of the caller's hook (set_parallel_for), else of an OpenMP team
+/// that is there (openmp.h), else of the library's own pool. Asked for each call: torch.set_num_threads may have changed it.
 int num_threads();
 
-/// Whether a call with so many multiplications should use other threads: always from about 25 us on; from 3 us on where it
-/// begins so soon after the last call of this thread that the workers are still awake. (The caller waits for no worker to
+/// How many, and whose, in words.
+std::string describe_threads();
+
+/// Whether a call with so many multiplications should use other threads: always from about 25 us on, on an OpenMP team from
+/// 8 us on; from 3 us on where it begins so soon after the last call of this thread that the workers are still awake. (The caller waits for no worker to
 /// wake, so what is lost where they sleep is the call that wakes them.) Lives as long as the call.
 class Sharing {
  public:
@@ -24,7 +29,7 @@ class Sharing {
   bool timed_, worth_it_;
 };
 
-/// body(context, i) for each i in [0, count): on the caller's hook, the pool, or (serial) the calling thread. The first
+/// body(context, i) for each i in [0, count): on those threads, or (serial) the calling thread. The first
 /// exception of a body is thrown again after all have ended.
 void parallel_for(std::int64_t count, bool serial, Body body, void* context);
 

@@ -26,7 +26,10 @@ constexpr SettingDescription descriptions[] = {
      "kernels/ of a source tree, read at run time: edit a kernel without building the library"},
     {"FLASH_ATTENTION_CPU_ISA", "generic, neon, avx2, avx512, avx512_bf16, amx", "the best there is",
      "instruction set of the CPU backend"},
-    {"FLASH_ATTENTION_THREADS", "1 to 4096", "one a core", "threads of the CPU backend, the caller included"},
+    {"FLASH_ATTENTION_THREADS", "1 to 4096", "one a core",
+     "threads of the CPU backend, the caller included; of an OpenMP team at most so many"},
+    {"FLASH_ATTENTION_THREAD_SOURCE", "auto, own, openmp", "auto",
+     "whose threads the CPU backend runs on: those of a loaded OpenMP runtime (torch's), or its own; auto: the first there is"},
     {"FLASH_ATTENTION_CHECK", "on, off", "off",
      "on: some rows of every call are compared with fp64 on the host; a call that differs is an error. Slow"},
     {"FLASH_ATTENTION_EMULATOR_SEED", "0 to 2^64 - 1", "0", "seed of the order in which the emulator runs threads"},
@@ -100,6 +103,14 @@ class Reader {
     refuse(variable, value);
   }
 
+  ThreadSource thread_source(const char* variable) const {
+    const std::string value = text(variable, "auto");
+    if (value == "auto") return ThreadSource::automatic;
+    if (value == "own") return ThreadSource::own;
+    if (value == "openmp") return ThreadSource::openmp;
+    refuse(variable, value);
+  }
+
  private:
   const Environment& environment_;
 };
@@ -126,6 +137,7 @@ Settings read_settings(const Environment& environment) {
   settings.kernel_dir = reader.path("FLASH_ATTENTION_KERNEL_DIR");
   settings.cpu_isa = reader.isa("FLASH_ATTENTION_CPU_ISA");
   settings.threads = static_cast<int>(reader.number("FLASH_ATTENTION_THREADS", 0, 1, 4096));
+  settings.thread_source = reader.thread_source("FLASH_ATTENTION_THREAD_SOURCE");
   settings.check = reader.on_or_off("FLASH_ATTENTION_CHECK", settings.check);
   settings.emulator_seed = reader.number("FLASH_ATTENTION_EMULATOR_SEED", 0, 0, UINT64_MAX);
   settings.cxx = reader.text("FLASH_ATTENTION_CXX", settings.cxx);
@@ -139,7 +151,8 @@ Settings read_settings(const Environment& environment) {
 }
 
 const Settings& settings() {
-  static const Settings process = read_settings([](const char* name) { return std::getenv(name); });
+  // Never destroyed: a call may come from a destructor at the end of the process.
+  static const Settings& process = *new Settings(read_settings([](const char* name) { return std::getenv(name); }));
   return process;
 }
 

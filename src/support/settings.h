@@ -12,6 +12,13 @@
 
 namespace flash_attention::support {
 
+/// Whose threads the CPU backend runs on.
+enum class ThreadSource : std::uint8_t {
+  automatic,  // those of an OpenMP runtime that is loaded, else its own
+  own,
+  openmp,  // and none where no runtime is loaded
+};
+
 /// Everything the library takes from the environment. Read once; the rest of the library asks settings().
 struct Settings {
   std::filesystem::path cache_dir;                         // where compiled kernels are kept
@@ -23,7 +30,8 @@ struct Settings {
   std::filesystem::path driver;                            // the CUDA driver library; empty: libcuda.so.1
   std::filesystem::path kernel_dir;                        // read the kernel sources from here; empty: those in the library
   std::optional<CpuIsa> cpu_isa;                           // empty: the best this CPU has
-  int threads = 0;                                         // of the CPU backend; 0: one a core
+  int threads = 0;                                         // of the CPU backend, at most; 0: one a core
+  ThreadSource thread_source = ThreadSource::automatic;    // whose threads the CPU backend runs on
   bool check = false;                                      // compare rows of every call with fp64
   std::uint64_t emulator_seed = 0;                         // of the emulator's schedule
   std::string cxx = "c++";                                 // the compiler of the emulator

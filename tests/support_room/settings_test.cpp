@@ -50,6 +50,7 @@ TEST(Settings, values) {
                                   {"FLASH_ATTENTION_JIT", "off"},
                                   {"FLASH_ATTENTION_CPU_ISA", "avx512"},
                                   {"FLASH_ATTENTION_THREADS", "12"},
+                                  {"FLASH_ATTENTION_THREAD_SOURCE", "own"},
                                   {"FLASH_ATTENTION_EMULATOR_SEED", "18446744073709551615"},
                                   {"FLASH_ATTENTION_CXX", "clang++"},
                                   {"FLASH_ATTENTION_CXX_FLAGS", "-g -O0"},
@@ -58,6 +59,7 @@ TEST(Settings, values) {
   EXPECT_FALSE(settings.jit);
   EXPECT_EQ(settings.cpu_isa, CpuIsa::avx512);
   EXPECT_EQ(settings.threads, 12);
+  EXPECT_EQ(settings.thread_source, ThreadSource::own);
   EXPECT_EQ(settings.emulator_seed, 18446744073709551615ull);
   EXPECT_EQ(settings.cxx, "clang++");
   EXPECT_EQ(settings.cxx_flags, "-g -O0");
@@ -76,7 +78,7 @@ TEST(Settings, bad_values_are_refused_by_name) {
       {"FLASH_ATTENTION_JIT", "maybe"},        {"FLASH_ATTENTION_CPU_ISA", "sse"},
       {"FLASH_ATTENTION_THREADS", "0"},        {"FLASH_ATTENTION_THREADS", "4097"},
       {"FLASH_ATTENTION_THREADS", "4 "},       {"FLASH_ATTENTION_EMULATOR_SEED", "-1"},
-      {"FLASH_ATTENTION_EMULATOR_SEED", "0x1"}};
+      {"FLASH_ATTENTION_EMULATOR_SEED", "0x1"}, {"FLASH_ATTENTION_THREAD_SOURCE", "torch"}};
   for (const auto& [variable, value] : bad) {
     try {
       read({{variable, value}});
