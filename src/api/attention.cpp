@@ -14,7 +14,7 @@ namespace {
 
 void run(const Problem& problem, Pass pass, const Buffers& buffers, const Options& options) {
   api::guarded([&] {
-    const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
+    const std::shared_ptr<const api::Prepared> prepared = api::prepare_to_run(problem, pass, options);
     api::validate(prepared->problem, prepared->plan, buffers, options);
     // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
     const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr;

@@ -1,7 +1,10 @@
 #include "api/prepared.h"
 
+#include <pthread.h>
+
 #include <array>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -9,6 +12,7 @@
 
 #include "api/validate.h"
 #include "cpu/backend.h"
+#include "cpu/parallel.h"
 #include "cuda/backend.h"
 #include "emulator/backend.h"
 #include "plan/kernel_table.h"
@@ -20,6 +24,7 @@ struct Key {
   Problem problem;  // as the caller gave it
   Pass pass;
   Device device;
+  int threads;  // of the CPU backend, which the plan is for; 0 elsewhere
   std::string kernel;
 };
 
@@ -28,10 +33,11 @@ struct KeyView {
   const Problem& problem;
   Pass pass;
   Device device;
+  int threads;
   std::string_view kernel;
 };
 
-KeyView view(const Key& key) { return {key.problem, key.pass, key.device, key.kernel}; }
+KeyView view(const Key& key) { return {key.problem, key.pass, key.device, key.threads, key.kernel}; }
 KeyView view(const KeyView& key) { return key; }
 
 struct Hash {
@@ -40,7 +46,8 @@ struct Hash {
     const KeyView v = view(key);
     const std::size_t rest = static_cast<std::size_t>(v.pass) + 8 * static_cast<std::size_t>(v.device.kind) +
                              64 * static_cast<std::size_t>(v.device.index) +
-                             4096 * static_cast<std::size_t>(v.device.emulated_arch);
+                             4096 * static_cast<std::size_t>(v.device.emulated_arch) +
+                             (std::size_t{1} << 24) * static_cast<std::size_t>(v.threads);
     return hash_value(v.problem) ^ (rest * 0x9E3779B97F4A7C15ull) ^ std::hash<std::string_view>{}(v.kernel);
   }
 };
@@ -49,7 +56,8 @@ struct Equal {
   using is_transparent = void;
   bool operator()(const auto& a, const auto& b) const {
     const KeyView x = view(a), y = view(b);
-    return x.pass == y.pass && x.device == y.device && x.kernel == y.kernel && x.problem == y.problem;
+    return x.pass == y.pass && x.device == y.device && x.threads == y.threads && x.kernel == y.kernel &&
+           x.problem == y.problem;
   }
 };
 
@@ -61,10 +69,16 @@ struct Cache {
   std::unordered_map<Key, std::shared_ptr<const Prepared>, Hash, Equal> entries;
 };
 
+/// Never destroyed: a call may come from a destructor, or from another thread, at the end of the process.
 Cache& cache() {
-  static Cache instance;
+  static Cache& instance = *new Cache;
   return instance;
 }
+
+/// Nobody holds the lock when the process is copied; the child's copy begins anew, because it is another thread's by its
+/// number.
+const int fork_safe = pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
+                                     [] { new (&cache().mutex) std::shared_mutex; });
 
 /// What this thread asked for last, forward and backward: a repeated call finds it without a hash and without the lock.
 class Recent {
@@ -74,7 +88,7 @@ class Recent {
     return prepared && Equal{}(known, key) ? &prepared : nullptr;
   }
   void remember(const KeyView& key, const std::shared_ptr<const Prepared>& prepared) {
-    entries_[slot(key.pass)] = {Key{key.problem, key.pass, key.device, std::string(key.kernel)}, prepared};
+    entries_[slot(key.pass)] = {Key{key.problem, key.pass, key.device, key.threads, std::string(key.kernel)}, prepared};
   }
 
  private:
@@ -83,7 +97,17 @@ class Recent {
   std::array<std::pair<Key, std::shared_ptr<const Prepared>>, 2> entries_;
 };
 
-thread_local Recent recent;
+/// Null once the destructors of this thread's variables have run: calls from those behind it find no memory of it.
+Recent* recent() {
+  thread_local bool gone = false;
+  struct Owner {
+    Recent entries;
+    ~Owner() { gone = true; }
+  };
+  if (gone) return nullptr;
+  thread_local Owner owner;
+  return &owner.entries;
+}
 
 }  // namespace
 
@@ -117,23 +141,37 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
     const std::shared_lock lock(c.mutex);
     if (const auto found = c.entries.find(key); found != c.entries.end()) return found->second;
   }
-  const DeviceInfo device = device_info(key.device);
+  DeviceInfo device = device_info(key.device);
+  if (key.threads > 0) device.threads = key.threads;
   const Problem normalised = normalise(key.problem, key.pass);
   Plan plan = plan::choose(normalised, key.pass, device, key.kernel);
   auto prepared = std::make_shared<const Prepared>(normalised, std::move(plan), device);
   const std::unique_lock lock(c.mutex);
   if (c.entries.size() >= Cache::capacity) c.entries.clear();
-  return c.entries.try_emplace(Key{key.problem, key.pass, key.device, std::string(key.kernel)}, prepared).first->second;
+  return c.entries.try_emplace(Key{key.problem, key.pass, key.device, key.threads, std::string(key.kernel)}, prepared).first->second;
 }
 
 }  // namespace
 
 std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options) {
-  const KeyView key{problem, pass, options.device, options.kernel};
-  if (const auto* found = recent.find(key)) return *found;
+  const int threads = options.device.kind == DeviceKind::cpu ? cpu::num_threads() : 0;
+  const KeyView key{problem, pass, options.device, threads, options.kernel};
+  Recent* last = recent();
+  if (const auto* found = last != nullptr ? last->find(key) : nullptr) return *found;
   std::shared_ptr<const Prepared> prepared = find_or_make(key);
-  recent.remember(key, prepared);
+  if (last != nullptr) last->remember(key, prepared);
   return prepared;
+}
+
+std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass, const Options& options) {
+  const std::shared_ptr<const Prepared> wanted = prepare(problem, pass, options);
+  const auto fits = [&](const Prepared& prepared) { return prepared.plan.workspace_bytes <= options.workspace_bytes; };
+  if (options.device.kind != DeviceKind::cpu || options.workspace == nullptr || fits(*wanted)) return wanted;
+  for (int threads = wanted->device.threads / 2; threads >= 1; threads /= 2) {
+    auto fewer = find_or_make({problem, pass, options.device, threads, options.kernel});
+    if (fits(*fewer)) return fewer;
+  }
+  return wanted;
 }
 
 }  // namespace flash_attention::api

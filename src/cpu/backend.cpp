@@ -25,23 +25,44 @@ std::string model_name() {
   return {};
 }
 
-/// Tile buffers of one thread, made at its first item and kept.
-void* thread_scratch(std::size_t bytes) {
-  struct Scratch {
-    void* memory = nullptr;
-    std::size_t size = 0;
-    ~Scratch() { ::operator delete (memory, std::align_val_t{64}); }
-  };
-  thread_local Scratch scratch;
-  if (scratch.size < bytes) {
-    void* memory = ::operator new (bytes, std::align_val_t{64}, std::nothrow);
-    if (memory == nullptr) throw Error(ErrorCode::out_of_memory, "no memory for the tile buffers of a thread");
-    ::operator delete (scratch.memory, std::align_val_t{64});
-    scratch.memory = memory;
-    scratch.size = bytes;
+/// Tile buffers of one thread, made at its first item and kept to its end. A call may come later still, from the destructor
+/// of another of the thread's variables: it gives its buffers back itself.
+class Scratch {
+ public:
+  static void* of_thread(std::size_t bytes) {
+    thread_local const Owner owner;
+    if (size_ < bytes) {
+      void* memory = ::operator new (bytes, std::align_val_t{64}, std::nothrow);
+      if (memory == nullptr) throw Error(ErrorCode::out_of_memory, "no memory for the tile buffers of a thread");
+      give_back();
+      memory_ = memory;
+      size_ = bytes;
+    }
+    return memory_;  // NOLINT(clang-analyzer-cplusplus.NewDelete): it does not know thread_local
   }
-  return scratch.memory;  // NOLINT(clang-analyzer-cplusplus.NewDelete): it does not know thread_local
-}
+
+  static void end_of_call() {
+    if (orphaned_) give_back();
+  }
+
+ private:
+  struct Owner {
+    ~Owner() {
+      give_back();
+      orphaned_ = true;
+    }
+  };
+
+  static void give_back() {
+    ::operator delete (memory_, std::align_val_t{64});
+    memory_ = nullptr;
+    size_ = 0;
+  }
+
+  static inline thread_local void* memory_ = nullptr;
+  static inline thread_local std::size_t size_ = 0;
+  static inline thread_local bool orphaned_ = false;
+};
 
 /// Of a kernel, the memory that each thread needs for them, and the rows of a block.
 struct Steps {
@@ -70,10 +91,11 @@ class CpuKernel final : public Kernel {
           step->count(call), !sharing.is_worth_it(),
           [](void* context, std::int64_t item) {
             const Loop& one = *static_cast<const Loop*>(context);
-            one.step.run(one.call, item, thread_scratch(one.scratch_bytes));
+            one.step.run(one.call, item, Scratch::of_thread(one.scratch_bytes));
           },
           &loop);
     }
+    Scratch::end_of_call();
   }
 
  private:

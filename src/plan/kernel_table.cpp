@@ -8,14 +8,16 @@
 namespace flash_attention::plan {
 
 std::span<const KernelEntry> kernel_table() {
-  static const std::vector<KernelEntry> table = [] {
-    std::vector<KernelEntry> rows;
-    for (auto family : {cpu_kernels, decode_kernels, sm90_kernels, sm80_kernels, portable_kernels, standard_kernels, ladder_kernels,
+  // Never destroyed: a call may come from a destructor at the end of the process.
+  static const std::vector<KernelEntry>& table = *[] {
+    auto& rows = *new std::vector<KernelEntry>;
+    for (auto family : {cpu_kernels, decode_kernels, sm90_kernels, sm80_kernels, portable_kernels, standard_kernels,
+                        ladder_kernels,
                         cpu_ladder_kernels}) {
       const auto entries = family();
       rows.insert(rows.end(), entries.begin(), entries.end());
     }
-    return rows;
+    return &rows;
   }();
   return table;
 }
