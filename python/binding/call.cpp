@@ -84,9 +84,12 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
   options.device = q.device;
   options.stream = q.stream;
   options.kernel = kernel_;
+  const bool paged = tensors[Slot::page_table].present();
   for (const Tensor* tensor : {&q, &k, &v}) {
-    if (here(*tensor).rank != dim_axis_ + 1) {
-      refuse(*tensor, packed           ? "expected 3 axes, [total, heads, head_dim]"
+    const bool in_pages = paged && tensor != &q;
+    if (here(*tensor).rank != (in_pages ? 4 : dim_axis_ + 1)) {
+      refuse(*tensor, in_pages         ? "expected 4 axes, [num_pages, page_size, heads, head_dim]"
+                      : packed         ? "expected 3 axes, [total, heads, head_dim]"
                       : seq_axis_ == 1 ? "expected 4 axes, [batch, seq, heads, head_dim]"
                                        : "expected 4 axes, [batch, heads, seq, head_dim]");
     }
@@ -99,9 +102,9 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
              .seq_q = packed ? scalars.max_seqlen_q : q.sizes[seq_axis_],
              .seq_kv = packed ? scalars.max_seqlen_kv : k.sizes[seq_axis_],
              .heads_q = q.sizes[head_axis_],
-             .heads_kv = k.sizes[head_axis_],
+             .heads_kv = k.sizes[paged && packed ? 2 : head_axis_],
              .head_dim = q.sizes[dim_axis_],
-             .head_dim_v = v.sizes[dim_axis_],
+             .head_dim_v = v.sizes[v.rank - 1],
              .dtype = dtype_of(q),
              .packed = packed,
              .total_q = packed ? q.sizes[0] : 0,
@@ -115,8 +118,10 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
              .dropout_p = scalars.dropout_p,
              .deterministic = scalars.deterministic};
   problem.q_strides = strides_of(q);
-  problem.k_strides = strides_of(like(k, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim));
-  problem.v_strides = strides_of(like(v, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim_v));
+  if (!paged) {
+    problem.k_strides = strides_of(like(k, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim));
+    problem.v_strides = strides_of(like(v, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim_v));
+  }
   buffers.q = q.data;
   buffers.k = k.data;
   buffers.v = v.data;
@@ -128,14 +133,15 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
     }
     problem.batch = starts.sizes[0] - 1;
     buffers.cu_seqlens_q = lengths(starts, problem.batch + 1);
-    buffers.cu_seqlens_kv = lengths(tensors[Slot::cu_seqlens_kv], problem.batch + 1);
+    if (!paged) buffers.cu_seqlens_kv = lengths(tensors[Slot::cu_seqlens_kv], problem.batch + 1);
     // Where the lengths can be read, the longest is known. A bias or mask is as wide as the caller said.
     const bool as_given = tensors[Slot::bias].present() || tensors[Slot::mask].present();
     if (options.device.kind == DeviceKind::cpu && !as_given) {
       if (problem.seq_q == 0) problem.seq_q = longest(buffers.cu_seqlens_q, problem.batch);
-      if (problem.seq_kv == 0) problem.seq_kv = longest(buffers.cu_seqlens_kv, problem.batch);
+      if (problem.seq_kv == 0 && !paged) problem.seq_kv = longest(buffers.cu_seqlens_kv, problem.batch);
     }
   }
+  if (paged) read_pages(tensors);
   buffers.bias = score_tensor(tensors[Slot::bias], false, problem.bias);
   buffers.mask = static_cast<const std::uint8_t*>(score_tensor(tensors[Slot::mask], true, problem.mask));
   if (const Tensor& slopes = tensors[Slot::alibi_slopes]; slopes.present()) {
@@ -164,6 +170,34 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
   problem.seqused_q = tensors[Slot::seqused_q].present();
   problem.seqused_kv = tensors[Slot::seqused_kv].present();
   problem.key_lengths = tensors[Slot::key_lengths].present();
+  buffers.left_padding = lengths(tensors[Slot::left_padding], problem.batch);
+  problem.left_padding = tensors[Slot::left_padding].present();
+}
+
+/// K and V in pages, [num_pages, page_size, heads, head_dim] or as heads_first says; whatever q looks like.
+void Call::read_pages(const Slots& tensors) {
+  const Tensor &k = tensors[Slot::k], &v = tensors[Slot::v], &table = tensors[Slot::page_table];
+  const int seq_axis = seq_axis_ == 2 ? 2 : 1, head_axis = 3 - seq_axis;
+  if (!here(table).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(table, "dtype int32");
+  if (table.rank != 2 || table.sizes[0] != problem.batch)
+    refuse(table, "expected [" + std::to_string(problem.batch) + ", pages]");
+  need_unit_last_stride(table);
+  const auto strides_in_pages = [&](const Tensor& tensor, std::int64_t dim) -> Strides {
+    if (tensor.sizes[0] != k.sizes[0] || tensor.sizes[seq_axis] != k.sizes[seq_axis] ||
+        tensor.sizes[head_axis] != problem.heads_kv || tensor.sizes[3] != dim) {
+      refuse(tensor, "expected pages like those of k, with a head_dim of " + std::to_string(dim));
+    }
+    if (tensor.empty()) return {};
+    return {.batch = tensor.strides[0], .seq = tensor.strides[seq_axis], .head = tensor.strides[head_axis]};
+  };
+  problem.k_strides = strides_in_pages(k, problem.head_dim);
+  problem.v_strides = strides_in_pages(v, problem.head_dim_v);
+  problem.num_pages = k.sizes[0];
+  problem.page_size = k.sizes[seq_axis];
+  problem.page_table_stride = table.sizes[0] > 1 ? table.strides[0] : table.sizes[1];
+  problem.seq_kv = table.sizes[1] * problem.page_size;  // the capacity: one plan for all lengths
+  problem.total_kv = 0;
+  buffers.page_table = static_cast<const std::int32_t*>(table.data);
 }
 
 const Tensor& Call::here(const Tensor& tensor) const {

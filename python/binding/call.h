@@ -44,11 +44,24 @@ enum Slot {
   seqused_q,
   seqused_kv,
   key_lengths,
+  page_table,  // K and V are [num_pages, page_size, heads, head_dim]
+  left_padding,
   num_slots
 };
-constexpr std::array<const char*, num_slots> slot_names = {
-    "q",         "k",          "v",          "bias", "mask", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_kv",
-    "seqused_q", "seqused_kv", "key_lengths"};
+constexpr std::array<const char*, num_slots> slot_names = {"q",
+                                                           "k",
+                                                           "v",
+                                                           "bias",
+                                                           "mask",
+                                                           "alibi_slopes",
+                                                           "sink",
+                                                           "cu_seqlens_q",
+                                                           "cu_seqlens_kv",
+                                                           "seqused_q",
+                                                           "seqused_kv",
+                                                           "key_lengths",
+                                                           "page_table",
+                                                           "left_padding"};
 using Slots = std::array<Tensor, num_slots>;  ///< absent ones have no data and rank -1
 
 /// The tensors of a backward pass.
@@ -78,6 +91,7 @@ class Call {
   Options options;
 
  private:
+  void read_pages(const Slots& tensors);
   Strides strides_of(const Tensor& tensor) const;
   const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;
   const std::int32_t* lengths(const Tensor& tensor, std::int64_t count) const;

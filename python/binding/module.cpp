@@ -18,7 +18,8 @@ namespace {
 
 Slots slots_of(const nb::tuple& tensors) {
   Slots slots;
-  for (int slot = 0; slot < num_slots; ++slot) {
+  const int given = static_cast<int>(nb::len(tensors));  // without those of a cache, mostly
+  for (int slot = 0; slot < given; ++slot) {
     slots[slot] = optional_tensor(tensors[slot], slot_names[slot]);
   }
   slots[Slot::q].stream = current_stream(tensors[0], slots[Slot::q].device);

@@ -10,13 +10,21 @@ def padded(q, k, v, *, scale=None, return_lse=False, packed=None, **options):
 
     Zeros up to a multiple of 8 change no score; the scale stays that of the real head dimension.
     """
+    function = attention if packed is None else attention_packed
+    return _padded(function, q, k, v, scale, return_lse, **(packed or {}), **options)
+
+
+def padded_cache(q, k, v, *, scale=None, return_lse=False, **options):
+    """attention_over_cache() in the same way."""
+    from flash_attention.torch_cache import attention_over_cache
+
+    return _padded(attention_over_cache, q, k, v, scale, return_lse, **options)
+
+
+def _padded(function, q, k, v, scale, return_lse, **options):
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     scale = head_dim**-0.5 if scale is None else scale
-    q, k, v = _pad(q), _pad(k), _pad(v)
-    if packed is None:
-        result = attention(q, k, v, scale=scale, return_lse=return_lse, **options)
-    else:
-        result = attention_packed(q, k, v, **packed, scale=scale, return_lse=return_lse, **options)
+    result = function(_pad(q), _pad(k), _pad(v), scale=scale, return_lse=return_lse, **options)
     if head_dim_v % 8 == 0:
         return result
     return (result[0][..., :head_dim_v], result[1]) if return_lse else result[..., :head_dim_v]

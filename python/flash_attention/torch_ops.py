@@ -10,16 +10,16 @@ from flash_attention import _core
 from flash_attention.seeds import unsigned
 from flash_attention.shapes import check_tensors, lse_shape
 
-_TENSORS = (
+TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, Tensor? seqused_kv, Tensor? key_lengths"
 )
-_SCALARS = (
+SCALARS = (
     "SymInt max_seqlen_q, SymInt max_seqlen_kv, float? scale, float softcap, bool causal, bool top_left, "
     "SymInt window_left, SymInt window_right, float dropout_p, bool deterministic, bool heads_first, bool standard, "
     "str kernel"
 )
-_NUM_TENSORS, _NUM_SCALARS = 12, 13
+NUM_TENSORS, NUM_SCALARS = 12, 13
 
 # torch 2.11 hands tensors over by a C table, with their stream; before that, by __dlpack__, which refuses requires_grad.
 HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
@@ -31,7 +31,7 @@ _is_tracing = torch._C._is_tracing
 _profiler = torch.autograd.profiler
 
 
-def _is_watched(tensor):
+def is_watched(tensor):
     """Whether torch must see the call itself: something traces or transforms, or there is no memory to compute on."""
     return (
         _is_compiling()
@@ -46,14 +46,14 @@ def _is_watched(tensor):
 
 def forward(tensors, scalars, seed, offset, need_lse):
     """(out, lse or None, rng_state or None); rng_state is int64 [2], (seed, offset) of the dropout that was used."""
-    if _is_watched(tensors[0]):
+    if is_watched(tensors[0]):
         return torch.ops.flash_attention.forward(*tensors, *scalars, seed, offset)
     return _forward(tensors, scalars, seed, offset, need_lse)
 
 
 def backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     """(dq, dk, dv, dbias or None, dsink or None)."""
-    if _is_watched(out):
+    if is_watched(out):
         dq, dk, dv, dbias, dsink = torch.ops.flash_attention.backward(
             *tensors, *scalars, out, lse, _no_rng_state(out) if rng_state is None else rng_state, dout, dlse,
             need_dbias, need_dsink,
@@ -67,8 +67,8 @@ def _forward(tensors, scalars, seed, offset, need_lse):
     if seed is None:
         # From torch's default generator, so that torch.manual_seed and activation checkpointing replay it.
         seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
-    out, lse = _empty_results(tensors, scalars, need_lse)
-    tensors, stream = (tensors, 0) if HAS_EXCHANGE else _detached(tensors)
+    out, lse = empty_results(tensors, scalars, need_lse)
+    tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
     _core.forward(tensors, scalars, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size))
     return out, lse, torch.tensor((seed, offset)) if dropout_p else None
 
@@ -82,7 +82,7 @@ def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, nee
         dlse = dlse.contiguous()
     seed, offset = map(unsigned, rng_state.tolist()) if scalars[8] else (0, 0)
     gradients = _empty_gradients(tensors, need_dbias, need_dsink)
-    tensors, stream = (tensors, 0) if HAS_EXCHANGE else _detached(tensors)
+    tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
     results = (out, lse.contiguous())
     _core.backward(
         tensors, scalars, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: workspace(out, size)
@@ -94,13 +94,13 @@ def workspace(like, size):
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 
 
-def _detached(tensors):
+def detached(tensors):
     device = tensors[0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return tuple(None if tensor is None else tensor.detach() for tensor in tensors), stream
 
 
-def _empty_results(tensors, scalars, need_lse):
+def empty_results(tensors, scalars, need_lse):
     q, v = tensors[0], tensors[2]
     try:
         width = v.shape[-1]
@@ -128,23 +128,24 @@ library = torch.library.Library("flash_attention", "DEF")
 _tags = [torch.Tag.nondeterministic_seeded]
 if hasattr(torch.Tag, "needs_exact_strides"):
     _tags.append(torch.Tag.needs_exact_strides)
+EXACT_STRIDES = _tags[1:]
 library.define(
-    f"forward({_TENSORS}, {_SCALARS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
+    f"forward({TENSORS}, {SCALARS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
     tags=_tags,
 )
 library.define(
-    f"backward({_TENSORS}, {_SCALARS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, "
+    f"backward({TENSORS}, {SCALARS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, "
     "bool need_dbias, bool need_dsink) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
-    tags=_tags[1:],
+    tags=EXACT_STRIDES,
 )
 
 
 def split(arguments):
     """(tensors, scalars, the rest) of an op's arguments."""
     return (
-        arguments[:_NUM_TENSORS],
-        arguments[_NUM_TENSORS : _NUM_TENSORS + _NUM_SCALARS],
-        arguments[_NUM_TENSORS + _NUM_SCALARS :],
+        arguments[:NUM_TENSORS],
+        arguments[NUM_TENSORS : NUM_TENSORS + NUM_SCALARS],
+        arguments[NUM_TENSORS + NUM_SCALARS :],
     )
 
 
@@ -157,7 +158,7 @@ def _forward_op(*arguments):
 def _forward_fake(*arguments):
     tensors, scalars, _ = split(arguments)
     rng_state = torch.empty(2, dtype=torch.int64) if scalars[8] else _no_rng_state(tensors[0])
-    return *_empty_results(tensors, scalars, True), rng_state
+    return *empty_results(tensors, scalars, True), rng_state
 
 
 def _no_rng_state(q):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flash_attention import _core, functional
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
-from flash_attention.flash_attn.paging import gather_pages
+from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
 from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttention-2 has them)
     _flash_attn_backward,
     _flash_attn_forward,
@@ -159,12 +159,32 @@ def flash_attn_varlen_func(
 
     cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]. max_seqlen_q, max_seqlen_k: the longest lengths; None = unknown.
     seqused_q, seqused_k: int32 [batch], how many tokens of each sequence count.
-    block_table (or page_table): int32 [batch, pages]; then k and v are [num_pages, page_size, heads_k, head_dim], and the
-    pages in use are gathered before the call. softmax_lse is [heads, total_q].
+    block_table (or page_table): int32 [batch, pages]; then k and v are [num_pages, page_size, heads_k, head_dim]. The pages
+    are read where they lie; for gradients or dropout those in use are gathered before the call.
+    softmax_lse is [heads, total_q].
     """
     _check_fa3(fa3)
     table = page_table if block_table is None else block_table
     if table is not None:
+        wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
+        if not dropout_p and not wants_gradients:
+            out, lse = attention_in_pages(
+                q,
+                k,
+                v,
+                table,
+                cu_seqlens_q,
+                cu_seqlens_k if seqused_k is None else seqused_k,
+                max_seqlen_q,
+                seqused_q=seqused_q,
+                scale=softmax_scale,
+                causal=causal,
+                window=window_size,
+                softcap=softcap,
+                alibi_slopes=alibi_slopes,
+                sink=s_aux if learnable_sink is None else learnable_sink,
+            )
+            return (out, lse, q.new_empty(0)) if return_attn_probs else out
         k, v = gather_pages(k, table, cu_seqlens_k), gather_pages(v, table, cu_seqlens_k)
     options = _options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flash_attention.flash_attn.layers.rotary import apply_rotary_emb
 from flash_attention.flash_attn.paging import usable_pages
-from flash_attention.head_dim import padded
+from flash_attention.head_dim import padded_cache
 
 
 @torch.no_grad()
@@ -43,7 +43,8 @@ def flash_attn_with_kvcache(
         cache_seqlens: int or int32 [batch]; how many keys the cache holds. The whole cache if None.
         cache_batch_idx: int [batch]; the row of the cache that belongs to each entry of q.
         cache_leftpad: int [batch]; where each entry's keys begin.
-        block_table: int32 [batch, pages]; the pages of each entry. They are gathered before the call.
+        block_table: int32 [batch, pages]; the pages of each entry, read where the kernel runs. Entries behind an entry's
+            keys may be anything.
         num_splits: accepted; the planner decides.
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q]).
@@ -61,27 +62,25 @@ def flash_attn_with_kvcache(
             one_place = apply_rotary_emb(q.flatten(1, 2)[:, None], rotary_cos, rotary_sin, **turn)
             q = one_place[:, 0].unflatten(1, (seq_q, -1))
         k = None if k is None else apply_rotary_emb(k, rotary_cos, rotary_sin, **turn)
-    rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
-    pages = None
-    if block_table is not None:
-        pages = usable_pages(block_table, k_cache.shape[0], lengths + (0 if k is None else k.shape[1]), page_size)
-    if k is not None:
-        lengths = _append(((k_cache, k), (v_cache, v)), lengths, rows, pages, capacity)
-    lengths = lengths.clamp(max=capacity)
-    if pages is not None:
-        keys, values = (cache[pages].flatten(1, 2) for cache in (k_cache, v_cache))
-    else:
-        keys, values = (k_cache, v_cache) if cache_batch_idx is None else (k_cache[rows], v_cache[rows])
-        keys, values = keys[:batch], values[:batch]
-    mask = None
-    if cache_leftpad is not None:
-        mask = torch.arange(capacity, device=q.device) >= cache_leftpad[:, None, None, None]
-    return padded(
+    if k is not None or not q.is_cuda:
+        rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
+        pages = None
+        if block_table is not None:
+            pages = usable_pages(block_table, k_cache.shape[0], lengths + (0 if k is None else k.shape[1]), page_size)
+        if k is not None:
+            lengths = _append(((k_cache, k), (v_cache, v)), lengths, rows, pages, capacity)
+    table = block_table
+    if table is None and cache_batch_idx is not None:
+        table = cache_batch_idx[:, None]  # a cache of rows has one page a row
+    elif table is None:
+        k_cache, v_cache = k_cache[:batch], v_cache[:batch]
+    return padded_cache(
         q,
-        keys,
-        values,
+        k_cache,
+        v_cache,
+        page_table=None if table is None else table.to(torch.int32),
         seqused_kv=lengths,
-        mask=mask,
+        left_padding=None if cache_leftpad is None else cache_leftpad.to(torch.int32),
         scale=softmax_scale,
         causal=causal,
         window=window_size,

@@ -1,14 +1,40 @@
-"""Paged keys and values, laid end to end."""
+"""Keys and values in pages: attended to where they lie, or laid end to end."""
 
 import torch
 
+from flash_attention.head_dim import padded_cache
 
-def gather_pages(pages, block_table, cu_seqlens):
-    """[total, heads, dim] from pages [num_pages, page_size, heads, dim]: sequence b lies in the pages block_table[b]."""
+
+def attention_in_pages(q, k, v, block_table, cu_seqlens_q, lengths, max_seqlen_q, **options):
+    """(out, lse) of packed q over pages. lengths: int32 [batch], or their running sums [batch + 1]. Forward only."""
+    _check_pages(k)
+    if len(lengths) == len(cu_seqlens_q):
+        lengths = lengths.diff()
+    if not q.is_cuda:
+        usable_pages(block_table, k.shape[0], lengths, k.shape[1])
+    return padded_cache(
+        q,
+        k,
+        v,
+        page_table=block_table.to(torch.int32),
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        seqused_kv=lengths,
+        return_lse=True,
+        **options,
+    )
+
+
+def _check_pages(pages):
     if pages.dim() != 4:
         raise ValueError(
             f"k: got {pages.dim()} axes; with block_table, k and v are [num_pages, page_size, heads, head_dim]"
         )
+
+
+def gather_pages(pages, block_table, cu_seqlens):
+    """[total, heads, dim] from pages [num_pages, page_size, heads, dim]: sequence b lies in the pages block_table[b]."""
+    _check_pages(pages)
     page_size = pages.shape[1]
     lengths = cu_seqlens.diff()
     block_table = usable_pages(block_table, pages.shape[0], lengths, page_size)

@@ -1,0 +1,217 @@
+"""Keys and values in pages, read by the kernels: against float64, with garbage wherever nobody may look."""
+
+import pytest
+import reference
+import torch
+from flash_attention import flash_attn
+from flash_attention.torch_cache import attention_over_cache
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+
+def cache_in_pages(lengths, page, heads, dim, device, dtype=torch.float32, heads_first=False, seed=0):
+    """(k pages, v pages, table, keys and values of each sequence); NaN in every row that is not in use."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-length // page) for length in lengths]
+    order = torch.randperm(sum(counts) + 3, generator=generator).tolist()
+    table = torch.tensor([-1, 2**31 - 1, -(2**31), 10**6] * 20, dtype=torch.int32)[: max(counts) + 2].repeat(len(lengths), 1)
+    shape = (len(order), heads, page, dim) if heads_first else (len(order), page, heads, dim)
+    pages = [torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)]
+    rows = []
+    for b, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        mine = [order.pop() for _ in range(count)]
+        table[b, :count] = torch.tensor(mine, dtype=torch.int32)
+        values = [torch.randn(length, heads, dim, generator=generator).to(dtype) for _ in range(2)]
+        for store, value in zip(pages, values, strict=True):
+            view = store.transpose(1, 2) if heads_first else store
+            for j in range(length):
+                view[mine[j // page], j % page] = value[j]
+        rows.append([value.to(device) for value in values])
+    k, v = (store.transpose(1, 2).to(device) if heads_first else store.to(device) for store in pages)
+    return k, v, table.to(device), rows
+
+
+def exact(q, rows, **options):
+    """(out, lse) of each entry of q over its keys, in float64."""
+    results = [
+        reference.attention(q[b : b + 1].double(), k[None].double(), v[None].double(), **options)
+        for b, (k, v) in enumerate(rows)
+    ]
+    return torch.cat([out for out, _ in results]), torch.cat([lse for _, lse in results])
+
+
+@pytest.mark.parametrize("page", [1, 7, 16, 64])
+@pytest.mark.parametrize("seq_q, causal", [(1, False), (3, True)])
+@pytest.mark.parametrize("heads_first", [False, True], ids=["nhd", "hnd"])
+def test_pages_against_float64(page, seq_q, causal, heads_first, device):
+    lengths = [33, 4, 70]
+    k, v, table, rows = cache_in_pages(lengths, page, 2, 40, device, heads_first=heads_first, seed=page)
+    q = torch.randn(3, seq_q, 8, 40, device=device)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=torch.tensor(lengths, dtype=torch.int32, device=device), block_table=table, causal=causal,
+        return_softmax_lse=True,
+    )  # fmt: skip
+    want, want_lse = exact(q, rows, causal=causal)
+    torch.testing.assert_close(out.double(), want, **CLOSE)
+    torch.testing.assert_close(lse.double(), want_lse, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_and_options(dtype, device):
+    lengths = [90, 17]
+    k, v, table, rows = cache_in_pages(lengths, 16, 2, 64, device, dtype=dtype)
+    q = torch.randn(2, 2, 12, 64, device=device, dtype=dtype)
+    slopes = torch.rand(12, device=device) * 0.1
+    options = {"softcap": 5.0, "alibi_slopes": slopes}
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=torch.tensor(lengths, dtype=torch.int32, device=device), block_table=table,
+        causal=True, window_size=(30, 0), **options,
+    )  # fmt: skip
+    want, _ = exact(q, rows, window=(30, 0), **options)
+    torch.testing.assert_close(out.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 3e-3, rtol=0)
+
+
+def test_left_padding_hides_keys_in_pages(device):
+    k, v, table, rows = cache_in_pages([40, 21], 16, 2, 32, device)
+    k[table[0, 0].long(), :9] = float("nan")
+    pad = torch.tensor([9, 0], dtype=torch.int32, device=device)
+    q = torch.randn(2, 1, 4, 32, device=device)
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=torch.tensor([40, 21], dtype=torch.int32, device=device), block_table=table, cache_leftpad=pad
+    )
+    want, _ = exact(q, [[x[int(pad[b]) :] for x in pair] for b, pair in enumerate(rows)])
+    torch.testing.assert_close(out.double(), want, **CLOSE)
+
+
+def test_a_row_of_the_cache_for_each_entry(device):
+    cache = torch.randn(5, 48, 2, 32, device=device)
+    q = torch.randn(2, 1, 4, 32, device=device)
+    rows, lengths = torch.tensor([4, 2], device=device), torch.tensor([48, 11], dtype=torch.int32, device=device)
+    cache[2, 11:] = float("nan")
+    out = flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, cache_batch_idx=rows)
+    keys = [[cache[4], cache[4]], [cache[2, :11], cache[2, :11]]]
+    torch.testing.assert_close(out.double(), exact(q, keys)[0], **CLOSE)
+
+
+def test_packed_queries_over_pages(device):
+    """The kernel reads pages; where gradients are asked for, the pages are gathered: the same results."""
+    lengths = [33, 70, 5]
+    k, v, table, rows = cache_in_pages(lengths, 16, 2, 32, device)
+    starts = torch.tensor([0, 20, 21, 26], dtype=torch.int32, device=device)
+    ends = torch.tensor([0, 33, 103, 108], dtype=torch.int32, device=device)
+    q = torch.randn(26, 4, 32, device=device)
+    call = {"causal": True, "block_table": table}
+    out, lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, starts, ends, 20, 70, return_attn_probs=True, **call)
+    for b, (keys, values) in enumerate(rows):
+        part = slice(int(starts[b]), int(starts[b + 1]))
+        want, want_lse = reference.attention(q[None, part].double(), keys[None].double(), values[None].double(), causal=True)
+        torch.testing.assert_close(out[part].double(), want[0], **CLOSE)
+        torch.testing.assert_close(lse[:, part].double(), want_lse[0], **CLOSE)
+    leaf = q.clone().requires_grad_()
+    gathered = flash_attn.flash_attn_varlen_func(leaf, k.nan_to_num(), v.nan_to_num(), starts, ends, 20, 70, **call)
+    torch.testing.assert_close(gathered.detach(), out, **CLOSE)
+    gathered.sum().backward()
+    assert leaf.grad.isfinite().all()
+
+
+def test_head_dim_of_no_multiple_of_eight(device):
+    k, v, table, rows = cache_in_pages([20, 33], 16, 2, 36, device)
+    q = torch.randn(2, 1, 4, 36, device=device)
+    lengths = torch.tensor([20, 33], dtype=torch.int32, device=device)
+    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
+    torch.testing.assert_close(out.double(), exact(q, rows)[0], **CLOSE)
+
+
+def test_compiled_and_traced(device):
+    k, v, table, rows = cache_in_pages([20, 33], 16, 2, 32, device)
+    q = torch.randn(2, 1, 4, 32, device=device)
+    lengths = torch.tensor([20, 33], dtype=torch.int32, device=device)
+
+    def call(q, lengths):
+        return attention_over_cache(q, k, v, seqused_kv=lengths, page_table=table)
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(q, lengths).double(), exact(q, rows)[0], **CLOSE)
+    tensors = (q, k, v, *[None] * 7, lengths, None, table, None)
+    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "")
+    torch.library.opcheck(torch.ops.flash_attention.forward_cache, (*tensors, *scalars), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"page_table": torch.zeros(2, 3)}, "page_table"),
+        ({"page_table": torch.zeros(3, 3, dtype=torch.int32)}, "page_table"),
+        ({"page_table": torch.zeros(2, 3, 1, dtype=torch.int32)}, "page_table"),
+        ({"left_padding": torch.zeros(3, dtype=torch.int32)}, "left_padding"),
+        ({"left_padding": torch.tensor([0, 99], dtype=torch.int32)}, "left_padding"),
+        ({"seqused_kv": torch.tensor([99, 1], dtype=torch.int32)}, "seqused_kv"),
+        ({"v": torch.zeros(4, 8, 2, 32)}, "v"),
+        ({"k": torch.zeros(16, 2, 32)}, "k"),
+    ],
+)
+def test_refusals_name_the_argument(change, message):
+    arguments = {
+        "q": torch.randn(2, 1, 4, 32),
+        "k": torch.randn(4, 16, 2, 32),
+        "v": torch.randn(4, 16, 2, 32),
+        "page_table": torch.zeros(2, 3, dtype=torch.int32),
+        "seqused_kv": torch.tensor([20, 33], dtype=torch.int32),
+    } | change
+    with pytest.raises((TypeError, ValueError), match=rf"{message}\b"):
+        attention_over_cache(**arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("seq_q", [1, 4])
+def test_a_graph_is_replayed_with_other_lengths_and_tables(seq_q):
+    batch, page, most = 5, 16, 40
+    k, v = (torch.randn(batch * most + 7, page, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    table = torch.zeros(batch, most, dtype=torch.int32, device="cuda")
+    lengths = torch.zeros(batch, dtype=torch.int32, device="cuda")
+    q = torch.randn(batch, seq_q, 32, 128, device="cuda", dtype=torch.bfloat16)
+
+    def step():
+        return flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, causal=True)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for seed, given in enumerate([[4, 17, 640, 333, 64], [640] * 5, [600, 4, 5, 4, 5], [16, 639, 128, 129, 127]]):
+        generator = torch.Generator().manual_seed(seed)
+        pages = torch.randperm(len(k), generator=generator)[: batch * most].view(batch, most)
+        lengths.copy_(torch.tensor(given, dtype=torch.int32))
+        table.copy_(pages.int())
+        graph.replay()
+        for b, length in enumerate(given):
+            keys, values = (cache[pages[b].cuda()].flatten(0, 1)[None, :length].double() for cache in (k, v))
+            want, _ = reference.attention(q[b : b + 1].double(), keys, values, causal=True)
+            torch.testing.assert_close(out[b : b + 1].double(), want, atol=2e-2, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_nothing_waits_for_the_gpu():
+    k, v, table, _ = cache_in_pages([33, 70], 16, 2, 64, "cuda", dtype=torch.float16)
+    lengths = torch.tensor([33, 70], dtype=torch.int32, device="cuda")
+    q = torch.randn(2, 1, 4, 64, device="cuda", dtype=torch.float16)
+    flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_lengths_and_pages_out_of_range_stay_inside_the_cache():
+    k, v = (torch.randn(6, 16, 2, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+    table = torch.tensor([[0, -5, 10**6], [2**31 - 1, 1, 2]], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([10**9, -3], dtype=torch.int32, device="cuda")
+    q = torch.randn(2, 1, 4, 64, device="cuda", dtype=torch.float16)
+    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
+    assert out[0].isfinite().all()
+    assert (out[1] == 0).all()
