@@ -27,14 +27,13 @@ struct Loader {
   const AttentionArgs& args;
   Cursor<config>& cursor;  // of the tile that is loaded next; the warp's own, in shared memory: registers are scarce
   int left;                // tiles
-  int row_tiles;
   int lane = threadIdx.x % 32;
   int first_row = static_cast<int>(threadIdx.x) / 32 * own_rows;  // of a tile
   int page = 0;                                                   // of this lane's row of the next tile
   int page_row = 0;
 
   __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
-      : args(arguments), cursor(place), left(run.end - run.begin), row_tiles(run.row_tiles) {
+      : args(arguments), cursor(place), left(run.end - run.begin) {
     if (lane == 0) cursor = run.start;
     __syncwarp();  // the cursor is there
     look_up(run.start);
@@ -47,7 +46,7 @@ struct Loader {
       copy<KTile, config.head_dim>(now, args.K, K_smem);
       copy<VTile, config.head_dim_v>(now, args.V, V_smem);
       if (--left > 0) {
-        now.next(args, row_tiles);
+        now.next(args);
         look_up(now);
         __syncwarp();  // everyone has read the cursor
         if (lane == 0) cursor = now;

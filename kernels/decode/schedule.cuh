@@ -29,17 +29,17 @@ struct Item {
   int end_tile;
   tile::KeyRange seen;  // by some row; keys outside of it are not loaded
 
+  __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
+    return tile::ceil_div(sequence.rows_q * config.group, config.block_q);
+  }
   __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {
     const int first = row_tile * config.block_q, rows = sequence.rows_q * config.group;
-    if (first >= rows) return {0, 0};
     return {first / config.group, tile::ceil_div(tile::smaller(first + config.block_q, rows), config.group)};
   }
 
   /// Rows without keys have a tile too, of which nothing is loaded: somebody has to write their zeros.
   __device__ __forceinline__ int find_tiles(const AttentionArgs& args, const tile::Sequence& sequence) {
     const Tokens tokens = tokens_of(sequence, row_tile);
-    first_tile = end_tile = 0;
-    if (tokens.begin == tokens.end) return 0;
     seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
     if (seen.begin >= seen.end) seen = {0, 0};
     first_tile = seen.begin / config.block_kv;
@@ -67,15 +67,19 @@ struct Cursor {
   Item<config> item;
   int tile;  // of keys
 
-  __device__ __forceinline__ void next(const AttentionArgs& args, int row_tiles) {
+  __device__ __forceinline__ void next(const AttentionArgs& args) {
     if (++tile < item.end_tile) return;
-    do {
-      if (++item.row_tile == row_tiles) {
-        item.row_tile = 0;
-        if (++item.kv_head_idx == args.heads_kv) item.kv_head_idx = 0, ++item.batch_idx;
-      }
-      if (item.batch_idx >= args.batch) return;
-    } while (item.find_tiles(args, tile::make_sequence<config.features>(args, item.batch_idx)) == 0);
+    tile::Sequence sequence = tile::make_sequence<config.features>(args, item.batch_idx);
+    if (++item.row_tile == Item<config>::row_tiles_of(sequence)) {
+      item.row_tile = 0;
+      ++item.kv_head_idx;
+    }
+    while (item.kv_head_idx == args.heads_kv || Item<config>::row_tiles_of(sequence) == 0) {  // to a sequence with rows
+      item.kv_head_idx = 0;
+      if (++item.batch_idx >= args.batch) return;
+      sequence = tile::make_sequence<config.features>(args, item.batch_idx);
+    }
+    item.find_tiles(args, sequence);
     tile = item.first_tile;
   }
 };
@@ -88,11 +92,9 @@ struct Run {
   Shares shares;
   int begin;
   int end;
-  int row_tiles;  // of a sequence, at most
 
   __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
     const int lane = threadIdx.x % 32;
-    row_tiles = tile::ceil_div(args.seq_q * config.group, config.block_q);
     const int each = tile::ceil_div(args.batch, 32);
     const int first = tile::smaller(lane * each, args.batch), last = tile::smaller(first + each, args.batch);
     int own = 0;
@@ -122,6 +124,7 @@ struct Run {
   __device__ __forceinline__ int tiles_of_head(const AttentionArgs& args, const tile::Sequence& sequence) const {
     Item<config> item{};
     int tiles = 0;
+    const int row_tiles = Item<config>::row_tiles_of(sequence);
     for (; item.row_tile < row_tiles; ++item.row_tile) tiles += item.find_tiles(args, sequence);
     return tiles;
   }

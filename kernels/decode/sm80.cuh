@@ -245,7 +245,7 @@ struct DecodeSm80 {
                                                                    scale_log2());
       position += count;
       cursor.tile = cursor.item.end_tile - 1;
-      if (position < run.end) cursor.next(args, run.row_tiles);
+      if (position < run.end) cursor.next(args);
     }
   }
 };
