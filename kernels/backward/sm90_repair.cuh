@@ -27,13 +27,20 @@ struct Repairer {
     return workspace<float>(args, workspace_delta) + head_idx * padded_rows(args) + padded_start(args, sequence);
   }
 
+  /// At least lse of a query that sees no key; with a sink that is the sink's logit, up to rounding.
+  __device__ __forceinline__ float lse_of_empty_row(int head_idx) const {
+    if constexpr (!features.sink) return -tile::infinity;
+    const float sink = args.sink[head_idx];
+    return sink + 1e-3f * ptx::max(1.0f, ptx::max(sink, -sink));
+  }
+
   /// Whether NaN or Inf in Q or dO of query i can be in a product. A query that is not finite has an lse that is not, but
-  /// for one all of whose scores are -inf. What is not finite in dO is in delta.
+  /// for one that sees no key, or only keys with a score of -inf. What is not finite in dO is in delta.
   __device__ __forceinline__ bool is_bad(int head_idx, int i) const {
     const float lse = args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i];
     const float delta = delta_of(head_idx)[i];
     if (!(lse < tile::infinity) || delta - delta != 0.0f) return true;
-    if (lse != -tile::infinity) return false;
+    if (lse > lse_of_empty_row(head_idx)) return false;
     const Element* Q_row = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(i);
     float check = 0;
     for (int d = 0; d < config.head_dim; ++d) check = ptx::fma(ptx::to_float(Q_row[d]), 0.0f, check);

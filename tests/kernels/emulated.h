@@ -32,6 +32,12 @@ inline std::vector<Case> nan_gradients(Dtype dtype) {
   std::vector<Case> cases;
   for (Case c : contract_cases(dtype)) {
     if (c.name == "seqused") c.name = "nan_key_seqused_causal", c.nan_key = 20, cases.push_back(c);
+    if (c.name == "sink") {  // rows that see no key have the sink's logit as lse
+      Case empty = c;
+      empty.name = "nan_query_sink_empty", empty.nan_query = 2, empty.problem.causal = true;
+      empty.problem.seq_q = empty.problem.seq_kv + 5;
+      cases.push_back(empty);
+    }
     if (c.name != "causal" && c.name != "dropout" && c.name != "key_lengths") continue;
     Case query = c;
     query.name = "nan_query_" + c.name, query.nan_query = 5;
