@@ -175,6 +175,8 @@ def _forward(static, *tensors):
 def _backward(static, residuals, cotangents):
     tensors, out, lse = residuals
     wanted = [0, 1, 2] + [slot for slot in (_BIAS, _SINK) if tensors[slot] is not None]
+    if tensors[0].size == 0 or (tensors[1].size == 0 and tensors[_SINK] is None):  # no score: no dbias would be written
+        return tuple(jnp.zeros_like(tensor) if slot in wanted else None for slot, tensor in enumerate(tensors))
     results = tuple(jax.ShapeDtypeStruct(tensors[slot].shape, tensors[slot].dtype) for slot in wanted)
     gradients = dict(zip(wanted, _call(results, tensors, (out, lse, *cotangents), static, backward=True), strict=True))
     return tuple(gradients.get(slot) for slot in range(len(tensors)))

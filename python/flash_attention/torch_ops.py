@@ -119,8 +119,9 @@ def empty_results(tensors, scalars, need_lse):
 
 def _empty_gradients(tensors, need_dbias, need_dsink):
     q, k, v, bias, sink = *tensors[:4], tensors[6]
-    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if need_dbias else None
-    dsink = torch.empty_like(sink, memory_format=torch.contiguous_format) if need_dsink else None
+    make = torch.empty_like if q.shape[0] and k.shape[0] else torch.zeros_like  # an empty packed call writes no dbias
+    dbias = make(bias, memory_format=torch.contiguous_format) if need_dbias else None
+    dsink = make(sink, memory_format=torch.contiguous_format) if need_dsink else None
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, dsink
 
 

@@ -28,6 +28,18 @@ def test_sum_over_empty_packed_tensors(device):
     assert q.grad.shape == k.grad.shape == v.grad.shape == q.shape
 
 
+@pytest.mark.parametrize("totals", [(0, 0), (0, 9), (9, 0)], ids=["both", "queries", "keys"])
+def test_bias_of_empty_packed_tensors(totals, device):
+    """The bias is as large as the bounds; where there is no score its gradient is 0."""
+    q, k, v = (torch.randn(total, 2, 16, device=device, requires_grad=True) for total in (totals[0], totals[1], totals[1]))
+    starts = [torch.tensor([0, min(4, total), total], dtype=torch.int32, device=device) for total in totals]
+    bias = torch.randn(2, 2, 5, 7, device=device, requires_grad=True)
+    out = attention_packed(q, k, v, *starts, max_seqlen_q=5, max_seqlen_kv=7, bias=bias)
+    assert out.shape == q.shape and not out.any()
+    for gradient in torch.autograd.grad(out.sum(), (q, k, v, bias)):
+        assert not gradient.any()
+
+
 def test_empty_numpy_arrays():
     q, k = numpy.zeros((2, 0, 4, 16), "float32"), numpy.zeros((2, 5, 4, 16), "float32")
     assert attention(q, k, k).shape == q.shape
