@@ -4,6 +4,7 @@
 
 #include "emulator/seed.h"
 #include "support/contract.h"
+#include "support/long_tail.h"
 
 namespace flash_attention::testing {
 
@@ -13,10 +14,17 @@ inline void check_emulated(const Case& c, const char* kernel, Pass pass) {
   check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = 80}, .kernel = kernel, .pass = pass});
 }
 
-/// Every fourth case: enough for a second type, whose only difference is how elements are rounded.
-inline std::vector<Case> some_of(const std::vector<Case>& cases) {
+/// Schedules 1 to `count`; in the long tail twice as many.
+inline std::vector<std::uint64_t> schedules(std::uint64_t count) {
+  std::vector<std::uint64_t> seeds;
+  for (std::uint64_t seed = 1; seed <= (with_long_tail() ? 2 * count : count); ++seed) seeds.push_back(seed);
+  return seeds;
+}
+
+/// One case in eight: enough for a second type, whose only difference is how elements are rounded. In the long tail more.
+inline std::vector<Case> some_of(const std::vector<Case>& cases, std::size_t one_in = 8) {
   std::vector<Case> some;
-  for (std::size_t i = 0; i < cases.size(); i += 4) some.push_back(cases[i]);
+  for (std::size_t i = 0; i < cases.size(); i += with_long_tail() ? one_in / 4 : one_in) some.push_back(cases[i]);
   return some;
 }
 

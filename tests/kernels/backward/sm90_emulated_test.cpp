@@ -11,7 +11,7 @@ using BackwardSm90 = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90, KeepsTheContract) {
   emulator::set_num_sms(3);  // so that a block takes several tasks, one after another
-  for (const std::uint64_t seed : {1, 2}) {
+  for (const std::uint64_t seed : schedules(1)) {
     emulator::set_seed(seed);
     check(GetParam(), target);
   }
@@ -23,7 +23,7 @@ TEST_P(BackwardSm90Deterministic, KeepsTheContract) {
   Case c = GetParam();
   c.problem.deterministic = true;
   emulator::set_num_sms(3);
-  for (const std::uint64_t seed : {3, 4, 5, 6}) {
+  for (const std::uint64_t seed : schedules(2)) {
     emulator::set_seed(seed);
     check(c, target);
   }
@@ -43,7 +43,7 @@ using BackwardSm90Walks = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90Walks, KeepTheContract) {
   emulator::set_num_sms(2);
-  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+  for (const std::uint64_t seed : schedules(2)) {
     emulator::set_seed(seed);
     check(GetParam(), target);
   }

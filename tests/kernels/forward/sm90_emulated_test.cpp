@@ -1,9 +1,8 @@
 // forward/sm90 in the emulator: the whole contract, under several schedules.
 #include <random>
 
-#include "emulator/seed.h"
 #include "flash_attention/attention.h"
-#include "support/contract.h"
+#include "kernels/emulated.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -14,20 +13,20 @@ using ForwardSm90 = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90, KeepsTheContract) {
   emulator::set_num_sms(3);  // so that a block takes several tiles, one after another
-  for (const std::uint64_t seed : {1, 2}) {
+  for (const std::uint64_t seed : schedules(1)) {
     emulator::set_seed(seed);
     check(GetParam(), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16), 4)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 
 using ForwardSm90Walks = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90Walks, KeepTheContract) {
   emulator::set_num_sms(2);
-  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+  for (const std::uint64_t seed : schedules(2)) {
     emulator::set_seed(seed);
     check(GetParam(), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
   }
