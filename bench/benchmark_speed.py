@@ -4,7 +4,8 @@
     python bench/benchmark_speed.py --preset paper --pass forward backward --baselines ours sdpa_flash sdpa_cudnn
     python bench/benchmark_speed.py --seq 1024 4096 --head-dim 128 --heads 16 --mask causal --output build/bench/mine.json
 
-Medians with 10th and 90th percentile, the baselines of a case taking turns; on a GPU with L2 emptied before every sample.
+Medians with 10th and 90th percentile, the baselines of a case taking turns; on a GPU with L2 emptied before every sample; on a
+CPU alone, with pauses, and once more as in a model, each call between matrix products of torch (`interleaved_ms`).
 TFLOP/s = 4 * batch * heads * L * L * head_dim, halved for causal, 2.5 times for backward.
 """
 
@@ -78,6 +79,9 @@ class InTurn:
                 self.found[entry.name] = {"reason": reason}
         for name, found in zip(calls, self.timer.in_turn(list(calls.values())), strict=True):
             self.found[name] = completed(self.case, self.which, found, device)
+        if device == "cpu" and calls:
+            for name, found in zip(calls, self.timer.between_matmuls(list(calls.values())), strict=True):
+                self.found[name] |= found
 
 
 def print_table(results):
@@ -96,18 +100,19 @@ def print_table(results):
 
 
 def print_ratios(results):
-    """How many times as fast ours is as each of the others: geometric mean, smallest and largest, by type and pass."""
+    """How many times as fast ours is as each of the others: geometric mean, smallest and largest, by type and pass; on a CPU
+    alone and between matrix products, and the product after ours against the one after the other."""
     times = {(label(row), row["pass"], row["baseline"]): row for row in results.measured()}
-    groups = {}
-    for (case, which, name), row in times.items():
-        ours = times.get((case, which, "ours"))
-        if name != "ours" and ours:
-            groups.setdefault((name, row["case"]["dtype"], which), []).append(row["ms"] / ours["ms"])
-    for (name, dtype, which), ratios in groups.items():
-        mean = statistics.geometric_mean(ratios)
-        print(
-            f"ours against {name}, {dtype} {which}: {mean:.2f} times as fast (from {min(ratios):.2f} to {max(ratios):.2f})"
-        )
+    for field, where in (("ms", ""), ("interleaved_ms", " between matmuls"), ("matmul_ms", ", the matmul after it")):
+        groups = {}
+        for (case, which, name), row in times.items():
+            ours = times.get((case, which, "ours"))
+            if name != "ours" and ours and field in ours and field in row:
+                groups.setdefault((name, row["case"]["dtype"], which), []).append(row[field] / ours[field])
+        for (name, dtype, which), ratios in groups.items():
+            mean = statistics.geometric_mean(ratios)
+            spread = f"from {min(ratios):.2f} to {max(ratios):.2f}"
+            print(f"ours against {name}, {dtype} {which}{where}: {mean:.2f} times as fast ({spread})")
 
 
 def label(row):

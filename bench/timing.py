@@ -10,6 +10,7 @@ SLEEP_CYCLES = 8_000_000  # the GPU waits this long while the CPU queues the sam
 QUEUED = 20  # samples while it waits
 TURNS, PAUSE_SECONDS = 5, 0.01
 LONG_SECONDS = 0.05
+MATMUL = 512  # rows and columns of the product between calls: a millisecond or two of a model's other work
 
 
 class Timer:
@@ -65,6 +66,28 @@ class Timer:
                     begin = time.perf_counter()
                     call()
                     mine.append((time.perf_counter() - begin) * 1e3)
+
+    def between_matmuls(self, calls):
+        """As in a model, on a CPU: the calls by turns, a matrix product after each and no pause anywhere, so that a call finds
+        the threads of torch as torch leaves them. {"interleaved_ms", ..._p10, ..._p90, "matmul_ms"} for each; the last is the
+        product that follows the call."""
+        a, b = (torch.randn(MATMUL, MATMUL) for _ in range(2))
+        samples, products = [[] for _ in calls], [[] for _ in calls]
+        end = time.perf_counter() + self.seconds * len(calls)
+        while len(samples[-1]) < 5 or time.perf_counter() < end:
+            for (call, _), mine, product in zip(calls, samples, products, strict=True):
+                begin = time.perf_counter()
+                call()
+                middle = time.perf_counter()
+                torch.mm(a, b)
+                mine.append((middle - begin) * 1e3)
+                product.append((time.perf_counter() - middle) * 1e3)
+        found = []
+        for mine, product in zip(samples, products, strict=True):
+            of_call = summary(mine)
+            found.append({f"interleaved_{name}": of_call[name] for name in ("ms", "p10", "p90")})
+            found[-1]["matmul_ms"] = summary(product)["ms"]
+        return found
 
     def queued(self, calls, turns, samples):
         """One sample of calls[i] for every i of turns, queued while the GPU waits."""

@@ -121,6 +121,16 @@ def test_speedups_are_ratios_of_times(files):
     assert "speedup the fastest other" in heat and "speedup sdpa_flash" not in heat
 
 
+def test_what_was_timed_between_matmuls_has_charts_of_its_own(files):
+    rows = [row | {"interleaved_ms": 2 * row["ms"]} for row in files[0].measured()]
+    next(row for row in rows if row["baseline"] == "sdpa_cudnn")["interleaved_ms"] *= 3
+    heat = {chart.name: chart for chart in panels.speedup_charts(rows)}
+    alone, between = (heat[f"speedup sdpa_cudnn{where}"] for where in ("", ", between matrix products"))
+    ratios = [b / a for name in alone.series for a, b in zip(alone.series[name], between.series[name], strict=True) if a]
+    assert sorted(ratios)[-1] == pytest.approx(3) and sorted(ratios)[:-1] == [pytest.approx(1)] * (len(ratios) - 1)
+    assert between.title.endswith("over sdpa_cudnn, between matrix products")
+
+
 def test_rungs_stand_in_their_own_charts(files):
     rows = files[0].measured()
     assert all("ladder/00_naive" not in chart.series for chart in panels.speed_charts(rows))

@@ -35,6 +35,7 @@ def test_speed(tmp_path):
     for row in data["rows"]:
         if "reason" not in row:
             assert row["p10"] <= row["ms"] <= row["p90"] and row["samples"] >= 5
+            assert 0 < row["interleaved_p10"] <= row["interleaved_ms"] <= row["interleaved_p90"] and row["matmul_ms"] > 0
             flops = 4 * 2 * row["case"]["seq"] ** 2 * 16 / 2 * (2.5 if row["pass"] == "backward" else 1)
             assert row["tflops"] == pytest.approx(flops / row["ms"] / 1e9, abs=1e-4)
     assert data["command"].startswith("bench/benchmark_speed.py --seq 32 64") and str(tmp_path) not in data["command"]

@@ -94,6 +94,12 @@ def is_rung(name):
 
 
 def speedup_charts(rows):
+    """As timed alone, and, where that was measured, between matrix products of torch, as in a model."""
+    between = [row for row in rows if "interleaved_ms" in row]
+    return [*speedups(rows, "ms", ""), *speedups(between, "interleaved_ms", ", between matrix products")]
+
+
+def speedups(rows, field, where):
     """Ours against the fastest other entry, and against each of the usual rivals: shapes down, lengths across."""
     cells = grouped(rows, lambda r: (r["pass"], shape_of(r["case"]), length_of(r["case"])))
     rivals = [n for n in ("sdpa_cudnn", "sdpa_flash", "flash_attn_3", "standard") if any(r["baseline"] == n for r in rows)]
@@ -101,7 +107,7 @@ def speedup_charts(rows):
     for rival in ("the fastest other", *rivals):
         found = {}
         for place, group in cells.items():
-            ms = {row["baseline"]: row["ms"] for row in group}
+            ms = {row["baseline"]: row[field] for row in group}
             mine = ms.pop(OURS, None)
             packed = group[0]["case"]["lengths"]
             ms = {n: t for n, t in ms.items() if not is_rung(n) and n != "triton" and (not packed or n in TAKE_PACKED)}
@@ -112,8 +118,8 @@ def speedup_charts(rows):
             lengths = sorted({p[2] for p in found}, key=lambda x: (isinstance(x, str), x))
             shapes = dict.fromkeys((p[0], p[1]) for p in found)
             series = {f"{w}, {s}": [found.get((w, s, length)) for length in lengths] for w, s in shapes}
-            title = f"Speed of ours over {rival}"
-            charts.append(Chart(f"speedup {rival}", title, "heat", "sequence length", "times as fast", lengths, series))
+            title = f"Speed of ours over {rival}{where}"
+            charts.append(Chart(f"speedup {rival}{where}", title, "heat", "sequence length", "times as fast", lengths, series))
     return charts
 
 
