@@ -8,7 +8,9 @@ from pathlib import Path
 import flash_attention
 import pytest
 import torch
-from flash_attention import _core
+from flash_attention import _core, flash_attn
+from flash_attention.flash_attn import bert_padding
+from flash_attention.flash_attn.layers import rotary
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,10 +31,15 @@ def test_readme_needs_nothing_besides():
     assert names["out"].shape == (2, 1024, 8, 64) and names["k"].grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("where, text", blocks("docs/python.md"), ids=lambda value: value[:40].split(chr(10))[0])
-def test_the_page_about_python(where, text, capsys):
-    """q, k, v and a layer are the reader's."""
-    names = {"flash_attention": flash_attention, "layer": types.SimpleNamespace()}
+PAGES = [*blocks("docs/python.md"), *blocks("docs/migration.md")]
+
+
+@pytest.mark.parametrize("where, text", PAGES, ids=[where for where, _ in PAGES])
+def test_the_pages_about_python(where, text, capsys):
+    """q, k, v, torch and a layer are the reader's."""
+    names = {"flash_attention": flash_attention, "torch": torch, "layer": types.SimpleNamespace()}
+    if "transformers import" in text:
+        pytest.importorskip("transformers")
     names |= {letter: torch.randn(2, 24, 4, 64) for letter in "qkv"}
     if "jax" in text:
         if importlib.util.find_spec("jax") is None or not hasattr(_core, "jax_targets"):
@@ -41,3 +48,19 @@ def test_the_page_about_python(where, text, capsys):
 
         names["jax"] = jax
     exec(compile(text, where, "exec"), names)
+
+
+def test_every_entry_has_an_example():
+    """Whatever a module offers stands in a block that the test above runs; context parallelism has a page of its own."""
+    shown = "\n".join(text for _, text in PAGES)
+    modules = {
+        flash_attention: set(flash_attention.__all__) - {"parallel"},
+        flash_attn: flash_attn.__all__,
+        bert_padding: [name for name, value in vars(bert_padding).items() if isinstance(value, types.FunctionType)],
+        rotary: set(rotary.__all__) - {"apply_rotary_emb_func"},
+    }
+    for module, names in modules.items():
+        missing = [name for name in names if not re.search(rf"\b{name}\b", shown)]
+        assert not missing, f"{module.__name__}: {missing}"
+    if hasattr(_core, "jax_targets") and importlib.util.find_spec("jax"):
+        assert all(name in shown for name in ("flash_attention.jax", "dot_product_attention", "attention_packed"))
