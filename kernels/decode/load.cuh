@@ -2,6 +2,7 @@
 
 #include "decode/schedule.cuh"
 #include "ptx/async.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile/swizzle.cuh"
 
@@ -48,6 +49,7 @@ struct Loader {
       if (--left > 0) {
         now.next(args);
         look_up(now);
+        if (now.tile == now.item.first_tile) ask_for_Q(now.item);
         __syncwarp();  // everyone has read the cursor
         if (lane == 0) cursor = now;
         __syncwarp();  // and will read the new one
@@ -57,6 +59,18 @@ struct Loader {
   }
 
  private:
+  /// Q of the item that the tiles have come to: it is wanted as soon as they are.
+  __device__ __forceinline__ void ask_for_Q(const Item<config>& item) const {
+    if constexpr (!features.packed) {
+      const int packed = item.row_tile * config.block_q + lane, query = packed / config.group;
+      if (first_row != 0 || lane >= config.block_q || query >= args.seq_q) return;
+      const auto* row = static_cast<const Element*>(args.Q.data) + item.batch_idx * args.Q.batch_stride +
+                        query * args.Q.seq_stride +
+                        (item.kv_head_idx * config.group + packed % config.group) * args.Q.head_stride;
+      for (int column = 0; column < config.head_dim; column += 64) ptx::prefetch_l2(row + column);
+    }
+  }
+
   __device__ __forceinline__ void look_up(const Cursor<config>& next) {
     if constexpr (features.paged) {
       const int j = next.tile * config.block_kv + first_row + lane;

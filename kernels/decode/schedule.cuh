@@ -28,6 +28,7 @@ struct Item {
   int first_tile;  // of keys
   int end_tile;
   tile::KeyRange seen;  // by some row; keys outside of it are not loaded
+  bool only_rows;       // of the key head: there is no other item of it
 
   __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
     return tile::ceil_div(sequence.rows_q * config.group, config.block_q);
@@ -44,6 +45,7 @@ struct Item {
     if (seen.begin >= seen.end) seen = {0, 0};
     first_tile = seen.begin / config.block_kv;
     end_tile = tile::larger(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));
+    only_rows = row_tiles_of(sequence) == 1;
     return end_tile - first_tile;
   }
 };
@@ -69,6 +71,11 @@ struct Cursor {
 
   __device__ __forceinline__ void next(const AttentionArgs& args) {
     if (++tile < item.end_tile) return;
+    if (item.only_rows && item.kv_head_idx + 1 < args.heads_kv) {  // the same rows and keys of the next head
+      ++item.kv_head_idx;
+      tile = item.first_tile;
+      return;
+    }
     tile::Sequence sequence = tile::make_sequence<config.features>(args, item.batch_idx);
     if (++item.row_tile == Item<config>::row_tiles_of(sequence)) {
       item.row_tile = 0;
@@ -136,7 +143,7 @@ struct Run {
   __device__ __forceinline__ void find(const AttentionArgs& args, int batch_idx, int left) {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, batch_idx);
     const int of_head = tiles_of_head(args, sequence);
-    start.item = {batch_idx, left / of_head, 0, 0, 0, {0, 0}};
+    start.item = {batch_idx, left / of_head, 0, 0, 0, {0, 0}, false};
     left %= of_head;
     for (int tiles; left >= (tiles = start.item.find_tiles(args, sequence)); ++start.item.row_tile) left -= tiles;
     start.tile = start.item.first_tile + left;

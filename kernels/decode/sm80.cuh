@@ -97,12 +97,12 @@ struct DecodeSm80 {
   }
 
   /// Q of an item; rows that do not exist are zero. The barrier at the end of Finish frees its tile, and what it reads.
-  __device__ __forceinline__ void start(const decode::Item<config>& item) {
+  __device__ __forceinline__ void start(const decode::Item<config>& item, bool same_rows) {
     const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) storage.item = item;
+    if (threadIdx.x == 0 && !same_rows) {  // of another sequence, or other tokens
       const decode::Tokens tokens = decode::Item<config>::tokens_of(sequence, item.row_tile);
       const tile::Score<features> score(args, sequence, item.kv_head_idx * config.group);
-      storage.item = item;
       storage.sequence = sequence;
       storage.full = score.keys_of_all(tokens.begin, tokens.end);
     }
@@ -225,11 +225,12 @@ struct DecodeSm80 {
     }
 
     decode::Cursor<config> cursor = run.start;
+    bool same_rows = false;
     int stage = 0, free_stage = stages - 1;
     for (int position = run.begin; position < run.end;) {
       const int first_tile = cursor.tile;
       const int count = tile::smaller(cursor.item.end_tile - first_tile, run.end - position);
-      start(cursor.item);
+      start(cursor.item, same_rows);
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         loader.load(K_smem(free_stage), V_smem(free_stage));
@@ -245,7 +246,9 @@ struct DecodeSm80 {
                                                                    scale_log2());
       position += count;
       cursor.tile = cursor.item.end_tile - 1;
+      const int batch_idx = cursor.item.batch_idx, row_tile = cursor.item.row_tile;
       if (position < run.end) cursor.next(args);
+      same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
     }
   }
 };
