@@ -129,7 +129,7 @@ const KernelTable& kernel_table(CpuIsa isa) {
                                             "; its best instruction set is " + std::string(to_string(best_isa())));
   }
   switch (isa) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)  // cmake/cpu_isa.cmake
     case CpuIsa::amx:
     case CpuIsa::avx512_bf16:
     case CpuIsa::avx512:
@@ -160,7 +160,7 @@ DeviceInfo info() {
 
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
   const Steps steps = steps_of(kernel_table(device.isa), plan);
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
   if (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16) {
     const KernelTable& special = device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table;
     if (first_step(special, plan)->count != nullptr && (plan.kernel == "cpu/bfloat16" || plan.kernel == "cpu/decode"))

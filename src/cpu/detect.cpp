@@ -11,14 +11,14 @@
 
 #include "support/settings.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)  // cmake/cpu_isa.cmake
 #include <cpuid.h>
 #endif
 
 namespace flash_attention::cpu {
 namespace {
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
 
 /// The state components that the operating system saves: bits 17 and 18 are the tiles' configuration and data.
 unsigned long long saved_state() {
@@ -60,7 +60,7 @@ bool has_isa(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::generic:
       return true;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
     case CpuIsa::avx2:
       return has_avx2();
     case CpuIsa::avx512:
@@ -82,7 +82,7 @@ bool has_isa(CpuIsa isa) {
 
 CpuIsa best_isa() {
   if (has_isa(CpuIsa::amx)) return CpuIsa::amx;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
   if (__builtin_cpu_is("amd") && has_isa(CpuIsa::avx512_bf16)) return CpuIsa::avx512_bf16;
 #endif
   for (CpuIsa isa : {CpuIsa::avx512, CpuIsa::avx2, CpuIsa::neon}) {
