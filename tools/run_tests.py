@@ -13,12 +13,14 @@ The bounded fuzz run is one of the GoogleTest files, so it runs in `gtest` and a
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -93,11 +95,9 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
     prefix = f"{test.label if preset == 'release' else preset}/{test.name}"
     report = REPORTS / preset / f"{test.name}.xml"
     report.unlink(missing_ok=True)
-    # The sanitizers see the CPU's algorithms in the generic instruction set alone (cmake/cpu_isa.cmake).
-    environment = {**os.environ, **({} if preset == "release" else {"FLASH_ATTENTION_CPU_ISA": "generic"})}
     command = [*test.command, f"--gtest_output=xml:{report}", "--gtest_brief=1"]
     limit_s = LONG_TAIL_LIMIT_S if os.environ.get("FLASH_ATTENTION_TEST_ALL") else FILE_LIMIT_S
-    code, output = cpu_time.run(prefix, command, ROOT, {**environment, **test.environment}, limit_s)
+    code, output = cpu_time.run(prefix, command, ROOT, {**os.environ, **test.environment}, limit_s)
     results = read_junit(report, prefix)
     if code != 0 and not any(r.outcome == "failed" for r in results):
         results.append(Result(prefix, "failed", f"exit code {code}\n" + "\n".join(output.splitlines()[-60:])))
@@ -108,10 +108,32 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
     return results
 
 
+# What takes longest comes first, so that no core waits for the last file: names of files begin with these.
+LONGEST = (
+    "kernels_backward_sm90_",
+    "kernels_forward_sm90_",
+    "kernels_ladder_",
+    "jit_kernels_compile",
+    "kernels_",
+    "cpu_contract_",
+    "emulator_",
+)
+
+
+def rank(name: str) -> int:
+    return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+
+def side_by_side(jobs: list[Callable[[], list[Result]]]) -> list[Result]:
+    """Two at a time, in this order."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return [r for results in pool.map(lambda job: job(), jobs) for r in results]
+
+
 def run_files(preset: str, chosen: list[TestFile]) -> list[Result]:
     (REPORTS / preset).mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return [r for results in pool.map(lambda test: run_file(preset, test), chosen) for r in results]
+    ordered = sorted(chosen, key=lambda test: rank(test.name))
+    return side_by_side([functools.partial(run_file, preset, test) for test in ordered])
 
 
 def gtest() -> list[Result]:
@@ -124,21 +146,37 @@ def install_python_package() -> list[Result]:
     return [Result("python package", "failed", output)] if code else []
 
 
-def pytest() -> list[Result]:
-    report = REPORTS / "pytest.xml"
-    report.parent.mkdir(parents=True, exist_ok=True)
+def pytest_groups() -> dict[str, list[str]]:
+    """Files of Python tests that share a process: those of a folder, the largest folder in two halves."""
+    groups: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        groups.setdefault(path.parent.name, []).append(str(path.relative_to(ROOT)))
+    largest = max(groups, key=lambda name: len(groups[name]))
+    files = groups.pop(largest)
+    return {f"{largest} 1": files[::2], f"{largest} 2": files[1::2], **groups}
+
+
+def run_pytest(name: str, files: list[str]) -> list[Result]:
+    prefix = f"pytest {name}"
+    report = REPORTS / f"{prefix.replace(' ', '_')}.xml"
     report.unlink(missing_ok=True)
-    failed_build = build("release", []) or install_python_package()
-    if failed_build:
-        return failed_build
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "tests"]
-    code, output = cpu_time.run("pytest", command, ROOT, dict(os.environ), PYTEST_LIMIT_S)
-    results = read_junit(report, "pytest")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+    code, output = cpu_time.run(prefix, command, ROOT, dict(os.environ), PYTEST_LIMIT_S)
+    results = read_junit(report, prefix)
+    spent = cpu_time.SPENT[prefix]
     if code not in (0, 1, 5):
-        results.append(Result("pytest", "failed", f"exit code {code}\n{output}"))
+        results.append(Result(prefix, "failed", f"exit code {code}\n{output}"))
     else:
-        cpu_time.divide("pytest", read_cpu_seconds(report))
+        cpu_time.divide(prefix, read_cpu_seconds(report))
+    bad = sum(r.outcome == "failed" for r in results)
+    say(f"  {spent:6.1f} s  {prefix}  {len(results)} tests" + (f", {bad} FAILED" if bad else ""))
     return results
+
+
+def pytest() -> list[Result]:
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    failed_build = build("release", []) or install_python_package()
+    return failed_build or side_by_side([functools.partial(run_pytest, *group) for group in pytest_groups().items()])
 
 
 def sanitized(preset: str) -> list[Result]:
