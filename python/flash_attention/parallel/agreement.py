@@ -24,7 +24,9 @@ class Agreement:
         known = _agreed.setdefault(peers.group.group_name, set())
         if len(known) > _LIMIT:
             known.clear()
-        self.known, self.key = known, tuple(fields.items())
+        # A seed is new in every step; the problem that it belongs to is not.
+        self.known = known
+        self.key = tuple(item for item in fields.items() if item[0] not in ("seed", "offset"))
         self.exchange = None
         if peers.world > 1 and (fault or device.type == "cpu" or self.key not in known):
             self._post(device)

@@ -25,6 +25,9 @@ class Context:
     cu_seqlens: list | None = None
     key_lengths: torch.Tensor | None = None
 
+    def __deepcopy__(self, memo):
+        return self  # a process group cannot be copied; copies of a model share it
+
     @property
     def world(self):
         return dist.get_world_size(self.group)
