@@ -35,7 +35,7 @@ def test_the_clock_waits_for_what_ends_last():
     fast = plan(4096, 1, 2, Links(1e6, 1e6, latency=0.0), head_dim=128, causal=False, tflops=1.0, show=False)
     assert fast.seconds == pytest.approx(4 * 4096 * 2048 * 128 / 1e12, rel=1e-3) and fast.efficiency > 0.999
     both = plan(4096, 1, 2, Links(1.0, 1.0, latency=0.0), causal=False, tflops=2.0, memory=100.0, show=False)
-    exchange, block, merge = 2048 * 2 * 128 * 2 / 1e9, 4 * 2048 * 2048 * 128 / 2e12, 2048 * 128 * 10 / 100e9
+    exchange, block, merge = 2048 * 2 * 128 * 2 / 1e9, 4 * 2048 * 2048 * 128 / 2e12, 2048 * 128 * (2 + 8 / 3) / 100e9
     assert both.seconds == pytest.approx(max(exchange, block) + block + merge)
 
 

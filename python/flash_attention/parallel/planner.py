@@ -140,9 +140,8 @@ class _Model:
         self.head_row = batch * head_dim * element_bytes  # bytes of a row of one head
         self.row = 2 * heads_kv * self.head_row  # of K and V
         self.ways = 2 if backward else 1
-        self.merge = (
-            heads * batch * head_dim * (element_bytes + 8) / memory
-        )  # seconds a row: a part read, a sum read and written
+        # Seconds for a row. A part is written and read; one pass over the float32 sum takes three parts (fused.py).
+        self.merge = heads * batch * head_dim * (element_bytes + 8 / 3) / memory
 
     def ring(self, shape):
         found = Plan("", "ring", shape.layout)
