@@ -51,7 +51,7 @@ std::string Nvrtc::open(const NvrtcPlace& place) {
 
   Dl_info found;
   path_ = ::dladdr(reinterpret_cast<const void*>(call_.version), &found) != 0 ? fs::path(found.dli_fname) : place.library;
-  open_builtins(path_.parent_path(), major_);
+  if (path_.is_absolute()) open_builtins(path_.parent_path(), major_);
   std::error_code error;
   const auto bytes = fs::file_size(path_, error);
   identity_ = "nvrtc " + version + (error ? "" : ", " + std::to_string(bytes) + " bytes");
