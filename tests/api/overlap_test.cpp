@@ -36,6 +36,22 @@ TEST(Overlap, QkvInOneBufferDoesNotOverlap) {
   EXPECT_TRUE(overlaps(part(1), part(1)));
 }
 
+/// Frameworks give an axis of size 1 any stride; q, k and v of one buffer stay apart whatever it is.
+TEST(Overlap, TheStrideOfAnAxisOfOneMeansNothing) {
+  std::vector<char> memory(3 * 3 * 4 * 8 * 2);
+  for (const std::int64_t batch : {0, 1, 5, 8, 40, 96, 97, 1000, -7}) {
+    const auto part = [&](int which) {
+      return Extent{"", memory.data() + which * 4 * 8 * 2, 2, {1, 3, 4, 8}, {batch, 3 * 4 * 8, 8, 1}};
+    };
+    EXPECT_FALSE(overlaps(part(0), part(1))) << batch;
+    EXPECT_FALSE(overlaps(part(2), part(0))) << batch;
+    Extent later = part(0);
+    later.data += 2 * 3 * 4 * 8 * 2 + 2;  // the second element of the third row
+    later.sizes[1] = 1;
+    EXPECT_TRUE(overlaps(part(0), later)) << batch;
+  }
+}
+
 TEST(Overlap, AgreesWithCountingElements) {
   std::mt19937 random(7);
   std::vector<char> memory(1 << 16);
