@@ -105,15 +105,17 @@ def completed(found, work, world):
 
 def alone(case, which, device, rank, seconds):
     """TFLOP/s of one rank that attends the whole sequence while the others wait; 0 where it does not fit."""
-    found = 0.0
+    call, fits = (lambda: None), 1.0
     if rank == 0:
         try:
-            run = parallel_calls.data_parallel(case, 1, 0)
-            timer = timing.Timer(device, seconds, 0.01)
-            found = case.flops(which) / timer(call_of(run, tensors_of(case, device, 1, 0, True), which))["ms"] / 1e9
+            call = call_of(parallel_calls.data_parallel(case, 1, 0), tensors_of(case, device, 1, 0, True), which)
+            call()
         except (MemoryError, torch.OutOfMemoryError):
             command.release()
-    return slowest(found, device)
+            fits = 0.0
+    if slowest(fits if rank == 0 else 0.0, device) == 0.0:
+        return 0.0
+    return case.flops(which) / measured(call, device, seconds)["ms"] / 1e9
 
 
 def steps_rows(case, steps, device, seconds):

@@ -53,17 +53,22 @@ def test_the_blocks_of_four_ranks(tmp_path):
     assert wrong.returncode == 2 and "baselines: got 'nobody'; allowed: data_parallel" in wrong.stderr
 
 
-def test_simulated_blocks_compute_attention():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_simulated_blocks_compute_attention(device):
     import cases
     import parallel_calls
     from flash_attention import attention
     from flash_attention.parallel import join
 
-    case = cases.Case(1, 64, 4, 16, heads_kv=2, causal=True, dtype="float32")
-    tensors = [torch.randn(1, 64, heads, 16, requires_grad=True) for heads in (4, 2, 2, 4)]
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    seq, dtype = (64, torch.float32) if device == "cpu" else (2048, torch.bfloat16)
+    case = cases.Case(1, seq, 4, 64, heads_kv=2, causal=True)
+    tensors = [torch.randn(1, seq, heads, 64, device=device, dtype=dtype, requires_grad=True) for heads in (4, 2, 2, 4)]
+    error = {"atol": 1e-5, "rtol": 1e-4} if device == "cpu" else {"atol": 3e-2, "rtol": 3e-2}
     forward, backward = parallel_calls.simulated_steps(case, 4, [tensor.detach() for tensor in tensors])
     q, k, v, dout = tensors
     expected = attention(q, k, v, causal=True)
-    torch.testing.assert_close(join([out for out, _ in forward()]), expected)
+    torch.testing.assert_close(join([out for out, _ in forward()]), expected, **error)
     dq, _, _ = torch.autograd.grad(expected, (q, k, v), dout.detach())
-    torch.testing.assert_close(join([found[0] for found in backward()]), dq, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(join([found[0] for found in backward()]), dq, **error)
