@@ -146,7 +146,7 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
   buffers.mask = static_cast<const std::uint8_t*>(score_tensor(tensors[Slot::mask], true, problem.mask));
   if (packed) {  // a bias is as large as the bounds that its caller gave; where there are no rows, the call is empty
     if (problem.total_q == 0) problem.seq_q = 0;
-    if (problem.total_kv == 0) problem.seq_kv = 0;
+    if (problem.total_kv == 0 && !paged) problem.seq_kv = 0;
   }
   if (const Tensor& slopes = tensors[Slot::alibi_slopes]; slopes.present()) {
     need_float32(here(slopes));
