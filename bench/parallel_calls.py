@@ -8,6 +8,7 @@ from functools import partial
 import package  # noqa: F401 (makes flash_attention importable)
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from flash_attention import attention
 from flash_attention.parallel import context_attention, cut, layout, ring
 from flash_attention.parallel.call import Call

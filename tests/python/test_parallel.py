@@ -147,3 +147,26 @@ def run_slowed(group, case):
         return run_case(group, case)
     finally:
         peers.Peers.post = post
+
+
+def run_with_hidden(group, method, value):
+    """Keys that key_lengths hide hold `value`."""
+    import torch.distributed as dist
+    from flash_attention.parallel import context_attention, split
+
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    case = Case("hidden", extras=("key_lengths",))
+    tensors = inputs(case)
+    for b, length in enumerate(tensors["key_lengths"].tolist()):
+        tensors["k"][b, length:] = tensors["v"][b, length:] = value
+    q, k, v = (split(tensors[name], world, rank).requires_grad_() for name in ("q", "k", "v"))
+    out = context_attention(q, k, v, group, method=method, key_lengths=tensors["key_lengths"])
+    out.sum().backward()
+    return [tensor.detach().numpy() for tensor in (out, q.grad, k.grad, v.grad)]
+
+
+@pytest.mark.parametrize("method", [*BOTH, "ulysses"])
+def test_what_is_hidden_reaches_nothing(pool, method):
+    plain, poisoned = (pool.run(run_with_hidden, method, value, ranks=2) for value in (0.0, float("nan")))
+    for one, other in zip(plain, poisoned, strict=True):
+        assert all(numpy.array_equal(a, b) for a, b in zip(one, other, strict=True))

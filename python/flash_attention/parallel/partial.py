@@ -12,10 +12,13 @@ _RUN = 256
 
 @cache
 def _fused():
-    """The module of fused kernels; None where there is no Triton."""
+    """The module of fused kernels; None where there is no Triton, or none that can build a kernel for this GPU."""
     try:
         from flash_attention.parallel import fused
-    except ImportError:
+
+        probe = torch.zeros(1, 1, 1, 8, device="cuda")
+        fused.merge([((0, 1), probe, None)], 1, torch.float32, False)
+    except Exception:  # whatever a missing compiler or an unknown GPU makes Triton raise
         return None
     return fused
 
