@@ -152,12 +152,30 @@ def test_autocast(pool):
         assert dtype == "torch.bfloat16" and error < 3e-2
 
 
+def with_strides(group):
+    """Rows, heads and dim of [batch, heads, dim, rows] memory: the last stride is not 1."""
+    import torch.distributed as dist
+    from flash_attention.parallel import context_attention, split
+
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    q, k, v = (split(tensor.detach(), world, rank) for tensor in whole())
+    q = q.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if rank else q
+    out = context_attention(q, k, v, group, causal=True, method="ring")
+    return (out - split(exact(*whole()), world, rank)).abs().max().item()
+
+
+def test_any_strides(pool):
+    assert max(pool.run(with_strides, ranks=2)) < 1e-5
+
+
 def alone(group):
     """A group of one: the plain call, bit for bit."""
     from flash_attention import attention
     from flash_attention.parallel import context_attention
 
     q, k, v = whole()
+    with pytest.raises(ValueError, match="method: got 'tree'"):
+        context_attention(q, k, v, group, method="tree")
     options = {"causal": True, "dropout_p": 0.2, "seed": 3, "return_lse": True}
     found, expected = context_attention(q, k, v, group, **options), attention(q, k, v, **options)
     return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -79,15 +79,27 @@ def fault(q, k, v, *, bias, mask, documents, world, method, layout, window, drop
             return f"{name}: got shape {list(tensor.shape)}; expected {rank} axes, {axes}"
         if tensor.dtype not in _HALF_OR_SINGLE or tensor.dtype != q.dtype:
             return f"{name}: got {tensor.dtype}; allowed: float32, float16 or bfloat16, the same for q, k and v"
+    return (
+        _fault_of_names(method, layout)
+        or _fault_of_sizes(q, k, v, documents, world, layout)
+        or _fault_of_scores(q, bias, mask, documents, world, dropout_p, alibi_slopes, method)
+        or _fault_of_the_rest(q, k, dropout_p, key_lengths, sink, documents)
+    )
+
+
+def check_names(method, layout):
+    """Refuses what a group of one would not look at."""
+    fault = _fault_of_names(method, layout)
+    if fault:
+        raise ValueError(fault)
+
+
+def _fault_of_names(method, layout):
     if method not in METHODS:
         return f"method: got {method!r}; allowed are {', '.join(map(repr, METHODS))}"
     if layout not in LAYOUTS:
         return f"layout: got {layout!r}; allowed are 'zigzag' and 'contiguous'"
-    return (
-        _fault_of_sizes(q, k, v, documents, world, layout)
-        or _fault_of_scores(q, bias, mask, documents, world, dropout_p, alibi_slopes, method)
-        or _fault_of_the_rest(q, k, dropout_p, key_lengths, sink, documents)
-    )
+    return ""
 
 
 def _fault_of_sizes(q, k, v, documents, world, layout):

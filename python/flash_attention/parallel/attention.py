@@ -77,6 +77,7 @@ def context_attention(
     window = arguments.bounds(causal, window)
     documents = arguments.documents_of(cu_seqlens)
     if peers.world == 1:
+        arguments.check_names(method, layout)
         common = {
             "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes, "bias": bias, "mask": mask,
             "key_lengths": key_lengths, "sink": sink, "dropout_p": dropout_p, "seed": seed, "offset": offset,
@@ -101,6 +102,7 @@ def context_attention(
     packed = bool(documents)
     if packed:
         q, k, v = (tensor[None] for tensor in (q, k, v))
+    q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
     method = arguments.chosen(method, q, k, peers.world, dropout_p, alibi_slopes)
     shape = arguments.shape_of(q, peers.world, layout, window, documents, bias is not None or mask is not None)
     lengths = None if key_lengths is None else key_lengths.to(q.device)
