@@ -95,7 +95,7 @@ struct BackwardPortable {
             }
             const float capped = head.score.capped(S[r][c + e]);
             // Where lse is -inf, every visible score was: the row has no probabilities.
-            const float p = lse == -tile::infinity ? 0 : tile::exp(capped + head.score.added(i, j + e) - lse);
+            const float p = lse < tile::lowest_lse ? 0 : tile::exp(capped + head.score.added(i, j + e) - lse);
             // What dropout has dropped does not count, not even as NaN.
             const bool dropped = features.dropout && factor[e] == 0;
             P[r][c + e] = dropped ? tile::hidden() : p * factor[e];

@@ -36,7 +36,7 @@ struct CarefulHead {
   /// probabilities.
   __device__ __forceinline__ bool differentiate(int i, int j, const Element* K_row, const Element* V_row, int lane,
                                                 float& p, float& ds) const {
-    if (lse[i] == -tile::infinity) return false;
+    if (lse[i] < tile::lowest_lse) return false;
     const float capped = score.capped(tile::careful_dot<config.head_dim>(Q.row(i), K_row, lane));
     p = tile::exp(capped + score.added(i, j) - lse[i]);
     float dp = 0, factor = 1;

@@ -92,7 +92,7 @@ struct BackwardSm80Shape {
     float delta[m_tiles][2];
 
     __device__ __forceinline__ void set(int m, int half, float lse, float row_delta) {
-      lse_log2[m][half] = lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
+      lse_log2[m][half] = lse < tile::lowest_lse ? tile::infinity : lse * tile::log2_e;
       delta[m][half] = row_delta;
     }
 

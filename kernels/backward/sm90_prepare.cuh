@@ -154,7 +154,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       const float lse = used ? args.lse[statistics + i] : -tile::infinity;
       if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
       workspace<float>(args, workspace_lse2)[tile.padded + row] =
-          lse == -tile::infinity ? tile::infinity : lse * tile::log2_e;
+          lse < tile::lowest_lse ? tile::infinity : lse * tile::log2_e;
       workspace<float>(args, workspace_delta)[tile.padded + row] = used ? sum : 0;
     }
   }

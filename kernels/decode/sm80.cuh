@@ -208,7 +208,7 @@ struct DecodeSm80 {
       score_tile<false>(S, kv_begin);
     }
     float shrink[2];
-    rows.update(S[0], scale_log2(), shrink);
+    rows.template update<0, config.features.bias>(S[0], scale_log2(), shrink);
     add_values(S, shrink, V_smem(stage));
   }
 

@@ -242,7 +242,7 @@ struct ForwardSm80 {
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
         if constexpr (sums_in_shared) read_sums(m);
-        rows[m].template update<lift>(S[m], scale_log2, shrink[m]);
+        rows[m].template update<lift, features.bias>(S[m], scale_log2, shrink[m]);
         if constexpr (sums_in_shared) write_sums(m);
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);

@@ -47,7 +47,7 @@ struct Scores {
     }
     __device__ __forceinline__ float at(int key) const {
       float result = 0;
-      if constexpr (features.bias) result = ptx::to_float(bias[key]);
+      if constexpr (features.bias) result = tile::bounded_bias<features.bias_dtype>(bias[key]);
       if constexpr (features.alibi) result = ptx::fma(-slope, ptx::abs(distance - static_cast<float>(key)), result);
       return result;
     }
@@ -136,7 +136,8 @@ struct Scores {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         if (row_of(i) != r) continue;
-        S[i] = ptx::exp2(ptx::fma(S[i], exponent_scale, shift));
+        // The rounding error of a huge maximum's product would be an exponent.
+        S[i] = ptx::exp2(features.bias ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift));
         (i % 2 == 0 ? even : odd) += S[i];
       }
       row_sum[r] += even + odd;
@@ -194,7 +195,9 @@ struct Scores {
         float slope = factor[terms - 1];
 #pragma unroll
         for (int t = terms - 2; t >= 0; --t) slope = ptx::fma(slope, square, factor[t]);
-        S[i] = ptx::exp2(ptx::fma(S[i], slope, ptx::fma(added.at(key_of(i)), exponent_scale, shift)));
+        const float rest = features.bias ? (added.at(key_of(i)) - finite(row_max[r])) * exponent_scale
+                                         : ptx::fma(added.at(key_of(i)), exponent_scale, shift);
+        S[i] = ptx::exp2(ptx::fma(S[i], slope, rest));
         sums[i % 2] += S[i];
       }
       row_sum[r] += sums[0] + sums[1];

@@ -60,7 +60,7 @@ __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& a
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float p = 0, ds = 0;
-      if (score.visible(i, j + e) && lse != -tile::infinity) {
+      if (score.visible(i, j + e) && !(lse < tile::lowest_lse)) {
         p = tile::exp(S[j + e] - lse);
         ds = p * ((factor[e] == 0 ? 0 : dP[j + e] * factor[e]) - delta) *
              score.capped_slope(S[j + e] - score.added(i, j + e));

@@ -20,6 +20,20 @@ struct KeyRange {
   int end;
 };
 
+/// A bias as it is added: finite ones stay so when softmax multiplies them by log2 e.
+template <Type type>
+__device__ __forceinline__ float bounded_bias(ptx::Element<type> value) {
+  constexpr float largest = 2.3e38f;
+  const float bias = ptx::to_float(value);
+  if constexpr (type == Type::float16) return bias;
+  const float magnitude = ptx::abs(bias);
+  return magnitude > largest && magnitude < infinity ? (bias < 0 ? -largest : largest) : bias;
+}
+
+/// Backward makes probabilities from lse. Below this one, which only a bias can bring about, a float has no room for the
+/// sum beside the maximum: such a row counts as one without keys.
+constexpr float lowest_lse = -1e7f;
+
 /// The scores of one sequence and head.
 template <Features features>
 struct Score {
@@ -113,7 +127,7 @@ struct Score {
   /// What bias and ALiBi add to a score. Only for i and j inside of the sequence.
   __device__ __forceinline__ float added(int i, int j) const {
     float result = 0;
-    if constexpr (features.bias) result = ptx::to_float(bias[i * bias_stride + j]);
+    if constexpr (features.bias) result = bounded_bias<features.bias_dtype>(bias[i * bias_stride + j]);
     if constexpr (features.alibi) {
       const int distance = i + len_kv - len_q - j;
       result -= slope * static_cast<float>(distance < 0 ? -distance : distance);

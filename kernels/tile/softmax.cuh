@@ -33,8 +33,9 @@ struct RowState {
   float sum[2] = {0, 0};
 
   /// S becomes 2^lift exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `shrink` what earlier sums and outputs
-  /// are to be multiplied by. scale_log2 = scale * log2(e) > 0.
-  template <int lift = 0, int blocks>
+  /// are to be multiplied by. scale_log2 = scale * log2(e) > 0. Where scores may be of any size (`huge`), the maximum is
+  /// taken off before the scale: the rounding error of their product would be an exponent.
+  template <int lift = 0, bool huge = false, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -44,7 +45,8 @@ struct RowState {
       new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
       // A row that has seen nothing keeps finite arithmetic: exp2(-inf - 0) = 0.
       const float reference = new_max == -infinity ? 0 : new_max * scale_log2;
-      shrink[half] = ptx::exp2(ptx::fma(max[half], scale_log2, -reference));
+      const float origin = new_max == -infinity ? 0 : new_max;
+      shrink[half] = ptx::exp2(huge ? (max[half] - origin) * scale_log2 : ptx::fma(max[half], scale_log2, -reference));
       max[half] = new_max;
       const float lifted = reference - lift;
       float total = 0;
@@ -52,7 +54,8 @@ struct RowState {
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2, -lifted));
+          S[n][e] = ptx::exp2(huge ? ptx::fma(S[n][e] - origin, scale_log2, static_cast<float>(lift))
+                                   : ptx::fma(S[n][e], scale_log2, -lifted));
           total += S[n][e];
         }
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "support/rounding.h"
@@ -196,6 +197,10 @@ Inputs draw_inputs(const Case& c) {
   in.dout = draw(shape.rows_q * shape.heads_q * shape.dim_v, p.dtype);
   if (c.dlse) in.dlse = draw(shape.rows_q * shape.heads_q, Dtype::float32);
   if (p.bias.present) in.bias = draw(score_elements(c, p.bias), p.bias.dtype);
+  for (std::int64_t x = 0; c.lowest_bias && x < static_cast<std::int64_t>(in.bias.size()); ++x) {
+    const std::int64_t i = x / shape.seq_kv % shape.seq_q, j = x % shape.seq_kv;
+    if (i % 8 == 1 || (i % 8 == 4 && j % 3 != 0)) in.bias[x] = std::numeric_limits<float>::lowest();
+  }
   for (std::int64_t x = 0; c.infinite_bias && x < static_cast<std::int64_t>(in.bias.size()); ++x) {
     const std::int64_t i = x / shape.seq_kv % std::max<std::int64_t>(shape.seq_q, 1), j = x % shape.seq_kv;
     if (i % 8 == 1 || (i % 8 == 2 && j < 70) || (i % 8 == 3 && j >= 60) || (i % 8 == 4 && j % 3 != 0))

@@ -32,6 +32,7 @@ struct Case {
   std::int64_t nan_value = -1;  // the same for a value
   std::int64_t nan_query = -1;  // this query is NaN: it reaches the keys that it sees, and no others
   std::int64_t nan_dout = -1;   // the same for the gradient of its output
+  bool lowest_bias = false;    // many biases are the lowest float, among them all of some rows
   bool infinite_bias = false;  // many biases are -inf, among them all of some rows and all of a tile of others
   bool strong_slopes = false;  // ALiBi lets a row see no more than a few keys
   bool strong_sink = false;    // sinks beside which the keys weigh little, or the sink does

@@ -141,6 +141,10 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("bias_without_gradient", [](Case&, Problem& p) { p.bias = over(p, true, false, true); });
   add("bias_infinite",
       [](Case& c, Problem& p) { p.bias = over(p, false, true, true, p.dtype), c.infinite_bias = c.dbias = true; });
+  add("bias_lowest", [](Case& c, Problem& p) { p.bias = over(p, false, true, true), c.lowest_bias = c.dbias = true; });
+  add("bias_lowest_softcap", [](Case& c, Problem& p) {  // blocks inside of the edges, few queries
+    p.seq_q = 9, p.seq_kv = 400, p.softcap = 30, p.bias = over(p, false, false, true), c.lowest_bias = true;
+  });
   add("sink", [](Case& c, Problem& p) { p.sink = true, c.dsink = true, p.causal = true; });
   add("sink_empty_rows",
       [](Case& c, Problem& p) { p.seq_q = 131, p.seq_kv = 67, p.sink = true, c.dsink = true, p.causal = true; });

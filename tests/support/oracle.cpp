@@ -1,6 +1,7 @@
 #include "support/oracle.h"
 
 #include <algorithm>
+#include <algorithm>
 #include <cmath>
 
 #include "support/rounding.h"
@@ -114,6 +115,8 @@ class Oracle {
     for (std::int64_t x = 0; x < count; ++x) to[x] += factor * from[x];
   }
 
+  /// Finite biases are bounded.
+  static double bounded(double bias) { return std::isfinite(bias) ? std::clamp(bias, -2.3e38, 2.3e38) : bias; }
   double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
   double accumulated(double x) const { return rounding_ ? static_cast<float>(x) : x; }
   /// The size that the rounding errors of a sum in float have together, from the squares of its partial sums. The errors
@@ -145,7 +148,7 @@ class Oracle {
         exact = p_.softcap * std::tanh(exact / p_.softcap);
       }
       const double capped = value_of;
-      if (p_.bias.present) value_of += in_.bias[score_index(c_, p_.bias, b, h, i, j)];
+      if (p_.bias.present) value_of += bounded(in_.bias[score_index(c_, p_.bias, b, h, i, j)]);
       if (p_.alibi) {
         const double slope = in_.alibi_slopes[(p_.alibi_batch_stride ? b * shape_.heads_q : 0) + h];
         value_of -= slope * std::fabs(static_cast<double>(i + s.len_kv - s.len_q - j));
@@ -170,11 +173,11 @@ class Oracle {
     if (std::isnan(lse)) std::fill_n(out, shape_.dim_v, NAN);  // whatever dropout takes away
     std::vector<double> p(keys.size()), kept(keys.size());
     for (std::size_t n = 0; n < keys.size(); ++n) {
-      p[n] = rounded(std::exp(score[n] - lse));
+      p[n] = rounded(std::exp(score[n] - largest) / sum);  // lse may have no room for the sum beside the maximum
       kept[n] = p_.dropout_p == 0 ? 1 : keeps(c_, b, h, i, keys[n]) ? 1 / (1 - static_cast<double>(p_.dropout_p)) : 0;
       if (kept[n] != 0) add(out, p[n] * kept[n], &in_.v[value(keys[n])], shape_.dim_v);
     }
-    if (!backward_) return;
+    if (!backward_ || lse < -1e7) return;  // such a row has no gradients
     // Backward is given the exact out and lse, so its own P does not sum to exactly 1.
     std::vector<double> exact_out(shape_.dim_v);
     double exact_sum = p_.sink ? std::exp(in_.sink[h] - largest) : 0;

@@ -25,7 +25,7 @@ inline void add_bias_to_row(const Call& call, const RowBlock& block, const Tile&
     using T = decltype(type);
     const auto* bias = reinterpret_cast<const typename T::Stored*>(call.bias.data) + block.batch * call.bias.batch_stride +
                        block.head[row] * call.bias.head_stride + block.query[row] * call.bias.q_stride + tile.begin;
-    change_row(S, tile.count, [&](int key, Vec s) { return s + load_some<T>(bias + key, tile.count - key) * log2_e; });
+    change_row(S, tile.count, [&](int key, Vec s) { return s + scaled_bias(load_some<T>(bias + key, tile.count - key)); });
   });
 }
 

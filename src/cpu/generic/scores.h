@@ -47,6 +47,13 @@ inline void apply_softcap(const Call& call, int size, float* S, float* derivativ
   }
 }
 
+/// A bias in units of log2(e): finite ones stay so.
+FLASH_ATTENTION_INLINE Vec scaled_bias(Vec bias) {
+  constexpr float largest = 2.3e38f;
+  const Vec bounded = select(bias < -largest, splat(-largest), select(bias > largest, splat(largest), bias));
+  return select(absolute(bias) == infinity, bias, bounded) * log2_e;
+}
+
 inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
   with_any_element(call.bias.element, [&](auto type) {
     using T = decltype(type);
@@ -56,7 +63,7 @@ inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile
     };
     for_each_score<T>(block, tile, row_of, [&](int key, int v, Vec bias) {
       float* s = S + (key * block.vectors + v) * vector_lanes;
-      store(s, load(s) + bias * log2_e);
+      store(s, load(s) + scaled_bias(bias));
     });
   });
 }
