@@ -183,23 +183,35 @@ struct Finish {
 
   /// All parts of the item, which blocks [first, first + count) left, by a warp for each row.
   __device__ __forceinline__ void merge(const Parts<config>& parts, int first, int count) const {
+    constexpr int together = config.block_q > 16 ? 4 : 8;  // parts in flight: a load takes longer than all else
     float* factors = storage.factors[warp];
     for (int row = warp; row < num_rows(); row += warps) {
-      const auto statistics = [&](int x) {
-        return ptx::load_global(
-            reinterpret_cast<const Pair*>(parts.part(first, x) + Parts<config>::statistics_offset(row)));
+      const auto load = [&](Four (&values)[together], int x, int column) {
+#pragma unroll
+        for (int u = 0; u < together; ++u) {
+          if (x + u >= count || column >= config.head_dim_v) continue;
+          const float* part = parts.part(first, x + u) + Parts<config>::value_offset(row) + column;
+          values[u] = ptx::load_global(reinterpret_cast<const Four*>(part));
+        }
       };
-      float max = -tile::infinity, sum = 0;
-      for (int x = lane; x < count; x += 32) max = ptx::max(max, statistics(x)[0]);
+      Four values[together];
+      load(values, 0, 4 * lane);  // under the statistics
+      float max = -tile::infinity, sum = 0;  // of this lane's parts, then of all
+      for (int x = lane; x < count; x += 32) {
+        const float* part = parts.part(first, x) + Parts<config>::statistics_offset(row);
+        const Pair statistics = ptx::load_global(reinterpret_cast<const Pair*>(part));
+        const float larger = ptx::max(max, statistics[0]);
+        if (larger != -tile::infinity)
+          sum = sum * ptx::exp2(max - larger) + statistics[1] * ptx::exp2(statistics[0] - larger);
+        max = larger;
+        factors[x] = statistics[0];
+      }
+      const float own_max = max;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) max = ptx::max(max, ptx::shuffle_xor(max, step));
       const float reference = max == -tile::infinity ? 0 : max;
-      for (int x = lane; x < count; x += 32) {
-        const Pair part = statistics(x);
-        const float factor = ptx::exp2(part[0] - reference);
-        factors[x] = factor;
-        sum = ptx::fma(factor, part[1], sum);
-      }
+      sum *= ptx::exp2(own_max - reference);
+      for (int x = lane; x < count; x += 32) factors[x] = ptx::exp2(factors[x] - reference);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
       __syncwarp();  // the factors are there
@@ -210,12 +222,14 @@ struct Finish {
       bool finite = true;
       for (int column = 4 * lane; column < config.head_dim_v; column += 128) {
         Four total{};
-#pragma unroll 8
-        for (int x = 0; x < count; ++x) {
-          const auto four = ptx::load_global(
-              reinterpret_cast<const Four*>(parts.part(first, x) + Parts<config>::value_offset(row) + column));
+        for (int x = 0; x < count; x += together) {
+          if (x != 0 || column != 4 * lane) load(values, x, column);
 #pragma unroll
-          for (int c = 0; c < 4; ++c) total[c] = ptx::fma(factors[x], four[c], total[c]);
+          for (int u = 0; u < together; ++u) {
+            if (x + u >= count) continue;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) total[c] = ptx::fma(factors[x + u], values[u][c], total[c]);
+          }
         }
         finite = write_four(place, column, total, factor) && finite;
       }

@@ -36,9 +36,14 @@ double tiles_of(const Problem& problem, const abi::ForwardConfig& config) {
   return tiles_of_keys * items;
 }
 
+struct Tile {
+  int block_kv;
+  int num_warps;
+  int most_bytes;  // of all stages
+};
+
 /// As many stages as shared memory holds, but no more than keep the memory busy.
-int stages_of(abi::ForwardConfig config, int shared_bytes) {
-  constexpr int most_bytes = 192 << 10;
+int stages_of(abi::ForwardConfig config, int shared_bytes, int most_bytes) {
   int stages = 0;
   do {
     config.num_stages = ++stages;
@@ -47,29 +52,25 @@ int stages_of(abi::ForwardConfig config, int shared_bytes) {
   return stages - 1;
 }
 
-/// Tiles of 128 keys and four warps, one block an SM, were the fastest of all on an H200. Smaller ones where these leave
-/// SMs without work, or less than three of them fit.
+/// The largest tile of which two stages fit; one block an SM. docs/lab/decode.md has the measurements (H200): tiles of 128
+/// keys with two stages beat three stages by 0 to 3 %, tiles of 64 by 2 to 6 %, two blocks an SM by up to 12 %, also where
+/// they leave SMs without work (fewer parts to merge). More than 16 rows want eight warps (27.7 us instead of 39.4, 64 rows).
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, int block_q) {
+  constexpr int most_scores = 64;  // keys of a warp: more scores than that do not fit in registers
   abi::ForwardConfig config{.features = features_of(problem),
                             .head_dim = static_cast<int>(problem.head_dim),
                             .head_dim_v = static_cast<int>(problem.head_dim_v),
                             .block_q = block_q,
                             .group = static_cast<int>(problem.heads_q / problem.heads_kv)};
-  struct Tile {
-    int block_kv, num_warps;
-  };
-  std::optional<abi::ForwardConfig> other;
-  for (const Tile tile : {Tile{128, 4}, Tile{64, 4}, Tile{32, 2}}) {
-    if (block_q > 16 * tile.num_warps || block_q * tile.block_kv > 64 * 64) continue;  // more scores than registers
+  for (const Tile tile : {Tile{128, block_q > 16 ? 8 : 4, 128 << 10}, Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
+    if (block_q > 16 * tile.num_warps) continue;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
-    config.num_stages = stages_of(config, device.shared_bytes);
-    if (config.num_stages < 2) continue;
-    const bool work_for_all = tile.block_kv < 128 || tiles_of(problem, config) >= device.num_sms;
-    if (config.num_stages >= 3 && work_for_all) return config;
-    if (!other) other = config;
+    if (config.block_kv / abi::DecodeLayout(config).key_warps > most_scores) continue;
+    config.num_stages = stages_of(config, device.shared_bytes, tile.most_bytes);
+    if (config.num_stages >= 2) return config;
   }
-  return other;
+  return std::nullopt;
 }
 
 /// With as many rows as there are, or as few as fit.

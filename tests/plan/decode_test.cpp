@@ -58,11 +58,20 @@ TEST(PlanDecode, IsOneLaunchWithoutMemset) {
   }
 }
 
-/// Smaller tiles where large ones would leave SMs without work.
-TEST(PlanDecode, ShortContextsAreCutFiner) {
+/// The largest tiles of which two stages fit, also where they leave SMs without work: fewer parts are to be merged.
+TEST(PlanDecode, TilesAreAsLargeAsTwoStagesAllow) {
   EXPECT_EQ(make_plan(one_token(64, 4096), Pass::forward, h200).block_kv, 128);
-  EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).block_kv, 64);
-  EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).launches[0].grid[0], 128);
+  EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).block_kv, 128);
+  EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).launches[0].grid[0], 64);
+  EXPECT_EQ(make_plan(one_token(64, 4096, 256), Pass::forward, h200).block_kv, 64);
+  EXPECT_LT(make_plan(one_token(64, 4096, 128), Pass::forward, consumer).block_kv, 128);
+}
+
+TEST(PlanDecode, ManyRowsHaveEightWarps) {
+  Problem problem = one_token(8, 4096);
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).launches[0].block, 128);
+  problem.seq_q = 8;
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).launches[0].block, 256);
 }
 
 /// The plan follows capacities, never lengths: a captured launch serves all of them.
