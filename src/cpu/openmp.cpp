@@ -23,11 +23,14 @@ struct OpenMp::Team {
   const OpenMp& runtime;
   Body body;
   void* context;
-  int num_ranges;
+  int num_threads, num_ranges;
+  std::atomic<int> num_begun{0};                     // threads that are here
+  std::chrono::steady_clock::time_point caller_done;  // where some were not when the caller had no more to do
+  bool some_missing = false;
   Range ranges[most];
 
   Team(const OpenMp& team_runtime, Body loop_body, void* loop_context, std::int64_t count, int threads)
-      : runtime(team_runtime), body(loop_body), context(loop_context) {
+      : runtime(team_runtime), body(loop_body), context(loop_context), num_threads(threads) {
     num_ranges = static_cast<int>(std::min<std::int64_t>({threads, most, count}));
     for (int i = 0; i < num_ranges; ++i) {
       ranges[i].next.store(count * i / num_ranges, std::memory_order_relaxed);
@@ -39,6 +42,7 @@ struct OpenMp::Team {
 void OpenMp::work(void* of_team) {
   Team& team = *static_cast<Team*>(of_team);
   const int self = team.runtime.thread_num_();
+  team.num_begun.fetch_add(1, std::memory_order_relaxed);
   for (int i = 0; i < team.num_ranges; ++i) {
     Team::Range& range = team.ranges[(self + i) % team.num_ranges];
     while (range.next.load(std::memory_order_relaxed) < range.end) {
@@ -46,6 +50,10 @@ void OpenMp::work(void* of_team) {
       if (index >= range.end) break;
       team.body(team.context, index);
     }
+  }
+  if (self == 0 && team.num_begun.load(std::memory_order_relaxed) < team.num_threads) {  // the caller
+    team.some_missing = true;
+    team.caller_done = std::chrono::steady_clock::now();
   }
 }
 
@@ -56,11 +64,20 @@ int OpenMp::threads() const {
   return std::max(torch_threads_ != nullptr ? torch_threads_() : max_threads_(), 1);
 }
 
-void OpenMp::run(std::int64_t count, Body body, void* context, int threads) const {
+bool OpenMp::run(std::int64_t count, Body body, void* context, int threads) const {
   Team team(*this, body, context, count, threads);
   // The team always has its full size, also for a short loop: GCC's runtime ends the threads that a smaller team leaves
   // out and starts new ones later.
-  if (gomp_parallel_ != nullptr) return gomp_parallel_(work, &team, static_cast<unsigned>(threads), 0);
+  if (gomp_parallel_ != nullptr) {
+    gomp_parallel_(work, &team, static_cast<unsigned>(threads), 0);
+  } else {
+    run_by_kmpc(team);
+  }
+  constexpr std::chrono::milliseconds long_wait{1};  // much more than it takes to wake a thread where a processor is free
+  return !team.some_missing || std::chrono::steady_clock::now() - team.caller_done < long_wait;
+}
+
+void OpenMp::run_by_kmpc(Team& team) const {
   struct Where {  // ident_t: where in a source the loop is
     std::int32_t reserved_1 = 0, flags = 2, reserved_2 = 0, reserved_3 = 0;
     const char* source = ";unknown;unknown;0;0;;";

@@ -28,8 +28,10 @@ class OpenMp {
   /// 1 inside of a parallel region.
   int threads() const;
 
-  /// body(context, i) for each i in [0, count), on a team of so many threads, or as many as the runtime gives.
-  void run(std::int64_t count, Body body, void* context, int threads) const;
+  /// body(context, i) for each i in [0, count), on a team of so many threads, or as many as the runtime gives. False where
+  /// the caller, all work being done, waited long for a thread of the team that had not even begun: others need the
+  /// processors.
+  bool run(std::int64_t count, Body body, void* context, int threads) const;
 
   /// The file that it comes from.
   const std::string& library() const { return library_; }
@@ -39,6 +41,7 @@ class OpenMp {
 
   OpenMp() = default;
   bool find_entries(void* library);
+  void run_by_kmpc(Team& team) const;
   static void work(void* team);
   static void work_of_kmpc(std::int32_t* thread, std::int32_t* in_team, void* team);
 

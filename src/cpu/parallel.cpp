@@ -63,6 +63,24 @@ void after_fork_in_child() {
 }
 const int registered = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 
+using Clock = std::chrono::steady_clock;
+
+/// A team waits for all of its threads, which takes time slices where others need the processors. Once that was seen, the
+/// pool, whose caller waits for nobody who has not begun, has the loops of the next second.
+class Crowd {
+ public:
+  void seen() { until_ = (Clock::now() + std::chrono::seconds(1)).time_since_epoch().count(); }
+  bool is_here() const {
+    const Clock::rep until = until_.load(std::memory_order_relaxed);
+    return until != 0 && Clock::now().time_since_epoch().count() < until;
+  }
+
+ private:
+  std::atomic<Clock::rep> until_{0};
+};
+
+Crowd crowd;
+
 /// Whose threads a loop that begins now would use, and how many.
 struct Threads {
   int count;
@@ -80,9 +98,16 @@ struct Threads {
     if (is_child.load(std::memory_order_relaxed)) return {.count = std::min(most, own_threads())};
     return {.count = most, .team = team};
   }
+
+  /// The pool where the team would wait, unless the team was asked for.
+  static Threads in_a_crowd() {
+    const Threads threads = now();
+    const bool any = support::settings().thread_source == support::ThreadSource::automatic;
+    if (threads.team == nullptr || !any || !crowd.is_here()) return threads;
+    return {.count = std::min(threads.count, own_threads())};
+  }
 };
 
-using Clock = std::chrono::steady_clock;
 thread_local Clock::time_point last_end;  // of a call that was timed
 
 /// A loop whose bodies may throw: threads other than the caller's must not.
@@ -133,7 +158,7 @@ Sharing::~Sharing() {
 }
 
 void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
-  const Threads threads = serial || inside || count < 2 ? Threads{.count = 1} : Threads::now();
+  const Threads threads = serial || inside || count < 2 ? Threads{.count = 1} : Threads::in_a_crowd();
   if (threads.count < 2) {
     for (std::int64_t i = 0; i < count; ++i) body(context, i);
     return;
@@ -142,7 +167,7 @@ void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
   if (threads.hook != nullptr) {
     threads.hook->function(threads.hook->context, count, Guarded::call, &guarded);
   } else if (threads.team != nullptr) {
-    threads.team->run(count, Guarded::call, &guarded, threads.count);
+    if (!threads.team->run(count, Guarded::call, &guarded, threads.count)) crowd.seen();
   } else {
     pool().run(count, Guarded::call, &guarded, threads.count);
   }

@@ -93,6 +93,21 @@ class OpenMpTeam : public ::testing::Test {
 
 TEST(OpenMpRuntime, WithTheEntryOfLlvm) { check_runtime(Library(FLASH_ATTENTION_FAKES "/libfake_openmp.so")); }
 
+TEST(OpenMpRuntime, TellsThatItWaitedForThreadsThatCameLate) {
+  const Library library(FLASH_ATTENTION_FAKES "/libfake_openmp.so");
+  const OpenMp* runtime = OpenMp::in(library.handle);
+  const auto set_delay = reinterpret_cast<void (*)(int)>(dlsym(library.handle, "fake_set_delay"));
+  ASSERT_NE(set_delay, nullptr);
+  library.set_threads(2);
+  set_delay(30);
+  Loop short_loop(4);
+  EXPECT_FALSE(runtime->run(4, Loop::body, &short_loop, 2));
+  EXPECT_TRUE(short_loop.all_once());
+  Loop long_loop(1000);  // of more than 0.1 s: the other one comes in time to do some of it
+  EXPECT_TRUE(runtime->run(1000, Loop::body, &long_loop, 2));
+  set_delay(0);
+}
+
 TEST(OpenMpRuntime, IsNotFoundInOtherLibraries) {
   const Library library("libc.so.6");
   EXPECT_EQ(OpenMp::in(library.handle), nullptr);
@@ -106,10 +121,12 @@ TEST_F(OpenMpTeam, IsFoundWhereItIsLoadedAndAskedForEachLoop) {
   for (const int threads : {3, 1, 2}) {
     gcc_runtime().set_threads(threads);
     EXPECT_EQ(num_threads(), threads);
-    Loop loop(100);
+    Loop loop(100), team(100);
     parallel_for(100, false, Loop::body, &loop);
     EXPECT_TRUE(loop.all_once());
-    EXPECT_EQ(loop.threads.size(), static_cast<std::size_t>(threads));
+    EXPECT_LE(loop.threads.size(), static_cast<std::size_t>(threads));
+    OpenMp::loaded()->run(100, Loop::body, &team, threads);
+    EXPECT_EQ(team.threads.size(), static_cast<std::size_t>(threads));
     EXPECT_NE(describe_threads().find("libgomp"), std::string::npos);
   }
 }

@@ -1,5 +1,7 @@
-// An OpenMP runtime with LLVM's entry and without GCC's: each parallel region starts new threads.
+// An OpenMP runtime with LLVM's entry and without GCC's: each parallel region starts new threads, all but the first after a
+// delay.
 
+#include <chrono>
 #include <cstdarg>
 #include <cstdint>
 #include <thread>
@@ -8,6 +10,7 @@
 namespace {
 
 int max_threads = 3;
+std::chrono::milliseconds delay{0};
 thread_local int number = 0, depth = 0;
 
 }  // namespace
@@ -18,6 +21,7 @@ int omp_get_max_threads() { return max_threads; }
 int omp_get_thread_num() { return number; }
 int omp_in_parallel() { return depth > 0 ? 1 : 0; }
 void omp_set_num_threads(int threads) { max_threads = threads; }
+void fake_set_delay(int milliseconds) { delay = std::chrono::milliseconds(milliseconds); }
 
 void __kmpc_fork_call(void* /*where*/, std::int32_t arguments, void (*body)(std::int32_t*, std::int32_t*, void*), ...) {
   std::va_list list;
@@ -28,6 +32,7 @@ void __kmpc_fork_call(void* /*where*/, std::int32_t arguments, void (*body)(std:
   for (int i = 0; i < max_threads; ++i) {
     threads.emplace_back([=] {
       number = i, depth = 1;
+      if (i > 0) std::this_thread::sleep_for(delay);
       std::int32_t id = i;
       body(&id, &id, argument);
     });
