@@ -6,6 +6,7 @@
 
 #include "api/validate.h"
 #include "flash_attention/attention.h"
+#include "flash_attention/error.h"
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 
@@ -211,6 +212,22 @@ TEST(Normalise, DropsAWindowThatHidesNothing) {
   Problem first_query = last_query;
   first_query.alignment = Alignment::top_left;
   EXPECT_EQ(api::normalise(first_query, Pass::forward).window_right, 0);
+}
+
+/// The last query does not see the first key, or the first query not the last key.
+TEST(Normalise, KeepsAWindowThatHidesOneScore) {
+  const Problem left{.seq_q = 10, .seq_kv = 20, .head_dim = 8, .window_left = 18};
+  EXPECT_EQ(api::normalise(left, Pass::forward).window_left, 18);
+  const Problem right{.seq_q = 10, .seq_kv = 20, .head_dim = 8, .alignment = Alignment::top_left, .window_right = 18};
+  EXPECT_EQ(api::normalise(right, Pass::forward).window_right, 18);
+}
+
+TEST(Normalise, RefusesAnOutputThatOverlapsItselfByOneElement) {
+  Problem p{.seq_q = 4, .seq_kv = 4, .heads_q = 2, .heads_kv = 2, .head_dim = 8};
+  p.out_strides = {1000, 16, 8};
+  EXPECT_EQ(api::normalise(p, Pass::forward).out_strides.seq, 16);
+  p.out_strides.seq = 15;
+  EXPECT_THROW(api::normalise(p, Pass::forward), Error);
 }
 
 TEST(Arguments, ConfigurationsPrintAsSource) {
