@@ -131,6 +131,14 @@ struct Scores {
     }
   }
 
+  /// Score::capped with two instructions of the special function unit, as in forward/sm90: cap tanh(x) is
+  /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing beside that of a 16-bit dot product.
+  __device__ __forceinline__ float fast_capped(float dot) const {
+    if constexpr (!features.softcap) return score.capped(dot);
+    const float exponential = ptx::exp2(dot * (2.0f * tile::log2_e * score.scale / score.softcap));
+    return ptx::fma(-2.0f * score.softcap, ptx::reciprocal(1.0f + exponential), score.softcap);
+  }
+
   /// One score of probabilities(); returns the dropped and scaled probability.
   template <bool some_hidden>
   __device__ __forceinline__ float weigh(float& S, int i, int shift, const Marks& marks, float lse2) const {
@@ -140,7 +148,7 @@ struct Scores {
     } else {
       // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
       const int q = tile::smaller(query(i) + shift, score.len_q - 1), k = tile::smaller(key(i), score.len_kv - 1);
-      const float capped = score.capped(S);
+      const float capped = fast_capped(S);
       slope = score.capped_slope(capped);
       S = ptx::exp2(ptx::fma(capped + score.added(q, k), exponent_scale, -lse2));
     }
