@@ -42,8 +42,9 @@ class RandomProblems {
     if (coin()) p.mask = {.present = true, .batch_stride = p.seq_kv};
     if (coin()) {
       p.packed = true;
-      p.total_q = p.seq_q * 2;
-      p.total_kv = p.seq_kv * 2;
+      const std::int64_t sequences = p.batch == 0 ? 0 : 2;  // no rows where there is no sequence
+      p.total_q = p.seq_q * sequences;
+      p.total_kv = p.seq_kv * sequences;
     }
     if (coin()) p.q_strides = {p.seq_q * p.heads_q * p.head_dim, p.head_dim, p.seq_q * p.head_dim};
     if (coin()) p.k_strides.head = p.head_dim + 1;  // no multiple of 16 bytes
