@@ -46,16 +46,20 @@ _runs = {}
 
 # The short way, _core.attend: for this type, where nothing traces. Set by torch_autograd, which knows torch.
 eager_type = None
-trace_of_torch = None
+state_of_torch = None  # of each thread, in which torch.compile keeps what it traces
 
 
 def is_tracing():
     """Whether torch.compile traces the caller."""
-    if trace_of_torch is None:
+    if state_of_torch is None:
         if "torch" not in sys.modules:
             return False
         import flash_attention.torch_autograd  # noqa: F401
-    return trace_of_torch() is not None
+    try:
+        return state_of_torch.tracing_context is not None
+    except AttributeError:  # no trace yet in this thread; torch leaves None behind one, and an attribute is found faster
+        state_of_torch.tracing_context = None
+        return False
 
 
 # torch.compile calls it and keeps the answer, without a look at what it reads: that changes with the first use of the

@@ -1,7 +1,7 @@
 """torch tensors: autocast, gradients, and the forms that the kernels take."""
 
 import torch
-from torch._guards import TracingContext
+from torch._guards import _TLS
 
 from flash_attention import _core, functional, torch_flops, torch_op_autograd, torch_ops  # noqa: F401 (what ops have)
 from flash_attention.seeds import signed
@@ -130,7 +130,7 @@ def _take_the_short_way():
     functional.eager_type = torch.Tensor
 
 
-functional.trace_of_torch = TracingContext.try_get
+functional.state_of_torch = _TLS
 if torch_ops.HAS_EXCHANGE:
     _take_the_short_way()
 
