@@ -186,7 +186,7 @@ struct Finish {
     constexpr int together = config.block_q > 16 ? 4 : 8;  // parts in flight: a load takes longer than all else
     float* factors = storage.factors[warp];
     for (int row = warp; row < num_rows(); row += warps) {
-      const auto load = [&](Four (&values)[together], int x, int column) {
+      const auto load = [&](Four(&values)[together], int x, int column) {
 #pragma unroll
         for (int u = 0; u < together; ++u) {
           if (x + u >= count || column >= config.head_dim_v) continue;
@@ -195,7 +195,7 @@ struct Finish {
         }
       };
       Four values[together];
-      load(values, 0, 4 * lane);  // under the statistics
+      load(values, 0, 4 * lane);             // under the statistics
       float max = -tile::infinity, sum = 0;  // of this lane's parts, then of all
       for (int x = lane; x < count; x += 32) {
         const float* part = parts.part(first, x) + Parts<config>::statistics_offset(row);
@@ -214,7 +214,7 @@ struct Finish {
       for (int x = lane; x < count; x += 32) factors[x] = ptx::exp2(factors[x] - reference);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
-      __syncwarp();  // the factors are there
+      __syncwarp();  // the factors are there; not found by the emulator: its shuffles order more than the GPU's do
       float lse;
       const Row place = row_of(row);
       const float factor = finish_row(place, max, sum, lse);
