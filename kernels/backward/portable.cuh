@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ptx/path.cuh"
 #include "ptx/shared.cuh"
 #include "tile/dropout.cuh"
 #include "tile/product.cuh"
@@ -130,6 +131,8 @@ __device__ __forceinline__ void backward_portable_dkv(const AttentionArgs& args)
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int q_begin = tile_idx * block_rows;
       const bool some_hidden = head.some_hidden(q_begin, kv_begin);
+      if (some_hidden) ptx::path<"backward/portable edge tile">();
+      if (!some_hidden) ptx::path<"backward/portable inner tile">();
       typename Kernel::Gradients gradients;
       gradients.compute(head, q_begin, kv_begin, some_hidden, storage);
       tile::store_weights_by_row(storage.weights, gradients.P);

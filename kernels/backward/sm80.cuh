@@ -3,6 +3,7 @@
 #include "backward/query_sums.cuh"
 #include "backward/repair.cuh"
 #include "backward/sm80_shape.cuh"
+#include "ptx/path.cuh"
 
 // Attention backward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
@@ -123,8 +124,10 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
     const typename Shape::template RowStatistics<2> rows(step.statistics(), row + place.row);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
+      ptx::path<"backward/sm80 edge tile">();
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
     } else {
+      ptx::path<"backward/sm80 inner tile">();
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
     }
     Shape::template store<PTile>(S, P_smem, row, column, place);
@@ -230,6 +233,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
     tile::store_tile<threads, config.head_dim_v, block_kv, VTile>(V_smem, 0, dV_rows, thread);
     if constexpr (Shape::careful) {
       if (storage.repair.up()) {
+        ptx::path<"backward/sm80 repaired keys">();
         __syncthreads();  // the stores above come before those of the repair
         for (int j = kv_begin + warp; j < tile::smaller(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
           repair_key<config>(args, sequence, kv_head_idx, j,

@@ -2,6 +2,7 @@
 
 #include "backward/query_sums.cuh"
 #include "backward/repair.cuh"
+#include "ptx/path.cuh"
 
 // dQ of the sm80 backward pass, in one of two ways.
 //
@@ -18,6 +19,7 @@ template <BackwardConfig config>
 __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                                int q_begin, bool needed) {
   if (!needed) return;
+  ptx::path<"backward/sm80 repaired queries">();
   const tile::Score<config.features> score(args, sequence, head_idx);
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   __syncthreads();  // the stores of the tile come before those of the repair
@@ -137,8 +139,10 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
         [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address, 2 * k) + n * 16 * 128); });
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
+      ptx::path<"backward/sm80 edge tile of dQ">();
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
     } else {
+      ptx::path<"backward/sm80 inner tile of dQ">();
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
     }
     const unsigned K_rows = tile::b_address<KTile>(K_smem, 0, lane);

@@ -23,6 +23,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix_store.cuh"
+#include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 
@@ -615,6 +616,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
 
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 two warpgroups">();
   using namespace backward_sm90;
   static_assert(Shape<config>::warpgroups == 2);
   run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {

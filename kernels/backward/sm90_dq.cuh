@@ -15,6 +15,7 @@
 #include "backward/sm90_products.cuh"
 #include "backward/sm90_scores.cuh"
 #include "backward/sm90_tasks.cuh"
+#include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 
@@ -285,6 +286,7 @@ struct QueryWorker {
 
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 dQ apart">();
   using namespace backward_sm90;
   static_assert(sizeof(QueryStorage<config>) <= backward_sm90_dq_shared_bytes(config));
   auto& shared = ptx::shared_storage<QueryStorage<config>>();

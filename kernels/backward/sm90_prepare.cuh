@@ -12,6 +12,7 @@
 #include "backward/sm90_products.cuh"
 #include "backward/sm90_turns.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/path.cuh"
 #include "ptx/warp.cuh"
 #include "tile/tail.cuh"
 
@@ -162,6 +163,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
 
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 dQ summed">();
   using namespace backward_sm90;
   using S = Shape<config>;
   const RowTile tile = RowTile::of_block<config.features>(args);
@@ -174,6 +176,7 @@ __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& 
 
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_convert_keys(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 dK summed">();
   using namespace backward_sm90;
   using S = Shape<config>;
   const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, tile_rows), args.heads_kv);

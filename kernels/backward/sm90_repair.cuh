@@ -8,6 +8,7 @@
 
 #include "backward/repair.cuh"
 #include "backward/sm90_shape.cuh"
+#include "ptx/path.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
@@ -69,6 +70,7 @@ struct Repairer {
 #pragma unroll 1
     for (int head = 0; head < args.group && !reached; ++head) reached = is_reached(kv_head_idx * args.group + head);
     if (!reached) return;
+    ptx::path<"backward/sm90 repaired keys">();
     const int first_key = kv_begin + static_cast<int>(threadIdx.x) / 32 * 16;
 #pragma unroll 1
     for (int j = first_key; j < tile::smaller(first_key + 16, sequence.rows_kv); ++j)

@@ -14,6 +14,7 @@
 // a warp comes through a shuffle: the compiler then keeps it in uniform registers, of which there are enough.
 
 #include "backward/sm90.cuh"
+#include "ptx/path.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
@@ -208,6 +209,7 @@ struct ThreeWorker {
 
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_three_kernel(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 three warpgroups">();
   using namespace backward_sm90;
   static_assert(Shape<config>::warpgroups == 3);
   run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {

@@ -7,6 +7,7 @@
 // loading warp is ahead of the others: queries of the next task come under the last products of this one.
 
 #include "backward/sm90_tasks.cuh"
+#include "ptx/path.cuh"
 
 namespace flash_attention::backward_sm90 {
 
@@ -80,7 +81,10 @@ struct alignas(8) Step {
     hidden = edge = 0;
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       const int kv_begin = task.kv_begin + w * tile_rows;
-      if (score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin)) hidden |= 1 << w;
+      if (score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
+        ptx::path<"backward/sm90 skipped step">();
+        hidden |= 1 << w;
+      }
       if (!score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) ||
           (Shape<config>::foreign_rows && q_begin + tile_rows > score.len_q))
         edge |= 1 << w;

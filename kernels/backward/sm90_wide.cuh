@@ -16,6 +16,7 @@
 
 #include "backward/sm90_scores.cuh"
 #include "backward/sm90_wide_load.cuh"
+#include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 
@@ -311,6 +312,7 @@ struct WideWorker {
 
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 wide heads">();
   using namespace backward_sm90;
   using S = Shape<config>;
   static_assert(sizeof(WideStorage<config>) <= backward_sm90_wide_shared_bytes(config));

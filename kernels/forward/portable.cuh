@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ptx/path.cuh"
 #include "ptx/shared.cuh"
 #include "tile/dropout.cuh"
 #include "tile/product.cuh"
@@ -159,6 +160,8 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * config.block_kv;
     const bool some_hidden = !score.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
+    if (some_hidden) ptx::path<"forward/portable edge tile">();
+    if (!some_hidden) ptx::path<"forward/portable inner tile">();
     float S[4][4]{};
     tile::add_dot_products<config.head_dim>(S, Q, K.from(kv_begin), storage.product);
     Kernel::score_tile(S, score, q_begin, kv_begin, some_hidden);

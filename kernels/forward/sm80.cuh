@@ -1,6 +1,7 @@
 #pragma once
 
 #include "forward/repair.cuh"
+#include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "tile/copy.cuh"
@@ -234,8 +235,10 @@ struct ForwardSm80 {
       __syncthreads();  // V has landed, and every warp is done with K
       if (tile_idx > tiles.begin) load<false>(K, K_smem);
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+        ptx::path<"forward/sm80 edge tile">();
         score_tile<true>(S, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
+        ptx::path<"forward/sm80 inner tile with options">();
         score_tile<false>(S, kv_begin);
       }
       float shrink[m_tiles][2];
@@ -298,6 +301,7 @@ struct ForwardSm80 {
 #pragma unroll
             for (int half = 0; half < 2; ++half) row_lse = r / 8 == 2 * m + half ? lse[m][half] : row_lse;
           }
+          ptx::path<"forward/sm80 repaired row">();
           row_lse = ptx::shuffle(row_lse, r % 8 * 4);
           repair_output<config, OTile>(args, sequence, head_idx, q_begin + warp_row + r, row_lse, Q_smem, warp_row + r);
         }

@@ -20,6 +20,7 @@
 #include "forward/sm90_careful.cuh"
 #include "forward/sm90_finish.cuh"
 #include "forward/sm90_load.cuh"
+#include "ptx/path.cuh"
 #include "tile/tail.cuh"
 
 namespace flash_attention {
@@ -69,11 +70,13 @@ template <ForwardConfig config>
 __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
   Output<config> out;
   if (work == Work::write_zeros) {
+    ptx::path<"forward/sm90 empty tile">();
 #pragma unroll
     for (float& x : out.O) x = 0;
     ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
     wg.release_queries();
   } else if (work == Work::sweep_carefully) {
+    ptx::path<"forward/sm90 careful tile">();
     sweep_carefully(wg, out);
   } else {
     Sweep<config>{wg, out}.run();
@@ -108,6 +111,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
         while (schedule.has(i, pass)) {
           const int iteration = i++;
           if (!redo.marked(iteration, pass) || !schedule.tile_at(iteration, static_cast<Pass>(pass), tile)) continue;
+          if (pass != 0) ptx::path<"forward/sm90 repeated tile">();
           if (pass != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
           return true;
         }

@@ -11,6 +11,7 @@
 // The warpgroups take turns to issue products (ping-pong): while one does softmax, another's products run.
 
 #include "forward/sm90_warpgroup.cuh"
+#include "ptx/path.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -22,6 +23,7 @@ __device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, T
   using S = Shape<config>;
   if constexpr (S::hidden_rows) {
     if (visible_rows >= S::block_kv) return;
+    ptx::path<"forward/sm90 hidden rows of V">();
     ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V has landed
     const int pieces = (S::block_kv - visible_rows) * 8;     // of 16 bytes, in each chunk
     for (int i = wg.thread; i < pieces * S::chunks_v; i += wg_threads) {
@@ -41,6 +43,7 @@ __device__ __forceinline__ void pass_over(Warpgroup<config>& wg, int blocks) {
   using S = Shape<config>;
 #pragma unroll 1
   for (; blocks > 0; --blocks) {
+    ptx::path<"forward/sm90 skipped block">();
     const Turn<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);
     ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);
@@ -138,10 +141,13 @@ struct Sweep {
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_free[k.slot]);
     if constexpr (kind == Visit::edge) {
+      ptx::path<"forward/sm90 edge block">();
       wg.softmax_edge(math, block, scores, out.rows, correction);
     } else if constexpr (kind == Visit::interior) {
+      ptx::path<"forward/sm90 inner block">();
       math.weigh(scores, block * S::block_kv, out.rows.max, out.rows.sum);
     } else {
+      ptx::path<"forward/sm90 late edge block">();
       math.template modify_and_mask<!S::forwards>(scores, block * S::block_kv);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }

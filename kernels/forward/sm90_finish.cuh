@@ -4,6 +4,7 @@
 
 #include "forward/sm90_warpgroup.cuh"
 #include "ptx/matrix_store.cuh"
+#include "ptx/path.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -106,6 +107,7 @@ struct Finisher {
     const unsigned place = row * 128 + (thread / 16 % 2 ^ row % 8) * 16;  // of the first 16 columns
 #pragma unroll
     for (int begin = 0; begin < S::chunks_v; begin += S::o_chunks) {
+      if (begin != 0) ptx::path<"forward/sm90 second half of O">();
       if (thread == 0) ptx::bulk_wait_read<0>();                     // the store before this one has read the buffer
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // so all may write it
 #pragma unroll
@@ -118,6 +120,7 @@ struct Finisher {
       ptx::fence_async_shared();                                     // what was written, before TMA reads it
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
       if (features.packed && rows < wg_rows) {
+        ptx::path<"forward/sm90 end of a packed sequence">();
         copy_rows(tile, begin, rows);  // TMA would write into the next sequence
       } else if (thread == 0 && rows > 0) {
 #pragma unroll

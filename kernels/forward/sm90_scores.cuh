@@ -3,6 +3,7 @@
 // What happens to a tile of scores in registers between Q K^T and P V: options and mask, softmax, dropout, packing.
 
 #include "forward/sm90_schedule.cuh"
+#include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
@@ -151,11 +152,14 @@ struct Scores {
       const float to_x = score.scale / score.softcap;
       const float largest = largest_of(S) * to_x;
       if (ptx::all(largest <= 0.25f)) {
+        ptx::path<"forward/sm90 soft cap of three terms">();
         return weigh_capped(S, kv_begin, row_max, row_sum, to_x, {0.99999960f, -0.33321908f, 0.12841613f});
       }
       if (ptx::all(largest <= 0.5f)) {
+        ptx::path<"forward/sm90 soft cap of four terms">();
         return weigh_capped(S, kv_begin, row_max, row_sum, to_x, {0.99999946f, -0.33326318f, 0.13190297f, -0.04440222f});
       }
+      ptx::path<"forward/sm90 soft cap by exponential">();
     }
     modify(S, kv_begin);
     exponentiate(S, row_max, row_sum);

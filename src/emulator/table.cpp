@@ -5,6 +5,7 @@
 #include "emulator/bulk.h"
 #include "emulator/mbarrier.h"
 #include "emulator/memory_ops.h"
+#include "emulator/paths.h"
 #include "emulator/warp_ops.h"
 #include "emulator/wgmma.h"
 
@@ -38,6 +39,7 @@ const Table& runtime_table() {
       .wgmma_commit = wgmma_commit,
       .wgmma_wait = wgmma_wait,
       .set_registers = set_registers,
+      .path = take_path,
   };
   return table;
 }

@@ -66,4 +66,15 @@ inline std::vector<Case> narrow_cases() {
   return {queries, values};
 }
 
+/// A packed sequence that begins past what 16 bits can count; the one before it has keys and no queries.
+inline Case far_case(Dtype dtype) {
+  Case c;
+  c.name = "far";
+  c.problem = {.batch = 2, .seq_q = 3, .seq_kv = 40000, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .dtype = dtype};
+  c.problem.packed = c.problem.causal = true;
+  c.cu_seqlens_q = {0, 0, 3}, c.cu_seqlens_kv = {0, 40000, 40005};
+  c.problem.total_q = 3, c.problem.total_kv = 40005;
+  return c;
+}
+
 }  // namespace flash_attention::testing

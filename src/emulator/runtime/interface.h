@@ -124,6 +124,7 @@ struct Table {
   void (*wgmma_commit)();
   void (*wgmma_wait)(int pending);
   void (*set_registers)(int count, bool increase);
+  void (*path)(const char* name);  // a marked branch was taken
 };
 
 }  // namespace flash_attention::emulator

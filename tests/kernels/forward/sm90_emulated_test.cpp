@@ -22,6 +22,10 @@ TEST_P(ForwardSm90, KeepsTheContract) {
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16), 4)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 
+TEST(ForwardSm90FarSequence, KeepsTheContract) {
+  check(far_case(Dtype::bfloat16), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
+}
+
 using ForwardSm90Walks = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90Walks, KeepTheContract) {

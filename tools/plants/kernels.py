@@ -1,0 +1,263 @@
+"""Mistakes of meaning in kernels: an option that forgets another, an edge off by one, a wrong head, parity or counter.
+
+The part of the covering arrays (tests/fuzz) that `make test` takes finds nearly all of them.
+"""
+
+from .plant import Plant
+
+
+def cover(*kernels: str) -> str:
+    return "fuzz_emulated_test " + " ".join(f"Kernels/CoverEmulated.*/{kernel}" for kernel in kernels)
+
+
+SCORE, SEQUENCE, DROPOUT = "kernels/tile/score.cuh", "kernels/tile/sequence.cuh", "kernels/tile/dropout.cuh"
+ANY, BACKWARD = cover("*"), cover("backward_*")
+
+PLANTS = (
+    # Packed sequences and what counts by batch entry
+    Plant(
+        "packed: the bias of the first sequence serves all",
+        SCORE,
+        "args.bias.data) + sequence.batch_idx * args.bias.batch_stride +",
+        "args.bias.data) + (features.packed ? 0 : sequence.batch_idx) * args.bias.batch_stride +",
+        ANY,
+    ),
+    Plant(
+        "packed: the mask of the first sequence serves all",
+        SCORE,
+        "args.mask.data) + sequence.batch_idx * args.mask.batch_stride +",
+        "args.mask.data) + (features.packed ? 0 : sequence.batch_idx) * args.mask.batch_stride +",
+        ANY,
+    ),
+    Plant(
+        "packed: the slopes of the first sequence serve all",
+        SCORE,
+        "args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];",
+        "args.alibi_slopes[(features.packed ? 0 : sequence.batch_idx) * args.alibi_batch_stride + head_idx];",
+        ANY,
+    ),
+    Plant(
+        "packed: ALiBi measures by the longest sequence",
+        SCORE,
+        "const int distance = i + len_kv - len_q - j;",
+        "const int distance = i + (features.packed ? 0 : len_kv - len_q) - j;",
+        ANY,
+    ),
+    Plant(
+        "packed: dbias of all sequences goes to the first",
+        "kernels/backward/dbias.cuh",
+        "static_cast<typename Gradient::Bias*>(args.dbias) + batch_idx * args.dbias_batch_stride +",
+        "static_cast<typename Gradient::Bias*>(args.dbias) + (config.features.packed ? 0 : batch_idx) * args.dbias_batch_stride +",
+        BACKWARD,
+    ),
+    Plant(
+        "packed: dlse lies as if it were not packed",
+        "kernels/backward/delta.cuh",
+        "delta[i] = sum - (args.dlse != nullptr ? args.dlse[statistics + i] : 0);",
+        "delta[i] = sum - (args.dlse != nullptr ? args.dlse[config.features.packed ? i : statistics + i] : 0);",
+        BACKWARD,
+    ),
+    Plant(
+        "packed: dsink is that of the last sequence",
+        "kernels/backward/delta.cuh",
+        "  for (int batch_idx = 0; batch_idx < args.batch; ++batch_idx) {\n"
+        "    const tile::Sequence sequence = tile::make_sequence<features>(args, batch_idx);\n"
+        "    const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx);\n"
+        "    for (int i = thread;",
+        "  for (int batch_idx = features.packed ? args.batch - 1 : 0; batch_idx < args.batch; ++batch_idx) {\n"
+        "    const tile::Sequence sequence = tile::make_sequence<features>(args, batch_idx);\n"
+        "    const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx);\n"
+        "    for (int i = thread;",
+        BACKWARD,
+    ),
+    Plant(
+        "packed: the sink is not in lse",
+        "kernels/forward/sm90_finish.cuh",
+        "if constexpr (!features.sink) return lse;",
+        "if constexpr (!features.sink || features.packed) return lse;",
+        cover("forward_sm90"),
+    ),
+    Plant(
+        "packed: rows begin at 16-bit offsets",
+        SEQUENCE,
+        "sequence.start_kv = args.cu_seqlens_kv[batch_idx];",
+        "sequence.start_kv = static_cast<short>(args.cu_seqlens_kv[batch_idx]);",
+        "kernels_emulated_test *FarSequence*",
+    ),
+    # Lengths
+    Plant(
+        "seqused: the diagonal lies where the tensors end",
+        SCORE,
+        "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
+        "diagonal(features.top_left ? 0 : sequence.rows_kv - sequence.rows_q),",
+        ANY,
+    ),
+    Plant(
+        "key_lengths move the diagonal",
+        SCORE,
+        "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
+        "diagonal(features.top_left ? 0 : sequence.visible_kv - sequence.len_q),",
+        ANY,
+    ),
+    Plant(
+        "key_lengths let keys past seqused_kv be seen",
+        SEQUENCE,
+        "sequence.visible_kv = larger(0, smaller(sequence.len_kv, args.key_lengths[batch_idx]));",
+        "sequence.visible_kv = larger(0, smaller(sequence.rows_kv, args.key_lengths[batch_idx]));",
+        ANY,
+    ),
+    Plant(
+        "rows past seqused_q see keys",
+        SCORE,
+        "KeyRange range{0, i < len_q ? visible_kv : 0};",
+        "KeyRange range{0, visible_kv};",
+        ANY,
+    ),
+    # Masks
+    Plant(
+        "ALiBi follows the diagonal of the top-left corner",
+        SCORE,
+        "const int distance = i + len_kv - len_q - j;",
+        "const int distance = i + diagonal - j;",
+        ANY,
+    ),
+    Plant(
+        "forward/sm90: ALiBi follows the diagonal of the top-left corner",
+        "kernels/forward/sm90_scores.cuh",
+        "static_cast<float>(q + score.len_kv - score.len_q - first_key);",
+        "static_cast<float>(q + score.diagonal - first_key);",
+        cover("forward_sm90"),
+    ),
+    Plant("mask bytes other than 1 hide", SCORE, "mask[i * mask_stride + j] != 0;", "mask[i * mask_stride + j] == 1;", ANY),
+    Plant(
+        "forward/sm90: mask bytes other than 1 hide",
+        "kernels/forward/sm90_scores.cuh",
+        "kv_begin + column + key_of(i)] != 0;",
+        "kv_begin + column + key_of(i)] == 1;",
+        cover("forward_sm90"),
+    ),
+    Plant(
+        "a window begins one key late",
+        SCORE,
+        "range.begin = larger(range.begin, i + diagonal - window_left);",
+        "range.begin = larger(range.begin, i + diagonal - window_left + 1);",
+        ANY,
+    ),
+    Plant(
+        "a window ends one key early",
+        SCORE,
+        "range.end = smaller(range.end, i + diagonal + window_right + 1);",
+        "range.end = smaller(range.end, i + diagonal + window_right);",
+        ANY,
+    ),
+    Plant(
+        "the last tile of a window is not visited",
+        SCORE,
+        "end = smaller(end, q_last + diagonal + window_right + 1);\n    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
+        "end = smaller(end, q_last + diagonal + window_right);\n    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
+        ANY,
+    ),
+    Plant(
+        "a tile with one hidden key counts as all visible",
+        SCORE,
+        "result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;",
+        "result = result && kv_begin + block_kv - 2 <= q_begin + diagonal + window_right;",
+        "kernels_emulated_test */ForwardSm80.*/causal_edge*",
+    ),
+    Plant(
+        "forward/sm90: the right edge of a window is one key short",
+        "kernels/forward/sm90_scores.cuh",
+        "last = tile::smaller(last, q + score.diagonal + score.window_right + 1);",
+        "last = tile::smaller(last, q + score.diagonal + score.window_right);",
+        cover("forward_sm90"),
+    ),
+    Plant(
+        "forward/sm90: the left edge of a window is one key late",
+        "kernels/forward/sm90_scores.cuh",
+        "first = q + score.diagonal - score.window_left;",
+        "first = q + score.diagonal - score.window_left + 1;",
+        cover("forward_sm90"),
+    ),
+    # Heads
+    Plant(
+        "dbias of a broadcast head sums the key heads alone",
+        "kernels/backward/dbias.cuh",
+        "Gradient::along(all_heads, head_idx, args.heads_q);",
+        "Gradient::along(all_heads, head_idx, args.heads_q / args.group);",
+        BACKWARD,
+    ),
+    Plant(
+        "a repaired key has the first query head of its group alone",
+        "kernels/backward/repair.cuh",
+        "head_idx < (kv_head_idx + 1) * args.group && !done;",
+        "head_idx < kv_head_idx * args.group + 1 && !done;",
+        cover("backward_sm80", "backward_sm90"),
+    ),
+    Plant(
+        "forward/sm80: query heads take key heads in turn",
+        "kernels/forward/sm80.cuh",
+        "auto result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);",
+        "auto result = tile::key_rows<const Element, features>(view, sequence, head_idx % (args.heads_q / args.group));",
+        cover("forward_sm80"),
+    ),
+    # Rows that see nothing, and rows that are done again
+    Plant(
+        "forward/sm90: lse of an empty row is 0",
+        "kernels/forward/sm90_finish.cuh",
+        "const float lse = empty ? -tile::infinity :",
+        "const float lse = empty ? 0.0f :",
+        cover("forward_sm90"),
+    ),
+    Plant(
+        "dsink of rows that see nothing is not 0",
+        "kernels/backward/delta.cuh",
+        "if (lse != -tile::infinity) sum -=",
+        "sum -=",
+        BACKWARD,
+    ),
+    Plant(
+        "forward/sm90: rows that overflow are not done again",
+        "kernels/forward/sm90_finish.cuh",
+        "(sum[r] >= 0.5f && sum[r] < highest_sum);",
+        "(sum[r] >= 0.5f && sum[r] < tile::infinity);",
+        cover("forward_sm90"),
+        survives="probabilities that a type cannot hold are Inf in the output, and such a row is done again for that",
+    ),
+    Plant(
+        "forward/sm90: a repeated tile begins in the other phase",
+        "kernels/forward/sm90.cuh",
+        "      if (ptx::shuffle(shared.last_pass, 0) <= pass) break;\n",
+        "      if (ptx::shuffle(shared.last_pass, 0) <= pass) break;\n      wg.num_blocks += S::stages;\n",
+        cover("forward_sm90"),
+    ),
+    # Dropout
+    Plant(
+        "dropout: the counter of rows runs on past bit 3",
+        DROPOUT,
+        "return static_cast<unsigned>(i) / 16 * 8 + static_cast<unsigned>(i) % 8;",
+        "return static_cast<unsigned>(i) / 8 * 8 + static_cast<unsigned>(i) % 8;",
+        ANY,
+    ),
+    Plant(
+        "dropout: batch entries share their bits",
+        DROPOUT,
+        "plane(static_cast<unsigned>(batch_idx * args.heads_q + head_idx)),",
+        "plane(static_cast<unsigned>(head_idx)),",
+        ANY,
+    ),
+    Plant(
+        "forward/sm90: dropout counts the columns of a block from the wrong one on",
+        "kernels/forward/sm90_scores.cuh",
+        "draw.dropout.words(draw.rows, draw.columns + i / 2);",
+        "draw.dropout.words(draw.rows, draw.columns + i / 4);",
+        cover("forward_sm90"),
+    ),
+    # Strides
+    Plant(
+        "dbias with a gap behind the bias's rows",
+        "kernels/backward/dbias.cuh",
+        "q_tile_idx * block_rows * args.dbias_q_stride + kv_begin;",
+        "q_tile_idx * block_rows * args.bias.q_stride + kv_begin;",
+        BACKWARD,
+    ),
+)
