@@ -123,6 +123,10 @@ struct ForwardPortable {
       } else {
         factor[r] = sum == 0 ? 0 : 1 / sum;
       }
+      if (factor[r] == 0) {  // a row without keys: zero, whatever the sum holds
+#pragma unroll
+        for (float& value : state.O[r]) value = 0;
+      }
       if (args.lse != nullptr && i < sequence.rows_q && place.column == 0) {
         float* lse = args.lse + tile::statistics_offset<features>(args, sequence, head_idx);
         lse[i] = sum == 0 ? -tile::infinity : row_max + tile::log(sum);

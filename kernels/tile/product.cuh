@@ -182,9 +182,8 @@ __device__ __forceinline__ void store_rows(const Rows<Element>& rows, const floa
       const int column = 64 * panel + place.column;
       if (column >= dim) continue;
       Four values;
-      // A factor of zero stands for a row without keys: zero, whatever the sum holds.
 #pragma unroll
-      for (int c = 0; c < 4; ++c) values[c] = factor[r] == 0 ? 0 : C[r][4 * panel + c] * factor[r];
+      for (int c = 0; c < 4; ++c) values[c] = C[r][4 * panel + c] * factor[r];
       store_four(rows.data + (place.row + r) * rows.stride + column, values, by_four);
     }
   }
