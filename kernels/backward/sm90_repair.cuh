@@ -4,7 +4,8 @@
 // dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The walk has no registers to look for them.
 // This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
 //
-// One block of 128 threads takes 64 keys of one key head at a time, each warp 16 of them.
+// A warp takes 64 keys of one key head at a time. Nearly always it looks at the statistics of the queries at the edges of
+// the mask and finds nothing: that has to be quick, since it comes with every call.
 
 #include "backward/repair.cuh"
 #include "backward/sm90_shape.cuh"
@@ -56,7 +57,10 @@ struct Repairer {
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int q_begin = tile_idx * tile_rows;
-      if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) continue;
+      if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
+        if constexpr (features.window_left) continue;
+        return false;  // later queries see no less
+      }
       bool bad = false;
       for (int i = q_begin + lane; i < tile::smaller(q_begin + tile_rows, sequence.len_q); i += 32)
         bad = bad || is_bad(head_idx, i);
@@ -71,9 +75,8 @@ struct Repairer {
     for (int head = 0; head < args.group && !reached; ++head) reached = is_reached(kv_head_idx * args.group + head);
     if (!reached) return;
     ptx::path<"backward/sm90 repaired keys">();
-    const int first_key = kv_begin + static_cast<int>(threadIdx.x) / 32 * 16;
 #pragma unroll 1
-    for (int j = first_key; j < tile::smaller(first_key + 16, sequence.rows_kv); ++j)
+    for (int j = kv_begin; j < tile::smaller(kv_begin + tile_rows, sequence.rows_kv); ++j)
       repair_key<config>(args, sequence, kv_head_idx, j, [&](int head_idx) { return delta_of(head_idx); });
   }
 };
@@ -83,9 +86,10 @@ struct Repairer {
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_repair(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
+  const int warps = blockDim.x / 32;
   const int num_tiles = tile::ceil_div(args.seq_kv, tile_rows), num_tasks = num_tiles * args.heads_kv * args.batch;
 #pragma unroll 1
-  for (int task = blockIdx.x; task < num_tasks; task += gridDim.x) {
+  for (int task = blockIdx.x * warps + threadIdx.x / 32; task < num_tasks; task += gridDim.x * warps) {
     const auto block = tile::key_block(task, num_tiles, args.heads_kv);
     const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     if (block.tile_idx * tile_rows >= sequence.rows_kv) continue;
