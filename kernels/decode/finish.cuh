@@ -183,7 +183,7 @@ struct Finish {
 
   /// All parts of the item, which blocks [first, first + count) left, by a warp for each row.
   __device__ __forceinline__ void merge(const Parts<config>& parts, int first, int count) const {
-    constexpr int together = config.block_q > 16 ? 4 : 8;  // parts in flight: a load takes longer than all else
+    constexpr int together = config.block_q > 16 || config.head_dim_v > 128 ? 4 : 8;  // parts in flight, as registers allow
     float* factors = storage.factors[warp];
     for (int row = warp; row < num_rows(); row += warps) {
       const auto load = [&](Four(&values)[together], int x, int column) {
