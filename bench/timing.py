@@ -68,9 +68,9 @@ class Timer:
                     mine.append((time.perf_counter() - begin) * 1e3)
 
     def between_matmuls(self, calls):
-        """As in a model, on a CPU: the calls by turns, a matrix product after each and no pause anywhere, so that a call finds
-        the threads of torch as torch leaves them. {"interleaved_ms", ..._p10, ..._p90, "matmul_ms"} for each; the last is the
-        product that follows the call."""
+        """As in a model, on a CPU: the calls by turns, a matrix product after each and no pause anywhere, so that a call
+        finds the threads of torch as torch leaves them. {"interleaved_ms", ..._p10, ..._p90, "matmul_ms"} of each; the last
+        is the product that follows the call."""
         a, b = (torch.randn(MATMUL, MATMUL) for _ in range(2))
         samples, products = [[] for _ in calls], [[] for _ in calls]
         end = time.perf_counter() + self.seconds * len(calls)

@@ -23,8 +23,8 @@ std::string command_of(std::uint64_t seed, std::int64_t problem, const StressOpt
   if (options.device.kind == DeviceKind::cuda) text += ":" + std::to_string(options.device.index);
   if (options.device.emulated_arch != 0) text += " --arch sm_" + std::to_string(options.device.emulated_arch);
   if (!kernel_flag.empty()) text += " --kernel " + kernel_flag;
-  return text + format(" --seed %llu --problem %lld", static_cast<unsigned long long>(seed),
-                       static_cast<long long>(problem));
+  return text +
+         format(" --seed %llu --problem %lld", static_cast<unsigned long long>(seed), static_cast<long long>(problem));
 }
 
 /// The problem that runs now, for the one message that a crash leaves time for.
@@ -100,7 +100,8 @@ int run_stress(const Arguments& arguments) {
   if (!options.kernel.empty()) {
     bool known = false;
     for (const KernelSummary& k : kernels()) known = known || k.name == options.kernel;
-    if (!known) throw Error(ErrorCode::invalid_argument, "--kernel: there is no kernel '" + kernel + "'; `plan` lists them");
+    if (!known)
+      throw Error(ErrorCode::invalid_argument, "--kernel: there is no kernel '" + kernel + "'; `plan` lists them");
   }
 
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) std::signal(signal, on_crash);

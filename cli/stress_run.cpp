@@ -29,8 +29,8 @@ std::vector<testing::Target> targets_of(const testing::Case& c, const StressOpti
   }
   const DeviceKind kind = options.device.kind == DeviceKind::cpu ? DeviceKind::cpu : DeviceKind::cuda;
   for (const KernelSummary& kernel : kernels()) {
-    const bool flash = (kernel.pass == Pass::forward || kernel.pass == Pass::backward) &&
-                            !kernel.name.starts_with("ladder/");
+    const bool flash =
+        (kernel.pass == Pass::forward || kernel.pass == Pass::backward) && !kernel.name.starts_with("ladder/");
     if (options.every_kernel ? flash && kernel.device == kind : kernel.name == options.kernel)
       add(kernel.name, kernel.pass);
   }
@@ -88,8 +88,8 @@ Pending begin(fuzz::GeneratedProblem problem, const StressOptions& options) {
   pending.targets = targets_of(problem.c, options);
   for (const testing::Target& target : pending.targets) {
     if (options.device.kind != DeviceKind::cpu)
-      pending.warm.push_back(prewarm_in_background(problem.c.problem, target.pass,
-                                                   {.device = target.device, .kernel = target.kernel}));
+      pending.warm.push_back(
+          prewarm_in_background(problem.c.problem, target.pass, {.device = target.device, .kernel = target.kernel}));
   }
   pending.expected = std::async(std::launch::async, [c = problem.c] { return testing::expect(c, true); });
   pending.problem = std::move(problem);
@@ -143,8 +143,7 @@ class Stress {
       testing::Outcome outcome = testing::attempt(c, target, expected);
       ++report_.calls;
       ++report_.calls_of_kernel[make_plan(c.problem, target.pass, device_info(target.device), target.kernel).kernel];
-      std::vector<std::string> lines = testing::differences(c, target.pass, outcome, expected,
-                                                                        testing::random_slack);
+      std::vector<std::string> lines = testing::differences(c, target.pass, outcome, expected, testing::random_slack);
       if (run == 0)
         first = std::move(outcome);
       else if (const std::string changed = testing::first_changed(first.results, outcome.results);

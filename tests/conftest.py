@@ -1,4 +1,4 @@
-"""What all Python tests share: Triton's interpreter where there is no GPU, the switch of the long tail, and the CPU time."""
+"""What all Python tests share: Triton's interpreter where there is no GPU, the switch of the long tail, the CPU time."""
 
 import os
 import resource

@@ -58,7 +58,9 @@ def includes() -> list[Result]:
 
 def build(preset: str, targets: list[str]) -> list[Result]:
     """Empty where the build succeeded."""
-    code, output = cpu_time.run(f"build {preset}", ["tools/build.sh", preset, *targets], ROOT, dict(os.environ), BUILD_LIMIT_S)
+    code, output = cpu_time.run(
+        f"build {preset}", ["tools/build.sh", preset, *targets], ROOT, dict(os.environ), BUILD_LIMIT_S
+    )
     return [Result(f"build {preset}", "failed", output)] if code else []
 
 

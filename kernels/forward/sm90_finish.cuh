@@ -42,7 +42,7 @@ struct Finisher {
     for (int r = 0; r < 2; ++r) {
       used[r] = math.row + 8 * r < math.score.len_q;
       empty[r] = rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // scores may all be NaN
-      maximum[r] = Scores<config>::finite(rows.max[r]) * math.exponent_scale;  // in powers of 2
+      maximum[r] = Scores<config>::finite(rows.max[r]) * math.exponent_scale;            // in powers of 2
       float denominator = sum[r];
       if constexpr (features.sink) denominator += ptx::exp2(args.sink[tile.head_idx] * tile::log2_e - maximum[r]);
       const float keep_scale = features.dropout ? args.keep_scale * (1.0f / Scores<config>::lift) : 1.0f;

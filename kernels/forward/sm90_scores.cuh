@@ -138,7 +138,8 @@ struct Scores {
       for (int i = 0; i < count; ++i) {
         if (row_of(i) != r) continue;
         // The rounding error of a huge maximum's product would be an exponent.
-        S[i] = ptx::exp2(features.bias ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift));
+        S[i] =
+            ptx::exp2(features.bias ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift));
         (i % 2 == 0 ? even : odd) += S[i];
       }
       row_sum[r] += even + odd;

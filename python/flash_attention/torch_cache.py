@@ -37,7 +37,22 @@ def attention_over_cache(
     Row j of sequence b is row j % page_size of page page_table[b, j // page_size]; entries behind its seqused_kv[b] keys
     may be anything. Keys before left_padding[b] are hidden. With cu_seqlens_q, q is [total_q, heads_q, head_dim].
     """
-    tensors = (q, k, v, None, None, alibi_slopes, sink, cu_seqlens_q, None, seqused_q, seqused_kv, None, page_table, left_padding)
+    tensors = (
+        q,
+        k,
+        v,
+        None,
+        None,
+        alibi_slopes,
+        sink,
+        cu_seqlens_q,
+        None,
+        seqused_q,
+        seqused_kv,
+        None,
+        page_table,
+        left_padding,
+    )
     scalars = _scalars(max_seqlen_q or 0, 0, scale, softcap, causal, "bottom_right", window, 0.0, False, "bshd", kernel)
     if torch_ops.is_watched(q):
         out, lse = torch.ops.flash_attention.forward_cache(*tensors, *scalars)

@@ -148,7 +148,8 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
   auto prepared = std::make_shared<const Prepared>(normalised, std::move(plan), device);
   const std::unique_lock lock(c.mutex);
   if (c.entries.size() >= Cache::capacity) c.entries.clear();
-  return c.entries.try_emplace(Key{key.problem, key.pass, key.device, key.threads, std::string(key.kernel)}, prepared).first->second;
+  return c.entries.try_emplace(Key{key.problem, key.pass, key.device, key.threads, std::string(key.kernel)}, prepared)
+      .first->second;
 }
 
 }  // namespace

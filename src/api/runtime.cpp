@@ -31,11 +31,11 @@ std::vector<KernelReport> compile(const Plan& plan, int arch) {
 std::vector<Finding> diagnose() {
   return api::guarded([] {
     const DeviceInfo cpu = cpu::info();
-    std::vector<Finding> findings{{.subject = "CPU",
-                                   .ok = true,
-                                   .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " +
-                                             cpu::describe_threads(),
-                                   .advice = ""}};
+    std::vector<Finding> findings{
+        {.subject = "CPU",
+         .ok = true,
+         .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " + cpu::describe_threads(),
+         .advice = ""}};
     for (auto part : {cuda::diagnose, jit::diagnose}) {
       for (Finding& finding : part()) findings.push_back(std::move(finding));
     }

@@ -24,7 +24,7 @@ struct OpenMp::Team {
   Body body;
   void* context;
   int num_threads, num_ranges;
-  std::atomic<int> num_begun{0};                     // threads that are here
+  std::atomic<int> num_begun{0};                      // threads that are here
   std::chrono::steady_clock::time_point caller_done;  // where some were not when the caller had no more to do
   bool some_missing = false;
   Range ranges[most];
@@ -134,7 +134,8 @@ class Search {
     if (torch != nullptr) {
       found.torch_threads_ = reinterpret_cast<int (*)()>(dlsym(torch, "_ZN2at15get_num_threadsEv"));
     }
-    const bool same = known != nullptr && known->library_ == found.library_ && known->torch_threads_ == found.torch_threads_;
+    const bool same =
+        known != nullptr && known->library_ == found.library_ && known->torch_threads_ == found.torch_threads_;
     return same ? known : new OpenMp(found);  // never deleted: loops may run on it
   }
 
@@ -155,7 +156,7 @@ namespace {
 
 std::atomic<const OpenMp*> the_runtime{nullptr};
 std::atomic<bool> settled{false}, looking{false};
-std::atomic<std::int64_t> next_look{0};       // steady clock
+std::atomic<std::int64_t> next_look{0};        // steady clock
 std::atomic<unsigned long long> last_adds{0};  // libraries loaded so far, at the last search
 
 unsigned long long libraries_added() {

@@ -25,7 +25,7 @@ struct Hook {
 
 std::atomic<const Hook*> the_hook{nullptr};  // one that was replaced is kept: a loop may be running on it
 std::atomic<ThreadPool*> the_pool{nullptr};
-std::mutex making;                   // the pool
+std::mutex making;                  // the pool
 std::atomic<bool> is_child{false};  // of fork()
 thread_local bool inside = false;
 

@@ -8,15 +8,17 @@
 namespace flash_attention::cpu {
 
 /// Threads that a loop of this thread would use now: those of the caller's hook (set_parallel_for), else of an OpenMP team
-/// that is there (openmp.h), else of the library's own pool. Asked for each call: torch.set_num_threads may have changed it.
+/// that is there (openmp.h), else of the library's own pool. Asked for each call: torch.set_num_threads may have changed
+/// it.
 int num_threads();
 
 /// How many, and whose, in words.
 std::string describe_threads();
 
 /// Whether a call with so many multiplications should use other threads: always from about 25 us on, on an OpenMP team from
-/// 8 us on; from 3 us on where it begins so soon after the last call of this thread that the workers are still awake. (The caller waits for no worker to
-/// wake, so what is lost where they sleep is the call that wakes them.) Lives as long as the call.
+/// 8 us on; from 3 us on where it begins so soon after the last call of this thread that the workers are still awake. (The
+/// caller waits for no worker to wake, so what is lost where they sleep is the call that wakes them.) Lives as long as the
+/// call.
 class Sharing {
  public:
   explicit Sharing(double multiplications);

@@ -17,8 +17,9 @@ using Body = void (*)(void* context, std::int64_t index);
 /// same length, so that what it touched before is still in its caches; then it takes from the others' ranges. The thread
 /// that calls run() takes indices too and at the end waits only for those that others have taken: it never waits for a
 /// sleeping worker to wake up. A worker that has run out of work looks for more for 50 us and then sleeps; where it finds
-/// that it did not have its processor to itself meanwhile, it sleeps at once the next times, because others need it. Workers
-/// keep off the processor that the caller runs on: left alone, the system likes to wake them there, behind the caller.
+/// that it did not have its processor to itself meanwhile, it sleeps at once the next times, because others need it.
+/// Workers keep off the processor that the caller runs on: left alone, the system likes to wake them there, behind the
+/// caller.
 class ThreadPool {
  public:
   static constexpr std::chrono::microseconds stays_awake{50};  // for which a worker without work stays awake

@@ -41,8 +41,7 @@ bool cpu_copies_keys(const Problem& problem, int block_q) {
 }
 
 int cpu_decode_heads(const Problem& problem) {
-  const bool side_by_side =
-      problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
+  const bool side_by_side = problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
   const std::int64_t key_bytes =
       problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t rows = problem.heads_q / problem.heads_kv * problem.seq_q;
@@ -251,8 +250,7 @@ void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& pl
   plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   const std::int64_t rows = group(problem) * problem.seq_q, total = group(problem) * problem.total_q;
-  const std::int64_t blocks =
-      problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
+  const std::int64_t blocks = problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
   const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;
   reserve(plan, 0, matrix);
   if (plan.pass == Pass::standard_forward) return;

@@ -184,10 +184,9 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv) {
     constexpr int warps = 4;  // each takes a tile of keys
     const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
-    add_launch(
-        plan,
-        {.unit = "backward/sm90_repair", .entry = "backward_sm90_repair", .config = source, .block = 32 * warps},
-        std::min<std::int64_t>(blocks, 8LL * device.num_sms));
+    add_launch(plan,
+               {.unit = "backward/sm90_repair", .entry = "backward_sm90_repair", .config = source, .block = 32 * warps},
+               std::min<std::int64_t>(blocks, 8LL * device.num_sms));
   }
   if (portable_parts) {
     add_delta_launch(p, plan);

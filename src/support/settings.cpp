@@ -29,7 +29,8 @@ constexpr SettingDescription descriptions[] = {
     {"FLASH_ATTENTION_THREADS", "1 to 4096", "one a core",
      "threads of the CPU backend, the caller included; of an OpenMP team at most so many"},
     {"FLASH_ATTENTION_THREAD_SOURCE", "auto, own, openmp", "auto",
-     "whose threads the CPU backend runs on: those of a loaded OpenMP runtime (torch's), or its own; auto: the first there is"},
+     "whose threads the CPU backend runs on: those of a loaded OpenMP runtime (torch's), or its own; auto: the first there "
+     "is"},
     {"FLASH_ATTENTION_CHECK", "on, off", "off",
      "on: some rows of every call are compared with fp64 on the host; a call that differs is an error. Slow"},
     {"FLASH_ATTENTION_EMULATOR_SEED", "0 to 2^64 - 1", "0", "seed of the order in which the emulator runs threads"},

@@ -38,8 +38,8 @@ struct Layout {
   Strides strides;
 };
 const Layout layouts[] = {
-    {"dense", {seq * heads * dim, heads * dim, dim}},
-    {"sequences far apart", {far, heads * dim, dim}},
+    {"dense", {seq * heads * dim, heads* dim, dim}},
+    {"sequences far apart", {far, heads* dim, dim}},
     {"rows far apart", {dim * heads, far, dim}},
     {"heads far apart", {dim * seq, dim, far}},
 };

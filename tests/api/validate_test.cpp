@@ -78,8 +78,14 @@ const Refusal refusals[] = {
      [](Problem& p) { p.mask = {.present = true, .q_stride = std::numeric_limits<std::int64_t>::min()}; }},
     {"alibi_stride_out_of_range", "alibi_batch_stride", "9223372036854775807",
      [](Problem& p) { p.alibi = true, p.alibi_batch_stride = std::numeric_limits<std::int64_t>::max(); }},
-    {"output_overlaps_itself", "dq_strides", "(320, 0, 16)", [](Problem& p) { p.dq_strides = {320, 0, 16}; }},
-    {"output_rows_too_close", "dk_strides", "16", [](Problem& p) { p.dk_strides = {320, 16, 8}; }},
+    {"output_overlaps_itself", "dq_strides", "(320, 0, 16)",
+     [](Problem& p) {
+       p.dq_strides = {320, 0, 16};
+     }},
+    {"output_rows_too_close", "dk_strides", "16",
+     [](Problem& p) {
+       p.dk_strides = {320, 16, 8};
+     }},
 };
 
 INSTANTIATE_TEST_SUITE_P(Contract, ProblemRefusal, ::testing::ValuesIn(refusals),

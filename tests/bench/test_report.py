@@ -222,7 +222,8 @@ def test_summary_has_a_row_for_each_shape_with_both_passes(head):
     files = [report.Results("speed", head, rows)]
     text = markdown.summary(files, panels.speed_charts(rows))
     assert text.count("6 / 4 / 5 (1.20 x)") == 6 * 4
-    assert [line for line in text.splitlines() if line.startswith("| head_dim")][0].startswith("| head_dim 64, 32 heads")
+    first = next(line for line in text.splitlines() if line.startswith("| head_dim"))
+    assert first.startswith("| head_dim 64, 32 heads")
     assert "ours / cuDNN / FlashAttention-2" in text
 
 

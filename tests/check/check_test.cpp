@@ -91,11 +91,16 @@ void expect_seen(const Case& c, Pass pass, void* (*tensor)(const Buffers&), std:
 
 TEST(Check, SeesAWrongNumberInEveryTensor) {
   const Case c = plain();
-  expect_seen(c, Pass::forward, [](const Buffers& b) -> void* { return b.out; }, 2 * 9 * 2 * 16, "out");
-  expect_seen(c, Pass::forward, [](const Buffers& b) -> void* { return b.lse; }, 2 * 2 * 9, "lse");
-  expect_seen(c, Pass::backward, [](const Buffers& b) -> void* { return b.dq; }, 2 * 9 * 2 * 16, "dq");
-  expect_seen(c, Pass::backward, [](const Buffers& b) -> void* { return b.dk; }, 2 * 11 * 16, "dk");
-  expect_seen(c, Pass::backward, [](const Buffers& b) -> void* { return b.dv; }, 2 * 11 * 16, "dv");
+  expect_seen(
+      c, Pass::forward, [](const Buffers& b) -> void* { return b.out; }, 2 * 9 * 2 * 16, "out");
+  expect_seen(
+      c, Pass::forward, [](const Buffers& b) -> void* { return b.lse; }, 2 * 2 * 9, "lse");
+  expect_seen(
+      c, Pass::backward, [](const Buffers& b) -> void* { return b.dq; }, 2 * 9 * 2 * 16, "dq");
+  expect_seen(
+      c, Pass::backward, [](const Buffers& b) -> void* { return b.dk; }, 2 * 11 * 16, "dk");
+  expect_seen(
+      c, Pass::backward, [](const Buffers& b) -> void* { return b.dv; }, 2 * 11 * 16, "dv");
 }
 
 /// A kernel that does not know an option computes another problem.
@@ -115,9 +120,18 @@ TEST(Check, SeesThatAnOptionWasForgotten) {
       {"dropout", [](Case& c) { c.problem.dropout_p = 0.3f; }},
       {"bias", [](Case& c) { c.problem.bias = {.present = true, .q_stride = 11}; }},
       {"mask", [](Case& c) { c.problem.mask = {.present = true, .q_stride = 11}; }},
-      {"key_lengths", [](Case& c) { c.problem.key_lengths = true, c.key_lengths = {11, 5}; }},
-      {"seqused_kv", [](Case& c) { c.problem.seqused_kv = true, c.seqused_kv = {11, 5}; }},
-      {"seqused_q", [](Case& c) { c.problem.seqused_q = true, c.seqused_q = {9, 5}; }},
+      {"key_lengths",
+       [](Case& c) {
+         c.problem.key_lengths = true, c.key_lengths = {11, 5};
+       }},
+      {"seqused_kv",
+       [](Case& c) {
+         c.problem.seqused_kv = true, c.seqused_kv = {11, 5};
+       }},
+      {"seqused_q",
+       [](Case& c) {
+         c.problem.seqused_q = true, c.seqused_q = {9, 5};
+       }},
   };
   for (const Option& option : options) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {

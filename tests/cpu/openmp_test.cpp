@@ -45,9 +45,7 @@ struct Loop {
 /// The library that offers both entries' functions for the tests themselves.
 struct Library {
   explicit Library(const std::string& path) : handle(dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL)) {}
-  void set_threads(int threads) const {
-    reinterpret_cast<void (*)(int)>(dlsym(handle, "omp_set_num_threads"))(threads);
-  }
+  void set_threads(int threads) const { reinterpret_cast<void (*)(int)>(dlsym(handle, "omp_set_num_threads"))(threads); }
   void* handle;
 };
 

@@ -80,9 +80,7 @@ TEST_F(KernelTest, loading_and_allocating_leave_a_capture_of_another_thread_alon
   for (const int mode : {0, 1, 2}) {
     cu.capture_mode = mode;
     const auto kernel = load_kernel(plan_of("undisturbed " + std::to_string(mode)), gpu(1));
-    {
-      const DeviceMemory memory(1, 100);
-    }
+    { const DeviceMemory memory(1, 100); }
     EXPECT_EQ(cu.capture_mode, mode) << "what the caller had set comes back";
   }
   EXPECT_EQ(cu.broke_capture, std::vector<std::string>{});

@@ -19,9 +19,8 @@ inline bool check_problem(const GeneratedProblem& problem, testing::Target targe
   if (!testing::rejection(problem.c, target).empty()) target.kernel.clear();
   std::string text;
   try {
-    for (const std::string& line :
-         testing::differences(problem.c, target.pass, testing::attempt(problem.c, target, expected), expected,
-                              testing::random_slack))
+    for (const std::string& line : testing::differences(
+             problem.c, target.pass, testing::attempt(problem.c, target, expected), expected, testing::random_slack))
       text += "\n  " + line;
   } catch (const Error& error) {
     text = std::string("\n  ") + error.what();

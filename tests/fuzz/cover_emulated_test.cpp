@@ -1,6 +1,6 @@
-// Covering arrays in the emulator, one for each kernel: a part of it in `make test`, all of it and several schedules of each
-// problem in the long tail. Compiling takes most of the time, so several problems share a configuration. At the end every
-// marked branch of the kernel (kernels/ptx/path.cuh) has been taken.
+// Covering arrays in the emulator, one for each kernel: a part of it in `make test`, all of it and several schedules of
+// each problem in the long tail. Compiling takes most of the time, so several problems share a configuration. At the end
+// every marked branch of the kernel (kernels/ptx/path.cuh) has been taken.
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -15,7 +15,7 @@ namespace {
 
 struct Part {
   const char* kernel;
-  int configurations;  // in `make test`
+  int configurations;                   // in `make test`
   std::vector<std::string_view> plain;  // head dimensions without an option that touches every score: kernels have ways of
                                         // their own for them
 };
@@ -29,9 +29,12 @@ Domain plain_domain(const char* kernel, std::string_view dim) {
   Domain domain = domain_of(kernel);
   domain.only(softcap, {"off"}).only(bias, {"off"}).only(alibi, {"off"}).only(mask, {"off"}).only(dropout, {"off"});
   domain.only(head_dim, {dim}).only(head_dim_v, {"same"}).only(queries, {"edge"}).only(keys, {"long"});
-  domain.only(deterministic, {dim == "128" ? "on" : "off"}).only(packed, {"off"}).only(seqused_q, {"off"}).only(window, {"causal"}).only(alignment, {"bottom_right"});
-  return domain.only(scale, {"default", "given"})
-      .only(inputs, {"normal", "growing", "nan_key", "nan_value", "nan_query"});
+  domain.only(deterministic, {dim == "128" ? "on" : "off"})
+      .only(packed, {"off"})
+      .only(seqused_q, {"off"})
+      .only(window, {"causal"})
+      .only(alignment, {"bottom_right"});
+  return domain.only(scale, {"default", "given"}).only(inputs, {"normal", "growing", "nan_key", "nan_value", "nan_query"});
 }
 
 /// The marks of a kernel, from its sources.
@@ -82,7 +85,8 @@ TEST_P(CoverEmulated, MatchesTheOracleAndTakesEveryPath) {
 INSTANTIATE_TEST_SUITE_P(Kernels, CoverEmulated,
                          ::testing::Values(Part{"forward/portable", 3, {"64"}}, Part{"forward/sm80", 4, {"64"}},
                                            Part{"forward/sm90", 5, {"64", "256"}}, Part{"backward/portable", 2, {"64"}},
-                                           Part{"backward/sm80", 2, {"64", "128"}}, Part{"backward/sm90", 3, {"64", "128", "256"}}),
+                                           Part{"backward/sm80", 2, {"64", "128"}},
+                                           Part{"backward/sm90", 3, {"64", "128", "256"}}),
                          [](const auto& part) {
                            std::string name = part.param.kernel;
                            name[name.find('/')] = '_';

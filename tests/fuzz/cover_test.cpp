@@ -21,7 +21,8 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
     return a == option && b == detail ? (x == "off") == (y == "unused") : true;
   };
   const auto needs = [&](Factor gradient, std::string_view level, Factor option) {
-    const bool forwards = a == option && b == gradient && y == level, backwards = b == option && a == gradient && x == level;
+    const bool forwards = a == option && b == gradient && y == level,
+               backwards = b == option && a == gradient && x == level;
     return !(forwards && (x == "off" || x == "unused")) && !(backwards && (y == "off" || y == "unused"));
   };
   if (a == inputs && b == slopes && x.starts_with("nan_") && y.starts_with("strong")) return false;  // 0 * NaN
@@ -47,8 +48,8 @@ TEST(Cover, EveryPairOccurs) {
             for (int y = 0; y < num_levels(b); ++y) {
               const Factor f = static_cast<Factor>(a), g = static_cast<Factor>(b);
               const bool allowed = domain.has(a, x) && domain.has(b, y) && possible(f, levels_of(f)[x], g, levels_of(g)[y]);
-              EXPECT_EQ(seen.contains({a, x, b, y}), allowed)
-                  << kernel << ": " << name_of(f) << " " << levels_of(f)[x] << " with " << name_of(g) << " " << levels_of(g)[y];
+              EXPECT_EQ(seen.contains({a, x, b, y}), allowed) << kernel << ": " << name_of(f) << " " << levels_of(f)[x]
+                                                              << " with " << name_of(g) << " " << levels_of(g)[y];
             }
           }
         }

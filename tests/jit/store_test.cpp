@@ -202,9 +202,7 @@ TEST(Store, a_link_under_one_of_our_names_is_not_followed) {
 TEST(Store, a_read_only_folder_serves_any_compiler_and_is_left_alone) {
   const TemporaryFolder folder;
   fs::path path;
-  {
-    path = Store(folder / "cache", Store::Access::read_write, large).keep(recipe("a", "nvrtc 13.0"), product("code"));
-  }
+  { path = Store(folder / "cache", Store::Access::read_write, large).keep(recipe("a", "nvrtc 13.0"), product("code")); }
   const Store store(folder / "cache", Store::Access::read_only, 0);
   EXPECT_EQ(store.find(recipe("a", "nvrtc 12.4"))->payload, "code");
   EXPECT_TRUE(store.keep(recipe("b"), product("code")).empty());

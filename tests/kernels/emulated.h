@@ -59,7 +59,8 @@ inline std::vector<Case> nan_gradients(Dtype dtype) {
 /// Tiles that have fewer chunks of 16 bytes than a block of eight warps has threads.
 inline std::vector<Case> narrow_cases() {
   Case c;
-  c.problem = {.batch = 1, .seq_q = 130, .seq_kv = 140, .heads_q = 1, .heads_kv = 1, .dtype = Dtype::bfloat16, .softcap = 4};
+  c.problem = {
+      .batch = 1, .seq_q = 130, .seq_kv = 140, .heads_q = 1, .heads_kv = 1, .dtype = Dtype::bfloat16, .softcap = 4};
   Case queries = c, values = c;
   queries.name = "head_dim_16", queries.problem.head_dim = 16;
   values.name = "head_dim_64_16", values.problem.head_dim = 64, values.problem.head_dim_v = 16;

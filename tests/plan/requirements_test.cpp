@@ -57,7 +57,7 @@ TEST(Requirements, AScaleThatIsNotPositive) {
 
 struct Tensor {
   const char* name;
-  Strides Problem::* strides;
+  Strides Problem::*strides;
   bool of_keys, gradient;
 };
 const Tensor tensors[] = {
@@ -112,7 +112,7 @@ TEST(Requirements, StridesOfSm90) {
       }
     }
   }
-  for (Strides Problem::* strides : {&Problem::q_strides, &Problem::k_strides, &Problem::v_strides}) {
+  for (Strides Problem::*strides : {&Problem::q_strides, &Problem::k_strides, &Problem::v_strides}) {
     for (const char* kernel : {"forward/sm90", "backward/sm90"}) {
       Problem p = plain();
       p.*strides = {-(std::int64_t{1} << 20), 512, 64};

@@ -81,7 +81,11 @@ def check(point, device):
 @pytest.mark.parametrize("point", grid.pairs(AXES), ids=grid.name_of)
 def test_on_cuda(point):
     check(point, "cuda")
-    options = {"causal": point["causal"], "softcap": point["softcap"], "window_size": (37, 11) if point["local"] else (-1, -1)}
+    options = {
+        "causal": point["causal"],
+        "softcap": point["softcap"],
+        "window_size": (37, 11) if point["local"] else (-1, -1),
+    }
     slopes = 0.3 * torch.rand(2, point["heads"][0], device="cuda") if point["alibi"] else None
     tensors = inputs(point, "cuda")
     first = call(point, *tensors, alibi_slopes=slopes, **options)

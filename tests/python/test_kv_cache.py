@@ -8,12 +8,15 @@ from flash_attention.torch_cache import attention_over_cache
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
+
 def cache_in_pages(lengths, page, heads, dim, device, dtype=torch.float32, heads_first=False, seed=0):
     """(k pages, v pages, table, keys and values of each sequence); NaN in every row that is not in use."""
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-length // page) for length in lengths]
     order = torch.randperm(sum(counts) + 3, generator=generator).tolist()
-    table = torch.tensor([-1, 2**31 - 1, -(2**31), 10**6] * 20, dtype=torch.int32)[: max(counts) + 2].repeat(len(lengths), 1)
+    table = torch.tensor([-1, 2**31 - 1, -(2**31), 10**6] * 20, dtype=torch.int32)[: max(counts) + 2].repeat(
+        len(lengths), 1
+    )
     shape = (len(order), heads, page, dim) if heads_first else (len(order), page, heads, dim)
     pages = [torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)]
     rows = []
@@ -76,7 +79,12 @@ def test_left_padding_hides_keys_in_pages(device):
     pad = torch.tensor([9, 0], dtype=torch.int32, device=device)
     q = torch.randn(2, 1, 4, 32, device=device)
     out = flash_attn.flash_attn_with_kvcache(
-        q, k, v, cache_seqlens=torch.tensor([40, 21], dtype=torch.int32, device=device), block_table=table, cache_leftpad=pad
+        q,
+        k,
+        v,
+        cache_seqlens=torch.tensor([40, 21], dtype=torch.int32, device=device),
+        block_table=table,
+        cache_leftpad=pad,
     )
     want, _ = exact(q, [[x[int(pad[b]) :] for x in pair] for b, pair in enumerate(rows)])
     torch.testing.assert_close(out.double(), want, **CLOSE)
@@ -103,7 +111,9 @@ def test_packed_queries_over_pages(device):
     out, lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, starts, ends, 20, 70, return_attn_probs=True, **call)
     for b, (keys, values) in enumerate(rows):
         part = slice(int(starts[b]), int(starts[b + 1]))
-        want, want_lse = reference.attention(q[None, part].double(), keys[None].double(), values[None].double(), causal=True)
+        want, want_lse = reference.attention(
+            q[None, part].double(), keys[None].double(), values[None].double(), causal=True
+        )
         torch.testing.assert_close(out[part].double(), want[0], **CLOSE)
         torch.testing.assert_close(lse[:, part].double(), want_lse[0], **CLOSE)
     leaf = q.clone().requires_grad_()

@@ -79,9 +79,7 @@ MASKS = (document, prefix_lm, sliding_tile, neighbourhood, dilated, block_diffus
 
 
 def tensors(device, dtype, heads=4, heads_kv=2, head_dim=40):
-    return [
-        torch.randn(2, SEQ, count, head_dim, device=device, dtype=dtype) for count in (heads, heads_kv, heads_kv)
-    ]
+    return [torch.randn(2, SEQ, count, head_dim, device=device, dtype=dtype) for count in (heads, heads_kv, heads_kv)]
 
 
 def check(q, k, v, ours, formula=None):

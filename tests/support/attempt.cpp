@@ -134,7 +134,7 @@ std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& ou
 
 std::string first_changed(const Results& a, const Results& b) {
   const std::pair<const char*, std::vector<double> Results::*> parts[] = {
-      {"out", &Results::out}, {"lse", &Results::lse}, {"dq", &Results::dq},      {"dk", &Results::dk},
+      {"out", &Results::out}, {"lse", &Results::lse},     {"dq", &Results::dq},      {"dk", &Results::dk},
       {"dv", &Results::dv},   {"dbias", &Results::dbias}, {"dsink", &Results::dsink}};
   for (const auto& [name, part] : parts) {
     const std::vector<double>&x = a.*part, &y = b.*part;

@@ -39,8 +39,7 @@ Outcome attempt(const Case& c, const Target& target, const Expected& expected);
 /// One line for each of the first few elements that differ: NaN and Inf positions, then the error against twice that of
 /// `plain` plus a floor. Of thousands of random problems a few have a `plain` that was lucky: they are given a `slack`.
 std::vector<std::string> differences(const char* name, const std::vector<double>& got, const std::vector<double>& want,
-                                     const std::vector<double>& plain, Dtype dtype, double slack = 1,
-                                     double more = 0);
+                                     const std::vector<double>& plain, Dtype dtype, double slack = 1, double more = 0);
 
 /// The same for every result of a pass, and for the gaps.
 std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& outcome, const Expected& expected,

@@ -95,7 +95,8 @@ void poison_unseen(const Case& c, const Shape& shape, Inputs& in) {
     for (std::int64_t other = row % shape.seq_kv; other < shape.rows_kv; other += shape.seq_kv)
       seen_by_any = seen_by_any || key_seen[other];
     const auto poison_key = [&](std::vector<double>& values, const Strides& strides, std::int64_t width) {
-      if (!key_seen[row] && (!shared(strides) || !seen_by_any)) poison(values, shared(strides) ? row % shape.seq_kv : row, width);
+      if (!key_seen[row] && (!shared(strides) || !seen_by_any))
+        poison(values, shared(strides) ? row % shape.seq_kv : row, width);
     };
     poison_key(in.k, p.k_strides, shape.heads_kv * shape.dim);
     poison_key(in.v, p.v_strides, shape.heads_kv * shape.dim_v);
@@ -216,7 +217,7 @@ Inputs draw_inputs(const Case& c) {
   if (p.mask.present) {
     in.mask.resize(score_elements(c, p.mask));
     for (std::size_t x = 0; x < in.mask.size(); ++x) {
-      const bool hidden_row = (x / shape.seq_kv) % 7 == 3;  // some rows see nothing
+      const bool hidden_row = (x / shape.seq_kv) % 7 == 3;    // some rows see nothing
       constexpr std::uint8_t visible[] = {1, 2, 0x80, 0xff};  // any byte but 0
       const std::uint64_t drawn = random();
       in.mask[x] = hidden_row || drawn % 4 == 0 ? 0 : visible[drawn / 4 % 4];

@@ -11,14 +11,14 @@ namespace flash_attention::testing {
 /// How the random inputs are drawn.
 enum class Draw {
   normal,
-  large,    // logits shifted by about +-120
-  peaked,   // one key of each row dominates
-  growing,  // scores rise along the keys, so that every tile brings a new maximum
-  spike,    // one very large score in the last keys
-  falling,  // the maximum comes first and everything after it is nothing
-  ties,     // each score is one of two values
-  denormal, // numbers that the type holds with few bits
-  zeros,    // Q and K are -0, and so are half of V and dO
+  large,     // logits shifted by about +-120
+  peaked,    // one key of each row dominates
+  growing,   // scores rise along the keys, so that every tile brings a new maximum
+  spike,     // one very large score in the last keys
+  falling,   // the maximum comes first and everything after it is nothing
+  ties,      // each score is one of two values
+  denormal,  // numbers that the type holds with few bits
+  zeros,     // Q and K are -0, and so are half of V and dO
 };
 
 /// One point of the contract: a problem, its lengths and how its inputs look. Values are drawn from `seed`.
@@ -32,12 +32,12 @@ struct Case {
   std::int64_t nan_value = -1;  // the same for a value
   std::int64_t nan_query = -1;  // this query is NaN: it reaches the keys that it sees, and no others
   std::int64_t nan_dout = -1;   // the same for the gradient of its output
-  bool lowest_bias = false;    // many biases are the lowest float, among them all of some rows
-  bool infinite_bias = false;  // many biases are -inf, among them all of some rows and all of a tile of others
-  bool strong_slopes = false;  // ALiBi lets a row see no more than a few keys
-  bool strong_sink = false;    // sinks beside which the keys weigh little, or the sink does
-  bool infinite_sink = false;  // every other sink is -inf
-  bool dlse = false;           // backward with a gradient through lse
+  bool lowest_bias = false;     // many biases are the lowest float, among them all of some rows
+  bool infinite_bias = false;   // many biases are -inf, among them all of some rows and all of a tile of others
+  bool strong_slopes = false;   // ALiBi lets a row see no more than a few keys
+  bool strong_sink = false;     // sinks beside which the keys weigh little, or the sink does
+  bool infinite_sink = false;   // every other sink is -inf
+  bool dlse = false;            // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;
   std::uint64_t seed = 1;  // of the inputs

@@ -33,8 +33,7 @@ void compare(const char* name, const std::vector<double>& got, const std::vector
 void check(const Case& c, const Target& target) {
   if (const std::string reason = rejection(c, target); !reason.empty()) GTEST_SKIP() << reason;
   const Expected& expected = expected_of(c, is_backward(target.pass));
-  for (const std::string& line : differences(c, target.pass, attempt(c, target, expected), expected))
-    ADD_FAILURE() << line;
+  for (const std::string& line : differences(c, target.pass, attempt(c, target, expected), expected)) ADD_FAILURE() << line;
 }
 
 void check_reproducible(const Case& c, const Target& target, const std::function<void(int)>& before_run) {

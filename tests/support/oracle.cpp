@@ -1,7 +1,6 @@
 #include "support/oracle.h"
 
 #include <algorithm>
-#include <algorithm>
 #include <cmath>
 
 #include "support/rounding.h"

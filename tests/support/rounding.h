@@ -20,7 +20,9 @@ inline std::uint16_t to_bfloat16(double value) {
 }
 
 /// 2 to that power, for exponents of normal numbers.
-inline double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52); }
+inline double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
 
 inline double from_float16(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;

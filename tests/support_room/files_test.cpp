@@ -59,7 +59,7 @@ TEST(Files, a_folder_is_made_for_this_user_alone) {
   const TemporaryFolder folder;
   const auto path = folder / "a" / "b" / "private";
   EXPECT_EQ(prepare_private_folder(path), std::nullopt);
-  struct stat status{};
+  struct stat status {};
   ASSERT_EQ(::stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0700u);
   EXPECT_EQ(prepare_private_folder(path), std::nullopt) << "it is there already";
@@ -183,9 +183,7 @@ TEST(FileLock, one_slot_excludes_and_others_do_not) {
 
 TEST(FileLock, released_at_the_end_of_its_scope) {
   const TemporaryFolder folder;
-  {
-    const auto held = FileLock::acquire(folder / "lock", 8, 0ms);
-  }
+  { const auto held = FileLock::acquire(folder / "lock", 8, 0ms); }
   EXPECT_TRUE(FileLock::acquire(folder / "lock", 8, 0ms).has_value());
 }
 

@@ -73,11 +73,11 @@ TEST(Settings, an_empty_variable_is_not_set) {
 
 TEST(Settings, bad_values_are_refused_by_name) {
   const std::pair<const char*, const char*> bad[] = {
-      {"FLASH_ATTENTION_CACHE_LIMIT", "many"}, {"FLASH_ATTENTION_CACHE_LIMIT", "-1"},
-      {"FLASH_ATTENTION_CACHE_LIMIT", "1T"},   {"FLASH_ATTENTION_CACHE_LIMIT", "9999999999999G"},
-      {"FLASH_ATTENTION_JIT", "maybe"},        {"FLASH_ATTENTION_CPU_ISA", "sse"},
-      {"FLASH_ATTENTION_THREADS", "0"},        {"FLASH_ATTENTION_THREADS", "4097"},
-      {"FLASH_ATTENTION_THREADS", "4 "},       {"FLASH_ATTENTION_EMULATOR_SEED", "-1"},
+      {"FLASH_ATTENTION_CACHE_LIMIT", "many"},  {"FLASH_ATTENTION_CACHE_LIMIT", "-1"},
+      {"FLASH_ATTENTION_CACHE_LIMIT", "1T"},    {"FLASH_ATTENTION_CACHE_LIMIT", "9999999999999G"},
+      {"FLASH_ATTENTION_JIT", "maybe"},         {"FLASH_ATTENTION_CPU_ISA", "sse"},
+      {"FLASH_ATTENTION_THREADS", "0"},         {"FLASH_ATTENTION_THREADS", "4097"},
+      {"FLASH_ATTENTION_THREADS", "4 "},        {"FLASH_ATTENTION_EMULATOR_SEED", "-1"},
       {"FLASH_ATTENTION_EMULATOR_SEED", "0x1"}, {"FLASH_ATTENTION_THREAD_SOURCE", "torch"}};
   for (const auto& [variable, value] : bad) {
     try {

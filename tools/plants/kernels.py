@@ -47,7 +47,8 @@ PLANTS = (
         "packed: dbias of all sequences goes to the first",
         "kernels/backward/dbias.cuh",
         "static_cast<typename Gradient::Bias*>(args.dbias) + batch_idx * args.dbias_batch_stride +",
-        "static_cast<typename Gradient::Bias*>(args.dbias) + (config.features.packed ? 0 : batch_idx) * args.dbias_batch_stride +",
+        "static_cast<typename Gradient::Bias*>(args.dbias) + "
+        "(config.features.packed ? 0 : batch_idx) * args.dbias_batch_stride +",
         BACKWARD,
     ),
     Plant(
@@ -153,8 +154,10 @@ PLANTS = (
     Plant(
         "the last tile of a window is not visited",
         SCORE,
-        "end = smaller(end, q_last + diagonal + window_right + 1);\n    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
-        "end = smaller(end, q_last + diagonal + window_right);\n    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
+        "end = smaller(end, q_last + diagonal + window_right + 1);\n"
+        "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
+        "end = smaller(end, q_last + diagonal + window_right);\n"
+        "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
         ANY,
     ),
     Plant(

@@ -11,7 +11,11 @@ def add_arguments(parser):
     parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (default report.html)")
     parser.add_argument("--images", type=Path, metavar="DIR", help="also every chart as SVG and, with matplotlib, PNG")
     parser.add_argument(
-        "--readme", type=Path, nargs="+", metavar="FILE", help="also update the tables between the markers of Markdown files"
+        "--readme",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="also update the tables between the markers of Markdown files",
     )
     parser.add_argument("--force", action="store_true", help="overwrite the page and images that are there")
 

@@ -119,7 +119,9 @@ def speedups(rows, field, where):
             shapes = dict.fromkeys((p[0], p[1]) for p in found)
             series = {f"{w}, {s}": [found.get((w, s, length)) for length in lengths] for w, s in shapes}
             title = f"Speed of ours over {rival}{where}"
-            charts.append(Chart(f"speedup {rival}{where}", title, "heat", "sequence length", "times as fast", lengths, series))
+            charts.append(
+                Chart(f"speedup {rival}{where}", title, "heat", "sequence length", "times as fast", lengths, series)
+            )
     return charts
 
 

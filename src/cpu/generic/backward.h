@@ -11,9 +11,9 @@
 //
 // An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
 // sums of its own for dK and dV: workspace_offsets[0] holds them, [split][kv head][key of all sequences, padded][padded
-// head_dim + head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of a key head
-// go over the keys together, the keys are split instead: key_gradients.h. dsink's terms are at workspace_offsets[2], one a
-// row, added head by head in a third step; dbias.h is the fourth.
+// head_dim + head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of
+// a key head go over the keys together, the keys are split instead: key_gradients.h. dsink's terms are at
+// workspace_offsets[2], one a row, added head by head in a third step; dbias.h is the fourth.
 
 #include "cpu/generic/gradient.h"
 #include "cpu/generic/key_gradients.h"

@@ -58,7 +58,9 @@ class Missing {
     for (std::size_t cell = 0; cell < missing_.size(); ++cell) wanted_[cell / levels.count()] += missing_[cell];
   }
 
-  bool any() const { return std::any_of(wanted_.begin(), wanted_.end(), [](int pairs) { return pairs > 0; }); }
+  bool any() const {
+    return std::any_of(wanted_.begin(), wanted_.end(), [](int pairs) { return pairs > 0; });
+  }
   bool has(int a, int x, int b, int y) const { return missing_[levels_.at(a, x, b, y)] != 0; }
 
   /// How many pairs the level would add to the factors that are chosen already.
@@ -89,7 +91,8 @@ class Missing {
 };
 
 /// Chooses the open factors of [begin, end) in random order, each so that it adds the most pairs; ties by lot.
-Row choose(const Domain& domain, const Levels& levels, const Missing& missing, Row row, int begin, int end, std::mt19937_64& random) {
+Row choose(const Domain& domain, const Levels& levels, const Missing& missing, Row row, int begin, int end,
+           std::mt19937_64& random) {
   std::vector<int> order(end - begin);
   std::iota(order.begin(), order.end(), begin);
   std::shuffle(order.begin(), order.end(), random);
@@ -110,7 +113,8 @@ Row choose(const Domain& domain, const Levels& levels, const Missing& missing, R
 }
 
 /// The missing pairs that the row can take, of which the second factor lies in [begin, end).
-std::vector<std::array<int, 4>> open_pairs(const Levels& levels, const Missing& missing, const Row& row, int begin, int end) {
+std::vector<std::array<int, 4>> open_pairs(const Levels& levels, const Missing& missing, const Row& row, int begin,
+                                           int end) {
   const auto open = [&](int factor, int level) {
     return row[factor] >= 0 ? row[factor] == level : levels.fits(row, factor, level);
   };

@@ -122,7 +122,9 @@ void set_lengths(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
 
 void set_window(Problem& p, std::string_view level, Dice& dice) {
   const std::int64_t reach = std::max<std::int64_t>(p.packed ? p.total_kv : p.seq_kv, 4);
-  const auto bound = [&] { return dice.one_of<std::int64_t>({0, dice.between(1, 9), dice.between(0, reach / 2), reach / 3}); };
+  const auto bound = [&] {
+    return dice.one_of<std::int64_t>({0, dice.between(1, 9), dice.between(0, reach / 2), reach / 3});
+  };
   p.causal = level == "causal" || level == "causal_left";
   if (level == "left" || level == "both" || level == "causal_left") p.window_left = bound();
   if (level == "right" || level == "both") p.window_right = bound();

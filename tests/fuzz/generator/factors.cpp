@@ -68,9 +68,8 @@ struct Need {
   std::string_view level;
   Factor of;
 };
-constexpr Need needs[] = {{dbias, "on", bias},       {dbias, "on", bias_shape},
-                          {dsink, "on", sink},       {dsink, "on", sinks},
-                          {inputs, "infinite_bias", bias}, {inputs, "infinite_bias", bias_shape}};
+constexpr Need needs[] = {{dbias, "on", bias},  {dbias, "on", bias_shape},       {dsink, "on", sink},
+                          {dsink, "on", sinks}, {inputs, "infinite_bias", bias}, {inputs, "infinite_bias", bias_shape}};
 
 int index_of(Factor factor, std::string_view level) {
   const auto& levels = levels_of(factor);

@@ -15,7 +15,9 @@ Strides with_gaps(std::int64_t rows, std::int64_t heads, std::int64_t dim, const
   return {rows * row + gaps.batch, row, head};
 }
 
-Strides heads_first(std::int64_t rows, std::int64_t heads, std::int64_t dim) { return {heads * rows * dim, dim, rows * dim}; }
+Strides heads_first(std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return {heads * rows * dim, dim, rows * dim};
+}
 
 Strides strides_of(std::string_view level, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
   if (level == "heads_first") return heads_first(rows, heads, dim);

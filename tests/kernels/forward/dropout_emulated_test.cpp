@@ -26,8 +26,7 @@ void check_rows(const char* kernel, float dropout_p) {
   Tensors tensors(c, in, *memory);
   emulator::set_seed(5);
   Buffers buffers = tensors.buffers();
-  forward(c.problem, buffers,
-          {.device = device, .seed = c.dropout_seed, .offset = c.dropout_offset, .kernel = kernel});
+  forward(c.problem, buffers, {.device = device, .seed = c.dropout_seed, .offset = c.dropout_offset, .kernel = kernel});
   const Results got = tensors.read(false);
   const std::size_t dim = 64;
   for (std::size_t row = 0; row < want.out.size() / dim; ++row) {

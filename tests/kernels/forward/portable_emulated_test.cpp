@@ -7,9 +7,7 @@ using ForwardPortable = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardPortable, Emulated) { check_emulated(GetParam(), "forward/portable", Pass::forward); }
 
-TEST(ForwardPortableFarSequence, Emulated) {
-  check_emulated(far_case(Dtype::float32), "forward/portable", Pass::forward);
-}
+TEST(ForwardPortableFarSequence, Emulated) { check_emulated(far_case(Dtype::float32), "forward/portable", Pass::forward); }
 
 INSTANTIATE_TEST_SUITE_P(Cache, ForwardPortable, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float32, ForwardPortable, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);

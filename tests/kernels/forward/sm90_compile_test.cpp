@@ -1,6 +1,7 @@
 // Configurations that the planner gives forward/sm90 compile, spill nothing, and no wgmma is serialised: one for each tile
 // and each option; every one of them in the long tail.
 #include "kernels/sm90_compile.h"
+
 #include "support/long_tail.h"
 
 namespace flash_attention::testing {

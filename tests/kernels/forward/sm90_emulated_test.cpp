@@ -49,9 +49,12 @@ Case make_walk(const char* name, Problem p, std::vector<std::int32_t> key_length
 /// of them sees, rows past the end of the keys; and tiles without keys, one after another.
 std::vector<Case> walks() {
   return {
-      make_walk("turns", {.seq_q = 200, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true}, {650}),
-      make_walk("no_turns", {.seq_q = 200, .seq_kv = 400, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true}, {390}),
-      make_walk("window", {.seq_q = 330, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .window_left = 30}, {300}),
+      make_walk("turns", {.seq_q = 200, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true},
+                {650}),
+      make_walk("no_turns", {.seq_q = 200, .seq_kv = 400, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true},
+                {390}),
+      make_walk("window", {.seq_q = 330, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .window_left = 30},
+                {300}),
       make_walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true}),
   };
 }
