@@ -76,6 +76,9 @@ Derivative derivative(const Call& call, const Score& s, double p, double kept, c
   return d;
 }
 
+/// Rows below it have no gradients: docs/numerics.md.
+constexpr double lowest_lse = -1e7;
+
 double probability(const Score& s, double lse) { return std::isinf(s.value) && s.value < 0 ? 0 : std::exp(s.value - lse); }
 
 }  // namespace
@@ -110,7 +113,8 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
     const auto values =
         call.read_keys(call.buffers.v, p.v_strides, p.head_dim_v, b, call.kv_head(head), first_key, scores[last - 1].j + 1);
     for (std::size_t n = first; n < last; ++n) {
-      const double kept = call.kept(b, head, i, scores[n].j), weight = probability(scores[n], lse) * kept;
+      // Not from lse: beside the lowest biases it has no room for the sum.
+      const double kept = call.kept(b, head, i, scores[n].j), weight = probability(scores[n], top) / row_sum * kept;
       const double lost = kept * underflow_of(p.dtype) / std::max(row_sum, 1e-300);
       add(results.out, weight, weight * weight_error + lost, &values[(scores[n].j - first_key) * p.head_dim_v]);
     }
@@ -124,7 +128,7 @@ Row query_gradient(const Call& call, std::int64_t b, std::int64_t head, std::int
   Row dq(p.head_dim);
   const std::vector<Score> scores = Scores(call, b, head).of_query(i);
   const double lse = call.read_row(call.statistics(call.buffers.lse, b, head), i)[0];
-  if (scores.empty() || (std::isinf(lse) && lse < 0)) return dq;
+  if (scores.empty() || lse < lowest_lse) return dq;
   const auto out = call.read_row(call.queries(call.buffers.out, p.out_strides, p.head_dim_v, b, head), i);
   const auto dout = call.read_row(call.queries(call.buffers.dout, p.dout_strides, p.head_dim_v, b, head), i);
   const double dlse = call.buffers.dlse != nullptr ? call.read_row(call.statistics(call.buffers.dlse, b, head), i)[0] : 0;
@@ -174,7 +178,7 @@ KeyGradients key_gradients(const Call& call, std::int64_t b, std::int64_t kv_hea
       for (std::size_t n = first; n < last; ++n) {
         const Score& s = scores[n];
         const auto at = static_cast<std::size_t>(s.i - begin);
-        if (std::isinf(lse[at]) && lse[at] < 0) continue;
+        if (lse[at] < lowest_lse) continue;
         const double weight = probability(s, lse[at]), kept = call.kept(b, head, s.i, j);
         if (weight == 0) continue;
         const double* dout_row = &dout[at * p.head_dim_v];

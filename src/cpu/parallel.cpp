@@ -45,11 +45,14 @@ ThreadPool& pool() {
 
 /// A child of fork() has none of the threads: it forgets the pool and makes its own, and it leaves OpenMP alone, whose
 /// teams would wait for threads that are not there. What other threads were doing at that moment must not be left half
-/// done for the child: it is waited for, and what is made at the first use is made before.
+/// done for the child: it is waited for, and what a first use is making is made before. Where nobody has used the library,
+/// the child may set variables of its own.
 void before_fork() {
   try {
-    own_threads();
-    if (support::settings().thread_source != support::ThreadSource::own) OpenMp::loaded();
+    if (support::settings_in_use()) {
+      own_threads();
+      if (support::settings().thread_source != support::ThreadSource::own) OpenMp::loaded();
+    }
   } catch (...) {  // a wrong setting is reported by the call that needs it
   }
   making.lock();

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <charconv>
 #include <cstdlib>
 
@@ -151,7 +152,14 @@ Settings read_settings(const Environment& environment) {
   return settings;
 }
 
+namespace {
+std::atomic<bool> in_use{false};
+}
+
+bool settings_in_use() { return in_use.load(std::memory_order_relaxed); }
+
 const Settings& settings() {
+  if (!settings_in_use()) in_use.store(true, std::memory_order_relaxed);
   // Never destroyed: a call may come from a destructor at the end of the process.
   static const Settings& process = *new Settings(read_settings([](const char* name) { return std::getenv(name); }));
   return process;

@@ -54,6 +54,9 @@ Settings read_settings(const Environment& environment);
 /// The process's settings, read at the first call.
 const Settings& settings();
 
+/// Whether the environment has been read, or is being read: until then a child of fork() may still change it.
+bool settings_in_use();
+
 /// One variable as the documentation has it.
 struct SettingDescription {
   std::string_view variable;

@@ -55,7 +55,8 @@ TEST_P(OracleGradients, MatchFiniteDifferences) {
 /// The cases with a NaN in a visible place have no finite loss to differentiate.
 std::vector<Case> finite_cases() {
   std::vector<Case> cases = contract_cases(Dtype::float32);
-  std::erase_if(cases, [](const Case& c) { return c.nan_key >= 0 || c.nan_value >= 0; });
+  // Rows of the lowest biases have gradients 0 by definition: docs/numerics.md.
+  std::erase_if(cases, [](const Case& c) { return c.nan_key >= 0 || c.nan_value >= 0 || c.lowest_bias; });
   return cases;
 }
 
