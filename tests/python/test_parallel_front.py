@@ -183,3 +183,22 @@ def alone(group):
 
 def test_a_group_of_one(pool):
     assert pool.run(alone, ranks=1) == [True]
+
+
+def second_derivative(group, method):
+    from flash_attention.parallel import context_attention
+
+    q, k, v = (torch.randn(1, 16, 2, 16, requires_grad=True) for _ in range(3))
+    out = context_attention(q, k, v, group, causal=True, method=method)
+    (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    try:
+        (gradient**2).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was said"
+
+
+@pytest.mark.parametrize("method", ["ring", "all_gather", "ulysses"])
+def test_second_derivatives_are_refused(pool, method):
+    messages = pool.run(second_derivative, method, ranks=2)
+    assert all("second derivatives are not computed" in message or "once_differentiable" in message for message in messages)

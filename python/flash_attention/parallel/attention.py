@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flash_attention.functional import attention, attention_packed
 from flash_attention.parallel import arguments, gather, ring, ulysses
@@ -14,6 +13,7 @@ from flash_attention.parallel.agreement import Agreement
 from flash_attention.parallel.call import Call
 from flash_attention.parallel.peers import Peers, resolve_group
 from flash_attention.parallel.sharded import from_local, to_local
+from flash_attention.torch_gradients import refuse
 
 _PASSES = {"ring": ring, "all_gather": gather}
 
@@ -132,10 +132,23 @@ class Passes(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, bias, sink, out, lse = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else dout
         needs = (ctx.needs_input_grad[5], ctx.needs_input_grad[6])
-        found = ctx.method.backward(ctx.call, q, k, v, bias, sink, out, lse, dout, dlse, needs)
+
+        def gradients(q, k, v, bias, sink, out, lse, dout, dlse):
+            dout = torch.zeros_like(out) if dout is None else dout
+            return tuple(ctx.method.backward(ctx.call, q, k, v, bias, sink, out, lse, dout, dlse, needs))
+
+        tensors = (*ctx.saved_tensors, dout, dlse)
+        found = Gradients.apply(gradients, *tensors) if torch.is_grad_enabled() else gradients(*tensors)
         return None, None, *found
+
+
+class Gradients(torch.autograd.Function):
+    """A backward pass of which a graph is wanted (create_graph=True): its derivative is refused, not dropped."""
+
+    @staticmethod
+    def forward(ctx, function, *tensors):
+        return function(*tensors)
+
+    backward = staticmethod(refuse)
