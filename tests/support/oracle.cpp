@@ -95,7 +95,7 @@ class Oracle {
     for (std::vector<double>* values : {&out.sum, &out.exact, &out.squares}) values->assign(columns.rows, 0);
     double *sum = out.sum.data(), *exact = out.exact.data(), *squares = out.squares.data();
     for (std::int64_t x = 0; x < columns.dim; ++x) {
-      const double* column = &columns.elements[x * columns.rows];
+      const double* column = columns.elements.data() + x * columns.rows;
       const double factor = vector[x];
       if (rounding_) {
         for (std::int64_t j = 0; j < columns.rows; ++j) {
