@@ -102,9 +102,18 @@ bool OpenMp::find_entries(void* library) {
   return true;
 }
 
+const OpenMp* OpenMp::keep(const OpenMp& found) {
+  static std::atomic<const OpenMp*> last{nullptr};
+  auto* kept = new OpenMp(found);
+  kept->kept_before_ = last.load();
+  while (!last.compare_exchange_weak(kept->kept_before_, kept)) {
+  }
+  return kept;
+}
+
 const OpenMp* OpenMp::in(void* library) {
   OpenMp found;
-  return found.find_entries(library) ? new OpenMp(found) : nullptr;
+  return found.find_entries(library) ? keep(found) : nullptr;
 }
 
 /// Looks through the libraries of the process.
@@ -136,7 +145,7 @@ class Search {
     }
     const bool same =
         known != nullptr && known->library_ == found.library_ && known->torch_threads_ == found.torch_threads_;
-    return same ? known : new OpenMp(found);  // never deleted: loops may run on it
+    return same ? known : OpenMp::keep(found);
   }
 
  private:

@@ -40,6 +40,7 @@ class OpenMp {
   struct Team;
 
   OpenMp() = default;
+  static const OpenMp* keep(const OpenMp& found);
   bool find_entries(void* library);
   void run_by_kmpc(Team& team) const;
   static void work(void* team);
@@ -53,6 +54,7 @@ class OpenMp {
   int (*in_parallel_)() = nullptr;
   int (*torch_threads_)() = nullptr;  // at::get_num_threads, which counts for threads that have not yet used OpenMP, too
   std::string library_;
+  const OpenMp* kept_before_ = nullptr;  // a list of all there are: none is ever deleted, because loops may run on it
 
   friend class Search;
 };

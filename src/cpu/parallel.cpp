@@ -21,9 +21,10 @@ struct Hook {
   ParallelFor function = nullptr;
   void* context = nullptr;
   int threads = 1;
+  const Hook* replaced = nullptr;  // kept: a loop may be running on it
 };
 
-std::atomic<const Hook*> the_hook{nullptr};  // one that was replaced is kept: a loop may be running on it
+std::atomic<const Hook*> the_hook{nullptr};
 std::atomic<ThreadPool*> the_pool{nullptr};
 std::mutex making;                  // the pool
 std::atomic<bool> is_child{false};  // of fork()
@@ -182,7 +183,9 @@ void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
 namespace flash_attention {
 
 void set_parallel_for(ParallelFor parallel_for, void* context, int threads) {
-  cpu::the_hook = new cpu::Hook{parallel_for, context, std::max(threads, 1)};
+  auto* hook = new cpu::Hook{parallel_for, context, std::max(threads, 1), cpu::the_hook};
+  while (!cpu::the_hook.compare_exchange_weak(hook->replaced, hook)) {
+  }
 }
 
 }  // namespace flash_attention
