@@ -36,10 +36,10 @@ struct ForwardConfig {
   int block_q = 0;   // query rows of a tile
   int block_kv = 0;  // key rows of a tile
   int num_warps = 0;
-  int num_stages = 1;       // K/V tiles in flight
-  int group = 1;            // heads_q / heads_kv where the kernel packs them, else 1
-  bool pair_tiles = false;  // sm90: a block takes a long and a short row tile in turn
-  bool take_turns = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
+  int num_stages = 1;              // K/V tiles in flight
+  int group = 1;                   // heads_q / heads_kv where the kernel packs them, else 1
+  bool pair_tiles = false;         // sm90: a block takes a long and a short row tile in turn
+  bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
 };
 
 struct BackwardConfig {

@@ -20,13 +20,13 @@ struct DecodeLayout {
   int shared_bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }  // tile::SwizzledTile
-  static constexpr int smaller(int a, int b) { return a < b ? a : b; }
+  static constexpr int min(int a, int b) { return a < b ? a : b; }
 
   constexpr explicit DecodeLayout(const ForwardConfig& config)
       : row_warps(config.block_q <= 16 ? 1 : config.block_q / 16),
         key_warps(config.num_warps / row_warps),
-        warp_rows(smaller(config.block_q, 16)),
-        merge_columns(smaller(panels(config.head_dim_v) * 64, warp_rows == 8 ? 128 : 64)),
+        warp_rows(min(config.block_q, 16)),
+        merge_columns(min(panels(config.head_dim_v) * 64, warp_rows == 8 ? 128 : 64)),
         stage_bytes(config.block_kv * 128 * (panels(config.head_dim) + panels(config.head_dim_v))),
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
         merge_bytes(config.num_warps * warp_rows * (merge_columns + 4) * 4),  // 4: so that rows begin in other banks

@@ -31,7 +31,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int o_chunk_bytes = config.block_q * chunk_bytes;
   // An SM has 228 KiB, and keeps 1 KiB of each block for itself.
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
-  const int tail_bytes = config.take_turns ? 2048 : 1024;  // barriers and marks, behind the tiles
+  const int tail_bytes = config.dynamic_scheduler ? 2048 : 1024;  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
   const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;

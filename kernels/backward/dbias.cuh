@@ -91,7 +91,7 @@ __device__ __forceinline__ void backward_dbias(const AttentionArgs& args) {
   if (all_queries) Gradient::sum_rows(total, storage.weights);
 
   const tile::ThreadPlace place;
-  const int num_rows = all_queries ? 1 : tile::smaller(block_rows, args.seq_q - q_tile_idx * block_rows);
+  const int num_rows = all_queries ? 1 : tile::min(block_rows, args.seq_q - q_tile_idx * block_rows);
   auto* dbias = static_cast<typename Gradient::Bias*>(args.dbias) + batch_idx * args.dbias_batch_stride +
                 head_idx * args.dbias_head_stride + q_tile_idx * block_rows * args.dbias_q_stride + kv_begin;
 #pragma unroll

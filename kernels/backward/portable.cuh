@@ -31,7 +31,7 @@ struct BackwardPortable {
   static_assert(config.block_q == block && config.block_kv == block && config.num_warps == 8);
 
   struct SharedStorage {
-    tile::ProductStorage<tile::larger(dim, dim_v)> product;
+    tile::ProductStorage<tile::max(dim, dim_v)> product;
     tile::WeightTile weights;
   };
 

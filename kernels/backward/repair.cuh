@@ -97,7 +97,7 @@ __device__ __forceinline__ void repair_query(const AttentionArgs& args, const ti
   const auto V = tile::key_rows<const Element, features>(args.V, sequence, head_idx / args.group);
   tile::CarefulRow<config.head_dim> dQ;
 #pragma unroll 1
-  for (int j = kv_begin; j < tile::smaller(kv_end, sequence.visible_kv); ++j) {
+  for (int j = kv_begin; j < tile::min(kv_end, sequence.visible_kv); ++j) {
     float p, ds;
     if (!head.score.visible(i, j) || !head.differentiate(i, j, K.row(j), V.row(j), lane, p, ds)) continue;
     dQ.add(ds, K.row(j), lane);

@@ -235,7 +235,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
       if (storage.repair.up()) {
         ptx::path<"backward/sm80 repaired keys">();
         __syncthreads();  // the stores above come before those of the repair
-        for (int j = kv_begin + warp; j < tile::smaller(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
+        for (int j = kv_begin + warp; j < tile::min(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
           repair_key<config>(args, sequence, kv_head_idx, j,
                              [&](int head_idx) { return delta_like_lse<config>(args, sequence, head_idx); });
         }

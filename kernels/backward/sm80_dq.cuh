@@ -23,7 +23,7 @@ __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const 
   const tile::Score<config.features> score(args, sequence, head_idx);
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   __syncthreads();  // the stores of the tile come before those of the repair
-  for (int i = q_begin + static_cast<int>(threadIdx.x) / 32; i < tile::smaller(q_begin + config.block_q, sequence.len_q);
+  for (int i = q_begin + static_cast<int>(threadIdx.x) / 32; i < tile::min(q_begin + config.block_q, sequence.len_q);
        i += config.num_warps) {
     repair_query<config>(args, sequence, head_idx, i, tiles.begin * config.block_kv, tiles.end * config.block_kv);
   }

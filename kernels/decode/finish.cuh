@@ -48,7 +48,7 @@ struct Finish {
     return {packed / config.group, item.kv_head_idx * config.group + packed % config.group};
   }
   __device__ __forceinline__ int num_rows() const {
-    return tile::smaller(config.block_q, sequence.rows_q * config.group - item.row_tile * config.block_q);
+    return tile::min(config.block_q, sequence.rows_q * config.group - item.row_tile * config.block_q);
   }
 
   /// Maximum and sum of a row over the warps that share its keys, and each warp's factor.
@@ -127,7 +127,7 @@ struct Finish {
   __device__ __forceinline__ void share_columns(const float (&O)[1][dim_v / 8][4]) const {
     const tile::LanePlace place(lane);
 #pragma unroll
-    for (int n = begin / 8; n < tile::smaller(dim_v, begin + columns) / 8; ++n) {
+    for (int n = begin / 8; n < tile::min(dim_v, begin + columns) / 8; ++n) {
 #pragma unroll
       for (int half = 0; half < layout.warp_rows / 8; ++half) {
         const unsigned to = ptx::shared_address(&storage.O[warp][place.row + 8 * half][8 * n - begin + place.column]);

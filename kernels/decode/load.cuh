@@ -76,7 +76,7 @@ struct Loader {
       const int j = next.tile * config.block_kv + first_row + lane;
       if (left <= 0 || lane >= own_rows || j < next.item.seen.begin || j >= next.item.seen.end) return;
       const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
-      page = tile::larger(0, tile::smaller(entry, args.num_pages - 1));  // as tile::PagedRows
+      page = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
       page_row = j % args.page_size;
     }
   }

@@ -35,7 +35,7 @@ struct Item {
   }
   __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {
     const int first = row_tile * config.block_q, rows = sequence.rows_q * config.group;
-    return {first / config.group, tile::ceil_div(tile::smaller(first + config.block_q, rows), config.group)};
+    return {first / config.group, tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};
   }
 
   /// Rows without keys have a tile too, of which nothing is loaded: somebody has to write their zeros.
@@ -44,7 +44,7 @@ struct Item {
     seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
     if (seen.begin >= seen.end) seen = {0, 0};
     first_tile = seen.begin / config.block_kv;
-    end_tile = tile::larger(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));
+    end_tile = tile::max(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));
     only_rows = row_tiles_of(sequence) == 1;
     return end_tile - first_tile;
   }
@@ -56,7 +56,7 @@ struct Shares {
   int rest;
 
   __device__ __forceinline__ Shares(int total, int blocks) : each(total / blocks), rest(total % blocks) {}
-  __device__ __forceinline__ int begin_of(int block) const { return block * each + tile::smaller(block, rest); }
+  __device__ __forceinline__ int begin_of(int block) const { return block * each + tile::min(block, rest); }
   __device__ __forceinline__ int block_of(int tile) const {
     const int of_larger = rest * (each + 1);
     return tile < of_larger ? tile / (each + 1) : rest + (tile - of_larger) / each;
@@ -103,7 +103,7 @@ struct Run {
   __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
     const int lane = threadIdx.x % 32;
     const int each = tile::ceil_div(args.batch, 32);
-    const int first = tile::smaller(lane * each, args.batch), last = tile::smaller(first + each, args.batch);
+    const int first = tile::min(lane * each, args.batch), last = tile::min(first + each, args.batch);
     int own = 0;
 #pragma unroll 4
     for (int b = first; b < last; ++b) own += tiles_of(args, b);

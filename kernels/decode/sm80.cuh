@@ -229,7 +229,7 @@ struct DecodeSm80 {
     int stage = 0, free_stage = stages - 1;
     for (int position = run.begin; position < run.end;) {
       const int first_tile = cursor.tile;
-      const int count = tile::smaller(cursor.item.end_tile - first_tile, run.end - position);
+      const int count = tile::min(cursor.item.end_tile - first_tile, run.end - position);
       start(cursor.item, same_rows);
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {

@@ -144,7 +144,7 @@ struct ForwardSm80 {
         const int i = q_begin + warp_row + 16 * m + place.row + 8 * half;
         const tile::KeyRange range = score.keys_of(i);
         // Without hidden scores the tile's last rows may still not exist: they read the last row's bias and are not stored.
-        const int existing = some_hidden ? i : tile::smaller(i, score.len_q - 1);
+        const int existing = some_hidden ? i : tile::min(i, score.len_q - 1);
 #pragma unroll
         for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll

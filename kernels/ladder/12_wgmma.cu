@@ -28,7 +28,7 @@ struct Rung {
   static constexpr int wg_rows = 64, wg_threads = 128;  // of a warpgroup: the M of its products, and its four warps
   static constexpr int warpgroups = block_q / wg_rows;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
-  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // slots of args.maps, made by the planner
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
 
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
@@ -82,19 +82,19 @@ struct Rung {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
-  __device__ __forceinline__ void load_keys(int tile_idx, int slot) const {
-    ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
-    load(storage.K[slot], storage.K_full[slot], map_K, tile_idx * block_kv, head_idx / args.group);
-    ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
-    load(storage.V[slot], storage.V_full[slot], map_V, tile_idx * block_kv, head_idx / args.group);
+  __device__ __forceinline__ void load_keys(int tile_idx, int stage) const {
+    ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
+    load(storage.K[stage], storage.K_full[stage], map_K, tile_idx * block_kv, head_idx / args.group);
+    ptx::mbarrier_arrive_expect_tx(storage.V_full[stage], sizeof(VTile));
+    load(storage.V[stage], storage.V_full[stage], map_V, tile_idx * block_kv, head_idx / args.group);
   }
 
   // -- products: issued together, waited for together -------------------------------------------------------------------
 
   /// Issues S = Q K^T. A descriptor counts in units of 16 bytes.
-  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+  __device__ __forceinline__ void multiply_keys(Scores& S, int stage) const {
     const auto Q = ptx::wgmma_descriptor(&storage.Q[warpgroup], 0, 1024);
-    const auto K = ptx::wgmma_descriptor(&storage.K[slot], 0, 1024);
+    const auto K = ptx::wgmma_descriptor(&storage.K[stage], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
@@ -107,8 +107,8 @@ struct Rung {
   }
 
   /// Issues O += P V, or O = P V.
-  __device__ __forceinline__ void add_values(const Packed& P, int slot, bool accumulate) {
-    const auto V = ptx::wgmma_descriptor(&storage.V[slot], VTile::panel_bytes, 1024);
+  __device__ __forceinline__ void add_values(const Packed& P, int stage, bool accumulate) {
+    const auto V = ptx::wgmma_descriptor(&storage.V[stage], VTile::panel_bytes, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) {
@@ -168,23 +168,23 @@ struct Rung {
     ptx::mbarrier_wait(storage.Q_full, 0);  // the queries have landed
 #pragma unroll 1
     for (int n = 0; n < tiles.end - tiles.begin; ++n) {
-      const int tile_idx = tiles.end - 1 - n, slot = n % 2, parity = n / 2 % 2;
-      if (threadIdx.x == 0 && tile_idx > tiles.begin) load_keys(tile_idx - 1, 1 - slot);
+      const int tile_idx = tiles.end - 1 - n, stage = n % 2, phase = n / 2 % 2;
+      if (threadIdx.x == 0 && tile_idx > tiles.begin) load_keys(tile_idx - 1, 1 - stage);
       Scores S;
       Packed P;
       float shrink[2];
-      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
-      multiply_keys(S, slot);
+      ptx::mbarrier_wait(storage.K_full[stage], phase);  // K has landed
+      multiply_keys(S, stage);
       ptx::wgmma_wait<0>();  // S is there
       ptx::wgmma_pin(flat(S));
       softmax(S, tile_idx * block_kv, shrink);
       shrink_O(shrink);
       pack(P, S);
-      ptx::mbarrier_wait(storage.V_full[slot], parity);  // V has landed
-      add_values(P, slot, n > 0);
+      ptx::mbarrier_wait(storage.V_full[stage], phase);  // V has landed
+      add_values(P, stage, n > 0);
       ptx::wgmma_wait<0>();  // O is ours again
       ptx::wgmma_pin(flat(O));
-      __syncthreads();  // every warpgroup is done with this slot: the next step may fill it
+      __syncthreads();  // every warpgroup is done with this stage: the next step may fill it
     }
   }
 
@@ -227,9 +227,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(storage.Q_full, 1);
-    for (int slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(storage.K_full[slot], 1);
-      ptx::mbarrier_init(storage.V_full[slot], 1);
+    for (int stage = 0; stage < 2; ++stage) {
+      ptx::mbarrier_init(storage.K_full[stage], 1);
+      ptx::mbarrier_init(storage.V_full[stage], 1);
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 // The idea:  one warp only loads, the others only compute; mbarriers are all that they share.
-// From 12:   a loading warp of its own gives its registers away; a slot is free when both readers have said so.
+// From 12:   a loading warp of its own gives its registers away; a stage is free when both readers have said so.
 // It buys:   587 TFLOP/s full, 517 causal: 1.07 and 1.05 times rung 12 (at head_dim 64, where rung 12 fits twice, less).
 // The limit: a warpgroup waits for its scores before softmax, and for P V after it.
 
@@ -31,7 +31,7 @@ struct Rung {
   // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
   static constexpr int load_registers = 40, attend_registers = 232;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
-  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // slots of args.maps, made by the planner
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
   enum Barrier : int { barrier_warpgroup = 1 };                   // named barriers, one for each warpgroup
 
   using QTile = tile::SwizzledTile<wg_rows, dim>;
@@ -47,7 +47,7 @@ struct Rung {
     KTile K[2];
     VTile V[2];
     ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed
-    ptx::Mbarrier K_free[2], V_free[2];          // every warpgroup that reads it is done with it
+    ptx::Mbarrier K_empty[2], V_empty[2];        // every warpgroup that reads it is done with it
   };
 
   using Scores = float[block_kv / 8][4];
@@ -93,32 +93,32 @@ struct Rung {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
-  /// The loading warp's whole life: it runs ahead as far as there are free slots. Slots start out free: the phase before
-  /// the first has parity 1 and counts as completed.
+  /// The loading warp's whole life: it runs ahead as far as there are empty stages. Stages start out empty: the phase
+  /// before the first has phase 1 and counts as completed.
   __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) const {
     load_Q();
 #pragma unroll 1
     for (int n = 0; n < tiles.end - tiles.begin; ++n) {
-      const int row = (tiles.end - 1 - n) * block_kv, slot = n % 2, parity = n / 2 % 2;
-      ptx::mbarrier_wait(storage.K_free[slot], parity ^ 1);  // the K that was here has been read
-      ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
-      load(storage.K[slot], storage.K_full[slot], map_K, row, head_idx / args.group);
-      ptx::mbarrier_wait(storage.V_free[slot], parity ^ 1);  // and the V
-      ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
-      load(storage.V[slot], storage.V_full[slot], map_V, row, head_idx / args.group);
+      const int row = (tiles.end - 1 - n) * block_kv, stage = n % 2, phase = n / 2 % 2;
+      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the K that was here has been read
+      ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
+      load(storage.K[stage], storage.K_full[stage], map_K, row, head_idx / args.group);
+      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and the V
+      ptx::mbarrier_arrive_expect_tx(storage.V_full[stage], sizeof(VTile));
+      load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
   }
-  /// The products that read a slot are complete: the loading warp may fill it again.
-  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
-    if (thread == 0) ptx::mbarrier_arrive(free);
+  /// The products that read a stage are complete: the loading warp may fill it again.
+  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
+    if (thread == 0) ptx::mbarrier_arrive(empty);
   }
 
   // -- products: issued together, waited for together -------------------------------------------------------------------
 
   /// Issues S = Q K^T. A descriptor counts in units of 16 bytes.
-  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+  __device__ __forceinline__ void multiply_keys(Scores& S, int stage) const {
     const auto Q = ptx::wgmma_descriptor(&storage.Q[warpgroup], 0, 1024);
-    const auto K = ptx::wgmma_descriptor(&storage.K[slot], 0, 1024);
+    const auto K = ptx::wgmma_descriptor(&storage.K[stage], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
@@ -131,8 +131,8 @@ struct Rung {
   }
 
   /// Issues O += P V, or O = P V.
-  __device__ __forceinline__ void add_values(const Packed& P, int slot, bool accumulate) {
-    const auto V = ptx::wgmma_descriptor(&storage.V[slot], VTile::panel_bytes, 1024);
+  __device__ __forceinline__ void add_values(const Packed& P, int stage, bool accumulate) {
+    const auto V = ptx::wgmma_descriptor(&storage.V[stage], VTile::panel_bytes, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) {
@@ -188,23 +188,23 @@ struct Rung {
     ptx::mbarrier_wait(storage.Q_full, 0);  // the queries have landed
 #pragma unroll 1
     for (int n = 0; n < tiles.end - tiles.begin; ++n) {
-      const int tile_idx = tiles.end - 1 - n, slot = n % 2, parity = n / 2 % 2;
+      const int tile_idx = tiles.end - 1 - n, stage = n % 2, phase = n / 2 % 2;
       Scores S;
       Packed P;
       float shrink[2];
-      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
-      multiply_keys(S, slot);
+      ptx::mbarrier_wait(storage.K_full[stage], phase);  // K has landed
+      multiply_keys(S, stage);
       ptx::wgmma_wait<0>();  // S is there
       ptx::wgmma_pin(flat(S));
-      release(storage.K_free[slot]);
+      release(storage.K_empty[stage]);
       softmax(S, tile_idx * block_kv, shrink);
       shrink_O(shrink);
       pack(P, S);
-      ptx::mbarrier_wait(storage.V_full[slot], parity);  // V has landed
-      add_values(P, slot, n > 0);
+      ptx::mbarrier_wait(storage.V_full[stage], phase);  // V has landed
+      add_values(P, stage, n > 0);
       ptx::wgmma_wait<0>();  // O is ours again
       ptx::wgmma_pin(flat(O));
-      release(storage.V_free[slot]);
+      release(storage.V_empty[stage]);
     }
   }
 
@@ -247,11 +247,11 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(storage.Q_full, 1);
-    for (int slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(storage.K_full[slot], 1);
-      ptx::mbarrier_init(storage.V_full[slot], 1);
-      ptx::mbarrier_init(storage.K_free[slot], Kernel::warpgroups);
-      ptx::mbarrier_init(storage.V_free[slot], Kernel::warpgroups);
+    for (int stage = 0; stage < 2; ++stage) {
+      ptx::mbarrier_init(storage.K_full[stage], 1);
+      ptx::mbarrier_init(storage.V_full[stage], 1);
+      ptx::mbarrier_init(storage.K_empty[stage], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.V_empty[stage], Kernel::warpgroups);
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }

@@ -31,8 +31,8 @@ struct Rung {
   // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
   static constexpr int load_registers = 40, attend_registers = 232;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
-  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };   // slots of args.maps, made by the planner
-  enum Barrier : int { barrier_warpgroup = 1, barrier_turn = 3 };  // named barriers, one for each warpgroup
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };       // entries of args.maps, made by the planner
+  enum Barrier : int { barrier_warpgroup = 1, barrier_pingpong = 3 };  // named barriers, one for each warpgroup
 
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
@@ -47,7 +47,7 @@ struct Rung {
     KTile K[2];
     VTile V[2];
     ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed
-    ptx::Mbarrier K_free[2], V_free[2];          // every warpgroup that reads it is done with it
+    ptx::Mbarrier K_empty[2], V_empty[2];        // every warpgroup that reads it is done with it
   };
 
   using Scores = float[block_kv / 8][4];
@@ -93,32 +93,32 @@ struct Rung {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
-  /// The loading warp's whole life: it runs ahead as far as there are free slots. Slots start out free: the phase before
-  /// the first has parity 1 and counts as completed.
+  /// The loading warp's whole life: it runs ahead as far as there are empty stages. Stages start out empty: the phase
+  /// before the first has phase 1 and counts as completed.
   __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) const {
     load_Q();
 #pragma unroll 1
     for (int n = 0; n < tiles.end - tiles.begin; ++n) {
-      const int row = (tiles.end - 1 - n) * block_kv, slot = n % 2, parity = n / 2 % 2;
-      ptx::mbarrier_wait(storage.K_free[slot], parity ^ 1);  // the K that was here has been read
-      ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
-      load(storage.K[slot], storage.K_full[slot], map_K, row, head_idx / args.group);
-      ptx::mbarrier_wait(storage.V_free[slot], parity ^ 1);  // and the V
-      ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
-      load(storage.V[slot], storage.V_full[slot], map_V, row, head_idx / args.group);
+      const int row = (tiles.end - 1 - n) * block_kv, stage = n % 2, phase = n / 2 % 2;
+      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the K that was here has been read
+      ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
+      load(storage.K[stage], storage.K_full[stage], map_K, row, head_idx / args.group);
+      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and the V
+      ptx::mbarrier_arrive_expect_tx(storage.V_full[stage], sizeof(VTile));
+      load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
   }
-  /// The products that read a slot are complete: the loading warp may fill it again.
-  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
-    if (thread == 0) ptx::mbarrier_arrive(free);
+  /// The products that read a stage are complete: the loading warp may fill it again.
+  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
+    if (thread == 0) ptx::mbarrier_arrive(empty);
   }
 
   // -- products: issued together, waited for together -------------------------------------------------------------------
 
   /// Issues S = Q K^T. A descriptor counts in units of 16 bytes.
-  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+  __device__ __forceinline__ void multiply_keys(Scores& S, int stage) const {
     const auto Q = ptx::wgmma_descriptor(&storage.Q[warpgroup], 0, 1024);
-    const auto K = ptx::wgmma_descriptor(&storage.K[slot], 0, 1024);
+    const auto K = ptx::wgmma_descriptor(&storage.K[stage], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
@@ -131,8 +131,8 @@ struct Rung {
   }
 
   /// Issues O += P V, or O = P V.
-  __device__ __forceinline__ void add_values(const Packed& P, int slot, bool accumulate) {
-    const auto V = ptx::wgmma_descriptor(&storage.V[slot], VTile::panel_bytes, 1024);
+  __device__ __forceinline__ void add_values(const Packed& P, int stage, bool accumulate) {
+    const auto V = ptx::wgmma_descriptor(&storage.V[stage], VTile::panel_bytes, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) {
@@ -147,12 +147,12 @@ struct Rung {
     return reinterpret_cast<float(&)[4 * blocks]>(fragment);
   }
 
-  // -- turns (ping-pong) ------------------------------------------------------------------------------------------------
+  // -- ping-pong ------------------------------------------------------------------------------------------------
 
   /// Waits until the warpgroup before this one has issued its products. Both come to the barrier, one waits.
-  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads); }
-  __device__ __forceinline__ void pass_turn() const {
-    ptx::barrier_arrive(barrier_turn + (warpgroup + 1) % warpgroups, 2 * wg_threads);
+  __device__ __forceinline__ void pingpong_wait() const { ptx::barrier_sync(barrier_pingpong + warpgroup, 2 * wg_threads); }
+  __device__ __forceinline__ void pingpong_signal() const {
+    ptx::barrier_arrive(barrier_pingpong + (warpgroup + 1) % warpgroups, 2 * wg_threads);
   }
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
@@ -196,38 +196,38 @@ struct Rung {
     Scores S;
     Packed P;
     float shrink[2];
-    int n = 0, slot = 0, parity = 0, tile_idx = tiles.end - 1;
-    if (warpgroup == warpgroups - 1) pass_turn();  // the first turn is warpgroup 0's
+    int n = 0, stage = 0, phase = 0, tile_idx = tiles.end - 1;
+    if (warpgroup == warpgroups - 1) pingpong_signal();  // the first turn is warpgroup 0's
 
     ptx::mbarrier_wait(storage.Q_full, 0);             // the queries have landed
-    ptx::mbarrier_wait(storage.K_full[slot], parity);  // and the last K
-    take_turn();
-    multiply_keys(S, slot);
-    pass_turn();
+    ptx::mbarrier_wait(storage.K_full[stage], phase);  // and the last K
+    pingpong_wait();
+    multiply_keys(S, stage);
+    pingpong_signal();
     ptx::wgmma_wait<0>();  // S is there
     ptx::wgmma_pin(flat(S));
-    release(storage.K_free[slot]);
+    release(storage.K_empty[stage]);
     softmax(S, tile_idx * block_kv, shrink);
     pack(P, S);
     ptx::wgmma_pin(P);
 
     auto visit = [&] {
-      const int V_slot = slot, V_parity = parity;  // of the block before
-      ++n, slot = n % 2, parity = n / 2 % 2;
-      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
-      take_turn();
-      multiply_keys(S, slot);
-      ptx::mbarrier_wait(storage.V_full[V_slot], V_parity);  // V of the block before has landed
-      add_values(P, V_slot, n > 1);
-      pass_turn();
+      const int V_stage = stage, V_phase = phase;  // of the block before
+      ++n, stage = n % 2, phase = n / 2 % 2;
+      ptx::mbarrier_wait(storage.K_full[stage], phase);  // K has landed
+      pingpong_wait();
+      multiply_keys(S, stage);
+      ptx::mbarrier_wait(storage.V_full[V_stage], V_phase);  // V of the block before has landed
+      add_values(P, V_stage, n > 1);
+      pingpong_signal();
       ptx::wgmma_wait<1>();  // S is there; P V may still run
       ptx::wgmma_pin(flat(S));
-      release(storage.K_free[slot]);
+      release(storage.K_empty[stage]);
       softmax(S, tile_idx * block_kv, shrink);
       ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
       ptx::wgmma_pin(flat(O));
       ptx::wgmma_pin(P);
-      release(storage.V_free[V_slot]);
+      release(storage.V_empty[V_stage]);
       shrink_O(shrink);
       pack(P, S);
       ptx::wgmma_pin(P);
@@ -236,14 +236,14 @@ struct Rung {
 #pragma unroll 1
     for (; tile_idx >= tiles.begin; --tile_idx) visit();
 
-    ptx::mbarrier_wait(storage.V_full[slot], parity);  // the first V has landed
-    take_turn();
-    add_values(P, slot, n > 0);
-    pass_turn();
+    ptx::mbarrier_wait(storage.V_full[stage], phase);  // the first V has landed
+    pingpong_wait();
+    add_values(P, stage, n > 0);
+    pingpong_signal();
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(flat(O));
-    release(storage.V_free[slot]);
-    if (warpgroup == 0) take_turn();  // no arrival is left over
+    release(storage.V_empty[stage]);
+    if (warpgroup == 0) pingpong_wait();  // no arrival is left over
   }
 
   /// Writes lse, and O through the warpgroup's own rows of shared memory.
@@ -285,11 +285,11 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(storage.Q_full, 1);
-    for (int slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(storage.K_full[slot], 1);
-      ptx::mbarrier_init(storage.V_full[slot], 1);
-      ptx::mbarrier_init(storage.K_free[slot], Kernel::warpgroups);
-      ptx::mbarrier_init(storage.V_free[slot], Kernel::warpgroups);
+    for (int stage = 0; stage < 2; ++stage) {
+      ptx::mbarrier_init(storage.K_full[stage], 1);
+      ptx::mbarrier_init(storage.V_full[stage], 1);
+      ptx::mbarrier_init(storage.K_empty[stage], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.V_empty[stage], Kernel::warpgroups);
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }

@@ -31,9 +31,9 @@ struct Rung {
   // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
   static constexpr int load_registers = 40, attend_registers = 232;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
-  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // slots of args.maps, made by the planner
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
   // Named barriers; the first two are followed by one for each warpgroup.
-  enum Barrier : int { barrier_warpgroup = 1, barrier_turn = 3, barrier_pass = 5 };
+  enum Barrier : int { barrier_warpgroup = 1, barrier_pingpong = 3, barrier_attempt = 5 };
 
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
@@ -48,8 +48,8 @@ struct Rung {
     KTile K[2];
     VTile V[2];
     ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed
-    ptx::Mbarrier K_free[2], V_free[2];          // every warpgroup that reads it is done with it
-    int redo;                                    // the reference was too low for some row of the tile
+    ptx::Mbarrier K_empty[2], V_empty[2];        // every warpgroup that reads it is done with it
+    int retry;                                   // the reference was too low for some row of the tile
   };
 
   using Scores = float[block_kv / 8][4];
@@ -96,31 +96,31 @@ struct Rung {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
-  /// The loading warp runs ahead as far as there are free slots. Slots start out free: the phase before
-  /// the first has parity 1 and counts as completed.
+  /// The loading warp runs ahead as far as there are empty stages. Stages start out empty: the phase before
+  /// the first has phase 1 and counts as completed.
   __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) {
 #pragma unroll 1
     for (int tile_idx = tiles.end - 1; tile_idx >= tiles.begin; --tile_idx, ++num_blocks) {
-      const int row = tile_idx * block_kv, slot = num_blocks % 2, parity = num_blocks / 2 % 2;
-      ptx::mbarrier_wait(storage.K_free[slot], parity ^ 1);  // the K that was here has been read
-      ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
-      load(storage.K[slot], storage.K_full[slot], map_K, row, head_idx / args.group);
-      ptx::mbarrier_wait(storage.V_free[slot], parity ^ 1);  // and the V
-      ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
-      load(storage.V[slot], storage.V_full[slot], map_V, row, head_idx / args.group);
+      const int row = tile_idx * block_kv, stage = num_blocks % 2, phase = num_blocks / 2 % 2;
+      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the K that was here has been read
+      ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
+      load(storage.K[stage], storage.K_full[stage], map_K, row, head_idx / args.group);
+      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and the V
+      ptx::mbarrier_arrive_expect_tx(storage.V_full[stage], sizeof(VTile));
+      load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
   }
-  /// The products that read a slot are complete: the loading warp may fill it again.
-  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
-    if (thread == 0) ptx::mbarrier_arrive(free);
+  /// The products that read a stage are complete: the loading warp may fill it again.
+  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
+    if (thread == 0) ptx::mbarrier_arrive(empty);
   }
 
   // -- products: issued together, waited for together -------------------------------------------------------------------
 
   /// Issues S = Q K^T. A descriptor counts in units of 16 bytes.
-  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+  __device__ __forceinline__ void multiply_keys(Scores& S, int stage) const {
     const auto Q = ptx::wgmma_descriptor(&storage.Q[warpgroup], 0, 1024);
-    const auto K = ptx::wgmma_descriptor(&storage.K[slot], 0, 1024);
+    const auto K = ptx::wgmma_descriptor(&storage.K[stage], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
@@ -133,8 +133,8 @@ struct Rung {
   }
 
   /// Issues O += P V, or O = P V.
-  __device__ __forceinline__ void add_values(const Packed& P, int slot, bool accumulate) {
-    const auto V = ptx::wgmma_descriptor(&storage.V[slot], VTile::panel_bytes, 1024);
+  __device__ __forceinline__ void add_values(const Packed& P, int stage, bool accumulate) {
+    const auto V = ptx::wgmma_descriptor(&storage.V[stage], VTile::panel_bytes, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) {
@@ -149,12 +149,12 @@ struct Rung {
     return reinterpret_cast<float(&)[4 * blocks]>(fragment);
   }
 
-  // -- turns (ping-pong) ------------------------------------------------------------------------------------------------
+  // -- ping-pong ------------------------------------------------------------------------------------------------
 
   /// Waits until the warpgroup before this one has issued its products. Both come to the barrier, one waits.
-  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads); }
-  __device__ __forceinline__ void pass_turn() const {
-    ptx::barrier_arrive(barrier_turn + (warpgroup + 1) % warpgroups, 2 * wg_threads);
+  __device__ __forceinline__ void pingpong_wait() const { ptx::barrier_sync(barrier_pingpong + warpgroup, 2 * wg_threads); }
+  __device__ __forceinline__ void pingpong_signal() const {
+    ptx::barrier_arrive(barrier_pingpong + (warpgroup + 1) % warpgroups, 2 * wg_threads);
   }
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
@@ -227,33 +227,33 @@ struct Rung {
     Packed P;
     float shrink[2];
     rows = {};
-    int n = 0, slot = num_blocks % 2, parity = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
-    if (warpgroup == warpgroups - 1) pass_turn();  // the first turn is warpgroup 0's
+    int n = 0, stage = num_blocks % 2, phase = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
+    if (warpgroup == warpgroups - 1) pingpong_signal();  // the first turn is warpgroup 0's
 
     ptx::mbarrier_wait(storage.Q_full, 0);             // the queries have landed
-    ptx::mbarrier_wait(storage.K_full[slot], parity);  // and the last K
-    take_turn();
-    multiply_keys(S, slot);
-    pass_turn();
+    ptx::mbarrier_wait(storage.K_full[stage], phase);  // and the last K
+    pingpong_wait();
+    multiply_keys(S, stage);
+    pingpong_signal();
     ptx::wgmma_wait<0>();  // S is there
     ptx::wgmma_pin(flat(S));
-    release(storage.K_free[slot]);
+    release(storage.K_empty[stage]);
     softmax(S, tile_idx * block_kv, shrink);
     pack(P, S);
     ptx::wgmma_pin(P);
 
     auto visit = [&]<bool interior>() {
-      const int V_slot = slot, V_parity = parity;  // of the block before
-      ++n, ++num_blocks, slot = num_blocks % 2, parity = num_blocks / 2 % 2;
-      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
-      take_turn();
-      multiply_keys(S, slot);
-      ptx::mbarrier_wait(storage.V_full[V_slot], V_parity);  // V of the block before has landed
-      add_values(P, V_slot, n > 1);
-      pass_turn();
+      const int V_stage = stage, V_phase = phase;  // of the block before
+      ++n, ++num_blocks, stage = num_blocks % 2, phase = num_blocks / 2 % 2;
+      ptx::mbarrier_wait(storage.K_full[stage], phase);  // K has landed
+      pingpong_wait();
+      multiply_keys(S, stage);
+      ptx::mbarrier_wait(storage.V_full[V_stage], V_phase);  // V of the block before has landed
+      add_values(P, V_stage, n > 1);
+      pingpong_signal();
       ptx::wgmma_wait<1>();  // S is there; P V may still run
       ptx::wgmma_pin(flat(S));
-      release(storage.K_free[slot]);
+      release(storage.K_empty[stage]);
       if constexpr (interior) {
         softmax_interior(S);
       } else {
@@ -262,7 +262,7 @@ struct Rung {
       ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
       ptx::wgmma_pin(flat(O));
       ptx::wgmma_pin(P);
-      release(storage.V_free[V_slot]);
+      release(storage.V_empty[V_stage]);
       if constexpr (!interior) shrink_O(shrink);
       pack(P, S);
       ptx::wgmma_pin(P);
@@ -273,19 +273,19 @@ struct Rung {
 #pragma unroll 1
     for (; tile_idx >= tiles.begin; --tile_idx) visit.template operator()<true>();
 
-    ptx::mbarrier_wait(storage.V_full[slot], parity);  // the first V has landed
-    take_turn();
-    add_values(P, slot, n > 0);
-    pass_turn();
+    ptx::mbarrier_wait(storage.V_full[stage], phase);  // the first V has landed
+    pingpong_wait();
+    add_values(P, stage, n > 0);
+    pingpong_signal();
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(flat(O));
-    release(storage.V_free[slot]);
+    release(storage.V_empty[stage]);
     ++num_blocks;
-    if (warpgroup == 0) take_turn();  // no arrival is left over
+    if (warpgroup == 0) pingpong_wait();  // no arrival is left over
   }
 
   /// Blocks before this one every query of the tile sees whole: the first query sees the fewest keys.
-  __device__ __forceinline__ int interior_end() const { return tile::larger(score.keys_of(q_begin).end, 0) / block_kv; }
+  __device__ __forceinline__ int interior_end() const { return tile::max(score.keys_of(q_begin).end, 0) / block_kv; }
 
   /// Writes lse, and O through the warpgroup's own rows of shared memory.
   __device__ __forceinline__ void finish() {
@@ -325,13 +325,13 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
-    storage.redo = false;
+    storage.retry = false;
     ptx::mbarrier_init(storage.Q_full, 1);
-    for (int slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(storage.K_full[slot], 1);
-      ptx::mbarrier_init(storage.V_full[slot], 1);
-      ptx::mbarrier_init(storage.K_free[slot], Kernel::warpgroups);
-      ptx::mbarrier_init(storage.V_free[slot], Kernel::warpgroups);
+    for (int stage = 0; stage < 2; ++stage) {
+      ptx::mbarrier_init(storage.K_full[stage], 1);
+      ptx::mbarrier_init(storage.V_full[stage], 1);
+      ptx::mbarrier_init(storage.K_empty[stage], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.V_empty[stage], Kernel::warpgroups);
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }
@@ -342,7 +342,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // known to be the same in a warp
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin, warpgroup - 1);
   const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
-  constexpr int pass_threads = Kernel::warpgroups * Kernel::wg_threads + 32;  // without the idle warps of the loader
+  constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;  // without the idle warps of the loader
   if (warpgroup == 0) {
     ptx::registers_decrease<Kernel::load_registers>();
     if (threadIdx.x >= 32 || tiles.begin == tiles.end) return;
@@ -351,15 +351,15 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       kernel.load_tiles(tiles);
     }
     __syncwarp();  // the others wait for the lane that loads; not found by the emulator: so they do in the barrier
-    ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);  // the tile is done and judged
-    if (threadIdx.x == 0 && storage.redo) kernel.load_tiles(tiles);
+    ptx::barrier_sync_apart(Kernel::barrier_attempt, attempt_threads);  // the tile is done and judged
+    if (threadIdx.x == 0 && storage.retry) kernel.load_tiles(tiles);
   } else {
     ptx::registers_increase<Kernel::attend_registers>();
     if (tiles.begin < tiles.end) {
       kernel.attend(tiles, kernel.interior_end());
-      if (!kernel.sound()) storage.redo = true;
-      ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);  // the tile is done and judged
-      if (storage.redo) kernel.attend(tiles, tiles.begin);          // every block raises the maximum
+      if (!kernel.sound()) storage.retry = true;
+      ptx::barrier_sync_apart(Kernel::barrier_attempt, attempt_threads);  // the tile is done and judged
+      if (storage.retry) kernel.attend(tiles, tiles.begin);               // every block raises the maximum
     }
     kernel.finish();
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 // The idea:  a block stays on its SM and takes tile after tile, so that its pipeline never runs empty.
-// From 15:   Q has two slots, O a buffer of its own; under a causal mask a long tile and a short one make a pair.
+// From 15:   Q has two stages, O a buffer of its own; under a causal mask a long tile and a short one make a pair.
 // It buys:   762 TFLOP/s full, 696 causal: 1.03 and 1.07 times rung 15 (H200, 4096 x 4096, 16 heads of 128, bf16).
 // The limit: exponentials at head_dim 64, power at 128. forward/sm90 is this kernel with every option.
 
@@ -20,7 +20,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// What a warp has behind it: slots and parities follow from it.
+/// What a warp has behind it: stages and phases follow from it.
 struct Progress {
   int tiles = 0;
   int blocks = 0;
@@ -37,9 +37,9 @@ struct Rung {
   // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
   static constexpr int load_registers = 40, attend_registers = 232;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
-  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // slots of args.maps, made by the planner
+  enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
   // Named barriers; the first two are followed by one for each warpgroup.
-  enum Barrier : int { barrier_warpgroup = 1, barrier_turn = 3, barrier_pass = 5 };
+  enum Barrier : int { barrier_warpgroup = 1, barrier_pingpong = 3, barrier_attempt = 5 };
 
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
@@ -53,10 +53,10 @@ struct Rung {
     OTile O[warpgroups];  // on its way to memory while the next tile is attended to
     KTile K[2];
     VTile V[2];
-    ptx::Mbarrier Q_full[2], K_full[2], V_full[2];  // a tile has landed
-    ptx::Mbarrier Q_free[2], K_free[2], V_free[2];  // every warpgroup that reads it is done with it
-    bool redo[max_marks];                           // tiles whose reference was too low for some row
-    bool redo_some;
+    ptx::Mbarrier Q_full[2], K_full[2], V_full[2];     // a tile has landed
+    ptx::Mbarrier Q_empty[2], K_empty[2], V_empty[2];  // every warpgroup that reads it is done with it
+    bool retry[max_marks];                             // tiles whose reference was too low for some row
+    bool retry_some;
   };
 
   using Scores = float[block_kv / 8][4];
@@ -103,39 +103,39 @@ struct Rung {
     }
   }
   __device__ __forceinline__ void load_Q() {
-    const int slot = num_tiles % 2, parity = num_tiles / 2 % 2;
-    ptx::mbarrier_wait(storage.Q_free[slot], parity ^ 1);  // the queries of the tile before the last have been read
-    ptx::mbarrier_arrive_expect_tx(storage.Q_full[slot], warpgroups * sizeof(QTile));
+    const int stage = num_tiles % 2, phase = num_tiles / 2 % 2;
+    ptx::mbarrier_wait(storage.Q_empty[stage], phase ^ 1);  // the queries of the tile before the last have been read
+    ptx::mbarrier_arrive_expect_tx(storage.Q_full[stage], warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) {
-      load(storage.Q[slot][w], storage.Q_full[slot], map_Q, q_begin + w * wg_rows, head_idx);
+      load(storage.Q[stage][w], storage.Q_full[stage], map_Q, q_begin + w * wg_rows, head_idx);
     }
     ++num_tiles;
   }
-  /// The loading warp runs ahead as far as there are free slots. Slots start out free: the phase before
-  /// the first has parity 1 and counts as completed.
+  /// The loading warp runs ahead as far as there are empty stages. Stages start out empty: the phase before
+  /// the first has phase 1 and counts as completed.
   __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) {
 #pragma unroll 1
     for (int tile_idx = tiles.end - 1; tile_idx >= tiles.begin; --tile_idx, ++num_blocks) {
-      const int row = tile_idx * block_kv, slot = num_blocks % 2, parity = num_blocks / 2 % 2;
-      ptx::mbarrier_wait(storage.K_free[slot], parity ^ 1);  // the K that was here has been read
-      ptx::mbarrier_arrive_expect_tx(storage.K_full[slot], sizeof(KTile));
-      load(storage.K[slot], storage.K_full[slot], map_K, row, head_idx / args.group);
-      ptx::mbarrier_wait(storage.V_free[slot], parity ^ 1);  // and the V
-      ptx::mbarrier_arrive_expect_tx(storage.V_full[slot], sizeof(VTile));
-      load(storage.V[slot], storage.V_full[slot], map_V, row, head_idx / args.group);
+      const int row = tile_idx * block_kv, stage = num_blocks % 2, phase = num_blocks / 2 % 2;
+      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the K that was here has been read
+      ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
+      load(storage.K[stage], storage.K_full[stage], map_K, row, head_idx / args.group);
+      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and the V
+      ptx::mbarrier_arrive_expect_tx(storage.V_full[stage], sizeof(VTile));
+      load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
   }
-  /// The products that read a slot are complete: the loading warp may fill it again.
-  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
-    if (thread == 0) ptx::mbarrier_arrive(free);
+  /// The products that read a stage are complete: the loading warp may fill it again.
+  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
+    if (thread == 0) ptx::mbarrier_arrive(empty);
   }
 
   // -- products: issued together, waited for together -------------------------------------------------------------------
 
   /// Issues S = Q K^T. A descriptor counts in units of 16 bytes.
-  __device__ __forceinline__ void multiply_keys(Scores& S, int slot) const {
+  __device__ __forceinline__ void multiply_keys(Scores& S, int stage) const {
     const auto Q = ptx::wgmma_descriptor(&storage.Q[num_tiles % 2][warpgroup], 0, 1024);
-    const auto K = ptx::wgmma_descriptor(&storage.K[slot], 0, 1024);
+    const auto K = ptx::wgmma_descriptor(&storage.K[stage], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
@@ -148,8 +148,8 @@ struct Rung {
   }
 
   /// Issues O += P V, or O = P V.
-  __device__ __forceinline__ void add_values(const Packed& P, int slot, bool accumulate) {
-    const auto V = ptx::wgmma_descriptor(&storage.V[slot], VTile::panel_bytes, 1024);
+  __device__ __forceinline__ void add_values(const Packed& P, int stage, bool accumulate) {
+    const auto V = ptx::wgmma_descriptor(&storage.V[stage], VTile::panel_bytes, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) {
@@ -164,12 +164,12 @@ struct Rung {
     return reinterpret_cast<float(&)[4 * blocks]>(fragment);
   }
 
-  // -- turns (ping-pong) ------------------------------------------------------------------------------------------------
+  // -- ping-pong ------------------------------------------------------------------------------------------------
 
   /// Waits until the warpgroup before this one has issued its products. Both come to the barrier, one waits.
-  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads); }
-  __device__ __forceinline__ void pass_turn() const {
-    ptx::barrier_arrive(barrier_turn + (warpgroup + 1) % warpgroups, 2 * wg_threads);
+  __device__ __forceinline__ void pingpong_wait() const { ptx::barrier_sync(barrier_pingpong + warpgroup, 2 * wg_threads); }
+  __device__ __forceinline__ void pingpong_signal() const {
+    ptx::barrier_arrive(barrier_pingpong + (warpgroup + 1) % warpgroups, 2 * wg_threads);
   }
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
@@ -242,31 +242,31 @@ struct Rung {
     Packed P;
     float shrink[2];
     rows = {};
-    int n = 0, slot = num_blocks % 2, parity = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
+    int n = 0, stage = num_blocks % 2, phase = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
     ptx::mbarrier_wait(storage.Q_full[num_tiles % 2], num_tiles / 2 % 2);  // the queries have landed
-    ptx::mbarrier_wait(storage.K_full[slot], parity);                      // and the last K
-    take_turn();
-    multiply_keys(S, slot);
-    pass_turn();
+    ptx::mbarrier_wait(storage.K_full[stage], phase);                      // and the last K
+    pingpong_wait();
+    multiply_keys(S, stage);
+    pingpong_signal();
     ptx::wgmma_wait<0>();  // S is there
     ptx::wgmma_pin(flat(S));
-    release(storage.K_free[slot]);
+    release(storage.K_empty[stage]);
     softmax(S, tile_idx * block_kv, shrink);
     pack(P, S);
     ptx::wgmma_pin(P);
 
     auto visit = [&]<bool interior>() {
-      const int V_slot = slot, V_parity = parity;  // of the block before
-      ++n, ++num_blocks, slot = num_blocks % 2, parity = num_blocks / 2 % 2;
-      ptx::mbarrier_wait(storage.K_full[slot], parity);  // K has landed
-      take_turn();
-      multiply_keys(S, slot);
-      ptx::mbarrier_wait(storage.V_full[V_slot], V_parity);  // V of the block before has landed
-      add_values(P, V_slot, n > 1);
-      pass_turn();
+      const int V_stage = stage, V_phase = phase;  // of the block before
+      ++n, ++num_blocks, stage = num_blocks % 2, phase = num_blocks / 2 % 2;
+      ptx::mbarrier_wait(storage.K_full[stage], phase);  // K has landed
+      pingpong_wait();
+      multiply_keys(S, stage);
+      ptx::mbarrier_wait(storage.V_full[V_stage], V_phase);  // V of the block before has landed
+      add_values(P, V_stage, n > 1);
+      pingpong_signal();
       ptx::wgmma_wait<1>();  // S is there; P V may still run
       ptx::wgmma_pin(flat(S));
-      release(storage.K_free[slot]);
+      release(storage.K_empty[stage]);
       if constexpr (interior) {
         softmax_interior(S);
       } else {
@@ -275,7 +275,7 @@ struct Rung {
       ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
       ptx::wgmma_pin(flat(O));
       ptx::wgmma_pin(P);
-      release(storage.V_free[V_slot]);
+      release(storage.V_empty[V_stage]);
       if constexpr (!interior) shrink_O(shrink);
       pack(P, S);
       ptx::wgmma_pin(P);
@@ -286,19 +286,19 @@ struct Rung {
 #pragma unroll 1
     for (; tile_idx >= tiles.begin; --tile_idx) visit.template operator()<true>();
 
-    release(storage.Q_free[num_tiles++ % 2]);
-    ptx::mbarrier_wait(storage.V_full[slot], parity);  // the first V has landed
-    take_turn();
-    add_values(P, slot, n > 0);
-    pass_turn();
+    release(storage.Q_empty[num_tiles++ % 2]);
+    ptx::mbarrier_wait(storage.V_full[stage], phase);  // the first V has landed
+    pingpong_wait();
+    add_values(P, stage, n > 0);
+    pingpong_signal();
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(flat(O));
-    release(storage.V_free[slot]);
+    release(storage.V_empty[stage]);
     ++num_blocks;
   }
 
   /// Blocks before this one every query of the tile sees whole: the first query sees the fewest keys.
-  __device__ __forceinline__ int interior_end() const { return tile::larger(score.keys_of(q_begin).end, 0) / block_kv; }
+  __device__ __forceinline__ int interior_end() const { return tile::max(score.keys_of(q_begin).end, 0) / block_kv; }
 
   /// Writes lse, and O through the warpgroup's buffer. The store is waited for when the buffer is needed again.
   __device__ __forceinline__ void finish() {
@@ -357,33 +357,33 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
   if (threadIdx.x == 0) {
-    storage.redo_some = false;
-    for (int slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(storage.Q_full[slot], 1);
-      ptx::mbarrier_init(storage.K_full[slot], 1);
-      ptx::mbarrier_init(storage.V_full[slot], 1);
-      ptx::mbarrier_init(storage.Q_free[slot], Kernel::warpgroups);
-      ptx::mbarrier_init(storage.K_free[slot], Kernel::warpgroups);
-      ptx::mbarrier_init(storage.V_free[slot], Kernel::warpgroups);
+    storage.retry_some = false;
+    for (int stage = 0; stage < 2; ++stage) {
+      ptx::mbarrier_init(storage.Q_full[stage], 1);
+      ptx::mbarrier_init(storage.K_full[stage], 1);
+      ptx::mbarrier_init(storage.V_full[stage], 1);
+      ptx::mbarrier_init(storage.Q_empty[stage], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.K_empty[stage], Kernel::warpgroups);
+      ptx::mbarrier_init(storage.V_empty[stage], Kernel::warpgroups);
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }
-  for (int i = threadIdx.x; i < Kernel::max_marks; i += config.num_warps * 32) storage.redo[i] = false;
+  for (int i = threadIdx.x; i < Kernel::max_marks; i += config.num_warps * 32) storage.retry[i] = false;
   __syncthreads();  // and so do all threads
 
   const int warpgroup =
-      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);    // known to be the same in a warp
-  constexpr int pass_threads = Kernel::warpgroups * Kernel::wg_threads + 32;  // without the idle warps of the loader
+      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);       // known to be the same in a warp
+  constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;  // without the idle warps of the loader
   Progress progress;
-  // The second pass is for the tiles that the first has marked; there every block raises the maximum.
+  // The second attempt is for the tiles that the first has marked; there every block raises the maximum.
   if (warpgroup == 0) {
     ptx::registers_decrease<Kernel::load_registers>();
     if (threadIdx.x >= 32) return;
 #pragma unroll 1
-    for (int pass = 0; pass == 0 || (pass == 1 && storage.redo_some); ++pass) {
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && storage.retry_some); ++attempt) {
       if (threadIdx.x == 0) {
         for_each_tile<config>(args, [&](int index, int head, int batch, int q_begin) {
-          if (pass == 1 && !storage.redo[tile::smaller(index, Kernel::max_marks - 1)]) return;
+          if (attempt == 1 && !storage.retry[tile::min(index, Kernel::max_marks - 1)]) return;
           Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, 0, progress);
           const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
           if (tiles.begin == tiles.end) return;
@@ -392,28 +392,30 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         });
       }
       __syncwarp();  // the others wait for the lane that loads; not found by the emulator: so they do in the barrier
-      ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);  // all tiles are done and judged
+      ptx::barrier_sync_apart(Kernel::barrier_attempt, attempt_threads);  // all tiles are done and judged
     }
   } else {
     ptx::registers_increase<Kernel::attend_registers>();
     if (warpgroup == Kernel::warpgroups)
-      ptx::barrier_arrive(Kernel::barrier_turn, 2 * Kernel::wg_threads);  // see pass_turn
+      ptx::barrier_arrive(Kernel::barrier_pingpong, 2 * Kernel::wg_threads);  // see pingpong_signal
 #pragma unroll 1
-    for (int pass = 0; pass == 0 || (pass == 1 && ptx::shuffle(static_cast<int>(storage.redo_some), 0)); ++pass) {
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && ptx::shuffle(static_cast<int>(storage.retry_some), 0));
+         ++attempt) {
       for_each_tile<config>(args, [&](int index, int head, int batch, int q_begin) {
-        bool& redo = storage.redo[tile::smaller(index, Kernel::max_marks - 1)];
-        if (pass == 1 && !ptx::shuffle(static_cast<int>(redo), 0)) return;  // known to be the same in a warp
+        bool& retry = storage.retry[tile::min(index, Kernel::max_marks - 1)];
+        if (attempt == 1 && !ptx::shuffle(static_cast<int>(retry), 0)) return;  // known to be the same in a warp
         Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, warpgroup - 1,
                       progress);
         const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
-        if (tiles.begin < tiles.end) kernel.attend(tiles, pass == 0 ? kernel.interior_end() : tiles.begin);
-        if (pass == 0 && ptx::any(!kernel.sound())) redo = storage.redo_some = true;
+        if (tiles.begin < tiles.end) kernel.attend(tiles, attempt == 0 ? kernel.interior_end() : tiles.begin);
+        if (attempt == 0 && ptx::any(!kernel.sound())) retry = storage.retry_some = true;
         kernel.finish();
       });
-      if (threadIdx.x % Kernel::wg_threads == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
-      ptx::barrier_sync_apart(Kernel::barrier_pass, pass_threads);     // all tiles are done and judged
+      if (threadIdx.x % Kernel::wg_threads == 0)
+        ptx::bulk_wait<0>();  // stores are complete before another attempt or the end
+      ptx::barrier_sync_apart(Kernel::barrier_attempt, attempt_threads);  // all tiles are done and judged
     }
-    if (warpgroup == 1) ptx::barrier_sync(Kernel::barrier_turn, 2 * Kernel::wg_threads);  // no arrival is left over
+    if (warpgroup == 1) ptx::barrier_sync(Kernel::barrier_pingpong, 2 * Kernel::wg_threads);  // no arrival is left over
   }
 }
 

@@ -25,13 +25,13 @@ using namespace abi;
 /// corner.
 template <Features features>
 __device__ __forceinline__ int end_of_keys(const AttentionArgs& args, int i) {
-  return features.window_right ? tile::smaller(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
+  return features.window_right ? tile::min(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
 }
 
 /// Key j is seen by this query and those after it.
 template <Features features>
 __device__ __forceinline__ int begin_of_queries(const AttentionArgs& args, int j) {
-  return features.window_right ? tile::larger(j - (args.seq_kv - args.seq_q), 0) : 0;
+  return features.window_right ? tile::max(j - (args.seq_kv - args.seq_q), 0) : 0;
 }
 
 /// A lane's columns of a row: lane, lane + 32, ...

@@ -26,13 +26,13 @@ using namespace abi;
 /// corner.
 template <Features features>
 __device__ __forceinline__ int end_of_keys(const AttentionArgs& args, int i) {
-  return features.window_right ? tile::smaller(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
+  return features.window_right ? tile::min(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
 }
 
 /// Key j is seen by this query and those after it.
 template <Features features>
 __device__ __forceinline__ int begin_of_queries(const AttentionArgs& args, int j) {
-  return features.window_right ? tile::larger(j - (args.seq_kv - args.seq_q), 0) : 0;
+  return features.window_right ? tile::max(j - (args.seq_kv - args.seq_q), 0) : 0;
 }
 
 /// A lane's columns of a row: lane, lane + 32, ...
@@ -200,7 +200,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
     lse[half] = i < args.seq_q ? usable(args.lse[statistics + i]) : tile::infinity;
     delta[half] = i < args.seq_q ? delta_of(args, statistics)[i] : 0;
   }
-  const int last_query = tile::smaller(q_begin + block_q, args.seq_q) - 1;  // it sees the most keys
+  const int last_query = tile::min(q_begin + block_q, args.seq_q) - 1;  // it sees the most keys
 #pragma unroll 1
   for (int kv_begin = 0; kv_begin < end_of_keys<features>(args, last_query); kv_begin += block_kv) {
     __syncthreads();  // every warp is done with the previous tile

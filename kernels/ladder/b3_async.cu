@@ -27,13 +27,13 @@ using namespace abi;
 /// corner.
 template <Features features>
 __device__ __forceinline__ int end_of_keys(const AttentionArgs& args, int i) {
-  return features.window_right ? tile::smaller(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
+  return features.window_right ? tile::min(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
 }
 
 /// Key j is seen by this query and those after it.
 template <Features features>
 __device__ __forceinline__ int begin_of_queries(const AttentionArgs& args, int j) {
-  return features.window_right ? tile::larger(j - (args.seq_kv - args.seq_q), 0) : 0;
+  return features.window_right ? tile::max(j - (args.seq_kv - args.seq_q), 0) : 0;
 }
 
 /// A lane's columns of a row: lane, lane + 32, ...
@@ -195,7 +195,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
     lse[half] = i < args.seq_q ? usable(args.lse[statistics + i]) : tile::infinity;
     delta[half] = i < args.seq_q ? delta_of(args, statistics)[i] : 0;
   }
-  const int last_query = tile::smaller(q_begin + block_q, args.seq_q) - 1;  // it sees the most keys
+  const int last_query = tile::min(q_begin + block_q, args.seq_q) - 1;  // it sees the most keys
   const auto load_keys = [&](int kv_begin) {
     auto& stage = storage.stages[kv_begin / block_kv % 2];
     load_tile<threads, config.head_dim>(stage.tile[0], K_gmem.from(kv_begin));

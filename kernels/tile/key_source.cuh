@@ -22,7 +22,7 @@ struct PagedRows {
   int count;
 
   __device__ __forceinline__ Element* row(int r) const {
-    const int j = first + r, page = larger(0, smaller(table[j / page_size], last_page));
+    const int j = first + r, page = max(0, min(table[j / page_size], last_page));
     return data + page * page_stride + j % page_size * stride;
   }
   __device__ __forceinline__ PagedRows from(int begin) const {

@@ -10,8 +10,8 @@ constexpr float infinity = __builtin_bit_cast(float, 0x7f800000u);
 
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-__device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-__device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
+__device__ constexpr int min(int a, int b) { return a < b ? a : b; }
+__device__ constexpr int max(int a, int b) { return a < b ? b : a; }
 
 /// exp(x). The subtraction of a maximum belongs before the call: there it is exact for close numbers.
 __device__ __forceinline__ float exp(float x) { return ptx::exp2(x * log2_e); }

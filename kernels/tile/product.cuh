@@ -71,7 +71,7 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const SourceA
   const bool A_by_four = rows_move_by_four(A), B_by_four = rows_move_by_four(B);
 #pragma unroll 1
   for (int column = 0; column < dim; column += dot_depth) {
-    const int depth = smaller(dot_depth, dim - column);
+    const int depth = min(dot_depth, dim - column);
     __syncthreads();  // the storage's previous content has been read
     load_transposed(storage.dot.A, A, column, depth, A_by_four);
     load_transposed(storage.dot.B, B, column, depth, B_by_four);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const 
   const ThreadPlace place;
   const bool by_four = rows_move_by_four(B);
 #pragma unroll 1
-  for (int begin = 0; begin < smaller(block_rows, B.count); begin += panel_depth) {
+  for (int begin = 0; begin < min(block_rows, B.count); begin += panel_depth) {
     __syncthreads();  // the weights are written, the storage's previous content has been read
     for (int group = threadIdx.x; group < panel_depth * width / 4; group += product_threads) {
       const int row = group / (width / 4), column = group % (width / 4) * 4;

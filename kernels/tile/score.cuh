@@ -85,8 +85,8 @@ struct Score {
   __device__ __forceinline__ KeyRange keys_of(int i) const {
     KeyRange range{0, i < len_q ? visible_kv : 0};
     if constexpr (features.left_padding) range.begin = first_kv;
-    if constexpr (features.window_left) range.begin = larger(range.begin, i + diagonal - window_left);
-    if constexpr (features.window_right) range.end = smaller(range.end, i + diagonal + window_right + 1);
+    if constexpr (features.window_left) range.begin = max(range.begin, i + diagonal - window_left);
+    if constexpr (features.window_right) range.end = min(range.end, i + diagonal + window_right + 1);
     return range;
   }
 
@@ -94,11 +94,11 @@ struct Score {
   /// in use. Both bounds of a range grow with the query.
   __device__ __forceinline__ KeyRange keys_of_any(int q_begin, int q_end) const {
     if (q_begin >= len_q) return {0, 0};
-    return {keys_of(q_begin).begin, keys_of(smaller(q_end, len_q) - 1).end};
+    return {keys_of(q_begin).begin, keys_of(min(q_end, len_q) - 1).end};
   }
   __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
     if (features.mask || q_begin >= len_q) return {0, 0};
-    return {keys_of(smaller(q_end, len_q) - 1).begin, keys_of(q_begin).end};
+    return {keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
   }
 
   /// Whether query i sees key j of its range.
@@ -145,11 +145,11 @@ struct Score {
   /// The tiles of block_kv keys of which the queries [q_begin, q_begin + block_q) see something.
   template <int block_q, int block_kv>
   __device__ __forceinline__ TileRange key_tiles(int q_begin) const {
-    const int q_last = smaller(q_begin + block_q, len_q) - 1;
+    const int q_last = min(q_begin + block_q, len_q) - 1;
     int begin = features.left_padding ? first_kv : 0;
     int end = q_begin < len_q ? visible_kv : 0;
-    if constexpr (features.window_left) begin = larger(begin, q_begin + diagonal - window_left);
-    if constexpr (features.window_right) end = smaller(end, q_last + diagonal + window_right + 1);
+    if constexpr (features.window_left) begin = max(begin, q_begin + diagonal - window_left);
+    if constexpr (features.window_right) end = min(end, q_last + diagonal + window_right + 1);
     if (begin >= end) return {0, 0};
     return {begin / block_kv, ceil_div(end, block_kv)};
   }
@@ -157,11 +157,11 @@ struct Score {
   /// The tiles of block_q queries that see something of the keys [kv_begin, kv_begin + block_kv).
   template <int block_q, int block_kv>
   __device__ __forceinline__ TileRange query_tiles(int kv_begin) const {
-    const int kv_last = smaller(kv_begin + block_kv, visible_kv) - 1;
+    const int kv_last = min(kv_begin + block_kv, visible_kv) - 1;
     int begin = 0;
     int end = kv_begin < visible_kv ? len_q : 0;
-    if constexpr (features.window_right) begin = larger(begin, kv_begin - diagonal - window_right);
-    if constexpr (features.window_left) end = smaller(end, kv_last - diagonal + window_left + 1);
+    if constexpr (features.window_right) begin = max(begin, kv_begin - diagonal - window_right);
+    if constexpr (features.window_left) end = min(end, kv_last - diagonal + window_left + 1);
     if (begin >= end) return {0, 0};
     return {begin / block_q, ceil_div(end, block_q)};
   }
@@ -180,7 +180,7 @@ struct Score {
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
     if constexpr (features.mask) return false;
-    const int q_last = smaller(q_begin + block_q, len_q) - 1;
+    const int q_last = min(q_begin + block_q, len_q) - 1;
     bool result = kv_begin + block_kv <= visible_kv;
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
     if constexpr (features.window_left) result = result && kv_begin >= q_last + diagonal - window_left;

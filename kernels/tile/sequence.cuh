@@ -35,12 +35,11 @@ __device__ __forceinline__ Sequence make_sequence(const AttentionArgs& args, int
   }
   sequence.len_q = sequence.rows_q;
   sequence.len_kv = sequence.rows_kv;
-  if constexpr (features.seqused_q) sequence.len_q = larger(0, smaller(sequence.rows_q, args.seqused_q[batch_idx]));
-  if constexpr (features.seqused_kv) sequence.len_kv = larger(0, smaller(sequence.rows_kv, args.seqused_kv[batch_idx]));
+  if constexpr (features.seqused_q) sequence.len_q = max(0, min(sequence.rows_q, args.seqused_q[batch_idx]));
+  if constexpr (features.seqused_kv) sequence.len_kv = max(0, min(sequence.rows_kv, args.seqused_kv[batch_idx]));
   sequence.visible_kv = sequence.len_kv;
-  if constexpr (features.key_lengths)
-    sequence.visible_kv = larger(0, smaller(sequence.len_kv, args.key_lengths[batch_idx]));
-  if constexpr (features.left_padding) sequence.first_kv = larger(0, args.left_padding[batch_idx]);
+  if constexpr (features.key_lengths) sequence.visible_kv = max(0, min(sequence.len_kv, args.key_lengths[batch_idx]));
+  if constexpr (features.left_padding) sequence.first_kv = max(0, args.left_padding[batch_idx]);
   return sequence;
 }
 
@@ -96,8 +95,8 @@ template <Features features>
 __device__ __forceinline__ int by_work(int block_idx, int num_blocks, int num_tiles, int seq) {
   constexpr int rows_in_cache = 32768;
   if constexpr (!features.window_right || features.window_left) return block_idx;
-  const int group = larger(1, rows_in_cache / larger(1, seq)), first = block_idx / (group * num_tiles) * group;
-  const int heads = smaller(group, num_blocks / num_tiles - first), rest = block_idx - first * num_tiles;
+  const int group = max(1, rows_in_cache / max(1, seq)), first = block_idx / (group * num_tiles) * group;
+  const int heads = min(group, num_blocks / num_tiles - first), rest = block_idx - first * num_tiles;
   return (first + rest % heads) * num_tiles + rest / heads;
 }
 

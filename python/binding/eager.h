@@ -4,7 +4,7 @@
 
 namespace flash_attention::python {
 
-/// Adds attend(), the short way of a plain torch call, and what it needs for a gradient.
+/// Adds attend(), the fast path of a plain torch call, and what it needs for a gradient.
 void add_eager(nanobind::module_& module);
 
 }  // namespace flash_attention::python

@@ -2,7 +2,7 @@
 
 import torch
 
-from flash_attention import _core, functional, torch_autograd  # noqa: F401  (it says what the short way is)
+from flash_attention import _core, functional, torch_autograd  # noqa: F401  (it says what the fast path is)
 from flash_attention.head_dim import padded
 
 

@@ -107,7 +107,7 @@ def _apply_in_eager(function):
 _apply_attention = _apply_in_eager(Attention)
 
 
-def _take_the_short_way():
+def _enable_fast_path():
     _core.set_eager(
         tensor=torch.Tensor,
         empty_like=torch.empty_like,
@@ -132,7 +132,7 @@ def _take_the_short_way():
 
 functional.state_of_torch = _TLS
 if torch_ops.HAS_EXCHANGE:
-    _take_the_short_way()
+    _enable_fast_path()
 
 
 def _check(tensors):

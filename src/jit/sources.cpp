@@ -61,11 +61,11 @@ std::vector<SourceFile> sources_of(const std::string& name, const std::filesyste
 }
 
 std::string file_of_unit(const std::string& unit, const std::filesystem::path& kernel_dir) {
-  for (const char* ending : {".cuh", ".cu"}) {
+  for (const char* ending : {".cuh", ".cu", "/kernel.cuh"}) {
     if (text_of(unit + ending, kernel_dir)) return unit + ending;
   }
-  throw Error(ErrorCode::invalid_argument, "kernel unit '" + unit + "' does not exist: there is neither " + unit +
-                                               ".cuh nor " + unit + ".cu" +
+  throw Error(ErrorCode::invalid_argument, "kernel unit '" + unit + "' does not exist: there is no " + unit + ".cuh, " +
+                                               unit + ".cu or " + unit + "/kernel.cuh" +
                                                (kernel_dir.empty() ? "" : " in " + kernel_dir.string()));
 }
 

@@ -91,7 +91,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(num_stages);
   MEMBER(group);
   MEMBER(pair_tiles);
-  MEMBER(take_turns);
+  MEMBER(dynamic_scheduler);
   return out.done();
 }
 

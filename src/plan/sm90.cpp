@@ -99,7 +99,7 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
   const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
-  const bool take_turns = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
+  const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
   const abi::ForwardConfig config{.features = features_of(p),
                                   .head_dim = static_cast<int>(p.head_dim),
                                   .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -107,10 +107,10 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                                   .block_kv = tile.block_kv,
                                   .num_warps = (tile.block_q / 64 + 1) * 4,
                                   .num_stages = tile.num_stages,
-                                  .pair_tiles = uneven && !take_turns,
-                                  .take_turns = take_turns};
+                                  .pair_tiles = uneven && !dynamic_scheduler,
+                                  .dynamic_scheduler = dynamic_scheduler};
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
-  if (take_turns) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
+  if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   add_launch(plan,
              {.unit = "forward/sm90",

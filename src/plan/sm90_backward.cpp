@@ -73,7 +73,7 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
 
 /// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that all SMs end
 /// together. dK and dV are then summed in memory.
-int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
+int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.separate_dq || !staged) return 1;
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
@@ -92,7 +92,7 @@ int parts_of_group(const Problem& p, const DeviceInfo& device, const abi::Backwa
   return divided_until([&](std::int64_t count) { return count >= 14 * sms; });
 }
 
-/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90_shape.cuh.
+/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
 std::int64_t padded_rows(const Problem& p) { return (p.total_q + 68 * p.batch + 3) / 4 * 4; }
 
 std::int64_t reserve(Plan& plan, std::int64_t floats) {
@@ -114,7 +114,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                              .separate_dq = structure.separate_dq};
   plan.block_q = config.block_q;
   plan.block_kv = config.block_kv;
-  plan.num_splits = parts_of_group(p, device, config);
+  plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
 
   // dbias and dsink are made by the portable kernels, which take delta in the layout of lse.
@@ -132,18 +132,18 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
     plan.workspace_offsets[6] = reserve(plan, keys * ((p.head_dim_v + 31) / 32 * 32));  // dV sums
   }
 
-  // Turns: kernels/backward/sm90_turns.cuh.
+  // Turns: kernels/backward/sm90/ordered_accumulate.cuh.
   if (structure.ordered)
     plan.workspace_offsets[7] = reserve(plan, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
   const std::string source = to_source(config);
-  add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
+  add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
              std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
   if (structure.wide) {
     add_launch(plan,
-               {.unit = "backward/sm90_wide",
+               {.unit = "backward/sm90/wide",
                 .entry = "backward_sm90_wide_kernel",
                 .config = source,
                 .block = config.num_warps * 32,
@@ -152,7 +152,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   } else {
     const bool three = structure.warpgroups == 3;
     add_launch(plan,
-               {.unit = three ? "backward/sm90_three" : "backward/sm90",
+               {.unit = three ? "backward/sm90/three_warpgroups" : "backward/sm90",
                 .entry = three ? "backward_sm90_three_kernel" : "backward_sm90_kernel",
                 .config = source,
                 .block = config.num_warps * 32,
@@ -165,27 +165,27 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
     dq.num_warps = 12;
     dq.num_stages = structure.wide ? 3 : 6;
     add_launch(plan,
-               {.unit = "backward/sm90_dq",
+               {.unit = "backward/sm90/separate_dq",
                 .entry = "backward_sm90_dq_kernel",
                 .config = to_source(dq),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
   } else {
-    add_launch(plan, {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
+    add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
                row_tiles);
   }
   if (config.key_sums) {
     add_launch(plan,
-               {.unit = "backward/sm90_prepare", .entry = "backward_sm90_convert_keys", .config = source, .block = 128},
+               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = source, .block = 128},
                tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
-  // Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90_repair.cuh.
+  // Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
   if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv) {
     constexpr int warps = 4;  // each takes a tile of keys
     const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
     add_launch(plan,
-               {.unit = "backward/sm90_repair", .entry = "backward_sm90_repair", .config = source, .block = 32 * warps},
+               {.unit = "backward/sm90/repair", .entry = "backward_sm90_repair", .config = source, .block = 32 * warps},
                std::min<std::int64_t>(blocks, 8LL * device.num_sms));
   }
   if (portable_parts) {

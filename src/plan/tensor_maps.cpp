@@ -54,14 +54,14 @@ bool is_tma_rung(std::string_view kernel) {
 
 TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   TensorMaps maps;
-  if (plan.kernel == "forward/sm90" || is_tma_rung(plan.kernel)) {  // slots: Map in kernels/forward/sm90_shape.cuh
+  if (plan.kernel == "forward/sm90" || is_tma_rung(plan.kernel)) {  // slots: Map in kernels/forward/sm90/shape.cuh
     constexpr int warpgroup_rows = 64;
     maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
     maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
     maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), plan.block_kv));
     maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
-  if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90_shape.cuh
+  if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh
     constexpr int tile_rows = 64;
     maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
     maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));

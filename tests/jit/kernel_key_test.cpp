@@ -17,9 +17,9 @@ Launch example_launch() {
 }
 
 TEST(KernelKey, the_generated_unit_is_a_few_readable_lines) {
-  EXPECT_EQ(emit(make_key(example_launch(), 90), "forward/sm90.cuh"),
+  EXPECT_EQ(emit(make_key(example_launch(), 90), "forward/sm90/kernel.cuh"),
             "// forward/sm90 for sm_90a\n"
-            "#include \"forward/sm90.cuh\"\n"
+            "#include \"forward/sm90/kernel.cuh\"\n"
             "\n"
             "using namespace flash_attention;\n"
             "using namespace flash_attention::abi;\n"

@@ -143,7 +143,7 @@ TEST(Requirements, TurnsAreTakenOnlyWhereBlocksCanRememberThem) {
   for (const int num_sms : {3, 16, 132}) {
     for (std::int64_t heads = 1; heads < 60 * num_sms; heads += num_sms + 1) {
       const Plan plan = plan_of(heads, num_sms);
-      const bool turns = plan.launches[0].config.find(".take_turns = true") != std::string::npos;
+      const bool turns = plan.launches[0].config.find(".dynamic_scheduler = true") != std::string::npos;
       (turns ? with_turns : without) += 1;
       if (!turns) continue;
       ASSERT_EQ(plan.block_q, 192);

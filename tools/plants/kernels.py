@@ -73,7 +73,7 @@ PLANTS = (
     ),
     Plant(
         "packed: the sink is not in lse",
-        "kernels/forward/sm90_finish.cuh",
+        "kernels/forward/sm90/epilogue.cuh",
         "if constexpr (!features.sink) return lse;",
         "if constexpr (!features.sink || features.packed) return lse;",
         cover("forward_sm90"),
@@ -103,8 +103,8 @@ PLANTS = (
     Plant(
         "key_lengths let keys past seqused_kv be seen",
         SEQUENCE,
-        "sequence.visible_kv = larger(0, smaller(sequence.len_kv, args.key_lengths[batch_idx]));",
-        "sequence.visible_kv = larger(0, smaller(sequence.rows_kv, args.key_lengths[batch_idx]));",
+        "sequence.visible_kv = max(0, min(sequence.len_kv, args.key_lengths[batch_idx]));",
+        "sequence.visible_kv = max(0, min(sequence.rows_kv, args.key_lengths[batch_idx]));",
         ANY,
     ),
     Plant(
@@ -124,7 +124,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: ALiBi follows the diagonal of the top-left corner",
-        "kernels/forward/sm90_scores.cuh",
+        "kernels/forward/sm90/scores.cuh",
         "static_cast<float>(q + score.len_kv - score.len_q - first_key);",
         "static_cast<float>(q + score.diagonal - first_key);",
         cover("forward_sm90"),
@@ -132,7 +132,7 @@ PLANTS = (
     Plant("mask bytes other than 1 hide", SCORE, "mask[i * mask_stride + j] != 0;", "mask[i * mask_stride + j] == 1;", ANY),
     Plant(
         "forward/sm90: mask bytes other than 1 hide",
-        "kernels/forward/sm90_scores.cuh",
+        "kernels/forward/sm90/scores.cuh",
         "kv_begin + column + key_of(i)] != 0;",
         "kv_begin + column + key_of(i)] == 1;",
         cover("forward_sm90"),
@@ -140,23 +140,23 @@ PLANTS = (
     Plant(
         "a window begins one key late",
         SCORE,
-        "range.begin = larger(range.begin, i + diagonal - window_left);",
-        "range.begin = larger(range.begin, i + diagonal - window_left + 1);",
+        "range.begin = max(range.begin, i + diagonal - window_left);",
+        "range.begin = max(range.begin, i + diagonal - window_left + 1);",
         ANY,
     ),
     Plant(
         "a window ends one key early",
         SCORE,
-        "range.end = smaller(range.end, i + diagonal + window_right + 1);",
-        "range.end = smaller(range.end, i + diagonal + window_right);",
+        "range.end = min(range.end, i + diagonal + window_right + 1);",
+        "range.end = min(range.end, i + diagonal + window_right);",
         ANY,
     ),
     Plant(
         "the last tile of a window is not visited",
         SCORE,
-        "end = smaller(end, q_last + diagonal + window_right + 1);\n"
+        "end = min(end, q_last + diagonal + window_right + 1);\n"
         "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
-        "end = smaller(end, q_last + diagonal + window_right);\n"
+        "end = min(end, q_last + diagonal + window_right);\n"
         "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
         ANY,
     ),
@@ -169,14 +169,14 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: the right edge of a window is one key short",
-        "kernels/forward/sm90_scores.cuh",
-        "last = tile::smaller(last, q + score.diagonal + score.window_right + 1);",
-        "last = tile::smaller(last, q + score.diagonal + score.window_right);",
+        "kernels/forward/sm90/scores.cuh",
+        "last = tile::min(last, q + score.diagonal + score.window_right + 1);",
+        "last = tile::min(last, q + score.diagonal + score.window_right);",
         cover("forward_sm90"),
     ),
     Plant(
         "forward/sm90: the left edge of a window is one key late",
-        "kernels/forward/sm90_scores.cuh",
+        "kernels/forward/sm90/scores.cuh",
         "first = q + score.diagonal - score.window_left;",
         "first = q + score.diagonal - score.window_left + 1;",
         cover("forward_sm90"),
@@ -206,7 +206,7 @@ PLANTS = (
     # Rows that see nothing, and rows that are done again
     Plant(
         "forward/sm90: lse of an empty row is 0",
-        "kernels/forward/sm90_finish.cuh",
+        "kernels/forward/sm90/epilogue.cuh",
         "const float lse = empty ? -tile::infinity :",
         "const float lse = empty ? 0.0f :",
         cover("forward_sm90"),
@@ -220,7 +220,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: rows that overflow are not done again",
-        "kernels/forward/sm90_finish.cuh",
+        "kernels/forward/sm90/epilogue.cuh",
         "(sum[r] >= 0.5f && sum[r] < highest_sum);",
         "(sum[r] >= 0.5f && sum[r] < tile::infinity);",
         cover("forward_sm90"),
@@ -228,9 +228,9 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: a repeated tile begins in the other phase",
-        "kernels/forward/sm90.cuh",
-        "      if (ptx::shuffle(shared.last_pass, 0) <= pass) break;\n",
-        "      if (ptx::shuffle(shared.last_pass, 0) <= pass) break;\n      wg.num_blocks += S::stages;\n",
+        "kernels/forward/sm90/kernel.cuh",
+        "      if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;\n",
+        "      if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;\n      wg.num_blocks += S::stages;\n",
         cover("forward_sm90"),
     ),
     # Dropout
@@ -250,7 +250,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: dropout counts the columns of a block from the wrong one on",
-        "kernels/forward/sm90_scores.cuh",
+        "kernels/forward/sm90/scores.cuh",
         "draw.dropout.words(draw.rows, draw.columns + i / 2);",
         "draw.dropout.words(draw.rows, draw.columns + i / 4);",
         cover("forward_sm90"),

@@ -23,7 +23,7 @@ TEST(ForwardSm90Schedule, NoTileIsLostWhereABlockHasMoreTurnsThanMarks) {
                .causal = true,
                .alignment = Alignment::top_left};
   const Plan plan = make_plan(c.problem, Pass::forward, device_info(hopper), "forward/sm90");
-  ASSERT_NE(plan.launches.at(0).config.find(".take_turns = true"), std::string::npos) << plan.launches[0].config;
+  ASSERT_NE(plan.launches.at(0).config.find(".dynamic_scheduler = true"), std::string::npos) << plan.launches[0].config;
   ASSERT_EQ(plan.launches[0].grid[0], 2);
   emulator::set_seed(1);
   check(c, {.device = hopper, .kernel = "forward/sm90", .pass = Pass::forward});

@@ -2,7 +2,7 @@
 
 // What a warpgroup of forward/sm90 that attends is made of: its place in the block, its turns, its products.
 
-#include "forward/sm90_scores.cuh"
+#include "forward/sm90/scores.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix.cuh"
@@ -11,16 +11,17 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// A descriptor in two words: moving its start changes the low one, without a carry. Without votes (Shape) the low word
-/// comes by a shuffle, so that the compiler knows it for the same in all lanes and works with it in uniform registers.
-template <bool votes>
+/// A descriptor in two words: moving its start changes the low one, without a carry. Without uniform_by_vote (Shape) the
+/// low word comes by a shuffle, so that the compiler knows it for the same in all lanes and works with it in uniform
+/// registers.
+template <bool uniform_by_vote>
 struct Descriptor {
   unsigned low;
   unsigned high;
 
   __device__ __forceinline__ Descriptor(const void* tile, int leading, int stride) {
     const unsigned long long whole = ptx::wgmma_descriptor(tile, leading, stride);
-    low = votes ? static_cast<unsigned>(whole) : ptx::shuffle(static_cast<unsigned>(whole), 0);
+    low = uniform_by_vote ? static_cast<unsigned>(whole) : ptx::shuffle(static_cast<unsigned>(whole), 0);
     high = static_cast<unsigned>(whole >> 32);
   }
   /// So many bytes later.
@@ -47,8 +48,8 @@ struct Output {
 template <ForwardConfig config>
 struct Warpgroup {
   using S = Shape<config>;
-  using ScoreTile = typename Scores<config>::Tile;
-  using PackedTile = typename Scores<config>::Packed;
+  using ScoreTile = typename ScoreMath<config>::Tile;
+  using PackedTile = typename ScoreMath<config>::Packed;
   using OutputTile = typename Output<config>::Tile;
   using QueryTile = unsigned[S::holds_queries ? S::steps_qk : 1][4];  // Q as the A operand, where it is held
 
@@ -59,14 +60,14 @@ struct Warpgroup {
   int num_tiles = 0;        // finished so far
   unsigned num_blocks = 0;  // K blocks whose scores have been computed; V follows one behind
 
-  /// What all lanes of a warp agree on. Without votes (Shape) a shuffle tells the compiler so: loops over blocks count in
-  /// uniform registers only then, and wgmma takes its descriptors from those.
-  __device__ __forceinline__ static int uniform(int x) { return S::votes ? x : ptx::shuffle(x, 0); }
+  /// What all lanes of a warp agree on. Without uniform_by_vote (Shape) a shuffle tells the compiler so: loops over blocks
+  /// count in uniform registers only then, and wgmma takes its descriptors from those.
+  __device__ __forceinline__ static int uniform(int x) { return S::uniform_by_vote ? x : ptx::shuffle(x, 0); }
 
   /// The current tile. It is read from shared memory when it is needed, and neither it nor its address is kept in
   /// registers.
   __device__ __forceinline__ const Tile& stored_tile() const {
-    return shared.tiles[ptx::registers_fresh(num_tiles) % tile_slots];
+    return shared.tiles[ptx::registers_fresh(num_tiles) % tile_stages];
   }
   /// The same, with what loops and branches depend on known to be uniform.
   __device__ __forceinline__ Tile tile() const {
@@ -88,14 +89,16 @@ struct Warpgroup {
             .end = uniform(seen.end)};
   }
   __device__ __forceinline__ Work work() const { return static_cast<Work>(uniform(static_cast<int>(stored_tile().work))); }
-  __device__ __forceinline__ Pass pass() const { return static_cast<Pass>(uniform(static_cast<int>(stored_tile().pass))); }
+  __device__ __forceinline__ Attempt attempt() const {
+    return static_cast<Attempt>(uniform(static_cast<int>(stored_tile().attempt)));
+  }
   __device__ __forceinline__ bool visited_interior() const {
     const Blocks& seen = stored_tile().seen[warpgroup];
     return seen.interior_begin < seen.interior_end;
   }
-  __device__ __forceinline__ Turn<S::q_stages> q_turn() const { return Turn<S::q_stages>(num_tiles); }
+  __device__ __forceinline__ PipelineState<S::q_stages> q_state() const { return PipelineState<S::q_stages>(num_tiles); }
 
-  __device__ __forceinline__ Scores<config> scores_of(const Tile& tile) const {
+  __device__ __forceinline__ ScoreMath<config> scores_of(const Tile& tile) const {
     const int t = ptx::registers_fresh(thread);
     return {args, tile, tile.q_begin + warpgroup * wg_rows + t / 32 * 16, t % 32};
   }
@@ -103,23 +106,23 @@ struct Warpgroup {
   // -- turns ------------------------------------------------------------------------------------------------------------
 
   /// Waits until the warpgroup before this one has issued its products. One alone need not take turns.
-  __device__ __forceinline__ void take_turn() const {
-    if constexpr (S::takes_turns) ptx::barrier_sync(barrier_turn + warpgroup, 2 * wg_threads);
+  __device__ __forceinline__ void pingpong_wait() const {
+    if constexpr (S::pingpong) ptx::barrier_sync(barrier_pingpong + warpgroup, 2 * wg_threads);
   }
   /// A turn makes the whole warpgroup meet; where there are none, this does.
-  __device__ __forceinline__ void meet_before_turn() const {
-    if constexpr (!S::takes_turns) ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);
+  __device__ __forceinline__ void sync_without_pingpong() const {
+    if constexpr (!S::pingpong) ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);
   }
-  __device__ __forceinline__ void pass_turn() const {
+  __device__ __forceinline__ void pingpong_signal() const {
     const int next = warpgroup + 1 == S::warpgroups ? 0 : warpgroup + 1;
-    if constexpr (S::takes_turns) ptx::barrier_arrive(barrier_turn + next, 2 * wg_threads);
+    if constexpr (S::pingpong) ptx::barrier_arrive(barrier_pingpong + next, 2 * wg_threads);
   }
   /// Before the first tile the turn is with warpgroup 0; after the last it takes it back, so that no arrival is left over.
-  __device__ __forceinline__ void begin_turns() const {
-    if (warpgroup == S::warpgroups - 1) pass_turn();
+  __device__ __forceinline__ void pingpong_begin() const {
+    if (warpgroup == S::warpgroups - 1) pingpong_signal();
   }
-  __device__ __forceinline__ void end_turns() const {
-    if (warpgroup == 0) take_turn();
+  __device__ __forceinline__ void pingpong_end() const {
+    if (warpgroup == 0) pingpong_wait();
   }
 
   // -- products ---------------------------------------------------------------------------------------------------------
@@ -133,15 +136,15 @@ struct Warpgroup {
       for (int step = 0; step < S::steps_qk; ++step) {
         const unsigned piece = (step % 4 * 2 + t / 16 % 2) ^ row % 8;
         ptx::ldmatrix_x4(queries[step],
-                         ptx::shared_address(shared.Q[q_turn().slot][warpgroup][step / 4]) + row * 128 + piece * 16);
+                         ptx::shared_address(shared.Q[q_state().stage][warpgroup][step / 4]) + row * 128 + piece * 16);
       }
     }
   }
 
   /// Issues scores = Q K^T.
-  __device__ __forceinline__ void issue_scores(ScoreTile& scores, const QueryTile& queries, int k_slot) const {
-    const Descriptor<S::votes> Q(shared.Q[q_turn().slot][warpgroup], 0, 1024);
-    const Descriptor<S::votes> K(shared.K[k_slot], 0, 1024);
+  __device__ __forceinline__ void issue_scores(ScoreTile& scores, const QueryTile& queries, int k_stage) const {
+    const Descriptor<S::uniform_by_vote> Q(shared.Q[q_state().stage][warpgroup], 0, 1024);
+    const Descriptor<S::uniform_by_vote> K(shared.K[k_stage], 0, 1024);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
     for (int step = 0; step < S::steps_qk; ++step) {
@@ -158,8 +161,8 @@ struct Warpgroup {
   }
 
   /// Issues O += P V, or O = P V.
-  __device__ __forceinline__ void issue_output(OutputTile& O, const PackedTile& P, int v_slot, bool accumulate) const {
-    const Descriptor<S::votes> V(shared.V[v_slot], S::block_kv * 128, 1024);
+  __device__ __forceinline__ void issue_output(OutputTile& O, const PackedTile& P, int v_stage, bool accumulate) const {
+    const Descriptor<S::uniform_by_vote> V(shared.V[v_stage], S::block_kv * 128, 1024);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < S::steps_pv; ++step) {
@@ -168,18 +171,18 @@ struct Warpgroup {
     ptx::wgmma_commit();
   }
 
-  /// The products that read a slot are complete: the loading warp may fill it again.
+  /// The products that read a stage are complete: the loading warp may fill it again.
   __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
     if (thread == 0) ptx::mbarrier_arrive(free);
   }
   /// Q has been read.
-  __device__ __forceinline__ void release_queries() const { release(shared.Q_free[q_turn().slot][warpgroup]); }
+  __device__ __forceinline__ void release_queries() const { release(shared.Q_empty[q_state().stage][warpgroup]); }
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
   /// multiplied by `correction`.
-  __device__ __forceinline__ void softmax_edge(const Scores<config>& math, int block, ScoreTile& scores, RowState& rows,
+  __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
                                                float (&correction)[2]) const {
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {

@@ -13,7 +13,7 @@
 // Where the heads of a group are divided between tasks, each 16 keys (those of a warp) have such a number for dK and dV:
 // the part of the group whose turn it is, from the first one on.
 
-#include "backward/sm90_shape.cuh"
+#include "backward/sm90/shape.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/tma.cuh"
@@ -23,12 +23,12 @@ namespace flash_attention::backward_sm90 {
 constexpr int warp_keys = 16;
 
 /// The turn of a query tile; `padded` is its first row in the padded layout, where tiles are at least 64 rows apart.
-__device__ __forceinline__ unsigned* turn_of_queries(const AttentionArgs& args, long long padded) {
-  return workspace<unsigned>(args, workspace_turns) + padded / tile_rows;
+__device__ __forceinline__ unsigned* dq_order_of(const AttentionArgs& args, long long padded) {
+  return workspace<unsigned>(args, workspace_order) + padded / tile_rows;
 }
 /// The turn of a warp's keys; `padded` is the first of them (padded_key). They follow the turns of the query tiles.
-__device__ __forceinline__ unsigned* turn_of_keys(const AttentionArgs& args, long long padded) {
-  return turn_of_queries(args, padded_rows(args) * args.heads_q) + 1 + padded / warp_keys;
+__device__ __forceinline__ unsigned* dkv_order_of(const AttentionArgs& args, long long padded) {
+  return dq_order_of(args, padded_rows(args) * args.heads_q) + 1 + padded / warp_keys;
 }
 
 /// The tile of keys that adds to dQ of a query tile before all others.
@@ -40,22 +40,22 @@ __device__ __forceinline__ unsigned first_key_tile(const AttentionArgs& args, co
 }
 
 /// A bit of a turn: nobody has added yet. The first one stores, so that the sums need not be zeros.
-constexpr unsigned nobody_yet = 1u << 31;
+constexpr unsigned none_accumulated = 1u << 31;
 
 /// The thread that is going to add, by copies: all who come before it have added. Returns whether there are any.
-__device__ __forceinline__ bool await_turn(const unsigned* turn, unsigned mine) {
+__device__ __forceinline__ bool wait_for_order(const unsigned* order, unsigned mine) {
   unsigned now;
   do {
-    now = ptx::load_acquire(turn);
-  } while ((now & ~nobody_yet) != mine);
+    now = ptx::load_acquire(order);
+  } while ((now & ~none_accumulated) != mine);
   ptx::fence_async_global();  // what they did before the copies
   return now == mine;
 }
 /// The thread that has added: when its copies have arrived, it is the next one's turn.
-__device__ __forceinline__ void end_turn(unsigned* turn, unsigned next) {
+__device__ __forceinline__ void signal_next(unsigned* order, unsigned next) {
   ptx::bulk_wait<0>();
   ptx::fence_async_global();  // the copies before what others do
-  ptx::store_release(turn, next);
+  ptx::store_release(order, next);
 }
 
 }  // namespace flash_attention::backward_sm90

@@ -10,7 +10,7 @@
 //
 // The warpgroups take turns to issue products (ping-pong): while one does softmax, another's products run.
 
-#include "forward/sm90_warpgroup.cuh"
+#include "forward/sm90/consumer.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -18,51 +18,51 @@ namespace flash_attention::forward_sm90 {
 /// The block of V with the end of the visible keys: its other rows may hold NaN, which a probability of 0 does not
 /// silence. Every warpgroup writes the same zeros, before its own products read them.
 template <ForwardConfig config>
-__device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, Turn<Shape<config>::stages> v,
+__device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, PipelineState<Shape<config>::stages> v,
                                                   int visible_rows) {
   using S = Shape<config>;
   if constexpr (S::hidden_rows) {
     if (visible_rows >= S::block_kv) return;
     ptx::path<"forward/sm90 hidden rows of V">();
-    ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V has landed
+    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
     const int pieces = (S::block_kv - visible_rows) * 8;     // of 16 bytes, in each chunk
     for (int i = wg.thread; i < pieces * S::chunks_v; i += wg_threads) {
       const int chunk = i / pieces, piece = i - chunk * pieces;
-      const unsigned address = ptx::shared_address(wg.shared.V[v.slot][chunk]) + visible_rows * 128 + piece * 16;
+      const unsigned address = ptx::shared_address(wg.shared.V[v.stage][chunk]) + visible_rows * 128 + piece * 16;
       ptx::store_shared(address, ptx::Vector<unsigned, 4>{});
     }
-    ptx::fence_async_shared();  // the zeros before the products' reads
-    wg.meet_before_turn();      // those of the whole warpgroup
+    ptx::fence_async_shared();   // the zeros before the products' reads
+    wg.sync_without_pingpong();  // those of the whole warpgroup
   }
 }
 
 /// Blocks that only other warpgroups see. The turns go round all the same. V is asked for after K, but copies land in any
-/// order: a slot that is freed while its K is still under way lets the next wait for that slot return at once.
+/// order: a stage that is freed while its K is still under way lets the next wait for that stage return at once.
 template <ForwardConfig config>
-__device__ __forceinline__ void pass_over(Warpgroup<config>& wg, int blocks) {
+__device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
   using S = Shape<config>;
 #pragma unroll 1
   for (; blocks > 0; --blocks) {
     ptx::path<"forward/sm90 skipped block">();
-    const Turn<S::stages> kv(wg.num_blocks++);
-    ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);
-    ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);
-    wg.meet_before_turn();  // no warp has missed a phase
-    wg.take_turn();
-    wg.pass_turn();
-    wg.release(wg.shared.K_free[kv.slot]);
-    wg.release(wg.shared.V_free[kv.slot]);
+    const PipelineState<S::stages> kv(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);
+    ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);
+    wg.sync_without_pingpong();  // no warp has missed a phase
+    wg.pingpong_wait();
+    wg.pingpong_signal();
+    wg.release(wg.shared.K_empty[kv.stage]);
+    wg.release(wg.shared.V_empty[kv.stage]);
   }
 }
 
 /// An edge block tests every score and raises the maximum. An interior block keeps the maximum as a reference:
-/// probabilities may then pass 1, which costs no precision, and Finisher finds out whether they have passed what the types
-/// can hold. After the interior, scores are tested and the maximum is kept.
+/// probabilities may then attempt 1, which costs no precision, and Epilogue finds out whether they have passed what the
+/// types can hold. After the interior, scores are tested and the maximum is kept.
 enum class Visit { edge, interior, late_edge };
 
-/// A warpgroup's way through the blocks of a tile, in Pass::reference and Pass::running.
+/// A warpgroup's way through the blocks of a tile, in Attempt::fixed_max and Attempt::online_max.
 template <ForwardConfig config>
-struct Sweep {
+struct KvLoop {
   using S = Shape<config>;
 
   Warpgroup<config>& wg;
@@ -75,22 +75,22 @@ struct Sweep {
   __device__ __forceinline__ void run() {
     const Tile tile = wg.tile();
     const Blocks seen = wg.blocks();
-    const Scores<config> math = wg.scores_of(tile);
+    const ScoreMath<config> math = wg.scores_of(tile);
     wg.load_queries(queries);
-    if constexpr (S::holds_queries) wg.meet_before_turn();  // all have read Q before one thread releases it
-    pass_over(wg, seen.begin);
+    if constexpr (S::holds_queries) wg.sync_without_pingpong();  // all have read Q before one thread releases it
+    skip_blocks(wg, seen.begin);
     begin(tile, math, block_at<config>(tile, seen.begin));
     visit_others(tile, seen, math);
     wg.release_queries();
     end(math, block_at<config>(tile, seen.end - 1));
-    pass_over(wg, tile.blocks - seen.end);
+    skip_blocks(wg, tile.blocks - seen.end);
   }
 
  private:
   /// All blocks but the first, whose probabilities are in P.
-  __device__ __forceinline__ void visit_others(const Tile& tile, const Blocks& seen, const Scores<config>& math) {
+  __device__ __forceinline__ void visit_others(const Tile& tile, const Blocks& seen, const ScoreMath<config>& math) {
     int n = seen.begin + 1;
-    // With a mask tensor, and in Pass::running, there is no interior: all is edge.
+    // With a mask tensor, and in Attempt::online_max, there is no interior: all is edge.
 #pragma unroll 1
     for (; n < seen.interior_begin; ++n) visit<Visit::edge>(tile, math, block_at<config>(tile, n));
     if constexpr (!config.features.mask) {
@@ -104,16 +104,16 @@ struct Sweep {
   }
 
   /// The scores of a tile's first block.
-  __device__ __forceinline__ void begin(const Tile& tile, const Scores<config>& math, int block) {
-    const Turn<S::stages> k(wg.num_blocks++);
-    ptx::mbarrier_wait(wg.shared.K_full[k.slot], k.parity);  // K has landed
-    wg.take_turn();
-    wg.issue_scores(scores, queries, k.slot);
-    wg.pass_turn();
+  __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block) {
+    const PipelineState<S::stages> k(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    wg.pingpong_wait();
+    wg.issue_scores(scores, queries, k.stage);
+    wg.pingpong_signal();
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
-    wg.release(wg.shared.K_free[k.slot]);
+    wg.release(wg.shared.K_empty[k.stage]);
     float correction[2];
     wg.softmax_edge(math, block, scores, out.rows, correction);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
@@ -124,28 +124,28 @@ struct Sweep {
 
   /// One block: its scores, the output of the block before, its softmax.
   template <Visit kind>
-  __device__ __forceinline__ void visit(const Tile& tile, const Scores<config>& math, int block) {
-    const Turn<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
+  __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block) {
+    const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
     float correction[2];
-    ptx::mbarrier_wait(wg.shared.K_full[k.slot], k.parity);  // K has landed
-    wg.take_turn();
-    wg.issue_scores(scores, queries, k.slot);
-    ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V of the block before has landed
-    wg.issue_output(out.O, P, v.slot, accumulate);
-    wg.pass_turn();
+    ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    wg.pingpong_wait();
+    wg.issue_scores(scores, queries, k.stage);
+    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
+    wg.issue_output(out.O, P, v.stage, accumulate);
+    wg.pingpong_signal();
     accumulate = true;
     ++wg.num_blocks;
     const auto draw = math.draw(wg.args, tile, block * S::block_kv);
     ptx::wgmma_wait<1>();  // the scores are there; P V may still run
     ptx::wgmma_pin(scores);
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
-    wg.release(wg.shared.K_free[k.slot]);
+    wg.release(wg.shared.K_empty[k.stage]);
     if constexpr (kind == Visit::edge) {
       ptx::path<"forward/sm90 edge block">();
       wg.softmax_edge(math, block, scores, out.rows, correction);
     } else if constexpr (kind == Visit::interior) {
       ptx::path<"forward/sm90 inner block">();
-      math.weigh(scores, block * S::block_kv, out.rows.max, out.rows.sum);
+      math.probability_of(scores, block * S::block_kv, out.rows.max, out.rows.sum);
     } else {
       ptx::path<"forward/sm90 late edge block">();
       math.template modify_and_mask<!S::forwards>(scores, block * S::block_kv);
@@ -155,23 +155,23 @@ struct Sweep {
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);
-    wg.release(wg.shared.V_free[v.slot]);
+    wg.release(wg.shared.V_empty[v.stage]);
     if constexpr (kind == Visit::edge) wg.correct(out.O, correction);
     math.pack(scores, P);
     ptx::wgmma_pin(P);
   }
 
   /// The output of the last block.
-  __device__ __forceinline__ void end(const Scores<config>& math, int block) {
-    const Turn<S::stages> v(wg.num_blocks - 1);
-    ptx::mbarrier_wait(wg.shared.V_full[v.slot], v.parity);  // V has landed
+  __device__ __forceinline__ void end(const ScoreMath<config>& math, int block) {
+    const PipelineState<S::stages> v(wg.num_blocks - 1);
+    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
     if constexpr (S::forwards) clear_hidden_rows(wg, v, math.score.visible_kv - block * S::block_kv);
-    wg.take_turn();
-    wg.issue_output(out.O, P, v.slot, accumulate);
-    wg.pass_turn();
+    wg.pingpong_wait();
+    wg.issue_output(out.O, P, v.stage, accumulate);
+    wg.pingpong_signal();
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(out.O);
-    wg.release(wg.shared.V_free[v.slot]);
+    wg.release(wg.shared.V_empty[v.stage]);
   }
 };
 

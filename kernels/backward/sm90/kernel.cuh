@@ -14,12 +14,13 @@
 //
 // Taking turns with dQ lets the others run ahead: the warpgroups drift apart, and one's exponentials hide under another's
 // products. dK and dV of a key head are complete in the block: grouped queries need no sums across blocks.
-// Where dQ must have the same bits in every run, or the head is too wide, backward/sm90_dq.cuh computes it instead.
+// Where dQ must have the same bits in every run, or the head is too wide, backward/sm90/separate_dq.cuh computes it
+// instead.
 
-#include "backward/sm90_prepare.cuh"
-#include "backward/sm90_products.cuh"
-#include "backward/sm90_scores.cuh"
-#include "backward/sm90_walk.cuh"
+#include "backward/sm90/prepare.cuh"
+#include "backward/sm90/producer.cuh"
+#include "backward/sm90/products.cuh"
+#include "backward/sm90/scores.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix_store.cuh"
@@ -45,14 +46,14 @@ struct alignas(1024) SharedStorage {
   float dQ[config.separate_dq ? 1 : S::warpgroups][4][config.separate_dq ? 4 : 16 * S::width];  // on their way to memory
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
-  ptx::Mbarrier full[S::stages], free[S::stages], KV_full, KV_free;
-  ptx::Mbarrier dS_free[S::warpgroups];                          // of three warpgroups
-  ptx::Mbarrier dQ_full[S::warpgroups], dQ_free[S::warpgroups];  // between them and their senders
+  ptx::Mbarrier full[S::stages], empty[S::stages], KV_full, KV_empty;
+  ptx::Mbarrier dS_empty[S::warpgroups];                          // of three warpgroups
+  ptx::Mbarrier dQ_full[S::warpgroups], dQ_empty[S::warpgroups];  // between them and their senders
   int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
   unsigned num_blocks;         // of the grid; here for the loading warp, which has no register for it
   Step step[steps_kept];
-  unsigned bad_lanes[S::warpgroups][4];  // keys with a NaN or Inf, of each warp: two bits for each
-  Walk<config> walk[walks_kept];         // here, not in registers, which are short
+  unsigned nonfinite_lanes[S::warpgroups][4];   // keys with a NaN or Inf, of each warp: two bits for each
+  WorkTile<config> work_tile[work_tiles_kept];  // here, not in registers, which are short
 };
 
 /// Named barriers; the last two are followed by one for each warpgroup.
@@ -72,15 +73,15 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
     const long long padded = step.padded;
     const unsigned key_tile = step.key_tile;
     float* const sums = workspace<float>(args, workspace_dQ) + padded * width;
-    if (!Shape<config>::ordered || await_turn(turn_of_queries(args, padded), key_tile)) {
+    if (!Shape<config>::ordered || wait_for_order(dq_order_of(args, padded), key_tile)) {
       ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);
     } else {
       ptx::bulk_store(sums, shared.dQ[warpgroup], tile_rows * width * 4);
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
-    ptx::mbarrier_arrive(shared.dQ_free[warpgroup]);
-    if constexpr (Shape<config>::ordered) end_turn(turn_of_queries(args, padded), key_tile - 1);
+    ptx::mbarrier_arrive(shared.dQ_empty[warpgroup]);
+    if constexpr (Shape<config>::ordered) signal_next(dq_order_of(args, padded), key_tile - 1);
   }
 }
 
@@ -92,21 +93,21 @@ struct Nothing {
 template <BackwardConfig config>
 struct Worker {
   using S = Shape<config>;
-  using Math = Scores<config, Rows::keys, tile_rows>;
+  using Math = ScoreMath<config, Rows::keys, tile_rows>;
   static constexpr Type type = S::type;
 
   /// The steps of a task differ in what is seen of them.
   static constexpr bool uneven =
-      config.features.window_left || config.features.window_right || config.features.mask || S::foreign_rows;
+      config.features.window_left || config.features.window_right || config.features.mask || S::next_sequence_rows;
 
   /// Statistics are read under the products before them.
-  static constexpr bool early_statistics = !S::lean;
+  static constexpr bool early_statistics = !S::serial_dP;
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   const int warpgroup;
   const int thread;  // in the warpgroup
-  int walk_idx = 0;
+  int work_tile_idx = 0;
 
   // Of the task: the same in all lanes of a warp, which the compiler knows (they came through a shuffle), so that it keeps
   // them in uniform registers. A load from shared memory takes long under the products' reads.
@@ -114,8 +115,10 @@ struct Worker {
   unsigned owned = 0;  // steps the warpgroup has owned in the tasks before
   bool edge = false;   // the warpgroup does not see everything of any step
 
-  __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }
-  __device__ __forceinline__ const Task<config>& task() const { return walk().task; }
+  __device__ __forceinline__ const WorkTile<config>& work_tile() const {
+    return shared.work_tile[work_tile_idx % work_tiles_kept];
+  }
+  __device__ __forceinline__ const Task<config>& task() const { return work_tile().task; }
 
   /// The thread, asked for anew: nothing made of it stays in registers.
   __device__ __forceinline__ static int fresh_thread() {
@@ -128,8 +131,8 @@ struct Worker {
   // -- keys that must not be multiplied ---------------------------------------------------------------------------------
 
   /// Zeroes the rows of K that no query may see, and rows with a NaN or Inf: dQ = dS K would multiply them by the zeros of
-  /// hidden scores. What a bad key does to the queries that see it, Scores does (bad_row).
-  __device__ __forceinline__ void clean_keys() {
+  /// hidden scores. What a bad key does to the queries that see it, ScoreMath does (nonfinite_row).
+  __device__ __forceinline__ void zero_nonfinite_keys() {
     const int thread = fresh_thread();
     const int row = thread / 2;  // two threads share a row
     const bool hidden = task().kv_begin + warpgroup * tile_rows + row >= task().sequence.visible_kv;
@@ -144,8 +147,8 @@ struct Worker {
         for (int x = 0; x < 4; ++x) bits |= not_finite<type>(words[x]);
       }
     }
-    const unsigned bad_lanes = ptx::ballot(bits != 0);
-    if (hidden || (bad_lanes >> (thread % 32 & ~1) & 3) != 0) {
+    const unsigned nonfinite_lanes = ptx::ballot(bits != 0);
+    if (hidden || (nonfinite_lanes >> (thread % 32 & ~1) & 3) != 0) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
@@ -155,7 +158,7 @@ struct Worker {
       }
     }
     ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: tell_owner has one, too
-    if (thread % 32 == 0) shared.bad_lanes[warpgroup][thread / 32] = bad_lanes;
+    if (thread % 32 == 0) shared.nonfinite_lanes[warpgroup][thread / 32] = nonfinite_lanes;
     // The owner of a step multiplies the keys of all warpgroups.
     ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
   }
@@ -195,7 +198,7 @@ struct Worker {
 
   /// The warpgroup that makes dQ of a step.
   __device__ __forceinline__ int owner_of(unsigned step) const {
-    return static_cast<int>((S::passes_first ? step - first_step : step) % S::warpgroups);
+    return static_cast<int>((S::skips_first_step ? step - first_step : step) % S::warpgroups);
   }
 
   /// Gives this warpgroup's dS of a step to the step's owner.
@@ -259,12 +262,12 @@ struct Worker {
 
   /// Of how many steps before this one the warpgroup was the owner, in all tasks.
   __device__ __forceinline__ unsigned owned_before(unsigned step) const {
-    if constexpr (S::passes_first) return owned + (step - first_step + 1 - warpgroup) / 2;
+    if constexpr (S::skips_first_step) return owned + (step - first_step + 1 - warpgroup) / 2;
     return (step + S::warpgroups - 1 - warpgroup) / S::warpgroups;
   }
   /// dQ of the steps it owned before this one has left the staging buffer.
   __device__ __forceinline__ void await_sender(unsigned step) const {
-    ptx::mbarrier_wait(shared.dQ_free[warpgroup], owned_before(step) % 2 ^ 1);
+    ptx::mbarrier_wait(shared.dQ_empty[warpgroup], owned_before(step) % 2 ^ 1);
   }
   /// dQ of a step has been staged.
   __device__ __forceinline__ void tell_sender(int step) const {
@@ -286,7 +289,7 @@ struct Worker {
   }
   /// This warpgroup is done with K and V of the task.
   __device__ __forceinline__ void release_keys() const {
-    if (leads()) ptx::mbarrier_arrive(shared.KV_free);
+    if (leads()) ptx::mbarrier_arrive(shared.KV_empty);
   }
 
   /// dQ of a step of which this warpgroup is the owner.
@@ -312,9 +315,9 @@ struct Worker {
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (;; ++walk_idx) {
-      ptx::mbarrier_wait(shared.KV_full, walk_idx % 2);  // K and V have landed
-      if (!walk().exists) break;
+    for (;; ++work_tile_idx) {
+      ptx::mbarrier_wait(shared.KV_full, work_tile_idx % 2);  // K and V have landed
+      if (!work_tile().exists) break;
       run_task();
     }
     dismiss_sender();
@@ -322,11 +325,11 @@ struct Worker {
 
   __device__ __forceinline__ void begin_task() {
     const int seen = task().sequence.visible_kv - task().kv_begin - warpgroup * tile_rows;
-    const bool bad = !config.separate_dq && shared.bad_lanes[warpgroup][thread / 32] != 0;
+    const bool bad = !config.separate_dq && shared.nonfinite_lanes[warpgroup][thread / 32] != 0;
     edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
-    first_step = ptx::shuffle(walk().first_step, 0);
-    end_step = ptx::shuffle(walk().end_step, 0);
-    if constexpr (S::passes_first) owned = ptx::shuffle(walk().owned[warpgroup], 0);
+    first_step = ptx::shuffle(work_tile().first_step, 0);
+    end_step = ptx::shuffle(work_tile().end_step, 0);
+    if constexpr (S::skips_first_step) owned = ptx::shuffle(work_tile().owned[warpgroup], 0);
   }
 
   using Tile = typename Math::Tile;
@@ -338,32 +341,32 @@ struct Worker {
   float dK[S::width / 2], dV[S::width_v / 2];
 
   __device__ __forceinline__ void await_step(unsigned step) const {
-    const Turn<S::stages> turn(step);
-    ptx::mbarrier_wait(shared.full[turn.slot], turn.parity);  // Q, dO and the statistics have landed
+    const PipelineState<S::stages> state(step);
+    ptx::mbarrier_wait(shared.full[state.stage], state.phase);  // Q, dO and the statistics have landed
   }
 
   /// The step has been waited for; now S is on its way.
   __device__ __forceinline__ void begin_S(unsigned step, Tile& St) const {
-    const Turn<S::stages> turn(step);
-    if constexpr (S::foreign_rows) {
+    const PipelineState<S::stages> state(step);
+    if constexpr (S::next_sequence_rows) {
       const int used_rows = task().sequence.len_q - shared.step[step % steps_kept].q_begin;
-      clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, used_rows);
-      clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, used_rows);
+      clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread, used_rows);
+      clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread, used_rows);
     }
     ptx::wgmma_fence();  // the registers of S have been used for other things
-    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[turn.slot], ptx::registers_fresh(0));
+    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[state.stage], ptx::registers_fresh(0));
   }
 
   /// From S, which is on its way, to dS; then dV is on its way.
   __device__ __forceinline__ void make_operands(unsigned step, Tile& St, Operands& operands) {
-    const Turn<S::stages> turn(step);
+    const PipelineState<S::stages> state(step);
     const Step& here = shared.step[step % steps_kept];
     const int fresh = ptx::registers_fresh(0), thread = fresh_thread(), lane = thread % 32;
     auto& [P, dS] = operands;
     Tile dPt;
     const auto begin_dP = [&] {
       ptx::wgmma_fence();  // the registers of dP have been used for other things
-      issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[turn.slot], fresh);
+      issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[state.stage], fresh);
     };
     const auto pair_of = [&](const float(&values)[tile_rows], int group) {
       return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
@@ -375,7 +378,7 @@ struct Worker {
     const tile::Score<config.features> score(args, sequence, here.head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
     // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
-    const unsigned bad_lanes = config.separate_dq || !edge ? 0 : shared.bad_lanes[warpgroup][thread / 32];
+    const unsigned nonfinite_lanes = config.separate_dq || !edge ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
     const Math math{score,
                     dropout,
                     score.unit_scale() * tile::log2_e,
@@ -384,33 +387,33 @@ struct Worker {
                     16 * (thread / 32) + lane / 4,
                     2 * (lane % 4),
                     edge || (uneven && (here.edge >> warpgroup & 1) != 0),
-                    {(bad_lanes >> 2 * (lane / 4) & 3) != 0, (bad_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
+                    {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
     typename Math::Marks marks;
     typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
     if constexpr (early_statistics) {
 #pragma unroll
-      for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[turn.slot], group);
+      for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[state.stage], group);
       begin_dP();
     }
 
-    ptx::wgmma_wait<S::lean ? 0 : 1>();  // S is there; dP may still run
+    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is there; dP may still run
     ptx::wgmma_pin(St);
     math.probabilities(
-        St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[turn.slot], i / 4); },
+        St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[state.stage], i / 4); },
         [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
     ptx::wgmma_pin(P);
-    if constexpr (S::lean) begin_dP();
-    issue_rows<type, S::width_v>(dV, P, shared.dO[turn.slot], fresh);
+    if constexpr (S::serial_dP) begin_dP();
+    issue_rows<type, S::width_v>(dV, P, shared.dO[state.stage], fresh);
     if constexpr (early_statistics) {
 #pragma unroll
-      for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[turn.slot], group);
+      for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[state.stage], group);
     }
 
-    ptx::wgmma_wait<S::lean ? 0 : 1>();  // dP is there; dV may still run
+    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // dP is there; dV may still run
     ptx::wgmma_pin(dPt);
-    if constexpr (S::lean) ptx::wgmma_pin(P);
+    if constexpr (S::serial_dP) ptx::wgmma_pin(P);
     math.gradients(St, dPt, marks,
-                   [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[turn.slot], i / 4); });
+                   [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[state.stage], i / 4); });
     Math::pack(dPt, dS);
     ptx::wgmma_pin(dS);
   }
@@ -425,8 +428,8 @@ struct Worker {
   /// dK of a step, and its dS to the owner, who may have it already. begin_next() is called when dV is done and dK runs.
   template <bool handed_over = false, bool begins = false, typename BeginNext = Nothing>
   __device__ __forceinline__ void use_dS(unsigned step, Operands& operands, BeginNext begin_next = {}) {
-    const Turn<S::stages> turn(step);
-    issue_rows<type, S::width>(dK, operands.dS, shared.Q[turn.slot], ptx::registers_fresh(0));
+    const PipelineState<S::stages> state(step);
+    issue_rows<type, S::width>(dK, operands.dS, shared.Q[state.stage], ptx::registers_fresh(0));
     if constexpr (!config.separate_dq && !handed_over)
       hand_over(operands.dS, step);  // the product is issued before its fence waits
     if constexpr (begins) {
@@ -438,14 +441,14 @@ struct Worker {
     }
     ptx::wgmma_pin(dK);
     ptx::wgmma_pin(operands.dS);
-    if (leads()) ptx::mbarrier_arrive(shared.free[turn.slot]);
+    if (leads()) ptx::mbarrier_arrive(shared.empty[state.stage]);
   }
 
   /// A step of which this warpgroup sees nothing.
   __device__ __forceinline__ void pass(unsigned step) const {
     if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
-    await_all_threads();                                     // no thread waits for the slot's phase any more
-    if (leads()) ptx::mbarrier_arrive(shared.free[Turn<S::stages>(step).slot]);
+    await_all_threads();                                     // no thread waits for the stage's phase any more
+    if (leads()) ptx::mbarrier_arrive(shared.empty[PipelineState<S::stages>(step).stage]);
   }
   __device__ __forceinline__ bool hidden(unsigned step) const {
     return (shared.step[step % steps_kept].hidden >> warpgroup & 1) != 0;
@@ -488,7 +491,8 @@ struct Worker {
       second_step();
       Tile St;
       const auto begin_next = [&] { await_step(step + 2), begin_S(step + 2, St); };
-      if constexpr (S::passes_first) {  // while dQ is staged; without a mask that keeps the warpgroups in step, and loses
+      if constexpr (S::skips_first_step) {  // while dQ is staged; without a mask that keeps the warpgroups in step, and
+                                            // loses
         make_dQ(step, begin_next);
       } else {
         make_dQ(step);
@@ -511,12 +515,12 @@ struct Worker {
     for (float& x : dK) x = 0;
 #pragma unroll
     for (float& x : dV) x = 0;
-    if constexpr (!config.separate_dq) clean_keys();
+    if constexpr (!config.separate_dq) zero_nonfinite_keys();
     begin_task();
     const auto owns = [&](unsigned step) { return !config.separate_dq && owner_of(step) == warpgroup; };
     unsigned step = first_step;
-    if constexpr (S::chains) {
-      if (step != end_step && owns(step - 1)) walk_step<S::passes_first>(step++);
+    if constexpr (S::software_pipelined) {
+      if (step != end_step && owns(step - 1)) walk_step<S::skips_first_step>(step++);
       walk_pairs(step);
     } else {
 #pragma unroll 1
@@ -543,14 +547,14 @@ struct Worker {
     const long long row =
         padded_key<config>(args, task().sequence, task().kv_head_idx) + task().kv_begin + warpgroup * tile_rows;
     const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));
-    unsigned* const turn = turn_of_keys(args, row + warp_keys * (thread / 32));
-    const bool takes_turns = S::ordered && thread % 32 == 0;
-    if (takes_turns) await_turn(turn, task().part);
+    unsigned* const order = dkv_order_of(args, row + warp_keys * (thread / 32));
+    const bool in_order = S::ordered && thread % 32 == 0;
+    if (in_order) wait_for_order(order, task().gqa_split);
     stage_keys<S::width>(dK, args.scale);
     send<S::width>(workspace<float>(args, workspace_dK) + row * S::width);
     stage_keys<S::width_v>(dV, one);
     send<S::width_v>(workspace<float>(args, workspace_dV) + row * S::width_v);
-    if (takes_turns) end_turn(turn, task().part + 1);
+    if (in_order) signal_next(order, task().gqa_split + 1);
     if (thread % 32 == 0) ptx::bulk_wait_read<0>();  // this may have been the last task
   }
 
@@ -586,15 +590,15 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::stages; ++s) {
       ptx::mbarrier_init(shared.full[s], 1);
-      ptx::mbarrier_init(shared.free[s], S::warpgroups);
+      ptx::mbarrier_init(shared.empty[s], S::warpgroups);
     }
     for (int w = 0; w < S::warpgroups; ++w) {
-      ptx::mbarrier_init(shared.dS_free[w], wg_threads / 32);
+      ptx::mbarrier_init(shared.dS_empty[w], wg_threads / 32);
       ptx::mbarrier_init(shared.dQ_full[w], wg_threads / 32);
-      ptx::mbarrier_init(shared.dQ_free[w], 1);
+      ptx::mbarrier_init(shared.dQ_empty[w], 1);
     }
     ptx::mbarrier_init(shared.KV_full, 1);
-    ptx::mbarrier_init(shared.KV_free, S::warpgroups);
+    ptx::mbarrier_init(shared.KV_empty, S::warpgroups);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
   }
   __syncthreads();  // everyone sees the barriers
@@ -603,7 +607,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
   if (warpgroup == 0) {
     ptx::registers_decrease<S::load_registers>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (threadIdx.x == 0) load_walks<config>(args, shared);
+    if (threadIdx.x == 0) produce_work_tiles<config>(args, shared);
     if (!config.separate_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
       send_all_dQ<config>(args, shared, warp - 1);
   } else {

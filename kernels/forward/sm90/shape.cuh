@@ -35,7 +35,7 @@ struct Shape {
 
   // Ping-pong. With a wide O a block's products take so long that the warpgroups need no order; under a window a tile ends
   // before they are worth it.
-  static constexpr bool takes_turns =
+  static constexpr bool pingpong =
       warpgroups > 1 && config.head_dim_v <= 128 && !(features.window_left && config.head_dim_v > 64);
 
   // Columns past the head dimension read as zero and are not stored, so tiles round up.
@@ -55,8 +55,8 @@ struct Shape {
   // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
-  static constexpr bool tight = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
-  static constexpr int load_registers = tight ? 24 : blocks_per_sm == 3 || warpgroups == 3 ? 32 : 40;
+  static constexpr bool low_registers = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
+  static constexpr int load_registers = low_registers ? 24 : blocks_per_sm == 3 || warpgroups == 3 ? 32 : 40;
   static constexpr int attend_registers = blocks_per_sm == 3 ? 160 - load_registers
                                           : warpgroups == 1  ? 216
                                           : warpgroups == 2  ? 232
@@ -72,7 +72,8 @@ struct Shape {
   // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
   // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
   // shuffle instead.
-  static constexpr bool votes = !tight && (!modifies_scores || (config.head_dim <= 128 && config.head_dim_v <= 128));
+  static constexpr bool uniform_by_vote =
+      !low_registers && (!modifies_scores || (config.head_dim <= 128 && config.head_dim_v <= 128));
 
   // Blocks that begin together read the same keys if all go from the first key to the last, and L2 is asked once for
   // several. With ALiBi the nearest keys weigh most: they have to come first, to give the reference. So they do with a left
@@ -89,11 +90,11 @@ struct Shape {
   static_assert(config.num_warps * 32 == threads);
 };
 
-/// How often a tile is done. Nearly always once; each pass finds the tiles that need the next.
-enum class Pass : int {
-  reference = 0,  // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
-  running = 1,    // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
-  careful = 2,    // as before, and what is not finite in V is added only to the rows that see it
+/// How often a tile is done. Nearly always once; each attempt finds the tiles that need the next.
+enum class Attempt : int {
+  fixed_max = 0,   // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
+  online_max = 1,  // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
+  nonfinite_safe = 2,  // as before, and what is not finite in V is added only to the rows that see it
 };
 
 /// The blocks of keys that a warpgroup visits, counted in the order in which the tile's blocks are loaded:
@@ -107,12 +108,12 @@ struct Blocks {
 };
 
 /// What the warpgroups do with a tile.
-enum class Work : int { none, write_zeros, sweep, sweep_carefully };  // none: the pass is over
+enum class Work : int { none, write_zeros, attend, attend_nonfinite_safe };  // none: the attempt is over
 
 /// A tile of block_q queries of one head.
 struct Tile {
   int iteration;
-  Pass pass;
+  Attempt attempt;
   Work work;
   int q_begin;
   int head_idx;
@@ -129,8 +130,8 @@ __device__ __forceinline__ int block_at(const Tile& tile, int n) {
   return Shape<config>::forwards ? tile.first + n : tile.first - n;
 }
 
-constexpr int max_redo_marks = 256;
-constexpr int tile_slots = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
+constexpr int max_retry_marks = 256;
+constexpr int tile_stages = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
 
 template <ForwardConfig config>
 struct alignas(1024) SharedStorage {
@@ -144,14 +145,14 @@ struct alignas(1024) SharedStorage {
   Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // on its way to memory
 
   // full: a tile has landed. free: every warpgroup that reads it is done with it.
-  ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_free[S::q_stages][S::warpgroups];
-  ptx::Mbarrier K_full[S::stages], K_free[S::stages];
-  ptx::Mbarrier V_full[S::stages], V_free[S::stages];
+  ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
+  ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
+  ptx::Mbarrier V_full[S::stages], V_empty[S::stages];
 
-  Tile tiles[tile_slots];              // what Q_full announces
-  unsigned char redo[max_redo_marks];  // see Redo
-  int last_pass;
-  int taken[config.take_turns ? max_redo_marks : 1];  // the unit of each iteration
+  Tile tiles[tile_stages];               // what Q_full announces
+  unsigned char retry[max_retry_marks];  // see RetryList
+  int last_attempt;
+  int claimed[config.dynamic_scheduler ? max_retry_marks : 1];  // the unit of each iteration
 };
 
 template <ForwardConfig config>
@@ -159,19 +160,19 @@ constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_layou
                              sizeof(SharedStorage<config>) <= forward_sm90_max_shared_bytes;
 
 /// Named barriers. `turn` and `warpgroup` are followed by one for each warpgroup.
-enum Barrier : int { barrier_all = 0, barrier_turn = 1, barrier_warpgroup = 4, barrier_attend = 7 };
+enum Barrier : int { barrier_all = 0, barrier_pingpong = 1, barrier_warpgroup = 4, barrier_attend = 7 };
 
-/// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.
-template <int slots>
-struct Turn {
-  int slot;
-  int parity;
+/// The n-th use of a ring of stages: which stage it is, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage;
+  int phase;
 
-  __device__ __forceinline__ explicit Turn(unsigned n) : slot(n % slots), parity(n / slots % 2) {}
+  __device__ __forceinline__ explicit PipelineState(unsigned n) : stage(n % stages), phase(n / stages % 2) {}
   __device__ __forceinline__ void advance() {
-    if (++slot < slots) return;
-    slot = 0;
-    parity ^= 1;
+    if (++stage < stages) return;
+    stage = 0;
+    phase ^= 1;
   }
 };
 

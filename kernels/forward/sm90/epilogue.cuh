@@ -2,7 +2,7 @@
 
 // The end of a tile in forward/sm90: divide by the row sums, write lse, store O through shared memory.
 
-#include "forward/sm90_warpgroup.cuh"
+#include "forward/sm90/consumer.cuh"
 #include "ptx/matrix_store.cuh"
 #include "ptx/path.cuh"
 #include "ptx/tma.cuh"
@@ -10,7 +10,7 @@
 namespace flash_attention::forward_sm90 {
 
 template <ForwardConfig config>
-struct Finisher {
+struct Epilogue {
   using S = Shape<config>;
   static constexpr Features features = config.features;
 
@@ -20,16 +20,16 @@ struct Finisher {
   const unsigned thread;
 
   /// The addresses that follow from `thread` are computed here, not kept in registers while the tile is attended to.
-  __device__ __forceinline__ explicit Finisher(const Warpgroup<config>& wg)
+  __device__ __forceinline__ explicit Epilogue(const Warpgroup<config>& wg)
       : args(wg.args),
         shared(wg.shared),
         warpgroup(wg.warpgroup),
         thread(static_cast<unsigned>(ptx::registers_fresh(wg.thread))) {}
 
-  /// Returns whether the tile must be done again by the next pass (see Pass).
+  /// Returns whether the tile must be done again by the next attempt (see Attempt).
   __device__ __forceinline__ bool finish(const Tile& tile, bool visited_interior, Output<config>& out) const {
     auto& [O, rows] = out;
-    const Scores<config> math(args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32);
+    const ScoreMath<config> math(args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32);
     float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads hold a row
 #pragma unroll
     for (int lanes = 1; lanes <= 2; ++lanes) {
@@ -42,10 +42,10 @@ struct Finisher {
     for (int r = 0; r < 2; ++r) {
       used[r] = math.row + 8 * r < math.score.len_q;
       empty[r] = rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // scores may all be NaN
-      maximum[r] = Scores<config>::finite(rows.max[r]) * math.exponent_scale;            // in powers of 2
+      maximum[r] = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;         // in powers of 2
       float denominator = sum[r];
       if constexpr (features.sink) denominator += ptx::exp2(args.sink[tile.head_idx] * tile::log2_e - maximum[r]);
-      const float keep_scale = features.dropout ? args.keep_scale * (1.0f / Scores<config>::lift) : 1.0f;
+      const float keep_scale = features.dropout ? args.keep_scale * (1.0f / ScoreMath<config>::lift) : 1.0f;
       factor[r] = used[r] && !empty[r] ? keep_scale * ptx::reciprocal(denominator) : 0.0f;
     }
 
@@ -68,22 +68,22 @@ struct Finisher {
       }
     });
 
-    bool redo = false;
+    bool retry = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool sound = empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum);
       const bool watched = sum[r] < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
-      redo = redo || (used[r] && ((tile.pass == Pass::reference && !sound) ||
-                                  (tile.pass != Pass::careful && watched && poison[r] != 0.0f)));
+      retry = retry || (used[r] && ((tile.attempt == Attempt::fixed_max && !sound) ||
+                                    (tile.attempt != Attempt::nonfinite_safe && watched && poison[r] != 0.0f)));
     }
-    return redo;
+    return retry;
   }
 
   __device__ __forceinline__ float lse_of(const Tile& tile, float maximum, float sum, bool empty) const {
     const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
     if constexpr (!features.sink) return lse;
     if (lse != lse) return lse;  // the comparison below would lose it
-    // The larger of the two logarithms is taken out, so that neither can overflow.
+    // The larger of the two logarithms is claimed out, so that neither can overflow.
     const float sink = args.sink[tile.head_idx];
     const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
     return larger == -tile::infinity ? larger
@@ -93,7 +93,7 @@ struct Finisher {
   /// A row sum below this bounds every probability of the row by what P's type can hold; but where they are lifted, which
   /// tells by itself.
   static constexpr float highest_sum =
-      S::type == Type::float16 && Scores<config>::lift == 1.0f ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
+      S::type == Type::float16 && ScoreMath<config>::lift == 1.0f ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
 
   /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again:
   /// where there is room for half of O only, that is at once, and there is time to do something else.
@@ -111,7 +111,7 @@ struct Finisher {
       if (thread == 0) ptx::bulk_wait_read<0>();                     // the store before this one has read the buffer
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // so all may write it
 #pragma unroll
-      for (int group = begin * 4; group < tile::smaller((begin + S::o_chunks) * 4, S::width_v / 16); ++group) {
+      for (int group = begin * 4; group < tile::min((begin + S::o_chunks) * 4, S::width_v / 16); ++group) {
         auto* to = reinterpret_cast<unsigned char*>(shared.O[warpgroup][group / 4 - begin]) + (place ^ group % 4 * 32);
         const float* o = O + 8 * group;
         ptx::stmatrix_x4(to, ptx::pack<S::type>(o[0], o[1]), ptx::pack<S::type>(o[2], o[3]), ptx::pack<S::type>(o[4], o[5]),
@@ -124,7 +124,7 @@ struct Finisher {
         copy_rows(tile, begin, rows);  // TMA would write into the next sequence
       } else if (thread == 0 && rows > 0) {
 #pragma unroll
-        for (int c = begin; c < tile::smaller(begin + S::o_chunks, S::chunks_v); ++c) {
+        for (int c = begin; c < tile::min(begin + S::o_chunks, S::chunks_v); ++c) {
           ptx::tma_store_4d(args.maps[map_O], shared.O[warpgroup][c - begin], c * chunk_dim,
                             static_cast<int>(tile.sequence.start_q) + first_row, tile.head_idx,
                             features.packed ? 0 : tile.sequence.batch_idx);

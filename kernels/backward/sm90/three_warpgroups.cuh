@@ -1,7 +1,8 @@
 #pragma once
 
 // Attention backward for sm_90 (Hopper) with three warpgroups of 64 keys: head dimensions up to 64, scores without options.
-// It computes what backward/sm90.cuh does, from the same parts; the step differs, because a thread has 160 registers:
+// It computes what backward/sm90/kernel.cuh does, from the same parts; the step differs, because a thread has 160
+// registers:
 //
 //     S^T = K Q^T, dP^T = V dO^T                                 both are waited for: the other warpgroups fill the gap
 //     P^T = 2^(S^T - lse2), dS^T = P^T (dP^T - delta)            in one pass, in place: P is not kept in fp32
@@ -13,7 +14,7 @@
 // A load from shared memory takes long under the products' reads. What is the same in all steps of a task and all lanes of
 // a warp comes through a shuffle: the compiler then keeps it in uniform registers, of which there are enough.
 
-#include "backward/sm90.cuh"
+#include "backward/sm90/kernel.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention {
@@ -29,57 +30,59 @@ struct ThreeWorker {
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   const int warpgroup;
-  int walk_idx = 0;
+  int work_tile_idx = 0;
 
   // Of the task.
   unsigned first_step = 0, end_step = 0;
-  unsigned settled_from = 0;         // from this step on the warpgroup sees the same of all steps
-  bool blind = false, edge = false;  // then it sees nothing; not everything
+  unsigned steady_from = 0;                // from this step on the warpgroup sees the same of all steps
+  bool sees_no_key = false, edge = false;  // then it sees nothing; not everything
 
   // Of the step.
-  int slot = 0, parity = 0;
+  int stage = 0, phase = 0;
 
-  /// Without a window a task is settled from its first step on. Under a causal mask the diagonal crosses the first steps of
-  /// a head.
-  static constexpr bool settles = !config.features.window_left && !S::foreign_rows;
-  static constexpr bool even = settles && !config.features.window_right;
+  /// Without a window a task is steady_state from its first step on. Under a causal mask the diagonal crosses the first
+  /// steps of a head.
+  static constexpr bool gets_steady = !config.features.window_left && !S::next_sequence_rows;
+  static constexpr bool even = gets_steady && !config.features.window_right;
   static constexpr int diagonal_steps = S::warpgroups + 1;
-  static_assert(S::stages == S::warpgroups);  // the slot of a step is its owner's number
+  static_assert(S::stages == S::warpgroups);  // the stage of a step is its owner's number
 
   __device__ __forceinline__ static int thread() { return Parts::fresh_thread(); }
   __device__ __forceinline__ Parts parts() const {
-    return {args, shared, warpgroup, thread(), walk_idx, first_step, end_step};
+    return {args, shared, warpgroup, thread(), work_tile_idx, first_step, end_step};
   }
 
-  __device__ __forceinline__ const Walk<config>& walk() const { return shared.walk[walk_idx % walks_kept]; }
-  __device__ __forceinline__ const Task<config>& task() const { return walk().task; }
+  __device__ __forceinline__ const WorkTile<config>& work_tile() const {
+    return shared.work_tile[work_tile_idx % work_tiles_kept];
+  }
+  __device__ __forceinline__ const Task<config>& task() const { return work_tile().task; }
   __device__ __forceinline__ const Step& step_at(unsigned step) const { return shared.step[step % steps_kept]; }
-  __device__ __forceinline__ bool settled(unsigned step) const { return even || (settles && step >= settled_from); }
+  __device__ __forceinline__ bool steady_state(unsigned step) const { return even || (gets_steady && step >= steady_from); }
   /// Whether this warpgroup owns the step before.
   __device__ __forceinline__ bool owned_last() const {
-    return !config.separate_dq && slot == (warpgroup == S::warpgroups - 1 ? 0 : warpgroup + 1);
+    return !config.separate_dq && stage == (warpgroup == S::warpgroups - 1 ? 0 : warpgroup + 1);
   }
 
   float dK[S::width / 2], dV[S::width_v / 2];
 
   __device__ __forceinline__ void await_step(unsigned step) {
-    ptx::mbarrier_wait(shared.full[slot], parity);  // Q, dO and the statistics have landed
-    if constexpr (S::foreign_rows) {
+    ptx::mbarrier_wait(shared.full[stage], phase);  // Q, dO and the statistics have landed
+    if constexpr (S::next_sequence_rows) {
       const int used_rows = task().sequence.len_q - step_at(step).q_begin;
-      clear_foreign_rows<config>(shared.Q[slot], warpgroup, thread(), used_rows);
-      clear_foreign_rows<config>(shared.dO[slot], warpgroup, thread(), used_rows);
+      clear_next_sequence_rows<config>(shared.Q[stage], warpgroup, thread(), used_rows);
+      clear_next_sequence_rows<config>(shared.dO[stage], warpgroup, thread(), used_rows);
     }
   }
 
   /// dS to the buffer of the step's owner, whose product has read what was in it.
   __device__ __forceinline__ void lay_down(const typename Math::Packed& dS) const {
-    ptx::mbarrier_wait(shared.dS_free[slot], parity ^ 1);
-    parts().store_dS(dS, slot);
+    ptx::mbarrier_wait(shared.dS_empty[stage], phase ^ 1);
+    parts().store_dS(dS, stage);
   }
 
   /// dQ of a step, which has been waited for, to its staging buffer.
   __device__ __forceinline__ void stage_dQ(const float (&dQ)[S::width / 2], unsigned step) const {
-    if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.dS_free[warpgroup]);
+    if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.dS_empty[warpgroup]);
     const Parts parts = this->parts();
     parts.await_sender(step);
     parts.template stage<S::width>(dQ);
@@ -101,8 +104,8 @@ struct ThreeWorker {
     const int fresh = ptx::registers_fresh(0);
     float St[tile_rows / 2], dPt[tile_rows / 2];
     ptx::wgmma_fence();  // the registers of S and dP have been used for other things
-    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[slot], fresh);
-    issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[slot], fresh);
+    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[stage], fresh);
+    issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[stage], fresh);
 
     // Under the products: what is known of the tile.
     const int thread = ThreeWorker::thread(), lane = thread % 32;
@@ -111,7 +114,7 @@ struct ThreeWorker {
     const tile::Score<config.features> score(args, sequence, here.head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
     // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
-    const unsigned bad_lanes = config.separate_dq ? 0 : shared.bad_lanes[warpgroup][thread / 32];
+    const unsigned nonfinite_lanes = config.separate_dq ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
     const Math math{score,
                     dropout,
                     score.unit_scale() * tile::log2_e,
@@ -119,8 +122,8 @@ struct ThreeWorker {
                     task().kv_begin + warpgroup * tile_rows,
                     16 * (thread / 32) + lane / 4,
                     2 * (lane % 4),
-                    edge || (!settled(step) && (here.edge >> warpgroup & 1) != 0),
-                    {(bad_lanes >> 2 * (lane / 4) & 3) != 0, (bad_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
+                    edge || (!steady_state(step) && (here.edge >> warpgroup & 1) != 0),
+                    {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
     const auto pair_of = [&](const float(&values)[tile_rows], int i) {
       return *reinterpret_cast<const typename Math::Pair*>(&values[8 * (i / 4) + 2 * (lane % 4)]);
     };
@@ -128,8 +131,8 @@ struct ThreeWorker {
     ptx::wgmma_pin(St);
     ptx::wgmma_pin(dPt);
     math.operands(
-        St, dPt, [&](int i) { return pair_of(shared.lse2[slot], i); },
-        [&](int i) { return pair_of(shared.delta[slot], i); }, P, dS);
+        St, dPt, [&](int i) { return pair_of(shared.lse2[stage], i); },
+        [&](int i) { return pair_of(shared.delta[stage], i); }, P, dS);
     ptx::wgmma_pin(P);
     ptx::wgmma_pin(dS);
   }
@@ -138,20 +141,20 @@ struct ThreeWorker {
   template <bool makes_dQ>
   __device__ __forceinline__ void walk_step(unsigned step) {
     await_step(step);
-    if (settled(step) ? blind : (step_at(step).hidden >> warpgroup & 1) != 0) {
-      if constexpr (!config.separate_dq) lay_down({}), parts().tell_owner(slot);  // for the owner, who multiplies all keys
+    if (steady_state(step) ? sees_no_key : (step_at(step).hidden >> warpgroup & 1) != 0) {
+      if constexpr (!config.separate_dq) lay_down({}), parts().tell_owner(stage);  // for the owner, who multiplies all keys
       if constexpr (makes_dQ) make_dQ(step - 1);
-      parts().await_all_threads();  // no thread waits for the slot's phase any more
+      parts().await_all_threads();  // no thread waits for the stage's phase any more
     } else {
       const int fresh = ptx::registers_fresh(0);
       typename Math::Packed P, dS;
       make_operands(step, P, dS);
-      issue_rows<type, S::width_v>(dV, P, shared.dO[slot], fresh);
+      issue_rows<type, S::width_v>(dV, P, shared.dO[stage], fresh);
       if constexpr (!config.separate_dq) lay_down(dS);
       float dQ[S::width / 2];
       if constexpr (makes_dQ) parts().begin_dQ(dQ);
-      issue_rows<type, S::width>(dK, dS, shared.Q[slot], fresh);
-      if constexpr (!config.separate_dq) parts().tell_owner(slot);  // the products are issued before its fence waits
+      issue_rows<type, S::width>(dK, dS, shared.Q[stage], fresh);
+      if constexpr (!config.separate_dq) parts().tell_owner(stage);  // the products are issued before its fence waits
       if constexpr (makes_dQ) {
         ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
         ptx::wgmma_pin(dQ);
@@ -164,27 +167,27 @@ struct ThreeWorker {
       ptx::wgmma_pin(dS);
       if constexpr (makes_dQ) parts().tell_sender(static_cast<int>(step - 1));
     }
-    if (threadIdx.x % wg_threads == 0) ptx::mbarrier_arrive(shared.free[slot]);
+    if (threadIdx.x % wg_threads == 0) ptx::mbarrier_arrive(shared.empty[stage]);
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (;; ++walk_idx) {
-      ptx::mbarrier_wait(shared.KV_full, walk_idx % 2);  // K and V have landed
-      if (!walk().exists) return parts().dismiss_sender();
-      if constexpr (!config.separate_dq) parts().clean_keys();
+    for (;; ++work_tile_idx) {
+      ptx::mbarrier_wait(shared.KV_full, work_tile_idx % 2);  // K and V have landed
+      if (!work_tile().exists) return parts().dismiss_sender();
+      if constexpr (!config.separate_dq) parts().zero_nonfinite_keys();
 #pragma unroll
       for (float& x : dK) x = 0;
 #pragma unroll
       for (float& x : dV) x = 0;
       const int first_key = task().kv_begin + warpgroup * tile_rows, seen = task().sequence.visible_kv - first_key;
-      const bool bad = !config.separate_dq && shared.bad_lanes[warpgroup][thread() / 32] != 0;
-      blind = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
+      const bool bad = !config.separate_dq && shared.nonfinite_lanes[warpgroup][thread() / 32] != 0;
+      sees_no_key = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
       edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
-      first_step = ptx::shuffle(walk().first_step, 0);
-      end_step = ptx::shuffle(walk().end_step, 0);
+      first_step = ptx::shuffle(work_tile().first_step, 0);
+      end_step = ptx::shuffle(work_tile().end_step, 0);
       const bool one_head = task().num_steps == task().tiles.end - task().tiles.begin;
-      settled_from = ptx::shuffle(one_head ? first_step + diagonal_steps : end_step, 0);
+      steady_from = ptx::shuffle(one_head ? first_step + diagonal_steps : end_step, 0);
 #pragma unroll 1
       for (unsigned step = first_step; step != end_step; ++step) {
         if (step != first_step && owned_last()) {
@@ -192,7 +195,7 @@ struct ThreeWorker {
         } else {
           walk_step<false>(step);
         }
-        if (++slot == S::stages) slot = 0, parity ^= 1;
+        if (++stage == S::stages) stage = 0, phase ^= 1;
       }
       if (first_step != end_step && owned_last()) {
         if constexpr (!config.separate_dq) make_dQ<true>(end_step - 1);

@@ -1,8 +1,8 @@
 #pragma once
 
-// The loading warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free slots.
+// The loading warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
 
-#include "forward/sm90_schedule.cuh"
+#include "forward/sm90/tile_scheduler.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -13,20 +13,20 @@ struct Loader {
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
-  unsigned num_tiles = 0;  // handed over so far
-  Turn<S::stages> kv{0};   // of the next block
+  unsigned num_tiles = 0;          // handed over so far
+  PipelineState<S::stages> kv{0};  // of the next block
 
-  /// All tiles of a pass; find_next(tile) fills the next one in, or returns false. With two slots for Q a tile is handed
-  /// over while the keys of the one before are loaded, in time for its Q to come from memory. With one slot it goes between
-  /// its first K, which may find a free slot sooner, and the rest.
+  /// All tiles of a attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
+  /// handed over while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
+  /// between its first K, which may find a free stage sooner, and the rest.
   template <typename FindNext>
-  __device__ __forceinline__ void load_pass(Pass pass, const FindNext& find_next) {
+  __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next) {
     constexpr bool early = S::q_stages == 2;
     bool exists = find_next(next_tile());
     if (early && exists) hand_over(next_tile());
 #pragma unroll 1
     while (exists) {
-      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_slots] : next_tile();
+      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
       const int blocks = tile.blocks;
       if (!early && blocks == 0) hand_over(tile);
 #pragma unroll 1
@@ -41,11 +41,11 @@ struct Loader {
       exists = find_next(next_tile());
       if (early && exists) hand_over(next_tile());
     }
-    next_tile() = {.pass = pass};  // no tile is left
+    next_tile() = {.attempt = attempt};  // no tile is left
     hand_over(next_tile());
-    const Turn<S::q_stages> q(num_tiles - 1);
+    const PipelineState<S::q_stages> q(num_tiles - 1);
 #pragma unroll 1
-    for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_wait(shared.Q_free[q.slot][w], q.parity);  // all are marked
+    for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase);  // all are marked
   }
 
  private:
@@ -54,27 +54,27 @@ struct Loader {
     const int batch_idx = batch_coordinate(tile);
     const int kv_head = tile.head_idx / args.group;
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
-    // The slot's earlier block has been read by every warpgroup. Slots start out free: parity 1 counts as completed.
-    ptx::mbarrier_wait(shared.K_free[kv.slot], kv.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.slot], S::k_bytes);
+    // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
+    ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
 #pragma unroll
     for (int c = 0; c < S::chunks; ++c) {
-      ptx::tma_load_4d(shared.K[kv.slot][c], args.maps[map_K], shared.K_full[kv.slot], c * chunk_dim, row, kv_head,
+      ptx::tma_load_4d(shared.K[kv.stage][c], args.maps[map_K], shared.K_full[kv.stage], c * chunk_dim, row, kv_head,
                        batch_idx);
     }
     if (hand_over_between) hand_over(tile);
-    ptx::mbarrier_wait(shared.V_free[kv.slot], kv.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.slot], S::v_bytes);
+    ptx::mbarrier_wait(shared.V_empty[kv.stage], kv.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.stage], S::v_bytes);
 #pragma unroll
     for (int c = 0; c < S::chunks_v; ++c) {
-      ptx::tma_load_4d(shared.V[kv.slot][c], args.maps[map_V], shared.V_full[kv.slot], c * chunk_dim, row, kv_head,
+      ptx::tma_load_4d(shared.V[kv.stage][c], args.maps[map_V], shared.V_full[kv.stage], c * chunk_dim, row, kv_head,
                        batch_idx);
     }
     kv.advance();
   }
 
   /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
-  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_slots]; }
+  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_stages]; }
 
   __device__ __forceinline__ static int batch_coordinate(const Tile& tile) {
     return config.features.packed ? 0 : tile.sequence.batch_idx;
@@ -82,20 +82,20 @@ struct Loader {
 
   /// Q_full announces the tile, and its Q where it sees any key.
   __device__ __forceinline__ void hand_over(const Tile& tile) {
-    const Turn<S::q_stages> q(num_tiles);
+    const PipelineState<S::q_stages> q(num_tiles);
     const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
     ++num_tiles;
 #pragma unroll 1
     for (int w = 0; w < S::warpgroups; ++w) {
-      ptx::mbarrier_wait(shared.Q_free[q.slot][w], q.parity ^ 1);  // the warpgroup has read what was in its slot
+      ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
       if (tile.sees_nothing()) {
-        ptx::mbarrier_arrive(shared.Q_full[q.slot][w]);
+        ptx::mbarrier_arrive(shared.Q_full[q.stage][w]);
         continue;
       }
-      ptx::mbarrier_arrive_expect_tx(shared.Q_full[q.slot][w], S::q_bytes);
+      ptx::mbarrier_arrive_expect_tx(shared.Q_full[q.stage][w], S::q_bytes);
 #pragma unroll
       for (int c = 0; c < S::chunks; ++c) {
-        ptx::tma_load_4d(shared.Q[q.slot][w][c], args.maps[map_Q], shared.Q_full[q.slot][w], c * chunk_dim,
+        ptx::tma_load_4d(shared.Q[q.stage][w][c], args.maps[map_Q], shared.Q_full[q.stage][w], c * chunk_dim,
                          row + w * wg_rows, tile.head_idx, batch_coordinate(tile));
       }
     }

@@ -2,7 +2,7 @@
 
 // What happens to a tile of scores in registers between Q K^T and P V: options and mask, softmax, dropout, packing.
 
-#include "forward/sm90_schedule.cuh"
+#include "forward/sm90/tile_scheduler.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
@@ -13,7 +13,7 @@ namespace flash_attention::forward_sm90 {
 /// The rows of one thread: rows `row` and `row + 8` of the tile, and in each group of 8 keys the two from `column` on. S[i]
 /// is row (i / 2) % 2, key 8 (i / 4) + column + i % 2 (ptx/wgmma.cuh).
 template <ForwardConfig config>
-struct Scores {
+struct ScoreMath {
   using Shape = forward_sm90::Shape<config>;
   static constexpr Features features = config.features;
   static constexpr int block_kv = config.block_kv;
@@ -26,7 +26,7 @@ struct Scores {
   int row;
   int column;
 
-  __device__ __forceinline__ Scores(const AttentionArgs& args, const forward_sm90::Tile& tile, int first_row, int lane)
+  __device__ __forceinline__ ScoreMath(const AttentionArgs& args, const forward_sm90::Tile& tile, int first_row, int lane)
       : score(args, tile.sequence, tile.head_idx),
         exponent_scale(score.unit_scale() * tile::log2_e),
         row(first_row + lane / 4),
@@ -74,7 +74,7 @@ struct Scores {
     }
   }
   __device__ __forceinline__ Added added_to(int q, int kv_begin) const {
-    return {score, tile::smaller(q, score.len_q - 1), kv_begin + column};
+    return {score, tile::min(q, score.len_q - 1), kv_begin + column};
   }
 
   /// The same for an edge block: scores that are not visible become -inf, whatever they were. At the left edge of a window,
@@ -89,7 +89,7 @@ struct Scores {
       int first = 0;
       int last = score.visible_kv;
       if constexpr (features.window_left) first = q + score.diagonal - score.window_left;
-      if constexpr (features.window_right) last = tile::smaller(last, q + score.diagonal + score.window_right + 1);
+      if constexpr (features.window_right) last = tile::min(last, q + score.diagonal + score.window_right + 1);
       if (q >= score.len_q) last = 0;
       begin[r] = first - kv_begin - column;
       end[r] = last - kv_begin - column;
@@ -148,7 +148,8 @@ struct Scores {
 
   /// modify() and exponentiate(). Where no score of the warp is beyond a part of the soft cap, a polynomial takes the place
   /// of tanh, and its last step that of the exponent's.
-  __device__ __forceinline__ void weigh(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2]) const {
+  __device__ __forceinline__ void probability_of(Tile& S, int kv_begin, const float (&row_max)[2],
+                                                 float (&row_sum)[2]) const {
     if constexpr (features.softcap) {
       const float to_x = score.scale / score.softcap;
       const float largest = largest_of(S) * to_x;
@@ -173,9 +174,9 @@ struct Scores {
     for (int i = 0; i < count; i += 4) {
       const int first = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i]), ptx::abs(S[i + 1])));
       const int second = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i + 2]), ptx::abs(S[i + 3])));
-      largest[i / 4 % 4] = tile::larger(tile::larger(first, second), largest[i / 4 % 4]);
+      largest[i / 4 % 4] = tile::max(tile::max(first, second), largest[i / 4 % 4]);
     }
-    const int of_all = tile::larger(tile::larger(largest[0], largest[1]), tile::larger(largest[2], largest[3]));
+    const int of_all = tile::max(tile::max(largest[0], largest[1]), tile::max(largest[2], largest[3]));
     return __builtin_bit_cast(float, of_all);
   }
 
@@ -226,10 +227,10 @@ struct Scores {
   }
 
   /// What dropout keeps may be far below a row's reference, and is scaled up at the end: in float16 it is lifted out of the
-  /// subnormal numbers. What overflows then makes O infinite, and Finisher sees to it.
+  /// subnormal numbers. What overflows then makes O infinite, and Epilogue sees to it.
   static constexpr float lift = features.dropout && Shape::type == Type::float16 ? 256.0f : 1.0f;
 
-  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
+  /// Dropout, once the row sums have claimed the probabilities in. What is kept is scaled at the end of the tile.
   __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
     if constexpr (features.dropout) {
 #pragma unroll

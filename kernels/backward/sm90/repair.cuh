@@ -8,7 +8,7 @@
 // the mask and finds nothing: that has to be quick, since it comes with every call.
 
 #include "backward/repair.cuh"
-#include "backward/sm90_shape.cuh"
+#include "backward/sm90/shape.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention {
@@ -62,7 +62,7 @@ struct Repairer {
         return false;  // later queries see no less
       }
       bool bad = false;
-      for (int i = q_begin + lane; i < tile::smaller(q_begin + tile_rows, sequence.len_q); i += 32)
+      for (int i = q_begin + lane; i < tile::min(q_begin + tile_rows, sequence.len_q); i += 32)
         bad = bad || is_bad(head_idx, i);
       if (ptx::any(bad)) return true;
     }
@@ -76,7 +76,7 @@ struct Repairer {
     if (!reached) return;
     ptx::path<"backward/sm90 repaired keys">();
 #pragma unroll 1
-    for (int j = kv_begin; j < tile::smaller(kv_begin + tile_rows, sequence.rows_kv); ++j)
+    for (int j = kv_begin; j < tile::min(kv_begin + tile_rows, sequence.rows_kv); ++j)
       repair_key<config>(args, sequence, kv_head_idx, j, [&](int head_idx) { return delta_of(head_idx); });
   }
 };

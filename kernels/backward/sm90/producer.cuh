@@ -6,31 +6,31 @@
 // its own index, later ones come from a counter in the workspace, so that a block that was given less takes more. The
 // loading warp is ahead of the others: queries of the next task come under the last products of this one.
 
-#include "backward/sm90_tasks.cuh"
+#include "backward/sm90/tile_scheduler.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention::backward_sm90 {
 
 /// Where there are few key heads, the queries of one are divided between tasks, each with some of the group's heads.
 template <BackwardConfig config>
-__device__ __forceinline__ int parts_of_group(const AttentionArgs& args) {
+__device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
   return config.key_sums ? args.num_splits : 1;
 }
 
 /// The order in which blocks take the tiles of keys; the heads are those of all parts of the groups.
 template <BackwardConfig config>
-__device__ __forceinline__ TaskOrder walk_tasks(const AttentionArgs& args) {
-  const int parts = parts_of_group<config>(args);
-  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * parts * args.batch,
-                                     args.seq_q * (args.group / parts));
+__device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
+  const int splits = num_gqa_splits<config>(args);
+  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * splits * args.batch,
+                                     args.seq_q * (args.group / splits));
 }
-/// The tile of keys of a task. The head is that of a part of the group: parts_of_group() of them to a key head.
+/// The tile of keys of a task. The head is that of a part of the group: num_gqa_splits() of them to a key head.
 template <BackwardConfig config>
 __device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
-  const int heads = args.heads_kv * parts_of_group<config>(args);
-  const auto place = walk_tasks<config>(args)[task_idx];
-  // The last keys first, where tasks take turns (sm90_turns.cuh).
-  const int tile_idx = Shape<config>::ordered ? walk_tasks<config>(args).num_tiles - 1 - place.tile : place.tile;
+  const int heads = args.heads_kv * num_gqa_splits<config>(args);
+  const auto place = task_order<config>(args)[task_idx];
+  // The last keys first, where tasks take turns (ordered_accumulate.cuh).
+  const int tile_idx = Shape<config>::ordered ? task_order<config>(args).num_tiles - 1 - place.tile : place.tile;
   return {tile_idx, place.head % heads, place.head / heads};
 }
 
@@ -39,7 +39,7 @@ template <BackwardConfig config>
 struct Task {
   tile::Sequence sequence;
   int kv_head_idx;
-  int part;            // of the group
+  int gqa_split;       // of the group
   int first_head_idx;  // of the query heads
   int kv_begin;
   tile::TileRange tiles;  // query tiles, the same for every head of the group
@@ -48,9 +48,9 @@ struct Task {
   /// Where it lies: the loading warp has no registers for a copy.
   __device__ __forceinline__ void set(const AttentionArgs& args, const tile::BlockCoordinates& block) {
     kv_begin = block.tile_idx * config.block_kv;
-    const int parts = parts_of_group<config>(args), heads = args.group / parts;
-    kv_head_idx = block.head_idx / parts;
-    part = block.head_idx % parts;
+    const int splits = num_gqa_splits<config>(args), heads = args.group / splits;
+    kv_head_idx = block.head_idx / splits;
+    gqa_split = block.head_idx % splits;
     first_head_idx = block.head_idx * heads;
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     const tile::Score<config.features> score(args, sequence, first_head_idx);
@@ -86,7 +86,7 @@ struct alignas(8) Step {
         hidden |= 1 << w;
       }
       if (!score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) ||
-          (Shape<config>::foreign_rows && q_begin + tile_rows > score.len_q))
+          (Shape<config>::next_sequence_rows && q_begin + tile_rows > score.len_q))
         edge |= 1 << w;
     }
   }
@@ -94,23 +94,24 @@ struct alignas(8) Step {
 
 /// A task of the block. Steps are counted over all its tasks.
 template <BackwardConfig config>
-struct Walk {
+struct WorkTile {
   Task<config> task;
   unsigned first_step, end_step;
   unsigned owned[2];  // two warpgroups that take turns from the first step on: steps each has owned in the tasks before
   bool exists;        // false: there are no more tasks
 };
 
-// The loading warp is ahead of the others: by the steps for which there are slots, and by a task that is shorter than that.
-constexpr int walks_kept = 4, steps_kept = 8;
+// The loading warp is ahead of the others: by the steps for which there are stages, and by a task that is shorter than
+// that.
+constexpr int work_tiles_kept = 4, steps_kept = 8;
 
 /// Brings K and V of a task into L2: when its turn comes, they are near.
 template <BackwardConfig config>
 __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int task_idx) {
   using S = Shape<config>;
-  if (task_idx >= walk_tasks<config>(args).count()) return;
+  if (task_idx >= task_order<config>(args).count()) return;
   const auto block = key_block_of<config>(args, task_idx);
-  const int kv_head_idx = block.head_idx / parts_of_group<config>(args);
+  const int kv_head_idx = block.head_idx / num_gqa_splits<config>(args);
   const int batch_idx = config.features.packed ? 0 : block.batch_idx;
   int row = block.tile_idx * config.block_kv;
   if constexpr (config.features.packed) row += args.cu_seqlens_kv[block.batch_idx];
@@ -124,37 +125,37 @@ __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int tas
   }
 }
 
-/// The loading warp: one lane issues every copy, as far ahead as there are free slots.
+/// The loading warp: one lane issues every copy, as far ahead as there are free stages.
 template <BackwardConfig config, typename Storage>
-__device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& shared) {
+__device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;
   unsigned count = 0;  // steps
   const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1); };
   // Where tasks take turns, they are taken in order from the first one on.
   int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
   shared.num_blocks = S::ordered ? 0 : gridDim.x;
-  shared.walk[0].owned[0] = shared.walk[0].owned[1] = 0;
+  shared.work_tile[0].owned[0] = shared.work_tile[0].owned[1] = 0;
 #pragma unroll 1
   for (int n = 0;;) {
-    Walk<config>& walk = shared.walk[n % walks_kept];
-    walk.exists = task_idx < walk_tasks<config>(args).count();
-    walk.first_step = count;
-    if (!walk.exists) {
-      ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
+    WorkTile<config>& work_tile = shared.work_tile[n % work_tiles_kept];
+    work_tile.exists = task_idx < task_order<config>(args).count();
+    work_tile.first_step = count;
+    if (!work_tile.exists) {
+      ptx::mbarrier_wait(shared.KV_empty, n % 2 ^ 1);
       ptx::mbarrier_arrive(shared.KV_full);
       return;
     }
-    walk.task.set(args, key_block_of<config>(args, task_idx));
-    const Task<config>& task = walk.task;
+    work_tile.task.set(args, key_block_of<config>(args, task_idx));
+    const Task<config>& task = work_tile.task;
     if (config.features.packed && task.kv_begin >= task.sequence.rows_kv) {  // the longest sequence has as many keys
       task_idx = static_cast<int>(shared.num_blocks + take());
       continue;
     }
-    walk.end_step = count + task.num_steps;
+    work_tile.end_step = count + task.num_steps;
     // Read again from shared memory where they are used: this warp has hardly any registers.
     const auto batch_idx = [&] { return config.features.packed ? 0 : task.sequence.batch_idx; };
     const auto load_keys = [&] {
-      ptx::mbarrier_wait(shared.KV_free, n % 2 ^ 1);
+      ptx::mbarrier_wait(shared.KV_empty, n % 2 ^ 1);
       ptx::mbarrier_arrive_expect_tx(shared.KV_full, S::kv_bytes);
 #pragma unroll 1
       for (int w = 0; w < S::warpgroups; ++w) {
@@ -169,13 +170,13 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
                            batch_idx());
       }
     };
-    if (count == walk.end_step) load_keys();
+    if (count == work_tile.end_step) load_keys();
     int head_idx = task.first_head_idx, q_tile = task.tiles.begin;
 #pragma unroll 1
-    for (; count != walk.end_step; ++count) {
-      const Turn<S::stages> turn(count);
-      // Every warpgroup is done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
-      const auto await_slot = [&] { ptx::mbarrier_wait(shared.free[turn.slot], turn.parity ^ 1); };
+    for (; count != work_tile.end_step; ++count) {
+      const PipelineState<S::stages> state(count);
+      // Every warpgroup is done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
+      const auto await_slot = [&] { ptx::mbarrier_wait(shared.empty[state.stage], state.phase ^ 1); };
       // A step takes long to describe: that is done before (its place was given up long ago).
       Step& described = shared.step[count % steps_kept];
       described.head_idx = head_idx;
@@ -185,27 +186,28 @@ __device__ __forceinline__ void load_walks(const AttentionArgs& args, Storage& s
       if constexpr (S::ordered) described.key_tile = task.kv_begin / config.block_kv;
       await_slot();
       const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
-      ptx::mbarrier_arrive_expect_tx(shared.full[turn.slot], S::stage_bytes);
-#pragma unroll(S::foreign_rows ? 1 : S::chunks)
+      ptx::mbarrier_arrive_expect_tx(shared.full[state.stage], S::stage_bytes);
+#pragma unroll(S::next_sequence_rows ? 1 : S::chunks)
       for (int c = 0; c < S::chunks; ++c)
-        ptx::tma_load_4d(shared.Q[turn.slot][c], args.maps[map_Q], shared.full[turn.slot], c * chunk_dim, row, head_idx,
+        ptx::tma_load_4d(shared.Q[state.stage][c], args.maps[map_Q], shared.full[state.stage], c * chunk_dim, row, head_idx,
                          batch_idx());
-#pragma unroll(S::foreign_rows ? 1 : S::chunks_v)
+#pragma unroll(S::next_sequence_rows ? 1 : S::chunks_v)
       for (int c = 0; c < S::chunks_v; ++c)
-        ptx::tma_load_4d(shared.dO[turn.slot][c], args.maps[map_dO], shared.full[turn.slot], c * chunk_dim, row, head_idx,
-                         batch_idx());
-      ptx::bulk_load(shared.lse2[turn.slot], workspace<float>(args, workspace_lse2) + described.padded, tile_rows * 4,
-                     shared.full[turn.slot]);
-      ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + described.padded, tile_rows * 4,
-                     shared.full[turn.slot]);
-      if (count == walk.first_step) load_keys();  // the first queries come under the end of the tile before
-      head_idx = described.head_idx;              // both read again
+        ptx::tma_load_4d(shared.dO[state.stage][c], args.maps[map_dO], shared.full[state.stage], c * chunk_dim, row,
+                         head_idx, batch_idx());
+      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, workspace_lse2) + described.padded, tile_rows * 4,
+                     shared.full[state.stage]);
+      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, workspace_delta) + described.padded, tile_rows * 4,
+                     shared.full[state.stage]);
+      if (count == work_tile.first_step) load_keys();  // the first queries come under the end of the tile before
+      head_idx = described.head_idx;                   // both read again
       q_tile = described.q_begin / tile_rows + 1;
       if (q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
     }
-    if constexpr (S::passes_first) {
+    if constexpr (S::skips_first_step) {
       for (int w = 0; w < 2; ++w)
-        shared.walk[(n + 1) % walks_kept].owned[w] = walk.owned[w] + (walk.end_step - walk.first_step + 1 - w) / 2;
+        shared.work_tile[(n + 1) % work_tiles_kept].owned[w] =
+            work_tile.owned[w] + (work_tile.end_step - work_tile.first_step + 1 - w) / 2;
     }
     task_idx = static_cast<int>(shared.num_blocks + take());
     prefetch_keys<config>(args, task_idx);

@@ -3,7 +3,7 @@
 // What the kernels of backward/sm90 share: products of tiles in shared memory, rows that must not be multiplied, the way of
 // a gradient from registers to its tensor.
 
-#include "backward/sm90_shape.cuh"
+#include "backward/sm90/shape.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix_store.cuh"
@@ -62,8 +62,8 @@ __device__ __forceinline__ bool finite(unsigned pair) {
 /// Zeroes the rows of a tile of Q or dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup
 /// writes the same zeros before its own products read them.
 template <BackwardConfig config, typename Chunk, int chunks>
-__device__ __forceinline__ void clear_foreign_rows(Chunk (&tile)[chunks], int warpgroup, int thread, int used_rows) {
-  if constexpr (Shape<config>::foreign_rows) {
+__device__ __forceinline__ void clear_next_sequence_rows(Chunk (&tile)[chunks], int warpgroup, int thread, int used_rows) {
+  if constexpr (Shape<config>::next_sequence_rows) {
     if (used_rows >= tile_rows) return;
     const int pieces = (tile_rows - used_rows) * 8;  // of 16 bytes, in each chunk
     for (int i = thread; i < pieces * chunks; i += wg_threads) {

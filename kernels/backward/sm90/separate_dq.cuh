@@ -7,14 +7,14 @@
 //     S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers
 //     P = 2^(S - lse2)     dS = P (dP - delta)    dQ += dS K, dS from registers
 //
-// dQ of a tile is issued together with S and dP of the next, in this order: it frees a slot of K, which is loaded again
+// dQ of a tile is issued together with S and dP of the next, in this order: it frees a stage of K, which is loaded again
 // while the others run. V of a tile is free when dP is there. A block takes one task after another; Q and dO of the next
 // are loaded while dQ of this one is completed and stored.
 
-#include "backward/sm90_prepare.cuh"
-#include "backward/sm90_products.cuh"
-#include "backward/sm90_scores.cuh"
-#include "backward/sm90_tasks.cuh"
+#include "backward/sm90/prepare.cuh"
+#include "backward/sm90/products.cuh"
+#include "backward/sm90/scores.cuh"
+#include "backward/sm90/tile_scheduler.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
@@ -29,15 +29,15 @@ template <BackwardConfig config>
 struct alignas(1024) QueryStorage {
   using S = Shape<config>;
   using Chunk = typename S::Element[chunk_elements];
-  static constexpr int slots_K = (config.num_stages + 1) / 2;
-  static constexpr int slots_V = config.num_stages / 2;
+  static constexpr int stages_K = (config.num_stages + 1) / 2;
+  static constexpr int stages_V = config.num_stages / 2;
 
   Chunk Q[query_warpgroups][S::chunks];
   Chunk dO[query_warpgroups][S::chunks_v];
-  Chunk K[slots_K][S::chunks];
-  Chunk V[slots_V][S::chunks_v];
-  ptx::Mbarrier Q_full, Q_free, K_full[slots_K], K_free[slots_K];
-  ptx::Mbarrier dO_full, dO_free, V_full[slots_V], V_free[slots_V];
+  Chunk K[stages_K][S::chunks];
+  Chunk V[stages_V][S::chunks_v];
+  ptx::Mbarrier Q_full, Q_empty, K_full[stages_K], K_empty[stages_K];
+  ptx::Mbarrier dO_full, dO_free, V_full[stages_V], V_empty[stages_V];
   TaskQueue tasks;
 };
 
@@ -65,7 +65,7 @@ struct QueryTask {
 };
 
 /// The loads of one lane: Q of a task and K of its tiles, or dO and V.
-template <BackwardConfig config, int chunks, int slots>
+template <BackwardConfig config, int chunks, int stages>
 struct QueryLoader {
   using Chunk = typename QueryStorage<config>::Chunk;
 
@@ -73,8 +73,8 @@ struct QueryLoader {
   Chunk (&rows)[query_warpgroups][chunks];
   ptx::Mbarrier &rows_full, &rows_free;
   Map rows_map;
-  Chunk (&ring)[slots][chunks];
-  ptx::Mbarrier (&full)[slots], (&free)[slots];
+  Chunk (&ring)[stages][chunks];
+  ptx::Mbarrier (&full)[stages], (&empty)[stages];
   Map ring_map;
   unsigned tasks = 0, tiles = 0;  // so far
 
@@ -90,12 +90,12 @@ struct QueryLoader {
     row = static_cast<int>(task.sequence.start_kv) + task.tiles.begin * tile_rows;
 #pragma unroll 1
     for (int left = task.tiles.end - task.tiles.begin; left > 0; --left, row += tile_rows) {
-      const Turn<slots> turn(tiles++);
-      // Both warpgroups are done with what was in the slot. Slots start out free: parity 1 counts as
+      const PipelineState<stages> state(tiles++);
+      // Both warpgroups are done with what was in the stage. Stages start out empty: phase 1 counts as
       // completed.
-      ptx::mbarrier_wait(free[turn.slot], turn.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full[turn.slot], chunks * chunk_bytes);
-      load_tile(ring[turn.slot], full[turn.slot], args.maps[ring_map], row, kv_head_idx, batch_idx);
+      ptx::mbarrier_wait(empty[state.stage], state.phase ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full[state.stage], chunks * chunk_bytes);
+      load_tile(ring[state.stage], full[state.stage], args.maps[ring_map], row, kv_head_idx, batch_idx);
     }
   }
 };
@@ -103,7 +103,7 @@ struct QueryLoader {
 template <BackwardConfig config>
 struct QueryWorker {
   using S = Shape<config>;
-  using Math = Scores<config, Rows::queries, tile_rows>;
+  using Math = ScoreMath<config, Rows::queries, tile_rows>;
   static constexpr Type type = S::type;
 
   const AttentionArgs& args;
@@ -122,10 +122,10 @@ struct QueryWorker {
   }
 
  private:
-  /// Zeroes the rows of K in a slot that hold NaN or Inf or belong to no visible key: dS K would multiply them by the zeros
-  /// of hidden scores. What they do to the queries that see them is in S by now. The warpgroups come here from different
-  /// places.
-  __device__ __forceinline__ void clean_keys(int slot, int visible_rows) const {
+  /// Zeroes the rows of K in a stage that hold NaN or Inf or belong to no visible key: dS K would multiply them by the
+  /// zeros of hidden scores. What they do to the queries that see them is in S by now. The warpgroups come here from
+  /// different places.
+  __device__ __forceinline__ void zero_nonfinite_keys(int stage, int visible_rows) const {
     ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // both warpgroups have their S
     const int row = warpgroup * (tile_rows / 2) + thread / 4;                    // four threads share a row
     bool bad = row >= visible_rows;
@@ -134,18 +134,18 @@ struct QueryWorker {
 #pragma unroll
       for (int piece = thread % 4; piece < 8; piece += 4) {
         const auto words =
-            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[slot][c]), row, piece));
+            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[stage][c]), row, piece));
 #pragma unroll
         for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
       }
     }
-    const unsigned bad_lanes = ptx::ballot(bad);
-    if ((bad_lanes >> (thread % 32 & ~3) & 15) != 0) {
+    const unsigned nonfinite_lanes = ptx::ballot(bad);
+    if ((nonfinite_lanes >> (thread % 32 & ~3) & 15) != 0) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
         for (int piece = thread % 4; piece < 8; piece += 4) {
-          ptx::store_shared(swizzled(ptx::shared_address(shared.K[slot][c]), row, piece), ptx::Vector<unsigned, 4>{});
+          ptx::store_shared(swizzled(ptx::shared_address(shared.K[stage][c]), row, piece), ptx::Vector<unsigned, 4>{});
         }
       }
     }
@@ -174,7 +174,8 @@ struct QueryWorker {
 #pragma unroll
     for (float& x : dQ) x = 0;
 
-    // Some of the block's queries do not see some of the tile's keys. Both warpgroups must say the same: clean_keys.
+    // Some of the block's queries do not see some of the tile's keys. Both warpgroups must say the same:
+    // zero_nonfinite_keys.
     const auto edge_at = [&](int tile_idx) {
       return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
              task.q_begin + query_rows > score.len_q;
@@ -186,34 +187,36 @@ struct QueryWorker {
                   2 * (lane % 4), edge_at(tile_idx), {false, false}};
     };
     using Storage = QueryStorage<config>;
-    const auto turn_K = [&](unsigned tile) { return Turn<Storage::slots_K>(walked / 2 + tile); };
-    const auto turn_V = [&](unsigned tile) { return Turn<Storage::slots_V>(walked / 2 + tile); };
+    const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(walked / 2 + tile); };
+    const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(walked / 2 + tile); };
     const auto issue_S = [&](unsigned tile, int fresh) {
-      const auto turn = turn_K(tile);
-      ptx::mbarrier_wait(shared.K_full[turn.slot], turn.parity);  // K has landed
-      ptx::wgmma_fence();                                         // the registers of S have been used for other things
-      issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.K[turn.slot], fresh);
+      const auto state = state_K(tile);
+      ptx::mbarrier_wait(shared.K_full[state.stage], state.phase);  // K has landed
+      ptx::wgmma_fence();                                           // the registers of S have been used for other things
+      issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.K[state.stage], fresh);
     };
     const auto issue_dP = [&](unsigned tile, int fresh) {
-      const auto turn = turn_V(tile);
-      ptx::mbarrier_wait(shared.V_full[turn.slot], turn.parity);  // V has landed
-      ptx::wgmma_fence();                                         // the registers of dP have been used for other things
-      issue_dots<type, S::steps_v>(dP, shared.dO[warpgroup], shared.V[turn.slot], fresh);
+      const auto state = state_V(tile);
+      ptx::mbarrier_wait(shared.V_full[state.stage], state.phase);  // V has landed
+      ptx::wgmma_fence();                                           // the registers of dP have been used for other things
+      issue_dots<type, S::steps_v>(dP, shared.dO[warpgroup], shared.V[state.stage], fresh);
     };
     const auto issue_dQ = [&](unsigned tile, int fresh) {
-      issue_rows<type, S::width>(dQ, dS, shared.K[turn_K(tile).slot], fresh);
+      issue_rows<type, S::width>(dQ, dS, shared.K[state_K(tile).stage], fresh);
     };
-    const auto release = [&](ptx::Mbarrier& free) {
-      if (thread == 0) ptx::mbarrier_arrive(free);
+    const auto release = [&](ptx::Mbarrier& empty) {
+      if (thread == 0) ptx::mbarrier_arrive(empty);
     };
-    // Tiles of which only the other warpgroup sees something: edges of the block, so that both meet in clean_keys. By then
-    // the other one has waited for K and V of the tile and released the tiles before: no slot is released twice before it.
+    // Tiles of which only the other warpgroup sees something: edges of the block, so that both meet in zero_nonfinite_keys.
+    // By then the other one has waited for K and V of the tile and released the tiles before: no stage is released twice
+    // before it.
     const auto pass = [&](unsigned begin, unsigned end) {
 #pragma unroll 1
       for (unsigned tile = begin; tile < end; ++tile) {
-        clean_keys(turn_K(tile).slot, score.visible_kv - (task.tiles.begin + static_cast<int>(tile)) * tile_rows);
-        release(shared.K_free[turn_K(tile).slot]);
-        release(shared.V_free[turn_V(tile).slot]);
+        zero_nonfinite_keys(state_K(tile).stage,
+                            score.visible_kv - (task.tiles.begin + static_cast<int>(tile)) * tile_rows);
+        release(shared.K_empty[state_K(tile).stage]);
+        release(shared.V_empty[state_V(tile).stage]);
       }
     };
     const auto make_dS = [&](unsigned tile) {
@@ -230,13 +233,13 @@ struct QueryWorker {
       if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dP is there
       ptx::wgmma_pin(dP);
-      release(shared.V_free[turn_V(tile).slot]);
+      release(shared.V_empty[state_V(tile).stage]);
       math.gradients(scores, dP, marks, [&](int i) {
         return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]};
       });
       Math::pack(dP, dS);
       ptx::wgmma_pin(dS);
-      if (math.edge) clean_keys(turn_K(tile).slot, score.visible_kv - math.kv_begin);
+      if (math.edge) zero_nonfinite_keys(state_K(tile).stage, score.visible_kv - math.kv_begin);
     };
 
     const unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
@@ -257,10 +260,10 @@ struct QueryWorker {
           fresh = ptx::registers_fresh(0);
           issue_dQ(tile - 1, fresh);
           issue_S(tile, fresh);
-          ptx::wgmma_wait<1>();  // dQ is done: dS and the slot of K are free; S may still run
+          ptx::wgmma_wait<1>();  // dQ is done: dS and the stage of K are free; S may still run
           ptx::wgmma_pin(dQ);
           ptx::wgmma_pin(dS);
-          release(shared.K_free[turn_K(tile - 1).slot]);
+          release(shared.K_empty[state_K(tile - 1).stage]);
           if constexpr (!late_dP) issue_dP(tile, fresh);
           make_dS(tile);
         }
@@ -268,10 +271,10 @@ struct QueryWorker {
         ptx::wgmma_wait<0>();  // dQ is complete
         ptx::wgmma_pin(dQ);
         ptx::wgmma_pin(dS);
-        release(shared.K_free[turn_K(end - 1).slot]);
+        release(shared.K_empty[state_K(end - 1).stage]);
       }
       if (thread == 0) {
-        ptx::mbarrier_arrive(shared.Q_free);
+        ptx::mbarrier_arrive(shared.Q_empty);
         ptx::mbarrier_arrive(shared.dO_free);
       }
       pass(end, num_tiles);
@@ -293,11 +296,11 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
   if (threadIdx.x == 0) {
     for (auto& barrier : shared.K_full) ptx::mbarrier_init(barrier, 1);
     for (auto& barrier : shared.V_full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.K_free) ptx::mbarrier_init(barrier, query_warpgroups);
-    for (auto& barrier : shared.V_free) ptx::mbarrier_init(barrier, query_warpgroups);
+    for (auto& barrier : shared.K_empty) ptx::mbarrier_init(barrier, query_warpgroups);
+    for (auto& barrier : shared.V_empty) ptx::mbarrier_init(barrier, query_warpgroups);
     ptx::mbarrier_init(shared.Q_full, 1);
     ptx::mbarrier_init(shared.dO_full, 1);
-    ptx::mbarrier_init(shared.Q_free, query_warpgroups);
+    ptx::mbarrier_init(shared.Q_empty, query_warpgroups);
     ptx::mbarrier_init(shared.dO_free, query_warpgroups);
     shared.tasks.init(query_warpgroups * wg_threads + 1);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
@@ -310,15 +313,15 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
     const int num_tasks = query_tasks<config>(args).count();
     using Storage = QueryStorage<config>;
     if (threadIdx.x == 0) {
-      QueryLoader<config, Shape<config>::chunks, Storage::slots_K> loader{
-          args, shared.Q, shared.Q_full, shared.Q_free, map_Q, shared.K, shared.K_full, shared.K_free, map_K};
+      QueryLoader<config, Shape<config>::chunks, Storage::stages_K> loader{
+          args, shared.Q, shared.Q_full, shared.Q_empty, map_Q, shared.K, shared.K_full, shared.K_empty, map_K};
       shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_queries, num_tasks, [&](int task_idx) {
         loader.load({args, task_idx});
       });
     }
     if (threadIdx.x == 32) {
-      QueryLoader<config, Shape<config>::chunks_v, Storage::slots_V> loader{
-          args, shared.dO, shared.dO_full, shared.dO_free, map_dO, shared.V, shared.V_full, shared.V_free, map_V};
+      QueryLoader<config, Shape<config>::chunks_v, Storage::stages_V> loader{
+          args, shared.dO, shared.dO_full, shared.dO_free, map_dO, shared.V, shared.V_full, shared.V_empty, map_V};
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
     }
   } else {

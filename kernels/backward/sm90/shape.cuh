@@ -27,7 +27,7 @@ enum Workspace : int {
   workspace_tasks = 4,
   workspace_dK = 5,
   workspace_dV = 6,
-  workspace_turns = 7
+  workspace_order = 7
 };
 
 /// Counters of tasks taken, at workspace_tasks.
@@ -58,8 +58,8 @@ __device__ __forceinline__ long long padded_key(const AttentionArgs& args, const
          config.block_kv * sequence.batch_idx;
 }
 template <typename T>
-__device__ __forceinline__ T* workspace(const AttentionArgs& args, Workspace slot) {
-  return reinterpret_cast<T*>(static_cast<char*>(args.workspace) + args.workspace_offsets[slot]);
+__device__ __forceinline__ T* workspace(const AttentionArgs& args, Workspace region) {
+  return reinterpret_cast<T*>(static_cast<char*>(args.workspace) + args.workspace_offsets[region]);
 }
 
 template <BackwardConfig config>
@@ -88,22 +88,22 @@ struct Shape {
   static constexpr int work_registers = warpgroups == 3 ? 160 : 240;
 
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
-  static constexpr bool foreign_rows = features.packed || features.seqused_q;
+  static constexpr bool next_sequence_rows = features.packed || features.seqused_q;
 
   // At head dimension 128 no registers are left for options, nor, but under a causal mask, for sums of dK and dV: dP is
   // computed after P, not under it, and P is given up before dS is made.
-  static constexpr bool lean =
+  static constexpr bool serial_dP =
       (width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout)) ||
-      (warpgroups == 2 && config.key_sums && (foreign_rows || !features.window_right));
+      (warpgroups == 2 && config.key_sums && (next_sequence_rows || !features.window_right));
 
-  // Tasks take turns at adding to the sums in memory: every run has the same bits (sm90_turns.cuh).
+  // Tasks take turns at adding to the sums in memory: every run has the same bits (ordered_accumulate.cuh).
   static constexpr bool ordered = config.deterministic && !config.separate_dq;
 
   // Two warpgroups: S of the next step is issued before dK of this one is waited for.
-  static constexpr bool chains = warpgroups == 2 && !lean && !config.separate_dq;
+  static constexpr bool software_pipelined = warpgroups == 2 && !serial_dP && !config.separate_dq;
   // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
   // one's to own, and the second passes over it.
-  static constexpr bool passes_first = chains && features.window_right;
+  static constexpr bool skips_first_step = software_pipelined && features.window_right;
 
   static_assert(config.block_q == tile_rows && config.block_kv % tile_rows == 0);
 };
@@ -114,13 +114,13 @@ __device__ __forceinline__ tile::Sequence fresh_sequence(tile::Sequence sequence
   return sequence;
 }
 
-/// The n-th use of a ring of slots: which slot it is, and the parity of the phase that fills it.
-template <int slots>
-struct Turn {
-  int slot;
-  int parity;
+/// The n-th use of a ring of stages: which stage it is, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage;
+  int phase;
 
-  __device__ __forceinline__ explicit Turn(unsigned n) : slot(n % slots), parity(n / slots % 2) {}
+  __device__ __forceinline__ explicit PipelineState(unsigned n) : stage(n % stages), phase(n / stages % 2) {}
 };
 
 /// The swizzled place of 16 bytes: `piece` (8 columns) of a row in a chunk.

@@ -6,7 +6,7 @@
 // dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and
 // column 8 (i / 4) + 2 (lane % 4) + i % 2.
 
-#include "backward/sm90_shape.cuh"
+#include "backward/sm90/shape.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
@@ -17,7 +17,7 @@ namespace flash_attention::backward_sm90 {
 enum class Rows : int { keys, queries };
 
 template <BackwardConfig config, Rows rows, int columns>
-struct Scores {
+struct ScoreMath {
   static constexpr Features features = config.features;
   static constexpr int count = columns / 2;
   static constexpr int words = tile::ceil_div(count, 32);
@@ -29,12 +29,12 @@ struct Scores {
   const tile::Score<features>& score;
   const tile::Dropout& dropout;
   float exponent_scale;
-  int q_begin;      // of the tile
-  int kv_begin;     // of the tile
-  int row;          // this thread's first row, in the tile
-  int column;       // this thread's first column, in the tile
-  bool edge;        // some scores of the tile are hidden
-  bool bad_row[2];  // Rows::keys: the key holds a NaN or Inf, which was taken out of shared memory
+  int q_begin;            // of the tile
+  int kv_begin;           // of the tile
+  int row;                // this thread's first row, in the tile
+  int column;             // this thread's first column, in the tile
+  bool edge;              // some scores of the tile are hidden
+  bool nonfinite_row[2];  // Rows::keys: the key holds a NaN or Inf, which was taken out of shared memory
 
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int column_of(int i) { return 8 * (i / 4) + i % 2; }
@@ -125,8 +125,8 @@ struct Scores {
 #pragma unroll
       for (int i = group; i < group + 4; i += 2) {
         const auto statistics = lse2(i);
-        const float first = weigh<some_hidden>(S[i], i, shift, marks, statistics[0]);
-        take(i, first, weigh<some_hidden>(S[i + 1], i + 1, shift, marks, statistics[1]));
+        const float first = probability_of<some_hidden>(S[i], i, shift, marks, statistics[0]);
+        take(i, first, probability_of<some_hidden>(S[i + 1], i + 1, shift, marks, statistics[1]));
       }
     }
   }
@@ -141,19 +141,19 @@ struct Scores {
 
   /// One score of probabilities(); returns the dropped and scaled probability.
   template <bool some_hidden>
-  __device__ __forceinline__ float weigh(float& S, int i, int shift, const Marks& marks, float lse2) const {
+  __device__ __forceinline__ float probability_of(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
     if constexpr (linear) {
       S = ptx::exp2(ptx::fma(S, exponent_scale, -lse2));
     } else {
       // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
-      const int q = tile::smaller(query(i) + shift, score.len_q - 1), k = tile::smaller(key(i), score.len_kv - 1);
+      const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
       const float capped = fast_capped(S);
       slope = score.capped_slope(capped);
       S = ptx::exp2(ptx::fma(capped + score.added(q, k), exponent_scale, -lse2));
     }
     if constexpr (some_hidden) {
-      if (rows == Rows::keys && bad_row[row_of(i)]) S = __builtin_bit_cast(float, 0x7fffffffu);  // NaN
+      if (rows == Rows::keys && nonfinite_row[row_of(i)]) S = __builtin_bit_cast(float, 0x7fffffffu);  // NaN
       if (marks.is_hidden(i)) S = 0;
     }
     float weight = S;

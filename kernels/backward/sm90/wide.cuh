@@ -8,14 +8,14 @@
 //     warpgroup 0:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
 //     warpgroup 1:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
 //
-// P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90_dq.cuh's.
+// P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90/separate_dq.cuh's.
 //
 // Each warpgroup issues the first product of a step before the last of the step before, and computes between them while the
 // latter runs. A block takes one task after another; K and V of the next are loaded while the gradients of this one are
 // stored.
 
-#include "backward/sm90_scores.cuh"
-#include "backward/sm90_wide_load.cuh"
+#include "backward/sm90/scores.cuh"
+#include "backward/sm90/wide_producer.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
@@ -25,7 +25,7 @@ namespace backward_sm90 {
 template <BackwardConfig config, int warpgroup>
 struct WideWorker {
   using S = Shape<config>;
-  using Math = Scores<config, Rows::keys, tile_rows>;
+  using Math = ScoreMath<config, Rows::keys, tile_rows>;
   using Storage = WideStorage<config>;
   static constexpr Type type = S::type;
   static constexpr int register_steps = 4 * Storage::register_chunks;
@@ -37,8 +37,9 @@ struct WideWorker {
   unsigned first_step = 0;  // steps before this task
 
   __device__ __forceinline__ void run() {
-    if constexpr (warpgroup == 1) {  // the slots of P start out free
-      for (int slot = 0; slot < P_slots; ++slot) ptx::barrier_arrive(barrier_P_read + slot, wide_warpgroups * wg_threads);
+    if constexpr (warpgroup == 1) {  // the stages of P start out free
+      for (int stage = 0; stage < P_stages; ++stage)
+        ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
     }
     shared.tasks.follow(key_tasks<config>(args).count(), [&](int task_idx) {
       const Task<config> task = key_task<config>(args, task_idx);
@@ -54,7 +55,8 @@ struct WideWorker {
     // The last reads of P have been announced; nobody may leave those arrivals behind.
     if constexpr (warpgroup == 0) {
 #pragma unroll 1
-      for (int slot = 0; slot < P_slots; ++slot) ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
+      for (int stage = 0; stage < P_stages; ++stage)
+        ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
     }
   }
 
@@ -64,7 +66,7 @@ struct WideWorker {
     typename Math::Packed P;
 #pragma unroll
     for (float& x : dV) x = 0;
-    unsigned K[tile::larger(register_steps, 1)][4];
+    unsigned K[tile::max(register_steps, 1)][4];
     load_K(task, K);
     const auto issue_S = [&](int step, int fresh) {
       const void* Q = await_Q(task, step);
@@ -88,7 +90,7 @@ struct WideWorker {
     // Without a soft cap what dropout leaves of P follows from P and the marks: 32 registers fewer until it is packed.
     constexpr bool drops_late = config.features.dropout && !config.features.softcap;
     const auto make_P = [&](int step) {
-      if (step + 1 == task.num_steps) release(shared.K_free);
+      if (step + 1 == task.num_steps) release(shared.K_empty);
       marks = {};
       with_scores(task, step, [&](const Math& math) {
         math.probabilities(
@@ -97,7 +99,7 @@ struct WideWorker {
               if constexpr (!drops_late) weights[i] = p, weights[i + 1] = q;
             });
       });
-      release(shared.Q_free[slot_Q(step)]);
+      release(shared.Q_empty[slot_Q(step)]);
     };
     const auto pack_and_send = [&](int step) {
       if constexpr (drops_late) {
@@ -129,7 +131,7 @@ struct WideWorker {
         ptx::wgmma_wait<1>();  // S is there; dV of the step before may still run
         ptx::wgmma_pin(St);
         make_P(step);
-        ptx::wgmma_wait<0>();  // that dV is done: P and the slot are free
+        ptx::wgmma_wait<0>();  // that dV is done: P and the stage are free
         ptx::wgmma_pin(dV);
         ptx::wgmma_pin(P);
         release(shared.dO_free[slot_dO(step - 1)]);
@@ -157,7 +159,7 @@ struct WideWorker {
     const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[slot_Q(step)], fresh); };
     const auto make_dS = [&](int step) {
       release(shared.dO_free[slot_dO(step)]);
-      if (step + 1 == task.num_steps) release(shared.V_free);
+      if (step + 1 == task.num_steps) release(shared.V_empty);
       await_Q(task, step);
       with_scores(task, step, [&](const Math& math) {
         typename Math::Marks marks;
@@ -184,17 +186,17 @@ struct WideWorker {
           ptx::wgmma_wait<1>();  // dP is there; dK of the step before may still run
           ptx::wgmma_pin(dPt);
           make_dS(step);
-          ptx::wgmma_wait<0>();  // that dK is done: dS and the slot are free
+          ptx::wgmma_wait<0>();  // that dK is done: dS and the stage are free
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
-          release(shared.Q_free[slot_Q(step - 1)]);
-        } else {  // with two slots of Q the other warpgroup waits for that one
+          release(shared.Q_empty[slot_Q(step - 1)]);
+        } else {  // with two stages of Q the other warpgroup waits for that one
           issue_dK(step - 1, fresh);
           issue_dP(step, fresh);
-          ptx::wgmma_wait<1>();  // dK is done: dS and the slot are free; dP may still run
+          ptx::wgmma_wait<1>();  // dK is done: dS and the stage are free; dP may still run
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
-          release(shared.Q_free[slot_Q(step - 1)]);
+          release(shared.Q_empty[slot_Q(step - 1)]);
           ptx::wgmma_wait<0>();  // dP is there
           ptx::wgmma_pin(dPt);
           make_dS(step);
@@ -206,21 +208,20 @@ struct WideWorker {
       ptx::wgmma_wait<0>();  // dK is complete
       ptx::wgmma_pin(dK);
       ptx::wgmma_pin(dS);
-      release(shared.Q_free[slot_Q(task.num_steps - 1)]);
+      release(shared.Q_empty[slot_Q(task.num_steps - 1)]);
     }
     write_rows<type, config.head_dim>(rows_of(task, args.dK), dK, args.scale, thread);
   }
 
   // -- tiles -------------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ auto turn_Q(int step) const { return Turn<S::stages>(first_step + step); }
-  __device__ __forceinline__ auto turn_dO(int step) const { return Turn<Storage::stages_dO>(first_step + step); }
-  __device__ __forceinline__ int slot_Q(int step) const { return turn_Q(step).slot; }
-  __device__ __forceinline__ int slot_dO(int step) const { return turn_dO(step).slot; }
+  __device__ __forceinline__ auto state_Q(int step) const { return PipelineState<S::stages>(first_step + step); }
+  __device__ __forceinline__ auto state_dO(int step) const { return PipelineState<Storage::stages_dO>(first_step + step); }
+  __device__ __forceinline__ int slot_Q(int step) const { return state_Q(step).stage; }
+  __device__ __forceinline__ int slot_dO(int step) const { return state_dO(step).stage; }
 
   /// The part of K that is kept in registers, as the left operand of its products.
-  __device__ __forceinline__ void load_K(const Task<config>& task,
-                                         unsigned (&K)[tile::larger(register_steps, 1)][4]) const {
+  __device__ __forceinline__ void load_K(const Task<config>& task, unsigned (&K)[tile::max(register_steps, 1)][4]) const {
     const auto rows = rows_of(task, args.K);
     const int lane = thread % 32;
 #pragma unroll
@@ -237,20 +238,21 @@ struct WideWorker {
   }
 
   __device__ __forceinline__ const void* await_Q(const Task<config>& task, int step) const {
-    const auto turn = turn_Q(step);
-    ptx::mbarrier_wait(shared.Q_full[turn.slot], turn.parity);  // Q and the statistics have landed
-    clear_foreign_rows<config>(shared.Q[turn.slot], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
-    return shared.Q[turn.slot];
+    const auto state = state_Q(step);
+    ptx::mbarrier_wait(shared.Q_full[state.stage], state.phase);  // Q and the statistics have landed
+    clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
+    return shared.Q[state.stage];
   }
   __device__ __forceinline__ const void* await_dO(const Task<config>& task, int step) const {
-    const auto turn = turn_dO(step);
-    ptx::mbarrier_wait(shared.dO_full[turn.slot], turn.parity);  // dO has landed
-    clear_foreign_rows<config>(shared.dO[turn.slot], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
-    return shared.dO[turn.slot];
+    const auto state = state_dO(step);
+    ptx::mbarrier_wait(shared.dO_full[state.stage], state.phase);  // dO has landed
+    clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread,
+                                     task.sequence.len_q - task.q_begin_of(step));
+    return shared.dO[state.stage];
   }
   /// This warpgroup has read a tile for the last time.
-  __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
-    if (thread == 0) ptx::mbarrier_arrive(free);
+  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
+    if (thread == 0) ptx::mbarrier_arrive(empty);
   }
   __device__ __forceinline__ auto rows_of(const Task<config>& task, const TensorView& view) const {
     return tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx).from(task.kv_begin);
@@ -264,7 +266,7 @@ struct WideWorker {
     const tile::Score<config.features> score(args, sequence, head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
-                             !(S::foreign_rows && q_begin + tile_rows > score.len_q);
+                             !(S::next_sequence_rows && q_begin + tile_rows > score.len_q);
     use(Math{score,
              dropout,
              score.unit_scale() * tile::log2_e,
@@ -281,30 +283,30 @@ struct WideWorker {
   /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the
   /// other warpgroup.
   __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
-    const unsigned slot = (first_step + step) % P_slots;
-    // The other warpgroup has taken what was in the slot.
-    ptx::barrier_sync(barrier_P_read + slot, wide_warpgroups * wg_threads);
+    const unsigned stage = (first_step + step) % P_stages;
+    // The other warpgroup has taken what was in the stage.
+    ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      ptx::store_shared(ptx::shared_address(&shared.P[slot][part][thread]),
+      ptx::store_shared(ptx::shared_address(&shared.P[stage][part][thread]),
                         ptx::Vector<unsigned, 4>{P[part][0], P[part][1], P[part][2], P[part][3]});
     }
-    ptx::barrier_arrive(barrier_P_written + slot, wide_warpgroups * wg_threads);
+    ptx::barrier_arrive(barrier_P_written + stage, wide_warpgroups * wg_threads);
   }
 
   __device__ __forceinline__ void receive_P(int step, float (&P)[tile_rows / 2]) const {
-    const unsigned slot = (first_step + step) % P_slots;
-    ptx::barrier_sync(barrier_P_written + slot, wide_warpgroups * wg_threads);  // P is there
+    const unsigned stage = (first_step + step) % P_stages;
+    ptx::barrier_sync(barrier_P_written + stage, wide_warpgroups * wg_threads);  // P is there
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      const auto four = ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(&shared.P[slot][part][thread]));
+      const auto four = ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(&shared.P[stage][part][thread]));
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         P[8 * part + 2 * x] = ptx::unpack_low<type>(four[x]);
         P[8 * part + 2 * x + 1] = ptx::unpack_high<type>(four[x]);
       }
     }
-    ptx::barrier_arrive(barrier_P_read + slot, wide_warpgroups * wg_threads);
+    ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
   }
 };
 
@@ -319,13 +321,13 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
   auto& shared = ptx::shared_storage<WideStorage<config>>();
   if (threadIdx.x == 0) {
     for (auto& barrier : shared.Q_full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.Q_free) ptx::mbarrier_init(barrier, wide_warpgroups);
+    for (auto& barrier : shared.Q_empty) ptx::mbarrier_init(barrier, wide_warpgroups);
     for (auto& barrier : shared.dO_full) ptx::mbarrier_init(barrier, 1);
     for (auto& barrier : shared.dO_free) ptx::mbarrier_init(barrier, wide_warpgroups);
     ptx::mbarrier_init(shared.K_full, 1);
-    ptx::mbarrier_init(shared.K_free, 1);
+    ptx::mbarrier_init(shared.K_empty, 1);
     ptx::mbarrier_init(shared.V_full, 1);
-    ptx::mbarrier_init(shared.V_free, 1);
+    ptx::mbarrier_init(shared.V_empty, 1);
     shared.tasks.init(wide_warpgroups * wg_threads + 1);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
   }

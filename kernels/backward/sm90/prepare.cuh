@@ -9,8 +9,8 @@
 //
 // One block of 128 threads takes 64 rows of one head.
 
-#include "backward/sm90_products.cuh"
-#include "backward/sm90_turns.cuh"
+#include "backward/sm90/ordered_accumulate.cuh"
+#include "backward/sm90/products.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/path.cuh"
 #include "ptx/warp.cuh"
@@ -53,7 +53,7 @@ __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   };
   zero(workspace<Four>(args, workspace_dK), rows * S::width / 4);
   zero(workspace<Four>(args, workspace_dV), rows * S::width_v / 4);
-  if constexpr (S::ordered) zero(turn_of_keys(args, 0), tile::ceil_div(rows, static_cast<long long>(warp_keys)));
+  if constexpr (S::ordered) zero(dkv_order_of(args, 0), tile::ceil_div(rows, static_cast<long long>(warp_keys)));
 }
 
 /// From sums to a gradient: 16 rows of a warp, whose registers lie together for each 8 columns. Those of dQ by lanes, four
@@ -108,8 +108,8 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
   unsigned first_turn = 0;
   if constexpr (Shape<config>::ordered) {
-    first_turn = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | nobody_yet;
-    if (threadIdx.x == 0) *turn_of_queries(args, tile.padded) = first_turn;
+    first_turn = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | none_accumulated;
+    if (threadIdx.x == 0) *dq_order_of(args, tile.padded) = first_turn;
   }
   if (!config.separate_dq && (!Shape<config>::ordered || first_turn == ~0u)) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;

@@ -3,7 +3,7 @@
 // How the blocks of a persistent kernel share its tasks: a block's first task is its own index, later ones come from a
 // counter in the workspace (zeroed by backward_sm90_prepare), so that a block that was given less takes more.
 
-#include "backward/sm90_shape.cuh"
+#include "backward/sm90/shape.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/tma.cuh"
 
@@ -21,21 +21,21 @@ struct TaskOrder {
   __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int walked_rows) {
     constexpr int section_rows = (24 << 20) / ((config.head_dim + config.head_dim_v) * 2);
     const bool uneven = config.features.window_right || config.features.window_left;
-    const int fitting = uneven ? section_rows / tile::larger(walked_rows, 1) : 1;
-    return {num_tiles, num_heads, tile::larger(tile::smaller(fitting, num_heads), 1), 0};
+    const int fitting = uneven ? section_rows / tile::max(walked_rows, 1) : 1;
+    return {num_tiles, num_heads, tile::max(tile::min(fitting, num_heads), 1), 0};
   }
 
   /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
-  /// come first. Tasks that take turns come head by head (sm90_turns.cuh), and so do those of divided groups where the
+  /// come first. Tasks that take turns come head by head (ordered_accumulate.cuh), and so do those of divided groups where the
   /// loading warp has no registers for more.
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
     const bool uneven = config.features.window_right || config.features.window_left;
-    constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::foreign_rows);
+    constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::next_sequence_rows);
     if (!uneven || simple) return {num_tiles, num_heads, 1, 0};
-    const int last = tile::smaller(tile::ceil_div(last_rows, tile::larger(walked_rows, 1)), last_heads);
-    return {num_tiles, num_heads, 1, tile::smaller(last, num_heads)};
+    const int last = tile::min(tile::ceil_div(last_rows, tile::max(walked_rows, 1)), last_heads);
+    return {num_tiles, num_heads, 1, tile::min(last, num_heads)};
   }
 
   __device__ __forceinline__ int count() const { return num_tiles * num_heads; }
@@ -48,7 +48,7 @@ struct TaskOrder {
     const bool at_end = task_idx >= (num_heads - last) * num_tiles;
     const int first_head = at_end ? num_heads - last : task_idx / (section * num_tiles) * section;
     const int rest = task_idx - first_head * num_tiles;
-    const int heads = at_end ? last : tile::smaller(section, num_heads - first_head);
+    const int heads = at_end ? last : tile::min(section, num_heads - first_head);
     return {rest / heads, first_head + rest % heads};
   }
 };
@@ -56,12 +56,12 @@ struct TaskOrder {
 /// The latest tasks of a block, on their way from the lane that takes them to everyone else.
 struct TaskQueue {
   int task_idx[2];
-  ptx::Mbarrier full[2], free[2];
+  ptx::Mbarrier full[2], empty[2];
 
   __device__ __forceinline__ void init(int readers) {
-    for (int slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(full[slot], 1);
-      ptx::mbarrier_init(free[slot], readers);
+    for (int stage = 0; stage < 2; ++stage) {
+      ptx::mbarrier_init(full[stage], 1);
+      ptx::mbarrier_init(empty[stage], readers);
     }
   }
 
@@ -71,10 +71,10 @@ struct TaskQueue {
     int task = blockIdx.x;
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
-      const Turn<2> turn(n);
-      ptx::mbarrier_wait(free[turn.slot], turn.parity ^ 1);  // everyone has read what was in the slot
-      task_idx[turn.slot] = task;
-      ptx::mbarrier_arrive(full[turn.slot]);
+      const PipelineState<2> state(n);
+      ptx::mbarrier_wait(empty[state.stage], state.phase ^ 1);  // everyone has read what was in the stage
+      task_idx[state.stage] = task;
+      ptx::mbarrier_arrive(full[state.stage]);
       if (task >= num_tasks) return;
       use(task);
       task = static_cast<int>(gridDim.x + ptx::atomic_add(counter, 1));
@@ -86,10 +86,10 @@ struct TaskQueue {
   __device__ __forceinline__ void follow(int num_tasks, Use use) {
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
-      const Turn<2> turn(n);
-      ptx::mbarrier_wait(full[turn.slot], turn.parity);  // the task is there
-      const int task = task_idx[turn.slot];
-      ptx::mbarrier_arrive(free[turn.slot]);
+      const PipelineState<2> state(n);
+      ptx::mbarrier_wait(full[state.stage], state.phase);  // the task is there
+      const int task = task_idx[state.stage];
+      ptx::mbarrier_arrive(empty[state.stage]);
       if (task >= num_tasks) return;
       use(task);
     }

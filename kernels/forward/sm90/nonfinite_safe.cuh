@@ -1,10 +1,10 @@
 #pragma once
 
-// The sweep of Pass::careful. A probability of 0 times NaN is NaN, so a product cannot leave out a key that a row does not
-// see where V is not finite there. This sweep takes what is not finite out of V before each product and adds it to the
-// rows that see it. One block after the other, without overlap: it hardly ever runs.
+// The sweep of Attempt::nonfinite_safe. A probability of 0 times NaN is NaN, so a product cannot leave out a key that a row
+// does not see where V is not finite there. This sweep takes what is not finite out of V before each product and adds it to
+// the rows that see it. One block after the other, without overlap: it hardly ever runs.
 
-#include "forward/sm90_warpgroup.cuh"
+#include "forward/sm90/consumer.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -16,10 +16,10 @@ __device__ __forceinline__ bool has_nonfinite(unsigned pair) {
 
 /// What is not finite in a block of V goes to the outputs of the rows that see it ...
 template <ForwardConfig config>
-__device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Output<config>::Tile& O, int v_slot,
-                                              int kv_begin, const Tile& tile, const Scores<config>& math) {
+__device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Output<config>::Tile& O, int v_stage,
+                                              int kv_begin, const Tile& tile, const ScoreMath<config>& math) {
   using S = Shape<config>;
-  const unsigned V_smem = ptx::shared_address(wg.shared.V[v_slot]);
+  const unsigned V_smem = ptx::shared_address(wg.shared.V[v_stage]);
   // Each thread looks at the columns of O that it holds.
 #pragma unroll 1
   for (int key = 0; key < S::block_kv; ++key) {
@@ -41,9 +41,9 @@ __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typen
 
 /// ... and becomes 0, so that P V leaves the other rows alone.
 template <ForwardConfig config>
-__device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int v_slot) {
+__device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int v_stage) {
   using S = Shape<config>;
-  const unsigned V_smem = ptx::shared_address(wg.shared.V[v_slot]);
+  const unsigned V_smem = ptx::shared_address(wg.shared.V[v_stage]);
   ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all warpgroups have seen V as it came
 #pragma unroll 1
   for (int i = wg.warpgroup * wg_threads + wg.thread; i < S::block_kv * S::chunks_v * 32; i += S::warpgroups * wg_threads) {
@@ -54,10 +54,10 @@ __device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int
   ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // those of all warpgroups
 }
 template <ForwardConfig config>
-__device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<config>& out) {
+__device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Output<config>& out) {
   using S = Shape<config>;
   const Tile tile = wg.tile();
-  const Scores<config> math = wg.scores_of(tile);
+  const ScoreMath<config> math = wg.scores_of(tile);
   typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
@@ -69,24 +69,24 @@ __device__ __forceinline__ void sweep_carefully(Warpgroup<config>& wg, Output<co
 #pragma unroll 1
   for (int n = 0; n < tile.blocks; ++n) {
     const int block = block_at<config>(tile, n);
-    const Turn<S::stages> kv(wg.num_blocks++);
-    ptx::mbarrier_wait(wg.shared.K_full[kv.slot], kv.parity);  // K has landed
-    wg.issue_scores(scores, queries, kv.slot);
+    const PipelineState<S::stages> kv(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);  // K has landed
+    wg.issue_scores(scores, queries, kv.stage);
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
-    wg.release(wg.shared.K_free[kv.slot]);
+    wg.release(wg.shared.K_empty[kv.stage]);
     wg.softmax_edge(math, block, scores, out.rows, correction);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
     math.pack(scores, P);
-    ptx::mbarrier_wait(wg.shared.V_full[kv.slot], kv.parity);  // V has landed
-    add_nonfinite(wg, out.O, kv.slot, block * S::block_kv, tile, math);
-    clear_nonfinite(wg, kv.slot);
+    ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);  // V has landed
+    add_nonfinite(wg, out.O, kv.stage, block * S::block_kv, tile, math);
+    clear_nonfinite(wg, kv.stage);
     ptx::wgmma_pin(P);
-    wg.issue_output(out.O, P, kv.slot, true);
+    wg.issue_output(out.O, P, kv.stage, true);
     ptx::wgmma_wait<0>();  // O is ours again
     ptx::wgmma_pin(out.O);
-    wg.release(wg.shared.V_free[kv.slot]);
+    wg.release(wg.shared.V_empty[kv.stage]);
   }
   wg.release_queries();
 }

@@ -3,7 +3,7 @@
 // Which tiles a block works on, in which order, and which keys each of them sees. The loading warp works this out and hands
 // it to the warpgroups that attend, together with Q.
 
-#include "forward/sm90_shape.cuh"
+#include "forward/sm90/shape.cuh"
 #include "ptx/atomic.cuh"
 #include "tile/score.cuh"
 
@@ -20,12 +20,12 @@ struct Schedule {
   int num_units;
   int step;  // places that a block moves on with each round
   int num_iterations;
-  int* taken;    // take_turns: the unit of each iteration
-  int next = 0;  // take_turns: the unit of the next iteration
-  int section;   // take_turns: heads whose keys L2 holds together
+  int* claimed;  // dynamic_scheduler: the unit of each iteration
+  int next = 0;  // dynamic_scheduler: the unit of the next iteration
+  int section;   // dynamic_scheduler: heads whose keys L2 holds together
 
-  __device__ __forceinline__ Schedule(const AttentionArgs& arguments, int* units_taken)
-      : args(arguments), taken(units_taken) {
+  __device__ __forceinline__ Schedule(const AttentionArgs& arguments, int* claimed_units)
+      : args(arguments), claimed(claimed_units) {
     const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
     units_per_head = config.pair_tiles ? tile::ceil_div(row_tiles, 2) : row_tiles;
     num_units = units_per_head * args.heads_q * args.batch;
@@ -33,11 +33,11 @@ struct Schedule {
     const int rounds = num_units / unit_stride();
     const int mine = rounds + (unit_of_round(rounds) < num_units ? 1 : 0);
     num_iterations = config.pair_tiles ? 2 * mine : mine;
-    if constexpr (config.take_turns) {
+    if constexpr (config.dynamic_scheduler) {
       constexpr int l2_bytes = 32 << 20;
       const long long head_bytes = 2ll * args.seq_kv * (config.head_dim + config.head_dim_v);
       section = static_cast<int>(l2_bytes / head_bytes) * args.group;
-      section = tile::larger(1, tile::smaller(section, args.heads_q * args.batch));
+      section = tile::max(1, tile::min(section, args.heads_q * args.batch));
       next = first_unit();
     }
   }
@@ -47,14 +47,14 @@ struct Schedule {
   }
 
   /// Whether this block has an iteration i. Asked for each in order.
-  __device__ __forceinline__ bool has(int i, int pass) {
-    if constexpr (config.take_turns) {
-      if (pass == 0) {
+  __device__ __forceinline__ bool has(int i, int attempt) {
+    if constexpr (config.dynamic_scheduler) {
+      if (attempt == 0) {
         num_iterations = i;
         if (next >= num_units) return false;
-        taken[i] = next;
+        claimed[i] = next;
         // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
-        next = i + 1 < max_redo_marks ? take() : num_units;
+        next = i + 1 < max_retry_marks ? take() : num_units;
         return true;
       }
     }
@@ -75,11 +75,11 @@ struct Schedule {
     int position;  // in the head
   };
   __device__ __forceinline__ Unit unit_at(int iteration) const {
-    if constexpr (config.take_turns) {  // the longest row tile of each head of a section, then the next longest
+    if constexpr (config.dynamic_scheduler) {  // the longest row tile of each head of a section, then the next longest
       const int heads = args.heads_q * args.batch;
-      const int sections_before = taken[iteration] / (section * units_per_head);
-      const int inside = taken[iteration] - sections_before * section * units_per_head;
-      const int heads_here = tile::smaller(section, heads - sections_before * section);
+      const int sections_before = claimed[iteration] / (section * units_per_head);
+      const int inside = claimed[iteration] - sections_before * section * units_per_head;
+      const int heads_here = tile::min(section, heads - sections_before * section);
       const int row = inside / heads_here;
       const int head_of_batch = sections_before * section + inside - row * heads_here;
       const int batch_idx = head_of_batch / args.heads_q;
@@ -92,7 +92,7 @@ struct Schedule {
   }
 
   /// Fills `tile` in, which lies in shared memory: the loading warp has few registers. Returns whether there is one.
-  __device__ __forceinline__ bool tile_at(int iteration, Pass pass, Tile& tile) const {
+  __device__ __forceinline__ bool tile_at(int iteration, Attempt attempt, Tile& tile) const {
     const Unit unit = unit_at(iteration);
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, unit.batch_idx);
     int row_tile = unit.position;
@@ -104,44 +104,46 @@ struct Schedule {
     }
     if (row_tile * config.block_q >= sequence.rows_q) return false;
     tile.iteration = iteration;
-    tile.pass = pass;
+    tile.attempt = attempt;
     tile.q_begin = row_tile * config.block_q;
     tile.head_idx = unit.head_idx;
     tile.sequence = sequence;
-    find_blocks(tile, pass);
+    find_blocks(tile, attempt);
     return true;
   }
 
-  __device__ __forceinline__ void find_blocks(Tile& tile, Pass pass) const {
+  __device__ __forceinline__ void find_blocks(Tile& tile, Attempt attempt) const {
     const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
     const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     tile.first = Shape<config>::forwards ? loaded.begin : loaded.end - 1;
     tile.blocks = loaded.end - loaded.begin;
-    tile.work = tile.sees_nothing() ? Work::write_zeros : pass == Pass::careful ? Work::sweep_carefully : Work::sweep;
+    tile.work = tile.sees_nothing()                  ? Work::write_zeros
+                : attempt == Attempt::nonfinite_safe ? Work::attend_nonfinite_safe
+                                                     : Work::attend;
 #pragma unroll 1
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
-      // In Pass::careful the warpgroups go through the blocks together.
-      tile.seen[w] = pass == Pass::careful ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
-                                           : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, pass);
+      // In Attempt::nonfinite_safe the warpgroups go through the blocks together.
+      tile.seen[w] = attempt == Attempt::nonfinite_safe ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
+                                                        : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, attempt);
     }
   }
 
   __device__ __forceinline__ static Blocks blocks_seen(const tile::Score<config.features>& score, tile::TileRange loaded,
-                                                       int q_begin, Pass pass) {
+                                                       int q_begin, Attempt attempt) {
     constexpr Features features = config.features;
     constexpr int block_kv = config.block_kv;
     tile::TileRange range = score.template key_tiles<wg_rows, block_kv>(q_begin);
     if (range.begin == range.end) range = {loaded.begin, loaded.begin + 1};  // one block that the mask hides
     int first = range.begin;                                                 // the interior, clipped to the range
     int last = score.visible_kv;
-    if constexpr (features.window_right) last = tile::smaller(last, q_begin + score.diagonal + score.window_right + 1);
-    last = tile::smaller(tile::larger(last, 0) / block_kv, range.end);
+    if constexpr (features.window_right) last = tile::min(last, q_begin + score.diagonal + score.window_right + 1);
+    last = tile::min(tile::max(last, 0) / block_kv, range.end);
     if constexpr (features.window_left) {
-      const int q_last = tile::smaller(q_begin + wg_rows, score.len_q) - 1;
-      first = tile::larger(first, tile::ceil_div(tile::larger(q_last + score.diagonal - score.window_left, 0), block_kv));
+      const int q_last = tile::min(q_begin + wg_rows, score.len_q) - 1;
+      first = tile::max(first, tile::ceil_div(tile::max(q_last + score.diagonal - score.window_left, 0), block_kv));
     }
     // With the running maximum every block is an edge.
-    if (features.mask || pass != Pass::reference || first >= last)
+    if (features.mask || attempt != Attempt::fixed_max || first >= last)
       first = last = Shape<config>::forwards ? range.end : range.begin;
     if constexpr (Shape<config>::forwards) {
       return {range.begin - loaded.begin, first - loaded.begin, last - loaded.begin, range.end - loaded.begin};

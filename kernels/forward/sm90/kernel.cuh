@@ -6,39 +6,39 @@
 // It stays on its SM and takes one tile after another: block_q queries (64 for each warpgroup) of one head, against all the
 // keys they see, in blocks of block_kv.
 //
-//     loading warp:    for each tile: Q, and block after block K and V, into rings of slots      sm90_load.cuh
-//     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            sm90_attend.cuh
+//     loading warp:    for each tile: Q, and block after block K and V, into rings of stages      producer.cuh
+//     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            kv_loop.cuh
 //
-// The loading warp runs ahead over the end of a tile: Q has two slots and O a buffer of its own, so the tensor cores wait
+// The loading warp runs ahead over the end of a tile: Q has two stages and O a buffer of its own, so the tensor cores wait
 // for no memory between tiles.
 //
 // Softmax keeps the maximum of a row's first blocks as a reference instead of raising it with every block. A tile for
-// which that was too low is found at its end (Finisher) and marked; after the others the block does its marked tiles again,
-// with the running maximum (Pass). So the result is exact for every input, and no ordinary input pays for it.
+// which that was too low is found at its end (Epilogue) and marked; after the others the block does its marked tiles again,
+// with the running maximum (Attempt). So the result is exact for every input, and no ordinary input pays for it.
 
-#include "forward/sm90_attend.cuh"
-#include "forward/sm90_careful.cuh"
-#include "forward/sm90_finish.cuh"
-#include "forward/sm90_load.cuh"
+#include "forward/sm90/epilogue.cuh"
+#include "forward/sm90/kv_loop.cuh"
+#include "forward/sm90/nonfinite_safe.cuh"
+#include "forward/sm90/producer.cuh"
 #include "ptx/path.cuh"
 #include "tile/tail.cuh"
 
 namespace flash_attention {
 namespace forward_sm90 {
 
-/// Which tiles of this block the next pass does again: a mark for each iteration, the last one for all that are left over.
-/// Marks only grow, so a warpgroup that is behind misses none.
+/// Which tiles of this block the next attempt does again: a mark for each iteration, the last one for all that are left
+/// over. Marks only grow, so a warpgroup that is behind misses none.
 template <ForwardConfig config>
-struct Redo {
+struct RetryList {
   SharedStorage<config>& shared;
 
   __device__ __forceinline__ void mark(const Tile& tile) const {
-    const int next = static_cast<int>(tile.pass) + 1;
-    shared.redo[tile::smaller(tile.iteration, max_redo_marks - 1)] = static_cast<unsigned char>(next);
-    shared.last_pass = next;
+    const int next = static_cast<int>(tile.attempt) + 1;
+    shared.retry[tile::min(tile.iteration, max_retry_marks - 1)] = static_cast<unsigned char>(next);
+    shared.last_attempt = next;
   }
-  __device__ __forceinline__ bool marked(int iteration, int pass) const {
-    return shared.redo[tile::smaller(iteration, max_redo_marks - 1)] >= pass;
+  __device__ __forceinline__ bool marked(int iteration, int attempt) const {
+    return shared.retry[tile::min(iteration, max_retry_marks - 1)] >= attempt;
   }
 };
 
@@ -49,23 +49,23 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
     for (int s = 0; s < S::q_stages; ++s) {
       for (int w = 0; w < S::warpgroups; ++w) {
         ptx::mbarrier_init(shared.Q_full[s][w], 1);
-        ptx::mbarrier_init(shared.Q_free[s][w], 1);
+        ptx::mbarrier_init(shared.Q_empty[s][w], 1);
       }
     }
     for (int s = 0; s < S::stages; ++s) {
       ptx::mbarrier_init(shared.K_full[s], 1);
       ptx::mbarrier_init(shared.V_full[s], 1);
-      ptx::mbarrier_init(shared.K_free[s], S::warpgroups);
-      ptx::mbarrier_init(shared.V_free[s], S::warpgroups);
+      ptx::mbarrier_init(shared.K_empty[s], S::warpgroups);
+      ptx::mbarrier_init(shared.V_empty[s], S::warpgroups);
     }
     ptx::mbarrier_init_fence();  // TMA sees the barriers
-    shared.last_pass = 0;
+    shared.last_attempt = 0;
   }
-  for (int i = threadIdx.x; i < max_redo_marks; i += S::threads) shared.redo[i] = 0;
+  for (int i = threadIdx.x; i < max_retry_marks; i += S::threads) shared.retry[i] = 0;
   ptx::barrier_sync(barrier_all, S::threads);  // all threads see the barriers and marks
 }
 
-/// One tile, from its first block to its store. Returns whether the next pass must do it again.
+/// One tile, from its first block to its store. Returns whether the next attempt must do it again.
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
   Output<config> out;
@@ -75,13 +75,13 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     for (float& x : out.O) x = 0;
     ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
     wg.release_queries();
-  } else if (work == Work::sweep_carefully) {
+  } else if (work == Work::attend_nonfinite_safe) {
     ptx::path<"forward/sm90 careful tile">();
-    sweep_carefully(wg, out);
+    attend_nonfinite_safe(wg, out);
   } else {
-    Sweep<config>{wg, out}.run();
+    KvLoop<config>{wg, out}.run();
   }
-  return Finisher<config>(wg).finish(wg.tile(), wg.visited_interior(), out);
+  return Epilogue<config>(wg).finish(wg.tile(), wg.visited_interior(), out);
 }
 
 }  // namespace forward_sm90
@@ -94,25 +94,26 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
   initialise(shared);
 
-  const Redo<config> redo{shared};
+  const RetryList<config> retry{shared};
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
 
   if (warpgroup == 0) {
     if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
     ptx::registers_decrease<S::load_registers>();
     if (threadIdx.x != 0) return;
-    Schedule<config> schedule(args, shared.taken);
+    Schedule<config> schedule(args, shared.claimed);
     Loader<config> loader{args, shared};
 #pragma unroll 1
-    for (int pass = 0; pass <= shared.last_pass; ++pass) {
+    for (int attempt = 0; attempt <= shared.last_attempt; ++attempt) {
       int i = 0;
-      loader.load_pass(static_cast<Pass>(pass), [&](Tile& tile) {
+      loader.load_attempt(static_cast<Attempt>(attempt), [&](Tile& tile) {
 #pragma unroll 1
-        while (schedule.has(i, pass)) {
+        while (schedule.has(i, attempt)) {
           const int iteration = i++;
-          if (!redo.marked(iteration, pass) || !schedule.tile_at(iteration, static_cast<Pass>(pass), tile)) continue;
-          if (pass != 0) ptx::path<"forward/sm90 repeated tile">();
-          if (pass != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
+          if (!retry.marked(iteration, attempt) || !schedule.tile_at(iteration, static_cast<Attempt>(attempt), tile))
+            continue;
+          if (attempt != 0) ptx::path<"forward/sm90 repeated tile">();
+          if (attempt != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
           return true;
         }
         return false;
@@ -121,24 +122,24 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   } else {
     ptx::registers_increase<S::attend_registers>();
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
-    wg.begin_turns();
+    wg.pingpong_begin();
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
-      const Turn<S::q_stages> q = wg.q_turn();
-      ptx::mbarrier_wait(shared.Q_full[q.slot][wg.warpgroup], q.parity);  // the next tile is there, and its Q
+      const PipelineState<S::q_stages> q = wg.q_state();
+      ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile is there, and its Q
       if (const Work work = wg.work(); work != Work::none) {
         const bool unsound = attend(wg, work);
-        if (S::votes ? ptx::any(unsound) : unsound) redo.mark(wg.stored_tile());
+        if (S::uniform_by_vote ? ptx::any(unsound) : unsound) retry.mark(wg.stored_tile());
         continue;
       }
-      const int pass = static_cast<int>(wg.pass());
-      if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another pass or the end
+      const int attempt = static_cast<int>(wg.attempt());
+      if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another attempt or the end
       __syncwarp();                             // not found by the emulator: bar.sync wants the lanes of a warp together
       ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all tiles are done and marked
-      wg.release(shared.Q_free[q.slot][wg.warpgroup]);                // the loader waits for that, too
-      if (ptx::shuffle(shared.last_pass, 0) <= pass) break;
+      wg.release(shared.Q_empty[q.stage][wg.warpgroup]);              // the loader waits for that, too
+      if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;
     }
-    wg.end_turns();
+    wg.pingpong_end();
   }
 }
 

@@ -2,16 +2,16 @@
 
 // What the blocks of backward/sm90_wide have in shared memory, and the lanes that load it.
 
-#include "backward/sm90_products.cuh"
-#include "backward/sm90_tasks.cuh"
-#include "backward/sm90_walk.cuh"
+#include "backward/sm90/producer.cuh"
+#include "backward/sm90/products.cuh"
+#include "backward/sm90/tile_scheduler.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {
 constexpr int wide_warpgroups = 2;
-constexpr int P_slots = 2;
+constexpr int P_stages = 2;
 
-/// Followed by one for each slot of P.
+/// Followed by one for each stage of P.
 enum WideBarrier : int { barrier_P_written = 1, barrier_P_read = 3 };
 
 template <BackwardConfig config>
@@ -26,11 +26,11 @@ struct alignas(1024) WideStorage {
   Chunk V[S::chunks_v];
   Chunk Q[S::stages][S::chunks];
   Chunk dO[stages_dO][S::chunks_v];
-  ptx::Vector<unsigned, 4> P[P_slots][4][wg_threads];  // [slot][four registers][thread]
-  float lse2[S::stages][tile_rows];                    // lse2 and delta come with Q
+  ptx::Vector<unsigned, 4> P[P_stages][4][wg_threads];  // [stage][four registers][thread]
+  float lse2[S::stages][tile_rows];                     // lse2 and delta come with Q
   float delta[S::stages][tile_rows];
-  ptx::Mbarrier K_full, K_free, Q_full[S::stages], Q_free[S::stages];
-  ptx::Mbarrier V_full, V_free, dO_full[stages_dO], dO_free[stages_dO];
+  ptx::Mbarrier K_full, K_empty, Q_full[S::stages], Q_empty[S::stages];
+  ptx::Mbarrier V_full, V_empty, dO_full[stages_dO], dO_free[stages_dO];
   TaskQueue tasks;
 };
 
@@ -61,32 +61,32 @@ struct WideLoader {
   /// K, then Q and the statistics of every step.
   __device__ __forceinline__ void load_K_Q(const Task<config>& task) {
     if (task.num_steps == 0) return;
-    ptx::mbarrier_wait(shared.K_free, (tiles++ & 1) ^ 1);  // the last product with the task before's K is done
+    ptx::mbarrier_wait(shared.K_empty, (tiles++ & 1) ^ 1);  // the last product with the task before's K is done
     load_keys(shared.K, shared.K_full, args.maps[map_K], task, Storage::register_chunks);
     for_each_step(task, [&](int head_idx, int q_begin) {
-      const Turn<S::stages> turn(steps++);
-      // Both warpgroups are done with the slot's earlier tile. Slots start out free: parity 1 counts as completed.
-      ptx::mbarrier_wait(shared.Q_free[turn.slot], turn.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(shared.Q_full[turn.slot], S::chunks * chunk_bytes + 2 * tile_rows * 4);
-      load_queries(shared.Q[turn.slot], shared.Q_full[turn.slot], args.maps[map_Q], task, head_idx, q_begin);
+      const PipelineState<S::stages> state(steps++);
+      // Both warpgroups are done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
+      ptx::mbarrier_wait(shared.Q_empty[state.stage], state.phase ^ 1);
+      ptx::mbarrier_arrive_expect_tx(shared.Q_full[state.stage], S::chunks * chunk_bytes + 2 * tile_rows * 4);
+      load_queries(shared.Q[state.stage], shared.Q_full[state.stage], args.maps[map_Q], task, head_idx, q_begin);
       const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
-      ptx::bulk_load(shared.lse2[turn.slot], workspace<float>(args, workspace_lse2) + padded, tile_rows * 4,
-                     shared.Q_full[turn.slot]);
-      ptx::bulk_load(shared.delta[turn.slot], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
-                     shared.Q_full[turn.slot]);
+      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, workspace_lse2) + padded, tile_rows * 4,
+                     shared.Q_full[state.stage]);
+      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
+                     shared.Q_full[state.stage]);
     });
   }
 
   /// V, then dO of every step.
   __device__ __forceinline__ void load_V_dO(const Task<config>& task) {
     if (task.num_steps == 0) return;
-    ptx::mbarrier_wait(shared.V_free, (tiles++ & 1) ^ 1);  // the last product with the task before's V is done
+    ptx::mbarrier_wait(shared.V_empty, (tiles++ & 1) ^ 1);  // the last product with the task before's V is done
     load_keys(shared.V, shared.V_full, args.maps[map_V], task, 0);
     for_each_step(task, [&](int head_idx, int q_begin) {
-      const Turn<Storage::stages_dO> turn(steps++);
-      ptx::mbarrier_wait(shared.dO_free[turn.slot], turn.parity ^ 1);  // both warpgroups are done with the earlier tile
-      ptx::mbarrier_arrive_expect_tx(shared.dO_full[turn.slot], S::chunks_v * chunk_bytes);
-      load_queries(shared.dO[turn.slot], shared.dO_full[turn.slot], args.maps[map_dO], task, head_idx, q_begin);
+      const PipelineState<Storage::stages_dO> state(steps++);
+      ptx::mbarrier_wait(shared.dO_free[state.stage], state.phase ^ 1);  // both warpgroups are done with the earlier tile
+      ptx::mbarrier_arrive_expect_tx(shared.dO_full[state.stage], S::chunks_v * chunk_bytes);
+      load_queries(shared.dO[state.stage], shared.dO_full[state.stage], args.maps[map_dO], task, head_idx, q_begin);
     });
   }
 
