@@ -8,7 +8,7 @@ from pathlib import Path
 import flash_attention
 import pytest
 import torch
-from flash_attention import _core, flash_attn
+from flash_attention import _core, flash_attn, flashinfer
 from flash_attention.flash_attn import bert_padding
 from flash_attention.flash_attn.layers import rotary
 
@@ -53,9 +53,11 @@ def test_the_pages_about_python(where, text, capsys):
 def test_every_entry_has_an_example():
     """Whatever a module offers stands in a block that the test above runs; context parallelism has a page of its own."""
     shown = "\n".join(text for _, text in PAGES)
+    graph_or_levels = {"CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"}
     modules = {
         flash_attention: set(flash_attention.__all__) - {"parallel"},
         flash_attn: flash_attn.__all__,
+        flashinfer: set(flashinfer.__all__) - graph_or_levels,
         bert_padding: [name for name, value in vars(bert_padding).items() if isinstance(value, types.FunctionType)],
         rotary: set(rotary.__all__) - {"apply_rotary_emb_func"},
     }

@@ -1,0 +1,36 @@
+"""FlashInfer's functions over this library: `from flash_attention.flashinfer import BatchDecodeWithPagedKVCacheWrapper`.
+
+Signatures, layouts (NHD, HND), page tables (indptr, indices, last_page_len) and the logarithm of base 2 are FlashInfer's. Differences:
+float32 is taken, CPU tensors too; any head dimension, group and page size; workspace buffers are not used. What only chooses
+an implementation (backend, use_tensor_cores, enable_pdl, ...) changes nothing; what would change the result and is not served is
+refused by name.
+"""
+
+from flash_attention.flashinfer.cascade import (
+    MultiLevelCascadeAttentionWrapper,
+    merge_state,
+    merge_state_in_place,
+    merge_states,
+)
+from flash_attention.flashinfer.decode import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    single_decode_with_kv_cache,
+)
+from flash_attention.flashinfer.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
+from flash_attention.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "MultiLevelCascadeAttentionWrapper",
+    "append_paged_kv_cache",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+    "single_decode_with_kv_cache",
+    "single_prefill_with_kv_cache",
+]

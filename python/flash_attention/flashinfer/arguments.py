@@ -1,0 +1,83 @@
+"""What FlashInfer's functions have in common: layouts, scales, hints, and options that are refused."""
+
+import math
+
+import torch
+
+LN_2 = math.log(2)
+
+
+def nhd(name, tensor, kv_layout):
+    """A view with the heads behind the tokens."""
+    check_layout(kv_layout)
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    return tensor.transpose(-3, -2) if kv_layout == "HND" else tensor
+
+
+def check_layout(kv_layout):
+    if kv_layout not in ("NHD", "HND"):
+        raise ValueError(f"kv_layout: got {kv_layout!r}; allowed are 'NHD' and 'HND'")
+
+
+def split_cache(paged_kv_cache, kv_layout):
+    """(k, v), views [num_pages, page_size, heads, head_dim] of a pair of tensors or of one tensor that holds both."""
+    check_layout(kv_layout)
+    if isinstance(paged_kv_cache, torch.Tensor):
+        if paged_kv_cache.dim() != 5 or paged_kv_cache.shape[1] != 2:
+            axes = "page_size, num_kv_heads" if kv_layout == "NHD" else "num_kv_heads, page_size"
+            raise ValueError(
+                f"paged_kv_cache: got shape {list(paged_kv_cache.shape)}; expected [num_pages, 2, {axes}, head_dim] or a pair"
+            )
+        pair = paged_kv_cache.unbind(1)
+    else:
+        pair = tuple(paged_kv_cache)
+        if len(pair) != 2 or not all(isinstance(part, torch.Tensor) and part.dim() == 4 for part in pair):
+            raise ValueError("paged_kv_cache: expected one tensor of 5 axes, or a pair (k, v) of tensors of 4 axes each")
+    return tuple(nhd("paged_kv_cache", part, kv_layout) for part in pair)
+
+
+def check_positions(pos_encoding_mode):
+    if pos_encoding_mode != "NONE":
+        raise NotImplementedError(
+            f"pos_encoding_mode: got {pos_encoding_mode!r}; allowed is 'NONE': keys are turned when they are appended"
+        )
+
+
+def refuse_given(**options):
+    """Options that change results and are not served."""
+    for name, value in options.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}: got a value; only None is supported")
+
+
+def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
+    scale = head_dim**-0.5 if sm_scale is None else sm_scale
+    for name, factor in (("q_scale", q_scale), ("k_scale", k_scale)):
+        if isinstance(factor, torch.Tensor):
+            raise NotImplementedError(f"{name}: got a tensor; allowed are numbers and None")
+        scale *= 1.0 if factor is None else factor
+    return scale
+
+
+def finish(out, lse, v_scale, into, lse_into, return_lse):
+    """FlashInfer's results from out and the natural lse, both with one row a token; written to `into` and `lse_into` if given."""
+    if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
+        out = (out * v_scale).to(out.dtype)
+    if into is not None:
+        _check_into("out", into, out.shape, out.device)
+        out = into.copy_(out)
+    if not return_lse:
+        return out
+    lse = lse / LN_2
+    if lse_into is not None:
+        _check_into("lse", lse_into, lse.shape, lse.device)
+        lse = lse_into.copy_(lse)
+    return out, lse
+
+
+def _check_into(name, tensor, shape, device):
+    if tensor.shape != shape or tensor.device != device:
+        raise ValueError(
+            f"{name}: got {list(tensor.shape)} on {tensor.device}; expected {list(shape)} on {device}"
+        )

@@ -1,0 +1,249 @@
+"""FlashInfer's decoding: one query a sequence, or a few, over a cache."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.flashinfer.arguments import check_positions, finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.plan import Tables
+from flash_attention.head_dim import padded, padded_cache
+
+
+@torch.no_grad()
+def single_decode_with_kv_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    use_tensor_cores: bool = False,
+    q_scale: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of one query [num_qo_heads, head_dim] over k, v [kv_len, num_kv_heads, head_dim] (HND: heads first).
+
+    window_left: so many keys before the last are seen; -1 = all. Returns out as q, or (out, lse [num_qo_heads] of base 2).
+    """
+    check_positions(pos_encoding_mode)
+    if q.dim() != 2:
+        raise ValueError(f"q: got shape {list(q.shape)}; expected [num_qo_heads, head_dim]")
+    k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
+    out, lse = padded(
+        q[None, None],
+        k[None],
+        v[None],
+        scale=scale_of(q.shape[-1], sm_scale, q_scale, k_scale),
+        softcap=logits_soft_cap or 0.0,
+        window=(window_left, 0),
+        return_lse=True,
+    )
+    return finish(out[0, 0], lse[0, :, 0], v_scale, None, None, return_lse)
+
+
+# What may stand behind page_size in plan(), in this order.
+_PLAN_OPTIONS = {
+    "pos_encoding_mode": "NONE",
+    "window_left": -1,
+    "logits_soft_cap": None,
+    "q_data_type": "float16",
+    "kv_data_type": None,
+    "o_data_type": None,
+    "data_type": None,
+    "sm_scale": None,
+    "rope_scale": None,
+    "rope_theta": None,
+    "non_blocking": True,
+    "block_tables": None,
+    "seq_lens": None,
+    "fixed_split_size": None,
+    "disable_split_kv": False,
+    "q_len_per_req": 1,
+    "window_right": 0,
+}
+
+
+class BatchDecodeWithPagedKVCacheWrapper:
+    """FlashInfer's wrapper: plan() takes the page tables of a batch, run() attends, for as many layers as there are.
+
+    float_workspace_buffer says on which device; its memory is not used. With use_cuda_graph the three buffers hold the tables,
+    the batch is fixed, and a graph that holds run() is replayed after a plan() with other lengths and pages.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+        backend: str = "auto",
+        jit_args: list[Any] | None = None,
+    ) -> None:
+        refuse_given(jit_args=jit_args)
+        buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+        self._tables = Tables(float_workspace_buffer, kv_layout, use_cuda_graph, dict(zip(names, buffers, strict=True)))
+        self._use_tensor_cores = use_tensor_cores
+        self._options = None
+
+    @property
+    def use_tensor_cores(self) -> bool:
+        return self._use_tensor_cores
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._tables.fixed
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
+        """Nothing: no workspace of the caller is used."""
+
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *positional: Any,
+        **keywords: Any,
+    ) -> None:
+        """Sequence b has the pages indices[indptr[b] : indptr[b + 1]], the last of which holds last_page_len[b] keys.
+
+        Tables on the host are checked and copied; those on the GPU are not looked at. Options: pos_encoding_mode ("NONE"),
+        window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where given),
+        q_len_per_req; data types, rope_scale, rope_theta and non_blocking change nothing.
+        """
+        options = _options(positional, keywords)
+        check_positions(options["pos_encoding_mode"])
+        self._tables.plan(indptr, indices, last_page_len, page_size, options["block_tables"], options["seq_lens"])
+        self._heads = (num_qo_heads, num_kv_heads, head_dim)
+        self._options = options
+
+    begin_forward = plan
+
+    @torch.no_grad()
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        *args: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        q_len_per_req: int | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        kv_cache_sf: Any = None,
+    ) -> Any:
+        """Attention of q [batch * q_len_per_req, num_qo_heads, head_dim] over the planned pages of paged_kv_cache.
+
+        Returns out as q, or (out, lse float32 [batch * q_len_per_req, num_qo_heads] of base 2).
+        """
+        if self._options is None:
+            raise RuntimeError("run: plan() has not been called")
+        refuse_given(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        if args:
+            raise NotImplementedError(f"run: got {len(args)} more positional arguments, which are those of jit_args")
+        options = self._options
+        tokens = options["q_len_per_req"] if q_len_per_req is None else q_len_per_req
+        heads_q, heads_kv, head_dim = self._heads
+        expected = [self._tables.batch * tokens, heads_q, head_dim]
+        if list(q.shape) != expected:
+            raise ValueError(f"q: got shape {list(q.shape)}; expected {expected}, as planned")
+        k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
+        table, lengths = self._tables.over(k, heads_kv, head_dim)
+        found, natural = padded_cache(
+            q.unflatten(0, (-1, tokens)) if tokens else q[:, None],
+            k,
+            v,
+            page_table=table,
+            seqused_kv=lengths,
+            sink=sinks,
+            scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
+            softcap=options["logits_soft_cap"] or 0.0,
+            window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
+            return_lse=True,
+        )
+        natural = natural.transpose(1, 2).flatten(0, 1)
+        return finish(found.flatten(0, 1), natural, v_scale, out, lse, return_lse)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def forward(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        pos_encoding_mode: str = "NONE",
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """run() with options of its own, in FlashInfer's old order."""
+        check_positions(pos_encoding_mode)
+        self._options = {
+            **(self._options or {}),
+            "window_left": window_left,
+            "logits_soft_cap": logits_soft_cap,
+            "sm_scale": sm_scale,
+        }
+        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+
+    forward_return_lse = functools.partialmethod(forward, return_lse=True)
+
+    def end_forward(self) -> None:
+        """Nothing."""
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """The wrapper with use_cuda_graph."""
+
+    def __init__(
+        self,
+        workspace_buffer: Tensor,
+        indptr_buffer: Tensor,
+        indices_buffer: Tensor,
+        last_page_len_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        super().__init__(
+            workspace_buffer, kv_layout, True, use_tensor_cores, indptr_buffer, indices_buffer, last_page_len_buffer
+        )
+
+
+def _options(positional, keywords):
+    names = [name for name in _PLAN_OPTIONS if name != "window_right"]
+    if len(positional) > len(names):
+        raise TypeError(f"plan: got {len(positional)} arguments behind page_size; allowed are at most {len(names)}")
+    given = dict(zip(names, positional, strict=False))
+    for name in keywords:
+        if name in given or name not in _PLAN_OPTIONS:
+            raise TypeError(f"{name}: is given twice" if name in given else f"{name}: is not an argument of plan()")
+    options = {**_PLAN_OPTIONS, **given, **keywords}
+    if options["q_len_per_req"] < 1:
+        raise ValueError(f"q_len_per_req: got {options['q_len_per_req']}; allowed are 1 and more")
+    return options

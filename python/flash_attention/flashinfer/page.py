@@ -1,0 +1,113 @@
+"""Page tables of FlashInfer: (indptr, indices, last_page_len), and writing to the pages that they name."""
+
+import torch
+from torch import Tensor
+
+from flash_attention.flashinfer.arguments import split_cache
+from flash_attention.tables import check_integers, check_range, check_starts
+
+_MOST_ENTRIES = 1 << 22  # of a table that is made wider than it need be, so that nothing waits for the GPU: 16 MB
+
+
+def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
+    """int32 [batch]: how many keys the pages of each sequence hold, 0 where it has none."""
+    pages = kv_indptr.diff()
+    return torch.where(pages > 0, (pages - 1) * page_size + kv_last_page_len, 0).to(torch.int32)
+
+
+def get_batch_indices_positions(
+    append_indptr: Tensor,
+    seq_lens: Tensor,
+    nnz: int,
+    batch_indices: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sequence and position of each of `nnz` new tokens, int32 [nnz] each, that lie end to end as append_indptr says.
+
+    seq_lens counts the new tokens too. Tokens behind the last of append_indptr belong to none: -1.
+    """
+    check_starts("append_indptr", append_indptr, nnz)
+    check_integers("seq_lens", seq_lens, (len(append_indptr) - 1,), append_indptr.device)
+    token = torch.arange(nnz, dtype=torch.int32, device=append_indptr.device)
+    sequence = torch.searchsorted(append_indptr[1:].contiguous(), token, right=True, out_int32=True)
+    known = sequence < len(seq_lens)
+    if len(seq_lens):
+        owner = sequence.clamp(max=len(seq_lens) - 1).long()
+        place = (seq_lens - append_indptr[1:])[owner] + token
+    else:
+        place = token
+    results = (torch.where(known, sequence, -1), torch.where(known, place, -1))
+    for into, found in ((batch_indices, results[0]), (positions, results[1])):
+        if into is not None:
+            into[:nnz].copy_(found)
+    return (
+        results[0] if batch_indices is None else batch_indices,
+        results[1] if positions is None else positions,
+    )
+
+
+@torch.no_grad()
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """Writes keys and values [nnz, num_kv_heads, head_dim] to places of the cache: token t is position positions[t] of
+    sequence batch_indices[t]. The tables count the new tokens already. Tokens with a negative index are left out."""
+    k, v = split_cache(paged_kv_cache, kv_layout)
+    nnz, page_size = append_key.shape[0], k.shape[1]
+    check_table(kv_indptr, kv_indices, kv_last_page_len, page_size, k.device, "kv_")
+    for name, tensor in (("batch_indices", batch_indices), ("positions", positions)):
+        check_integers(name, tensor, (nnz,), k.device)
+    for name, new, pages in (("append_key", append_key, k), ("append_value", append_value, v)):
+        if new.shape != (nnz, *pages.shape[2:]) or new.device != pages.device:
+            raise ValueError(
+                f"{name}: got {list(new.shape)} on {new.device}; expected {[nnz, *pages.shape[2:]]} on {pages.device}"
+            )
+    check_range("batch_indices", batch_indices, -1, len(kv_last_page_len) - 1)
+    check_range("kv_indices", kv_indices, 0, k.shape[0] - 1)
+    if not nnz or not len(kv_indices) or not k.shape[0]:
+        return
+    known = (batch_indices >= 0) & (positions >= 0)
+    sequence, position = batch_indices[known].long(), positions[known]
+    place = kv_indptr[sequence] + position // page_size
+    page = kv_indices[place.clamp(0, len(kv_indices) - 1)].clamp(0, k.shape[0] - 1).long()
+    slot = (position % page_size).long()
+    for pages, new in ((k, append_key), (v, append_value)):
+        pages[page, slot] = new[known].to(pages.dtype)
+
+
+def check_table(indptr, indices, last_page_len, page_size, device=None, prefix=""):
+    """Refuses what is no table of pages, and entries out of range that lie on the host."""
+    if page_size < 1:
+        raise ValueError(f"page_size: got {page_size}; allowed are 1 and more")
+    check_integers(f"{prefix}indices", indices, ("pages",), device)
+    check_starts(f"{prefix}indptr", indptr, len(indices), device)
+    check_integers(f"{prefix}last_page_len", last_page_len, (len(indptr) - 1,), device)
+    if not indptr.is_cuda and not last_page_len.is_cuda:
+        used = last_page_len[indptr.diff() > 0]
+        check_range(f"{prefix}last_page_len", used, 1, page_size)
+
+
+def table_width(indptr, indices):
+    """Pages of the longest sequence. Where a GPU alone knows it: a bound, unless the table would be large."""
+    batch = len(indptr) - 1
+    if not batch or not len(indices):
+        return 0
+    if indptr.is_cuda and batch * len(indices) <= _MOST_ENTRIES:
+        return len(indices)
+    return int(indptr.diff().max())
+
+
+def rectangle(indptr, indices, width):
+    """int32 [batch, width]: the pages of each sequence, then anything."""
+    place = indptr[:-1, None] + torch.arange(width, dtype=torch.int32, device=indptr.device)
+    if not len(indices):
+        return torch.zeros_like(place)
+    return indices[place.clamp_(0, len(indices) - 1)]

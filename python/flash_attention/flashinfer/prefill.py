@@ -1,0 +1,275 @@
+"""FlashInfer's prefill: many queries a sequence, end to end, over a cache."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.flashinfer.arguments import check_positions, finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.masks import mask_of_batch, unpacked
+from flash_attention.flashinfer.plan import Tables
+from flash_attention.head_dim import padded, padded_cache
+from flash_attention.tables import check_starts
+
+
+@torch.no_grad()
+def single_prefill_with_kv_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale_q: Tensor | None = None,
+    scale_k: Tensor | None = None,
+    scale_v: Tensor | None = None,
+    o_dtype: torch.dtype | None = None,
+    custom_mask: Tensor | None = None,
+    packed_custom_mask: Tensor | None = None,
+    causal: bool = False,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    use_fp16_qk_reduction: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+    kv_cache_sf: tuple[Tensor, Tensor] | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+) -> Any:
+    """Attention of q [qo_len, num_qo_heads, head_dim] over k, v [kv_len, num_kv_heads, head_dim] (HND: heads first).
+
+    custom_mask: bool [qo_len, kv_len], True = visible; or packed_custom_mask, its bits in bytes, the lowest first. Either
+    stands in place of causal. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
+    """
+    check_positions(pos_encoding_mode)
+    refuse_given(scale_q=scale_q, scale_k=scale_k, scale_v=scale_v, kv_cache_sf=kv_cache_sf)
+    if q.dim() != 3:
+        raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_len, num_qo_heads, head_dim]")
+    k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
+    mask = custom_mask
+    if packed_custom_mask is not None:
+        mask = unpacked(packed_custom_mask, q.shape[0] * k.shape[0]).view(q.shape[0], k.shape[0])
+    if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
+        raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
+    out, lse = padded(
+        q[None],
+        k[None],
+        v[None],
+        scale=scale_of(q.shape[-1], sm_scale, None, k_scale),
+        softcap=logits_soft_cap or 0.0,
+        causal=causal and mask is None,
+        window=(window_left, -1),
+        mask=None if mask is None else mask.bool(),
+        return_lse=True,
+    )
+    out, lse = out[0], lse[0].transpose(0, 1)
+    return finish(out if o_dtype is None else out.to(o_dtype), lse, v_scale, None, None, return_lse)
+
+
+class BatchPrefillWithPagedKVCacheWrapper:
+    """FlashInfer's wrapper: plan() takes the queries' starts and the page tables of a batch, run() attends.
+
+    The buffers and use_cuda_graph are as in BatchDecodeWithPagedKVCacheWrapper; in a graph the number of query tokens is that
+    of the q which was captured.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
+        backend: str = "auto",
+        jit_args: list[Any] | None = None,
+        jit_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        refuse_given(jit_args=jit_args, jit_kwargs=jit_kwargs)
+        buffers = {
+            "paged_kv_indptr_buf": paged_kv_indptr_buf,
+            "paged_kv_indices_buf": paged_kv_indices_buf,
+            "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
+        }
+        self._tables = Tables(float_workspace_buffer, kv_layout, use_cuda_graph, buffers)
+        self._starts = None
+        if use_cuda_graph:
+            self._starts = check_starts("qo_indptr_buf", qo_indptr_buf, None, self._tables.device)
+        self._options = None
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._tables.fixed
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
+        """Nothing: no workspace of the caller is used."""
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: Tensor | None = None,
+        packed_custom_mask: Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype | None = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: Tensor | None = None,
+        token_pos_in_items_ptr: Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Tensor | None = None,
+        seq_lens: Tensor | None = None,
+        seq_lens_q: Tensor | None = None,
+        block_tables: Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+    ) -> None:
+        """Sequence b has the queries qo_indptr[b] : qo_indptr[b + 1] and the pages of plan() of BatchDecode...Wrapper.
+
+        causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or its bits,
+        each sequence from a byte of its own); it stands in place of causal.
+        """
+        check_positions(pos_encoding_mode)
+        refuse_given(
+            prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr, max_item_len_ptr=max_item_len_ptr
+        )
+        check_starts("qo_indptr", qo_indptr, None)
+        if len(qo_indptr) != len(paged_kv_indptr):
+            raise ValueError(f"qo_indptr: got {len(qo_indptr)} entries; expected {len(paged_kv_indptr)}, as paged_kv_indptr")
+        table = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._tables.plan(*table, page_size, block_tables, seq_lens)
+        most = max_token_per_sequence
+        if most is None and not qo_indptr.is_cuda and not self._tables.fixed:
+            most = int(qo_indptr.diff().max()) if len(qo_indptr) > 1 else 0
+        starts = qo_indptr.to(self._tables.device, non_blocking=True)
+        if self._tables.fixed:
+            starts = self._starts.copy_(starts)
+        self._mask = None
+        if custom_mask is not None or packed_custom_mask is not None:
+            if self._tables.fixed:
+                raise NotImplementedError("custom_mask: got a mask; with use_cuda_graph only None is supported")
+            self._mask = mask_of_batch(custom_mask, packed_custom_mask, starts, self._tables)
+            most = self._mask.shape[2]
+        self._starts, self._most = starts, most
+        self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        self._options = {
+            "causal": causal and self._mask is None,
+            "sm_scale": sm_scale,
+            "window_left": window_left,
+            "logits_soft_cap": logits_soft_cap,
+        }
+
+    begin_forward = plan
+
+    @torch.no_grad()
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        *args: Any,
+        q_scale: float | Tensor | None = None,
+        k_scale: float | Tensor | None = None,
+        v_scale: float | Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        kv_cache_sf: Any = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        use_fp16_softmax: bool | None = None,
+        uses_spcompress: bool | None = None,
+    ) -> Any:
+        """Attention of q [qo_indptr[-1], num_qo_heads, head_dim] over the planned pages of paged_kv_cache.
+
+        Returns out as q, or (out, lse float32 [qo_indptr[-1], num_qo_heads] of base 2).
+        """
+        if self._options is None:
+            raise RuntimeError("run: plan() has not been called")
+        if args:
+            raise NotImplementedError(f"run: got {len(args)} more positional arguments, which are those of jit_args")
+        refuse_given(
+            kv_cache_sf=kv_cache_sf,
+            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+            uses_spcompress=uses_spcompress,
+        )
+        options = self._options
+        heads_q, heads_kv, head_dim = self._heads
+        if q.dim() != 3 or list(q.shape[1:]) != [heads_q, head_dim]:
+            raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_indptr[-1], {heads_q}, {head_dim}], as planned")
+        k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
+        table, lengths = self._tables.over(k, heads_kv, head_dim)
+        found, natural = padded_cache(
+            q,
+            k,
+            v,
+            page_table=table,
+            seqused_kv=lengths,
+            cu_seqlens_q=self._starts,
+            max_seqlen_q=self._most,
+            mask=self._mask,
+            sink=sinks,
+            scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
+            softcap=options["logits_soft_cap"] or 0.0,
+            causal=options["causal"],
+            window=(options["window_left"] if window_left is None else window_left, -1),
+            return_lse=True,
+        )
+        return finish(found, natural.transpose(0, 1), v_scale, out, lse, return_lse)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def forward(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """run() with options of its own, in FlashInfer's old order."""
+        check_positions(pos_encoding_mode)
+        self._options = {
+            "causal": causal and self._mask is None,
+            "sm_scale": sm_scale,
+            "window_left": window_left,
+            "logits_soft_cap": logits_soft_cap,
+        }
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+
+    forward_return_lse = functools.partialmethod(forward, return_lse=True)
+
+    def end_forward(self) -> None:
+        """Nothing."""
