@@ -1,4 +1,4 @@
-"""Checks of lengths, page tables and their like, which torch entries share: an error names argument, value and what is allowed."""
+"""Checks of lengths, page tables and their like for torch entries: an error names argument, value and what is allowed."""
 
 import torch
 

@@ -36,8 +36,8 @@ def attention_over_cache(
     """attention() over k and v [batch, seq, heads_kv, head_dim], or pages [num_pages, page_size, heads_kv, head_dim].
 
     Row j of sequence b is row j % page_size of page page_table[b, j // page_size]; entries behind its seqused_kv[b] keys
-    may be anything. Keys before left_padding[b] are hidden. With cu_seqlens_q, q is [total_q, heads_q, head_dim]. A mask is as
-    wide as the table: [batch, heads_q, max_seqlen_q, pages * page_size], or 1 in place of any but the last.
+    may be anything. Keys before left_padding[b] are hidden. With cu_seqlens_q, q is [total_q, heads_q, head_dim]. A mask
+    is as wide as the table: [batch, heads_q, max_seqlen_q, pages * page_size], or 1 in place of any but the last.
     """
     tensors = (
         q,

@@ -27,7 +27,8 @@ def split_cache(paged_kv_cache, kv_layout):
         if paged_kv_cache.dim() != 5 or paged_kv_cache.shape[1] != 2:
             axes = "page_size, num_kv_heads" if kv_layout == "NHD" else "num_kv_heads, page_size"
             raise ValueError(
-                f"paged_kv_cache: got shape {list(paged_kv_cache.shape)}; expected [num_pages, 2, {axes}, head_dim] or a pair"
+                f"paged_kv_cache: got shape {list(paged_kv_cache.shape)}; expected [num_pages, 2, {axes}, head_dim] "
+                "or a pair (k, v)"
             )
         pair = paged_kv_cache.unbind(1)
     else:
@@ -61,8 +62,8 @@ def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
 
 
 def finish(out, lse, v_scale, into, lse_into, return_lse):
-    """FlashInfer's results from out and the natural lse, both with one row a token; written to `into` and `lse_into` if given."""
-    if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
+    """FlashInfer's results from out and the natural lse, a row for each token; written to `into` and `lse_into` if
+    given.""" if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
         out = (out * v_scale).to(out.dtype)
     if into is not None:
         _check_into("out", into, out.shape, out.device)
@@ -78,6 +79,4 @@ def finish(out, lse, v_scale, into, lse_into, return_lse):
 
 def _check_into(name, tensor, shape, device):
     if tensor.shape != shape or tensor.device != device:
-        raise ValueError(
-            f"{name}: got {list(tensor.shape)} on {tensor.device}; expected {list(shape)} on {device}"
-        )
+        raise ValueError(f"{name}: got {list(tensor.shape)} on {tensor.device}; expected {list(shape)} on {device}")

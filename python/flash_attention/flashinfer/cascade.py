@@ -17,8 +17,8 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """(v, s) over the keys of all: v [seq, num_states, num_heads, head_dim], s float32 [seq, num_states, num_heads]."""
     if v.dim() != 4 or s.shape != v.shape[:3]:
         raise ValueError(
-            f"v, s: got shapes {list(v.shape)} and {list(s.shape)}; expected [seq, num_states, num_heads, head_dim] and the "
-            "same without head_dim"
+            f"v, s: got shapes {list(v.shape)} and {list(s.shape)}; expected [seq, num_states, num_heads, head_dim] and "
+            "the same without head_dim"
         )
     return _merged(v.unbind(1), s.unbind(1))
 
@@ -41,8 +41,8 @@ def _merged(outs, lses):
 class MultiLevelCascadeAttentionWrapper:
     """FlashInfer's wrapper for sequences that share prefixes, and prefixes that share prefixes.
 
-    Each level divides the same query tokens into groups (qo_indptr) and has the pages of each group; the last level has those
-    of each sequence alone. A level is attended by itself, and the levels are merged.
+    Each level divides the same query tokens into groups (qo_indptr) and has the pages of each group; the last level has
+    those of each sequence alone. A level is attended by itself, and the levels are merged.
     """
 
     def __init__(

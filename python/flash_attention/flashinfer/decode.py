@@ -74,8 +74,8 @@ _PLAN_OPTIONS = {
 class BatchDecodeWithPagedKVCacheWrapper:
     """FlashInfer's wrapper: plan() takes the page tables of a batch, run() attends, for as many layers as there are.
 
-    float_workspace_buffer says on which device; its memory is not used. With use_cuda_graph the three buffers hold the tables,
-    the batch is fixed, and a graph that holds run() is replayed after a plan() with other lengths and pages.
+    float_workspace_buffer says on which device; its memory is not used. With use_cuda_graph the three buffers hold the
+    tables, the batch is fixed, and a graph that holds run() is replayed after a plan() with other lengths and pages.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
         """Sequence b has the pages indices[indptr[b] : indptr[b + 1]], the last of which holds last_page_len[b] keys.
 
         Tables on the host are checked and copied; those on the GPU are not looked at. Options: pos_encoding_mode ("NONE"),
-        window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where given),
-        q_len_per_req; data types, rope_scale, rope_theta and non_blocking change nothing.
+        window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where
+        given), q_len_per_req; data types, rope_scale, rope_theta and non_blocking change nothing.
         """
         options = _options(positional, keywords)
         check_positions(options["pos_encoding_mode"])

@@ -71,7 +71,9 @@ class Tables:
 
     def _check_fixed(self, batch, indices, block_tables):
         if batch != self.batch:
-            raise ValueError(f"last_page_len: got {batch} sequences; expected {self.batch}, as the buffers of the graph have")
+            raise ValueError(
+                f"last_page_len: got {batch} sequences; expected {self.batch}, as the buffers of the graph have"
+            )
         pages = len(indices) if block_tables is None else block_tables.shape[1]
         if pages > self.table.shape[1]:
             raise ValueError(f"indices: got {pages} pages; allowed are at most {self.table.shape[1]}, as the buffer has")

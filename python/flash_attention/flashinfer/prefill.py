@@ -72,8 +72,8 @@ def single_prefill_with_kv_cache(
 class BatchPrefillWithPagedKVCacheWrapper:
     """FlashInfer's wrapper: plan() takes the queries' starts and the page tables of a batch, run() attends.
 
-    The buffers and use_cuda_graph are as in BatchDecodeWithPagedKVCacheWrapper; in a graph the number of query tokens is that
-    of the q which was captured.
+    The buffers and use_cuda_graph are as in BatchDecodeWithPagedKVCacheWrapper; in a graph the number of query tokens is
+    that of the q which was captured.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
     ) -> None:
         """Sequence b has the queries qo_indptr[b] : qo_indptr[b + 1] and the pages of plan() of BatchDecode...Wrapper.
 
-        causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or its bits,
-        each sequence from a byte of its own); it stands in place of causal.
+        causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or its
+        bits, each sequence from a byte of its own); it stands in place of causal.
         """
         check_positions(pos_encoding_mode)
         refuse_given(
@@ -158,7 +158,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         )
         check_starts("qo_indptr", qo_indptr, None)
         if len(qo_indptr) != len(paged_kv_indptr):
-            raise ValueError(f"qo_indptr: got {len(qo_indptr)} entries; expected {len(paged_kv_indptr)}, as paged_kv_indptr")
+            raise ValueError(
+                f"qo_indptr: got {len(qo_indptr)} entries; expected {len(paged_kv_indptr)}, as paged_kv_indptr"
+            )
         table = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._tables.plan(*table, page_size, block_tables, seq_lens)
         most = max_token_per_sequence
