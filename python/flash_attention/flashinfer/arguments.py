@@ -62,8 +62,8 @@ def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
 
 
 def finish(out, lse, v_scale, into, lse_into, return_lse):
-    """FlashInfer's results from out and the natural lse, a row for each token; written to `into` and `lse_into` if
-    given.""" if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
+    """FlashInfer's results from out and the natural lse, a row for each token; written to `into`, `lse_into` if given."""
+    if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
         out = (out * v_scale).to(out.dtype)
     if into is not None:
         _check_into("out", into, out.shape, out.device)

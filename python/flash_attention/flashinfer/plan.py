@@ -8,7 +8,7 @@ from flash_attention.tables import check_integers, check_range
 
 
 class Tables:
-    """With `fixed` (a CUDA graph) they stay where they are, and plan() writes into them; the caller's buffers bound them."""
+    """With `fixed` (a CUDA graph) they stay where they are, as large as the caller's buffers, and plan() writes to them."""
 
     def __init__(self, workspace, kv_layout, fixed, buffers):
         check_layout(kv_layout)
