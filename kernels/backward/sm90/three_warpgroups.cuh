@@ -21,9 +21,9 @@ namespace flash_attention {
 namespace backward_sm90 {
 
 template <BackwardConfig config>
-struct ThreeWorker {
+struct ThreeConsumer {
   using S = Shape<config>;
-  using Parts = Worker<config>;
+  using Parts = Epilogue<config>;
   using Math = typename Parts::Math;
   static constexpr Type type = S::type;
 
@@ -49,7 +49,7 @@ struct ThreeWorker {
 
   __device__ __forceinline__ static int thread() { return Parts::fresh_thread(); }
   __device__ __forceinline__ Parts parts() const {
-    return {args, shared, warpgroup, thread(), work_tile_idx, first_step, end_step};
+    return {{args, shared, warpgroup, thread(), work_tile_idx, first_step, end_step}};
   }
 
   __device__ __forceinline__ const WorkTile<config>& work_tile() const {
@@ -108,7 +108,7 @@ struct ThreeWorker {
     issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[stage], fresh);
 
     // Under the products: what is known of the tile.
-    const int thread = ThreeWorker::thread(), lane = thread % 32;
+    const int thread = ThreeConsumer::thread(), lane = thread % 32;
     const Step& here = step_at(step);
     const tile::Sequence sequence = fresh_sequence(task().sequence);
     const tile::Score<config.features> score(args, sequence, here.head_idx);
@@ -216,7 +216,7 @@ __device__ __forceinline__ void backward_sm90_three_kernel(const abi::AttentionA
   using namespace backward_sm90;
   static_assert(Shape<config>::warpgroups == 3);
   run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {
-    ThreeWorker<config>{args, shared, warpgroup}.run();
+    ThreeConsumer<config>{args, shared, warpgroup}.run();
   });
 }
 

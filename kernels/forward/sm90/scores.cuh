@@ -230,7 +230,7 @@ struct ScoreMath {
   /// subnormal numbers. What overflows then makes O infinite, and Epilogue sees to it.
   static constexpr float lift = features.dropout && Shape::type == Type::float16 ? 256.0f : 1.0f;
 
-  /// Dropout, once the row sums have claimed the probabilities in. What is kept is scaled at the end of the tile.
+  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
   __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
     if constexpr (features.dropout) {
 #pragma unroll
