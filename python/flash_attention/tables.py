@@ -20,6 +20,14 @@ def check_integers(name, tensor, shape, device=None):
     return tensor
 
 
+def as_int32(name, tensor, shape, device=None):
+    """The same for int64, too, whose entries must fit: the tensor as int32."""
+    if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int64:
+        check_range(name, tensor, -(2**31), 2**31 - 1)
+        tensor = tensor.to(torch.int32)
+    return check_integers(name, tensor, shape, device)
+
+
 def check_range(name, tensor, low, high):
     """Refuses entries outside of [low, high], where the host can see them without waiting for a GPU."""
     if tensor.is_cuda or not tensor.numel():

@@ -199,6 +199,8 @@ def test_cache_grows_and_is_attended_to(paged, rotary, causal, device):
 
 def turn(x, angles, interleaved):
     """Complex multiplication of the pairs of the first dimensions of x [seq, heads, dim] by exp(i angle)."""
+    if not len(x):
+        return x
     width = 2 * angles.shape[-1]
     head, rest = x[..., :width], x[..., width:]
     pairs = head.unflatten(-1, (-1, 2)) if interleaved else head.unflatten(-1, (2, -1)).transpose(-1, -2)
@@ -255,7 +257,7 @@ def test_entries_behind_the_last_page_may_be_anything(device):
 @pytest.mark.parametrize("kind", ["rows", "pages"])
 def test_tokens_without_room_are_not_written(kind, device):
     """Where nobody has looked at the lengths, as on a GPU: nothing but the places behind them changes."""
-    from flash_attention.flash_attn.kv_cache import _append
+    from flash_attention.flash_attn.kv_append import write_rows
 
     lengths = torch.tensor([46, 20, 48], dtype=torch.int32, device=device)
     new = torch.randn(3, 4, 2, 16, device=device)
@@ -267,7 +269,7 @@ def test_tokens_without_room_are_not_written(kind, device):
         pages = torch.tensor([[4, 0, 3], [1, 5, 2], [8, 7, 6]], device=device)
         cache = torch.empty(9, 16, 2, 16, device=device)
         cache[pages] = rows.unflatten(1, (3, 16))
-    _append(((cache, new),), lengths, torch.arange(3, device=device), pages, 48)
+    write_rows((cache,), (new,), lengths, None, pages, 48)
     assert torch.equal(cache if pages is None else cache[pages].flatten(1, 2), expected)
 
 

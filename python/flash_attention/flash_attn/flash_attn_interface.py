@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flash_attention import _core, functional
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
+from flash_attention.flash_attn.options_of_3 import check_options_of_3
 from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
 from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttention-2 has them)
     _flash_attn_backward,
@@ -86,7 +87,7 @@ def flash_attn_func(
         )  # fmt: skip
         if out is not None:
             return out
-    _check_fa3(fa3)
+    check_options_of_3(fa3)
     options = _options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
     )
@@ -163,7 +164,7 @@ def flash_attn_varlen_func(
     are read where they lie; for gradients or dropout those in use are gathered before the call.
     softmax_lse is [heads, total_q].
     """
-    _check_fa3(fa3)
+    check_options_of_3(fa3)
     table = page_table if block_table is None else block_table
     if table is not None:
         wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
@@ -262,21 +263,6 @@ def flash_attn_varlen_kvpacked_func(
         deterministic,
         return_attn_probs,
     )
-
-
-# Hints of FlashAttention-3, and the options of it that change results and are not served: name -> its neutral value.
-_HINTS = ("num_splits", "pack_gqa", "sm_margin")
-_NEUTRAL = {"qv": None, "q_descale": None, "k_descale": None, "v_descale": None, "attention_chunk": 0}
-
-
-def _check_fa3(keywords):
-    for name, value in keywords.items():
-        if name in _HINTS:
-            continue
-        if name not in _NEUTRAL:
-            raise TypeError(f"{name}: is not an argument of FlashAttention-2 or FlashAttention-3")
-        if value is not _NEUTRAL[name] and value != _NEUTRAL[name]:
-            raise NotImplementedError(f"{name}: got a value; only {_NEUTRAL[name]} is supported")
 
 
 def _options(dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic, learnable_sink, s_aux):

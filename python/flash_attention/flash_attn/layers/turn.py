@@ -102,7 +102,7 @@ def _positions(x, offsets, cu_seqlens):
     if cu_seqlens is None:
         within = torch.arange(x.shape[1], device=x.device)
         return within + offsets if isinstance(offsets, int) else within + offsets.long()[:, None]
-    starts = cu_seqlens.long()
-    sequence = torch.repeat_interleave(torch.arange(len(starts) - 1, device=x.device), starts.diff())
-    within = torch.arange(x.shape[0], device=x.device) - starts[sequence]
+    starts, token = cu_seqlens.long(), torch.arange(x.shape[0], device=x.device)
+    sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp(max=len(starts) - 2)
+    within = torch.where(token < starts[-1], token - starts[sequence], 0)  # rows behind the last sequence belong to none
     return within + (offsets if isinstance(offsets, int) else offsets.long()[sequence])
