@@ -23,6 +23,7 @@ struct Launch {
   int cluster = 1;
   int shared_bytes = 0;
   int min_blocks_per_sm = 1;
+  std::string arguments = "AttentionArgs";  ///< the type of its parameter
 
   friend bool operator==(const Launch&, const Launch&) = default;
 };

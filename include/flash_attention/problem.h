@@ -11,7 +11,16 @@
 
 namespace flash_attention {
 
-enum class Dtype : std::uint8_t { float32, float16, bfloat16 };
+/// The last three are for the K and V of a cache alone.
+enum class Dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8 };
+
+/// Which elements of an 8-bit cache share a scale; an element is worth code * scale.
+enum class ScaleKind : std::uint8_t {
+  none,    ///< every scale is 1
+  tensor,  ///< [1]
+  head,    ///< [batch, heads_kv]
+  token,   ///< [batch, seq_kv, heads_kv], in pages [num_pages, page_size, heads_kv]
+};
 
 /// Where the diagonal of a causal mask or a window lies when seq_q != seq_kv.
 enum class Alignment : std::uint8_t {
@@ -103,6 +112,7 @@ FLASH_ATTENTION_API std::string to_string(const Problem& problem);
 FLASH_ATTENTION_API std::string_view to_string(Dtype dtype);
 FLASH_ATTENTION_API std::string_view to_string(Pass pass);
 FLASH_ATTENTION_API std::string_view to_string(Alignment alignment);
+FLASH_ATTENTION_API std::string_view to_string(ScaleKind kind);
 FLASH_ATTENTION_API std::size_t size_of(Dtype dtype);
 
 /// Multiplications and additions that the visible scores need: 2 * (head_dim + head_dim_v) a score, 2.5 times that for

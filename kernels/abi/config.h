@@ -6,7 +6,11 @@
 
 namespace flash_attention::abi {
 
-enum class Type : int { float32, float16, bfloat16 };
+/// The last three are for the K and V of a cache alone.
+enum class Type : int { float32, float16, bfloat16, e4m3, e5m2, int8 };
+
+/// 8 bits an element.
+constexpr bool is_narrow(Type type) { return type == Type::e4m3 || type == Type::e5m2 || type == Type::int8; }
 
 /// The options of the contract that change code. Each kernel applies them with `if constexpr`.
 struct Features {

@@ -2,37 +2,10 @@
 
 #include <algorithm>
 
+#include "checks.h"
+
 namespace flash_attention::python {
 namespace {
-
-[[noreturn]] void refuse(const Tensor& tensor, const std::string& allowed) {
-  throw nb::value_error((std::string(tensor.name) + ": got " + tensor.describe() + "; " + allowed).c_str());
-}
-
-[[noreturn]] void refuse_dtype(const Tensor& tensor, const std::string& expected) {
-  throw nb::type_error((std::string(tensor.name) + ": got " + tensor.describe() + "; expected " + expected).c_str());
-}
-
-std::string axes(std::initializer_list<std::int64_t> sizes) {
-  std::string text = "[";
-  for (std::int64_t size : sizes) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  }
-  return text + "]";
-}
-
-void need_float32(const Tensor& tensor) {
-  if (!tensor.is_dtype(nb::dlpack::dtype_code::Float, 32)) {
-    refuse_dtype(tensor, "dtype float32");
-  }
-}
-
-void need_unit_last_stride(const Tensor& tensor) {
-  const int last = tensor.rank - 1;
-  if (!tensor.empty() && tensor.sizes[last] > 1 && tensor.strides[last] != 1) {
-    refuse(tensor, "the last axis has stride " + std::to_string(tensor.strides[last]) + "; it must be 1");
-  }
-}
 
 /// What Python gave for an argument that is no tensor.
 template <typename T>

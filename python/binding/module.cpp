@@ -14,6 +14,8 @@ namespace flash_attention::python {
 void add_jax(nb::module_& module);
 #endif
 
+void add_append(nb::module_& module);
+
 namespace {
 
 Slots slots_of(const nb::tuple& tensors) {
@@ -111,6 +113,7 @@ NB_MODULE(_core, module) {
   module.def("explain", explain_call, "tensors"_a, "scalars"_a, "backward"_a);
   module.def("prewarm", prewarm_call, "tensors"_a, "scalars"_a, "backward"_a);
   module.def("fill_dropout_mask", fill_dropout_mask, "out"_a, "seed"_a, "offset"_a, "dropout_p"_a);
+  add_append(module);
   add_eager(module);
   add_diagnosis(module);
 #ifdef FLASH_ATTENTION_JAX

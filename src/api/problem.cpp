@@ -106,6 +106,12 @@ std::string_view to_string(Dtype dtype) {
       return "float16";
     case Dtype::bfloat16:
       return "bfloat16";
+    case Dtype::float8_e4m3:
+      return "float8_e4m3";
+    case Dtype::float8_e5m2:
+      return "float8_e5m2";
+    case Dtype::int8:
+      return "int8";
   }
   return "unknown dtype";
 }
@@ -128,7 +134,24 @@ std::string_view to_string(Alignment alignment) {
   return alignment == Alignment::bottom_right ? "bottom_right" : "top_left";
 }
 
-std::size_t size_of(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
+std::string_view to_string(ScaleKind kind) {
+  switch (kind) {
+    case ScaleKind::none:
+      return "none";
+    case ScaleKind::tensor:
+      return "tensor";
+    case ScaleKind::head:
+      return "head";
+    case ScaleKind::token:
+      return "token";
+  }
+  return "unknown scales";
+}
+
+std::size_t size_of(Dtype dtype) {
+  if (dtype == Dtype::float32) return 4;
+  return dtype == Dtype::float16 || dtype == Dtype::bfloat16 ? 2 : 1;
+}
 
 double flops(const Problem& p, Pass pass) {
   const double dims = static_cast<double>(p.head_dim + (p.head_dim_v ? p.head_dim_v : p.head_dim));

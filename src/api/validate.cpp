@@ -5,35 +5,13 @@
 #include <cstdint>
 
 #include "api/overlap.h"
+#include "api/pointers.h"
 #include "api/refuse.h"
 
 namespace flash_attention::api {
 namespace {
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
-
-std::string address(const void* pointer) {
-  std::string text = "0x";
-  for (int shift = 60; shift >= 0; shift -= 4)
-    text += "0123456789abcdef"[(reinterpret_cast<std::uintptr_t>(pointer) >> shift) & 15];
-  return text;
-}
-
-void check_pointer(const char* argument, const void* pointer, bool needed, std::size_t alignment) {
-  if (needed && pointer == nullptr) refuse(argument, "null", "the problem needs it");
-  if (reinterpret_cast<std::uintptr_t>(pointer) % alignment != 0) {
-    refuse(argument, address(pointer), "it must be aligned to " + std::to_string(alignment) + " bytes");
-  }
-}
-
-/// A pointer that goes with a field of the Problem: both or neither; it may be null where there is `nothing` to point to.
-void check_pair(const char* argument, const void* pointer, bool present, const char* field, std::size_t alignment,
-                bool nothing = false) {
-  if (!present && pointer != nullptr) {
-    refuse(argument, address(pointer), std::string("set ") + field + " in the problem, or leave the pointer null");
-  }
-  check_pointer(argument, pointer, present && !nothing, alignment);
-}
 
 void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
   // GPU kernels move 16 bytes at a time; which kernel runs is decided before the pointers are known.
@@ -69,25 +47,6 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pointer("dbias", b.dbias, false, size_of(p.bias.dtype));
   if (b.dsink != nullptr && !p.sink) refuse("dsink", address(b.dsink), "there is no sink to differentiate");
   check_pointer("dsink", b.dsink, false, 4);
-}
-
-void check_cu_seqlens(const char* argument, const std::int32_t* cu, std::int64_t batch, std::int64_t total,
-                      std::int64_t longest) {
-  const auto entry = [argument](std::int64_t i) { return std::string(argument) + "[" + std::to_string(i) + "]"; };
-  if (cu[0] != 0) refuse(entry(0), std::to_string(cu[0]), "the first sequence begins at 0");
-  for (std::int64_t i = 0; i < batch; ++i) {
-    const std::int64_t length = std::int64_t{cu[i + 1]} - cu[i];
-    if (length < 0)
-      refuse(entry(i + 1), std::to_string(cu[i + 1]),
-             "it must not be less than the entry before, " + std::to_string(cu[i]));
-    if (length > longest) {
-      refuse(entry(i + 1), std::to_string(cu[i + 1]),
-             "a sequence of length " + std::to_string(length) + " is longer than the longest given, " +
-                 std::to_string(longest));
-    }
-  }
-  if (cu[batch] > total)
-    refuse(entry(batch), std::to_string(cu[batch]), "the tensor has " + std::to_string(total) + " rows");
 }
 
 void check_lengths(const char* argument, const std::int32_t* lengths, const std::int32_t* cu, std::int64_t batch,

@@ -15,7 +15,7 @@ Element element_of(Dtype dtype) {
       return Element::float16;
     case Dtype::bfloat16:
       return Element::bfloat16;
-    case Dtype::float32:
+    default:
       break;
   }
   return Element::float32;

@@ -19,6 +19,9 @@ DeviceInfo info(int index);
 /// (Options::stream): while it is captured nothing can be compiled or loaded, and that is refused.
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, void* stream = nullptr);
 
+/// The same for one launch with a parameter of its own.
+std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device, void* stream);
+
 /// The same for a kernel outside of all plans.
 std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const std::string& entry, const DeviceInfo& device);
 

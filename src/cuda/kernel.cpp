@@ -1,3 +1,5 @@
+#include <span>
+
 #include "cuda/backend.h"
 #include "cuda/context.h"
 #include "cuda/modules.h"
@@ -9,6 +11,25 @@
 
 namespace flash_attention::cuda {
 namespace {
+
+/// Nothing where the grid is empty.
+void start(const Driver& cu, const Launch& launch, Function function, void* arguments, Stream stream) {
+  const auto [x, y, z] = launch.grid;
+  if (x == 0 || y == 0 || z == 0) return;  // nothing to do
+  LaunchAttribute cluster{LaunchAttribute::cluster_dimension, 0, {{static_cast<unsigned>(launch.cluster), 1, 1}}};
+  LaunchConfig config{.grid = {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
+                      .block = {static_cast<unsigned>(launch.block), 1, 1},
+                      .shared_bytes = static_cast<unsigned>(launch.shared_bytes),
+                      .stream = stream};
+  if (launch.cluster > 1) {
+    config.attributes = &cluster;
+    config.num_attributes = 1;
+  }
+  void* parameters[] = {arguments};
+  const Status status = cu.LaunchKernelEx(&config, function, parameters, nullptr);
+  if (status != 0) [[unlikely]]
+    fail(cu, status, "cuLaunchKernelEx of " + launch.unit);
+}
 
 class CudaKernel final : public Kernel {
  public:
@@ -29,62 +50,69 @@ class CudaKernel final : public Kernel {
       const auto workspace = reinterpret_cast<DevicePointer>(options.workspace);
       check(cu_, cu_.MemsetD8Async(workspace, 0, plan.zeroed_bytes, stream), "cuMemsetD8Async");
     }
-    for (std::size_t i = 0; i < functions_.size(); ++i) start(plan.launches[i], functions_[i], args, stream);
+    for (std::size_t i = 0; i < functions_.size(); ++i) start(cu_, plan.launches[i], functions_[i], &args, stream);
   }
 
  private:
-  void start(const Launch& launch, Function function, abi::AttentionArgs& args, Stream stream) const {
-    const auto [x, y, z] = launch.grid;
-    if (x == 0 || y == 0 || z == 0) return;  // nothing to do
-    LaunchAttribute cluster{LaunchAttribute::cluster_dimension, 0, {{static_cast<unsigned>(launch.cluster), 1, 1}}};
-    LaunchConfig config{.grid = {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
-                        .block = {static_cast<unsigned>(launch.block), 1, 1},
-                        .shared_bytes = static_cast<unsigned>(launch.shared_bytes),
-                        .stream = stream};
-    if (launch.cluster > 1) {
-      config.attributes = &cluster;
-      config.num_attributes = 1;
-    }
-    void* parameters[] = {&args};
-    const Status status = cu_.LaunchKernelEx(&config, function, parameters, nullptr);
-    if (status != 0) [[unlikely]]
-      fail(cu_, status, "cuLaunchKernelEx of " + launch.unit);
-  }
-
   const Driver& cu_;
   int device_;
   std::vector<Function> functions_;  // one for each launch of the plan
 };
 
-}  // namespace
+class CudaLaunch final : public LaunchedKernel {
+ public:
+  CudaLaunch(const Driver& cu, int device, Function function) : cu_(cu), device_(device), function_(function) {}
 
-std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, void* stream) {
-  const Driver& cu = driver();
+  void launch(const Launch& launch, void* arguments, void* stream) const override {
+    const ContextScope scope(cu_, device_, static_cast<Stream>(stream));
+    start(cu_, launch, function_, arguments, static_cast<Stream>(stream));
+  }
+
+ private:
+  const Driver& cu_;
+  int device_;
+  Function function_;
+};
+
+/// A function for each launch. While the stream is captured nothing can be loaded, and that is refused.
+std::vector<Function> load_functions(const Driver& cu, std::span<const Launch> launches, const DeviceInfo& device,
+                                     Stream stream) {
   const int index = device.device.index;
   std::vector<Function> functions;
   std::vector<jit::KernelKey> missing;
-  for (const Launch& launch : plan.launches) {
+  for (const Launch& launch : launches) {
     const jit::KernelKey key = jit::make_key(launch, device.arch);
     functions.push_back(find_function(key, launch, index));
     if (functions.back() == nullptr) missing.push_back(key);
   }
-  if (!missing.empty()) {
-    const Stream handle = static_cast<Stream>(stream);
-    if (is_capturing(cu, handle)) {
-      throw Error(ErrorCode::unavailable,
-                  "kernel " + to_string(missing.front()) +
-                      " is not loaded yet, and nothing can be compiled or loaded while the stream is "
-                      "captured; call prewarm (or the function itself once) before the capture");
-    }
-    const ContextScope scope(cu, index, handle);
-    const CaptureUndisturbed undisturbed(cu);
-    if (missing.size() > 1) jit::prewarm(missing).get();  // compiled side by side, then loaded one after the other
-    for (std::size_t i = 0; i < functions.size(); ++i) {
-      if (functions[i] != nullptr) continue;
-      functions[i] = load_function(cu, jit::make_key(plan.launches[i], device.arch), plan.launches[i], index);
-    }
+  if (missing.empty()) return functions;
+  if (is_capturing(cu, stream)) {
+    throw Error(ErrorCode::unavailable, "kernel " + to_string(missing.front()) +
+                                            " is not loaded yet, and nothing can be compiled or loaded while the stream is "
+                                            "captured; call prewarm (or the function itself once) before the capture");
   }
-  return std::make_unique<CudaKernel>(cu, index, std::move(functions));
+  const ContextScope scope(cu, index, stream);
+  const CaptureUndisturbed undisturbed(cu);
+  if (missing.size() > 1) jit::prewarm(missing).get();  // compiled side by side, then loaded one after the other
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    if (functions[i] == nullptr)
+      functions[i] = load_function(cu, jit::make_key(launches[i], device.arch), launches[i], index);
+  }
+  return functions;
+}
+
+}  // namespace
+
+std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, void* stream) {
+  const Driver& cu = driver();
+  return std::make_unique<CudaKernel>(cu, device.device.index,
+                                      load_functions(cu, plan.launches, device, static_cast<Stream>(stream)));
+}
+
+std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device, void* stream) {
+  const Driver& cu = driver();
+  const Function function = load_functions(cu, {&launch, 1}, device, static_cast<Stream>(stream)).front();
+  return std::make_unique<CudaLaunch>(cu, device.device.index, function);
 }
 
 }  // namespace flash_attention::cuda

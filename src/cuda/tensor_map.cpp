@@ -16,6 +16,8 @@ int type_value(Dtype dtype) {
       return 7;
     case Dtype::bfloat16:
       return 9;
+    default:
+      break;
   }
   return -1;
 }

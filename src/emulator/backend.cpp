@@ -20,6 +20,15 @@ constexpr std::uint64_t unset = ~std::uint64_t{0};
 std::atomic<std::uint64_t> chosen_seed = unset;
 std::atomic<int> chosen_num_sms = 0;
 
+LaunchShape shape_of(const Launch& launch) {
+  const auto [x, y, z] = launch.grid;
+  return {{static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
+          launch.block,
+          launch.cluster,
+          launch.shared_bytes,
+          launch.min_blocks_per_sm};
+}
+
 class EmulatedKernel final : public Kernel {
  public:
   explicit EmulatedKernel(std::vector<std::shared_ptr<const Module>> modules) : modules_(std::move(modules)) {}
@@ -28,21 +37,33 @@ class EmulatedKernel final : public Kernel {
     abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
     for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers)) args.maps[spec.slot] = encode(spec);
     if (plan.zeroed_bytes != 0) std::memset(options.workspace, 0, plan.zeroed_bytes);
-    for (std::size_t i = 0; i < modules_.size(); ++i) {
-      const Launch& launch = plan.launches[i];
-      const auto [x, y, z] = launch.grid;
-      const LaunchShape shape{{static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
-                              launch.block,
-                              launch.cluster,
-                              launch.shared_bytes,
-                              launch.min_blocks_per_sm};
-      run_grid(*modules_[i], shape, &args, {.seed = seed()});
-    }
+    for (std::size_t i = 0; i < modules_.size(); ++i)
+      run_grid(*modules_[i], shape_of(plan.launches[i]), &args, {.seed = seed()});
   }
 
  private:
   std::vector<std::shared_ptr<const Module>> modules_;  // one for each launch of the plan
 };
+
+class EmulatedLaunch final : public LaunchedKernel {
+ public:
+  explicit EmulatedLaunch(std::shared_ptr<const Module> module) : module_(std::move(module)) {}
+
+  void launch(const Launch& launch, void* arguments, void*) const override {
+    run_grid(*module_, shape_of(launch), arguments, {.seed = seed()});
+  }
+
+ private:
+  std::shared_ptr<const Module> module_;
+};
+
+std::shared_ptr<const Module> module_of(const Launch& launch, int arch) {
+  const jit::KernelKey key = jit::make_key(launch, arch);
+  HostUnit unit{to_string(key), launch.unit + "-" + jit::arch_name(arch), {}, arch};
+  std::ranges::replace(unit.stem, '/', '_');
+  unit.text = jit::emit(key, jit::file_of_unit(launch.unit, support::settings().kernel_dir));
+  return load_module(unit);
+}
 
 }  // namespace
 
@@ -73,14 +94,12 @@ DeviceInfo info(int arch) {
 
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
   std::vector<std::shared_ptr<const Module>> modules;
-  for (const Launch& launch : plan.launches) {
-    const jit::KernelKey key = jit::make_key(launch, device.arch);
-    HostUnit unit{to_string(key), launch.unit + "-" + jit::arch_name(device.arch), {}, device.arch};
-    std::ranges::replace(unit.stem, '/', '_');
-    unit.text = jit::emit(key, jit::file_of_unit(launch.unit, support::settings().kernel_dir));
-    modules.push_back(load_module(unit));
-  }
+  for (const Launch& launch : plan.launches) modules.push_back(module_of(launch, device.arch));
   return std::make_unique<EmulatedKernel>(std::move(modules));
+}
+
+std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device) {
+  return std::make_unique<EmulatedLaunch>(module_of(launch, device.arch));
 }
 
 }  // namespace flash_attention::emulator

@@ -13,6 +13,9 @@ DeviceInfo info(int arch);
 /// Builds (or finds in the cache) the plan's kernels as host code.
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
 
+/// The same for one launch with a parameter of its own.
+std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device);
+
 /// The same for a kernel outside of all plans. Its plain accesses are counted, too.
 std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const std::string& entry, const DeviceInfo& device);
 

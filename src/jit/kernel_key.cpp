@@ -13,7 +13,7 @@ std::string flat(std::string unit) {
 }  // namespace
 
 KernelKey make_key(const Launch& launch, int arch) {
-  return {launch.unit, launch.entry, launch.config, arch, launch.block, launch.min_blocks_per_sm, false};
+  return {launch.unit, launch.entry, launch.config, arch, launch.block, launch.min_blocks_per_sm, false, launch.arguments};
 }
 
 std::string to_string(const KernelKey& key) {
@@ -36,8 +36,8 @@ std::string emit(const KernelKey& key, const std::string& kernel_file) {
   if (key.plain) return text + "extern \"C\" {\n#include \"" + kernel_file + "\"\n}\n";
   text += "#include \"" + kernel_file + "\"\n\n";
   text += "using namespace flash_attention;\nusing namespace flash_attention::abi;\n\n";
-  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds +
-          ") kernel(const __grid_constant__ AttentionArgs args) {\n";
+  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") kernel(const __grid_constant__ " + key.arguments +
+          " args) {\n";
   text += "  " + key.entry + (key.config.empty() ? "" : "<" + key.config + ">") + "(args);\n}\n";
   return text;
 }

@@ -15,7 +15,8 @@ struct KernelKey {
   int arch = 0;        // compute capability, 90 for 9.0
   int block_threads = 1;
   int min_blocks_per_sm = 1;
-  bool plain = false;  // the entry is a __global__ function of the file, with parameters of its own
+  bool plain = false;                       // the entry is a __global__ function of the file, with parameters of its own
+  std::string arguments = "AttentionArgs";  // the type of the entry's parameter
 
   friend auto operator<=>(const KernelKey&, const KernelKey&) = default;
 };

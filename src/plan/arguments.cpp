@@ -8,7 +8,10 @@ namespace flash_attention::plan {
 namespace {
 
 static_assert(static_cast<int>(abi::Type::bfloat16) == static_cast<int>(Dtype::bfloat16) &&
-              static_cast<int>(abi::Type::float16) == static_cast<int>(Dtype::float16));
+              static_cast<int>(abi::Type::float16) == static_cast<int>(Dtype::float16) &&
+              static_cast<int>(abi::Type::e4m3) == static_cast<int>(Dtype::float8_e4m3) &&
+              static_cast<int>(abi::Type::e5m2) == static_cast<int>(Dtype::float8_e5m2) &&
+              static_cast<int>(abi::Type::int8) == static_cast<int>(Dtype::int8));
 
 const char* source(abi::Type type) {
   switch (type) {
@@ -18,6 +21,12 @@ const char* source(abi::Type type) {
       return "Type::float16";
     case abi::Type::bfloat16:
       return "Type::bfloat16";
+    case abi::Type::e4m3:
+      return "Type::e4m3";
+    case abi::Type::e5m2:
+      return "Type::e5m2";
+    case abi::Type::int8:
+      return "Type::int8";
   }
   return "";
 }
@@ -111,6 +120,22 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(dlse);
   MEMBER(dbias);
   MEMBER(dsink);
+  return out.done();
+}
+
+std::string to_source(const abi::AppendConfig& config) {
+  const abi::AppendConfig initial;
+  Initialiser out("AppendConfig");
+  MEMBER(dtype);
+  MEMBER(cache_dtype);
+  MEMBER(rotary_dtype);
+  MEMBER(vector);
+  MEMBER(lanes);
+  MEMBER(rotary);
+  MEMBER(interleaved);
+  MEMBER(paged);
+  MEMBER(scales);
+  MEMBER(token_scales);
   return out.done();
 }
 

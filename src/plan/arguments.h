@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "abi/append.h"
 #include "abi/args.h"
 #include "abi/config.h"
 #include "flash_attention/attention.h"
@@ -14,6 +15,7 @@ abi::Features features_of(const Problem& problem);
 /// C++ source of a configuration, for Launch::config: "ForwardConfig{.features = {...}, .head_dim = 64, ...}".
 std::string to_source(const abi::ForwardConfig& config);
 std::string to_source(const abi::BackwardConfig& config);
+std::string to_source(const abi::AppendConfig& config);
 
 /// The kernel parameter of a call, all but the tensor maps. Reads no memory behind the pointers.
 /// workspace_offsets come from the plan's kernel family: see Plan::workspace_offsets.

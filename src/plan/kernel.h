@@ -14,4 +14,12 @@ class Kernel {
   virtual void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const = 0;
 };
 
+/// One launch made executable, for a kernel whose parameter is not that of attention.
+class LaunchedKernel {
+ public:
+  virtual ~LaunchedKernel() = default;
+  /// `arguments` points to a Launch::arguments.
+  virtual void launch(const Launch& launch, void* arguments, void* stream) const = 0;
+};
+
 }  // namespace flash_attention

@@ -54,6 +54,8 @@ inline double round_to(Dtype dtype, double x) {
       return from_float16(to_float16(x));
     case Dtype::bfloat16:
       return from_bfloat16(to_bfloat16(x));
+    default:
+      break;
   }
   return x;
 }

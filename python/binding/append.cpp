@@ -1,0 +1,265 @@
+// _core.append: new rows of a cache, and the rotary embedding.
+#include "flash_attention/append.h"
+
+#include <array>
+
+#include "checks.h"
+
+namespace flash_attention::python {
+namespace {
+
+enum AppendSlot {
+  k_cache,
+  v_cache,
+  k,
+  v,
+  q,
+  q_out,
+  cos,
+  sin,
+  lengths,
+  rotary_offsets,
+  cu_seqlens_new,
+  cu_seqlens_q,
+  sequences,
+  positions,
+  page_table,
+  k_scale,
+  v_scale,
+  num_append_slots
+};
+constexpr std::array<const char*, num_append_slots> append_names = {
+    "k_cache",        "v_cache",      "k",         "v",         "q",
+    "q_out",          "cos",          "sin",       "lengths",   "rotary_offsets",
+    "cu_seqlens_new", "cu_seqlens_q", "sequences", "positions", "page_table",
+    "k_scale",        "v_scale"};
+using AppendSlots = std::array<Tensor, num_append_slots>;
+
+/// The elements of a cache. Bytes, signed or not, are codes of what the caller says.
+Dtype cache_dtype_of(const Tensor& cache, const std::string& codes) {
+  using Code = nb::dlpack::dtype_code;
+  if (const std::optional<Dtype> wide = known_dtype(cache)) return *wide;
+  if (!cache.is_dtype(Code::UInt, 8) && !cache.is_dtype(Code::Int, 8)) {
+    refuse_dtype(cache, "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8");
+  }
+  for (const Dtype dtype : {Dtype::float8_e4m3, Dtype::float8_e5m2, Dtype::int8}) {
+    if (codes == to_string(dtype)) return dtype;
+  }
+  throw nb::value_error(("cache_dtype: got '" + codes + "'; allowed are float8_e4m3, float8_e5m2 and int8").c_str());
+}
+
+class AppendCall {
+ public:
+  AppendCall(const AppendSlots& tensors, bool interleaved, bool one_query, const std::string& codes) : t_(tensors) {
+    const Tensor& cache = t_[k_cache];
+    options.device = cache.device;
+    for (const Tensor& tensor : t_) {
+      if (tensor.present() && !(tensor.device == options.device)) {
+        throw nb::value_error((std::string(tensor.name) + ": is on " + to_string(tensor.device) + "; k_cache is on " +
+                               to_string(options.device) + ", and all must be on one device")
+                                  .c_str());
+      }
+    }
+    read_caches(codes);
+    problem.placed = t_[sequences].present();
+    if (t_[positions].present() != problem.placed)
+      refuse(t_[problem.placed ? sequences : positions], "sequences and positions go together");
+    problem.packed_new = t_[cu_seqlens_new].present();
+    problem.packed_q = t_[cu_seqlens_q].present();
+    read_batch();
+    read_rows();
+    read_rotary(interleaved, one_query);
+    read_places();
+    problem.k_scale_strides = read_scale(t_[k_scale], buffers.k_scale);
+    problem.v_scale_strides = read_scale(t_[v_scale], buffers.v_scale);
+    if (t_[k_scale].present() != t_[v_scale].present())
+      refuse(t_[t_[k_scale].present() ? k_scale : v_scale], "k_scale and v_scale go together");
+  }
+
+  AppendProblem problem;
+  AppendBuffers buffers;
+  Options options;
+
+ private:
+  void read_caches(const std::string& codes) {
+    const Tensor &keys = t_[k_cache], &values = t_[v_cache];
+    for (const Tensor* cache : {&keys, &values}) {
+      if (cache->rank != 4) refuse(*cache, "expected 4 axes, [batch or pages, rows, heads, head_dim]");
+      if (cache->sizes[0] != keys.sizes[0] || cache->sizes[1] != keys.sizes[1] || cache->sizes[2] != keys.sizes[2])
+        refuse(*cache, "expected the pages, rows and heads of k_cache, " + keys.describe());
+      need_unit_last_stride(*cache);
+    }
+    problem.cache_dtype = cache_dtype_of(keys, codes);
+    if (cache_dtype_of(values, codes) != *problem.cache_dtype) refuse_dtype(values, "the dtype of k_cache");
+    problem.heads_kv = keys.sizes[2];
+    problem.head_dim = keys.sizes[3];
+    problem.head_dim_v = values.sizes[3];
+    problem.capacity = keys.sizes[1];
+    if (!keys.empty()) problem.k_cache_strides = {keys.strides[0], keys.strides[1], keys.strides[2]};
+    if (!values.empty()) problem.v_cache_strides = {values.strides[0], values.strides[1], values.strides[2]};
+    buffers.k_cache = keys.data;
+    buffers.v_cache = values.data;
+  }
+
+  /// How many sequences there are: what says where each begins, or the table, or the rows, or the cache.
+  void read_batch() {
+    const Tensor& table = t_[page_table];
+    if (table.present()) {
+      if (!table.is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(table, "dtype int32");
+      if (table.rank != 2) refuse(table, "expected [batch, pages]");
+      need_unit_last_stride(table);
+      problem.batch = table.sizes[0];
+      problem.num_pages = t_[k_cache].sizes[0];
+      problem.page_size = t_[k_cache].sizes[1];
+      problem.page_table_stride = table.sizes[0] > 1 ? table.strides[0] : table.sizes[1];
+      problem.capacity = table.sizes[1] * problem.page_size;
+      buffers.page_table = static_cast<const std::int32_t*>(table.data);
+    } else if (problem.packed_new || problem.packed_q) {
+      const Tensor& starts = t_[problem.packed_new ? cu_seqlens_new : cu_seqlens_q];
+      if (starts.rank != 1 || starts.sizes[0] < 1) refuse(starts, "expected int32[batch + 1]");
+      problem.batch = starts.sizes[0] - 1;
+    } else if (problem.placed) {
+      problem.batch = t_[k_cache].sizes[0];
+    } else {
+      problem.batch = t_[t_[k].present() ? k : t_[q].present() ? q : k_cache].sizes[0];
+    }
+    if (!table.present() && t_[k_cache].sizes[0] < problem.batch)
+      refuse(t_[k_cache], "there are " + std::to_string(problem.batch) + " sequences");
+  }
+
+  /// Strides of [batch, rows, heads, dim], or of [total, heads, dim] where rows lie end to end.
+  Strides read(const Tensor& tensor, bool end_to_end, std::int64_t& rows, std::int64_t heads, std::int64_t dim) {
+    const int first = end_to_end ? 0 : 1;
+    if (tensor.rank != 3 + first)
+      refuse(tensor, end_to_end ? "expected [total, heads, head_dim]" : "expected [batch, seq, heads, head_dim]");
+    if (rows < 0) rows = tensor.sizes[first];
+    const bool fits = tensor.sizes[first] == rows && tensor.sizes[first + 1] == heads && tensor.sizes[first + 2] == dim &&
+                      (end_to_end || tensor.sizes[0] == problem.batch);
+    if (!fits) {
+      refuse(tensor, "expected " + (end_to_end ? axes({rows, heads, dim}) : axes({problem.batch, rows, heads, dim})));
+    }
+    need_unit_last_stride(tensor);
+    if (dtype_of(tensor) != problem.dtype)
+      refuse_dtype(tensor, "the dtype of " + std::string(t_[t_[k].present() ? k : q].name));
+    if (tensor.empty()) return {};
+    return {end_to_end ? 0 : tensor.strides[0], tensor.strides[first], tensor.strides[first + 1]};
+  }
+
+  void read_rows() {
+    if (t_[k].present() != t_[v].present()) refuse(t_[t_[k].present() ? k : v], "k and v go together");
+    if (!t_[k].present() && !t_[q].present()) throw nb::value_error("k: got None; k and v, or q, must be given");
+    problem.dtype = dtype_of(t_[t_[k].present() ? k : q]);
+    if (t_[k].present()) {
+      const bool end_to_end = problem.packed_new || problem.placed;
+      std::int64_t rows = -1;
+      problem.k_strides = read(t_[k], end_to_end, rows, problem.heads_kv, problem.head_dim);
+      problem.v_strides = read(t_[v], end_to_end, rows, problem.heads_kv, problem.head_dim_v);
+      (end_to_end ? problem.total_new : problem.seq_new) = rows;
+      buffers.k = t_[k].data;
+      buffers.v = t_[v].data;
+    }
+    if (t_[q].present()) {
+      const bool end_to_end = problem.packed_q || problem.placed;
+      const int heads_axis = end_to_end ? 1 : 2;
+      problem.heads_q = t_[q].rank > heads_axis ? t_[q].sizes[heads_axis] : 1;
+      std::int64_t rows = -1;
+      problem.q_strides = read(t_[q], end_to_end, rows, problem.heads_q, problem.head_dim);
+      problem.q_out_strides = read(t_[q_out], end_to_end, rows, problem.heads_q, problem.head_dim);
+      (end_to_end ? problem.total_q : problem.seq_q) = rows;
+      buffers.q = t_[q].data;
+      buffers.q_out = t_[q_out].data;
+    }
+  }
+
+  void read_rotary(bool interleaved, bool one_query) {
+    const Tensor &c = t_[cos], &s = t_[sin];
+    if (c.present() != s.present()) refuse(c.present() ? c : s, "cos and sin go together");
+    if (!c.present()) return;
+    if (c.rank != 2) refuse(c, "expected [positions, rotary_dim / 2]");
+    if (s.rank != 2 || s.sizes[0] != c.sizes[0] || s.sizes[1] != c.sizes[1] || s.strides[0] != c.strides[0])
+      refuse(s, "expected the shape and strides of cos, " + c.describe());
+    need_unit_last_stride(c);
+    need_unit_last_stride(s);
+    problem.rotary_dtype = dtype_of(c);
+    if (dtype_of(s) != problem.rotary_dtype) refuse_dtype(s, "the dtype of cos, " + c.describe());
+    problem.rotary_dim = 2 * c.sizes[1];
+    if (problem.rotary_dim < 2 || problem.rotary_dim > problem.head_dim)
+      refuse(c, "expected [positions, 1 to " + std::to_string(problem.head_dim / 2) + "]: half of the turned dimensions");
+    problem.rotary_positions = c.sizes[0];
+    problem.rotary_stride = c.sizes[0] > 1 ? c.strides[0] : 0;
+    problem.rotary_interleaved = interleaved;
+    problem.rotary_one_query = one_query;
+    buffers.cos = c.data;
+    buffers.sin = s.data;
+  }
+
+  const std::int32_t* list(const Tensor& tensor, std::int64_t count) {
+    if (!tensor.present()) return nullptr;
+    if (!tensor.is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(tensor, "dtype int32");
+    if (tensor.rank != 1 || tensor.sizes[0] != count) refuse(tensor, "expected " + axes({count}));
+    need_unit_last_stride(tensor);
+    return static_cast<const std::int32_t*>(tensor.data);
+  }
+
+  void read_places() {
+    buffers.lengths = list(t_[lengths], problem.batch);
+    buffers.rotary_offsets = list(t_[rotary_offsets], problem.batch);
+    problem.rotary_offsets = t_[rotary_offsets].present();
+    buffers.cu_seqlens_new = list(t_[cu_seqlens_new], problem.batch + 1);
+    buffers.cu_seqlens_q = list(t_[cu_seqlens_q], problem.batch + 1);
+    const std::int64_t tokens = t_[k].present() ? problem.total_new : problem.total_q;
+    buffers.sequences = list(t_[sequences], tokens);
+    buffers.positions = list(t_[positions], tokens);
+  }
+
+  /// One for all, [batch, heads] or [batch or pages, rows, heads].
+  Strides read_scale(const Tensor& scale, float*& data) {
+    if (!scale.present()) return {};
+    need_float32(scale);
+    const Tensor& cache = t_[k_cache];
+    ScaleKind kind = ScaleKind::tensor;
+    Strides strides;
+    if (scale.rank == 2 && scale.sizes[0] == problem.batch && scale.sizes[1] == problem.heads_kv) {
+      kind = ScaleKind::head;
+      strides = {scale.strides[0], 0, scale.strides[1]};
+    } else if (scale.rank == 3 && scale.sizes[0] == cache.sizes[0] && scale.sizes[1] == cache.sizes[1] &&
+               scale.sizes[2] == problem.heads_kv) {
+      kind = ScaleKind::token;
+      strides = {scale.strides[0], scale.strides[1], scale.strides[2]};
+    } else if (scale.rank > 1 || (scale.rank == 1 && scale.sizes[0] != 1)) {
+      refuse(scale, "expected one number, " + axes({problem.batch, problem.heads_kv}) + " or " +
+                        axes({cache.sizes[0], cache.sizes[1], problem.heads_kv}));
+    }
+    if (problem.scales != ScaleKind::none && problem.scales != kind)
+      refuse(scale, "expected scales as those of k_scale, of " + std::string(to_string(problem.scales)));
+    problem.scales = kind;
+    data = static_cast<float*>(scale.data);
+    return scale.empty() ? Strides{} : strides;
+  }
+
+  const AppendSlots& t_;
+};
+
+void run_append(nb::tuple tensors, nb::tuple scalars, std::uintptr_t stream) {
+  AppendSlots slots;
+  for (int slot = 0; slot < num_append_slots; ++slot) {
+    const bool writable = slot == k_cache || slot == v_cache || slot == q_out;
+    slots[slot] = optional_tensor(tensors[slot], append_names[slot], writable);
+  }
+  if (!slots[k_cache].present() || !slots[v_cache].present())
+    throw nb::type_error("k_cache, v_cache: expected tensors, got None");
+  AppendCall call(slots, nb::cast<bool>(scalars[0]), nb::cast<bool>(scalars[1]), nb::cast<std::string>(scalars[2]));
+  call.options.stream = current_stream(tensors[0], slots[k_cache].device);
+  if (call.options.stream == nullptr) call.options.stream = reinterpret_cast<void*>(stream);
+  nb::gil_scoped_release released;
+  append(call.problem, call.buffers, call.options);
+}
+
+}  // namespace
+
+void add_append(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("append", run_append, "tensors"_a, "scalars"_a, "stream"_a);
+}
+
+}  // namespace flash_attention::python

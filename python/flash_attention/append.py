@@ -1,0 +1,124 @@
+"""New keys and values into a cache, with the rotary embedding of queries and keys: one kernel on a GPU."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from flash_attention import _core, torch_ops
+
+# How caches of one byte an element are named in C++.
+_CODES = {
+    torch.float8_e4m3fn: "float8_e4m3",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.int8: "int8",
+}
+_NAMES = {"e4m3": "float8_e4m3", "fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3", "float8_e4m3fn": "float8_e4m3",
+          "e5m2": "float8_e5m2", "fp8_e5m2": "float8_e5m2"}  # fmt: skip
+
+
+@torch.no_grad()
+def append_kv(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    *,
+    lengths: Tensor | None = None,
+    page_table: Tensor | None = None,
+    q: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    rotary_offsets: Tensor | None = None,
+    one_query_angle: bool = False,
+    cu_seqlens_new: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    sequences: Tensor | None = None,
+    positions: Tensor | None = None,
+    k_scale: Tensor | float | None = None,
+    v_scale: Tensor | float | None = None,
+    cache_dtype: str | None = None,
+    q_out: Tensor | None = None,
+) -> Tensor | None:
+    """Writes k and v behind what the caches hold, and nothing else; k and q are turned by cos and sin where those are given.
+
+    Args:
+        k_cache, v_cache: [batch, capacity, heads_kv, head_dim], or with page_table pages
+            [num_pages, page_size, heads_kv, head_dim], in any strides (a cache with heads first is a transposed view).
+            Of float32, float16, bfloat16, or 8-bit: float8_e4m3fn, float8_e5m2, int8, or uint8 with a cache_dtype.
+        k, v: [batch, seq_new, heads_kv, head_dim]; with cu_seqlens_new or sequences [total_new, heads_kv, head_dim].
+        lengths: int32 [batch]; how many rows each sequence has, before these. None: none.
+        page_table: int32 [batch, pages]. A row of a cache for each sequence is a table of one page.
+        q: [batch, seq_q, heads_q, head_dim]; with cu_seqlens_q or sequences [total_q, heads_q, head_dim].
+        cos, sin: [positions, rotary_dim / 2].
+        interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ...
+        rotary_offsets: int32 [batch]; the angle of the first new row and query of each sequence, if not lengths.
+        one_query_angle: all queries of a sequence are turned by the angle of its first.
+        cu_seqlens_new, cu_seqlens_q: int32 [batch + 1]; where the rows of each sequence begin.
+        sequences, positions: int32 [total_new]; the sequence of each new row (and query), and its place there.
+        k_scale, v_scale: of an 8-bit cache, whose elements are worth code * scale: a number, float32 [1],
+            [batch, heads_kv], or one for each row, [batch, capacity, heads_kv] or [num_pages, page_size, heads_kv]; those
+            of rows are written.
+        cache_dtype: what the bytes of a uint8 cache are: "e4m3", "e5m2" or "int8".
+        q_out: where the turned queries go; q itself turns them in place. A new tensor if None.
+
+    Returns the turned queries, or None without q. Where they lie on the host, lengths, tables and positions without room
+    are refused; on a GPU such rows are not written.
+    """
+    if q is not None and q_out is None:
+        q_out = torch.empty_like(q)
+    codes = ""
+    if k_cache.element_size() == 1:
+        codes = _CODES.get(k_cache.dtype) or _NAMES.get(cache_dtype, cache_dtype or "")
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    tensors = (
+        k_cache,
+        v_cache,
+        k,
+        v,
+        q,
+        q_out,
+        cos,
+        sin,
+        lengths,
+        rotary_offsets,
+        cu_seqlens_new,
+        cu_seqlens_q,
+        sequences,
+        positions,
+        page_table,
+        _as_tensor(k_scale, k_cache.device),
+        _as_tensor(v_scale, k_cache.device),
+    )
+    if torch_ops.is_watched(k_cache):
+        torch.ops.flash_attention.append(*tensors, interleaved, one_query_angle, codes)
+    else:
+        _append(*tensors, interleaved, one_query_angle, codes)
+    return q_out
+
+
+@functools.lru_cache(maxsize=256)
+def _constant(value, device):
+    return torch.full((1,), value, dtype=torch.float32, device=device)
+
+
+def _as_tensor(scale, device):
+    return _constant(float(scale), device) if isinstance(scale, int | float) else scale
+
+
+def _append(*arguments):
+    tensors, scalars = arguments[:17], arguments[17:]
+    tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
+    _core.append(tensors, scalars, stream)
+
+
+torch_ops.library.define(
+    "append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? q, Tensor(c!)? q_out, Tensor? cos, "
+    "Tensor? sin, Tensor? lengths, Tensor? rotary_offsets, Tensor? cu_seqlens_new, Tensor? cu_seqlens_q, "
+    "Tensor? sequences, Tensor? positions, Tensor? page_table, Tensor(d!)? k_scale, Tensor(e!)? v_scale, "
+    "bool interleaved, bool one_query_angle, str codes) -> ()"
+)
+for _key in ("CPU", "CUDA"):
+    torch_ops.library.impl("append", _append, _key)
+torch.library.register_fake("flash_attention::append", lambda *_: None, lib=torch_ops.library)

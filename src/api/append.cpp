@@ -1,0 +1,92 @@
+#include "flash_attention/append.h"
+
+#include <array>
+#include <memory>
+
+#include "api/append_problem.h"
+#include "api/guard.h"
+#include "cpu/append.h"
+#include "cuda/backend.h"
+#include "emulator/backend.h"
+#include "plan/append.h"
+
+namespace flash_attention {
+namespace {
+
+/// A call made ready: its problem with every default, and on a GPU its kernel.
+struct PreparedAppend {
+  AppendProblem asked;
+  Device device;
+  AppendProblem problem;
+  Launch launch;
+  std::unique_ptr<LaunchedKernel> kernel;  // null: the CPU, or nothing to do
+};
+
+/// The last few calls of this thread: one for each kind of layer that a model has. Kernels are loaded once in a process
+/// whoever asks, so what is forgotten costs little.
+class RecentAppends {
+ public:
+  PreparedAppend& find(const AppendProblem& problem, const Options& options) {
+    for (const auto& entry : entries_) {
+      if (entry && entry->device == options.device && entry->asked == problem) return *entry;
+    }
+    auto made = std::make_unique<PreparedAppend>();
+    made->asked = problem;
+    made->device = options.device;
+    made->problem = api::normalise(problem);
+    if (options.device.kind != DeviceKind::cpu) {
+      const DeviceInfo device = device_info(options.device);
+      made->launch = plan::lay_out_append(made->problem);
+      if (made->launch.grid[0] > 0) {
+        made->kernel = device.device.kind == DeviceKind::cuda ? cuda::load_launch(made->launch, device, options.stream)
+                                                              : emulator::load_launch(made->launch, device);
+      }
+    }
+    auto& place = entries_[next_++ % entries_.size()];
+    place = std::move(made);
+    return *place;
+  }
+
+ private:
+  std::array<std::unique_ptr<PreparedAppend>, 8> entries_;
+  std::size_t next_ = 0;
+};
+
+/// Kept by threads, and once their variables are gone by the call itself.
+template <class Use>
+void with_recent(Use use) {
+  thread_local bool gone = false;
+  struct Owner {
+    RecentAppends recent;
+    ~Owner() { gone = true; }
+  };
+  if (gone) {
+    RecentAppends own;
+    return use(own);
+  }
+  thread_local Owner owner;
+  use(owner.recent);
+}
+
+}  // namespace
+
+void append(const AppendProblem& problem, const AppendBuffers& buffers, const Options& options) {
+  api::guarded([&] {
+    with_recent([&](RecentAppends& recent) {
+      const PreparedAppend& prepared = recent.find(problem, options);
+      api::validate(prepared.problem, buffers, options);
+      if (options.device.kind == DeviceKind::cpu) {
+        cpu::append(prepared.problem, buffers);
+      } else if (prepared.kernel) {
+        abi::AppendArgs args = plan::make_arguments(prepared.problem, buffers);
+        prepared.kernel->launch(prepared.launch, &args, options.stream);
+      }
+    });
+  });
+}
+
+void prewarm(const AppendProblem& problem, const Options& options) {
+  api::guarded([&] { with_recent([&](RecentAppends& recent) { recent.find(problem, options); }); });
+}
+
+}  // namespace flash_attention

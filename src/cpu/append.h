@@ -1,0 +1,10 @@
+#pragma once
+
+#include "flash_attention/append.h"
+
+namespace flash_attention::cpu {
+
+/// The call for a normalised problem whose pointers, lengths and tables have been looked at.
+void append(const AppendProblem& problem, const AppendBuffers& buffers);
+
+}  // namespace flash_attention::cpu
