@@ -116,6 +116,10 @@ def test_packed_queries_over_pages(device):
         )
         torch.testing.assert_close(out[part].double(), want[0], **CLOSE)
         torch.testing.assert_close(lse[:, part].double(), want_lse[0], **CLOSE)
+    below = flash_attn.flash_attn_interface._flash_attn_varlen_forward(
+        q, k, v, starts, ends, 20, 70, 0.0, None, True, block_table=table
+    )
+    assert torch.equal(below[0], out) and torch.equal(below[1], lse)
     leaf = q.clone().requires_grad_()
     gathered = flash_attn.flash_attn_varlen_func(leaf, k.nan_to_num(), v.nan_to_num(), starts, ends, 20, 70, **call)
     torch.testing.assert_close(gathered.detach(), out, **CLOSE)

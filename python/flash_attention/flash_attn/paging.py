@@ -3,20 +3,22 @@
 import torch
 
 from flash_attention.head_dim import padded_cache
+from flash_attention.tables import as_int32
 
 
 def attention_in_pages(q, k, v, block_table, cu_seqlens_q, lengths, max_seqlen_q, **options):
     """(out, lse) of packed q over pages. lengths: int32 [batch], or their running sums [batch + 1]. Forward only."""
     _check_pages(k)
+    table = as_int32("block_table", block_table, (len(cu_seqlens_q) - 1, "pages"), q.device)
     if len(lengths) == len(cu_seqlens_q):
         lengths = lengths.diff()
     if not q.is_cuda:
-        usable_pages(block_table, k.shape[0], lengths, k.shape[1])
+        usable_pages(table, k.shape[0], lengths, k.shape[1])
     return padded_cache(
         q,
         k,
         v,
-        page_table=block_table.to(torch.int32),
+        page_table=table,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
         seqused_kv=lengths,

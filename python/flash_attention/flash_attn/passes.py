@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import functional, torch_ops
-from flash_attention.flash_attn.paging import gather_pages
+from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
 from flash_attention.flash_attn.weights import signed_weights
 
 
@@ -53,10 +53,16 @@ def _flash_attn_varlen_forward(
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The same for sequences end to end; softmax_lse is [heads, total_q]. zero_tensors changes nothing."""
-    if leftpad_k is not None:
-        raise NotImplementedError("leftpad_k: got a value; only None is supported")
     if num_splits > 1:
         raise NotImplementedError(f"num_splits: got {num_splits}; num_splits > 1 is not supported here")
+    if block_table is not None and not dropout_p:
+        lengths = cu_seqlens_k if seqused_k is None else seqused_k
+        options = {"scale": softmax_scale, "causal": causal, "softcap": softcap, "alibi_slopes": alibi_slopes}
+        options |= {"window": (window_size_left, window_size_right), "left_padding": leftpad_k}
+        out, lse = attention_in_pages(q, k, v, block_table, cu_seqlens_q, lengths, max_seqlen_q, **options)
+        return out, lse, q.new_empty(0), None
+    if leftpad_k is not None:
+        raise NotImplementedError("leftpad_k: got a value; only None is supported without block_table, or with dropout")
     if block_table is not None:
         k, v = gather_pages(k, block_table, cu_seqlens_k), gather_pages(v, block_table, cu_seqlens_k)
     window = (window_size_left, window_size_right)
