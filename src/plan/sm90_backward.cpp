@@ -153,7 +153,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
     const bool three = structure.warpgroups == 3;
     add_launch(plan,
                {.unit = three ? "backward/sm90/three_warpgroups" : "backward/sm90",
-                .entry = three ? "backward_sm90_three_kernel" : "backward_sm90_kernel",
+                .entry = three ? "backward_sm90_three_warpgroups_kernel" : "backward_sm90_kernel",
                 .config = source,
                 .block = config.num_warps * 32,
                 .shared_bytes = abi::backward_sm90_shared_bytes(config)},
@@ -166,7 +166,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
     dq.num_stages = structure.wide ? 3 : 6;
     add_launch(plan,
                {.unit = "backward/sm90/separate_dq",
-                .entry = "backward_sm90_dq_kernel",
+                .entry = "backward_sm90_separate_dq_kernel",
                 .config = to_source(dq),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},

@@ -64,7 +64,7 @@ TEST(Sm90Backward, TakesTurnsWhereBitsMustNotChange) {
         const Plan any = plan_of(p);
         p.deterministic = true;
         const Plan same = plan_of(p);
-        EXPECT_FALSE(has_launch(same, "backward_sm90_dq_kernel"));
+        EXPECT_FALSE(has_launch(same, "backward_sm90_separate_dq_kernel"));
         EXPECT_EQ(same.num_splits, any.num_splits);
         // A number for each 64 queries, and for each 16 keys of a divided group; the rest is padding.
         const std::size_t numbers = 2 * 8192 * 32 / 64 + (any.num_splits > 1 ? 2 * 8192 / 16 : 0);
@@ -79,7 +79,7 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
   const auto takes_turns = [](Problem p) {
     p.deterministic = true;
     const Plan plan = plan_of(p);
-    EXPECT_NE(has_launch(plan, "backward_sm90_convert"), has_launch(plan, "backward_sm90_dq_kernel"));
+    EXPECT_NE(has_launch(plan, "backward_sm90_convert"), has_launch(plan, "backward_sm90_separate_dq_kernel"));
     return has_launch(plan, "backward_sm90_convert");
   };
   Problem few{.seq_q = 1024, .seq_kv = 1024, .heads_q = 16, .heads_kv = 16, .head_dim = 128, .dtype = Dtype::bfloat16};

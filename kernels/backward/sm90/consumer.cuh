@@ -3,7 +3,6 @@
 // The main loop of a consumer warpgroup of backward/sm90 (two warpgroups):
 //
 //     for each work tile:
-//       zero what must not be multiplied in K
 //       for each step (query head, query tile):
 //         S = K Q^T, dP = V dO^T                            begin_S, make_operands
 //         P = 2^(S - lse2), dS = P (dP - delta)             make_operands (scores.cuh)
@@ -20,7 +19,7 @@ template <BackwardConfig config>
 struct Consumer : Epilogue<config> {
   using Base = Epilogue<config>;
   using Base::args, Base::shared, Base::warpgroup, Base::thread, Base::type, Base::work_tile_idx;
-  using Base::first_step, Base::end_step, Base::owned, Base::edge, Base::work_tile, Base::task, Base::fresh_thread;
+  using Base::first_step, Base::end_step, Base::edge, Base::work_tile, Base::task, Base::fresh_thread;
   using Base::leads, Base::owner_of, Base::hand_over, Base::make_dQ, Base::release_keys, Base::await_all_threads;
   using typename Base::Math, typename Base::S;
 
@@ -39,15 +38,6 @@ struct Consumer : Epilogue<config> {
       run_task();
     }
     this->dismiss_sender();
-  }
-
-  __device__ __forceinline__ void begin_task() {
-    const int seen = task().sequence.visible_kv - task().kv_begin - warpgroup * tile_rows;
-    const bool bad = !config.separate_dq && shared.nonfinite_lanes[warpgroup][thread / 32] != 0;
-    edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
-    first_step = ptx::shuffle(work_tile().first_step, 0);
-    end_step = ptx::shuffle(work_tile().end_step, 0);
-    if constexpr (S::skips_first_step) owned = ptx::shuffle(work_tile().owned[warpgroup], 0);
   }
 
   using Tile = typename Math::Tile;
@@ -229,12 +219,10 @@ struct Consumer : Epilogue<config> {
   }
 
   __device__ __forceinline__ void run_task() {
-#pragma unroll
-    for (float& x : dK) x = 0;
-#pragma unroll
-    for (float& x : dV) x = 0;
+    zero(dK);
+    zero(dV);
     if constexpr (!config.separate_dq) this->zero_nonfinite_keys();
-    begin_task();
+    this->begin_task();
     const auto owns = [&](unsigned step) { return !config.separate_dq && owner_of(step) == warpgroup; };
     unsigned step = first_step;
     if constexpr (S::software_pipelined) {

@@ -53,6 +53,15 @@ struct DqExchange {
   /// The first thread of the warpgroup.
   __device__ __forceinline__ bool leads() const { return threadIdx.x % wg_threads == 0; }
 
+  __device__ __forceinline__ void begin_task() {
+    const int seen = task().sequence.visible_kv - task().kv_begin - warpgroup * tile_rows;
+    const bool bad = !config.separate_dq && shared.nonfinite_lanes[warpgroup][thread / 32] != 0;
+    edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
+    first_step = ptx::shuffle(work_tile().first_step, 0);
+    end_step = ptx::shuffle(work_tile().end_step, 0);
+    if constexpr (S::skips_first_step) owned = ptx::shuffle(work_tile().owned[warpgroup], 0);
+  }
+
   // -- keys that must not be multiplied ---------------------------------------------------------------------------------
 
   /// Zeroes the rows of K that no query may see, and rows with a NaN or Inf: dQ = dS K would multiply them by the zeros of

@@ -11,6 +11,12 @@
 
 namespace flash_attention::backward_sm90 {
 
+template <int count>
+__device__ __forceinline__ void zero(float (&sums)[count]) {
+#pragma unroll
+  for (float& x : sums) x = 0;
+}
+
 /// Named barrier of one warpgroup; followed by one for each.
 constexpr int barrier_warpgroup = 8;
 

@@ -14,94 +14,14 @@
 #include "backward/sm90/prepare.cuh"
 #include "backward/sm90/products.cuh"
 #include "backward/sm90/scores.cuh"
-#include "backward/sm90/tile_scheduler.cuh"
+#include "backward/sm90/separate_dq_producer.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
-#include "ptx/tma.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
-constexpr int query_warpgroups = 2;
-constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
-constexpr int barrier_query_keys = 1;
-
 template <BackwardConfig config>
-struct alignas(1024) QueryStorage {
-  using S = Shape<config>;
-  using Chunk = typename S::Element[chunk_elements];
-  static constexpr int stages_K = (config.num_stages + 1) / 2;
-  static constexpr int stages_V = config.num_stages / 2;
-
-  Chunk Q[query_warpgroups][S::chunks];
-  Chunk dO[query_warpgroups][S::chunks_v];
-  Chunk K[stages_K][S::chunks];
-  Chunk V[stages_V][S::chunks_v];
-  ptx::Mbarrier Q_full, Q_empty, K_full[stages_K], K_empty[stages_K];
-  ptx::Mbarrier dO_full, dO_free, V_full[stages_V], V_empty[stages_V];
-  TaskQueue tasks;
-};
-
-template <BackwardConfig config>
-__device__ __forceinline__ TaskOrder query_tasks(const AttentionArgs& args) {
-  return TaskOrder::make<config>(tile::ceil_div(args.seq_q, query_rows), args.heads_q * args.batch, args.seq_kv);
-}
-
-template <BackwardConfig config>
-struct QueryTask {
-  tile::Sequence sequence;
-  int head_idx;
-  int q_begin;
-  tile::TileRange tiles;  // of keys
-
-  __device__ __forceinline__ QueryTask(const AttentionArgs& args, int task_idx) {
-    const TaskOrder order = query_tasks<config>(args);
-    const auto place = order[task_idx];
-    sequence = tile::make_sequence<config.features>(args, place.head / args.heads_q);
-    head_idx = place.head % args.heads_q;
-    q_begin = (order.num_tiles - 1 - place.tile) * query_rows;
-    const tile::Score<config.features> score(args, sequence, head_idx);
-    tiles = score.template key_tiles<query_rows, tile_rows>(q_begin);
-  }
-};
-
-/// The loads of one lane: Q of a task and K of its tiles, or dO and V.
-template <BackwardConfig config, int chunks, int stages>
-struct QueryLoader {
-  using Chunk = typename QueryStorage<config>::Chunk;
-
-  const AttentionArgs& args;
-  Chunk (&rows)[query_warpgroups][chunks];
-  ptx::Mbarrier &rows_full, &rows_free;
-  Map rows_map;
-  Chunk (&ring)[stages][chunks];
-  ptx::Mbarrier (&full)[stages], (&empty)[stages];
-  Map ring_map;
-  unsigned tasks = 0, tiles = 0;  // so far
-
-  __device__ __forceinline__ void load(const QueryTask<config>& task) {
-    if (task.tiles.begin == task.tiles.end) return;
-    const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx, kv_head_idx = task.head_idx / args.group;
-    ptx::mbarrier_wait(rows_free, (tasks++ & 1) ^ 1);  // the last products with the rows of the task before are done
-    ptx::mbarrier_arrive_expect_tx(rows_full, query_warpgroups * chunks * chunk_bytes);
-    int row = static_cast<int>(task.sequence.start_q) + task.q_begin;
-#pragma unroll
-    for (int w = 0; w < query_warpgroups; ++w, row += tile_rows)
-      load_tile(rows[w], rows_full, args.maps[rows_map], row, task.head_idx, batch_idx);
-    row = static_cast<int>(task.sequence.start_kv) + task.tiles.begin * tile_rows;
-#pragma unroll 1
-    for (int left = task.tiles.end - task.tiles.begin; left > 0; --left, row += tile_rows) {
-      const PipelineState<stages> state(tiles++);
-      // Both warpgroups are done with what was in the stage. Stages start out empty: phase 1 counts as
-      // completed.
-      ptx::mbarrier_wait(empty[state.stage], state.phase ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full[state.stage], chunks * chunk_bytes);
-      load_tile(ring[state.stage], full[state.stage], args.maps[ring_map], row, kv_head_idx, batch_idx);
-    }
-  }
-};
-
-template <BackwardConfig config>
-struct QueryWorker {
+struct QueryConsumer {
   using S = Shape<config>;
   using Math = ScoreMath<config, Rows::queries, tile_rows>;
   static constexpr Type type = S::type;
@@ -171,11 +91,9 @@ struct QueryWorker {
     constexpr bool late_dP = config.features.bias && S::width > 128;
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
-#pragma unroll
-    for (float& x : dQ) x = 0;
+    zero(dQ);
 
-    // Some of the block's queries do not see some of the tile's keys. Both warpgroups must say the same:
-    // zero_nonfinite_keys.
+    // Both warpgroups must say the same: they meet in zero_nonfinite_keys.
     const auto edge_at = [&](int tile_idx) {
       return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
              task.q_begin + query_rows > score.len_q;
@@ -273,10 +191,8 @@ struct QueryWorker {
         ptx::wgmma_pin(dS);
         release(shared.K_empty[state_K(end - 1).stage]);
       }
-      if (thread == 0) {
-        ptx::mbarrier_arrive(shared.Q_empty);
-        ptx::mbarrier_arrive(shared.dO_free);
-      }
+      release(shared.Q_empty);
+      release(shared.dO_empty);
       pass(end, num_tiles);
     }
     // Rows past the used length are 0: their scores are hidden, and nothing in K is left that is not finite.
@@ -288,7 +204,7 @@ struct QueryWorker {
 }  // namespace backward_sm90
 
 template <abi::BackwardConfig config>
-__device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs& args) {
+__device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 dQ apart">();
   using namespace backward_sm90;
   static_assert(sizeof(QueryStorage<config>) <= backward_sm90_dq_shared_bytes(config));
@@ -301,7 +217,7 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
     ptx::mbarrier_init(shared.Q_full, 1);
     ptx::mbarrier_init(shared.dO_full, 1);
     ptx::mbarrier_init(shared.Q_empty, query_warpgroups);
-    ptx::mbarrier_init(shared.dO_free, query_warpgroups);
+    ptx::mbarrier_init(shared.dO_empty, query_warpgroups);
     shared.tasks.init(query_warpgroups * wg_threads + 1);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
   }
@@ -321,12 +237,12 @@ __device__ __forceinline__ void backward_sm90_dq_kernel(const abi::AttentionArgs
     }
     if (threadIdx.x == 32) {
       QueryLoader<config, Shape<config>::chunks_v, Storage::stages_V> loader{
-          args, shared.dO, shared.dO_full, shared.dO_free, map_dO, shared.V, shared.V_full, shared.V_empty, map_V};
+          args, shared.dO, shared.dO_full, shared.dO_empty, map_dO, shared.V, shared.V_full, shared.V_empty, map_V};
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
     }
   } else {
     ptx::registers_increase<240>();
-    QueryWorker<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    QueryConsumer<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }
 

@@ -176,10 +176,8 @@ struct ThreeConsumer {
       ptx::mbarrier_wait(shared.KV_full, work_tile_idx % 2);  // K and V have landed
       if (!work_tile().exists) return parts().dismiss_sender();
       if constexpr (!config.separate_dq) parts().zero_nonfinite_keys();
-#pragma unroll
-      for (float& x : dK) x = 0;
-#pragma unroll
-      for (float& x : dV) x = 0;
+      zero(dK);
+      zero(dV);
       const int first_key = task().kv_begin + warpgroup * tile_rows, seen = task().sequence.visible_kv - first_key;
       const bool bad = !config.separate_dq && shared.nonfinite_lanes[warpgroup][thread() / 32] != 0;
       sees_no_key = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
@@ -211,7 +209,7 @@ struct ThreeConsumer {
 }  // namespace backward_sm90
 
 template <abi::BackwardConfig config>
-__device__ __forceinline__ void backward_sm90_three_kernel(const abi::AttentionArgs& args) {
+__device__ __forceinline__ void backward_sm90_three_warpgroups_kernel(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 three warpgroups">();
   using namespace backward_sm90;
   static_assert(Shape<config>::warpgroups == 3);

@@ -10,31 +10,23 @@
 //
 // P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90/separate_dq.cuh's.
 //
-// Each warpgroup issues the first product of a step before the last of the step before, and computes between them while the
-// latter runs. A block takes one task after another; K and V of the next are loaded while the gradients of this one are
-// stored.
+// Each warpgroup issues the first product of a step before the last of the step before, and computes while that runs.
 
-#include "backward/sm90/scores.cuh"
-#include "backward/sm90/wide_producer.cuh"
+#include "backward/sm90/wide_exchange.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
+/// Warpgroup 0 makes dV, warpgroup 1 dK.
 template <BackwardConfig config, int warpgroup>
-struct WideWorker {
-  using S = Shape<config>;
-  using Math = ScoreMath<config, Rows::keys, tile_rows>;
-  using Storage = WideStorage<config>;
-  static constexpr Type type = S::type;
-  static constexpr int register_steps = 4 * Storage::register_chunks;
-
-  const AttentionArgs& args;
-  Storage& shared;
-  const int thread;         // in the warpgroup
-  unsigned tiles = 0;       // of keys before this task that had steps
-  unsigned first_step = 0;  // steps before this task
+struct WideConsumer : WideExchange<config, warpgroup> {
+  using Base = WideExchange<config, warpgroup>;
+  using Base::state_Q, Base::state_dO, Base::stage_Q, Base::stage_dO, Base::load_K, Base::await_Q, Base::await_dO,
+      Base::release, Base::rows_of, Base::with_scores, Base::send_P, Base::receive_P;
+  using Base::type, Base::register_steps, Base::args, Base::shared, Base::thread, Base::tiles, Base::first_step;
+  using typename Base::S, typename Base::Math, typename Base::Storage;
 
   __device__ __forceinline__ void run() {
     if constexpr (warpgroup == 1) {  // the stages of P start out free
@@ -64,8 +56,7 @@ struct WideWorker {
   __device__ __forceinline__ void make_dV(const Task<config>& task) const {
     float dV[S::width_v / 2], St[tile_rows / 2];
     typename Math::Packed P;
-#pragma unroll
-    for (float& x : dV) x = 0;
+    zero(dV);
     unsigned K[tile::max(register_steps, 1)][4];
     load_K(task, K);
     const auto issue_S = [&](int step, int fresh) {
@@ -94,12 +85,12 @@ struct WideWorker {
       marks = {};
       with_scores(task, step, [&](const Math& math) {
         math.probabilities(
-            St, marks, [&](int i) { return math.along_columns(shared.lse2[slot_Q(step)], i); },
+            St, marks, [&](int i) { return math.along_columns(shared.lse2[stage_Q(step)], i); },
             [&](int i, float p, float q) {
               if constexpr (!drops_late) weights[i] = p, weights[i + 1] = q;
             });
       });
-      release(shared.Q_empty[slot_Q(step)]);
+      release(shared.Q_empty[stage_Q(step)]);
     };
     const auto pack_and_send = [&](int step) {
       if constexpr (drops_late) {
@@ -134,14 +125,14 @@ struct WideWorker {
         ptx::wgmma_wait<0>();  // that dV is done: P and the stage are free
         ptx::wgmma_pin(dV);
         ptx::wgmma_pin(P);
-        release(shared.dO_free[slot_dO(step - 1)]);
+        release(shared.dO_empty[stage_dO(step - 1)]);
         pack_and_send(step);
       }
       issue_dV(task.num_steps - 1, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dV is complete
       ptx::wgmma_pin(dV);
       ptx::wgmma_pin(P);
-      release(shared.dO_free[slot_dO(task.num_steps - 1)]);
+      release(shared.dO_empty[stage_dO(task.num_steps - 1)]);
     }
     write_rows<type, config.head_dim_v>(rows_of(task, args.dV), dV, 1, thread);
   }
@@ -149,16 +140,15 @@ struct WideWorker {
   __device__ __forceinline__ void make_dK(const Task<config>& task) const {
     float dK[S::width / 2], dPt[tile_rows / 2];
     typename Math::Packed dS;
-#pragma unroll
-    for (float& x : dK) x = 0;
+    zero(dK);
     const auto issue_dP = [&](int step, int fresh) {
       const void* dO = await_dO(task, step);
       ptx::wgmma_fence();  // the registers of dP have been used for other things
       issue_dots<type, S::steps_v>(dPt, shared.V, dO, fresh);
     };
-    const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[slot_Q(step)], fresh); };
+    const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[stage_Q(step)], fresh); };
     const auto make_dS = [&](int step) {
-      release(shared.dO_free[slot_dO(step)]);
+      release(shared.dO_empty[stage_dO(step)]);
       if (step + 1 == task.num_steps) release(shared.V_empty);
       await_Q(task, step);
       with_scores(task, step, [&](const Math& math) {
@@ -166,7 +156,7 @@ struct WideWorker {
         math.mark(marks);
         float P[tile_rows / 2];
         receive_P(step, P);
-        math.gradients(P, dPt, marks, [&](int i) { return math.along_columns(shared.delta[slot_Q(step)], i); });
+        math.gradients(P, dPt, marks, [&](int i) { return math.along_columns(shared.delta[stage_Q(step)], i); });
       });
     };
     if (task.num_steps > 0) {
@@ -189,14 +179,14 @@ struct WideWorker {
           ptx::wgmma_wait<0>();  // that dK is done: dS and the stage are free
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
-          release(shared.Q_empty[slot_Q(step - 1)]);
+          release(shared.Q_empty[stage_Q(step - 1)]);
         } else {  // with two stages of Q the other warpgroup waits for that one
           issue_dK(step - 1, fresh);
           issue_dP(step, fresh);
           ptx::wgmma_wait<1>();  // dK is done: dS and the stage are free; dP may still run
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
-          release(shared.Q_empty[slot_Q(step - 1)]);
+          release(shared.Q_empty[stage_Q(step - 1)]);
           ptx::wgmma_wait<0>();  // dP is there
           ptx::wgmma_pin(dPt);
           make_dS(step);
@@ -208,105 +198,9 @@ struct WideWorker {
       ptx::wgmma_wait<0>();  // dK is complete
       ptx::wgmma_pin(dK);
       ptx::wgmma_pin(dS);
-      release(shared.Q_empty[slot_Q(task.num_steps - 1)]);
+      release(shared.Q_empty[stage_Q(task.num_steps - 1)]);
     }
     write_rows<type, config.head_dim>(rows_of(task, args.dK), dK, args.scale, thread);
-  }
-
-  // -- tiles -------------------------------------------------------------------------------------------------------------
-
-  __device__ __forceinline__ auto state_Q(int step) const { return PipelineState<S::stages>(first_step + step); }
-  __device__ __forceinline__ auto state_dO(int step) const { return PipelineState<Storage::stages_dO>(first_step + step); }
-  __device__ __forceinline__ int slot_Q(int step) const { return state_Q(step).stage; }
-  __device__ __forceinline__ int slot_dO(int step) const { return state_dO(step).stage; }
-
-  /// The part of K that is kept in registers, as the left operand of its products.
-  __device__ __forceinline__ void load_K(const Task<config>& task, unsigned (&K)[tile::max(register_steps, 1)][4]) const {
-    const auto rows = rows_of(task, args.K);
-    const int lane = thread % 32;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = 16 * (thread / 32) + lane / 4 + 8 * r;
-      const typename S::Element* first = rows.data + row * rows.stride + 2 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < 2 * register_steps; ++i) {
-        unsigned pair = 0;
-        if (row < rows.count) pair = ptx::load_readonly(reinterpret_cast<const unsigned*>(first + 8 * i));
-        K[i / 2][r + 2 * (i % 2)] = pair;
-      }
-    }
-  }
-
-  __device__ __forceinline__ const void* await_Q(const Task<config>& task, int step) const {
-    const auto state = state_Q(step);
-    ptx::mbarrier_wait(shared.Q_full[state.stage], state.phase);  // Q and the statistics have landed
-    clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
-    return shared.Q[state.stage];
-  }
-  __device__ __forceinline__ const void* await_dO(const Task<config>& task, int step) const {
-    const auto state = state_dO(step);
-    ptx::mbarrier_wait(shared.dO_full[state.stage], state.phase);  // dO has landed
-    clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread,
-                                     task.sequence.len_q - task.q_begin_of(step));
-    return shared.dO[state.stage];
-  }
-  /// This warpgroup has read a tile for the last time.
-  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
-    if (thread == 0) ptx::mbarrier_arrive(empty);
-  }
-  __device__ __forceinline__ auto rows_of(const Task<config>& task, const TensorView& view) const {
-    return tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx).from(task.kv_begin);
-  }
-
-  /// Calls use(math) with the scores of a step.
-  template <typename Use>
-  __device__ __forceinline__ void with_scores(const Task<config>& task, int step, Use use) const {
-    const int lane = thread % 32, q_begin = task.q_begin_of(step), head_idx = task.head_of(args, step);
-    const tile::Sequence sequence = fresh_sequence(task.sequence);
-    const tile::Score<config.features> score(args, sequence, head_idx);
-    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-    const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
-                             !(S::next_sequence_rows && q_begin + tile_rows > score.len_q);
-    use(Math{score,
-             dropout,
-             score.unit_scale() * tile::log2_e,
-             q_begin,
-             task.kv_begin,
-             16 * (thread / 32) + lane / 4,
-             2 * (lane % 4),
-             !all_visible,
-             {false, false}});
-  }
-
-  // -- P -----------------------------------------------------------------------------------------------------------------
-
-  /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the
-  /// other warpgroup.
-  __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
-    const unsigned stage = (first_step + step) % P_stages;
-    // The other warpgroup has taken what was in the stage.
-    ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      ptx::store_shared(ptx::shared_address(&shared.P[stage][part][thread]),
-                        ptx::Vector<unsigned, 4>{P[part][0], P[part][1], P[part][2], P[part][3]});
-    }
-    ptx::barrier_arrive(barrier_P_written + stage, wide_warpgroups * wg_threads);
-  }
-
-  __device__ __forceinline__ void receive_P(int step, float (&P)[tile_rows / 2]) const {
-    const unsigned stage = (first_step + step) % P_stages;
-    ptx::barrier_sync(barrier_P_written + stage, wide_warpgroups * wg_threads);  // P is there
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      const auto four = ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(&shared.P[stage][part][thread]));
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        P[8 * part + 2 * x] = ptx::unpack_low<type>(four[x]);
-        P[8 * part + 2 * x + 1] = ptx::unpack_high<type>(four[x]);
-      }
-    }
-    ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
   }
 };
 
@@ -323,7 +217,7 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
     for (auto& barrier : shared.Q_full) ptx::mbarrier_init(barrier, 1);
     for (auto& barrier : shared.Q_empty) ptx::mbarrier_init(barrier, wide_warpgroups);
     for (auto& barrier : shared.dO_full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.dO_free) ptx::mbarrier_init(barrier, wide_warpgroups);
+    for (auto& barrier : shared.dO_empty) ptx::mbarrier_init(barrier, wide_warpgroups);
     ptx::mbarrier_init(shared.K_full, 1);
     ptx::mbarrier_init(shared.K_empty, 1);
     ptx::mbarrier_init(shared.V_full, 1);
@@ -346,10 +240,10 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load_V_dO(key_task<config>(args, task_idx)); });
   } else if (warpgroup == 1) {
     ptx::registers_increase<240>();
-    WideWorker<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    WideConsumer<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   } else {
     ptx::registers_increase<232>();
-    WideWorker<config, 1>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    WideConsumer<config, 1>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }
 

@@ -30,7 +30,7 @@ struct alignas(1024) WideStorage {
   float lse2[S::stages][tile_rows];                     // lse2 and delta come with Q
   float delta[S::stages][tile_rows];
   ptx::Mbarrier K_full, K_empty, Q_full[S::stages], Q_empty[S::stages];
-  ptx::Mbarrier V_full, V_empty, dO_full[stages_dO], dO_free[stages_dO];
+  ptx::Mbarrier V_full, V_empty, dO_full[stages_dO], dO_empty[stages_dO];
   TaskQueue tasks;
 };
 
@@ -84,7 +84,7 @@ struct WideLoader {
     load_keys(shared.V, shared.V_full, args.maps[map_V], task, 0);
     for_each_step(task, [&](int head_idx, int q_begin) {
       const PipelineState<Storage::stages_dO> state(steps++);
-      ptx::mbarrier_wait(shared.dO_free[state.stage], state.phase ^ 1);  // both warpgroups are done with the earlier tile
+      ptx::mbarrier_wait(shared.dO_empty[state.stage], state.phase ^ 1);  // both warpgroups are done with the earlier tile
       ptx::mbarrier_arrive_expect_tx(shared.dO_full[state.stage], S::chunks_v * chunk_bytes);
       load_queries(shared.dO[state.stage], shared.dO_full[state.stage], args.maps[map_dO], task, head_idx, q_begin);
     });

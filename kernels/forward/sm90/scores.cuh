@@ -2,6 +2,7 @@
 
 // What happens to a tile of scores in registers between Q K^T and P V: options and mask, softmax, dropout, packing.
 
+#include "forward/sm90/added.cuh"
 #include "forward/sm90/tile_scheduler.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
@@ -18,6 +19,7 @@ struct ScoreMath {
   static constexpr Features features = config.features;
   static constexpr int block_kv = config.block_kv;
   static constexpr int count = block_kv / 2;
+  using Added = forward_sm90::Added<features>;
   using Tile = float[count];
   using Packed = unsigned[block_kv / 16][4];
 
@@ -34,25 +36,6 @@ struct ScoreMath {
 
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
-
-  /// What bias and ALiBi add to the scores of a row, from the key that kv_begin + column is.
-  struct Added {
-    const typename tile::Score<features>::Bias* bias;
-    float slope;
-    float distance;  // of the diagonal
-
-    __device__ __forceinline__ Added(const tile::Score<features>& score, int q, int first_key) {
-      if constexpr (features.bias) bias = score.bias + q * score.bias_stride + first_key;
-      if constexpr (features.alibi) slope = score.slope;
-      if constexpr (features.alibi) distance = static_cast<float>(q + score.len_kv - score.len_q - first_key);
-    }
-    __device__ __forceinline__ float at(int key) const {
-      float result = 0;
-      if constexpr (features.bias) result = tile::bounded_bias<features.bias_dtype>(bias[key]);
-      if constexpr (features.alibi) result = ptx::fma(-slope, ptx::abs(distance - static_cast<float>(key)), result);
-      return result;
-    }
-  };
 
   /// tile::Score::in_units, with a soft cap of two instructions of the special function unit: cap tanh(x) is
   /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing beside that of a 16-bit dot product.
@@ -82,12 +65,11 @@ struct ScoreMath {
   template <bool left_edge = false>
   __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
     int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
-    const int first_row = ptx::registers_fresh(row);  // the limits are worked out for each block, not kept
+    const int first_row = ptx::registers_fresh(row);  // worked out for each block, not kept
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int q = first_row + 8 * r;
-      int first = 0;
-      int last = score.visible_kv;
+      int first = 0, last = score.visible_kv;
       if constexpr (features.window_left) first = q + score.diagonal - score.window_left;
       if constexpr (features.window_right) last = tile::min(last, q + score.diagonal + score.window_right + 1);
       if (q >= score.len_q) last = 0;
@@ -244,7 +226,7 @@ struct ScoreMath {
     }
   }
 
-  /// P as the A operand of P V: two neighbours to a register.
+  /// P as the A operand of P V.
   __device__ __forceinline__ static void pack(const Tile& S, Packed& P) {
 #pragma unroll
     for (int i = 0; i < count; i += 8) {
@@ -257,13 +239,12 @@ struct ScoreMath {
   __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                                  int key) const {
     bool result = score.visible(q, key);
-    if constexpr (features.dropout) {
+    if constexpr (features.dropout)
       result = result && tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).keeps(q, key);
-    }
     return result;
   }
 
-  /// A row that has seen no key yet has no maximum; any number will do in its place.
+  /// A row that has seen no key has no maximum; any number will do.
   __device__ __forceinline__ static float finite(float maximum) { return maximum == -tile::infinity ? 0.0f : maximum; }
 };
 

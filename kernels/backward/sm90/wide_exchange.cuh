@@ -1,0 +1,124 @@
+#pragma once
+
+// What the two warpgroups of the kernel for wide heads share: the stages of Q and dO, and P on its way from one to the
+// other.
+
+#include "backward/sm90/scores.cuh"
+#include "backward/sm90/wide_producer.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+template <BackwardConfig config, int warpgroup>
+struct WideExchange {
+  using S = Shape<config>;
+  using Math = ScoreMath<config, Rows::keys, tile_rows>;
+  using Storage = WideStorage<config>;
+  static constexpr Type type = S::type;
+  static constexpr int register_steps = 4 * Storage::register_chunks;
+
+  const AttentionArgs& args;
+  Storage& shared;
+  const int thread;         // in the warpgroup
+  unsigned tiles = 0;       // of keys before this task that had steps
+  unsigned first_step = 0;  // steps before this task
+
+  // -- tiles -------------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ auto state_Q(int step) const { return PipelineState<S::stages>(first_step + step); }
+  __device__ __forceinline__ auto state_dO(int step) const { return PipelineState<Storage::stages_dO>(first_step + step); }
+  __device__ __forceinline__ int stage_Q(int step) const { return state_Q(step).stage; }
+  __device__ __forceinline__ int stage_dO(int step) const { return state_dO(step).stage; }
+
+  /// The part of K that is kept in registers, as the left operand of its products.
+  __device__ __forceinline__ void load_K(const Task<config>& task, unsigned (&K)[tile::max(register_steps, 1)][4]) const {
+    const auto rows = rows_of(task, args.K);
+    const int lane = thread % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = 16 * (thread / 32) + lane / 4 + 8 * r;
+      const typename S::Element* first = rows.data + row * rows.stride + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < 2 * register_steps; ++i) {
+        unsigned pair = 0;
+        if (row < rows.count) pair = ptx::load_readonly(reinterpret_cast<const unsigned*>(first + 8 * i));
+        K[i / 2][r + 2 * (i % 2)] = pair;
+      }
+    }
+  }
+
+  __device__ __forceinline__ const void* await_Q(const Task<config>& task, int step) const {
+    const auto state = state_Q(step);
+    ptx::mbarrier_wait(shared.Q_full[state.stage], state.phase);  // Q and the statistics have landed
+    clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
+    return shared.Q[state.stage];
+  }
+  __device__ __forceinline__ const void* await_dO(const Task<config>& task, int step) const {
+    const auto state = state_dO(step);
+    ptx::mbarrier_wait(shared.dO_full[state.stage], state.phase);  // dO has landed
+    clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread,
+                                     task.sequence.len_q - task.q_begin_of(step));
+    return shared.dO[state.stage];
+  }
+  /// This warpgroup has read a tile for the last time.
+  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
+    if (thread == 0) ptx::mbarrier_arrive(empty);
+  }
+  __device__ __forceinline__ auto rows_of(const Task<config>& task, const TensorView& view) const {
+    return tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx).from(task.kv_begin);
+  }
+
+  /// Calls use(math) with the scores of a step.
+  template <typename Use>
+  __device__ __forceinline__ void with_scores(const Task<config>& task, int step, Use use) const {
+    const int lane = thread % 32, q_begin = task.q_begin_of(step), head_idx = task.head_of(args, step);
+    const tile::Sequence sequence = fresh_sequence(task.sequence);
+    const tile::Score<config.features> score(args, sequence, head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
+    const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
+                             !(S::next_sequence_rows && q_begin + tile_rows > score.len_q);
+    use(Math{score,
+             dropout,
+             score.unit_scale() * tile::log2_e,
+             q_begin,
+             task.kv_begin,
+             16 * (thread / 32) + lane / 4,
+             2 * (lane % 4),
+             !all_visible,
+             {false, false}});
+  }
+
+  // -- P -----------------------------------------------------------------------------------------------------------------
+
+  /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the
+  /// other warpgroup.
+  __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
+    const unsigned stage = (first_step + step) % P_stages;
+    // The other warpgroup has taken what was in the stage.
+    ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      ptx::store_shared(ptx::shared_address(&shared.P[stage][part][thread]),
+                        ptx::Vector<unsigned, 4>{P[part][0], P[part][1], P[part][2], P[part][3]});
+    }
+    ptx::barrier_arrive(barrier_P_written + stage, wide_warpgroups * wg_threads);
+  }
+
+  __device__ __forceinline__ void receive_P(int step, float (&P)[tile_rows / 2]) const {
+    const unsigned stage = (first_step + step) % P_stages;
+    ptx::barrier_sync(barrier_P_written + stage, wide_warpgroups * wg_threads);  // P is there
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const auto four = ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(&shared.P[stage][part][thread]));
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        P[8 * part + 2 * x] = ptx::unpack_low<type>(four[x]);
+        P[8 * part + 2 * x + 1] = ptx::unpack_high<type>(four[x]);
+      }
+    }
+    ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
+  }
+};
+
+}  // namespace flash_attention::backward_sm90
