@@ -42,6 +42,8 @@ struct Buffers {
   const std::int32_t* key_lengths = nullptr;    ///< Problem::key_lengths; [batch]
   const std::int32_t* left_padding = nullptr;   ///< Problem::left_padding; [batch]
   const std::int32_t* page_table = nullptr;     ///< Problem::page_size; [batch, page_table_stride]
+  const std::int32_t* hidden_rows = nullptr;    ///< Problem::hidden_rows
+  const std::uint8_t* block_mask = nullptr;     ///< Problem::block_mask; nonzero = visible
 
   // Backward only. Gradients are overwritten, never added to.
   const void* dout = nullptr;   ///< shape of out

@@ -62,6 +62,10 @@ typedef struct flash_attention_problem {
   int32_t causal, alignment, key_lengths, seqused_q, seqused_kv, sink, deterministic;
   int32_t left_padding;
   int64_t page_size, num_pages, page_table_stride; /* page_size 0 = no pages */
+  int32_t hidden_bounds;                           /* 0 = no hidden_rows; 1, 2 or 4 */
+  int64_t hidden_batch_stride, hidden_head_stride;
+  int64_t mask_block_q, mask_block_kv; /* mask_block_q 0 = no block_mask */
+  int64_t block_mask_batch_stride, block_mask_head_stride, block_mask_q_stride;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -78,6 +82,8 @@ typedef struct flash_attention_buffers {
   void *dq, *dk, *dv, *dbias;
   float* dsink;
   const int32_t *left_padding, *page_table;
+  const int32_t* hidden_rows;
+  const uint8_t* block_mask;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {

@@ -53,6 +53,29 @@ struct ScoreTensor {
   friend bool operator==(const ScoreTensor&, const ScoreTensor&) = default;
 };
 
+/// From which queries each key is hidden, int32 [batch, heads_kv, seq_kv, bounds]; packed: [heads_kv, total_kv, bounds]. A
+/// stride of 0 broadcasts that axis; the last two axes are dense. Key j is hidden from the queries [r0, inf) with one bound
+/// (r0), [r0, r1) with two, [r0, r1) and [r2, r3) with four. Queries count inside their sequence.
+struct HiddenRows {
+  std::int32_t bounds = 0;  ///< 0 = none; 1, 2 or 4
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+
+  friend bool operator==(const HiddenRows&, const HiddenRows&) = default;
+};
+
+/// Which blocks of block_q queries see which blocks of block_kv keys, bytes [batch, heads_q, blocks of queries, blocks of
+/// keys]; not 0 = visible. A stride of 0 broadcasts that axis; the last stride is 1.
+struct BlockMask {
+  std::int64_t block_q = 0;  ///< 0 = no block mask
+  std::int64_t block_kv = 0;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t q_stride = 0;
+
+  friend bool operator==(const BlockMask&, const BlockMask&) = default;
+};
+
 /// What is to be computed: sizes, strides and options, no pointers. Comparable, hashable, printable.
 ///
 ///     S = scale * Q K^T;  S = softcap * tanh(S / softcap);  S += bias;  S -= slope * |i + seq_kv - seq_q - j|
@@ -102,6 +125,9 @@ struct Problem {
   bool sink = false;           ///< one more logit per head in the denominator
   float dropout_p = 0;         ///< in [0, 1)
   bool deterministic = false;  ///< backward: the same bits in every run
+
+  HiddenRows hidden_rows{};
+  BlockMask block_mask{};
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -58,7 +58,7 @@ struct AttentionArgs {
   float* dsink;  // [heads_q] or null
 
   void* workspace;
-  long long workspace_offsets[8];  // bytes; each kernel says what is where
+  long long workspace_offsets[9];  // bytes; each kernel says what is where; [8]: abi/key_bounds.h
 
   int batch;
   int seq_q;  // the longest, in a packed problem
@@ -80,6 +80,14 @@ struct AttentionArgs {
   unsigned long long offset;
   unsigned drop_threshold;
   float keep_scale;  // 1 / (1 - p)
+
+  const int*
+      hidden_rows;  // [batch?, heads_kv?, seq_kv, bounds], packed [heads_kv?, total_kv, bounds]; a stride of 0 broadcasts
+  long long hidden_batch_stride;
+  long long hidden_head_stride;
+  ScoreView block_mask;  // [batch, heads_q, blocks of queries, blocks of keys], not 0 = visible
+  int mask_block_q;
+  int mask_block_kv;
 
   unsigned* repairs;  // forward/sm90 adds the tiles it does again; may be null
 };

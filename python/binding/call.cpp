@@ -43,7 +43,9 @@ Scalars scalars_of(const nb::tuple& scalars) {
           .deterministic = value_of<bool>(scalars[9], "deterministic", "a bool"),
           .heads_first = value_of<bool>(scalars[10], "heads_first", "a bool"),
           .standard = value_of<bool>(scalars[11], "standard", "a bool"),
-          .kernel = value_of<std::string>(scalars[12], "kernel", "a name")};
+          .kernel = value_of<std::string>(scalars[12], "kernel", "a name"),
+          .mask_block_q = scalars.size() > 13 ? value_of<std::int64_t>(scalars[13], "block_mask", "sizes of blocks") : 0,
+          .mask_block_kv = scalars.size() > 14 ? value_of<std::int64_t>(scalars[14], "block_mask", "sizes of blocks") : 0};
 }
 
 Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.standard), kernel_(scalars.kernel) {
@@ -108,7 +110,8 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
     buffers.cu_seqlens_q = lengths(starts, problem.batch + 1);
     if (!paged) buffers.cu_seqlens_kv = lengths(tensors[Slot::cu_seqlens_kv], problem.batch + 1);
     // Where the lengths can be read, the longest is known. A bias or mask is as wide as the caller said.
-    const bool as_given = tensors[Slot::bias].present() || tensors[Slot::mask].present();
+    const bool as_given =
+        tensors[Slot::bias].present() || tensors[Slot::mask].present() || tensors[Slot::block_mask].present();
     if (options.device.kind == DeviceKind::cpu && !as_given) {
       if (problem.seq_q == 0) problem.seq_q = longest(buffers.cu_seqlens_q, problem.batch);
       if (problem.seq_kv == 0 && !paged) problem.seq_kv = longest(buffers.cu_seqlens_kv, problem.batch);
@@ -117,6 +120,8 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
   if (paged) read_pages(tensors);
   buffers.bias = score_tensor(tensors[Slot::bias], false, problem.bias);
   buffers.mask = static_cast<const std::uint8_t*>(score_tensor(tensors[Slot::mask], true, problem.mask));
+  read_hidden_rows(tensors[Slot::hidden_rows]);
+  read_block_mask(tensors[Slot::block_mask], scalars);
   if (packed) {  // a bias is as large as the bounds that its caller gave; where there are no rows, the call is empty
     if (problem.total_q == 0) problem.seq_q = 0;
     if (problem.total_kv == 0 && !paged) problem.seq_kv = 0;
@@ -175,6 +180,58 @@ void Call::read_pages(const Slots& tensors) {
   problem.seq_kv = table.sizes[1] * problem.page_size;  // the capacity: one plan for all lengths
   problem.total_kv = 0;
   buffers.page_table = static_cast<const std::int32_t*>(table.data);
+}
+
+/// int32 [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, total_kv, bounds]; leading axes may be left out.
+void Call::read_hidden_rows(const Tensor& tensor) {
+  if (!tensor.present()) return;
+  if (!here(tensor).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(tensor, "dtype int32");
+  const bool flat = problem.packed && problem.page_size == 0;
+  const std::int64_t keys = flat ? problem.total_kv : problem.seq_kv, last = tensor.rank - 1;
+  const std::int64_t batch = flat ? 1 : problem.batch;
+  const auto size = [&](std::int64_t axis) { return axis < 0 ? 1 : tensor.sizes[axis]; };
+  const auto fits = [](std::int64_t got, std::int64_t whole) { return got == 1 || got == whole; };
+  const bool good = tensor.rank >= 2 && tensor.rank <= 4 && size(last - 1) == keys &&
+                    fits(size(last - 2), problem.heads_kv) && fits(size(last - 3), batch) &&
+                    (size(last) == 1 || size(last) == 2 || size(last) == 4);
+  if (!good) {
+    refuse(tensor, "expected " + (flat ? axes({problem.heads_kv, keys}) : axes({batch, problem.heads_kv, keys})) +
+                       " and 1, 2 or 4 bounds behind it, or 1 in place of any size but that of the keys");
+  }
+  const std::int64_t bounds = size(last);
+  if (!tensor.empty() && ((bounds > 1 && tensor.strides[last] != 1) || (keys > 1 && tensor.strides[last - 1] != bounds))) {
+    refuse(tensor, "the last two axes must be dense");
+  }
+  problem.hidden_rows = {.bounds = static_cast<std::int32_t>(bounds),
+                         .batch_stride = size(last - 3) > 1 ? tensor.strides[last - 3] : 0,
+                         .head_stride = size(last - 2) > 1 ? tensor.strides[last - 2] : 0};
+  buffers.hidden_rows = static_cast<const std::int32_t*>(tensor.data);
+}
+
+/// Bytes [batch|1, heads_q|1, blocks of queries, blocks of keys].
+void Call::read_block_mask(const Tensor& tensor, const Scalars& scalars) {
+  if (!tensor.present()) return;
+  using Code = nb::dlpack::dtype_code;
+  if (!here(tensor).is_dtype(Code::Bool, 8) && !tensor.is_dtype(Code::UInt, 8)) refuse_dtype(tensor, "dtype bool or uint8");
+  const std::int64_t block_q = scalars.mask_block_q, block_kv = scalars.mask_block_kv;
+  if (block_q < 1 || block_kv < 1) refuse(tensor, "the sizes of its blocks must be 1 and up");
+  const std::int64_t seq_q = problem.packed && problem.seq_q == 0 ? problem.total_q : problem.seq_q;
+  const std::int64_t seq_kv = problem.packed && problem.seq_kv == 0 ? problem.total_kv : problem.seq_kv;
+  const std::int64_t rows = (seq_q + block_q - 1) / block_q, columns = (seq_kv + block_kv - 1) / block_kv;
+  const auto fits = [](std::int64_t got, std::int64_t whole) { return got == 1 || got == whole; };
+  if (tensor.rank != 4 || !fits(tensor.sizes[0], problem.batch) || !fits(tensor.sizes[1], problem.heads_q) ||
+      tensor.sizes[2] != rows || tensor.sizes[3] != columns) {
+    refuse(tensor, "expected " + axes({problem.batch, problem.heads_q, rows, columns}) + " for blocks of " +
+                       std::to_string(block_q) + " x " + std::to_string(block_kv) +
+                       ", or 1 in place of the first two sizes");
+  }
+  need_unit_last_stride(tensor);
+  problem.block_mask = {.block_q = block_q,
+                        .block_kv = block_kv,
+                        .batch_stride = tensor.sizes[0] > 1 ? tensor.strides[0] : 0,
+                        .head_stride = tensor.sizes[1] > 1 ? tensor.strides[1] : 0,
+                        .q_stride = tensor.sizes[2] > 1 ? tensor.strides[2] : 0};
+  buffers.block_mask = static_cast<const std::uint8_t*>(tensor.data);
 }
 
 const Tensor& Call::here(const Tensor& tensor) const {

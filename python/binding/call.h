@@ -23,6 +23,8 @@ struct Scalars {
   bool heads_first = false;  ///< [batch, heads, seq, head_dim]
   bool standard = false;     ///< the textbook algorithm
   std::string kernel;
+  std::int64_t mask_block_q = 0;  ///< of a block mask
+  std::int64_t mask_block_kv = 0;
 
   bool operator==(const Scalars&) const = default;
 };
@@ -44,6 +46,8 @@ enum Slot {
   seqused_q,
   seqused_kv,
   key_lengths,
+  hidden_rows,
+  block_mask,
   page_table,  // K and V are [num_pages, page_size, heads, head_dim]
   left_padding,
   num_slots
@@ -60,6 +64,8 @@ constexpr std::array<const char*, num_slots> slot_names = {"q",
                                                            "seqused_q",
                                                            "seqused_kv",
                                                            "key_lengths",
+                                                           "hidden_rows",
+                                                           "block_mask",
                                                            "page_table",
                                                            "left_padding"};
 using Slots = std::array<Tensor, num_slots>;  ///< absent ones have no data and rank -1
@@ -93,6 +99,8 @@ class Call {
  private:
   void read_pages(const Slots& tensors);
   Strides strides_of(const Tensor& tensor) const;
+  void read_hidden_rows(const Tensor& tensor);
+  void read_block_mask(const Tensor& tensor, const Scalars& scalars);
   const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;
   const std::int32_t* lengths(const Tensor& tensor, std::int64_t count) const;
   const Tensor& like(const Tensor& tensor, std::int64_t seq, std::int64_t heads, std::int64_t dim) const;

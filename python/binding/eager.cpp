@@ -155,7 +155,8 @@ nb::object tuple_of(const Scalars& scalars) {
     last.scalars = scalars;
     last.tuple = nb::make_tuple(scalars.max_seqlen_q, scalars.max_seqlen_kv, scale, scalars.softcap, scalars.causal,
                                 scalars.top_left, scalars.window_left, scalars.window_right, scalars.dropout_p,
-                                scalars.deterministic, scalars.heads_first, scalars.standard, scalars.kernel);
+                                scalars.deterministic, scalars.heads_first, scalars.standard, scalars.kernel,
+                                scalars.mask_block_q, scalars.mask_block_kv);
   }
   return last.tuple;
 }

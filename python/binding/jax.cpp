@@ -26,6 +26,8 @@ nb::dlpack::dtype dtype_of(ffi::DataType type) {
       return {static_cast<std::uint8_t>(Code::Float), 64, 1};
     case ffi::DataType::S32:
       return {static_cast<std::uint8_t>(Code::Int), 32, 1};
+    case ffi::DataType::U8:
+      return {static_cast<std::uint8_t>(Code::UInt), 8, 1};
     case ffi::DataType::PRED:
       return {static_cast<std::uint8_t>(Code::Bool), 8, 1};
     default:
@@ -83,7 +85,9 @@ Scalars scalars_of(const ffi::Dictionary& attributes) {
           .deterministic = flag("deterministic"),
           .heads_first = flag("heads_first"),
           .standard = flag("standard"),
-          .kernel = std::string(attribute<std::string_view>(attributes, "kernel"))};
+          .kernel = std::string(attribute<std::string_view>(attributes, "kernel")),
+          .mask_block_q = count("mask_block_q"),
+          .mask_block_kv = count("mask_block_kv")};
 }
 
 ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::ScratchAllocator* scratch) {

@@ -23,8 +23,9 @@ _LAZY = {
     "unregister_flash_attn": "flash_attn.alias",
     "register_transformers": "hugging_face",
     "merge_states": "merge",
+    "flashmask_attention": "masks.flashmask",
 }
-_SUBMODULES = ("flash_attn", "jax", "parallel")
+_SUBMODULES = ("flash_attn", "jax", "parallel", "masks")
 
 __all__ = [
     "FlashAttention",
@@ -39,8 +40,10 @@ __all__ = [
     "dropout_mask",
     "explain",
     "flash_attn",
+    "flashmask_attention",
     "jax",
     "kernels",
+    "masks",
     "merge_states",
     "parallel",
     "register",

@@ -2,6 +2,7 @@
 
 from flash_attention import flash_attn as flash_attn
 from flash_attention import jax as jax
+from flash_attention import masks as masks
 from flash_attention import parallel as parallel
 from flash_attention.diagnosis import compile as compile
 from flash_attention.diagnosis import devices as devices
@@ -15,6 +16,7 @@ from flash_attention.functional import attention as attention
 from flash_attention.functional import attention_packed as attention_packed
 from flash_attention.functional import dropout_mask as dropout_mask
 from flash_attention.hugging_face import register_transformers as register_transformers
+from flash_attention.masks.flashmask import flashmask_attention as flashmask_attention
 from flash_attention.merge import merge_states as merge_states
 from flash_attention.modules import FlashAttention as FlashAttention
 from flash_attention.modules import MultiheadAttention as MultiheadAttention

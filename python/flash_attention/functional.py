@@ -78,6 +78,8 @@ def attention(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    hidden_rows: Any = None,
+    block_mask: Any = None,
     key_lengths: Any = None,
     seqused_q: Any = None,
     seqused_kv: Any = None,
@@ -107,6 +109,9 @@ def attention(
         alibi_slopes: float32 [heads_q] or [batch, heads_q]; adds -slope * |i + seq_kv - seq_q - j|.
         bias: added to the scores, [batch, heads_q, seq_q, seq_kv] or 1 for any size, leading axes may be left out.
         mask: bool in the same shapes as bias; True = visible.
+        hidden_rows: int32 [batch, heads_kv, seq_kv, n], n = 1, 2 or 4, or 1 for batch and heads: key j is hidden from the
+            queries [r0, inf), [r0, r1), or [r0, r1) and [r2, r3). Or what flash_attention.masks builds. docs/masks.md.
+        block_mask: which blocks of queries see which blocks of keys: flash_attention.masks.BlockMask, or torch's.
         key_lengths: int32 [batch]; keys from there on are padding. The diagonal stays where seq_kv puts it.
         seqused_q, seqused_kv: int32 [batch]; only that many queries or keys are used, and the diagonal follows.
         sink: [heads_q], one more logit per head in the denominator.
@@ -123,15 +128,22 @@ def attention(
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
-    if not is_tracing() and type(q) is eager_type and kernel is None and not return_lse:
+    block_sizes = (0, 0)
+    if hidden_rows is not None or block_mask is not None:
+        hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
+    elif not is_tracing() and type(q) is eager_type and kernel is None and not return_lse:
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
             alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
         )  # fmt: skip
         if out is not None:
             return out
-    tensors = (q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths)
-    scalars = _scalars(0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel)
+    tensors = (
+        q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths, hidden_rows, block_mask,
+    )  # fmt: skip
+    scalars = _scalars(
+        0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel, block_sizes
+    )  # fmt: skip
     return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
 
@@ -150,6 +162,8 @@ def attention_packed(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    hidden_rows: Any = None,
+    block_mask: Any = None,
     key_lengths: Any = None,
     seqused_q: Any = None,
     seqused_kv: Any = None,
@@ -174,6 +188,8 @@ def attention_packed(
         max_seqlen_q, max_seqlen_kv: the longest lengths, or any bound on them; None = unknown, which is never wrong.
         bias, mask: as in attention(), with indices that count inside each sequence: sizes up to
             [batch, heads_q, max_seqlen_q, max_seqlen_kv].
+        hidden_rows: int32 [heads_kv, total_kv, n]; rows count inside each sequence.
+        block_mask: as in attention(), with blocks that count inside each sequence, for max_seqlen_q and max_seqlen_kv.
 
     The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or (out, lse) with lse
     float32 [heads_q, total_q].
@@ -183,7 +199,13 @@ def attention_packed(
     if cu_seqlens_kv is None:
         cu_seqlens_kv = cu_seqlens_q
         max_seqlen_kv = max_seqlen_kv or max_seqlen_q
-    tensors = (q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths)
+    block_sizes = (0, 0)
+    if hidden_rows is not None or block_mask is not None:
+        hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
+    tensors = (
+        q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths,
+        hidden_rows, block_mask,
+    )  # fmt: skip
     scalars = _scalars(
         max_seqlen_q or 0,
         max_seqlen_kv or 0,
@@ -196,6 +218,7 @@ def attention_packed(
         deterministic,
         "bshd",
         kernel,
+        block_sizes,
     )
     return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
@@ -215,7 +238,18 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
 
 
 def _scalars(
-    max_seqlen_q, max_seqlen_kv, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel
+    max_seqlen_q,
+    max_seqlen_kv,
+    scale,
+    softcap,
+    causal,
+    alignment,
+    window,
+    dropout_p,
+    deterministic,
+    layout,
+    kernel,
+    block_sizes=(0, 0),
 ):
     """What a call is besides its tensors, in the order of the binding and of the torch ops."""
     try:
@@ -237,7 +271,17 @@ def _scalars(
         heads_first,
         kernel == "standard",
         "" if kernel is None or kernel == "standard" else kernel,
+        *block_sizes,
     )
+
+
+def _masks(hidden_rows, causal, window, block_mask):
+    """hidden_rows, causal, window, the map of a block mask and the sizes of its blocks."""
+    from flash_attention.masks.blocks import block_map
+    from flash_attention.masks.intervals import plain_rows
+
+    hidden_rows, causal, window = plain_rows(hidden_rows, causal, window)
+    return (hidden_rows, causal, window, *block_map(block_mask))
 
 
 def _refusal(alignment, window, layout):
@@ -259,13 +303,21 @@ def binding_arguments(arguments):
         "seqused_q",
         "seqused_kv",
         "key_lengths",
+        "hidden_rows",
+        "block_mask",
     )
     tensors = [arguments.get(name) for name in ("q", "k", "v", *names)]
     if tensors[8] is None:
         tensors[8] = tensors[7]
+    block_sizes = (0, 0)
+    if tensors[12] is not None or tensors[13] is not None:
+        tensors[12], causal, window, tensors[13], block_sizes = _masks(
+            tensors[12], arguments["causal"], arguments["window"], tensors[13]
+        )
+        arguments = {**arguments, "causal": causal, "window": window}
     names = ("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic")
     scalars = [arguments.get(name) or 0 for name in ("max_seqlen_q", "max_seqlen_kv")] + [arguments[name] for name in names]
-    return tuple(tensors), _scalars(*scalars, arguments.get("layout", "bshd"), arguments["kernel"])
+    return tuple(tensors), _scalars(*scalars, arguments.get("layout", "bshd"), arguments["kernel"], block_sizes)
 
 
 def _run_of(q):

@@ -29,6 +29,8 @@ _SCALARS = (
     "heads_first",
     "standard",
     "kernel",
+    "mask_block_q",
+    "mask_block_kv",
 )
 _TYPES = {int: numpy.int64, bool: numpy.bool_, float: numpy.float32, str: str}
 _BIAS, _SINK = 3, 6
@@ -123,7 +125,7 @@ def run(tensors, scalars, seed, offset, return_lse):
     attributes = dict(zip(_SCALARS, scalars, strict=True))
     if attributes["scale"] is None:
         attributes["scale"] = q.shape[-1] ** -0.5
-    kinds = (int, int, float, float, bool, bool, int, int, float, bool, bool, bool, str)
+    kinds = (int, int, float, float, bool, bool, int, int, float, bool, bool, bool, str, int, int)
     static = tuple((name, _TYPES[kind](attributes[name])) for name, kind in zip(_SCALARS, kinds, strict=True))
     out, lse = _attention(
         (*static, ("seed", numpy.int64(signed(seed or 0))), ("offset", numpy.int64(signed(offset)))), *tensors

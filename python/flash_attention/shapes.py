@@ -20,7 +20,7 @@ def score_width(tensors, scalars):
 # The tensors of a call, in the order of the binding.
 NAMES = (
     *("q", "k", "v", "bias", "mask", "alibi_slopes", "sink"),
-    *("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv", "key_lengths"),
+    *("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv", "key_lengths", "hidden_rows", "block_mask"),
 )
 
 

@@ -9,13 +9,13 @@ from flash_attention.shapes import NAMES, check_tensors, score_width
 from flash_attention.torch_gradients import gradients
 from flash_attention.torch_transforms import TransformedAttention, is_transformed
 
-_NO_EXTRAS = (None,) * 9
+_NO_EXTRAS = (None,) * 11
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def run(tensors, scalars, seed, offset, return_lse):
-    q, k, v, bias, mask, slopes, sink, starts_q, _, used_q, used_kv, key_lengths = tensors
+    q, k, v, bias, mask, slopes, sink, starts_q, _, used_q, used_kv, key_lengths, hidden_rows, block_mask = tensors
     if not isinstance(q, torch.Tensor) and torch.overrides.has_torch_function((q,)):  # a proxy of torch.fx
         return torch.overrides.handle_torch_function(run, (q,), tensors, scalars, seed, offset, return_lse)
     _check(tensors)
@@ -25,7 +25,8 @@ def run(tensors, scalars, seed, offset, return_lse):
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
             q, k, v = (_autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
-        if not (bias is mask is slopes is sink is starts_q is used_q is used_kv is key_lengths is None):
+        others = starts_q is used_q is used_kv is key_lengths is hidden_rows is block_mask is None
+        if not (others and bias is mask is slopes is sink is None):
             extras = _plain_extras(tensors[3:], score_width(tensors, scalars))
             bias, sink = extras[0], extras[3]
         wants_gradient = torch.is_grad_enabled() and (
@@ -80,7 +81,7 @@ class Attention(torch.autograd.Function):
         dq, dk, dv, dbias, dsink = gradients(tensors, ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
         if not extras:
             return dq, dk, dv, *unused
-        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 5
+        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 7
 
 
 class PlainAttention(torch.autograd.Function):

@@ -52,6 +52,8 @@ def attention_over_cache(
         seqused_q,
         seqused_kv,
         None,
+        None,
+        None,
         page_table,
         left_padding,
     )

@@ -12,14 +12,15 @@ from flash_attention.shapes import check_tensors, lse_shape
 
 TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, Tensor? seqused_kv, Tensor? key_lengths"
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, Tensor? seqused_kv, Tensor? key_lengths, "
+    "Tensor? hidden_rows, Tensor? block_mask"
 )
 SCALARS = (
     "SymInt max_seqlen_q, SymInt max_seqlen_kv, float? scale, float softcap, bool causal, bool top_left, "
     "SymInt window_left, SymInt window_right, float dropout_p, bool deterministic, bool heads_first, bool standard, "
-    "str kernel"
+    "str kernel, SymInt mask_block_q, SymInt mask_block_kv"
 )
-NUM_TENSORS, NUM_SCALARS = 12, 13
+NUM_TENSORS, NUM_SCALARS = 14, 15
 
 # torch 2.11 hands tensors over by a C table, with their stream; before that, by __dlpack__, which refuses requires_grad.
 HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")

@@ -88,9 +88,9 @@ def _call(query, key, value, attn_mask, dropout_p, is_causal, scale):
         attn_mask = attn_mask if attn_mask.stride(-1) == 1 else attn_mask.contiguous()
         mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
     query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
-    tensors = (query, key, value, bias, mask, *(None,) * 7)
+    tensors = (query, key, value, bias, mask, *(None,) * 9)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    scalars = (0, 0, scale, 0.0, is_causal, True, -1, -1, dropout_p, deterministic, True, False, "")
+    scalars = (0, 0, scale, 0.0, is_causal, True, -1, -1, dropout_p, deterministic, True, False, "", 0, 0)
     return tensors, scalars
 
 

@@ -44,7 +44,7 @@ class TransformedAttention(torch.autograd.Function):
         dq, dk, dv, dbias, dsink = gradients(
             (q, k, v, *extras), ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
         )
-        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 5
+        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 7
 
 
 def _forward_over(info, in_dims, *arguments):
@@ -82,8 +82,8 @@ def _backward_over(info, in_dims, *arguments):
 
 
 def _folds(tensors, dims):
-    """Whether the axis can join the batch: no packed call, and one sink for all."""
-    return tensors[7] is None and dims[6] is None
+    """Whether the axis can join the batch: no packed call, one sink for all, and no masks of intervals or blocks."""
+    return tensors[7] is None and dims[6] is None and tensors[12] is None and tensors[13] is None
 
 
 def _fold(tensors, dims, size):
@@ -96,8 +96,8 @@ def _fold(tensors, dims, size):
         slopes = _in_front(slopes, dims[5], size)
         slopes = slopes.unsqueeze(1).expand(-1, batch, -1) if logical == 1 else slopes
         slopes = slopes.flatten(0, 1)
-    lengths = [_fold_batch(tensor, dim, size) for tensor, dim in zip(lengths, dims[9:], strict=True)]
-    return (*folded, *scores, slopes, sink, None, None, *lengths)
+    lengths = [_fold_batch(tensor, dim, size) for tensor, dim in zip(lengths[:3], dims[9:12], strict=True)]
+    return (*folded, *scores, slopes, sink, None, None, *lengths, None, None)
 
 
 def _in_front(tensor, dim, size):

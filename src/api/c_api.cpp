@@ -76,6 +76,9 @@ fa::Problem problem_of(const flash_attention_problem* given) {
   p.key_lengths = c.key_lengths != 0, p.seqused_q = c.seqused_q != 0, p.seqused_kv = c.seqused_kv != 0;
   p.sink = c.sink != 0, p.deterministic = c.deterministic != 0, p.left_padding = c.left_padding != 0;
   p.page_size = c.page_size, p.num_pages = c.num_pages, p.page_table_stride = c.page_table_stride;
+  p.hidden_rows = {c.hidden_bounds, c.hidden_batch_stride, c.hidden_head_stride};
+  p.block_mask = {c.mask_block_q, c.mask_block_kv, c.block_mask_batch_stride, c.block_mask_head_stride,
+                  c.block_mask_q_stride};
   return p;
 }
 
@@ -97,6 +100,8 @@ fa::Buffers buffers_of(const flash_attention_buffers* given) {
           .key_lengths = c.key_lengths,
           .left_padding = c.left_padding,
           .page_table = c.page_table,
+          .hidden_rows = c.hidden_rows,
+          .block_mask = c.block_mask,
           .dout = c.dout,
           .dlse = c.dlse,
           .dq = c.dq,

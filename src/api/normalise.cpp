@@ -64,6 +64,30 @@ void check_score_strides(const char* argument, const ScoreTensor& tensor, const 
   check_reach(argument, tensor.q_stride, p.seq_q);
 }
 
+void check_hidden_rows(HiddenRows& hidden, const Problem& p) {
+  require(hidden.bounds == 0 || hidden.bounds == 1 || hidden.bounds == 2 || hidden.bounds == 4, "hidden_rows.bounds",
+          std::int64_t{hidden.bounds}, "allowed are 0 (none), 1, 2 and 4");
+  if (hidden.bounds == 0) {
+    hidden = {};
+    return;
+  }
+  if (p.packed && p.page_size == 0) hidden.batch_stride = 0;
+  check_reach("hidden_rows.batch_stride", hidden.batch_stride, p.batch);
+  check_reach("hidden_rows.head_stride", hidden.head_stride, p.heads_kv);
+}
+
+void check_block_mask(BlockMask& mask, const Problem& p) {
+  check_size("block_mask.block_q", mask.block_q, 0);
+  if (mask.block_q == 0) {
+    mask = {};
+    return;
+  }
+  check_size("block_mask.block_kv", mask.block_kv, 1);
+  check_reach("block_mask.batch_stride", mask.batch_stride, p.batch);
+  check_reach("block_mask.head_stride", mask.head_stride, p.heads_q);
+  check_reach("block_mask.q_stride", mask.q_stride, (p.seq_q + mask.block_q - 1) / mask.block_q);
+}
+
 /// An output whose own elements share memory would be written twice.
 void check_distinct(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq, std::int64_t heads,
                     std::int64_t dim) {
@@ -187,6 +211,8 @@ Problem normalise(const Problem& problem, Pass pass) {
 
   check_score_strides("bias strides", p.bias, p);
   check_score_strides("mask strides", p.mask, p);
+  check_hidden_rows(p.hidden_rows, p);
+  check_block_mask(p.block_mask, p);
   if (p.alibi) check_reach("alibi_batch_stride", p.alibi_batch_stride, p.batch);
 
   const std::int64_t batches = p.packed ? 1 : p.batch;

@@ -14,12 +14,17 @@ auto fields(const Strides& s) { return std::tie(s.batch, s.seq, s.head); }
 
 auto fields(const ScoreTensor& t) { return std::tie(t.present, t.dtype, t.batch_stride, t.head_stride, t.q_stride); }
 
+auto fields(const HiddenRows& h) { return std::tie(h.bounds, h.batch_stride, h.head_stride); }
+
+auto fields(const BlockMask& m) { return std::tie(m.block_q, m.block_kv, m.batch_stride, m.head_stride, m.q_stride); }
+
 auto fields(const Problem& p) {
   return std::tie(p.batch, p.seq_q, p.seq_kv, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.dtype, p.packed, p.total_q,
                   p.total_kv, p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides,
                   p.dk_strides, p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal,
                   p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
-                  p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic);
+                  p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic,
+                  p.hidden_rows, p.block_mask);
 }
 
 struct Hasher {
@@ -87,6 +92,8 @@ std::string to_string(const Problem& p) {
   if (p.bias.present) out << ", bias " << to_string(p.bias.dtype);
   if (p.alibi) out << ", alibi";
   if (p.mask.present) out << ", mask";
+  if (p.hidden_rows.bounds != 0) out << ", hidden rows by " << p.hidden_rows.bounds;
+  if (p.block_mask.block_q != 0) out << ", blocks of " << p.block_mask.block_q << 'x' << p.block_mask.block_kv;
   if (p.key_lengths) out << ", key_lengths";
   if (p.seqused_q) out << ", seqused_q";
   if (p.seqused_kv) out << ", seqused_kv";

@@ -27,6 +27,8 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   const bool no_scores = !queries || !keys, no_batch = p.batch == 0;
   check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), no_scores);
   check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
+  check_pair("hidden_rows", b.hidden_rows, p.hidden_rows.bounds != 0, "hidden_rows.bounds", 4, no_scores);
+  check_pair("block_mask", b.block_mask, p.block_mask.block_q != 0, "block_mask.block_q", 1, no_scores);
   check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4);
   check_pair("sink", b.sink, p.sink, "sink", 4);
   check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
@@ -120,6 +122,19 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Extent lse = dense("lse", b.lse, 4, p.total_q * p.heads_q);
   const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));
   const Extent mask = scores("mask", b.mask, p.mask, p, 1);
+  const bool flat_keys = p.packed && p.page_size == 0;
+  const Extent hidden{"hidden_rows",
+                      reinterpret_cast<const char*>(b.hidden_rows),
+                      4,
+                      {flat_keys ? 1 : p.batch, p.heads_kv, flat_keys ? p.total_kv : p.seq_kv, p.hidden_rows.bounds},
+                      {p.hidden_rows.batch_stride, p.hidden_rows.head_stride, p.hidden_rows.bounds, 1}};
+  const auto blocks = [](std::int64_t rows, std::int64_t block) { return block == 0 ? 0 : (rows + block - 1) / block; };
+  const Extent block_mask{
+      "block_mask",
+      reinterpret_cast<const char*>(b.block_mask),
+      1,
+      {p.batch, p.heads_q, blocks(p.seq_q, p.block_mask.block_q), blocks(p.seq_kv, p.block_mask.block_kv)},
+      {p.block_mask.batch_stride, p.block_mask.head_stride, p.block_mask.q_stride, 1}};
   const Extent table = dense("page_table", p.seq_kv > 0 ? b.page_table : nullptr, 4, p.batch * p.page_table_stride);
   const Extent slopes{"alibi_slopes",
                       reinterpret_cast<const char*>(b.alibi_slopes),
@@ -135,8 +150,8 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Extent padding = dense("left_padding", b.left_padding, 4, p.batch);
   const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(plan.workspace_bytes));
   if (!is_backward(plan.pass)) {
-    refuse_overlap({out, lse, workspace},
-                   {q, k, v, bias, mask, table, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});
+    refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv,
+                                           used_q, used_kv, lengths, padding});
     return;
   }
   const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
@@ -151,8 +166,8 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
       "dbias", b.dbias, size_of(p.bias.dtype),
       axis(p.bias.batch_stride, p.batch) * axis(p.bias.head_stride, p.heads_q) * axis(p.bias.q_stride, p.seq_q) * p.seq_kv);
   const Extent dsink = dense("dsink", b.dsink, 4, p.heads_q);
-  refuse_overlap({dq, dk, dv, dbias, dsink, workspace},
-                 {q, k, v, out, lse, dout, dlse, bias, mask, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});
+  refuse_overlap({dq, dk, dv, dbias, dsink, workspace}, {q, k, v, out, lse, dout, dlse, bias, mask, hidden, block_mask,
+                                                         slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});
 }
 
 }  // namespace

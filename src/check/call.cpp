@@ -119,19 +119,6 @@ Rows Call::biases(std::int64_t b, std::int64_t head, std::int64_t j, std::int64_
   return {at(buffers.bias, offset, static_cast<std::int64_t>(size_of(t.dtype))), t.dtype, t.q_stride, width};
 }
 
-std::vector<char> Call::mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
-                             std::int64_t width) const {
-  const ScoreTensor& t = problem.mask;
-  std::vector<char> values;
-  if (width <= 0) return values;
-  for (std::int64_t i = begin; i < end; ++i) {
-    const char* row = fetch_(buffers.mask + b * t.batch_stride + head * t.head_stride + i * t.q_stride + j,
-                             static_cast<std::size_t>(width), scratch_);
-    values.insert(values.end(), row, row + width);
-  }
-  return values;
-}
-
 double Call::slope(std::int64_t b, std::int64_t head) const {
   return problem.alibi ? double{number(buffers.alibi_slopes, b * problem.alibi_batch_stride + head)} : 0;
 }

@@ -52,7 +52,8 @@ class Call {
   Rows statistics(const float* tensor, std::int64_t b, std::int64_t head) const;
   /// bias[b, h, :, j] and on: rows of `width` scores.
   Rows biases(std::int64_t b, std::int64_t head, std::int64_t j, std::int64_t width) const;
-  /// mask[b, h, i, j] of rows [begin, end) and `width` keys from j on.
+  /// Whether a mask of any kind is there, and what they show of rows [begin, end) and `width` keys from j on.
+  bool has_masks() const;
   std::vector<char> mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                          std::int64_t width) const;
 
@@ -62,6 +63,10 @@ class Call {
   std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads_q / problem.heads_kv); }
 
  private:
+  void hide_rows(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                 std::int64_t width, std::vector<char>& shown) const;
+  void hide_blocks(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                   std::int64_t width, std::vector<char>& shown) const;
   std::int64_t length(const std::int32_t* lengths, std::int64_t b, std::int64_t otherwise) const;
   float number(const float* numbers, std::int64_t index) const;
 

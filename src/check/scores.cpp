@@ -56,7 +56,7 @@ std::vector<Score> Scores::of_query(std::int64_t i) const {
     std::vector<double> biases(static_cast<std::size_t>(count));
     if (p_.bias.present) biases = call_.read_row(call_.biases(b_, head_, first, count), i);
     std::vector<char> mask(static_cast<std::size_t>(count), 1);
-    if (p_.mask.present) mask = call_.mask(b_, head_, i, i + 1, first, count);
+    if (call_.has_masks()) mask = call_.mask(b_, head_, i, i + 1, first, count);
     for (std::int64_t n = 0; n < count; ++n) {
       const auto at = static_cast<std::size_t>(n);
       if (mask[at] != 0) scores.push_back(score(i, first + n, q.data(), &keys[at * p_.head_dim], biases[at]));
@@ -79,7 +79,7 @@ std::vector<Score> Scores::of_key(std::int64_t j) const {
     std::vector<double> biases(static_cast<std::size_t>(count));
     if (p_.bias.present) biases = call_.read(call_.biases(b_, head_, j, 1), first, last);
     std::vector<char> mask(static_cast<std::size_t>(count), 1);
-    if (p_.mask.present) mask = call_.mask(b_, head_, first, last, j, 1);
+    if (call_.has_masks()) mask = call_.mask(b_, head_, first, last, j, 1);
     for (std::int64_t n = 0; n < count; ++n) {
       const auto at = static_cast<std::size_t>(n);
       if (mask[at] != 0) scores.push_back(score(first + n, j, &q[at * p_.head_dim], k.data(), biases[at]));

@@ -7,6 +7,7 @@
 
 #include "cpu/detect.h"
 #include "cpu/isa/tables.h"
+#include "cpu/key_bounds.h"
 #include "cpu/ladder/steps.h"
 #include "cpu/make_call.h"
 #include "cpu/parallel.h"
@@ -84,6 +85,7 @@ class CpuKernel final : public Kernel {
     const Steps& steps = problem.dtype == Dtype::bfloat16 ? steps_in_bfloat16_ : steps_;
     const Call call = make_call(problem, plan, steps.block_q, buffers, options);
     clear_tails(call, plan.pass == Pass::backward || plan.pass == Pass::standard_backward);
+    find_key_bounds(call);
     const Sharing sharing(multiplications(problem, plan.pass));
     for (const Step* step = steps.first; step->count != nullptr; ++step) {
       Loop loop{call, *step, steps.scratch_bytes};

@@ -48,6 +48,11 @@ struct Call {
   std::int64_t page_table_stride = 0, page_size = 0;
 
   ScoreView bias, mask, dbias;
+  const std::int32_t* hidden_rows = nullptr;  // null: none; of each key `hidden_bounds` numbers
+  std::int64_t hidden_batch_stride = 0, hidden_head_stride = 0;
+  int hidden_bounds = 0;
+  ScoreView block_mask;  // over blocks of mask_block_q queries and mask_block_kv keys
+  int mask_block_q = 1, mask_block_kv = 1;
   const float* alibi_slopes = nullptr;
   std::int64_t alibi_batch_stride = 0;
   const float* sink = nullptr;
@@ -71,7 +76,7 @@ struct Call {
   int blocks_together = 1;  // blocks of rows that go over the keys together
   int heads_together = 1;   // key heads that decode reads together
   char* workspace = nullptr;
-  std::int64_t workspace_offsets[8] = {};  // bytes; each kernel says what is where
+  std::int64_t workspace_offsets[9] = {};  // bytes; each kernel says what is where
 };
 
 /// One step of a kernel: runs item `item` of `count(call)` independent ones. `scratch` is the thread's own memory.

@@ -91,6 +91,19 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
 
   call.bias = view(buffers.bias, problem.bias, element_of(problem.bias.dtype));
   call.mask = view(buffers.mask, problem.mask, Element::byte);
+  if (problem.hidden_rows.bounds != 0) {
+    call.hidden_rows = buffers.hidden_rows;
+    call.hidden_bounds = problem.hidden_rows.bounds;
+    call.hidden_batch_stride = problem.hidden_rows.batch_stride;
+    call.hidden_head_stride = problem.hidden_rows.head_stride;
+  }
+  if (problem.block_mask.block_q != 0) {
+    const BlockMask& blocks = problem.block_mask;
+    call.block_mask = {reinterpret_cast<char*>(const_cast<std::uint8_t*>(buffers.block_mask)), Element::byte,
+                       blocks.batch_stride, blocks.head_stride, blocks.q_stride};
+    call.mask_block_q = static_cast<int>(blocks.block_q);
+    call.mask_block_kv = static_cast<int>(blocks.block_kv);
+  }
   if (problem.alibi) call.alibi_slopes = buffers.alibi_slopes;
   call.alibi_batch_stride = problem.alibi_batch_stride;
   if (problem.sink) call.sink = buffers.sink;

@@ -75,6 +75,8 @@ std::string to_source(const abi::Features& config) {
   MEMBER(mask);
   MEMBER(dropout);
   MEMBER(sink);
+  MEMBER(hidden_bounds);
+  MEMBER(block_mask);
   return out.done();
 }
 
@@ -158,7 +160,9 @@ abi::Features features_of(const Problem& p) {
           .alibi = p.alibi,
           .mask = p.mask.present,
           .dropout = p.dropout_p > 0,
-          .sink = p.sink};
+          .sink = p.sink,
+          .hidden_bounds = p.hidden_rows.bounds,
+          .block_mask = p.block_mask.block_q != 0};
 }
 
 abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
@@ -185,6 +189,12 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.num_pages = static_cast<int>(p.num_pages);
   args.bias = view(b.bias, p.bias);
   args.mask = view(b.mask, p.mask);
+  args.hidden_rows = b.hidden_rows;
+  args.hidden_batch_stride = p.hidden_rows.batch_stride;
+  args.hidden_head_stride = p.hidden_rows.head_stride;
+  args.block_mask = {b.block_mask, p.block_mask.batch_stride, p.block_mask.head_stride, p.block_mask.q_stride};
+  args.mask_block_q = static_cast<int>(p.block_mask.block_q);
+  args.mask_block_kv = static_cast<int>(p.block_mask.block_kv);
   args.alibi_slopes = b.alibi_slopes;
   args.alibi_batch_stride = p.alibi_batch_stride;
   args.sink = b.sink;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "flash_attention/error.h"
+#include "plan/masks.h"
 
 namespace flash_attention::plan {
 
@@ -31,6 +32,8 @@ bool serves(const KernelEntry& entry, Pass pass, const DeviceInfo& device) {
 std::string reject(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device) {
   if (problem.page_size != 0 && !entry.pages) return "takes no pages";
   if (problem.left_padding && !entry.left_padding) return "takes no left padding";
+  if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
+  if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
   return entry.reject(problem, device);
 }
 
@@ -60,6 +63,7 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     if (!chosen) continue;
     plan.kernel = entry.name;
     entry.lay_out(problem, device, plan);
+    prepare_masks(problem, plan);
     return plan;
   }
   const std::string where = std::string(to_string(pass)) + " on " + to_string(device.device);

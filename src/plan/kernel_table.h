@@ -18,6 +18,8 @@ struct KernelEntry {
   bool automatic = true;      // false: only when asked for by name (the ladder)
   bool pages = false;         // takes K and V in pages
   bool left_padding = false;  // takes Problem::left_padding
+  bool hidden_rows = false;   // takes Problem::hidden_rows
+  bool block_mask = false;    // takes Problem::block_mask
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);

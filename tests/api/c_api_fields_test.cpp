@@ -34,6 +34,11 @@ flash_attention_problem c_problem(const Problem& p) {
   c.key_lengths = p.key_lengths, c.seqused_q = p.seqused_q, c.seqused_kv = p.seqused_kv, c.sink = p.sink;
   c.deterministic = p.deterministic, c.left_padding = p.left_padding;
   c.page_size = p.page_size, c.num_pages = p.num_pages, c.page_table_stride = p.page_table_stride;
+  c.hidden_bounds = p.hidden_rows.bounds, c.hidden_batch_stride = p.hidden_rows.batch_stride;
+  c.hidden_head_stride = p.hidden_rows.head_stride;
+  const BlockMask& m = p.block_mask;
+  c.mask_block_q = m.block_q, c.mask_block_kv = m.block_kv, c.block_mask_batch_stride = m.batch_stride;
+  c.block_mask_head_stride = m.head_stride, c.block_mask_q_stride = m.q_stride;
   return c;
 }
 
@@ -44,6 +49,7 @@ flash_attention_buffers c_buffers(const Buffers& b) {
   c.alibi_slopes = b.alibi_slopes, c.sink = b.sink, c.cu_seqlens_q = b.cu_seqlens_q, c.cu_seqlens_kv = b.cu_seqlens_kv;
   c.seqused_q = b.seqused_q, c.seqused_kv = b.seqused_kv, c.key_lengths = b.key_lengths;
   c.left_padding = b.left_padding, c.page_table = b.page_table;
+  c.hidden_rows = b.hidden_rows, c.block_mask = b.block_mask;
   c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
   return c;
 }
@@ -90,6 +96,9 @@ void expect_same_bits(const Case& c, bool gradients) {
 
 TEST(CApiFields, TheContractGivesTheSameBits) {
   for (const Case& c : contract_cases(Dtype::float32)) {
+    for (const bool gradients : {false, true}) expect_same_bits(c, gradients);
+  }
+  for (const Case& c : mask_cases(Dtype::float32)) {
     for (const bool gradients : {false, true}) expect_same_bits(c, gradients);
   }
   for (const Case& c : cache_cases(Dtype::bfloat16)) expect_same_bits(c, false);

@@ -30,6 +30,8 @@ class Changed {
     Buffers b = tensors_->buffers();
     if (!done.bias.present) b.bias = b.dbias = nullptr;
     if (!done.mask.present) b.mask = nullptr;
+    if (done.hidden_rows.bounds == 0) b.hidden_rows = nullptr;
+    if (done.block_mask.block_q == 0) b.block_mask = nullptr;
     if (!done.alibi) b.alibi_slopes = nullptr;
     if (!done.sink) b.sink = b.dsink = nullptr;
     if (!done.key_lengths) b.key_lengths = nullptr;
@@ -120,6 +122,8 @@ TEST(Check, SeesThatAnOptionWasForgotten) {
       {"dropout", [](Case& c) { c.problem.dropout_p = 0.3f; }},
       {"bias", [](Case& c) { c.problem.bias = {.present = true, .q_stride = 11}; }},
       {"mask", [](Case& c) { c.problem.mask = {.present = true, .q_stride = 11}; }},
+      {"hidden_rows", [](Case& c) { c.problem.hidden_rows.bounds = 2; }},
+      {"block_mask", [](Case& c) { c.problem.block_mask = {.block_q = 2, .block_kv = 3, .q_stride = 4}; }},
       {"key_lengths",
        [](Case& c) {
          c.problem.key_lengths = true, c.key_lengths = {11, 5};

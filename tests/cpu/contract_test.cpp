@@ -37,6 +37,7 @@ std::optional<Case> with_lengths(Case c, const char* suffix, std::int64_t seq_q,
   }
   p.seq_q = seq_q;
   p.seq_kv = seq_kv;
+  make_masks_dense(p);
   return c;
 }
 
@@ -76,6 +77,14 @@ std::vector<Run> runs() {
   for (Dtype dtype : {Dtype::float32, Dtype::float16, Dtype::bfloat16}) {
     for (const Case& c : contract_cases(dtype)) {
       // The oracle's results with gradients serve the runs without, which follow.
+      all.push_back({c, {.pass = Pass::backward}});
+      if (const auto few = with_few_queries(c)) all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
+      add_forward(c, all);
+      add_split_keys(c, all);
+      all.push_back({c, {.pass = Pass::standard_forward}});
+      all.push_back({c, {.pass = Pass::standard_backward}});
+    }
+    for (const Case& c : mask_cases(dtype)) {
       all.push_back({c, {.pass = Pass::backward}});
       if (const auto few = with_few_queries(c)) all.push_back({*few, {.kernel = "cpu/decode", .pass = Pass::backward}});
       add_forward(c, all);

@@ -81,6 +81,8 @@ TEST(Arguments, EveryPointerAndNumberIsInItsPlace) {
   for (float** slot : {&b.lse, &b.dsink}) *slot = static_cast<float*>(next());
   for (const float** slot : {&b.alibi_slopes, &b.sink, &b.dlse}) *slot = static_cast<const float*>(next());
   b.mask = static_cast<const std::uint8_t*>(next());
+  b.hidden_rows = static_cast<const std::int32_t*>(next());
+  b.block_mask = static_cast<const std::uint8_t*>(next());
   for (const std::int32_t** slot : {&b.cu_seqlens_q, &b.cu_seqlens_kv, &b.seqused_q, &b.seqused_kv, &b.key_lengths}) {
     *slot = static_cast<const std::int32_t*>(next());
   }
@@ -100,6 +102,8 @@ TEST(Arguments, EveryPointerAndNumberIsInItsPlace) {
   EXPECT_EQ(args.dV.data, b.dv);
   EXPECT_EQ(args.bias.data, b.bias);
   EXPECT_EQ(args.mask.data, b.mask);
+  EXPECT_EQ(args.hidden_rows, b.hidden_rows);
+  EXPECT_EQ(args.block_mask.data, b.block_mask);
   EXPECT_EQ(args.dbias, b.dbias);
   EXPECT_EQ(args.lse, b.lse);
   EXPECT_EQ(args.dlse, b.dlse);
@@ -154,6 +158,8 @@ TEST(Arguments, EveryOptionIsAFeature) {
       {".bias_dtype = Type::bfloat16", [](Problem& p) { p.bias = {.present = true, .dtype = Dtype::bfloat16}; }},
       {".alibi = true", [](Problem& p) { p.alibi = true; }},
       {".mask = true", [](Problem& p) { p.mask.present = true; }},
+      {".hidden_bounds = 2", [](Problem& p) { p.hidden_rows.bounds = 2; }},
+      {".block_mask = true", [](Problem& p) { p.block_mask = {.block_q = 64, .block_kv = 64}; }},
       {".dropout = true", [](Problem& p) { p.dropout_p = 1e-6f; }},
       {".sink = true", [](Problem& p) { p.sink = true; }},
       {".dtype = Type::float16", [](Problem& p) { p.dtype = Dtype::float16; }},

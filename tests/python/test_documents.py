@@ -31,15 +31,18 @@ def test_readme_needs_nothing_besides():
     assert names["out"].shape == (2, 1024, 8, 64) and names["k"].grad.abs().sum() > 0
 
 
-PAGES = [*blocks("docs/python.md"), *blocks("docs/migration.md")]
+PAGES = [*blocks("docs/python.md"), *blocks("docs/migration.md"), *blocks("docs/masks.md")]
 
 
 @pytest.mark.parametrize("where, text", PAGES, ids=[where for where, _ in PAGES])
-def test_the_pages_about_python(where, text, capsys):
+def test_the_pages_about_python(where, text, capsys, tmp_path, monkeypatch):
     """q, k, v, torch and a layer are the reader's."""
     names = {"flash_attention": flash_attention, "torch": torch, "layer": types.SimpleNamespace()}
     if "transformers import" in text:
         pytest.importorskip("transformers")
+    if "masks." in text:
+        names |= {"attention": flash_attention.attention, "masks": flash_attention.masks}
+        monkeypatch.chdir(tmp_path)
     names |= {letter: torch.randn(2, 24, 4, 64) for letter in "qkv"}
     if "jax" in text:
         if importlib.util.find_spec("jax") is None or not hasattr(_core, "jax_targets"):

@@ -124,7 +124,7 @@ class Stranger:
 def test_devices_that_cannot_be_read(device, name):
     q = Stranger((1, 4, 2, 8), device)
     out = numpy.empty((1, 4, 2, 8), numpy.float32)
-    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "")
+    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "", 0, 0)
     with pytest.raises(ValueError, match=f"q: is on .*{name}"):
         _core.forward((q, q, q, *(None,) * 9), scalars, out, None, 0, 0, 0, lambda size: numpy.empty(size, "uint8"))
 

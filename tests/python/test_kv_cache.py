@@ -145,8 +145,8 @@ def test_compiled_and_traced(device):
 
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(q, lengths).double(), exact(q, rows)[0], **CLOSE)
-    tensors = (q, k, v, *[None] * 7, lengths, None, table, None)
-    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "")
+    tensors = (q, k, v, *[None] * 7, lengths, None, None, None, table, None)
+    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "", 0, 0)
     torch.library.opcheck(torch.ops.flash_attention.forward_cache, (*tensors, *scalars), test_utils="test_faketensor")
 
 

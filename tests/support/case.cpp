@@ -72,9 +72,11 @@ void poison_unseen(const Case& c, const Shape& shape, Inputs& in) {
   const Problem& p = c.problem;
   std::vector<bool> key_seen(shape.rows_kv), query_used(shape.rows_q);
   const auto masked = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
-    if (!p.mask.present) return false;
-    for (std::int64_t h = 0; h < shape.heads_q; ++h)
-      if (in.mask[score_index(c, p.mask, b, h, i, j)] != 0) return false;
+    if (!p.mask.present && p.hidden_rows.bounds == 0 && p.block_mask.block_q == 0) return false;
+    for (std::int64_t h = 0; h < shape.heads_q; ++h) {
+      const bool shown = !p.mask.present || in.mask[score_index(c, p.mask, b, h, i, j)] != 0;
+      if (shown && !hidden_by_rows(c, shape, in, b, h, i, j) && !hidden_by_blocks(c, in, b, h, i, j)) return false;
+    }
     return true;
   };
   for (std::int64_t b = 0; b < shape.batch; ++b) {
@@ -223,6 +225,8 @@ Inputs draw_inputs(const Case& c) {
       in.mask[x] = hidden_row || drawn % 4 == 0 ? 0 : visible[drawn / 4 % 4];
     }
   }
+
+  draw_masks(c, shape, c.seed, in);
 
   const bool shapes_scores = c.draw == Draw::large || c.draw == Draw::peaked || c.draw == Draw::growing ||
                              c.draw == Draw::spike || c.draw == Draw::falling;

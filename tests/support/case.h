@@ -37,6 +37,7 @@ struct Case {
   bool strong_slopes = false;   // ALiBi lets a row see no more than a few keys
   bool strong_sink = false;     // sinks beside which the keys weigh little, or the sink does
   bool infinite_sink = false;   // every other sink is -inf
+  std::int64_t document = 0;    // hidden rows make documents of so many keys; 0: they are random
   bool dlse = false;            // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;
@@ -72,6 +73,8 @@ struct Shape {
 struct Inputs {
   std::vector<double> q, k, v, dout, dlse, bias, alibi_slopes, sink;
   std::vector<std::uint8_t> mask;
+  std::vector<std::int32_t> hidden_rows;  // [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, rows_kv, bounds]
+  std::vector<std::uint8_t> block_mask;   // [batch|1, heads_q|1, blocks of queries|1, blocks of keys]
 };
 
 /// Random inputs of the case. Rows that no query may see, and rows past the used lengths, hold NaN and Inf.
@@ -81,6 +84,17 @@ Inputs draw_inputs(const Case& c);
 std::int64_t score_index(const Case& c, const ScoreTensor& tensor, std::int64_t b, std::int64_t h, std::int64_t i,
                          std::int64_t j);
 std::int64_t score_elements(const Case& c, const ScoreTensor& tensor);
+
+/// Whether hidden rows or a block mask hide key j from query i.
+bool hidden_by_rows(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i,
+                    std::int64_t j);
+bool hidden_by_blocks(const Case& c, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
+
+/// Random hidden rows and blocks of the case.
+void draw_masks(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in);
+
+/// Strides of hidden rows and of a block mask without gaps, for the axes that they have (stride not 0).
+void make_masks_dense(Problem& p);
 
 /// Index into lse.
 std::int64_t lse_index(const Case& c, const Shape& shape, std::int64_t b, std::int64_t h, std::int64_t i);

@@ -137,6 +137,7 @@ class Oracle {
     for (std::int64_t j = 0; j < s.visible_kv; ++j) {
       if (!shape_.visible(p_, s, i, j)) continue;
       if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
+      if (hidden_by_rows(c_, shape_, in_, b, h, i, j) || hidden_by_blocks(c_, in_, b, h, i, j)) continue;
       // A shift of all keys together would cancel.
       const double dot = products_.sum[j] + (j % 2 == 0 ? 1 : -1) * spread(products_.squares[j]);
       double value_of = scale_ * dot, exact = scale_ * products_.exact[j];

@@ -168,6 +168,8 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   buffers_.sink = floats(in.sink);
   buffers_.dlse = floats(in.dlse);
   if (p.mask.present) buffers_.mask = place_mask(p.mask, in.mask);
+  buffers_.hidden_rows = place_plain(in.hidden_rows);
+  buffers_.block_mask = place_plain(in.block_mask);
   buffers_.cu_seqlens_q = place_plain(c.cu_seqlens_q);
   buffers_.cu_seqlens_kv = place_plain(c.cu_seqlens_kv);
   buffers_.seqused_q = place_plain(c.seqused_q);

@@ -46,7 +46,7 @@ inline void apply_range_to_row(const RowBlock& block, const Tile& tile, int row,
   });
 }
 
-/// Hides what the boolean mask does not show.
+/// Hides what the masks do not show.
 inline void apply_mask_to_row(const Tile& tile, int row, float* S) {
   const Uint bit = (Uint{} + 1u) << (Uint)lane_numbers(Lanes{});
   change_row(S, tile.count, [&](int key, Vec s) {
@@ -69,7 +69,7 @@ inline void finish_scores_in_rows(const Call& call, const RowBlock& block, const
     if (block.begin[row] > tile.begin || block.end[row] < tile.begin + tile.count) {
       apply_range_to_row(block, tile, row, S);
     }
-    if (call.mask.data != nullptr) apply_mask_to_row(tile, row, S);
+    if (tile.mask.hides) apply_mask_to_row(tile, row, S);
   }
 }
 

@@ -97,7 +97,7 @@ inline void apply_range(const RowBlock& block, const Tile& tile, float* S) {
   }
 }
 
-/// Hides what the boolean mask does not show.
+/// Hides what the masks do not show.
 inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
   for (int first = 0; first < tile.count; first += 32) {
     const int keys = smaller(tile.count - first, 32);
@@ -119,17 +119,17 @@ inline void bend_scores(const Call& call, const RowBlock& block, const Tile& til
 }
 
 /// Hides what is not seen.
-inline void hide_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+inline void hide_scores(const RowBlock& block, const Tile& tile, float* S) {
   if (tile.seen == Seen::all) return;
   apply_range(block, tile, S);
-  if (call.mask.data != nullptr) apply_mask(block, tile, S);
+  if (tile.mask.hides) apply_mask(block, tile, S);
 }
 
 /// All of it. S[tile.count][block.lanes()].
 inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S,
                           float* derivative = nullptr) {
   bend_scores(call, block, tile, S, derivative);
-  hide_scores(call, block, tile, S);
+  hide_scores(block, tile, S);
 }
 
 /// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is asked for in between: all at

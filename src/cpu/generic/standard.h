@@ -34,7 +34,10 @@ inline RowBlock standard_rows(const Call& call, std::int64_t item) {
 
 inline Tile standard_tile(const Call& call, const RowBlock& block, std::int64_t begin) {
   Tile tile(call, block, begin);
-  if (tile.seen == Seen::none) tile.seen = Seen::some;
+  if (tile.seen == Seen::none) {
+    tile.seen = Seen::some;
+    tile.mask.hide_all(block, tile.count);
+  }
   return tile;
 }
 

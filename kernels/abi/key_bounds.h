@@ -1,0 +1,70 @@
+#pragma once
+
+// What the masks say of tiles. A unit is 64 keys in every kernel and pass. Plain constexpr arithmetic, the same on host and
+// device.
+
+namespace flash_attention::abi {
+
+constexpr int mask_unit = 64;  // keys
+constexpr int mask_slot = 8;   // of workspace_offsets: KeyBounds of every unit
+
+/// Whether the rows of a tile see none, some or all of its keys, as far as one mask is asked.
+enum class TileClass : int { none, partial, full };
+
+/// What the hidden rows of the keys of a unit have in common, for each of the two intervals of a key.
+struct KeyBounds {
+  int begin_max[2];  // all keys are hidden from the rows [begin_max, end_min)
+  int end_min[2];
+  int begin_min[2];  // no key is hidden from a row outside of [begin_min, end_max)
+  int end_max[2];
+};
+
+constexpr int last_row = 0x7fffffff;
+
+/// Of no keys.
+constexpr KeyBounds no_bounds() {
+  return {{-last_row, -last_row}, {last_row, last_row}, {last_row, last_row}, {-last_row, -last_row}};
+}
+
+/// A key's interval: [begin, end), which may be empty.
+constexpr void take_interval(KeyBounds& bounds, int which, int begin, int end) {
+  const bool empty = begin >= end;
+  const int least = empty ? last_row : begin, most = empty ? -last_row : end;  // an empty one hides nothing
+  if (least > bounds.begin_max[which]) bounds.begin_max[which] = least;
+  if (most < bounds.end_min[which]) bounds.end_min[which] = most;
+  if (least < bounds.begin_min[which]) bounds.begin_min[which] = least;
+  if (most > bounds.end_max[which]) bounds.end_max[which] = most;
+}
+
+/// A key's bounds as Problem::hidden_rows has them: 1, 2 or 4 numbers.
+constexpr void take_key(KeyBounds& bounds, const int* rows, int count) {
+  take_interval(bounds, 0, rows[0], count == 1 ? last_row : rows[1]);
+  take_interval(bounds, 1, count == 4 ? rows[2] : 0, count == 4 ? rows[3] : 0);
+}
+
+/// Of the rows [first, last] and the keys of a unit.
+constexpr TileClass class_of(const KeyBounds& bounds, int first, int last) {
+  bool open = true;
+  for (int which = 0; which < 2; ++which) {
+    if (bounds.begin_max[which] <= first && bounds.end_min[which] > last) return TileClass::none;
+    open = open && (bounds.begin_min[which] > last || bounds.end_max[which] <= first);
+  }
+  return open ? TileClass::full : TileClass::partial;
+}
+
+/// Whether a key is hidden from a row.
+constexpr bool hides(const int* rows, int count, int row) {
+  if (row >= rows[0] && (count == 1 || row < rows[1])) return true;
+  return count == 4 && row >= rows[2] && row < rows[3];
+}
+
+/// Places for the units of one key head, of all sequences; where those of a sequence begin (`start`: its first key in a
+/// packed tensor).
+constexpr long long unit_places(bool packed, long long batch, long long seq_kv, long long total_kv) {
+  return packed ? total_kv / mask_unit + batch : batch * ((seq_kv + mask_unit - 1) / mask_unit);
+}
+constexpr long long unit_place(bool packed, long long batch_idx, long long seq_kv, long long start) {
+  return packed ? start / mask_unit + batch_idx : batch_idx * ((seq_kv + mask_unit - 1) / mask_unit);
+}
+
+}  // namespace flash_attention::abi

@@ -1,0 +1,37 @@
+"""Masks as data: from which queries a key is hidden, or which blocks see which. Builders, and a way to look at them.
+
+    from flash_attention import attention, masks
+    mask = masks.documents([0, 300, 1000])
+    out = attention(q, k, v, hidden_rows=mask)
+    print(masks.show(mask))
+
+A builder gives an IntervalMask: the numbers of attention(hidden_rows=...) together with causal and window. It needs torch.
+"""
+
+from flash_attention.masks.blocks import BlockMask
+from flash_attention.masks.builders import (
+    block_diffusion,
+    documents,
+    prefix_lm,
+    shared_prefix,
+    sink_window,
+    spans,
+    tree,
+)
+from flash_attention.masks.drawing import show
+from flash_attention.masks.from_bool import from_bool
+from flash_attention.masks.intervals import IntervalMask
+
+__all__ = [
+    "BlockMask",
+    "IntervalMask",
+    "block_diffusion",
+    "documents",
+    "from_bool",
+    "prefix_lm",
+    "shared_prefix",
+    "show",
+    "sink_window",
+    "spans",
+    "tree",
+]

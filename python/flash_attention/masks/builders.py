@@ -1,0 +1,138 @@
+"""The masks that people train with, as hidden rows. Lengths may be lists or tensors; nothing here waits for a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flash_attention.masks.intervals import LAST, IntervalMask
+
+
+def _torch():
+    import torch
+
+    return torch
+
+
+def _numbers(values, device):
+    """int32 on a device, whatever the caller had."""
+    torch = _torch()
+    if isinstance(values, torch.Tensor):
+        return values.to(device=device or values.device, dtype=torch.int32)
+    return torch.tensor(list(values), dtype=torch.int32, device=device)
+
+
+def _mask(columns, causal=False, window=(-1, -1), seq_q=None):
+    """From one column of bounds for each of the 1, 2 or 4 numbers of a key."""
+    torch = _torch()
+    whole = torch.broadcast_tensors(*columns) if len(columns) > 1 else columns
+    rows = torch.stack([column.to(torch.int32) for column in whole], dim=-1)
+    return IntervalMask(rows.reshape(1, 1, *rows.shape), causal, window, seq_q)
+
+
+def documents(cu_seqlens: Any, *, causal: bool = True, total: int | None = None, device: Any = None) -> IntervalMask:
+    """Documents end to end in one sequence: a query sees its own.
+
+    cu_seqlens: where each begins, and the end of the last, as attention_packed() takes it. total: keys of the sequence,
+    cu_seqlens[-1] if None; what lies behind the last document is one more.
+    """
+    torch = _torch()
+    starts = _numbers(cu_seqlens, device)
+    if total is None:
+        total = int(starts[-1])
+    keys = torch.arange(total, dtype=torch.int32, device=starts.device)
+    which = torch.searchsorted(starts, keys, right=True)
+    edges = torch.cat([starts, starts.new_tensor([LAST])])
+    end = edges[which]
+    if causal:
+        return _mask([end], causal=True)
+    begin = edges[which - 1]
+    return _mask([end, torch.full_like(end, LAST), torch.zeros_like(begin), begin])
+
+
+def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMask:
+    """A tree of texts in the order of a walk (a node before its children): a query sees the path from the root to itself.
+
+    parents: of each node, -1 for a root. lengths: the tokens of each node, 1 if None. Causal, one bound: a key is hidden
+    from the rows behind the last token of its subtree.
+    """
+    torch = _torch()
+    parents = [int(parent) for parent in parents]
+    sizes = [1] * len(parents) if lengths is None else [int(length) for length in lengths]
+    if len(sizes) != len(parents):
+        raise ValueError(f"lengths: got {len(sizes)} of them; there are {len(parents)} parents")
+    path = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"parents[{node}]: got {parent}; allowed are -1 (a root) and earlier nodes")
+        while path and path[-1] != parent:
+            path.pop()
+        if parent != -1 and not path:
+            raise ValueError(f"parents[{node}]: got {parent}; a node comes right behind its parent or a brother's subtree")
+        path.append(node)
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    end = starts[1:]  # of each subtree: children come later, so their ends are known going back
+    for node in range(len(parents) - 1, -1, -1):
+        if parents[node] >= 0:
+            end[parents[node]] = max(end[parents[node]], end[node])
+    ends = torch.tensor(end, dtype=torch.int32).repeat_interleave(torch.tensor(sizes))
+    return _mask([ends.to(device) if device is not None else ends], causal=True)
+
+
+def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None) -> IntervalMask:
+    """A prompt and several answers to it, end to end: each answer sees the prompt and itself. Causal, one bound."""
+    suffixes = [int(length) for length in suffixes]
+    return tree([-1, *(0,) * len(suffixes)], [prefix, *suffixes], device=device)
+
+
+def prefix_lm(prefix: Any, total: int, *, device: Any = None) -> IntervalMask:
+    """The first `prefix` tokens see each other, the others see what is before them. prefix: an int, or one a sequence."""
+    torch = _torch()
+    lengths = _numbers([prefix] if isinstance(prefix, int) else prefix, device)[:, None]
+    keys = torch.arange(total, dtype=torch.int32, device=lengths.device)[None]
+    end = torch.where(keys < lengths, 0, keys)
+    rows = torch.stack([torch.zeros_like(end), end], dim=-1)
+    return IntervalMask(rows[:, None].to(torch.int32))
+
+
+def spans(begins: Any, ends: Any, total: int, *, device: Any = None) -> IntervalMask:
+    """Causal, but the tokens of a span [begin, end) see each other: images in a text. Spans are sorted and lie apart."""
+    torch = _torch()
+    begins, ends = _numbers(begins, device), _numbers(ends, device)
+    keys = torch.arange(total, dtype=torch.int32, device=begins.device)
+    end = keys
+    if begins.numel():
+        which = torch.searchsorted(begins, keys, right=True) - 1
+        inside = (which >= 0) & (keys < ends[which.clamp(min=0)])
+        end = torch.where(inside, begins[which.clamp(min=0)], keys)
+    return _mask([torch.zeros_like(keys), end])
+
+
+def sink_window(sink: int, window: int, total: int, *, device: Any = None) -> IntervalMask:
+    """Causal: the last `window` keys, the query's own among them, and the first `sink` keys of all."""
+    torch = _torch()
+    keys = torch.arange(total, dtype=torch.int32, device=device)
+    return _mask([torch.where(keys < sink, LAST, keys + window)], causal=True)
+
+
+def block_diffusion(length: int, block: int, *, device: Any = None) -> IntervalMask:
+    """Training of block diffusion: [noised text, clean text], each `length` tokens in blocks of `block`.
+
+    A noised block sees itself and the clean blocks before it; a clean block sees itself and the clean blocks before it.
+    """
+    torch = _torch()
+    keys = torch.arange(2 * length, dtype=torch.int32, device=device)
+    clean = keys >= length
+    begin = keys % length // block * block  # of the key's block
+    after = (begin + block).clamp(max=length)
+    zero, last = torch.zeros_like(keys), torch.full_like(keys, LAST)
+    # A noised key is seen by its own noised block. A clean one is hidden from the noised rows up to the end of its block,
+    # and from the clean rows before its block.
+    columns = [
+        zero,
+        torch.where(clean, after, begin),
+        torch.where(clean, torch.full_like(keys, length), after),
+        torch.where(clean, begin + length, last),
+    ]
+    return _mask(columns)

@@ -1,0 +1,62 @@
+"""What a builder gives: hidden rows, with the causal mask and the window that belong to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+LAST = 2**31 - 1  # behind every row
+
+
+@dataclass(frozen=True)
+class IntervalMask:
+    """Key j is hidden from the queries [r0, inf), [r0, r1), or [r0, r1) and [r2, r3), and from what else hides it.
+
+    hidden_rows is an int32 tensor [batch|1, heads_kv|1, seq_kv, 1|2|4]; packed [heads_kv|1, total_kv, 1|2|4].
+    """
+
+    hidden_rows: Any
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    seq_q: int | None = None  # as many queries as keys where nobody says so
+
+    def to(self, device) -> IntervalMask:
+        return IntervalMask(self.hidden_rows.to(device), self.causal, self.window, self.seq_q)
+
+    def visible(self, seq_q: int | None = None):
+        """bool [batch|1, heads_kv|1, seq_q, seq_kv]: the mask as a matrix, for tests and small pictures."""
+        import torch
+
+        rows = self.hidden_rows
+        rows = rows.reshape(*(1,) * (4 - rows.dim()), *rows.shape)
+        seq_kv = rows.shape[2]
+        seq_q = seq_q or self.seq_q or seq_kv
+        i = torch.arange(seq_q, device=rows.device)[:, None]
+        j = torch.arange(seq_kv, device=rows.device)[None, :]
+        bound = [rows[..., n][:, :, None, :] for n in range(rows.shape[3])]
+        hidden = i >= bound[0]
+        if len(bound) > 1:
+            hidden = hidden & (i < bound[1])
+        if len(bound) == 4:
+            hidden = hidden | ((i >= bound[2]) & (i < bound[3]))
+        left, right = self.window
+        diagonal = i + (seq_kv - seq_q)
+        seen = torch.ones(seq_q, seq_kv, dtype=torch.bool, device=rows.device)
+        if self.causal:
+            right = 0
+        if right >= 0:
+            seen = seen & (j <= diagonal + right)
+        if left >= 0:
+            seen = seen & (j >= diagonal - left)
+        return seen & ~hidden
+
+
+def plain_rows(hidden_rows, causal, window):
+    """(tensor, causal, window) of what attention() was given."""
+    if not isinstance(hidden_rows, IntervalMask):
+        return hidden_rows, causal, window
+    if hidden_rows.window != (-1, -1):
+        if tuple(window) not in ((-1, -1), (None, None), hidden_rows.window):
+            raise ValueError(f"window: got {window!r}; the mask in hidden_rows has one of its own, {hidden_rows.window!r}")
+        window = hidden_rows.window
+    return hidden_rows.hidden_rows, causal or hidden_rows.causal, window

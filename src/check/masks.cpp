@@ -1,0 +1,59 @@
+#include <cstring>
+
+#include "check/call.h"
+
+namespace flash_attention::check {
+
+bool Call::has_masks() const {
+  return problem.mask.present || problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
+}
+
+std::vector<char> Call::mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                             std::int64_t width) const {
+  const ScoreTensor& t = problem.mask;
+  std::vector<char> shown;
+  if (width <= 0) return shown;
+  if (!t.present) shown.assign(static_cast<std::size_t>((end - begin) * width), 1);
+  for (std::int64_t i = begin; t.present && i < end; ++i) {
+    const char* row = fetch_(buffers.mask + b * t.batch_stride + head * t.head_stride + i * t.q_stride + j,
+                             static_cast<std::size_t>(width), scratch_);
+    shown.insert(shown.end(), row, row + width);
+  }
+  if (problem.hidden_rows.bounds != 0) hide_rows(b, head, begin, end, j, width, shown);
+  if (problem.block_mask.block_q != 0) hide_blocks(b, head, begin, end, j, width, shown);
+  return shown;
+}
+
+void Call::hide_rows(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                     std::int64_t width, std::vector<char>& shown) const {
+  const HiddenRows& hidden = problem.hidden_rows;
+  const std::int64_t key = sequence(b).first_kv + j;
+  std::vector<std::int32_t> bounds(static_cast<std::size_t>(width * hidden.bounds));
+  const std::int32_t* from = buffers.hidden_rows + b * hidden.batch_stride + kv_head(head) * hidden.head_stride;
+  std::memcpy(bounds.data(), fetch_(from + key * hidden.bounds, bounds.size() * sizeof(std::int32_t), scratch_),
+              bounds.size() * sizeof(std::int32_t));
+  for (std::int64_t n = 0; n < width; ++n) {
+    const std::int32_t* r = &bounds[static_cast<std::size_t>(n * hidden.bounds)];
+    for (std::int64_t i = begin; i < end; ++i) {
+      const bool first = i >= r[0] && (hidden.bounds == 1 || i < r[1]);
+      const bool second = hidden.bounds == 4 && i >= r[2] && i < r[3];
+      if (first || second) shown[static_cast<std::size_t>((i - begin) * width + n)] = 0;
+    }
+  }
+}
+
+void Call::hide_blocks(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                       std::int64_t width, std::vector<char>& shown) const {
+  const BlockMask& blocks = problem.block_mask;
+  const std::int64_t first = j / blocks.block_kv, last = (j + width - 1) / blocks.block_kv;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const char* row = fetch_(buffers.block_mask + b * blocks.batch_stride + head * blocks.head_stride +
+                                 i / blocks.block_q * blocks.q_stride + first,
+                             static_cast<std::size_t>(last - first + 1), scratch_);
+    for (std::int64_t n = 0; n < width; ++n) {
+      if (row[(j + n) / blocks.block_kv - first] == 0) shown[static_cast<std::size_t>((i - begin) * width + n)] = 0;
+    }
+  }
+}
+
+}  // namespace flash_attention::check
