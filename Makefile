@@ -8,10 +8,10 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench format lint fuzz install wheels wheels-test clean
+.PHONY: help run test bench format lint fuzz install wheels kernels-wheel wheels-test clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 run: ## flash against standard attention on the best device here: a table, and plots in build/run/
 	@tools/setup.sh build run
@@ -48,6 +48,11 @@ install: ## install library, headers and command below PREFIX (default /usr/loca
 wheels: ## the sdist and wheels for every Python from 3.10 that is here, in dist/
 	@tools/setup.sh build run
 	@$(PYTHON) tools/wheels.py
+
+kernels-wheel: ## a wheel of GPU kernels compiled ahead of time, in dist/; needs NVRTC and no GPU (an hour on two cores)
+	@tools/setup.sh build run test
+	@tools/build.sh release flash-attention
+	@$(PYTHON) tools/kernels_wheel.py --command $(COMMAND)
 
 wheels-test: ## install the wheels of dist/ in empty environments without a compiler, and time them
 	@tools/setup.sh build run test

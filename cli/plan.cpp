@@ -12,7 +12,7 @@ namespace {
 
 DeviceInfo device_to_plan_for(const Arguments& arguments) {
   const bool elsewhere = arguments.given("arch") && arguments.text("device").starts_with("cuda");
-  return elsewhere ? planning_device(arch_from(arguments.text("arch"))) : device_info(device_from(arguments));
+  return elsewhere ? typical_gpu(arch_from(arguments.text("arch"))) : device_info(device_from(arguments));
 }
 
 Json plan_to_json(const Plan& plan) {

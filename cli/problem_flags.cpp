@@ -29,7 +29,7 @@ std::vector<Flag> problem_flags() {
       {"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
       {"deterministic", "", "backward gives the same bits in every run"},
       {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
-      {"arch", "A", "architecture the emulator plays, or that a plan is made for: sm_80, sm_90"},
+      {"arch", "A", "architecture the emulator plays (sm_80, sm_90), or that a plan is made for (sm_75 to sm_121)"},
       {"kernel", "NAME", "use this kernel instead of the planner's choice; `plan` lists them"},
   };
 }
@@ -50,12 +50,6 @@ int arch_from(std::string_view text) {
     throw Error(ErrorCode::invalid_argument, "--arch: got '" + std::string(text) + "', allowed: sm_80, sm_90 and the like");
   }
   return arch;
-}
-
-DeviceInfo planning_device(int arch) {
-  DeviceInfo info = device_info({.kind = DeviceKind::emulator, .emulated_arch = arch});
-  info.device = {.kind = DeviceKind::cuda};
-  return info;
 }
 
 Device device_from(const Arguments& arguments) {

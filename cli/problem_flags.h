@@ -22,10 +22,6 @@ Device device_from(const Arguments& arguments);
 /// "80", "sm_80" or "sm_90a" as a number.
 int arch_from(std::string_view text);
 
-/// A GPU that need not be here: planning is a pure function of the facts, and the emulator knows those of each
-/// architecture.
-DeviceInfo planning_device(int arch);
-
 /// "batch 1, heads 8 (kv 2), 1024 x 1024, head_dim 64, float32, causal": the problem in a line for people.
 std::string describe(const Problem& problem);
 

@@ -44,6 +44,10 @@ struct DeviceInfo {
 /// Facts about one device. Throws Error(unavailable) where it does not exist.
 FLASH_ATTENTION_API DeviceInfo device_info(Device device);
 
+/// Facts about a usual GPU of an architecture (90 for 9.0), which need not be here: for plans and for kernels compiled
+/// ahead of time. Throws Error(invalid_argument) for one that the library does not know.
+FLASH_ATTENTION_API DeviceInfo typical_gpu(int arch);
+
 /// Every device this process can use: the CPU first, then the GPUs. The emulator is not listed.
 FLASH_ATTENTION_API std::vector<DeviceInfo> devices();
 

@@ -160,6 +160,11 @@ void check_cache(Problem& p, Pass pass) {
   require(!p.packed || p.seqused_kv, "seqused_kv", std::int64_t{0}, "packed queries with pages need it");
 }
 
+/// Where there are as many keys as queries both diagonals are the same, and so are the kernels.
+void choose_alignment(Problem& p) {
+  if (!p.packed && !p.seqused_q && !p.seqused_kv && p.seq_q == p.seq_kv) p.alignment = Alignment::bottom_right;
+}
+
 /// A bound that no score of this problem can cross costs mask work for nothing.
 void drop_idle_window(Problem& p) {
   if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;
@@ -195,6 +200,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   if (p.causal) p.window_right = 0;
   if (!p.scale) p.scale = p.head_dim > 0 ? 1.0f / std::sqrt(static_cast<float>(p.head_dim)) : 1.0f;
   check_options(p);
+  choose_alignment(p);
   drop_idle_window(p);
 
   const RowAxes of_q{p.packed, p.batch, p.packed ? p.total_q : p.seq_q};

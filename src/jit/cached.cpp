@@ -43,19 +43,35 @@ class LongWait {
   std::jthread thread_;  // the last member: it uses the others, and ends first
 };
 
-/// flash_attention_kernels beside the library that this code is in.
-std::filesystem::path folder_beside_library() {
+/// The file that this code is in; empty where the loader does not say.
+std::filesystem::path this_library() {
   Dl_info found;
-  if (::dladdr(reinterpret_cast<const void*>(&folder_beside_library), &found) == 0 || found.dli_fname == nullptr) return {};
+  if (::dladdr(reinterpret_cast<const void*>(&this_library), &found) == 0 || found.dli_fname == nullptr) return {};
   std::error_code error;
-  const auto library = std::filesystem::canonical(found.dli_fname, error);
-  return error ? std::filesystem::path{} : library.parent_path() / "flash_attention_kernels";
+  auto library = std::filesystem::canonical(found.dli_fname, error);
+  return error ? std::filesystem::path{} : library;
+}
+
+Store ahead_of_time_store(const support::Settings& settings) {
+  if (!settings.aot_dir.empty()) return Store(settings.aot_dir, Store::Access::read_only, 0);
+  const std::filesystem::path library = this_library();
+  return Store(kernels_beside(library), Store::Access::read_only, 0, support::trust_in(library));
 }
 
 }  // namespace
 
+std::filesystem::path kernels_beside(const std::filesystem::path& library) {
+  if (library.empty()) return {};
+  const std::filesystem::path name = "flash_attention_kernels", folder = library.parent_path();
+  std::error_code error;
+  const auto of_package = folder.parent_path() / name;  // a Python package of its own, beside the one the library is in
+  return !std::filesystem::is_directory(folder / name, error) && std::filesystem::is_directory(of_package, error)
+             ? of_package
+             : folder / name;
+}
+
 ProductCache::ProductCache(const support::Settings& settings)
-    : ahead_of_time_(settings.aot_dir.empty() ? folder_beside_library() : settings.aot_dir, Store::Access::read_only, 0),
+    : ahead_of_time_(ahead_of_time_store(settings)),
       store_(settings.cache_dir, Store::Access::read_write, settings.cache_limit_bytes),
       may_produce_(settings.jit) {
   if (!store_.problem().empty()) {

@@ -11,6 +11,10 @@
 
 namespace flash_attention::jit {
 
+/// Where kernels made ahead of time lie when FLASH_ATTENTION_AOT_DIR does not say: flash_attention_kernels beside the
+/// library, or beside the folder that holds it.
+std::filesystem::path kernels_beside(const std::filesystem::path& library);
+
 /// The products on disk: kernels made ahead of time, which are only read, then this user's cache.
 class ProductCache {
  public:

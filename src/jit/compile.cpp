@@ -91,7 +91,14 @@ const Nvrtc* compiler_if_any() {
   }
 }
 
+/// Those made ahead of time come first: where they serve, NVRTC is not even opened.
+std::optional<Artifact> find_ahead_of_time(const KernelKey& key) {
+  const Store& store = product_cache().ahead_of_time();
+  return store.problem().empty() ? store.find(make_job(key, nullptr).recipe) : std::nullopt;
+}
+
 std::shared_ptr<const CompiledKernel> look_up_or_compile(const KernelKey& key) {
+  if (auto artifact = find_ahead_of_time(key)) return to_kernel(std::move(*artifact));
   const Nvrtc* compiler = compiler_if_any();
   const Job job = make_job(key, compiler);
   return to_kernel(product_cache().get(job.recipe, [&] { return run_nvrtc(job, Nvrtc::instance()); }));
@@ -144,7 +151,8 @@ std::shared_ptr<const CompiledKernel> find_compiled(const KernelKey& key) {
       return place->second.wait_for(std::chrono::seconds(0)) == std::future_status::ready ? place->second.get() : nullptr;
     }
   }
-  auto artifact = product_cache().find(make_job(key, compiler_if_any()).recipe);
+  auto artifact = find_ahead_of_time(key);
+  if (!artifact) artifact = product_cache().find(make_job(key, compiler_if_any()).recipe);
   return artifact ? to_kernel(std::move(*artifact)) : nullptr;
 }
 

@@ -42,20 +42,20 @@ std::vector<File> files_in(const fs::path& folder) {
 
 }  // namespace
 
-Store::Store(fs::path folder, Access access, std::int64_t limit_bytes)
-    : folder_(std::move(folder)), access_(access), limit_bytes_(limit_bytes) {
+Store::Store(fs::path folder, Access access, std::int64_t limit_bytes, support::Trust trust)
+    : folder_(std::move(folder)), access_(access), limit_bytes_(limit_bytes), trust_(trust) {
   if (access_ == Access::read_write) {
     problem_ =
         limit_bytes_ == 0 ? "FLASH_ATTENTION_CACHE_LIMIT is 0" : support::prepare_private_folder(folder_).value_or("");
     return;
   }
   std::error_code error;
-  problem_ =
-      fs::is_directory(folder_, error) ? support::why_untrusted(folder_).value_or("") : "no folder " + folder_.string();
+  problem_ = fs::is_directory(folder_, error) ? support::why_untrusted(folder_, trust_).value_or("")
+                                              : "no folder " + folder_.string();
 }
 
 std::optional<Artifact> Store::load(const fs::path& path, const Recipe& recipe) const {
-  const auto [bytes, refused] = support::read_trusted_file(path);
+  const auto [bytes, refused] = support::read_trusted_file(path, trust_);
   if (!refused.empty()) support::log("flash_attention: not loaded: " + refused);
   if (!bytes) return std::nullopt;
   std::error_code error;

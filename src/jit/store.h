@@ -10,6 +10,7 @@
 #include "flash_attention/runtime.h"
 #include "jit/product.h"
 #include "support/file_lock.h"
+#include "support/files.h"
 
 namespace flash_attention::jit {
 
@@ -20,7 +21,7 @@ class Store {
   enum class Access { read_only, read_write };
 
   /// Touches nothing but the folder itself, which is made (mode 0700) where it is to be written.
-  Store(std::filesystem::path folder, Access access, std::int64_t limit_bytes);
+  Store(std::filesystem::path folder, Access access, std::int64_t limit_bytes, support::Trust trust = {});
 
   const std::filesystem::path& folder() const { return folder_; }
   /// Why the folder is not used; empty where it is.
@@ -45,6 +46,7 @@ class Store {
   std::filesystem::path folder_;
   Access access_;
   std::int64_t limit_bytes_;
+  support::Trust trust_;
   std::string problem_;
 };
 

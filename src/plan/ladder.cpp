@@ -100,6 +100,7 @@ constexpr Rung wgmma_rung(std::string_view name, int num_warps) {
           .block_kv = 128,
           .num_warps = num_warps,
           .num_stages = 2,
+          .wgmma = true,
           .tma = true,
           .shared_bytes = tma_bytes};
 }
@@ -162,6 +163,7 @@ constexpr auto table = std::to_array<Rung>({
      .block_kv = 128,
      .num_warps = 12,
      .num_stages = 2,
+     .wgmma = true,
      .tma = true,
      .persistent = true,
      .shared_bytes = persistent_bytes},
@@ -201,6 +203,7 @@ constexpr auto table = std::to_array<Rung>({
 
 std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
   if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
+  if (rung.wgmma && device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (problem.dtype == Dtype::float32 && !rung.float32) return "needs a 16-bit dtype";
   if (std::string reason = reject_beside_ladder(problem); !reason.empty()) return reason;
   const double blocks =

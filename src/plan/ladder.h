@@ -16,6 +16,7 @@ struct Rung {
   int num_warps = 0;
   int num_stages = 1;
   int min_blocks_per_sm = 1;
+  bool wgmma = false;       // which sm_90 alone has
   bool tma = false;         // copies by TMA: the planner makes tensor maps, the strides must suit them
   bool persistent = false;  // one block for each SM, which takes its tiles in turn
 

@@ -37,9 +37,13 @@ std::string owned_by(const std::filesystem::path& path, uid_t owner) {
 }
 
 /// Why code must not be loaded from a file or folder with that owner and mode.
-std::optional<std::string> why_untrusted(const std::filesystem::path& path, const struct stat& status) {
-  if (status.st_uid != ::geteuid() && status.st_uid != 0) return owned_by(path, status.st_uid);
-  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+std::optional<std::string> why_untrusted(const std::filesystem::path& path, const struct stat& status,
+                                         const Trust& trust = {}) {
+  const bool same_owner = trust.in_library && status.st_uid == trust.owner;
+  if (status.st_uid != ::geteuid() && status.st_uid != 0 && !same_owner) return owned_by(path, status.st_uid);
+  const bool same_group = trust.in_library && status.st_gid == trust.group;
+  const mode_t allowed = trust.writers & (same_group ? S_IWGRP | S_IWOTH : S_IWOTH);
+  if ((status.st_mode & (S_IWGRP | S_IWOTH) & ~allowed) != 0) {
     return path.string() + " can be written by other users; chmod go-w makes it safe";
   }
   return std::nullopt;
@@ -90,7 +94,13 @@ std::optional<std::string> read_file(const std::filesystem::path& path) {
   return read_all(file.get(), static_cast<std::size_t>(status.st_size));
 }
 
-TrustedFile read_trusted_file(const std::filesystem::path& path) {
+Trust trust_in(const std::filesystem::path& library) {
+  struct stat status;
+  if (::stat(library.c_str(), &status) != 0) return {};
+  return {true, status.st_uid, status.st_gid, status.st_mode & (S_IWGRP | S_IWOTH)};
+}
+
+TrustedFile read_trusted_file(const std::filesystem::path& path, const Trust& trust) {
   // What is looked at is what is read: the file behind this descriptor, whatever the name stands for by then. A pipe in
   // its place must not block.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
@@ -99,7 +109,7 @@ TrustedFile read_trusted_file(const std::filesystem::path& path) {
   struct stat status;
   if (file.get() < 0 || ::fstat(file.get(), &status) != 0) return {std::nullopt, failure("cannot read", path)};
   if (!S_ISREG(status.st_mode)) return {std::nullopt, path.string() + " is not a file"};
-  if (auto reason = why_untrusted(path, status)) return {std::nullopt, std::move(*reason)};
+  if (auto reason = why_untrusted(path, status, trust)) return {std::nullopt, std::move(*reason)};
   return {read_all(file.get(), static_cast<std::size_t>(status.st_size)), {}};
 }
 
@@ -140,10 +150,10 @@ std::filesystem::path without_temporary_mark(const std::filesystem::path& path) 
 
 bool is_temporary(const std::filesystem::path& path) { return without_temporary_mark(path) != path; }
 
-std::optional<std::string> why_untrusted(const std::filesystem::path& path) {
+std::optional<std::string> why_untrusted(const std::filesystem::path& path, const Trust& trust) {
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) return failure("cannot look at", path);
-  return why_untrusted(path, status);
+  return why_untrusted(path, status, trust);
 }
 
 std::optional<std::string> prepare_private_folder(const std::filesystem::path& folder) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -17,8 +19,19 @@ struct TrustedFile {
   std::string refused;
 };
 
-/// Reads a file that belongs to this user or root and that no other user can write to; follows no link.
-TrustedFile read_trusted_file(const std::filesystem::path& path);
+/// Whose code is run already, beside this user's and root's: that of a library which the process has loaded. What lies
+/// beside it is as good as it is, with the same owner and the same writers.
+struct Trust {
+  bool in_library = false;  // else in this user and root alone
+  uid_t owner = 0;
+  gid_t group = 0;
+  mode_t writers = 0;
+};
+Trust trust_in(const std::filesystem::path& library);
+
+/// Reads a file that belongs to this user or root (or that is trusted) and that no other user can write to; follows no
+/// link.
+TrustedFile read_trusted_file(const std::filesystem::path& path, const Trust& trust = {});
 
 /// Replaces `path` with `bytes` so that no reader and no crash ever sees a part of them: written to a temporary beside it,
 /// flushed to the disk, renamed. Returns what failed, or nothing on success.
@@ -38,6 +51,6 @@ std::optional<std::string> prepare_private_folder(const std::filesystem::path& f
 std::variant<std::filesystem::path, std::string> private_temporary_folder();
 
 /// Why code must not be loaded from what is there: it belongs to neither this user nor root, or others may write to it.
-std::optional<std::string> why_untrusted(const std::filesystem::path& path);
+std::optional<std::string> why_untrusted(const std::filesystem::path& path, const Trust& trust = {});
 
 }  // namespace flash_attention::support

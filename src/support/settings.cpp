@@ -17,7 +17,7 @@ constexpr SettingDescription descriptions[] = {
      "where compiled kernels are kept"},
     {"FLASH_ATTENTION_CACHE_LIMIT", "bytes, with K, M or G", "1G",
      "the least recently used entries are removed when the cache grows past this; 0 keeps nothing on disk"},
-    {"FLASH_ATTENTION_AOT_DIR", "a folder", "flash_attention_kernels beside the library",
+    {"FLASH_ATTENTION_AOT_DIR", "a folder", "flash_attention_kernels beside the library or its Python package",
      "kernels compiled ahead of time; only read"},
     {"FLASH_ATTENTION_JIT", "on, off", "on", "off: never compile at run time; a kernel that is in no cache is an error"},
     {"FLASH_ATTENTION_NVRTC", "the full path of a file or a folder", "searched", "the NVRTC library to use, and no other"},

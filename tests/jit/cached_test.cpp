@@ -185,6 +185,18 @@ TEST(ProductCache, kernels_made_ahead_of_time_come_first_and_need_no_compiler) {
   }
 }
 
+TEST(ProductCache, kernels_lie_beside_the_library_or_its_package) {
+  const TemporaryFolder folder;
+  const fs::path package = folder / "packages" / "flash_attention", library = package / "library.so";
+  fs::create_directories(package);
+  EXPECT_EQ(kernels_beside(library), package / "flash_attention_kernels");  // neither is there
+  fs::create_directories(folder / "packages" / "flash_attention_kernels");
+  EXPECT_EQ(kernels_beside(library), folder / "packages" / "flash_attention_kernels");
+  fs::create_directories(package / "flash_attention_kernels");
+  EXPECT_EQ(kernels_beside(library), package / "flash_attention_kernels");
+  EXPECT_EQ(kernels_beside({}), fs::path{});
+}
+
 TEST(ProductCache, without_compilation_a_missing_kernel_is_named) {
   const TemporaryFolder folder;
   support::Settings settings = settings_for(folder);

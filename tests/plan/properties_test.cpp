@@ -215,6 +215,19 @@ TEST(Normalise, DropsAWindowThatHidesNothing) {
   EXPECT_EQ(api::normalise(first_query, Pass::forward).window_right, 0);
 }
 
+TEST(Normalise, DiagonalsOfSquareProblemsAreTheSame) {
+  Problem p{.seq_q = 10, .seq_kv = 10, .head_dim = 8, .causal = true, .alignment = Alignment::top_left};
+  EXPECT_EQ(api::normalise(p, Pass::forward).alignment, Alignment::bottom_right);
+  p.seqused_kv = true;  // then the diagonal follows the lengths
+  EXPECT_EQ(api::normalise(p, Pass::forward).alignment, Alignment::top_left);
+  p.seqused_kv = false;
+  p.seq_kv = 11;
+  EXPECT_EQ(api::normalise(p, Pass::forward).alignment, Alignment::top_left);
+  p.packed = true;
+  p.seq_kv = p.total_q = p.total_kv = 10;
+  EXPECT_EQ(api::normalise(p, Pass::forward).alignment, Alignment::top_left);
+}
+
 /// The last query does not see the first key, or the first query not the last key.
 TEST(Normalise, KeepsAWindowThatHidesOneScore) {
   const Problem left{.seq_q = 10, .seq_kv = 20, .head_dim = 8, .window_left = 18};

@@ -206,5 +206,42 @@ TEST(FileLock, no_folder_no_lock) {
   EXPECT_FALSE(FileLock::acquire(folder / "absent" / "lock", 8, 10s).has_value());
 }
 
+/// pip leaves files that a group may write to where the user's umask says so: they are as good as the library beside them.
+TEST(Trust, what_lies_beside_a_library_may_have_its_writers) {
+  const testing::TemporaryFolder folder;
+  const auto file = folder / "kernel", library = folder / "library";
+  testing::write_text(file, "code");
+  testing::write_text(library, "code");
+  ::chmod(library.c_str(), 0664);
+  ::chmod(file.c_str(), 0664);
+  EXPECT_FALSE(read_trusted_file(file).bytes.has_value());
+  EXPECT_TRUE(read_trusted_file(file, trust_in(library)).bytes.has_value());
+  ::chmod(file.c_str(), 0666);  // more writers than the library has
+  EXPECT_FALSE(read_trusted_file(file, trust_in(library)).bytes.has_value());
+  ::chmod(file.c_str(), 0664);
+  ::chmod(library.c_str(), 0644);
+  EXPECT_FALSE(read_trusted_file(file, trust_in(library)).bytes.has_value());
+  EXPECT_FALSE(read_trusted_file(file, trust_in(folder / "nothing")).bytes.has_value());
+}
+
+TEST(Trust, what_lies_beside_a_library_may_have_its_owner_and_group_alone) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  constexpr uid_t somebody = 12345, another = 12346;
+  const testing::TemporaryFolder folder;
+  const auto file = folder / "kernel", library = folder / "library";
+  testing::write_text(file, "code");
+  testing::write_text(library, "code");
+  ASSERT_EQ(::chown(library.c_str(), somebody, somebody), 0);
+  ASSERT_EQ(::chown(file.c_str(), somebody, somebody), 0);
+  EXPECT_FALSE(read_trusted_file(file).bytes.has_value());
+  EXPECT_TRUE(read_trusted_file(file, trust_in(library)).bytes.has_value());
+  ASSERT_EQ(::chown(file.c_str(), another, somebody), 0);
+  EXPECT_FALSE(read_trusted_file(file, trust_in(library)).bytes.has_value());
+  ::chmod(library.c_str(), 0664);
+  ::chmod(file.c_str(), 0664);
+  ASSERT_EQ(::chown(file.c_str(), somebody, another), 0);  // the writers are another group
+  EXPECT_FALSE(read_trusted_file(file, trust_in(library)).bytes.has_value());
+}
+
 }  // namespace
 }  // namespace flash_attention::support

@@ -81,8 +81,8 @@ PLANTS = (
     Plant(
         "a file that others can write to is code",
         "src/support/files.cpp",
-        "if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {",
-        "if ((status.st_mode & S_IWGRP) != 0) {",
+        "if ((status.st_mode & (S_IWGRP | S_IWOTH) & ~allowed) != 0) {",
+        "if ((status.st_mode & S_IWGRP & ~allowed) != 0) {",
         FILES,
     ),
     Plant(

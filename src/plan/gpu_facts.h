@@ -1,0 +1,36 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "flash_attention/device.h"
+
+namespace flash_attention::plan {
+
+/// What is known about the library on an architecture.
+enum class Knowledge {
+  measured,  // run, checked and timed on such a GPU
+  emulated,  // every kernel runs in the emulator for it, and compiles
+  compiled,  // every kernel that is chosen there compiles without a spill; none has run
+};
+
+/// A typical GPU of an architecture, for plans and compilations where there is none.
+struct GpuFacts {
+  int arch;
+  std::string_view name;
+  int num_sms;
+  int shared_bytes;  // that one block may use
+  int l2_megabytes;
+  Knowledge knowledge;
+};
+
+/// From the oldest to the newest.
+std::span<const GpuFacts> gpu_facts();
+
+/// The facts of that architecture; null where it is not in the table.
+const GpuFacts* find_gpu_facts(int arch);
+
+/// Which family of kernels a 16-bit problem gets on that architecture, and what is known about it, in words.
+std::string describe_path(int arch);
+
+}  // namespace flash_attention::plan
