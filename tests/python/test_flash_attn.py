@@ -254,25 +254,6 @@ def test_entries_behind_the_last_page_may_be_anything(device):
         assert torch.equal(flash_attn.flash_attn_with_kvcache(q, cache, cache, block_table=table, **call), expected)
 
 
-@pytest.mark.parametrize("kind", ["rows", "pages"])
-def test_tokens_without_room_are_not_written(kind, device):
-    """Where nobody has looked at the lengths, as on a GPU: nothing but the places behind them changes."""
-    from flash_attention.flash_attn.kv_append import write_rows
-
-    lengths = torch.tensor([46, 20, 48], dtype=torch.int32, device=device)
-    new = torch.randn(3, 4, 2, 16, device=device)
-    rows = torch.randn(3, 48, 2, 16, device=device)
-    expected = rows.clone()
-    expected[0, 46:48], expected[1, 20:24] = new[0, :2], new[1]
-    cache, pages = rows.clone(), None
-    if kind == "pages":
-        pages = torch.tensor([[4, 0, 3], [1, 5, 2], [8, 7, 6]], device=device)
-        cache = torch.empty(9, 16, 2, 16, device=device)
-        cache[pages] = rows.unflatten(1, (3, 16))
-    write_rows((cache,), (new,), lengths, None, pages, 48)
-    assert torch.equal(cache if pages is None else cache[pages].flatten(1, 2), expected)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_a_table_on_a_gpu_never_harms_the_process():

@@ -207,14 +207,61 @@ def test_a_graph_is_replayed_with_other_lengths_and_tables(seq_q):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_a_graph_that_appends_is_replayed_behind_other_lengths():
+    batch, page, most, dim = 3, 16, 20, 64
+    k, v = (torch.randn(batch * most, page, 2, dim, device="cuda", dtype=torch.float16) for _ in range(2))
+    table = torch.zeros(batch, most, dtype=torch.int32, device="cuda")
+    lengths = torch.zeros(batch, dtype=torch.int32, device="cuda")
+    q, *new = (torch.randn(batch, 1, heads, dim, device="cuda", dtype=torch.float16) for heads in (8, 2, 2))
+    angles = torch.outer(torch.arange(most * page + 1.0), 10.0 ** -torch.arange(8.0)).cuda()
+
+    def step():
+        return flash_attn.flash_attn_with_kvcache(
+            q, k, v, *new, angles.cos(), angles.sin(), lengths, block_table=table, causal=True, rotary_interleaved=False
+        )
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for seed, given in enumerate([[3, 160, 17], [319, 0, 16], [5, 6, 7]]):
+        pages = torch.randperm(len(k), generator=torch.Generator().manual_seed(seed)).view(batch, most)
+        lengths.copy_(torch.tensor(given, dtype=torch.int32))
+        table.copy_(pages.int())
+        before = k.clone()
+        graph.replay()
+        for b, length in enumerate(given):
+            keys, values = (cache[pages[b].cuda()].flatten(0, 1)[: length + 1].double() for cache in (k, v))
+            keys[:length] = before[pages[b].cuda()].flatten(0, 1)[:length].double()
+            keys[length] = turned(new[0][b], angles[length])[0]
+            values[length] = new[1][b, 0].double()
+            want, _ = reference.attention(turned(q[b], angles[length])[None], keys[None], values[None])
+            torch.testing.assert_close(out[b : b + 1].double(), want, atol=5e-3, rtol=0)
+
+
+def turned(x, angles):
+    """The first dimensions of x [1, heads, dim], half-split pairs, by the angles of one position; in float64."""
+    half, x = len(angles), x.double().clone()
+    first, second = x[..., :half].clone(), x[..., half : 2 * half].clone()
+    cos, sin = angles.double().cos(), angles.double().sin()
+    x[..., :half], x[..., half : 2 * half] = first * cos - second * sin, first * sin + second * cos
+    return x
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_nothing_waits_for_the_gpu():
     k, v, table, _ = cache_in_pages([33, 70], 16, 2, 64, "cuda", dtype=torch.float16)
     lengths = torch.tensor([33, 70], dtype=torch.int32, device="cuda")
     q = torch.randn(2, 1, 4, 64, device="cuda", dtype=torch.float16)
     flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
+    new = torch.randn(2, 1, 2, 64, device="cuda", dtype=torch.float16)
+    flash_attn.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=lengths, block_table=table)
     torch.cuda.set_sync_debug_mode("error")
     try:
         flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
+        flash_attn.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=lengths, block_table=table)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

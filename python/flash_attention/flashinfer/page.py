@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from flash_attention.append import append_kv
 from flash_attention.flashinfer.arguments import split_cache
 from flash_attention.tables import check_integers, check_range, check_starts
 
@@ -72,15 +73,14 @@ def append_paged_kv_cache(
             )
     check_range("batch_indices", batch_indices, -1, len(kv_last_page_len) - 1)
     check_range("kv_indices", kv_indices, 0, k.shape[0] - 1)
-    if not nnz or not len(kv_indices) or not k.shape[0]:
+    if not nnz or not len(kv_indices):
         return
-    known = (batch_indices >= 0) & (positions >= 0)
-    sequence, position = batch_indices[known].long(), positions[known]
-    place = kv_indptr[sequence] + position // page_size
-    page = kv_indices[place.clamp(0, len(kv_indices) - 1)].clamp(0, k.shape[0] - 1).long()
-    slot = (position % page_size).long()
-    for pages, new in ((k, append_key), (v, append_value)):
-        pages[page, slot] = new[known].to(pages.dtype)
+    if not batch_indices.is_cuda:  # on a GPU rows that belong to none are not written
+        known = (batch_indices >= 0) & (positions >= 0)
+        append_key, append_value = append_key[known], append_value[known]
+        batch_indices, positions = batch_indices[known], positions[known]
+    table = rectangle(kv_indptr, kv_indices, table_width(kv_indptr, kv_indices))
+    append_kv(k, v, append_key, append_value, sequences=batch_indices, positions=positions, page_table=table.contiguous())
 
 
 def check_table(indptr, indices, last_page_len, page_size, device=None, prefix=""):
