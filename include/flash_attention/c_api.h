@@ -27,8 +27,15 @@ typedef enum flash_attention_status {
 } flash_attention_status;
 
 enum { FLASH_ATTENTION_FLOAT32 = 0, FLASH_ATTENTION_FLOAT16 = 1, FLASH_ATTENTION_BFLOAT16 = 2 }; /* dtype */
-enum { FLASH_ATTENTION_BOTTOM_RIGHT = 0, FLASH_ATTENTION_TOP_LEFT = 1 };                         /* alignment */
-enum { FLASH_ATTENTION_CPU = 0, FLASH_ATTENTION_CUDA = 1, FLASH_ATTENTION_EMULATOR = 2 };        /* device_kind */
+enum { FLASH_ATTENTION_E4M3 = 3, FLASH_ATTENTION_E5M2 = 4, FLASH_ATTENTION_INT8 = 5 };           /* of caches */
+enum {
+  FLASH_ATTENTION_NO_SCALES = 0,
+  FLASH_ATTENTION_TENSOR_SCALE = 1, /* scales */
+  FLASH_ATTENTION_HEAD_SCALES = 2,
+  FLASH_ATTENTION_TOKEN_SCALES = 3
+};
+enum { FLASH_ATTENTION_BOTTOM_RIGHT = 0, FLASH_ATTENTION_TOP_LEFT = 1 };                  /* alignment */
+enum { FLASH_ATTENTION_CPU = 0, FLASH_ATTENTION_CUDA = 1, FLASH_ATTENTION_EMULATOR = 2 }; /* device_kind */
 enum {
   FLASH_ATTENTION_FORWARD = 0,
   FLASH_ATTENTION_BACKWARD = 1, /* pass */
@@ -95,6 +102,39 @@ typedef struct flash_attention_options {
   uint64_t seed, offset;
   const char* kernel; /* NULL = the planner's choice */
 } flash_attention_options;
+
+/* AppendProblem and AppendBuffers of append.h. */
+typedef struct flash_attention_append_problem {
+  size_t size; /* set by flash_attention_append_problem_init */
+  int64_t batch, seq_new, seq_q, heads_q, heads_kv, head_dim, head_dim_v;
+  int32_t dtype, cache_dtype, rotary_dtype; /* cache_dtype -1 = dtype */
+  int32_t packed_new, packed_q, placed;
+  int64_t total_new, total_q;
+  flash_attention_strides q_strides, q_out_strides, k_strides, v_strides, k_cache_strides, v_cache_strides;
+  int64_t capacity, page_size, num_pages, page_table_stride;
+  int64_t rotary_dim, rotary_positions, rotary_stride;
+  int32_t rotary_interleaved, rotary_offsets, rotary_one_query, scales;
+  flash_attention_strides k_scale_strides, v_scale_strides;
+} flash_attention_append_problem;
+
+typedef struct flash_attention_append_buffers {
+  size_t size; /* set by flash_attention_append_buffers_init */
+  const void* q;
+  void* q_out;
+  const void *k, *v;
+  void *k_cache, *v_cache;
+  const void *cos, *sin;
+  const int32_t *lengths, *rotary_offsets, *cu_seqlens_new, *cu_seqlens_q, *sequences, *positions, *page_table;
+  float *k_scale, *v_scale;
+} flash_attention_append_buffers;
+
+FLASH_ATTENTION_API void flash_attention_append_problem_init(flash_attention_append_problem* problem);
+FLASH_ATTENTION_API void flash_attention_append_buffers_init(flash_attention_append_buffers* buffers);
+
+/* New rows into a cache, and the rotary embedding. */
+FLASH_ATTENTION_API flash_attention_status flash_attention_append(const flash_attention_append_problem* problem,
+                                                                  const flash_attention_append_buffers* buffers,
+                                                                  const flash_attention_options* options);
 
 FLASH_ATTENTION_API void flash_attention_problem_init(flash_attention_problem* problem);
 FLASH_ATTENTION_API void flash_attention_buffers_init(flash_attention_buffers* buffers);

@@ -31,7 +31,7 @@ struct DecodeAppend {
 
   template <int count, typename T>
   __device__ __forceinline__ static void load(float (&values)[count], const T* from) {
-    constexpr int width = tile::smaller(tile::smaller(count, vector), 16 / sizeof(T));
+    constexpr int width = tile::min(tile::min(count, vector), 16 / sizeof(T));
 #pragma unroll
     for (int first = 0; first < count; first += width) {
       const auto raw = *reinterpret_cast<const ptx::Vector<T, width>*>(from + first);
@@ -42,7 +42,7 @@ struct DecodeAppend {
 
   template <abi::Type type, int count>
   __device__ __forceinline__ static void store(tile::Stored<type>* to, const float (&values)[count]) {
-    constexpr int width = tile::smaller(tile::smaller(count, vector), 16 / sizeof(tile::Stored<type>));
+    constexpr int width = tile::min(tile::min(count, vector), 16 / sizeof(tile::Stored<type>));
 #pragma unroll
     for (int first = 0; first < count; first += width) {
       ptx::Vector<tile::Stored<type>, width> raw;

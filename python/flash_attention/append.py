@@ -41,7 +41,7 @@ def append_kv(
     cache_dtype: str | None = None,
     q_out: Tensor | None = None,
 ) -> Tensor | None:
-    """Writes k and v behind what the caches hold, and nothing else; k and q are turned by cos and sin where those are given.
+    """Writes k and v behind what the caches hold, and nothing else; cos and sin turn k and q where they are given.
 
     Args:
         k_cache, v_cache: [batch, capacity, heads_kv, head_dim], or with page_table pages

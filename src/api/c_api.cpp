@@ -8,6 +8,7 @@
 
 #include "api/guard.h"
 #include "api/refuse.h"
+#include "flash_attention/append.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/version.h"
 
@@ -128,6 +129,48 @@ flash_attention_status run(Entry entry, const flash_attention_problem* problem, 
   return status_of([&] { entry(problem_of(problem), buffers_of(buffers), options_of(options)); });
 }
 
+fa::AppendProblem append_problem_of(const flash_attention_append_problem* given) {
+  const auto c = received("problem", given, flash_attention_append_problem_init);
+  fa::AppendProblem p;
+  p.batch = c.batch, p.seq_new = c.seq_new, p.seq_q = c.seq_q, p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
+  p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v, p.total_new = c.total_new, p.total_q = c.total_q;
+  p.dtype = enumerator("dtype", c.dtype, fa::Dtype::bfloat16);
+  if (c.cache_dtype != -1) p.cache_dtype = enumerator("cache_dtype", c.cache_dtype, fa::Dtype::int8);
+  p.rotary_dtype = enumerator("rotary_dtype", c.rotary_dtype, fa::Dtype::bfloat16);
+  p.packed_new = c.packed_new != 0, p.packed_q = c.packed_q != 0, p.placed = c.placed != 0;
+  p.q_strides = strides(c.q_strides), p.q_out_strides = strides(c.q_out_strides);
+  p.k_strides = strides(c.k_strides), p.v_strides = strides(c.v_strides);
+  p.k_cache_strides = strides(c.k_cache_strides), p.v_cache_strides = strides(c.v_cache_strides);
+  p.capacity = c.capacity, p.page_size = c.page_size, p.num_pages = c.num_pages;
+  p.page_table_stride = c.page_table_stride, p.rotary_dim = c.rotary_dim, p.rotary_positions = c.rotary_positions;
+  p.rotary_stride = c.rotary_stride, p.rotary_interleaved = c.rotary_interleaved != 0;
+  p.rotary_offsets = c.rotary_offsets != 0, p.rotary_one_query = c.rotary_one_query != 0;
+  p.scales = enumerator("scales", c.scales, fa::ScaleKind::token);
+  p.k_scale_strides = strides(c.k_scale_strides), p.v_scale_strides = strides(c.v_scale_strides);
+  return p;
+}
+
+fa::AppendBuffers append_buffers_of(const flash_attention_append_buffers* given) {
+  const auto c = received("buffers", given, flash_attention_append_buffers_init);
+  return {.q = c.q,
+          .q_out = c.q_out,
+          .k = c.k,
+          .v = c.v,
+          .k_cache = c.k_cache,
+          .v_cache = c.v_cache,
+          .cos = c.cos,
+          .sin = c.sin,
+          .lengths = c.lengths,
+          .rotary_offsets = c.rotary_offsets,
+          .cu_seqlens_new = c.cu_seqlens_new,
+          .cu_seqlens_q = c.cu_seqlens_q,
+          .sequences = c.sequences,
+          .positions = c.positions,
+          .page_table = c.page_table,
+          .k_scale = c.k_scale,
+          .v_scale = c.v_scale};
+}
+
 fa::Pass pass_of(int32_t pass) { return enumerator("pass", pass, fa::Pass::standard_backward); }
 
 }  // namespace
@@ -155,6 +198,30 @@ void flash_attention_buffers_init(flash_attention_buffers* buffers) {
 void flash_attention_options_init(flash_attention_options* options) {
   *options = {};
   options->size = sizeof *options;
+}
+
+void flash_attention_append_problem_init(flash_attention_append_problem* problem) {
+  *problem = {};
+  problem->size = sizeof *problem;
+  const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
+  for (flash_attention_strides* s :
+       {&problem->q_strides, &problem->q_out_strides, &problem->k_strides, &problem->v_strides, &problem->k_cache_strides,
+        &problem->v_cache_strides, &problem->k_scale_strides, &problem->v_scale_strides}) {
+    *s = dense;
+  }
+  problem->batch = problem->heads_q = problem->heads_kv = 1;
+  problem->cache_dtype = -1;
+}
+
+void flash_attention_append_buffers_init(flash_attention_append_buffers* buffers) {
+  *buffers = {};
+  buffers->size = sizeof *buffers;
+}
+
+flash_attention_status flash_attention_append(const flash_attention_append_problem* problem,
+                                              const flash_attention_append_buffers* buffers,
+                                              const flash_attention_options* options) {
+  return status_of([&] { fa::append(append_problem_of(problem), append_buffers_of(buffers), options_of(options)); });
 }
 
 flash_attention_status flash_attention_forward(const flash_attention_problem* problem,

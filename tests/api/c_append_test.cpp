@@ -1,0 +1,42 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "flash_attention/c_api.h"
+
+namespace flash_attention::testing {
+namespace {
+
+TEST(CAppend, WritesTheNewRowsTurned) {
+  flash_attention_append_problem problem;
+  flash_attention_append_buffers buffers;
+  flash_attention_options options;
+  flash_attention_append_problem_init(&problem);
+  flash_attention_append_buffers_init(&buffers);
+  flash_attention_options_init(&options);
+  problem.seq_new = 1, problem.head_dim = 4, problem.capacity = 3, problem.rotary_dim = 2, problem.rotary_positions = 2;
+  const float k[4] = {1, 2, 3, 4}, v[4] = {5, 6, 7, 8}, cos[2] = {1, 0}, sin[2] = {0, 1};
+  float k_cache[12] = {}, v_cache[12] = {};
+  std::int32_t length = 1;
+  buffers.k = k, buffers.v = v, buffers.k_cache = k_cache, buffers.v_cache = v_cache, buffers.cos = cos, buffers.sin = sin;
+  buffers.lengths = &length;
+  ASSERT_EQ(flash_attention_append(&problem, &buffers, &options), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  const float want_k[12] = {0, 0, 0, 0, -2, 1, 3, 4}, want_v[12] = {0, 0, 0, 0, 5, 6, 7, 8};
+  EXPECT_TRUE(std::equal(k_cache, k_cache + 12, want_k) && std::equal(v_cache, v_cache + 12, want_v));
+
+  const auto refused = [&](const char* words) {
+    EXPECT_EQ(flash_attention_append(&problem, &buffers, &options), FLASH_ATTENTION_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(flash_attention_last_error()).find(words), std::string::npos) << flash_attention_last_error();
+  };
+  length = 3, refused("lengths[0]: got 3; with 1 new rows; the cache has room for 3");
+  length = 2, refused("lengths[0]: got 2; cos and sin have 2 positions, and 2 is needed");
+  length = 1, problem.rotary_dim = 3, refused("rotary_dim: got 3; allowed are 0 and even numbers up to head_dim, 4");
+  problem.rotary_dim = 2, problem.scales = FLASH_ATTENTION_HEAD_SCALES, refused("scales: got head");
+  problem.scales = 9, refused("scales: got 9");
+  problem.scales = 0, problem.cache_dtype = 6, refused("cache_dtype: got 6");
+  problem.cache_dtype = -1, buffers.sin = nullptr, refused("sin: got null");
+  problem.size += 8, refused("problem->size");
+}
+
+}  // namespace
+}  // namespace flash_attention::testing

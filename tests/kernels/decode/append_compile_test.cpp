@@ -1,0 +1,36 @@
+#include <gtest/gtest.h>
+
+#include "plan/append.h"
+#include "support/append_check.h"
+#include "support/compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+/// The wide rows that models have, and those of every kind of scale.
+TEST(AppendCompile, WithoutSpills) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  std::vector<Plan> plans;
+  AppendProblem problem{.batch = 64, .seq_new = 1, .seq_q = 1, .heads_q = 32, .heads_kv = 8, .head_dim = 128};
+  problem.head_dim_v = 128, problem.dtype = Dtype::bfloat16, problem.rotary_dim = 128, problem.rotary_stride = 64;
+  for (Strides* s : {&problem.q_strides, &problem.q_out_strides, &problem.k_strides, &problem.v_strides,
+                     &problem.k_cache_strides, &problem.v_cache_strides}) {
+    *s = {4096, 1024, 128};
+  }
+  const std::pair<Dtype, ScaleKind> caches[] = {{Dtype::bfloat16, ScaleKind::none},
+                                                {Dtype::float8_e4m3, ScaleKind::head},
+                                                {Dtype::int8, ScaleKind::token},
+                                                {Dtype::float8_e5m2, ScaleKind::token}};
+  for (const auto& [dtype, scales] : caches) {
+    problem.cache_dtype = dtype, problem.scales = scales, problem.rotary_interleaved = !problem.rotary_interleaved;
+    problem.page_size = 16;
+    Plan plan;
+    plan.kernel = "decode/append";
+    plan.launches = {plan::lay_out_append(problem)};
+    plans.push_back(plan);
+  }
+  for (const int arch : {80, 90}) expect_plans_compile(plans, arch);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
