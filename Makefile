@@ -8,7 +8,7 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench format lint fuzz install wheels kernels-wheel wheels-test clean
+.PHONY: help run test bench format lint fuzz install packages wheels kernels-wheel wheels-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,12 @@ install: ## install library, headers and command below PREFIX (default /usr/loca
 	@tools/setup.sh build
 	@tools/build.sh release
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+
+packages: ## a tarball and a Debian package of library, headers and command, in dist/
+	@tools/setup.sh build
+	@tools/build.sh release flash_attention flash-attention flash-attention-pages
+	@cpack --config $(BUILD)/CPackConfig.cmake -B dist >$(BUILD)/cpack.log || (cat $(BUILD)/cpack.log; exit 1)
+	@rm -rf dist/_CPack_Packages && ls -1 dist/*.deb dist/*-Linux-*.tar.gz
 
 wheels: ## the sdist and wheels for every Python from 3.10 that is here, in dist/
 	@tools/setup.sh build run

@@ -13,7 +13,7 @@ namespace flash_attention::cli {
 namespace {
 
 const Verb* const verbs[] = {&run_verb,    &bench_verb,  &plan_verb,    &doctor_verb, &compile_verb, &cache_verb,
-                             &primer_verb, &ladder_verb, &profile_verb, &report_verb, &stress_verb};
+                             &primer_verb, &ladder_verb, &profile_verb, &report_verb, &stress_verb,  &generate_verb};
 
 void print_overview(std::FILE* file) {
   std::fprintf(file, "flash-attention %s: exact attention in O(seq) memory.\n\nVerbs:\n", FLASH_ATTENTION_VERSION);
@@ -82,6 +82,9 @@ int dispatch(int count, char** texts) {
 }
 
 }  // namespace
+
+std::span<const Verb* const> all_verbs() { return verbs; }
+
 }  // namespace flash_attention::cli
 
 int main(int count, char** texts) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -33,5 +34,9 @@ extern const Verb primer_verb;
 extern const Verb profile_verb;
 extern const Verb report_verb;
 extern const Verb stress_verb;
+extern const Verb generate_verb;
+
+/// In the order in which the command lists them.
+std::span<const Verb* const> all_verbs();
 
 }  // namespace flash_attention::cli

@@ -5,7 +5,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flash_attention ${PROJECT_BINARY
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flash_attention)
 install(EXPORT flash_attention_targets NAMESPACE flash_attention:: DESTINATION ${package_dir})
-configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/package.cmake.in
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/config.cmake.in
   ${PROJECT_BINARY_DIR}/flash_attentionConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/flash_attentionConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/flash_attentionConfig.cmake ${PROJECT_BINARY_DIR}/flash_attentionConfigVersion.cmake

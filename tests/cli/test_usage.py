@@ -5,7 +5,20 @@ import subprocess
 
 import pytest
 
-VERBS = ["run", "bench", "plan", "doctor", "compile", "cache", "primer", "ladder", "profile", "report", "stress"]
+VERBS = [
+    "run",
+    "bench",
+    "plan",
+    "doctor",
+    "compile",
+    "cache",
+    "primer",
+    "ladder",
+    "profile",
+    "report",
+    "stress",
+    "generate",
+]
 
 
 def test_overview_lists_every_verb(command):
@@ -44,7 +57,7 @@ def test_the_emulator_works_without_a_folder_for_temporary_files(command, tmp_pa
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb(command, verb):
     text = command(verb, "--help").stdout
-    assert "Flags:" in text and ("--json" in text or verb == "report")
+    assert "Flags:" in text and ("--json" in text or verb in ("report", "generate"))
 
 
 def test_version_is_the_one_of_the_repository(command):
