@@ -19,6 +19,7 @@ _LAZY = {
     "scaled_dot_product_attention": "sdpa",
     "register": "torch_registry",
     "unregister": "torch_registry",
+    "why_torch": "torch_registry",
     "register_flash_attn": "flash_attn.alias",
     "unregister_flash_attn": "flash_attn.alias",
     "register_transformers": "hugging_face",
@@ -53,6 +54,7 @@ __all__ = [
     "unregister",
     "unregister_flash_attn",
     "version",
+    "why_torch",
 ]
 
 

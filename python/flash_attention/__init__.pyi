@@ -24,5 +24,6 @@ from flash_attention.modules import StandardAttention as StandardAttention
 from flash_attention.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 from flash_attention.torch_registry import register as register
 from flash_attention.torch_registry import unregister as unregister
+from flash_attention.torch_registry import why_torch as why_torch
 
 __version__: str

@@ -1,10 +1,10 @@
-"""Plugs this library into torch.nn.functional.scaled_dot_product_attention, by torch's own registry where it has one."""
+"""Plugs this library into torch's own attention, by torch's registry of flash implementations where it has one."""
 
 import warnings
 
 import torch
 
-from flash_attention import torch_ops
+from flash_attention import torch_ops, torch_varlen
 
 NAME = "flash_attention"
 _aten = torch.ops.aten
@@ -12,17 +12,50 @@ _fallback = None  # the handle, where torch has no registry to keep it
 
 
 def register() -> None:
-    """Makes torch's scaled_dot_product_attention use this library wherever torch would choose its flash kernels.
+    """Makes torch's own attention use this library wherever torch would choose its flash kernels.
 
-    Covers CPU and CUDA, forward and backward. What the kernels do not take (float64, head_dim above 256) stays with torch.
+    That is scaled_dot_product_attention, nested tensors in it, and torch.nn.attention.varlen.varlen_attn; CPU and CUDA,
+    forward and backward. What the kernels do not take (float64, head_dim above 256) stays with torch; why_torch says why.
     """
     global _fallback
     attention = torch.nn.attention
-    if hasattr(attention, "register_flash_attention_impl"):
-        attention.register_flash_attention_impl(NAME, register_fn=_override)
+    if offer():
         attention.activate_flash_attention_impl(NAME)
     elif _fallback is None:
         _fallback = _override()
+
+
+def offer() -> bool:
+    """Lists this library among torch's flash implementations, and activates nothing; False where torch has no such list.
+
+    torch.nn.attention.activate_flash_attention_impl("flash_attention") then does what register() does.
+    """
+    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
+        return False
+    torch.nn.attention.register_flash_attention_impl(NAME, register_fn=_override)
+    return True
+
+
+def is_registered() -> bool:
+    """Whether torch's attention uses this library now."""
+    current = getattr(torch.nn.attention, "current_flash_attention_impl", None)
+    return _fallback is not None if current is None else current() == NAME
+
+
+def why_torch(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+) -> str | None:
+    """Why torch's scaled_dot_product_attention would not use this library for these arguments; None where it would."""
+    if not is_registered():
+        return "flash_attention.register() has not been called, or another implementation was activated since"
+    if query.is_nested:
+        return None if query.is_cuda else "query: nested tensors on a CPU go to torch's math; on CUDA they are taken"
+    choice = torch._fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    backend = torch.nn.attention.SDPBackend(choice)
+    if backend != torch.nn.attention.SDPBackend.FLASH_ATTENTION:
+        what = " with an attn_mask" if attn_mask is not None else ""
+        return f"torch chooses {backend.name} for these arguments{what}; only its flash kernels are replaced"
+    return torch_varlen.why_not(query, value)
 
 
 def unregister() -> None:
@@ -53,32 +86,38 @@ def _override():
     cpu = torch.library.Library("aten", "IMPL", "CPU")
     _impl(cpu, "_scaled_dot_product_flash_attention_for_cpu", _cpu_forward, "CPU")
     _impl(cpu, "_scaled_dot_product_flash_attention_for_cpu_backward", _cpu_backward, "CPU")
+    for name, function in torch_varlen.OPS.items():
+        _impl(cpu, name, function, "CPU")
     libraries = [cpu]
     if torch.cuda.is_available():
         cuda = torch.library.Library("aten", "IMPL", "CUDA")
         _impl(cuda, "_scaled_dot_product_flash_attention", _cuda_forward, "CUDA")
         _impl(cuda, "_scaled_dot_product_flash_attention_backward", _cuda_backward, "CUDA")
+        for name, function in torch_varlen.OPS.items():
+            _impl(cuda, name, function, "CUDA")
         libraries.append(cuda)
     return _Handle(libraries)
 
 
 def _impl(library, name, function, key):
     """Overrides one op; `function` gets the kernel that was there as its first argument, for what it does not take."""
-    kernel = torch.library.get_kernel(f"aten::{name}", key) if hasattr(torch.library, "get_kernel") else None
+    if not hasattr(_aten, name):  # an older torch
+        return
+    there = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+    kernel = torch.library.get_kernel(f"aten::{name}", key) if there and hasattr(torch.library, "get_kernel") else None
 
     def original(*arguments, **keywords):
         if kernel is None:
-            raise NotImplementedError(f"{name}: these tensors need torch 2.9 or flash_attention.unregister()")
+            raise NotImplementedError(
+                f"{name}: torch has no kernel for {key}, and flash_attention does not take these tensors"
+                if not there
+                else f"{name}: these tensors need torch 2.9 or flash_attention.unregister()"
+            )
         return kernel.call_boxed(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *arguments, **keywords)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
         library.impl(name, lambda *arguments, **keywords: function(original, *arguments, **keywords))
-
-
-def _taken(query, value):
-    sizes = query.shape[-1], value.shape[-1]
-    return query.dtype != torch.float64 and all(size % 8 == 0 and 0 < size <= 256 for size in sizes)
 
 
 def _call(query, key, value, attn_mask, dropout_p, is_causal, scale):
@@ -95,14 +134,14 @@ def _call(query, key, value, attn_mask, dropout_p, is_causal, scale):
 
 
 def _cpu_forward(original, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    if not _taken(query, value):
+    if torch_varlen.why_not(query, value):
         return original(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     out, lse, _ = torch_ops.forward(*_call(query, key, value, attn_mask, dropout_p, is_causal, scale), 0, 0, True)
     return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _cpu_backward(original, dout, query, key, value, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
-    if not _taken(query, value):
+    if torch_varlen.why_not(query, value):
         return original(dout, query, key, value, out, lse, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     tensors, scalars = _call(query, key, value, attn_mask, dropout_p, is_causal, scale)
     dq, dk, dv, _, _ = torch_ops.backward(tensors, scalars, out, lse, None, dout, None, False, False)
@@ -110,7 +149,7 @@ def _cpu_backward(original, dout, query, key, value, out, lse, dropout_p, is_cau
 
 
 def _cuda_forward(original, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    if not _taken(query, value) or return_debug_mask:
+    if torch_varlen.why_not(query, value, return_debug_mask=return_debug_mask):
         return original(query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
     tensors, scalars = _call(query, key, value, None, dropout_p, is_causal, scale)
     out, lse, rng_state = torch_ops.forward(tensors, scalars, None, 0, True)
@@ -138,7 +177,7 @@ def _cuda_backward(
     *,
     scale=None,
 ):
-    if not _taken(query, value):
+    if torch_varlen.why_not(query, value):
         return original(
             dout, query, key, value, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed,
             philox_offset, scale=scale,
