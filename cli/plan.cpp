@@ -6,6 +6,7 @@
 #include "cli/report.h"
 #include "cli/terminal.h"
 #include "cli/verb.h"
+#include "flash_attention/runtime.h"
 
 namespace flash_attention::cli {
 namespace {
@@ -69,6 +70,7 @@ int plan(const Arguments& arguments) {
   }
   std::printf("problem  %s\ndevice   %s\n\n%s\n", describe(problem).c_str(), describe(info).c_str(),
               to_string(made).c_str());
+  if (info.device.kind == DeviceKind::cuda) std::printf("\nsm_%d gets %s\n", info.arch, describe_path(info).c_str());
   std::puts("\nConsidered, in this order:");
   for (const Candidate& candidate : made.candidates) {
     std::printf("  %-22s %s\n", candidate.kernel.c_str(), candidate.reason.empty() ? "chosen" : candidate.reason.c_str());

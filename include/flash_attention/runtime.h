@@ -52,6 +52,10 @@ struct Finding {
 };
 FLASH_ATTENTION_API std::vector<Finding> diagnose();
 
+/// Which kernels the usual problem (bfloat16, head_dim 128, causal) gets on a GPU, and what is known about the library
+/// on its architecture: measured, emulated or compiled. The GPU need not be here: typical_gpu.
+FLASH_ATTENTION_API std::string describe_path(const DeviceInfo& gpu);
+
 /// One file of the kernel cache on disk.
 struct CacheEntry {
   std::string path;

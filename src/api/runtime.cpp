@@ -7,6 +7,7 @@
 #include "jit/cached.h"
 #include "jit/compile.h"
 #include "jit/diagnose.h"
+#include "plan/gpu_facts.h"
 
 namespace flash_attention {
 
@@ -28,6 +29,24 @@ std::vector<KernelReport> compile(const Plan& plan, int arch) {
   });
 }
 
+std::string describe_path(const DeviceInfo& gpu) {
+  return api::guarded([&] {
+    const Problem usual{.batch = 1,
+                        .seq_q = 4096,
+                        .seq_kv = 4096,
+                        .heads_q = 16,
+                        .heads_kv = 16,
+                        .head_dim = 128,
+                        .dtype = Dtype::bfloat16,
+                        .causal = true};
+    Problem decoding = usual;
+    decoding.seq_q = 1;
+    return make_plan(usual, Pass::forward, gpu).kernel + ", " + make_plan(usual, Pass::backward, gpu).kernel + ", " +
+           make_plan(decoding, Pass::forward, gpu).kernel + " (bfloat16, head_dim 128); " +
+           plan::describe_knowledge(gpu.arch);
+  });
+}
+
 std::vector<Finding> diagnose() {
   return api::guarded([] {
     const DeviceInfo cpu = cpu::info();
@@ -38,6 +57,9 @@ std::vector<Finding> diagnose() {
          .advice = ""}};
     for (auto part : {cuda::diagnose, jit::diagnose}) {
       for (Finding& finding : part()) findings.push_back(std::move(finding));
+    }
+    for (const DeviceInfo& gpu : cuda::devices()) {
+      findings.push_back({"kernels on " + to_string(gpu.device), true, describe_path(gpu), ""});
     }
     return findings;
   });

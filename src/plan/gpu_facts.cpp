@@ -42,12 +42,9 @@ const GpuFacts* find_gpu_facts(int arch) {
   return found == table.end() ? nullptr : found;
 }
 
-std::string describe_path(int arch) {
-  const std::string family = arch >= 90 && arch < 100 ? "sm90 kernels (wgmma, TMA)"
-                             : arch >= 80             ? "sm80 kernels (mma, cp.async)"
-                                                      : "portable kernels (no tensor cores)";
+std::string describe_knowledge(int arch) {
   const GpuFacts* facts = find_gpu_facts(arch);
-  return family + ", " + (facts != nullptr ? words(facts->knowledge) : "an architecture that no test covers");
+  return facts != nullptr ? words(facts->knowledge) : "an architecture that no test covers";
 }
 
 }  // namespace flash_attention::plan

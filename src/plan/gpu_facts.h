@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "flash_attention/device.h"
@@ -30,7 +31,7 @@ std::span<const GpuFacts> gpu_facts();
 /// The facts of that architecture; null where it is not in the table.
 const GpuFacts* find_gpu_facts(int arch);
 
-/// Which family of kernels a 16-bit problem gets on that architecture, and what is known about it, in words.
-std::string describe_path(int arch);
+/// What is known about the library on that architecture, in words.
+std::string describe_knowledge(int arch);
 
 }  // namespace flash_attention::plan

@@ -1,0 +1,78 @@
+#include "plan/gpu_facts.h"
+
+#include <gtest/gtest.h>
+
+#include "flash_attention/error.h"
+#include "flash_attention/runtime.h"
+#include "plan/kernel_table.h"
+#include "support/compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+std::vector<Problem> problems() {
+  std::vector<Problem> all;
+  for (const Dtype dtype : {Dtype::float32, Dtype::float16, Dtype::bfloat16}) {
+    for (const std::int64_t head_dim : {8, 64, 72, 128, 192, 256}) {
+      for (const std::int64_t seq_q : {1, 64, 1000}) {
+        for (const bool deterministic : {false, true}) {
+          Problem problem{.batch = 2, .seq_q = seq_q, .seq_kv = 1000, .heads_q = 8, .heads_kv = 2, .head_dim = head_dim};
+          problem.dtype = dtype;
+          problem.causal = problem.deterministic = deterministic;
+          all.push_back(problem);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+/// Instructions that one architecture alone has.
+bool needs_sm90(const Launch& launch) {
+  return launch.unit.find("sm90") != std::string::npos || launch.unit.find("wgmma") != std::string::npos;
+}
+
+TEST(GpuFacts, EveryPlanFitsItsArchitecture) {
+  for (const plan::GpuFacts& facts : plan::gpu_facts()) {
+    const DeviceInfo gpu = typical_gpu(facts.arch);
+    for (const Problem& problem : problems()) {
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const Plan made = make_plan(problem, pass, gpu);
+        SCOPED_TRACE("sm_" + std::to_string(facts.arch) + " " + made.kernel + " for " + to_string(problem));
+        for (const Launch& launch : made.launches) {
+          EXPECT_LE(launch.shared_bytes, shared_limit(facts.arch));
+          EXPECT_TRUE(facts.arch == 90 || !needs_sm90(launch)) << launch.unit;
+          EXPECT_TRUE(facts.arch >= 80 || launch.unit.find("sm80") == std::string::npos) << launch.unit;
+        }
+      }
+    }
+  }
+}
+
+/// By name, too: a kernel that would not compile is refused before anything is compiled.
+TEST(GpuFacts, KernelsOfSm90AreRefusedByNameElsewhere) {
+  Problem problem{.batch = 1, .seq_q = 256, .seq_kv = 256, .heads_q = 2, .heads_kv = 2, .head_dim = 64};
+  problem.dtype = Dtype::bfloat16;
+  for (const char* name : {"forward/sm90", "ladder/12_wgmma", "ladder/15_reference_max", "ladder/16_persistent"}) {
+    EXPECT_EQ(make_plan(problem, Pass::forward, typical_gpu(90), name).kernel, name);
+    for (const int arch : {80, 89, 100, 103, 120}) {
+      EXPECT_THROW(make_plan(problem, Pass::forward, typical_gpu(arch), name), Error) << name << " on sm_" << arch;
+    }
+  }
+}
+
+TEST(GpuFacts, SaysWhatIsKnown) {
+  EXPECT_NE(describe_path(typical_gpu(90)).find("forward/sm90, backward/sm90"), std::string::npos);
+  EXPECT_NE(describe_path(typical_gpu(90)).find("timed on such a GPU"), std::string::npos);
+  EXPECT_NE(describe_path(typical_gpu(80)).find("emulator"), std::string::npos);
+  EXPECT_NE(describe_path(typical_gpu(120)).find("forward/sm80"), std::string::npos);
+  EXPECT_NE(describe_path(typical_gpu(120)).find("never run"), std::string::npos);
+  EXPECT_NE(describe_path(typical_gpu(75)).find("forward/portable"), std::string::npos);
+  DeviceInfo unknown = typical_gpu(100);
+  unknown.arch = 110;
+  EXPECT_NE(describe_path(unknown).find("no test covers"), std::string::npos);
+  EXPECT_THROW(typical_gpu(77), Error);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
