@@ -1,5 +1,6 @@
 #include "cli/stress_run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <future>
@@ -19,7 +20,9 @@ constexpr std::size_t most_differences = 20;
 /// The kernels a problem goes through.
 std::vector<testing::Target> targets_of(const testing::Case& c, const StressOptions& options) {
   std::vector<testing::Target> targets;
+  const bool forward_alone = c.problem.page_size != 0 || c.problem.left_padding;
   const auto add = [&](const std::string& kernel, Pass pass) {
+    if (forward_alone && pass != Pass::forward) return;
     const testing::Target target{.device = options.device, .kernel = kernel, .pass = pass};
     if (testing::rejection(c, target).empty()) targets.push_back(target);
   };
@@ -37,41 +40,53 @@ std::vector<testing::Target> targets_of(const testing::Case& c, const StressOpti
   return targets;
 }
 
-/// Which levels an array draws from: with every second seed those that the fastest kernels take, else they would see few
-/// of the problems.
-fuzz::Domain domain_of(const StressOptions& options, std::uint64_t seed) {
-  if (!options.kernel.empty()) return fuzz::domain_of(options.kernel);
-  if (options.device.kind == DeviceKind::cpu || seed % 2 == 0) return fuzz::domain_of("");
-  return fuzz::domain_of(device_info(options.device).arch >= 90 ? "forward/sm90" : "forward/sm80");
+/// What arrays draw from, one seed after another: what each pass takes, and what the fastest kernels take, since they would
+/// see few of the problems of all.
+std::vector<std::string> domains_of(const StressOptions& options) {
+  if (!options.kernel.empty()) return {options.kernel};
+  if (options.device.kind == DeviceKind::cpu) return {"backward", "forward"};
+  const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
+  return {"backward" + fastest, "forward" + fastest, "decode/sm80", "forward", "backward"};
 }
 
-/// The problems one after another, array after array.
+/// The problems one after another: a configuration of each array in turn, so that a short run has seen all kinds.
 class Source {
  public:
-  explicit Source(const StressOptions& options) : options_(options), seed_(options.seed) { fill(); }
+  explicit Source(const StressOptions& options) : options_(options), domains_(domains_of(options)) {
+    const std::size_t count = options.only >= 0 ? 1 : domains_.size();
+    for (std::size_t n = 0; n < count; ++n) arrays_.push_back({.seed = options.seed + n});
+  }
 
   bool next(fuzz::GeneratedProblem& problem) {
+    Array& array = arrays_[turn_];
+    if (array.problems.empty()) fill(array);
     if (options_.only >= 0) {
-      if (given_ || options_.only >= static_cast<std::int64_t>(array_.size())) return false;
+      if (given_ || options_.only >= static_cast<std::int64_t>(array.problems.size())) return false;
       given_ = true;
-      problem = array_[static_cast<std::size_t>(options_.only)];
+      problem = array.problems[static_cast<std::size_t>(options_.only)];
       return true;
     }
-    if (at_ == array_.size()) ++seed_, fill();
-    problem = array_[at_++];
+    problem = array.problems[array.at++];
+    if (array.at % problems_of_configuration == 0) turn_ = (turn_ + 1) % arrays_.size();
+    if (array.at == array.problems.size()) array = {.seed = array.seed + arrays_.size()};
     return true;
   }
 
  private:
-  void fill() {
-    array_ = fuzz::problems(domain_of(options_, seed_), problems_of_configuration, seed_, {.empty_packs = false});
-    at_ = 0;
+  struct Array {
+    std::uint64_t seed;
+    std::vector<fuzz::GeneratedProblem> problems{};
+    std::size_t at = 0;
+  };
+
+  void fill(Array& array) const {
+    array.problems = fuzz::problems(domains_[array.seed % domains_.size()], problems_of_configuration, array.seed);
   }
 
   const StressOptions& options_;
-  std::uint64_t seed_;
-  std::vector<fuzz::GeneratedProblem> array_;
-  std::size_t at_ = 0;
+  const std::vector<std::string> domains_;
+  std::vector<Array> arrays_;
+  std::size_t turn_ = 0;
   bool given_ = false;
 };
 
@@ -91,7 +106,9 @@ Pending begin(fuzz::GeneratedProblem problem, const StressOptions& options) {
       pending.warm.push_back(
           prewarm_in_background(problem.c.problem, target.pass, {.device = target.device, .kernel = target.kernel}));
   }
-  pending.expected = std::async(std::launch::async, [c = problem.c] { return testing::expect(c, true); });
+  const bool backward = std::any_of(pending.targets.begin(), pending.targets.end(),
+                                    [](const testing::Target& target) { return testing::is_backward(target.pass); });
+  pending.expected = std::async(std::launch::async, [c = problem.c, backward] { return testing::expect(c, backward); });
   pending.problem = std::move(problem);
   return pending;
 }
@@ -126,7 +143,7 @@ class Stress {
       if (report_.device_lost) return;
     }
     ++report_.problems;
-    report_.last_seed = pending.problem.seed;
+    report_.last_seed = std::max(report_.last_seed, pending.problem.seed);
   }
 
   StressReport& report() { return report_; }

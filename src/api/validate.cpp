@@ -24,12 +24,12 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pointer("out", b.out, queries, wide);
   check_pointer("lse", b.lse, queries && is_backward(pass), 4);
 
-  const bool no_scores = !queries || !keys, no_batch = p.batch == 0;
+  const bool no_scores = !queries || !keys || p.seq_kv == 0, no_batch = p.batch == 0;
   check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), no_scores);
   check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
   check_pair("hidden_rows", b.hidden_rows, p.hidden_rows.bounds != 0, "hidden_rows.bounds", 4, no_scores);
   check_pair("block_mask", b.block_mask, p.block_mask.block_q != 0, "block_mask.block_q", 1, no_scores);
-  check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4);
+  check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4, no_batch && p.alibi_batch_stride != 0);
   check_pair("sink", b.sink, p.sink, "sink", 4);
   check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
   check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);

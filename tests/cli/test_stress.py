@@ -8,7 +8,7 @@ import shutil
 def test_the_report_counts(command):
     report = command.json("stress", "--device", "cpu", "--problems", 12)
     assert report["problems"] == 12 and report["differences"] == []
-    assert sum(report["kernels"].values()) == report["calls"] >= 4 * 12  # both passes, twice
+    assert sum(report["kernels"].values()) == report["calls"] >= 2 * 12  # twice, and backward where there is one
 
 
 def test_a_problem_can_be_repeated(command):

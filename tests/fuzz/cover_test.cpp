@@ -11,7 +11,7 @@
 namespace flash_attention::fuzz {
 namespace {
 
-constexpr const char* kernels[] = {"", "forward/sm80", "backward/sm90"};  // all levels, and two selections
+constexpr const char* kernels[] = {"forward", "backward", "decode/sm80", "backward/sm90"};
 
 int num_levels(int factor) { return static_cast<int>(levels_of(static_cast<Factor>(factor)).size()); }
 
@@ -26,8 +26,20 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
     return !(forwards && (x == "off" || x == "unused")) && !(backwards && (y == "off" || y == "unused"));
   };
   if (a == inputs && b == slopes && x.starts_with("nan_") && y.starts_with("strong")) return false;  // 0 * NaN
-  return off_without(bias_shape, bias) && off_without(slopes, alibi) && off_without(mask_shape, mask) &&
-         off_without(bounds, packed) && off_without(sinks, sink) && needs(dbias, "on", bias) && needs(dsink, "on", sink) &&
+  const auto both = [&](Factor f, std::string_view level, Factor g, std::string_view other) {
+    return (a == f && x == level && b == g && y == other) || (a == g && x == other && b == f && y == level);
+  };
+  for (const Factor of_packed : {bounds, tail}) {
+    const bool full = (a == paged && x == "full" && b == of_packed && y != "unused") ||
+                      (b == paged && y == "full" && a == of_packed && x != "unused");
+    if (full) return false;
+  }
+  if (a == bounds && b == tail && (x == "unused") != (y == "unused")) return false;
+  if (both(paged, "full", packed, "on") || both(batch, "0", tail, "some")) return false;
+  if (both(seqused_kv, "on", paged, "full") || both(seqused_kv, "off", paged, "used")) return false;
+  return off_without(tail, packed) && off_without(page_size, paged) && off_without(bias_shape, bias) &&
+         off_without(slopes, alibi) && off_without(mask_shape, mask) && off_without(bounds, packed) &&
+         off_without(sinks, sink) && needs(dbias, "on", bias) && needs(dsink, "on", sink) &&
          needs(dbias, "on", bias_shape) && needs(dsink, "on", sinks) && needs(inputs, "infinite_bias", bias) &&
          needs(inputs, "infinite_bias", bias_shape);
 }
@@ -58,10 +70,22 @@ TEST(Cover, EveryPairOccurs) {
   }
 }
 
+/// A domain without an option has no use for what says more about it.
+TEST(Cover, RowsAreWholeWhereADomainIsNarrow) {
+  Domain domain = domain_of("forward");
+  domain.only(bias, {"off"}).only(mask, {"off"}).only(packed, {"off"}).only(sink, {"off"}).only(paged, {"used"});
+  const std::vector<Row> rows = cover(domain, 4, 3);
+  ASSERT_FALSE(rows.empty());
+  for (const Row& row : rows) {
+    for (int a = 0; a < num_factors; ++a) ASSERT_GE(row[a], 0) << name_of(static_cast<Factor>(a));
+    EXPECT_TRUE(row.is(bias_shape, "unused") && row.is(seqused_kv, "on") && !row.is(page_size, "unused"));
+  }
+}
+
 TEST(Cover, IsTheSameForTheSameSeed) {
   const auto text = [](std::uint64_t seed) {
     std::string all;
-    for (const Row& row : cover(domain_of(""), 4, seed)) all += to_string(row) + "\n";
+    for (const Row& row : cover(domain_of("forward"), 4, seed)) all += to_string(row) + "\n";
     return all;
   };
   EXPECT_EQ(text(3), text(3));
@@ -78,22 +102,53 @@ TEST(Cover, RowsShareTheirConfiguration) {
 }
 
 /// A level is worth something only if the problem has it: no option may get lost between the row and the call.
-TEST(Cover, ProblemsHaveTheirLevels) {
-  for (const GeneratedProblem& g : problems("", 4, 11)) {
-    const Problem& p = g.c.problem;
-    SCOPED_TRACE(g.c.name);
-    EXPECT_EQ(p.packed, g.row.is(packed, "on"));
-    EXPECT_EQ(p.bias.present, !g.row.is(bias, "off"));
-    EXPECT_EQ(p.mask.present, g.row.is(mask, "on"));
-    EXPECT_EQ(p.alibi, g.row.is(alibi, "on"));
-    EXPECT_EQ(p.sink, g.row.is(sink, "on"));
-    EXPECT_EQ(p.softcap > 0, !g.row.is(softcap, "off"));
-    EXPECT_EQ(p.dropout_p > 0, !g.row.is(dropout, "off"));
-    EXPECT_EQ(p.window_left >= 0, g.row.level(window).find("left") != std::string_view::npos || g.row.is(window, "both"));
-    EXPECT_EQ(p.causal, g.row.level(window).starts_with("causal"));
-    EXPECT_EQ(g.c.dbias, g.row.is(dbias, "on"));
-    EXPECT_NO_THROW(make_plan(p, Pass::backward, device_info({})));
+void expect_levels(const GeneratedProblem& g) {
+  const Problem& p = g.c.problem;
+  const Row& row = g.row;
+  SCOPED_TRACE(g.c.name);
+  EXPECT_EQ(p.packed, row.is(packed, "on"));
+  EXPECT_EQ(p.page_size != 0, !row.is(paged, "off"));
+  EXPECT_EQ(p.seqused_kv, row.is(seqused_kv, "on"));
+  EXPECT_EQ(p.left_padding, row.is(left_padding, "on"));
+  EXPECT_EQ(p.bias.present, !row.is(bias, "off"));
+  EXPECT_EQ(p.mask.present, row.is(mask, "on"));
+  EXPECT_EQ(p.alibi, row.is(alibi, "on"));
+  EXPECT_EQ(p.sink, row.is(sink, "on"));
+  EXPECT_EQ(p.softcap > 0, !row.is(softcap, "off"));
+  EXPECT_EQ(p.dropout_p > 0, !row.is(dropout, "off"));
+  EXPECT_EQ(p.window_left >= 0, row.level(window).find("left") != std::string_view::npos || row.is(window, "both"));
+  EXPECT_EQ(p.causal, row.level(window).starts_with("causal"));
+  EXPECT_EQ(g.c.dbias, row.is(dbias, "on"));
+  EXPECT_EQ(p.batch == 0, row.is(batch, "0"));
+  if (p.packed) {
+    EXPECT_EQ(p.total_q > g.c.cu_seqlens_q.back(), row.is(tail, "some"));
   }
+}
+
+TEST(Cover, ProblemsHaveTheirLevels) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    for (const GeneratedProblem& g : problems(to_string(pass), 4, 11)) {
+      expect_levels(g);
+      EXPECT_NO_THROW(make_plan(g.c.problem, pass, device_info({}))) << g.c.name;
+    }
+  }
+}
+
+/// What may lie in a packed tensor or in a cache by chance alone does lie there: tensors without a row, sequences without
+/// one between others, pages in no order.
+TEST(Cover, ProblemsHaveEmptySequencesAndShuffledPages) {
+  int empty_tensors = 0, empty_sequences = 0, shuffled = 0;
+  for (const GeneratedProblem& g : problems("forward", 4, 11)) {
+    const testing::Shape shape(g.c);
+    empty_tensors += g.c.problem.packed && shape.rows_q == 0;
+    for (const auto& sequence : shape.sequences)
+      empty_sequences += g.c.problem.packed && shape.rows_q > 0 && sequence.alloc_q == 0;
+    const std::vector<std::int32_t>& table = g.c.page_table;
+    shuffled += table.size() > 2 && shape.sequences[0].len_kv > g.c.problem.page_size && table[1] != table[0] + 1;
+  }
+  EXPECT_GT(empty_tensors, 5);
+  EXPECT_GT(empty_sequences, 5);
+  EXPECT_GT(shuffled, 5);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "fuzz/bytes.h"
 #include "support/contract.h"
+#include "support/pages.h"
 
 namespace flash_attention::fuzz {
 

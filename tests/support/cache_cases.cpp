@@ -1,33 +1,8 @@
-#include <numeric>
-#include <random>
-
 #include "support/contract.h"
 #include "support/make_case.h"
+#include "support/pages.h"
 
 namespace flash_attention::testing {
-
-void put_in_pages(Case& c, std::int64_t page_size, std::vector<std::int32_t> lengths) {
-  Problem& p = c.problem;
-  p.batch = static_cast<std::int64_t>(lengths.size());
-  p.seqused_kv = true;
-  p.page_size = page_size;
-  const auto pages_of = [&](std::int64_t keys) { return (keys + page_size - 1) / page_size; };
-  p.page_table_stride = pages_of(p.seq_kv) + 3;
-  std::vector<std::int32_t> order;  // two pages belong to nobody
-  for (std::int32_t length : lengths) order.resize(order.size() + pages_of(length));
-  order.resize(order.size() + 2);
-  p.num_pages = static_cast<std::int64_t>(order.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), std::mt19937_64(c.seed));
-  auto next = order.begin();
-  for (std::int32_t length : lengths) {
-    for (std::int64_t page = 0; page < p.page_table_stride; ++page) {
-      const std::int32_t garbage[] = {-1, 0x7fffffff, static_cast<std::int32_t>(p.num_pages), -0x7fffffff};
-      c.page_table.push_back(page < pages_of(length) ? *next++ : garbage[page % 4]);
-    }
-  }
-  c.seqused_kv = std::move(lengths);
-}
 
 std::vector<Case> cache_cases(Dtype dtype) {
   std::vector<Case> cases;
@@ -53,6 +28,9 @@ std::vector<Case> cache_cases(Dtype dtype) {
   add("paged_packed_queries", [](Case& c, Problem& p) {
     pack(c, {40, 0, 1, 97}, {0, 0, 0, 0}), p.seq_kv = 131, p.total_kv = 0, c.cu_seqlens_kv.clear();
     put_in_pages(c, 16, {60, 131, 17, 97}), p.heads_q = 4, p.causal = true;
+  });
+  add("paged_no_keys", [](Case& c, Problem& p) {  // there are pages, and no score
+    p.seq_q = 2, p.seq_kv = 0, p.mask = p.bias = over(p, true, true, true), put_in_pages(c, 4, {0, 0});
   });
   add("one_page_a_sequence", [](Case& c, Problem& p) {  // which row of a cache a sequence uses
     p.seq_q = 1, put_in_pages(c, 131, {131, 3, 90}), p.key_lengths = true, c.key_lengths = {131, 3, 80};

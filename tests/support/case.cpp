@@ -11,9 +11,11 @@ namespace flash_attention::testing {
 namespace {
 
 std::int64_t longest_q(const Problem& p) { return p.packed && p.seq_q == 0 ? p.total_q : p.seq_q; }
-std::int64_t longest_kv(const Problem& p) { return p.packed && p.page_size == 0 && p.seq_kv == 0 ? p.total_kv : p.seq_kv; }
+std::int64_t longest_kv(const Problem& p) { return packs_keys(p) && p.seq_kv == 0 ? p.total_kv : p.seq_kv; }
 
 }  // namespace
+
+bool packs_keys(const Problem& problem) { return problem.packed && problem.page_size == 0; }
 
 Shape::Shape(const Case& c) {
   const Problem& p = c.problem;
@@ -24,7 +26,7 @@ Shape::Shape(const Case& c) {
   dim = p.head_dim;
   dim_v = p.head_dim_v ? p.head_dim_v : p.head_dim;
   rows_q = p.packed ? p.total_q : p.batch * p.seq_q;
-  const bool packed_kv = p.packed && p.page_size == 0;  // in pages, sequences lie apart: b has rows b * seq_kv and on
+  const bool packed_kv = packs_keys(p);
   rows_kv = packed_kv ? p.total_kv : p.batch * p.seq_kv;
   seq_q = longest_q(p);
   seq_kv = longest_kv(p);

@@ -48,6 +48,9 @@ struct Case {
   bool operator==(const Case&) const = default;
 };
 
+/// Whether keys lie end to end. In pages, sequences lie apart: b has rows b * seq_kv and on.
+bool packs_keys(const Problem& problem);
+
 /// The sizes a Case really has, without asking the code under test for its defaults.
 struct Shape {
   explicit Shape(const Case& c);

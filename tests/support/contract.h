@@ -17,10 +17,6 @@ std::vector<Case> contract_cases(Dtype dtype);
 /// The same for hidden rows and block masks, forward and backward.
 std::vector<Case> mask_cases(Dtype dtype);
 
-/// Puts K and V of a case into pages, in no order: one sequence for each length, all at most seq_kv. Among the entries past
-/// a length are -1 and what could be no page.
-void put_in_pages(Case& c, std::int64_t page_size, std::vector<std::int32_t> lengths);
-
 /// The part of the contract that only forward has: K and V in pages, left padding.
 std::vector<Case> cache_cases(Dtype dtype);
 

@@ -109,7 +109,7 @@ std::vector<Case> contract_cases(Dtype dtype) {
   });
 
   add("packed_tail", [](Case& c, Problem& p) {  // rows that belong to no sequence
-    pack(c, {33, 0, 20}, {40, 9, 65}), p.total_q += 70, p.total_kv += 65;
+    pack(c, {33, 0, 20}, {40, 9, 65}), p.total_q += 70, p.total_kv += 65, p.sink = c.dsink = true;
   });
   add("packed_tail_few", [](Case& c, Problem& p) { pack(c, {1, 0, 2}, {40, 9, 65}), p.total_q += 5, p.total_kv += 3; });
 
@@ -119,6 +119,9 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("no_key_bias", [](Case& c, Problem& p) { p.seq_kv = 0, p.bias = over(p, true, true, true), c.dbias = true; });
   add("no_batch", [](Case& c, Problem& p) {
     p.batch = 0, p.bias = over(p, false, true, true), p.sink = true, c.dbias = c.dsink = true;
+  });
+  add("no_batch_slopes", [](Case&, Problem& p) {  // so that there are none
+    p.batch = 0, p.alibi = true, p.alibi_batch_stride = p.heads_q;
   });
   add("packed_no_query_bias", [](Case& c, Problem& p) {
     pack(c, {0, 0}, {3, 60}), p.seq_q = 2, p.bias = over(p, true, true, true), p.sink = true, c.dbias = c.dsink = true;

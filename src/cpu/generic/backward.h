@@ -189,8 +189,9 @@ inline void finish_sink(const Call& call, std::int64_t head, void* /*scratch*/) 
   const bool packed = call.cu_seqlens_q != nullptr;
   double sum = 0;
   for (std::int64_t batch = 0; batch < (packed ? 1 : call.batch); ++batch) {
-    const std::int64_t rows = packed ? call.total_q : call.seq_q;
-    for (std::int64_t i = 0; i < rows; ++i) sum += terms[(batch * call.heads_q + head) * rows + i];
+    const std::int64_t stride = packed ? call.total_q : call.seq_q;
+    const std::int64_t rows = packed ? call.cu_seqlens_q[call.batch] : stride;  // nobody wrote terms of those behind
+    for (std::int64_t i = 0; i < rows; ++i) sum += terms[(batch * call.heads_q + head) * stride + i];
   }
   call.dsink[head] = static_cast<float>(sum);
 }

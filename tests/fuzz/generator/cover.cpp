@@ -4,6 +4,7 @@
 #include <array>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 
 namespace flash_attention::fuzz {
 namespace {
@@ -19,6 +20,7 @@ class Levels {
       count_ += num_levels(f);
     }
     together_.assign(static_cast<std::size_t>(count_) * count_, 0);
+    possible_.assign(count_, 1);
     for (int a = 0; a < num_factors; ++a) {
       for (int b = 0; b < num_factors; ++b) {
         for (int x = 0; a != b && x < num_levels(a); ++x) {
@@ -28,6 +30,8 @@ class Levels {
           }
         }
       }
+    }
+    while (drop_one()) {
     }
   }
 
@@ -40,15 +44,40 @@ class Levels {
 
   /// Whether the level goes with all that the row has already.
   bool fits(const Row& row, int factor, int level) const {
+    if (!possible_[index(factor, level)]) return false;
     for (int other = 0; other < num_factors; ++other)
       if (other != factor && row[other] >= 0 && !together_[at(factor, level, other, row[other])]) return false;
     return true;
   }
 
  private:
+  /// Where the domain has nothing of some factor that goes with a level, no row can have that level: the shape of a bias
+  /// where there is none. Whether there was such a level.
+  bool drop_one() {
+    for (int a = 0; a < num_factors; ++a) {
+      for (int x = 0; x < num_levels(a); ++x) {
+        if (!possible_[index(a, x)] || goes_with_some(a, x)) continue;
+        possible_[index(a, x)] = 0;
+        for (int other = 0; other < count_; ++other)
+          together_[index(a, x) * count_ + other] = together_[other * count_ + index(a, x)] = 0;
+        return true;
+      }
+    }
+    return false;
+  }
+  bool goes_with_some(int a, int x) const {
+    for (int b = 0; b < num_factors; ++b) {
+      bool some = a == b;
+      for (int y = 0; y < num_levels(b) && !some; ++y) some = together_[at(a, x, b, y)] != 0;
+      if (!some) return false;
+    }
+    return true;
+  }
+
   std::vector<int> first_;
   int count_ = 0;
   std::vector<char> together_;
+  std::vector<char> possible_;
 };
 
 /// The pairs that no row has yet.
@@ -90,7 +119,8 @@ class Missing {
   std::vector<int> wanted_;
 };
 
-/// Chooses the open factors of [begin, end) in random order, each so that it adds the most pairs; ties by lot.
+/// Chooses the open factors of [begin, end) in random order, each so that it adds the most pairs; ties by lot. One stays
+/// open where three levels do not go together though each two of them do.
 Row choose(const Domain& domain, const Levels& levels, const Missing& missing, Row row, int begin, int end,
            std::mt19937_64& random) {
   std::vector<int> order(end - begin);
@@ -139,18 +169,24 @@ Row best_row(const Domain& domain, const Levels& levels, const Missing& missing,
   if (pairs.empty()) pairs = open_pairs(levels, missing, given, end, num_factors);
   Row best;
   int most = -1;
-  for (int attempt = 0; attempt < (pairs.empty() ? 1 : 6); ++attempt) {
+  constexpr int tries = 6, most_tries = 200;
+  for (int attempt = 0, whole = 0; whole < (pairs.empty() ? 1 : tries) && attempt < most_tries; ++attempt) {
     Row row = given;
     if (!pairs.empty()) {
       const auto& [a, x, b, y] = pairs[random() % pairs.size()];
       row[a] = x, row[b] = y;
     }
     row = choose(domain, levels, missing, row, begin, end, random);
+    bool open = false;
+    for (int factor = begin; factor < end; ++factor) open = open || row[factor] < 0;
+    if (open) continue;
+    ++whole;
     int gain = 0;
     for (int factor = 0; factor < num_factors; ++factor)
       if (row[factor] >= 0) gain += missing.gain(row, factor, row[factor]);
     if (gain > most) best = row, most = gain;
   }
+  if (most < 0) throw std::logic_error("no row has levels that go_together() allows");
   return best;
 }
 

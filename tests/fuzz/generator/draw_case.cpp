@@ -5,6 +5,7 @@
 #include <random>
 
 #include "fuzz/generator/layouts.h"
+#include "support/pages.h"
 
 namespace flash_attention::fuzz {
 namespace {
@@ -80,22 +81,37 @@ void set_sizes(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
     (p.seq_q > p.seq_kv ? p.seq_q : p.seq_kv) -= 10;
 }
 
-void pack(Case& c, std::string_view bound, const Sizes& sizes, Dice& dice) {
+void pack(Case& c, const Row& row, Dice& dice) {
   Problem& p = c.problem;
+  const std::string_view bound = row.level(bounds);
   const auto end_to_end = [&](std::int64_t& longest, std::int64_t& total) {
     std::vector<std::int32_t> lengths = lengths_up_to(p.batch, longest, dice);
-    lengths[dice.between(0, p.batch - 1)] = static_cast<std::int32_t>(longest);
+    if (p.batch > 0) lengths[dice.between(0, p.batch - 1)] = static_cast<std::int32_t>(longest);
     std::vector<std::int32_t> ends{0};
     for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
-    total = ends.back();
+    total = ends.back() + (row.is(tail, "some") ? dice.between(1, 70) : 0);
     if (bound == "loose") longest += 5;
     if (bound == "none") longest = 0;
     return ends;
   };
-  if (!sizes.empty_packs) p.seq_q = std::max<std::int64_t>(p.seq_q, 1), p.seq_kv = std::max<std::int64_t>(p.seq_kv, 1);
   p.packed = true;
   c.cu_seqlens_q = end_to_end(p.seq_q, p.total_q);
-  c.cu_seqlens_kv = end_to_end(p.seq_kv, p.total_kv);
+  if (row.is(paged, "off")) c.cu_seqlens_kv = end_to_end(p.seq_kv, p.total_kv);
+}
+
+std::int64_t rows_of_page(std::string_view level, std::int64_t most_keys, Dice& dice) {
+  if (level == "few") return dice.between(2, 9);
+  if (level == "whole") return std::max<std::int64_t>(most_keys, 1);
+  return std::stoll(std::string(level));
+}
+
+void put_in_pages(Case& c, const Row& row, Dice& dice) {
+  Problem& p = c.problem;
+  std::vector<std::int32_t> lengths(p.batch, static_cast<std::int32_t>(p.seq_kv));
+  if (row.is(paged, "used")) lengths = lengths_up_to(p.batch, p.seq_kv, dice);
+  testing::put_in_pages(c, rows_of_page(row.level(page_size), p.seq_kv, dice), std::move(lengths));
+  p.seqused_kv = row.is(paged, "used");
+  if (!p.seqused_kv) c.seqused_kv.clear();
 }
 
 /// Lengths that each sequence uses of those it has.
@@ -103,25 +119,28 @@ std::vector<std::int32_t> used_lengths(const Case& c, const std::vector<std::int
                                        Dice& dice) {
   std::vector<std::int32_t> used;
   for (std::int64_t b = 0; b < c.problem.batch; ++b) {
-    const std::int64_t limit = c.problem.packed ? ends[b + 1] - ends[b] : longest;
+    const std::int64_t limit = ends.empty() ? longest : ends[b + 1] - ends[b];
     used.push_back(lengths_up_to(1, limit, dice).front());
   }
   return used;
 }
 
-void set_lengths(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
+void set_lengths(Case& c, const Row& row, Dice& dice) {
   Problem& p = c.problem;
-  if (row.is(packed, "on")) pack(c, row.level(bounds), sizes, dice);
+  if (row.is(packed, "on")) pack(c, row, dice);
+  if (!row.is(paged, "off")) put_in_pages(c, row, dice);
   p.seqused_q = row.is(seqused_q, "on");
   p.seqused_kv = row.is(seqused_kv, "on");
   p.key_lengths = row.is(key_lengths, "on");
+  p.left_padding = row.is(left_padding, "on");
   if (p.seqused_q) c.seqused_q = used_lengths(c, c.cu_seqlens_q, p.seq_q, dice);
-  if (p.seqused_kv) c.seqused_kv = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
+  if (p.seqused_kv && p.page_size == 0) c.seqused_kv = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
   if (p.key_lengths) c.key_lengths = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
+  if (p.left_padding) c.left_padding = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
 }
 
 void set_window(Problem& p, std::string_view level, Dice& dice) {
-  const std::int64_t reach = std::max<std::int64_t>(p.packed ? p.total_kv : p.seq_kv, 4);
+  const std::int64_t reach = std::max<std::int64_t>(testing::packs_keys(p) ? p.total_kv : p.seq_kv, 4);
   const auto bound = [&] {
     return dice.one_of<std::int64_t>({0, dice.between(1, 9), dice.between(0, reach / 2), reach / 3});
   };
@@ -146,7 +165,7 @@ void set_inputs(Case& c, const Row& row, Dice& dice) {
   const std::string_view level = row.level(inputs);
   const Problem& p = c.problem;
   const std::int64_t rows_q = std::max<std::int64_t>(p.packed ? p.total_q : p.seq_q, 1);
-  const std::int64_t rows_kv = std::max<std::int64_t>(p.packed ? p.total_kv : p.seq_kv, 1);
+  const std::int64_t rows_kv = std::max<std::int64_t>(testing::packs_keys(p) ? p.total_kv : p.seq_kv, 1);
   c.draw = draw_of(level);
   if (level == "nan_key") c.nan_key = dice.between(0, rows_kv - 1);
   if (level == "nan_value") c.nan_value = dice.between(0, rows_kv - 1);
@@ -159,7 +178,6 @@ void set_inputs(Case& c, const Row& row, Dice& dice) {
   c.dlse = row.is(dlse, "on");
   c.dbias = row.is(dbias, "on");
   c.dsink = row.is(dsink, "on");
-  c.seed = dice.word();
   c.dropout_seed = dice.word();
   c.dropout_offset = dice.word();
 }
@@ -185,11 +203,12 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   c.name = to_string(row);
   Problem& p = c.problem;
   Dice fixed(configuration_seed), dice(seed);
+  c.seed = dice.word();
   p.dtype = static_cast<Dtype>(row[dtype]);
   p.head_dim = dim_of(row.level(head_dim), fixed);
   p.head_dim_v = other_dim(row.level(head_dim_v), p.head_dim, fixed);
   set_sizes(c, row, sizes, dice);
-  set_lengths(c, row, sizes, dice);
+  set_lengths(c, row, dice);
   set_window(p, row.level(window), dice);
   p.alignment = static_cast<Alignment>(row[alignment]);
   set_scores(p, row, dice);

@@ -11,7 +11,6 @@ namespace flash_attention::fuzz {
 struct Sizes {
   std::int64_t longest = 330;  // sequence of the level "long"
   double most_products = 3e7;  // of two elements in Q K^T: long sequences of many heads are cut down to it
-  bool empty_packs = true;     // packed tensors without a row
 };
 
 /// A problem with the row's levels. What a level leaves open (which prime, which lengths, which values) is drawn from the

@@ -26,6 +26,8 @@ const std::vector<Description>& table() {
       {alibi, "alibi", {"off", "on"}},
       {mask, "mask", {"off", "on"}},
       {packed, "packed", {"off", "on"}},
+      {paged, "paged", {"off", "full", "used"}},  // used: as much of it as seqused_kv says
+      {left_padding, "left_padding", {"off", "on"}},
       {key_lengths, "key_lengths", {"off", "on"}},
       {seqused_q, "seqused_q", {"off", "on"}},
       {seqused_kv, "seqused_kv", {"off", "on"}},
@@ -36,7 +38,7 @@ const std::vector<Description>& table() {
       {group, "group", {"1", "2", "3", "8"}},
       {queries, "queries", {"0", "1", "few", "prime", "edge", "long"}},
       {keys, "keys", {"0", "1", "few", "prime", "edge", "long"}},
-      {batch, "batch", {"1", "2", "3"}},
+      {batch, "batch", {"1", "2", "3", "0"}},
       {layout, "layout", {"dense", "heads_first", "gaps", "odd", "fours", "broadcast", "reversed"}},
       {inputs,
        "inputs",
@@ -46,6 +48,8 @@ const std::vector<Description>& table() {
       {slopes, "slopes", {"unused", "ordinary", "strong", "batch", "strong_batch"}},
       {mask_shape, "mask_shape", {FLASH_ATTENTION_SHAPES}},
       {bounds, "bounds", {"unused", "exact", "loose", "none"}},
+      {tail, "tail", {"unused", "none", "some"}},                             // rows behind the last sequence
+      {page_size, "page_size", {"unused", "1", "few", "16", "64", "whole"}},  // whole: one page a sequence
       {sinks, "sinks", {"unused", "ordinary", "strong", "infinite"}},
       {dlse, "dlse", {"off", "on"}},
       {dbias, "dbias", {"off", "on"}},
@@ -60,7 +64,8 @@ const std::vector<Description>& table() {
 struct Detail {
   Factor factor, of;
 };
-constexpr Detail details[] = {{bias_shape, bias}, {slopes, alibi}, {mask_shape, mask}, {bounds, packed}, {sinks, sink}};
+constexpr Detail details[] = {{bias_shape, bias}, {slopes, alibi},    {mask_shape, mask}, {bounds, packed},
+                              {tail, packed},     {page_size, paged}, {sinks, sink}};
 
 /// A level that needs another factor to be on.
 struct Need {
@@ -70,6 +75,21 @@ struct Need {
 };
 constexpr Need needs[] = {{dbias, "on", bias},  {dbias, "on", bias_shape},       {dsink, "on", sink},
                           {dsink, "on", sinks}, {inputs, "infinite_bias", bias}, {inputs, "infinite_bias", bias_shape}};
+
+/// Two levels that no problem has together.
+struct Exclusion {
+  Factor factor;
+  std::string_view level;
+  Factor other;
+  std::string_view other_level;
+};
+constexpr Exclusion exclusions[] = {
+    {paged, "full", seqused_kv, "on"}, {paged, "used", seqused_kv, "off"},
+    {paged, "full", packed, "on"},  // packed queries do not say how many keys there are
+    {paged, "full", bounds, "exact"},  {paged, "full", bounds, "loose"},
+    {paged, "full", bounds, "none"},   {paged, "full", tail, "none"},
+    {paged, "full", tail, "some"},     {tail, "some", batch, "0"},  // rows need a sequence
+};
 
 int index_of(Factor factor, std::string_view level) {
   const auto& levels = levels_of(factor);
@@ -106,8 +126,14 @@ bool go_together(Factor a, int level_a, Factor b, int level_b) {
     for (const Detail& d : details) {
       if (d.factor == factor && d.of == other && (level == 0) != (other_level == 0)) return true;
     }
+    if (factor == bounds && other == tail && (level == 0) != (other_level == 0)) return true;  // both are of packed
     for (const Need& n : needs) {
       if (n.factor == factor && n.of == other && levels_of(factor)[level] == n.level && other_level == 0) return true;
+    }
+    for (const Exclusion& e : exclusions) {
+      if (e.factor == factor && e.other == other && levels_of(factor)[level] == e.level &&
+          levels_of(other)[other_level] == e.other_level)
+        return true;
     }
     return false;
   };
@@ -131,11 +157,24 @@ Domain& Domain::only(Factor factor, const std::vector<std::string_view>& levels)
 
 Domain domain_of(std::string_view kernel) {
   Domain domain;
+  const auto without_pages = [&] { domain.only(paged, {"off"}).only(page_size, {"unused"}); };
+  if (kernel.starts_with("backward")) {
+    without_pages();
+    domain.only(left_padding, {"off"});
+  } else {
+    domain.only(dlse, {"off"}).only(dbias, {"off"}).only(dsink, {"off"}).without(inputs, {"nan_dout"});
+  }
   if (kernel.ends_with("/sm80") || kernel.ends_with("/sm90")) {
-    domain.without(dtype, {"float32"}).without(layout, {"odd", "fours", "reversed"});
+    domain.without(dtype, {"float32"}).without(layout, {"odd", "fours"});
     if (kernel != "backward/sm90") domain.without(scale, {"negative", "zero"});
   }
-  if (kernel.ends_with("/sm90")) domain.without(layout, {"broadcast"}).without(queries, {"0"}).without(keys, {"0"});
+  if (kernel == "forward/sm80") without_pages();
+  if (kernel == "decode/sm80") domain.only(dropout, {"off"}).without(queries, {"edge", "long"});
+  if (kernel.ends_with("/sm90")) {
+    domain.without(layout, {"broadcast", "reversed"}).without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
+    without_pages();
+    domain.only(left_padding, {"off"});
+  }
   return domain;
 }
 

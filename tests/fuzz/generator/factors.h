@@ -19,6 +19,8 @@ enum Factor : int {
   alibi,
   mask,
   packed,
+  paged,
+  left_padding,
   key_lengths,
   seqused_q,
   seqused_kv,
@@ -36,6 +38,8 @@ enum Factor : int {
   slopes,
   mask_shape,
   bounds,
+  tail,
+  page_size,
   sinks,
   dlse,
   dbias,
@@ -79,7 +83,8 @@ class Domain {
   std::vector<std::vector<bool>> allowed_;
 };
 
-/// The levels that a kernel takes, by its name: "forward/sm90", "cpu/prefill", ...; "" takes all.
+/// The levels that a kernel takes, by its name ("forward/sm90", "decode/sm80", ...), or all that a pass takes
+/// ("forward", "backward").
 Domain domain_of(std::string_view kernel);
 
 }  // namespace flash_attention::fuzz

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "support/case.h"
+
 namespace flash_attention::fuzz {
 namespace {
 
@@ -34,7 +36,8 @@ Strides strides_of(std::string_view level, std::int64_t rows, std::int64_t heads
 }  // namespace
 
 void lay_out(Problem& p, std::string_view level) {
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q;
+  const std::int64_t rows_kv = p.page_size != 0 ? p.page_size : p.packed ? p.total_kv : p.seq_kv;
   p.q_strides = p.dq_strides = strides_of(level, rows_q, p.heads_q, p.head_dim);
   p.k_strides = p.dk_strides = strides_of(level, rows_kv, p.heads_kv, p.head_dim);
   p.v_strides = p.dv_strides = strides_of(level, rows_kv, p.heads_kv, p.head_dim_v);
@@ -42,7 +45,8 @@ void lay_out(Problem& p, std::string_view level) {
   if (level != "broadcast") return;
   const auto share = [&](Strides& strides, std::int64_t dim) {
     strides.seq = p.heads_kv * dim, strides.head = dim;
-    (p.packed ? strides.head : strides.batch) = 0;
+    if (p.page_size != 0) strides.batch = rows_kv * strides.seq;  // pages are not the same
+    (p.packed || p.page_size != 0 ? strides.head : strides.batch) = 0;
   };
   share(p.k_strides, p.head_dim);
   share(p.v_strides, p.head_dim_v);
@@ -50,7 +54,7 @@ void lay_out(Problem& p, std::string_view level) {
 
 ScoreTensor score_tensor(const Problem& p, std::string_view axes, std::int64_t gap) {
   const auto has = [axes](char axis) { return axes.find(axis) != std::string_view::npos; };
-  const std::int64_t keys = p.packed && p.seq_kv == 0 ? p.total_kv : p.seq_kv;
+  const std::int64_t keys = testing::packs_keys(p) && p.seq_kv == 0 ? p.total_kv : p.seq_kv;
   const std::int64_t queries = p.packed && p.seq_q == 0 ? p.total_q : p.seq_q;
   ScoreTensor tensor{.present = true};
   std::int64_t size = std::max<std::int64_t>(keys + gap, 1);  // a stride of 0 would be a broadcast

@@ -2,6 +2,7 @@
 
 #include "support/contract.h"
 #include "support/make_case.h"
+#include "support/pages.h"
 
 namespace flash_attention::testing {
 
