@@ -92,7 +92,8 @@ std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, 
   while (begin < end) {
     const std::int64_t page = begin / problem.page_size, first = page * problem.page_size;
     const std::int64_t last = std::min(end, first + problem.page_size);
-    const std::int64_t place = length(buffers.page_table, b * problem.page_table_stride + page, 0);
+    const std::int64_t entry = length(buffers.page_table, b * problem.page_table_stride + page, 0);
+    const std::int64_t place = std::clamp<std::int64_t>(entry, 0, problem.num_pages - 1);
     const std::vector<double> part = read(rows_from(place * strides.batch), begin - first, last - first);
     values.insert(values.end(), part.begin(), part.end());
     begin = last;

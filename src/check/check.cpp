@@ -6,6 +6,7 @@
 
 #include "check/reference.h"
 #include "check/sample.h"
+#include "check/sums.h"
 #include "flash_attention/error.h"
 
 namespace flash_attention::check {
@@ -18,14 +19,12 @@ struct Context {
   std::string_view kernel;
 };
 
-[[noreturn]] void differs(const Context& context, const char* tensor, const Place& place, const char* row,
-                          std::size_t column, double got, double expected, double allowed) {
+[[noreturn]] void differs(const Context& context, const std::string& where, double got, double expected, double allowed) {
   std::ostringstream text;
   text.precision(9);
-  text << "FLASH_ATTENTION_CHECK: " << context.kernel << " differs from fp64 in " << tensor << "[batch " << place.b << ", "
-       << row << ' ' << place.row << ", head " << place.head << ", column " << column << "]: got " << got << ", expected "
-       << expected << ", allowed is a difference of " << allowed << "; " << to_string(context.pass) << " of "
-       << to_string(context.call.problem);
+  text << "FLASH_ATTENTION_CHECK: " << context.kernel << " differs from fp64 in " << where << ": got " << got
+       << ", expected " << expected << ", allowed is a difference of " << allowed << "; " << to_string(context.pass)
+       << " of " << to_string(context.call.problem);
   throw Error(ErrorCode::internal, text.str());
 }
 
@@ -42,8 +41,11 @@ bool agrees(double got, double expected, double allowed, Dtype dtype) {
 void compare(const Context& context, const char* tensor, const Place& place, const char* row,
              const std::vector<double>& got, const Row& wanted, Dtype dtype) {
   for (std::size_t d = 0; d < got.size(); ++d) {
-    if (!agrees(got[d], wanted.values[d], wanted.allowed[d], dtype))
-      differs(context, tensor, place, row, d, got[d], wanted.values[d], wanted.allowed[d]);
+    if (agrees(got[d], wanted.values[d], wanted.allowed[d], dtype)) continue;
+    std::ostringstream where;
+    where << tensor << "[batch " << place.b << ", " << row << ' ' << place.row << ", head " << place.head << ", column "
+          << d << ']';
+    differs(context, where.str(), got[d], wanted.values[d], wanted.allowed[d]);
   }
 }
 
@@ -79,6 +81,29 @@ void check_gradients(const Context& context, std::uint64_t turn) {
   }
 }
 
+/// Sums over rows, which no row tells.
+void check_sums(const Context& context, std::uint64_t turn) {
+  const Call& call = context.call;
+  const auto compare_one = [&](const std::string& where, const Rows& tensor, std::int64_t index, const Row& wanted) {
+    const double got = call.read_row(tensor, index)[0];
+    if (!agrees(got, wanted.values[0], wanted.allowed[0], tensor.dtype))
+      differs(context, where, got, wanted.values[0], wanted.allowed[0]);
+  };
+  if (call.buffers.dbias != nullptr) {
+    const Rows tensor{call.buffers.dbias, call.problem.bias.dtype, 1, 1};
+    for (const BiasPlace& place : some_biases(call, turn)) {
+      std::ostringstream where;
+      where << "dbias[batch " << place.b << ", head " << place.head << ", query " << place.i << ", key " << place.j << ']';
+      compare_one(where.str(), tensor, place.index, bias_gradient(call, place));
+    }
+  }
+  if (call.buffers.dsink != nullptr) {
+    const Rows tensor{call.buffers.dsink, Dtype::float32, 1, 1};
+    for (const std::int64_t head : some_sinks(call, turn))
+      compare_one("dsink[" + std::to_string(head) + "]", tensor, head, sink_gradient(call, head));
+  }
+}
+
 }  // namespace
 
 void check(const Call& call, Pass pass, std::string_view kernel, std::uint64_t turn) {
@@ -87,6 +112,7 @@ void check(const Call& call, Pass pass, std::string_view kernel, std::uint64_t t
     check_queries(context, turn);
   } else {
     check_gradients(context, turn);
+    check_sums(context, turn);
   }
 }
 

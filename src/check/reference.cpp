@@ -3,36 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "check/derivative.h"
 #include "check/scores.h"
 
 namespace flash_attention::check {
 namespace {
-
-constexpr double float_unit = 0x1p-23;
-constexpr double slack = 3;  // between what errors are in sum and what they may be: no right kernel comes near
-
-/// Distance of neighbouring numbers near 1.
-double unit_of(Dtype dtype) { return dtype == Dtype::float32 ? float_unit : dtype == Dtype::float16 ? 0x1p-10 : 0x1p-7; }
-
-/// Distance of neighbouring numbers near 0. Products of bfloat16 on a CPU take what is below its normal numbers as 0.
-double smallest_of(Dtype dtype) { return dtype == Dtype::float16 ? 0x1p-24 : 0x1p-120; }
-
-/// What is lost of a probability, at most 1, that becomes a float16 below its normal numbers.
-double underflow_of(Dtype dtype) { return dtype == Dtype::float16 ? 0x1p-23 : 0; }
-
-double sum_error(std::size_t terms) { return float_unit * (8 + std::sqrt(static_cast<double>(terms))); }
-
-double dot(const double* a, const double* b, std::int64_t size) {
-  double sum = 0;
-  for (std::int64_t d = 0; d < size; ++d) sum += a[d] * b[d];
-  return sum;
-}
-
-double dot_size(const double* a, const double* b, std::int64_t size) {
-  double sum = 0;
-  for (std::int64_t d = 0; d < size; ++d) sum += std::fabs(a[d] * b[d]);
-  return sum;
-}
 
 /// Adds factor * row, and the error of the factor and of the sum.
 void add(Row& to, double factor, double error, const double* row) {
@@ -44,42 +19,9 @@ void add(Row& to, double factor, double error, const double* row) {
 
 void finish(Row& row, Dtype dtype) {
   for (std::size_t d = 0; d < row.values.size(); ++d) {
-    row.allowed[d] = slack * (row.allowed[d] + unit_of(dtype) * std::fabs(row.values[d])) + smallest_of(dtype);
+    row.allowed[d] = allowed_of(row.values[d], row.allowed[d], dtype);
   }
 }
-
-/// What a query's gradient needs beside its scores.
-struct Upstream {
-  double lse = 0;
-  double delta = 0, delta_size = 0;  // dout . out - dlse
-};
-
-Upstream upstream(const Call& call, const double* out, const double* dout, double lse, double dlse) {
-  const std::int64_t dim = call.problem.head_dim_v;
-  return {lse, dot(dout, out, dim) - dlse, dot_size(dout, out, dim) + std::fabs(dlse)};
-}
-
-/// The derivative by scale * q.k, and its error.
-struct Derivative {
-  double value = 0, error = 0;
-};
-
-Derivative derivative(const Call& call, const Score& s, double p, double kept, const Upstream& up, const double* dout,
-                      const double* v) {
-  const std::int64_t dim = call.problem.head_dim_v;
-  const double dp = kept * dot(dout, v, dim), scale = *call.problem.scale;
-  const double dp_error = sum_error(static_cast<std::size_t>(dim)) * (kept * dot_size(dout, v, dim) + up.delta_size);
-  const double unbent = p * (dp - up.delta) * scale;
-  Derivative d{unbent * s.bend, 0};
-  d.error = std::fabs(d.value) * (unit_of(call.problem.dtype) + 2 * s.error) + p * dp_error * std::fabs(scale) +
-            std::fabs(unbent) * s.tanh_error + underflow_of(call.problem.dtype) * std::fabs(scale);
-  return d;
-}
-
-/// Rows below it have no gradients: docs/numerics.md.
-constexpr double lowest_lse = -1e7;
-
-double probability(const Score& s, double lse) { return std::isinf(s.value) && s.value < 0 ? 0 : std::exp(s.value - lse); }
 
 }  // namespace
 
@@ -88,6 +30,7 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
   QueryResults results{Row(p.head_dim_v), Row(1)};
   const Scores of_head(call, b, head);
   const std::vector<Score> scores = of_head.of_query(i);
+  const auto terms = static_cast<double>(scores.size());
   double& lse = results.lse.values[0];
   lse = i < of_head.sequence().len_q ? call.sink(head) : -INFINITY;
   double largest = -INFINITY, error = 0;
@@ -103,9 +46,9 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
     if (s.value > largest - 60) error = std::max(error, s.error);
   }
   lse = std::isnan(largest) ? NAN : top + std::log(row_sum);
-  results.lse.allowed[0] = slack * (error + sum_error(scores.size()) + 4 * float_unit * std::fabs(lse)) + 1e-6;
+  results.lse.allowed[0] = slack * (error + sum_error(terms) + 4 * float_unit * std::fabs(lse)) + 1e-6;
 
-  const double weight_error = unit_of(p.dtype) + 2 * error + sum_error(scores.size());
+  const double weight_error = unit_of(p.dtype) + 2 * error + sum_error(terms);
   constexpr std::size_t block = 512;
   for (std::size_t first = 0; first < scores.size(); first += block) {
     const std::size_t last = std::min(first + block, scores.size());
@@ -132,6 +75,7 @@ Row query_gradient(const Call& call, std::int64_t b, std::int64_t head, std::int
   const auto out = call.read_row(call.queries(call.buffers.out, p.out_strides, p.head_dim_v, b, head), i);
   const auto dout = call.read_row(call.queries(call.buffers.dout, p.dout_strides, p.head_dim_v, b, head), i);
   const double dlse = call.buffers.dlse != nullptr ? call.read_row(call.statistics(call.buffers.dlse, b, head), i)[0] : 0;
+  const auto terms = static_cast<double>(scores.size());
   const Upstream up = upstream(call, out.data(), dout.data(), lse, dlse);
   const std::int64_t kv_head = call.kv_head(head);
   constexpr std::size_t block = 512;
@@ -145,8 +89,8 @@ Row query_gradient(const Call& call, std::int64_t b, std::int64_t head, std::int
       const double weight = probability(s, lse);
       if (weight == 0) continue;
       const Derivative d =
-          derivative(call, s, weight, call.kept(b, head, i, s.j), up, dout.data(), &values[(s.j - begin) * p.head_dim_v]);
-      add(dq, d.value, d.error + std::fabs(d.value) * sum_error(scores.size()), &keys[(s.j - begin) * p.head_dim]);
+          by_product(call, s, weight, call.kept(b, head, i, s.j), up, dout.data(), &values[(s.j - begin) * p.head_dim_v]);
+      add(dq, d.value, d.error + std::fabs(d.value) * sum_error(terms), &keys[(s.j - begin) * p.head_dim]);
     }
   }
   finish(dq, p.dtype);
@@ -161,7 +105,7 @@ KeyGradients key_gradients(const Call& call, std::int64_t b, std::int64_t kv_hea
     const std::vector<Score> scores = Scores(call, b, head).of_key(j);
     if (scores.empty()) continue;
     const auto v = call.read_keys(call.buffers.v, p.v_strides, p.head_dim_v, b, kv_head, j, j + 1);
-    const double terms = sum_error(scores.size() * static_cast<std::size_t>(group));
+    const double terms = sum_error(static_cast<double>(scores.size()) * static_cast<double>(group));
     constexpr std::size_t block = 512;
     for (std::size_t first = 0; first < scores.size(); first += block) {
       const std::size_t last = std::min(first + block, scores.size());
@@ -183,7 +127,7 @@ KeyGradients key_gradients(const Call& call, std::int64_t b, std::int64_t kv_hea
         if (weight == 0) continue;
         const double* dout_row = &dout[at * p.head_dim_v];
         const Upstream up = upstream(call, &out[at * p.head_dim_v], dout_row, lse[at], dlse[at]);
-        const Derivative d = derivative(call, s, weight, kept, up, dout_row, v.data());
+        const Derivative d = by_product(call, s, weight, kept, up, dout_row, v.data());
         add(gradients.dk, d.value, d.error + std::fabs(d.value) * terms, &q[at * p.head_dim]);
         const double error = weight * (unit_of(p.dtype) + 2 * s.error + terms) + underflow_of(p.dtype);
         add(gradients.dv, weight * kept, error * kept, dout_row);

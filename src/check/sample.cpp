@@ -43,6 +43,18 @@ std::vector<Place> spread(std::int64_t batch, std::int64_t heads, std::uint64_t 
 
 }  // namespace
 
+std::vector<std::int64_t> some_of(std::int64_t count, std::uint64_t turn, double work_of_one, std::int64_t most) {
+  std::vector<std::int64_t> chosen;
+  if (count == 0) return chosen;
+  const auto affordable = static_cast<std::int64_t>(std::min(most_work / std::max(work_of_one, 1.0), 1e9));
+  const std::int64_t wanted = std::min({affordable, most, count});
+  for (std::uint64_t n = 0; static_cast<std::int64_t>(n) < wanted; ++n) {
+    const std::int64_t number = n == 0 ? 0 : n == 1 ? count - 1 : draw(turn, 32 + n, count);
+    if (std::find(chosen.begin(), chosen.end(), number) == chosen.end()) chosen.push_back(number);
+  }
+  return chosen;
+}
+
 std::vector<Place> some_queries(const Call& call, std::uint64_t turn) {
   const Problem& p = call.problem;
   const double work = static_cast<double>(p.seq_kv) * static_cast<double>(2 * p.head_dim + 2 * p.head_dim_v);

@@ -6,7 +6,6 @@
 namespace flash_attention::check {
 namespace {
 
-constexpr std::int64_t rows_at_once = 512;
 constexpr double float32_unit = 0x1p-23;  // in which every kernel adds up
 constexpr double tanh_error = 0x1p-10;    // of the GPU's own tanh
 
@@ -65,12 +64,12 @@ std::vector<Score> Scores::of_query(std::int64_t i) const {
   return scores;
 }
 
-std::vector<Score> Scores::of_key(std::int64_t j) const {
+std::vector<Score> Scores::of_key(std::int64_t j, std::int64_t begin, std::int64_t end) const {
   std::vector<Score> scores;
   if (j < sequence_.first_key || j >= sequence_.end_key) return scores;
   const auto k = call_.read_keys(call_.buffers.k, p_.k_strides, p_.head_dim, b_, call_.kv_head(head_), j, j + 1);
   const Rows queries = call_.queries(call_.buffers.q, p_.q_strides, p_.head_dim, b_, head_);
-  std::int64_t begin = 0, end = sequence_.len_q;
+  end = std::min(end, sequence_.len_q);
   while (begin < end && !in_window(begin, j)) ++begin;
   while (begin < end && !in_window(end - 1, j)) --end;
   for (std::int64_t first = begin; first < end; first += rows_at_once) {

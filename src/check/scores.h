@@ -7,6 +7,8 @@
 
 namespace flash_attention::check {
 
+constexpr std::int64_t rows_at_once = 512;  // that are read
+
 /// One score before the softmax.
 struct Score {
   std::int64_t i = 0, j = 0;  // in the sequence
@@ -25,8 +27,9 @@ class Scores {
 
   /// The scores that query i sees, in the order of the keys.
   std::vector<Score> of_query(std::int64_t i) const;
-  /// Those of key j, in the order of the queries.
-  std::vector<Score> of_key(std::int64_t j) const;
+  /// Those of key j and queries [begin, end), in the order of the queries.
+  std::vector<Score> of_key(std::int64_t j, std::int64_t begin, std::int64_t end) const;
+  std::vector<Score> of_key(std::int64_t j) const { return of_key(j, 0, sequence_.len_q); }
 
  private:
   bool in_window(std::int64_t i, std::int64_t j) const;

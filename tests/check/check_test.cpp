@@ -7,8 +7,10 @@
 
 #include "api/validate.h"
 #include "check/sample.h"
+#include "check/sums.h"
 #include "flash_attention/error.h"
 #include "support/contract.h"
+#include "support/make_case.h"
 #include "support/tensors.h"
 
 namespace flash_attention::testing {
@@ -81,7 +83,8 @@ void expect_seen(const Case& c, Pass pass, void* (*tensor)(const Buffers&), std:
   ASSERT_EQ(call.check_all(), "") << name;
   auto* values = static_cast<float*>(tensor(call.buffers()));
   for (const std::int64_t at : {std::int64_t{0}, elements / 2, elements - 1}) {
-    for (const float wrong : {values[at] + 0.01f, -values[at] - 1, static_cast<float>(NAN), static_cast<float>(INFINITY)}) {
+    for (const float wrong : {values[at] + 0.01f * std::max(1.0f, std::fabs(values[at])), -values[at] - 1,
+                              static_cast<float>(NAN), static_cast<float>(INFINITY)}) {
       const float right = values[at];
       values[at] = wrong;
       EXPECT_NE(call.check_all().find(std::string(" in ") + name + "["), std::string::npos)
@@ -103,6 +106,34 @@ TEST(Check, SeesAWrongNumberInEveryTensor) {
       c, Pass::backward, [](const Buffers& b) -> void* { return b.dk; }, 2 * 11 * 16, "dk");
   expect_seen(
       c, Pass::backward, [](const Buffers& b) -> void* { return b.dv; }, 2 * 11 * 16, "dv");
+}
+
+/// With every way to broadcast, and sums over more rows than are read at once.
+TEST(Check, SeesAWrongSumOverRows) {
+  for (const std::string axes : {"", "q", "h", "b", "hq", "bhq"}) {
+    const auto has = [&](char axis) { return axes.find(axis) != std::string::npos; };
+    Case c = plain();
+    Problem& p = c.problem;
+    p.seq_q = axes.empty() ? 600 : 3, p.causal = p.sink = true;
+    c.dbias = c.dsink = c.dlse = true;
+    p.bias = over(p, has('b'), has('h'), has('q'));
+    SCOPED_TRACE(axes);
+    const std::int64_t elements = (has('b') ? 2 : 1) * (has('h') ? 2 : 1) * (has('q') ? p.seq_q : 1) * p.seq_kv;
+    expect_seen(
+        c, Pass::backward, [](const Buffers& b) -> void* { return b.dbias; }, elements, "dbias");
+    expect_seen(
+        c, Pass::backward, [](const Buffers& b) -> void* { return b.dsink; }, 2, "dsink");
+  }
+}
+
+/// One sum over all of this takes minutes in fp64: the others are still looked at.
+TEST(Check, DrawsNoSumThatIsTooMuchWork) {
+  Problem p{.batch = 1, .seq_q = 1 << 20, .seq_kv = 64, .heads_q = 32, .heads_kv = 32, .head_dim = 128, .sink = true};
+  p.bias = {.present = true};
+  p = api::normalise(p, Pass::backward);
+  const check::Call call(p, {}, {}, in_place);
+  EXPECT_TRUE(check::some_biases(call, 3).empty());
+  EXPECT_EQ(check::some_sinks(call, 3).size(), 1u);
 }
 
 /// A kernel that does not know an option computes another problem.
