@@ -2,6 +2,7 @@
 
 #include "decode/parts.cuh"
 #include "forward/repair.cuh"
+#include "ptx/path.cuh"
 #include "ptx/shared.cuh"
 #include "tile/mma.cuh"
 #include "tile/softmax.cuh"
@@ -107,6 +108,7 @@ struct Finish {
   __device__ __forceinline__ void repair(const Row& row, float lse) const {
     __syncwarp();  // what is replaced has been written
     if (row.query >= sequence.len_q) return;
+    ptx::path<"decode/sm80 repaired row">();
     careful_output<config>(args, sequence, row.head_idx, row.query, lse).store(output(row), 1, lane);
   }
 
@@ -152,6 +154,7 @@ struct Finish {
   template <int begin>
   __device__ __forceinline__ void collect(const float (&O)[1][dim_v / 8][4], float* part) const {
     if constexpr (begin < config.head_dim_v) {
+      if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<begin>(O);
       __syncthreads();  // the columns, and at first the statistics, are there
       for (int row = warp; row < num_rows(); row += warps) {
@@ -223,6 +226,7 @@ struct Finish {
       for (int column = 4 * lane; column < config.head_dim_v; column += 128) {
         Four total{};
         for (int x = 0; x < count; x += together) {
+          if (x != 0) ptx::path<"decode/sm80 more parts">();
           if (x != 0 || column != 4 * lane) load(values, x, column);
 #pragma unroll
           for (int u = 0; u < together; ++u) {
@@ -249,13 +253,20 @@ struct Finish {
     const int start = position - (tile - item.first_tile);
     const int first = begins ? static_cast<int>(blockIdx.x) : run.shares.block_of(start);
     const int own = static_cast<int>(blockIdx.x) - first;
-    if (begins && ends) return collect<0>(O, nullptr);
+    if (begins && ends) {
+      ptx::path<"decode/sm80 whole item">();
+      return collect<0>(O, nullptr);
+    }
+    ptx::path<"decode/sm80 part of an item">();
     collect<0>(O, parts.part(first, own));
     // The barrier at the end of collect() orders everyone's writes before the arrival.
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
     if (thread == 0) storage.is_last = parts.arrive(first, blocks);
     __syncthreads();  // everyone knows, and sees what thread 0 has seen
-    if (storage.is_last) merge(parts, first, blocks);
+    if (storage.is_last) {
+      ptx::path<"decode/sm80 merged parts">();
+      merge(parts, first, blocks);
+    }
     __syncthreads();  // is_last and the factors have been read
   }
 };

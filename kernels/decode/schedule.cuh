@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ptx/path.cuh"
 #include "ptx/warp.cuh"
 #include "tile/score.cuh"
 
@@ -72,6 +73,7 @@ struct Cursor {
   __device__ __forceinline__ void next(const AttentionArgs& args) {
     if (++tile < item.end_tile) return;
     if (item.only_rows && item.kv_head_idx + 1 < args.heads_kv) {  // the same rows and keys of the next head
+      ptx::path<"decode/sm80 next key head">();
       ++item.kv_head_idx;
       tile = item.first_tile;
       return;
@@ -80,8 +82,11 @@ struct Cursor {
     if (++item.row_tile == Item<config>::row_tiles_of(sequence)) {
       item.row_tile = 0;
       ++item.kv_head_idx;
+    } else {
+      ptx::path<"decode/sm80 next rows">();
     }
     while (item.kv_head_idx == args.heads_kv || Item<config>::row_tiles_of(sequence) == 0) {  // to a sequence with rows
+      if (item.kv_head_idx != args.heads_kv) ptx::path<"decode/sm80 sequence without rows">();
       item.kv_head_idx = 0;
       if (++item.batch_idx >= args.batch) return;
       sequence = tile::make_sequence<config.features>(args, item.batch_idx);
@@ -122,6 +127,7 @@ struct Run {
     for (int step = 1; step < 32; step *= 2) owner += ptx::shuffle_xor(owner, step);
     int batch_idx = first, left = begin - (until - own);
     if (lane == owner) {
+      if (each > 1) ptx::path<"decode/sm80 several sequences a lane">();
       for (int tiles; left >= (tiles = tiles_of(args, batch_idx)); ++batch_idx) left -= tiles;
     }
     find(args, ptx::shuffle(batch_idx, owner), ptx::shuffle(left, owner));
@@ -146,6 +152,7 @@ struct Run {
     start.item = {batch_idx, left / of_head, 0, 0, 0, {0, 0}, false};
     left %= of_head;
     for (int tiles; left >= (tiles = start.item.find_tiles(args, sequence)); ++start.item.row_tile) left -= tiles;
+    if (left != 0) ptx::path<"decode/sm80 run from within an item">();
     start.tile = start.item.first_tile + left;
   }
 };

@@ -2,6 +2,7 @@
 
 #include "decode/finish.cuh"
 #include "decode/load.cuh"
+#include "ptx/path.cuh"
 #include "tile/tail.cuh"
 
 // Attention forward for few queries, where reading K and V once is all the work: mma.sync and cp.async, sm_80 and up,
@@ -88,6 +89,7 @@ struct DecodeSm80 {
     if constexpr (layout.row_warps == 1) {
       __syncwarp();
     } else {
+      ptx::path<"decode/sm80 rows of several warps">();
       __syncthreads();
     }
   }
@@ -199,13 +201,20 @@ struct DecodeSm80 {
   __device__ __forceinline__ void attend(int tile_idx, int stage) {
     const int kv_begin = tile_idx * block_kv + warp_key;
     const tile::KeyRange seen = storage.item.seen, full = storage.full;
-    if (kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) return;
+    if (kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {
+      ptx::path<"decode/sm80 warp without keys">();
+      return;
+    }
     Scores S{};
     multiply_keys(S, K_smem(stage));
     if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {
+      ptx::path<"decode/sm80 edge tile">();
       score_tile<true>(S, kv_begin);
     } else if constexpr (!tile::Score<features>::linear) {
+      ptx::path<"decode/sm80 inner tile with options">();
       score_tile<false>(S, kv_begin);
+    } else {
+      ptx::path<"decode/sm80 inner tile">();
     }
     float shrink[2];
     rows.template update<0, config.features.bias>(S[0], scale_log2(), shrink);

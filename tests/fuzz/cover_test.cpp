@@ -34,6 +34,10 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
                       (b == paged && y == "full" && a == of_packed && x != "unused");
     if (full) return false;
   }
+  for (const Factor length : {queries, keys}) {
+    for (const std::string_view level : {"prime", "edge", "long"})
+      if (both(batch, "many", length, level)) return false;
+  }
   if (a == bounds && b == tail && (x == "unused") != (y == "unused")) return false;
   if (both(paged, "full", packed, "on") || both(batch, "0", tail, "some")) return false;
   if (both(seqused_kv, "on", paged, "full") || both(seqused_kv, "off", paged, "used")) return false;
@@ -120,6 +124,7 @@ void expect_levels(const GeneratedProblem& g) {
   EXPECT_EQ(p.causal, row.level(window).starts_with("causal"));
   EXPECT_EQ(g.c.dbias, row.is(dbias, "on"));
   EXPECT_EQ(p.batch == 0, row.is(batch, "0"));
+  EXPECT_EQ(p.batch > 32, row.is(batch, "many"));
   if (p.packed) {
     EXPECT_EQ(p.total_q > g.c.cu_seqlens_q.back(), row.is(tail, "some"));
   }

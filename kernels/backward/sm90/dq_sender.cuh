@@ -4,6 +4,7 @@
 
 #include "backward/sm90/ordered_accumulate.cuh"
 #include "backward/sm90/storage.cuh"
+#include "ptx/path.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -21,8 +22,10 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
     const unsigned key_tile = step.key_tile;
     float* const sums = workspace<float>(args, workspace_dQ) + padded * width;
     if (!Shape<config>::ordered || wait_for_order(dq_order_of(args, padded), key_tile)) {
+      if (Shape<config>::ordered) ptx::path<"backward/sm90 dQ added in order">();
       ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);
     } else {
+      ptx::path<"backward/sm90 dQ stored by the first">();
       ptx::bulk_store(sums, shared.dQ[warpgroup], tile_rows * width * 4);
     }
     ptx::bulk_commit();

@@ -5,6 +5,7 @@
 #include "backward/sm90/dq_exchange.cuh"
 #include "backward/sm90/ordered_accumulate.cuh"
 #include "backward/sm90/prepare.cuh"
+#include "ptx/path.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -55,7 +56,10 @@ struct Epilogue : DqExchange<config> {
     const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));
     unsigned* const order = dkv_order_of(args, row + warp_keys * (thread / 32));
     const bool in_order = S::ordered && thread % 32 == 0;
-    if (in_order) wait_for_order(order, task().gqa_split);
+    if (in_order) {
+      if (task().gqa_split != 0) ptx::path<"backward/sm90 dK added in order">();
+      wait_for_order(order, task().gqa_split);
+    }
     stage_keys<S::width>(dK, args.scale);
     send<S::width>(workspace<float>(args, workspace_dK) + row * S::width);
     stage_keys<S::width_v>(dV, one);

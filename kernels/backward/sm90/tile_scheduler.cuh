@@ -5,6 +5,7 @@
 
 #include "backward/sm90/shape.cuh"
 #include "ptx/atomic.cuh"
+#include "ptx/path.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -77,6 +78,7 @@ struct TaskQueue {
       ptx::mbarrier_arrive(full[state.stage]);
       if (task >= num_tasks) return;
       use(task);
+      if (n > 0) ptx::path<"backward/sm90 task by the counter">();
       task = static_cast<int>(gridDim.x + ptx::atomic_add(counter, 1));
     }
   }

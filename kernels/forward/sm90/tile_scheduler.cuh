@@ -5,6 +5,7 @@
 
 #include "forward/sm90/shape.cuh"
 #include "ptx/atomic.cuh"
+#include "ptx/path.cuh"
 #include "tile/score.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -52,6 +53,7 @@ struct Schedule {
       if (attempt == 0) {
         num_iterations = i;
         if (next >= num_units) return false;
+        if (i > 0) ptx::path<"forward/sm90 tile by the counter">();
         claimed[i] = next;
         // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
         next = i + 1 < max_retry_marks ? take() : num_units;
@@ -99,10 +101,17 @@ struct Schedule {
     if constexpr (config.pair_tiles) {
       const int opposite = tile::ceil_div(sequence.rows_q, config.block_q) - 1 - unit.position;
       const bool second = iteration % 2 != 0;
-      if (unit.position > opposite || (second && unit.position == opposite)) return false;
+      if (unit.position > opposite || (second && unit.position == opposite)) {
+        ptx::path<"forward/sm90 tile without its pair">();
+        return false;
+      }
+      if (second) ptx::path<"forward/sm90 second tile of a pair">();
       if (!second) row_tile = opposite;
     }
-    if (row_tile * config.block_q >= sequence.rows_q) return false;
+    if (row_tile * config.block_q >= sequence.rows_q) {
+      ptx::path<"forward/sm90 tile past its sequence">();
+      return false;
+    }
     tile.iteration = iteration;
     tile.attempt = attempt;
     tile.q_begin = row_tile * config.block_q;
@@ -133,8 +142,11 @@ struct Schedule {
     constexpr Features features = config.features;
     constexpr int block_kv = config.block_kv;
     tile::TileRange range = score.template key_tiles<wg_rows, block_kv>(q_begin);
-    if (range.begin == range.end) range = {loaded.begin, loaded.begin + 1};  // one block that the mask hides
-    int first = range.begin;                                                 // the interior, clipped to the range
+    if (range.begin == range.end) {  // one block that the mask hides
+      ptx::path<"forward/sm90 warpgroup without keys">();
+      range = {loaded.begin, loaded.begin + 1};
+    }
+    int first = range.begin;  // the interior, clipped to the range
     int last = score.visible_kv;
     if constexpr (features.window_right) last = tile::min(last, q_begin + score.diagonal + score.window_right + 1);
     last = tile::min(tile::max(last, 0) / block_kv, range.end);

@@ -66,7 +66,8 @@ std::vector<std::int32_t> lengths_up_to(std::int64_t count, std::int64_t longest
 
 void set_sizes(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
   Problem& p = c.problem;
-  p.batch = std::stoll(std::string(row.level(batch)));
+  const bool many = row.is(batch, "many");
+  p.batch = many ? dice.between(33, 40) : std::stoll(std::string(row.level(batch)));
   const std::int64_t per_key_head = std::stoll(std::string(row.level(group)));
   p.heads_kv = per_key_head >= 8 ? 1 : dice.between(1, 2);
   p.heads_q = p.heads_kv * per_key_head;

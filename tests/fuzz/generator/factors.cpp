@@ -38,7 +38,7 @@ const std::vector<Description>& table() {
       {group, "group", {"1", "2", "3", "8"}},
       {queries, "queries", {"0", "1", "few", "prime", "edge", "long"}},
       {keys, "keys", {"0", "1", "few", "prime", "edge", "long"}},
-      {batch, "batch", {"1", "2", "3", "0"}},
+      {batch, "batch", {"1", "2", "3", "0", "many"}},
       {layout, "layout", {"dense", "heads_first", "gaps", "odd", "fours", "broadcast", "reversed"}},
       {inputs,
        "inputs",
@@ -89,6 +89,10 @@ constexpr Exclusion exclusions[] = {
     {paged, "full", bounds, "exact"},  {paged, "full", bounds, "loose"},
     {paged, "full", bounds, "none"},   {paged, "full", tail, "none"},
     {paged, "full", tail, "some"},     {tail, "some", batch, "0"},  // rows need a sequence
+    {batch, "many", queries, "prime"},                              // so that the oracle stays quick
+    {batch, "many", queries, "edge"},  {batch, "many", queries, "long"},
+    {batch, "many", keys, "prime"},    {batch, "many", keys, "edge"},
+    {batch, "many", keys, "long"},
 };
 
 int index_of(Factor factor, std::string_view level) {
