@@ -1,0 +1,58 @@
+"""tools/sanitize_gpu.py with a sanitizer that is not one: what it runs, and what it makes of the outcome."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import sanitize_gpu  # noqa: E402
+from sanitize_gpu import Run, attempt  # noqa: E402
+
+
+def program(folder, name, text):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_every_kernel_has_the_suite_that_its_tests_are_in():
+    for kernel, suite in sanitize_gpu.SUITES.items():
+        room, name = kernel.split("/")
+        text = (ROOT / f"tests/kernels/{room}/{name}_gpu_test.cpp").read_text()
+        assert re.search(rf"^TEST_P\({suite}, ", text, re.MULTILINE), kernel
+
+
+def test_cases_are_those_of_the_contract():
+    text = "".join((ROOT / "tests/support" / name).read_text() for name in ("contract_cases.cpp", "cache_cases.cpp"))
+    for case in sanitize_gpu.CASES:
+        assert f'"{case}' in text, case
+
+
+def test_what_a_run_says(tmp_path):
+    def outcome(text, limit_s=20):
+        return attempt(Run("memcheck", "forward/sm80", (program(tmp_path, "sanitizer", text),)), limit_s)
+
+    assert outcome("echo '[  PASSED  ] 3 tests.'") == ""
+    assert outcome("echo 'no difference'") == ""
+    assert outcome("echo '[  PASSED  ] 0 tests.'") == "no test ran"
+    found = outcome(f"echo '========= Invalid __global__ read of size 4 bytes'; exit {sanitize_gpu.REPORTED}")
+    assert found.startswith("reported") and "Invalid __global__ read" in found
+    assert "exit code 1" in outcome("echo '[  FAILED  ] x'; exit 1")
+    assert "not finished" in outcome("exec sleep 5", limit_s=0.2)
+
+
+def test_without_a_sanitizer_it_says_so():
+    command = [sys.executable, ROOT / "tools/sanitize_gpu.py", "--sanitizer", "no-such-sanitizer"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "CUDA toolkit" in done.stderr
+
+
+def test_the_list_has_every_tool_and_kernel():
+    command = [sys.executable, ROOT / "tools/sanitize_gpu.py", "--list"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for tool in sanitize_gpu.TOOLS:
+        assert listing.count(f"--tool {tool}") >= len(sanitize_gpu.SUITES)
