@@ -238,7 +238,7 @@ struct Consumer : Epilogue<config> {
       }
     }
     if (end_step != first_step && owns(end_step - 1)) {
-      if constexpr (!config.separate_dq) make_dQ<true>(end_step - 1);
+      if constexpr (!config.separate_dq) this->template make_dQ<true>(end_step - 1);
     } else {
       if (config.separate_dq && end_step == first_step) await_all_threads();  // neither steps nor keys to clean
       release_keys();
