@@ -29,7 +29,7 @@ def test_a_difference_is_told_with_its_command(command, tmp_path):
     assert "args.scale" in text
     score.write_text(text.replace("args.scale", "(args.scale * 0.5f)"))
     environment = {**os.environ, "FLASH_ATTENTION_KERNEL_DIR": str(tmp_path / "kernels")}
-    flags = ["--device", "emulator", "--arch", "sm_80", "--kernel", "forward/portable", "--problems", 2, "--json"]
+    flags = ["--device", "emulator", "--arch", "sm_80", "--kernel", "forward/portable", "--problems", 8, "--json"]
     report = json.loads(command("stress", *flags, code=1, env=environment).stdout)
     difference = report["differences"][0]
     assert difference["lines"] and "--kernel forward/portable --seed 1 --problem" in difference["command"]

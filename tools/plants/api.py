@@ -8,7 +8,7 @@ BUFFERS = "api_test BufferRefusal.*"
 PLANTS = (
     Plant(
         "a sequence may end before it begins",
-        "src/api/validate.cpp",
+        "src/api/pointers.cpp",
         "    if (length < 0)\n",
         "    if (length < -1)\n",
         "api_test BufferRefusal.PackedLengths",
@@ -50,7 +50,7 @@ PLANTS = (
     ),
     Plant(
         "the last sequence may end past the tensor",
-        "src/api/validate.cpp",
+        "src/api/pointers.cpp",
         "  if (cu[batch] > total)\n",
         "  if (cu[batch] > total + 1)\n",
         BUFFERS,
@@ -100,15 +100,15 @@ PLANTS = (
     Plant(
         "overlap: the sink is no input of forward",
         "src/api/validate.cpp",
-        "{q, k, v, bias, mask, table, slopes, sink, cu_q,",
-        "{q, k, v, bias, mask, table, slopes, cu_q,",
+        "block_mask, table, slopes, sink, cu_q, cu_kv,",
+        "block_mask, table, slopes, cu_q, cu_kv,",
         BUFFERS,
     ),
     Plant(
         "overlap: lengths are no inputs of backward",
         "src/api/validate.cpp",
-        "dlse, bias, mask, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});",
-        "dlse, bias, mask, slopes, sink, cu_q, cu_kv, used_q, used_kv, padding});",
+        "slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});\n}",
+        "slopes, sink, cu_q, cu_kv, used_q, used_kv, padding});\n}",
         BUFFERS,
     ),
     Plant(

@@ -37,7 +37,7 @@ PLANTS = (
     Plant("every call draws the same rows", "src/check/sample.cpp", "mix(mix(turn) + which)", "mix(which)", SEEN),
     Plant(
         "the allowed error is a hundred times too large",
-        "src/check/reference.cpp",
+        "src/check/derivative.h",
         "constexpr double slack = 3;",
         "constexpr double slack = 3000;",
         SEEN,
@@ -72,10 +72,31 @@ PLANTS = (
     ),
     Plant(
         "dlse has the wrong sign",
-        "src/check/reference.cpp",
+        "src/check/derivative.cpp",
         "dot(dout, out, dim) - dlse,",
         "dot(dout, out, dim) + dlse,",
         RIGHT + "*dlse*",
+    ),
+    Plant(
+        "dbias is that of the first head",
+        "src/check/sums.cpp",
+        "end_head = p.bias.head_stride != 0 ? place.head + 1 : p.heads_q;",
+        "end_head = place.head + 1;",
+        RIGHT + "*bias*",
+    ),
+    Plant(
+        "dbias has the derivative behind the soft cap",
+        "src/check/sums.cpp",
+        "sum.add(d.value, d.error + std::fabs(d.value) * (unit_of(p.dtype) + 2 * first->error));",
+        "sum.add(d.value * first->bend, d.error + std::fabs(d.value) * (unit_of(p.dtype) + 2 * first->error));",
+        RIGHT + "everything*",
+    ),
+    Plant(
+        "dsink of the first sequence alone",
+        "src/check/sums.cpp",
+        "for (std::int64_t b = 0; b < call.problem.batch; ++b) {\n    const std::int64_t len_q",
+        "for (std::int64_t b = 0; b < 1; ++b) {\n    const std::int64_t len_q",
+        RIGHT + "*sink*",
     ),
     Plant(
         "pages are read in their order",

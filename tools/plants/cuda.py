@@ -18,7 +18,7 @@ PLANTS = (
     Plant(
         "loading disturbs the capture of another thread",
         "src/cuda/kernel.cpp",
-        "    const CaptureUndisturbed undisturbed(cu);\n",
+        "  const CaptureUndisturbed undisturbed(cu);\n",
         "",
         KERNEL,
     ),
@@ -46,8 +46,8 @@ PLANTS = (
     Plant(
         "a kernel is loaded although the stream is captured",
         "src/cuda/kernel.cpp",
-        "    if (is_capturing(cu, handle)) {\n",
-        "    if (false && is_capturing(cu, handle)) {\n",
+        "  if (is_capturing(cu, stream)) {\n",
+        "  if (false && is_capturing(cu, stream)) {\n",
         KERNEL,
     ),
     Plant(
@@ -74,8 +74,8 @@ PLANTS = (
     Plant(
         "clusters are launched without their attribute",
         "src/cuda/kernel.cpp",
-        "    if (launch.cluster > 1) {\n",
-        "    if (launch.cluster > 2) {\n",
+        "  if (launch.cluster > 1) {\n",
+        "  if (launch.cluster > 2) {\n",
         KERNEL,
     ),
     Plant(

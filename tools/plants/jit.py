@@ -151,8 +151,8 @@ PLANTS = (
     Plant(
         "a kernel's key lacks its threads",
         "src/jit/kernel_key.cpp",
-        "launch.config, arch, launch.block, launch.min_blocks_per_sm, false};",
-        "launch.config, arch, 256, launch.min_blocks_per_sm, false};",
+        "launch.config, arch, launch.block, launch.min_blocks_per_sm, false,",
+        "launch.config, arch, 256, launch.min_blocks_per_sm, false,",
         "jit_test KernelKey.*",
     ),
 )

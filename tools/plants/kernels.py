@@ -124,7 +124,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: ALiBi follows the diagonal of the top-left corner",
-        "kernels/forward/sm90/scores.cuh",
+        "kernels/forward/sm90/added.cuh",
         "static_cast<float>(q + score.len_kv - score.len_q - first_key);",
         "static_cast<float>(q + score.diagonal - first_key);",
         cover("forward_sm90"),

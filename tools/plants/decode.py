@@ -1,0 +1,196 @@
+"""Mistakes of meaning in kernels/decode: who takes which tiles, where parts lie, their order, pages and counters."""
+
+from .plant import Plant
+
+COVER = "fuzz_emulated_test Kernels/CoverEmulated.*/decode_sm80"
+SHAPES = "kernels_emulated_test */DecodeSm80.* DecodeSm80Workspace.*"
+SCHEDULE, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/load.cuh"
+PARTS, FINISH, KERNEL = "kernels/decode/parts.cuh", "kernels/decode/finish.cuh", "kernels/decode/sm80.cuh"
+
+PLANTS = (
+    # Schedule
+    Plant(
+        "the blocks with one tile more are one too few",
+        SCHEDULE,
+        "return block * each + tile::min(block, rest); }",
+        "return block * each + tile::min(block, rest > 0 ? rest - 1 : 0); }",
+        COVER,
+    ),
+    Plant(
+        "a tile's block is looked for as if all took the same",
+        SCHEDULE,
+        "const int of_larger = rest * (each + 1);",
+        "const int of_larger = 0 * rest * (each + 1);",
+        SHAPES,
+    ),
+    Plant(
+        "sequences without rows are not passed over",
+        SCHEDULE,
+        "while (item.kv_head_idx == args.heads_kv || Item<config>::row_tiles_of(sequence) == 0) {",
+        "if (item.kv_head_idx == args.heads_kv) {",
+        COVER,
+    ),
+    Plant(
+        "rows without keys have no tile",
+        SCHEDULE,
+        "end_tile = tile::max(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));",
+        "end_tile = tile::max(first_tile, tile::ceil_div(seen.end, config.block_kv));",
+        COVER,
+    ),
+    Plant(
+        "the next key head has other keys",
+        SCHEDULE,
+        "      ++item.kv_head_idx;\n      tile = item.first_tile;\n      return;",
+        "      ++item.kv_head_idx;\n      tile = 0;\n      return;",
+        COVER,
+    ),
+    Plant(
+        "a run begins at the beginning of its item",
+        SCHEDULE,
+        "start.tile = start.item.first_tile + left;",
+        "start.tile = start.item.first_tile;",
+        COVER,
+    ),
+    Plant(
+        "a lane counts its own sequences alone",
+        SCHEDULE,
+        "      if (lane >= step) until += before;\n",
+        "      if (lane > step) until += before;\n",
+        COVER,
+    ),
+    Plant(
+        "the last tokens of a group's tile are left out",
+        SCHEDULE,
+        "tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};",
+        "tile::min(first + config.block_q, rows) / config.group};",
+        COVER,
+    ),
+    # Pages
+    Plant("a page is that of the first sequence", LOAD, "next.item.batch_idx * args.page_table_stride +", "0 *", COVER),
+    Plant(
+        "the row in a page is that in the tile",
+        LOAD,
+        "page_row = j % args.page_size;",
+        "page_row = (j % config.block_kv) % args.page_size;",
+        COVER,
+    ),
+    Plant(
+        "entries of the table are not held inside of the cache",
+        LOAD,
+        "page = tile::max(0, tile::min(entry, args.num_pages - 1));",
+        "page = entry;",
+        COVER,
+        survives="the host refuses such an entry where it can see it, as it can in the emulator; on a GPU "
+        "test_lengths_and_pages_out_of_range_stay_inside_the_cache finds it",
+    ),
+    Plant(
+        "keys before a window are loaded",
+        LOAD,
+        "const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * 8 < columns;",
+        "const bool exists = j < now.item.seen.end && chunk * 8 < columns;",
+        SHAPES + " */DecodeSm80Contract.*",
+    ),
+    Plant(
+        "columns past head_dim are loaded",
+        LOAD,
+        "j < now.item.seen.end && chunk * 8 < columns;",
+        "j < now.item.seen.end;",
+        COVER,
+    ),
+    # Parts
+    Plant(
+        "the first part lies where the next block's does",
+        PARTS,
+        "(2ll * (first + x) + (x == 0 ? 1 : 0)) * part_floats;",
+        "(2ll * (first + x)) * part_floats;",
+        COVER,
+    ),
+    Plant("the last to arrive is one too early", PARTS, "& 0xffff) + 1 < count)", "& 0xffff) + 2 < count)", COVER),
+    Plant(
+        "the counter does not go back to 0",
+        PARTS,
+        "    ptx::store_global(words + block, tag_of(block));\n    return true;",
+        "    return true;",
+        SHAPES,
+    ),
+    Plant(
+        "what the workspace held counts",
+        PARTS,
+        "if ((found & ~Word{0xffff}) != tag_of(block))",
+        "if (false && (found & ~Word{0xffff}) != tag_of(block))",
+        COVER,
+    ),
+    Plant(
+        "a counter of the item before is not prepared",
+        KERNEL,
+        "      if (before < run.begin) parts.prepare(run.shares.block_of(before));\n",
+        "",
+        COVER,
+        survives="the block that begins the item prepares the same word before it can be the first to arrive; only a "
+        "block that arrives before the first one has started needs it, and the emulator starts blocks in order",
+    ),
+    Plant(
+        "parts are merged by their sums alone",
+        FINISH,
+        "for (int x = lane; x < count; x += 32) factors[x] = ptx::exp2(factors[x] - reference);",
+        "for (int x = lane; x < count; x += 32) factors[x] = ptx::exp2(0 * factors[x]);",
+        COVER,
+    ),
+    Plant(
+        "a lane's parts past the first are not rescaled",
+        FINISH,
+        "sum = sum * ptx::exp2(max - larger) + statistics[1] * ptx::exp2(statistics[0] - larger);",
+        "sum = sum + statistics[1] * ptx::exp2(statistics[0] - larger);",
+        SHAPES,
+    ),
+    Plant(
+        "parts behind the first few are forgotten",
+        FINISH,
+        "for (int x = 0; x < count; x += together) {",
+        "for (int x = 0; x < tile::min(count, together); x += together) {",
+        COVER,
+    ),
+    Plant(
+        "the sink is that of the key head",
+        FINISH,
+        "if constexpr (features.sink) sink = args.sink[row.head_idx];",
+        "if constexpr (features.sink) sink = args.sink[item.kv_head_idx];",
+        COVER,
+    ),
+    # Rows
+    Plant(
+        "rows of a group are those of the next head",
+        FINISH,
+        "return {packed / config.group, item.kv_head_idx * config.group + packed % config.group};",
+        "return {packed % (num_rows() / config.group + 1), item.kv_head_idx * config.group + packed % config.group};",
+        COVER,
+    ),
+    Plant(
+        "rows past seqused_q are attended",
+        FINISH,
+        "    if (row.query >= sequence.len_q) {\n      lse = -tile::infinity;\n      return 0;\n    }\n",
+        "",
+        COVER,
+    ),
+    Plant(
+        "the same rows are kept for another sequence",
+        KERNEL,
+        "same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;",
+        "same_rows = cursor.item.row_tile == row_tile;",
+        COVER,
+    ),
+    Plant(
+        "a tile with a hidden key at its beginning counts as all visible",
+        KERNEL,
+        "if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {",
+        "if (kv_begin + warp_keys > full.end) {",
+        COVER,
+    ),
+    Plant(
+        "a warp of keys that end inside of it is left out",
+        KERNEL,
+        "if (kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {",
+        "if (kv_begin + warp_keys > seen.end || kv_begin + warp_keys <= seen.begin) {",
+        COVER,
+    ),
+)
