@@ -204,8 +204,11 @@ struct Finish {
         const float* part = parts.part(first, x) + Parts<config>::statistics_offset(row);
         const Pair statistics = ptx::load_global(reinterpret_cast<const Pair*>(part));
         const float larger = ptx::max(max, statistics[0]);
-        if (larger != -tile::infinity)
+        if (larger != -tile::infinity) {
           sum = sum * ptx::exp2(max - larger) + statistics[1] * ptx::exp2(statistics[0] - larger);
+        } else {
+          sum += statistics[1];  // NaN where all scores are
+        }
         max = larger;
         factors[x] = statistics[0];
       }

@@ -47,9 +47,15 @@ const Narrow soft_cap{[](Domain domain) {
 const Narrow many_queries{[](Domain domain) { return plain(domain, "8").only(queries, {"long"}).only(keys, {"few"}); },
                           {.longest = 1400, .most_products = 4e6}};
 
-/// Several tasks have dK of the same keys.
+/// Tasks add to dQ in their order: there are no more keys than queries, and more than a tile of them.
+const Narrow ordered{[](Domain domain) {
+  domain = plain(domain, "64").only(deterministic, {"on"}).only(queries, {"long"}).only(keys, {"long"});
+  return domain.only(inputs, {"normal"});
+}};
+/// And to dK of the same keys.
 const Narrow ordered_groups{[](Domain domain) {
-  return plain(domain, "64").only(deterministic, {"on"}).only(group, {"8"}).only(inputs, {"normal"});
+  domain = plain(domain, "64").only(deterministic, {"on"}).only(queries, {"long"}).only(keys, {"edge"});
+  return domain.only(group, {"8"}).only(inputs, {"normal"});
 }};
 
 /// Decode: more blocks share the keys than have their parts in flight at a time.
@@ -122,18 +128,18 @@ TEST_P(CoverEmulated, MatchesTheOracleAndTakesEveryPath) {
   EXPECT_FALSE(paths_of(kernel_).empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, CoverEmulated,
-                         ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64}},
-                                           Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries}},
-                                           Part{"decode/sm80", 4, {few_queries, many_parts, many_sequences}},
-                                           Part{"backward/portable", 2, {plain_64}},
-                                           Part{"backward/sm80", 2, {plain_64, plain_128}},
-                                           Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered_groups}}),
-                         [](const auto& part) {
-                           std::string name = part.param.kernel;
-                           name[name.find('/')] = '_';
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, CoverEmulated,
+    ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64}},
+                      Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries}},
+                      Part{"decode/sm80", 4, {few_queries, many_parts, many_sequences}},
+                      Part{"backward/portable", 2, {plain_64}}, Part{"backward/sm80", 2, {plain_64, plain_128}},
+                      Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered, ordered_groups}}),
+    [](const auto& part) {
+      std::string name = part.param.kernel;
+      name[name.find('/')] = '_';
+      return name;
+    });
 
 }  // namespace
 }  // namespace flash_attention::fuzz

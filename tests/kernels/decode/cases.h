@@ -51,6 +51,9 @@ inline std::vector<Case> decode_shapes() {
   wide.problem.seq_q = 4, wide.problem.heads_q = 16, wide.problem.head_dim = 256, wide.problem.head_dim_v = 200;
   wide.problem.sink = wide.problem.causal = true, wide.problem.seq_kv = 300;
   cases.push_back(wide);
+  Case nan = base("nan_query_of_many_parts", Dtype::bfloat16);  // no score of the row is a number, in any part
+  nan.problem.seq_q = 3, nan.problem.seq_kv = 700, nan.problem.sink = true, nan.nan_query = 1;
+  cases.push_back(nan);
   return cases;
 }
 
