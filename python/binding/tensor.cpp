@@ -104,6 +104,18 @@ Device device_of(const char* name, int device_type, int index) {
   throw nb::type_error((std::string(name) + ": has no memory of strided elements (" + reason + ")").c_str());
 }
 
+/// NumPy hands bfloat16 (of ml_dtypes) over by no protocol: its bits as uint16, or nothing where the object is none.
+nb::object bits_of_bfloat16(nb::handle object) {
+  const nb::object name = nb::getattr(nb::getattr(object, "dtype", nb::none()), "name", nb::none());
+  if (!nb::isinstance<nb::str>(name) || nb::cast<std::string>(name) != "bfloat16" || !nb::hasattr(object, "view"))
+    return {};
+  try {
+    return object.attr("view")("uint16");
+  } catch (const nb::python_error&) {  // another library's view
+    return {};
+  }
+}
+
 void fill(Tensor& tensor, void* data, std::uint64_t byte_offset, int rank, const std::int64_t* sizes,
           const std::int64_t* strides) {
   if (rank > Tensor::max_rank) {
@@ -152,19 +164,24 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
     fill(tensor, view.data, view.byte_offset, view.ndim, view.shape, view.strides);
     return tensor;
   }
-  const bool accepted = writable ? nb::try_cast(object, tensor.keep_alive, false) : false;
-  if (!accepted) {
+  const auto take = [&](nb::handle source) {
+    if (writable) return nb::try_cast(source, tensor.keep_alive, false);
     nb::ndarray<nb::ro> read_only;
-    if (writable || !nb::try_cast(object, read_only, false)) {
-      const std::string type = nb::cast<std::string>(nb::str(object.type()));
-      throw nb::type_error(
-          (std::string(name) + ": expected a " + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type)
-              .c_str());
-    }
+    if (!nb::try_cast(source, read_only, false)) return false;
     tensor.keep_alive = nb::ndarray<>(read_only);
+    return true;
+  };
+  const bool taken = take(object);
+  const nb::object bits = taken ? nb::object() : bits_of_bfloat16(object);
+  if (!taken && !(bits.is_valid() && take(bits))) {
+    const std::string type = nb::cast<std::string>(nb::str(object.type()));
+    throw nb::type_error(
+        (std::string(name) + ": expected a " + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type)
+            .c_str());
   }
   const nb::ndarray<>& array = tensor.keep_alive;
   tensor.dtype = array.dtype();
+  if (bits.is_valid()) tensor.dtype.code = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
   tensor.device = device_of(name, array.device_type(), array.device_id());
   fill(tensor, array.data(), 0, static_cast<int>(array.ndim()), array.shape_ptr(), array.stride_ptr());
   return tensor;

@@ -334,4 +334,11 @@ def _find_run(kind):
         library = base.__module__.partition(".")[0]
         if library in _LIBRARIES:
             return _LIBRARIES[library]()
-    raise TypeError(f"q: expected a tensor of torch, NumPy, CuPy or JAX, got {kind.__name__}")
+    from flash_attention import any_array
+
+    if any_array.is_array(kind):
+        return any_array.run
+    raise TypeError(
+        f"q: expected a tensor of torch, NumPy, CuPy or JAX, or one with __dlpack__ or __cuda_array_interface__, "
+        f"got {kind.__name__}"
+    )
