@@ -45,6 +45,9 @@ struct Buffers {
   const std::int32_t* hidden_rows = nullptr;    ///< Problem::hidden_rows
   const std::uint8_t* block_mask = nullptr;     ///< Problem::block_mask; nonzero = visible
 
+  const void* const* program_tensors = nullptr;  ///< Problem::program: a pointer for each tensor it reads, dense
+  const double* program_scalars = nullptr;       ///< Problem::program: its scalars, in host memory
+
   // Backward only. Gradients are overwritten, never added to.
   const void* dout = nullptr;   ///< shape of out
   const float* dlse = nullptr;  ///< shape of lse; may be null (no gradient through lse)
@@ -53,6 +56,7 @@ struct Buffers {
   void* dv = nullptr;           ///< shape of v
   void* dbias = nullptr;        ///< dense [batch|1, heads_q|1, seq_q|1, seq_kv], 1 where bias broadcasts; may be null
   float* dsink = nullptr;       ///< [heads_q]; may be null
+  float* const* program_gradients = nullptr;  ///< Problem::program_gradients: as many pointers as tensors; float32, dense
 };
 
 /// How one call is carried out; nothing here changes what is computed, except the dropout seed.

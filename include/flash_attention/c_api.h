@@ -73,6 +73,9 @@ typedef struct flash_attention_problem {
   int64_t hidden_batch_stride, hidden_head_stride;
   int64_t mask_block_q, mask_block_kv; /* mask_block_q 0 = no block_mask */
   int64_t block_mask_batch_stride, block_mask_head_stride, block_mask_q_stride;
+  const char* program;                             /* text; NULL = none */
+  int64_t program_sizes[8][4];
+  uint32_t program_gradients;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -91,6 +94,9 @@ typedef struct flash_attention_buffers {
   const int32_t *left_padding, *page_table;
   const int32_t* hidden_rows;
   const uint8_t* block_mask;
+  const void* const* program_tensors;
+  const double* program_scalars;
+  float* const* program_gradients;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {

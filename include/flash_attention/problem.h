@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -128,6 +129,10 @@ struct Problem {
 
   HiddenRows hidden_rows{};
   BlockMask block_mask{};
+  // A program that changes scores or hides keys, as text: docs/numerics.md, "Programs". It may read up to 8 tensors.
+  std::string program{};                                       ///< empty: none
+  std::array<std::array<std::int64_t, 4>, 8> program_sizes{};  ///< the sizes of each tensor it reads; 0 past its rank
+  std::uint32_t program_gradients = 0;                         ///< backward: bit n asks for the gradient of tensor n
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "flash_attention/runtime.h"
 #include "flash_attention/version.h"
+#include "program.h"
 
 namespace flash_attention::python {
 
@@ -46,18 +47,20 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) 
 }
 
 void run_forward(nb::tuple tensors, nb::tuple scalars, nb::handle out, nb::handle lse, std::uint64_t seed,
-                 std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
+                 std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program) {
   const Slots slots = slots_of(tensors);
   Call call(slots, scalars_of(scalars));
+  const ProgramArguments captured(program, call);
   const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
   call.set_forward(result, log_sums, seed, offset);
   run(call, false, stream, allocate);
 }
 
 void run_backward(nb::tuple tensors, nb::tuple scalars, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
-                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
+                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program) {
   const Slots slots = slots_of(tensors);
   Call call(slots, scalars_of(scalars));
+  const ProgramArguments captured(program, call);
   const Tensor result = tensor_of(results[0], "out"), log_sums = tensor_of(results[1], "lse");
   call.set_forward(result, log_sums, seed, offset);
   const Gradients all{.dout = tensor_of(gradients[0], "dout"),
@@ -71,8 +74,9 @@ void run_backward(nb::tuple tensors, nb::tuple scalars, nb::tuple results, nb::t
   run(call, true, stream, allocate);
 }
 
-std::string explain_call(nb::tuple tensors, nb::tuple scalars, bool backward) {
+std::string explain_call(nb::tuple tensors, nb::tuple scalars, bool backward, nb::handle program) {
   Call call(slots_of(tensors), scalars_of(scalars));
+  const ProgramArguments captured(program, call);
   call.choose(backward);
   return explain(call.problem, call.pass(backward), call.options);
 }
@@ -107,10 +111,10 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "scalars"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
-             "allocate"_a);
+             "allocate"_a, "program"_a = nb::none());
   module.def("backward", run_backward, "tensors"_a, "scalars"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
-             "stream"_a, "allocate"_a);
-  module.def("explain", explain_call, "tensors"_a, "scalars"_a, "backward"_a);
+             "stream"_a, "allocate"_a, "program"_a = nb::none());
+  module.def("explain", explain_call, "tensors"_a, "scalars"_a, "backward"_a, "program"_a = nb::none());
   module.def("prewarm", prewarm_call, "tensors"_a, "scalars"_a, "backward"_a);
   module.def("fill_dropout_mask", fill_dropout_mask, "out"_a, "seed"_a, "offset"_a, "dropout_p"_a);
   add_append(module);

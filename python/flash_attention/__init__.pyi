@@ -12,6 +12,10 @@ from flash_attention.diagnosis import kernels as kernels
 from flash_attention.diagnosis import version as version
 from flash_attention.flash_attn.alias import register_flash_attn as register_flash_attn
 from flash_attention.flash_attn.alias import unregister_flash_attn as unregister_flash_attn
+from flash_attention.flex import and_masks as and_masks
+from flash_attention.flex import create_block_mask as create_block_mask
+from flash_attention.flex import flex_attention as flex_attention
+from flash_attention.flex import or_masks as or_masks
 from flash_attention.functional import attention as attention
 from flash_attention.functional import attention_packed as attention_packed
 from flash_attention.functional import dropout_mask as dropout_mask

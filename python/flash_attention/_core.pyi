@@ -14,6 +14,7 @@ def forward(
     offset: int,
     stream: int,
     allocate: Callable[[int], Any],
+    program: tuple[Any, ...] | None = None,
 ) -> None: ...
 def backward(
     tensors: tuple[Any, ...],
@@ -24,6 +25,7 @@ def backward(
     offset: int,
     stream: int,
     allocate: Callable[[int], Any],
+    program: tuple[Any, ...] | None = None,
 ) -> None: ...
 def append(tensors: tuple[Any, ...], scalars: tuple[Any, ...], stream: int) -> None: ...
 def attend(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...

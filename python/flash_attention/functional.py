@@ -34,6 +34,12 @@ def _run_of_jax():
     return run
 
 
+def _run_program():
+    from flash_attention.flex.attention import run_program
+
+    return run_program
+
+
 # Which function runs the tensors of which library: run(tensors, scalars, seed, offset, return_lse).
 _LIBRARIES = {
     "torch": _run_of_torch,
@@ -93,6 +99,8 @@ def attention(
     deterministic: bool = False,
     return_lse: bool = False,
     kernel: str | None = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -124,14 +132,17 @@ def attention(
         return_lse: also return the logarithm of the sum of exponentials, float32 [batch, heads_q, seq_q].
         kernel: a name from kernels() instead of the planner's choice, in the pass that it belongs to; "standard" for the
             textbook algorithm.
+        score_mod: score_mod(score, b, h, i, j) -> the score, after all of the above; docs/masks.md (torch alone).
+        mask_mod: mask_mod(b, h, i, j) -> whether query i sees key j, besides all of the above (torch alone).
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
+    plain = kernel is None and score_mod is None and mask_mod is None
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
-    elif not is_tracing() and type(q) is eager_type and kernel is None and not return_lse:
+    elif not is_tracing() and type(q) is eager_type and plain and not return_lse:
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
             alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
@@ -144,6 +155,8 @@ def attention(
     scalars = _scalars(
         0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel, block_sizes
     )  # fmt: skip
+    if score_mod is not None or mask_mod is not None:
+        return _run_program()(tensors, scalars, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
     return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
 
@@ -176,6 +189,8 @@ def attention_packed(
     deterministic: bool = False,
     return_lse: bool = False,
     kernel: str | None = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
 ) -> Any:
     """attention() for sequences of different lengths that lie end to end, without padding.
 
@@ -220,6 +235,8 @@ def attention_packed(
         kernel,
         block_sizes,
     )
+    if score_mod is not None or mask_mod is not None:
+        return _run_program()(tensors, scalars, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
     return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
 

@@ -4,6 +4,7 @@
 
 #include "api/guard.h"
 #include "api/prepared.h"
+#include "api/program.h"
 #include "api/validate.h"
 #include "api/watchdog.h"
 #include "flash_attention/runtime.h"
@@ -17,7 +18,7 @@ void run(const Problem& problem, Pass pass, const Buffers& buffers, const Option
     const std::shared_ptr<const api::Prepared> prepared = api::prepare_to_run(problem, pass, options);
     api::validate(prepared->problem, prepared->plan, buffers, options);
     // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
-    const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr;
+    const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared->problem.program_gradients != 0;
     if (prepared->problem.batch == 0 && !sums) return;
     prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
     if (support::settings().check) [[unlikely]]
@@ -50,7 +51,8 @@ std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& op
 std::string explain(const Problem& problem, Pass pass, const Options& options) {
   return api::guarded([&] {
     const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
-    return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan);
+    return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan) +
+           api::described_program(prepared->problem);
   });
 }
 

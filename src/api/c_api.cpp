@@ -80,6 +80,11 @@ fa::Problem problem_of(const flash_attention_problem* given) {
   p.hidden_rows = {c.hidden_bounds, c.hidden_batch_stride, c.hidden_head_stride};
   p.block_mask = {c.mask_block_q, c.mask_block_kv, c.block_mask_batch_stride, c.block_mask_head_stride,
                   c.block_mask_q_stride};
+  if (c.program != nullptr) p.program = c.program;
+  for (std::size_t n = 0; n < p.program_sizes.size(); ++n) {
+    std::copy_n(c.program_sizes[n], p.program_sizes[n].size(), p.program_sizes[n].begin());
+  }
+  p.program_gradients = c.program_gradients;
   return p;
 }
 
@@ -103,13 +108,16 @@ fa::Buffers buffers_of(const flash_attention_buffers* given) {
           .page_table = c.page_table,
           .hidden_rows = c.hidden_rows,
           .block_mask = c.block_mask,
+          .program_tensors = c.program_tensors,
+          .program_scalars = c.program_scalars,
           .dout = c.dout,
           .dlse = c.dlse,
           .dq = c.dq,
           .dk = c.dk,
           .dv = c.dv,
           .dbias = c.dbias,
-          .dsink = c.dsink};
+          .dsink = c.dsink,
+          .program_gradients = c.program_gradients};
 }
 
 fa::Options options_of(const flash_attention_options* given) {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "api/program.h"
 #include "api/refuse.h"
 #include "api/validate.h"
 
@@ -230,6 +231,7 @@ Problem normalise(const Problem& problem, Pass pass) {
     check_distinct("dk_strides", p.dk_strides, batches, of_kv.seq, p.heads_kv, p.head_dim);
     check_distinct("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
   }
+  check_program(p, pass);
   if (!p.packed) p.total_q = p.batch * p.seq_q;
   if (!p.packed && p.page_size == 0) p.total_kv = p.batch * p.seq_kv;
   return p;

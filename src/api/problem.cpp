@@ -24,7 +24,7 @@ auto fields(const Problem& p) {
                   p.dk_strides, p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal,
                   p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
                   p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic,
-                  p.hidden_rows, p.block_mask);
+                  p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients);
 }
 
 struct Hasher {
@@ -43,6 +43,14 @@ struct Hasher {
     } else if constexpr (std::is_same_v<T, std::optional<float>>) {
       mix(value.has_value());
       add(value.value_or(0.0f));
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      mix(value.empty() ? 0 : std::hash<std::string>{}(value));
+    } else if constexpr (std::is_same_v<T, decltype(Problem::program_sizes)>) {
+      for (const auto& sizes : value) {
+        for (const std::int64_t size : sizes) {
+          if (size != 0) mix(static_cast<std::uint64_t>(size));
+        }
+      }
     } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
       mix(static_cast<std::uint64_t>(value));
     } else {
@@ -102,6 +110,9 @@ std::string to_string(const Problem& p) {
   if (p.sink) out << ", sink";
   if (p.dropout_p != 0) out << ", dropout " << p.dropout_p;
   if (p.deterministic) out << ", deterministic";
+  if (!p.program.empty()) {
+    out << ", program of " << std::count(p.program.begin(), p.program.end(), '\n') + 1 << " lines";
+  }
   return out.str();
 }
 

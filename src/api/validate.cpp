@@ -6,6 +6,7 @@
 
 #include "api/overlap.h"
 #include "api/pointers.h"
+#include "api/program.h"
 #include "api/refuse.h"
 
 namespace flash_attention::api {
@@ -38,6 +39,8 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pair("key_lengths", b.key_lengths, p.key_lengths, "key_lengths", 4, no_batch);
   check_pair("left_padding", b.left_padding, p.left_padding, "left_padding", 4, no_batch);
   check_pair("page_table", b.page_table, p.page_size != 0, "page_size", 4, no_batch || p.seq_kv == 0);
+
+  check_program_pointers(p, pass, b);
 
   if (!is_backward(pass)) return;
   check_pointer("dout", b.dout, queries, wide);

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <new>
+#include <optional>
 
 #include "cpu/detect.h"
 #include "cpu/isa/tables.h"
@@ -11,6 +12,7 @@
 #include "cpu/ladder/steps.h"
 #include "cpu/make_call.h"
 #include "cpu/parallel.h"
+#include "cpu/program_code.h"
 #include "cpu/tails.h"
 #include "flash_attention/error.h"
 
@@ -83,7 +85,12 @@ class CpuKernel final : public Kernel {
       std::size_t scratch_bytes;
     };
     const Steps& steps = problem.dtype == Dtype::bfloat16 ? steps_in_bfloat16_ : steps_;
-    const Call call = make_call(problem, plan, steps.block_q, buffers, options);
+    Call call = make_call(problem, plan, steps.block_q, buffers, options);
+    std::optional<ProgramCode> program;
+    if (!problem.program.empty()) {
+      program.emplace(problem, plan.pass, buffers, call.workspace + call.workspace_offsets[7]);
+      call.program = program->view();
+    }
     clear_tails(call, plan.pass == Pass::backward || plan.pass == Pass::standard_backward);
     find_key_bounds(call);
     const Sharing sharing(multiplications(problem, plan.pass));

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/program_view.h"
+
 namespace flash_attention::cpu {
 
 enum class Element : std::uint8_t { float32, float16, bfloat16, byte };
@@ -72,11 +74,16 @@ struct Call {
   float keep_scale = 1;
   std::uint64_t seed = 0, offset = 0;
 
+  const ProgramView* program = nullptr;  // may be null
+
   int num_splits = 1;
   int blocks_together = 1;  // blocks of rows that go over the keys together
   int heads_together = 1;   // key heads that decode reads together
   char* workspace = nullptr;
   std::int64_t workspace_offsets[9] = {};  // bytes; each kernel says what is where
+
+  bool has_score_program() const { return program != nullptr && program->score.instructions != nullptr; }
+  bool has_mask_program() const { return program != nullptr && program->visible.instructions != nullptr; }
 };
 
 /// One step of a kernel: runs item `item` of `count(call)` independent ones. `scratch` is the thread's own memory.
@@ -89,7 +96,7 @@ struct Step {
 struct KernelTable {
   Step prefill[4];
   Step decode[3];
-  Step backward[7];
+  Step backward[10];
   Step backward_decode[5];
   Step standard_forward[4];
   Step standard_backward[7];

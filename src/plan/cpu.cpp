@@ -5,6 +5,7 @@
 
 #include "plan/cpu_tiles.h"
 #include "plan/kernel_table.h"
+#include "program/sizes.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -232,6 +233,9 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
   lay_out_any_backward(problem, device, cpu_blocks_together, plan);
   plan.block_q *= together(problem, ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits);
   reserve_copies(problem, plan);
+  if (problem.program_gradients != 0) {
+    reserve(plan, 7, program::gradient_layout(problem, program::parse(problem.program)).bytes);
+  }
 }
 
 /// K, V and K^T for every tile of keys; see lay_out_bfloat16.
@@ -289,6 +293,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .left_padding = true,
      .hidden_rows = true,
      .block_mask = true,
+     .programs = true,
      .reject = takes_all,
      .lay_out = lay_out_forward},
     {.name = "cpu/bfloat16",
@@ -313,6 +318,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .requirements = "none",
      .hidden_rows = true,
      .block_mask = true,
+     .programs = true,
      .reject = takes_all,
      .lay_out = lay_out_backward},
     {.name = "cpu/standard",

@@ -34,6 +34,7 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
   if (problem.left_padding && !entry.left_padding) return "takes no left padding";
   if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
   if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
+  if (!problem.program.empty() && !entry.programs) return "takes no program";
   return entry.reject(problem, device);
 }
 

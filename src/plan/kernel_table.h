@@ -20,6 +20,7 @@ struct KernelEntry {
   bool left_padding = false;  // takes Problem::left_padding
   bool hidden_rows = false;   // takes Problem::hidden_rows
   bool block_mask = false;    // takes Problem::block_mask
+  bool programs = false;      // takes Problem::program
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);

@@ -176,7 +176,7 @@ inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, cons
     bend_scores(call, block, tile, scratch.S, scratch.derivative);
     factor = 1;
   }
-  hide_scores(block, tile, scratch.S);
+  hide_scores(call, block, tile, scratch.S);
   if (call.dropout) dropout_factors(call, block, tile, scratch.keep);
   round_gradients<Products>(call, block, tile, keys, depth, factor, scratch);
 

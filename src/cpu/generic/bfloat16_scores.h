@@ -188,7 +188,7 @@ inline bool probabilities(const Call& call, const RowBlock& block, const Tile& t
     bend_scores(call, block, tile, scratch.S);
     factor = 1;
   }
-  hide_scores(block, tile, scratch.S);
+  hide_scores(call, block, tile, scratch.S);
   for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(scratch.S + i, splat(-infinity));
   const bool moved = softmax_pairs<Products>(block, keys, factor, scratch);
   if (call.dropout) drop_some<Products>(call, block, tile, keys, scratch);

@@ -71,12 +71,23 @@ struct GradientTile {
   alignas(64) float dS[block_kv * block_q];          // first dP, then dS before softcap
   alignas(64) float derivative[block_kv * block_q];  // of softcap
   alignas(64) float keep[block_kv * block_q];        // of dropout
+  alignas(64) float slope[block_kv * block_q];       // of the program
 
-  /// P = 2^(S - lse); dS = P * (dP - delta); P and dP multiplied by dropout's factors.
+  /// P = 2^(S - lse); dS = P * (dP - delta) before the program; P and dP multiplied by dropout's factors.
   void compute(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows, FloatRows K,
                FloatRows V, NextTile* next = nullptr) {
+    compute_after_program(call, block, tile, rows, K, V, next, {.slope = slope});
+    if (!call.has_score_program()) return;
+    for (int i = 0; i < tile.count * block.lanes(); i += vector_lanes) {
+      store(dS + i, cpu::through_softcap(load(dS + i), load(slope + i)));
+    }
+  }
+
+  /// The same with the gradient of the score that the program gives.
+  void compute_after_program(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows,
+                             FloatRows K, FloatRows V, NextTile* next, ProgramTerms terms) {
     const int lanes = block.lanes();
-    score_tile(call, block, tile, K, rows.Qt, P, derivative, next);
+    score_tile(call, block, tile, K, rows.Qt, P, derivative, next, terms);
     multiply<Start::zero, Order::row_major>({.A = V.data,
                                              .a_stride = V.stride,
                                              .B = rows.dOt,

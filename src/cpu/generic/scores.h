@@ -1,11 +1,12 @@
 #pragma once
 
-// What happens to a tile of raw scores S[key][lane] before the softmax: softcap, bias, ALiBi and masks, in the order of
-// docs/numerics.md. Scores are kept in units of log2(e), so that the softmax takes 2^x. A hidden score is -inf.
+// What happens to a tile of raw scores S[key][lane] before the softmax: softcap, bias, ALiBi, program and masks, in the
+// order of docs/numerics.md. Scores are kept in units of log2(e), so that the softmax takes 2^x. A hidden score is -inf.
 
 #include "cpu/generic/lanes.h"
 #include "cpu/generic/math.h"
 #include "cpu/generic/multiply.h"
+#include "cpu/generic/program_scores.h"
 #include "cpu/generic/tile.h"
 
 namespace flash_attention::cpu {
@@ -45,13 +46,6 @@ inline void apply_softcap(const Call& call, int size, float* S, float* derivativ
     store(S + i, t * (call.softcap * log2_e));
     if (derivative != nullptr) store(derivative + i, 1.0f - t * t);
   }
-}
-
-/// A bias in units of log2(e): finite ones stay so.
-FLASH_ATTENTION_INLINE Vec scaled_bias(Vec bias) {
-  constexpr float largest = 2.3e38f;
-  const Vec bounded = select(bias < -largest, splat(-largest), select(bias > largest, splat(largest), bias));
-  return select(absolute(bias) == infinity, bias, bounded) * log2_e;
 }
 
 inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
@@ -119,23 +113,29 @@ inline void bend_scores(const Call& call, const RowBlock& block, const Tile& til
 }
 
 /// Hides what is not seen.
-inline void hide_scores(const RowBlock& block, const Tile& tile, float* S) {
+inline void hide_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
   if (tile.seen == Seen::all) return;
   apply_range(block, tile, S);
   if (tile.mask.hides) apply_mask(block, tile, S);
+  if constexpr (!only_bfloat16) {
+    if (tile.program_hides) apply_mask_program(call, block, tile, S);
+  }
 }
 
 /// All of it. S[tile.count][block.lanes()].
-inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S,
-                          float* derivative = nullptr) {
+inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr,
+                          ProgramTerms terms = {}) {
   bend_scores(call, block, tile, S, derivative);
-  hide_scores(block, tile, S);
+  if constexpr (!only_bfloat16) {
+    if (call.has_score_program()) apply_score_program(call, block, tile, S, terms);
+  }
+  hide_scores(call, block, tile, S);
 }
 
 /// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is asked for in between: all at
 /// once, the requests would wait for each other.
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
-                       float* derivative = nullptr, NextTile* next = nullptr) {
+                       float* derivative = nullptr, NextTile* next = nullptr, ProgramTerms terms = {}) {
   const int step = next != nullptr && next->is_wanted() ? 8 : tile.count;  // keys
   for (int key = 0; key < tile.count; key += step) {
     for (int i = 0; next != nullptr && i < step; ++i) next->ask_for_keys(), next->ask_for_values();
@@ -149,7 +149,7 @@ inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile
                                              .depth = call.head_dim,
                                              .vectors = block.vectors});
   }
-  finish_scores(call, block, tile, S, derivative);
+  finish_scores(call, block, tile, S, derivative, terms);
 }
 
 }  // namespace

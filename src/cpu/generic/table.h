@@ -5,6 +5,7 @@
 #include "cpu/generic/backward_decode.h"
 #include "cpu/generic/dbias.h"
 #include "cpu/generic/decode.h"
+#include "cpu/generic/program_gradient.h"
 #include "cpu/generic/standard.h"
 #include "cpu/ladder/c2_simd.h"
 #include "cpu/ladder/c3_threads.h"
@@ -61,7 +62,10 @@ constexpr KernelTable make_table() {
                    {finish_backward_items, finish_backward},
                    {merge_dq_items, merge_dq},
                    {sink_items, finish_sink},
-                   {dbias_items, dbias}},
+                   {dbias_items, dbias},
+                   {program_items, program_limits},
+                   {program_items, program_sums},
+                   {program_tensor_items, program_finish}},
       .backward_decode = {{backward_items, backward_decode},
                           {merge_dq_items, merge_dq},
                           {sink_items, finish_sink},
@@ -76,7 +80,8 @@ constexpr KernelTable make_table() {
                             {dbias_items, dbias}},
       .ladder_simd = {{c2_simd::items, c2_simd::attention}},
       .ladder_threads = {{c3_threads::items, c3_threads::attention}},
-      .scratch_bytes = largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)), sizeof(DbiasScratch)),
+      .scratch_bytes = largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
+                                       largest(sizeof(DbiasScratch), sizeof(ProgramScratch))),
                                largest(sizeof(BackwardScratch), sizeof(BackwardDecodeScratch))),
       .block_q = block_q,
       .exp2 = map<exp2>,

@@ -14,15 +14,36 @@ struct Tile {
   std::int64_t begin;
   int count;
   Seen seen;
-  bool weighted;  // every row has a say in every key: nothing is hidden, nothing dropped
-  MaskBits mask;  // what the masks show
+  bool weighted;               // every row has a say in every key: nothing is hidden, nothing dropped
+  bool program_hides = false;  // the program hides some of it
+  MaskBits mask;               // what the masks show
 
   Tile(const Call& call, const RowBlock& block, std::int64_t first, int most = block_kv)
       : begin(first), count(static_cast<int>(smaller<std::int64_t>(most, block.key_end - first))) {
     seen = begin >= block.full_begin && begin + count <= block.full_end ? Seen::all : Seen::some;
     const Seen through_masks = mask.read(call, block, begin, count);
     seen = through_masks == Seen::all ? seen : through_masks;
-    weighted = seen == Seen::all && !call.dropout;
+    if (call.has_mask_program() && seen != Seen::none) ask_program(call, block);
+    weighted = seen == Seen::all && !call.dropout && !call.has_score_program();  // a score of -inf is hidden
+  }
+
+ private:
+  void ask_program(const Call& call, const RowBlock& block) {
+    int h_begin = block.head[0], h_end = block.head[0] + 1;
+    for (int lane = 1; lane < block.rows; ++lane) {
+      h_begin = smaller(h_begin, block.head[lane]);
+      h_end = larger(h_end, block.head[lane] + 1);
+    }
+    const ProgramTile class_of_tile =
+        call.program->classify(call.program->classes, {.b = block.batch,
+                                                       .h_begin = h_begin,
+                                                       .h_end = h_end,
+                                                       .i_begin = block.query[0],
+                                                       .i_end = block.query[block.rows - 1] + 1,
+                                                       .j_begin = begin,
+                                                       .j_end = begin + count});
+    program_hides = class_of_tile == ProgramTile::edge;
+    if (class_of_tile != ProgramTile::open) seen = program_hides ? Seen::some : Seen::none;
   }
 };
 

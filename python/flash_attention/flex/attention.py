@@ -1,0 +1,83 @@
+"""flex_attention: torch's signature, with the scores as a program of this library."""
+
+import torch
+
+from flash_attention import functional, torch_autograd, torch_ops
+from flash_attention.flex import passes
+from flash_attention.flex.block_mask import mask_mods_of
+from flash_attention.flex.program import record
+from flash_attention.seeds import signed
+from flash_attention.shapes import score_width
+
+
+@torch.compiler.disable
+def flex_attention(
+    query,
+    key,
+    value,
+    score_mod=None,
+    block_mask=None,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kernel_options=None,
+    *,
+    return_aux=None,
+):
+    """softmax(score_mod(scale * q k^T) where mask_mod) v, forward and backward, on CPUs and GPUs.
+
+    Args:
+        query: [batch, heads_q, seq_q, head_dim]; key and value [batch, heads_kv, seq_kv, ...].
+        score_mod: score_mod(score, b, h, i, j) -> a float, of torch's operations on tensors without axes. Tensors that it
+            reads are captured, and those of floats get gradients; numbers that it captures are arguments of the kernel.
+        block_mask: of create_block_mask, here or in torch.
+        scale: 1 / sqrt(head_dim) if None.
+        enable_gqa: whether heads_kv may be less than heads_q.
+        return_lse: also return the logarithm of the sum of exponentials, float32 [batch, heads_q, seq_q].
+        kernel_options: {"kernel": a name of kernels()}; torch's tuning options are accepted and change nothing.
+        return_aux: torch's AuxRequest; lse alone.
+    """
+    if query.dim() == 4 and key.dim() == 4 and not enable_gqa and query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"query has {query.shape[1]} heads, key and value {key.shape[1]}; set enable_gqa=True where they differ"
+        )
+    if return_aux is not None and getattr(return_aux, "max_scores", False):
+        raise NotImplementedError("return_aux: max_scores is not computed; lse is")
+    masks = [] if block_mask is None else mask_mods_of(block_mask)
+    wants_lse = return_lse or return_aux is not None
+    tensors = (query, key, value, *(None,) * (torch_ops.NUM_TENSORS - 3))
+    kernel = (kernel_options or {}).get("kernel")
+    scalars = functional._scalars(0, 0, scale, 0.0, False, "top_left", (-1, -1), 0.0, False, "bhsd", kernel)
+    result = run(tensors, scalars, 0, 0, wants_lse, score_mod, masks)
+    if return_aux is None:
+        return result
+    out, lse = result
+    return out, type("AuxOutput", (), {"lse": lse if getattr(return_aux, "lse", False) else None, "max_scores": None})()
+
+
+@torch.compiler.disable
+def run_program(tensors, scalars, seed, offset, return_lse, score_mod, mask_mod):
+    """attention() with a score_mod, a mask_mod or both."""
+    masks = [] if mask_mod is None else [mask_mod]
+    return run(tensors, scalars, seed, offset, return_lse, score_mod, masks)
+
+
+def run(tensors, scalars, seed, offset, return_lse, score_mod, mask_mods):
+    """A call of attention() with programs; the arguments are those of torch_autograd.run()."""
+    program = record(score_mod, None, mask_mods)
+    if program is None:
+        return torch_autograd.run(tensors, scalars, seed, offset, return_lse)
+    if not isinstance(tensors[0], torch.Tensor):
+        raise TypeError(f"q: programs take tensors of torch, got {type(tensors[0]).__name__}")
+    torch_autograd._check(tensors)
+    q, k, v = tensors[:3]
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (torch_autograd._autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
+    q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
+    extras = torch_autograd._plain_extras(tensors[3:], score_width(tensors, scalars))
+    captured = [tensor.contiguous() for tensor in program.tensors]
+    if torch.are_deterministic_algorithms_enabled():
+        scalars = (*scalars[:9], True, *scalars[10:])
+    seed = None if seed is None else signed(seed)
+    out, lse = passes.ProgramAttention.apply(program, scalars, seed, signed(offset), q, k, v, *extras, *captured)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,97 @@
+"""create_block_mask and its kin. Ours build nothing: which tiles are hidden follows from the mask program itself."""
+
+import torch
+
+
+class BlockMask:
+    """A mask_mod with the sizes it is for. Nothing of size Q_LEN * KV_LEN exists, now or later."""
+
+    def __init__(self, mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, BLOCK_SIZE=128):
+        self.mask_mod = mask_mod
+        self.shape = (B or 1, H or 1, Q_LEN, KV_LEN)
+        self.BLOCK_SIZE = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+
+    @property
+    def seq_lengths(self):
+        return self.shape[2:]
+
+    def to(self, *unused, **also_unused):
+        return self
+
+    def to_dense(self):
+        """bool [B, H, Q_LEN, KV_LEN]: for pictures and tests."""
+        B, H, rows, keys = self.shape
+        axes = [torch.arange(size).view([-1 if n == axis else 1 for n in range(4)]) for axis, size in enumerate(self.shape)]
+        return torch.broadcast_to(_as_mask(self.mask_mod(*axes)), (B, H, rows, keys))
+
+    def __repr__(self):
+        return f"BlockMask(shape={self.shape}, mask_mod={getattr(self.mask_mod, '__name__', self.mask_mod)})"
+
+
+def _as_mask(mask):
+    return mask if isinstance(mask, torch.Tensor) else torch.tensor(bool(mask))
+
+
+def create_block_mask(mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, device=None, BLOCK_SIZE=128, **unused):
+    """A mask for flex_attention from mask_mod(b, h, i, j). torch's signature; nothing is computed here."""
+    if not callable(mask_mod):
+        raise TypeError(f"mask_mod: expected a function, got {type(mask_mod).__name__}")
+    return BlockMask(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)
+
+
+def _combined(name, masks, combine):
+    if not masks or not all(callable(mask) for mask in masks):
+        raise RuntimeError(f"{name}: all inputs must be functions mask_mod(b, h, i, j), got {masks}")
+
+    def mask_mod(b, h, i, j):
+        result = masks[0](b, h, i, j)
+        for mask in masks[1:]:
+            result = combine(result, mask(b, h, i, j))
+        return result
+
+    return mask_mod
+
+
+def and_masks(*mask_mods):
+    """A mask_mod that shows what all of them show."""
+    return _combined("and_masks", mask_mods, lambda x, y: x & y)
+
+
+def or_masks(*mask_mods):
+    """A mask_mod that shows what one of them shows."""
+    return _combined("or_masks", mask_mods, lambda x, y: x | y)
+
+
+def mask_mods_of(block_mask):
+    """The mask_mods whose conjunction a block mask is: ours, or one of torch by its fields."""
+    if isinstance(block_mask, BlockMask):
+        return [block_mask.mask_mod]
+    if not hasattr(block_mask, "kv_num_blocks"):
+        raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
+    return [_blocks_of(block_mask)]
+
+
+def _blocks_of(block_mask):
+    """A torch BlockMask: a key is visible in a full block, and in a partial one where mask_mod shows it."""
+    rows, keys = block_mask.BLOCK_SIZE
+    partial = _table(block_mask.kv_num_blocks, block_mask.kv_indices)
+    full = None
+    if getattr(block_mask, "full_kv_num_blocks", None) is not None:
+        full = _table(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    batches, heads = partial.shape[:2]
+    inner = block_mask.mask_mod
+
+    def mask_mod(b, h, i, j):
+        at = (b if batches > 1 else 0, h if heads > 1 else 0, i // rows, j // keys)
+        visible = partial[at] & inner(b, h, i, j) if inner is not None else partial[at]
+        return visible if full is None else visible | full[at]
+
+    return mask_mod
+
+
+def _table(num_blocks, indices):
+    """bool [B, H, row blocks, key blocks] from counts and lists of key blocks."""
+    listed = torch.arange(indices.shape[-1], device=indices.device) < num_blocks[..., None]
+    table = torch.zeros((*indices.shape[:-1], indices.shape[-1] + 1), dtype=torch.bool, device=indices.device)
+    last = indices.shape[-1]
+    return table.scatter_(-1, torch.where(listed, indices, last).long(), True)[..., :last].contiguous()

@@ -1,0 +1,118 @@
+"""A score_mod and a mask_mod as one program: its text, the tensors and the numbers that it captures."""
+
+import re
+import types
+
+import torch
+
+from flash_attention.flex.recorder import ProgramError, Recorder, Value, kind_of
+
+__all__ = ["Program", "ProgramError", "record"]
+
+
+class Program:
+    """What is handed to the library. `tensors` are those of the functions, with their gradients' history."""
+
+    def __init__(self, text, tensors, numbers, places):
+        self.text, self.tensors, self.numbers, self._places = text, tensors, numbers, places
+
+    def __repr__(self):
+        return f"Program of {len(self.tensors)} tensors and {len(self.numbers)} numbers:\n{self.text}"
+
+    def arguments(self, tensors, gradients=None):
+        """As the binding takes it."""
+        captured = (self.text, tuple(tensors), self.numbers)
+        return captured if gradients is None else (*captured, tuple(gradients))
+
+    def explain(self, error):
+        """The error of the library with the line of the user's function, where it names one of the text."""
+        found = re.search(r"program: line (\d+)", str(error))
+        if found is None:
+            return error
+        line = int(found.group(1)) - 1
+        place = self._places[line] if line < len(self._places) else "?"
+        return ProgramError(f"{place}\n  {error}")
+
+
+def record(score_mod=None, mask_mod=None, extra=()):
+    """Runs both functions once on symbols. `extra`: more mask_mods, all of which must show a key."""
+    recorder = Recorder()
+    b, h, i, j = (recorder.symbol(Value(name, "int")) for name in "bhij")
+    results = []
+    if score_mod is not None:
+        recorder.constants = _constants(score_mod)
+        score = _called(recorder, "score_mod", score_mod, recorder.symbol(Value("score", "float")), b, h, i, j)
+        results.append(f"score = {_result(recorder, 'score_mod', score_mod, score, 'float').name}")
+    masks = [*extra, *([] if mask_mod is None else [mask_mod])]
+    visible = None
+    for mask in masks:
+        recorder.constants = _constants(mask)
+        shown = _result(recorder, "mask_mod", mask, _called(recorder, "mask_mod", mask, b, h, i, j), "bool")
+        visible = shown if visible is None else recorder.emit("bool", "and", visible.name, shown.name)
+    if visible is not None:
+        results.append(f"visible = {visible.name}")
+    if not results:
+        return None
+    places = [""] * len(recorder.declarations) + recorder.places
+    text = "\n".join([*recorder.declarations, *recorder.lines, *results])
+    return Program(text, recorder.tensors, recorder.numbers, places)
+
+
+def _called(recorder, name, function, *arguments):
+    if not callable(function):
+        raise TypeError(f"{name}: expected a function, got {type(function).__name__}")
+    try:
+        return recorder.run(function, *arguments)
+    except ProgramError as error:
+        raise ProgramError(f"{name}: {error}") from None
+
+
+def _result(recorder, name, function, result, kind):
+    """The value that the function gave; refuses another type."""
+    if isinstance(result, bool) and kind == "bool":
+        return recorder.number(result, "bool")
+    value = recorder.known(result) if isinstance(result, torch.Tensor) else None
+    if isinstance(value, Value) and value.kind == kind:
+        return value
+    if isinstance(result, torch.Tensor) and value is None and result.dim() == 0 and kind_of(result.dtype) == kind:
+        return recorder.value(result)
+    got = type(result).__name__
+    if isinstance(result, torch.Tensor):
+        got = f"a tensor of dtype {result.dtype} and shape {list(result.shape)}"
+    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if hasattr(function, "__code__") else "?"
+    raise ProgramError(f"{name} ({place}) returned {got}; expected is a {kind} without axes, made of its arguments")
+
+
+def _constants(function):
+    """The numbers in the source of a function and of those that it can see: they stay literals in the text."""
+    numbers, open_, seen = set(), [function], set()
+    while open_:
+        thing = open_.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, types.MethodType):
+            open_.append(thing.__func__)
+        elif isinstance(thing, types.FunctionType):
+            open_.append(thing.__code__)
+            for cell in thing.__closure__ or ():
+                try:
+                    open_.append(cell.cell_contents)
+                except ValueError:  # not filled yet
+                    continue
+            open_.extend(
+                value
+                for name in thing.__code__.co_names
+                if isinstance(value := thing.__globals__.get(name), types.FunctionType)
+            )
+        elif isinstance(thing, types.CodeType):
+            for constant in thing.co_consts:
+                if isinstance(constant, types.CodeType):
+                    open_.append(constant)
+                elif isinstance(constant, int | float) and not isinstance(constant, bool):
+                    numbers.add(constant)
+        elif isinstance(thing, list | tuple):
+            open_.extend(part for part in thing if callable(part))
+        elif hasattr(thing, "func"):  # functools.partial
+            open_.append(thing.func)
+    return numbers

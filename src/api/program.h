@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+#include "flash_attention/attention.h"
+
+namespace flash_attention::api {
+
+/// Refuses a program that is none, sizes that do not fit what it captures, and indices that are out of range whatever the
+/// tensors hold. The problem is otherwise normalised; forward drops what belongs to gradients.
+void check_program(Problem& problem, Pass pass);
+
+/// Refuses pointers that do not fit the program.
+void check_program_pointers(const Problem& problem, Pass pass, const Buffers& buffers);
+
+/// The program as text for people, indented; nothing where there is none.
+std::string described_program(const Problem& problem);
+
+}  // namespace flash_attention::api

@@ -1,0 +1,187 @@
+#include "cpu/program_code.h"
+
+#include <bit>
+#include <cstring>
+
+#include "flash_attention/error.h"
+#include "program/sizes.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+using program::Node;
+using program::Op;
+
+/// Which slot each node's value lies in. A value that differs from key to key gives its slot back after its last use.
+class Slots {
+ public:
+  Slots(const std::vector<Node>& nodes, const std::vector<int>& roots, const std::vector<bool>& varying)
+      : last_use_(nodes.size(), -1) {
+    for (std::size_t n = 0; n < nodes.size(); ++n) {
+      for (const int arg : nodes[n].args) {
+        if (arg >= 0) last_use_[static_cast<std::size_t>(arg)] = static_cast<int>(n);
+      }
+    }
+    for (const int root : roots) {
+      if (root >= 0) last_use_[static_cast<std::size_t>(root)] = static_cast<int>(nodes.size());
+    }
+    slots_.resize(nodes.size(), -1);
+    for (std::size_t n = 0; n < nodes.size(); ++n) {
+      if (!varying[n]) slots_[n] = next_++;
+    }
+    for (std::size_t n = 0; n < nodes.size(); ++n) {
+      if (!varying[n]) continue;
+      slots_[n] = take();
+      for (std::size_t arg = 0; arg < n; ++arg) {
+        if (varying[arg] && last_use_[arg] == static_cast<int>(n)) free_.push_back(slots_[arg]);
+      }
+    }
+    if (next_ > program_slots) {
+      throw Error(ErrorCode::unsupported, "program: it needs " + std::to_string(next_) + " values at once; the CPU keeps " +
+                                              std::to_string(program_slots));
+    }
+  }
+  std::int16_t operator[](int node) const {
+    return static_cast<std::int16_t>(node < 0 ? 0 : slots_[static_cast<std::size_t>(node)]);
+  }
+
+ private:
+  int take() {
+    if (free_.empty()) return next_++;
+    const int slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+  std::vector<int> last_use_, slots_, free_;
+  int next_ = 0;
+};
+
+}  // namespace
+
+Code ProgramCode::compile(const std::vector<Node>& all, std::vector<int> roots) {
+  const std::vector<Node> nodes = program::slice(all, roots);
+  std::vector<bool> varying(nodes.size(), false);
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    varying[n] = nodes[n].op == Op::j || nodes[n].op == Op::score;
+    for (const int arg : nodes[n].args) varying[n] = varying[n] || (arg >= 0 && varying[static_cast<std::size_t>(arg)]);
+  }
+  const Slots slots(nodes, roots, varying);
+  const auto varies = [&](int node) { return node >= 0 && varying[static_cast<std::size_t>(node)]; };
+  auto& instructions = *codes_.emplace_back(std::make_unique<std::vector<Instruction>>());
+  Code code;
+  for (const bool fixed : {true, false}) {
+    for (std::size_t n = 0; n < nodes.size(); ++n) {
+      if (varying[n] == fixed) continue;
+      const Node& node = nodes[n];
+      Instruction step{.op = node.op,
+                       .type = node.type,
+                       .arg_type = node.args[0] < 0 ? node.type : nodes[static_cast<std::size_t>(node.args[0])].type,
+                       .varying = 0,
+                       .to = slots[static_cast<int>(n)],
+                       .args = {},
+                       .index = static_cast<std::int16_t>(node.index),
+                       .integer = node.type == program::Type::boolean ? -node.integer : node.integer,
+                       .real = node.real};
+      for (std::size_t arg = 0; arg < 4; ++arg) {
+        step.args[arg] = slots[node.args[arg]];
+        if (varies(node.args[arg])) step.varying = static_cast<std::uint8_t>(step.varying | 1u << arg);
+      }
+      instructions.push_back(step);
+    }
+    if (fixed) code.num_fixed = static_cast<int>(instructions.size());
+  }
+  code.instructions = instructions.data();
+  code.count = static_cast<int>(instructions.size());
+  code.num_results = static_cast<int>(roots.size());
+  for (std::size_t n = 0; n < roots.size(); ++n) {
+    code.results[n] = slots[roots[n]];
+    if (varies(roots[n])) code.varying |= std::uint64_t{1} << n;
+  }
+  return code;
+}
+
+ProgramCode::ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, char* workspace)
+    : program_(program::parse(problem.program)) {
+  std::vector<program::HostTensor> tensors(program_.tensors.size());
+  for (std::size_t n = 0; n < tensors.size(); ++n) {
+    ProgramTensor& tensor = view_.tensors[n];
+    tensor = {.data = buffers.program_tensors[n], .element = program_.tensors[n].element, .rank = program_.tensors[n].rank};
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(tensor.rank); ++axis) {
+      tensor.sizes[axis] = tensors[n].sizes[axis] = static_cast<std::int32_t>(problem.program_sizes[n][axis]);
+    }
+    tensors[n].data = tensor.data;
+  }
+  for (std::size_t n = 0; n < program_.scalars.size(); ++n) {
+    const double given = buffers.program_scalars[n];
+    view_.scalars[n] = program_.scalars[n] == program::Type::real ? static_cast<float>(given)
+                                                                  : std::bit_cast<float>(static_cast<std::int32_t>(given));
+  }
+  if (program_.visible >= 0) {
+    view_.visible = compile(program_.nodes, {program_.visible});
+    std::vector<int> roots{program_.visible};
+    auto nodes = program::slice(program_.nodes, roots);
+    visible_ = roots[0];
+    classes_.emplace(std::move(nodes), program_.tensors, std::move(tensors),
+                     std::vector<float>(view_.scalars, view_.scalars + program_.scalars.size()));
+    view_.classes = this;
+    view_.classify = [](const void* self, const ProgramArea& area) {
+      const auto& code = *static_cast<const ProgramCode*>(self);
+      const auto seen = code.classes_->of(code.visible_, {area.b, area.b + 1, area.h_begin, area.h_end, area.i_begin,
+                                                          area.i_end, area.j_begin, area.j_end});
+      return !seen.can_be_true ? ProgramTile::hidden : seen.can_be_false ? ProgramTile::edge : ProgramTile::open;
+    };
+  }
+  if (program_.score < 0) return;
+  view_.score = compile(program_.nodes, {program_.score});
+  if (pass != Pass::backward) return;
+  compile_gradients(problem, buffers, workspace);
+}
+
+void ProgramCode::compile_gradients(const Problem& problem, const Buffers& buffers, char* workspace) {
+  std::vector<Node> nodes = program_.nodes;
+  const auto by_score = [](const Node& node) { return node.op == Op::score; };
+  int score = -1;
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    if (by_score(nodes[n])) score = static_cast<int>(n);
+  }
+  const auto number = [&](float value) {
+    nodes.push_back({.op = Op::literal, .type = program::Type::real, .real = value});
+    return static_cast<int>(nodes.size()) - 1;
+  };
+  int slope = score < 0 ? -1 : program::derive(nodes, program_.score, score);
+  if (slope < 0) slope = number(0);
+  view_.slope = compile(nodes, {program_.score, slope});
+
+  const program::GradientLayout layout = program::gradient_layout(problem, program_);
+  if (layout.bytes == 0) return;
+  std::memset(workspace, 0, static_cast<std::size_t>(layout.bytes));
+  view_.gradient_limits = reinterpret_cast<float*>(workspace);
+  for (int n = 0; n < program::max_tensors; ++n) {
+    if (layout.offsets[n] < 0) continue;
+    view_.gradient_sums[n] = reinterpret_cast<std::int64_t*>(workspace + layout.offsets[n]);
+    view_.gradient_counts[n] = program::num_elements(problem, program_, n);
+    view_.tensor_gradients[n] = buffers.program_gradients[n];
+  }
+  std::vector<int> roots;
+  for (std::size_t n = 0; n < program_.nodes.size(); ++n) {
+    const Node node = program_.nodes[n];
+    if (node.op != Op::load || (problem.program_gradients >> node.index & 1u) == 0) continue;
+    if (view_.gradient_counts[node.index] == 0) continue;
+    const int derivative = program::derive(nodes, program_.score, static_cast<int>(n));
+    if (derivative < 0) continue;
+    if (roots.size() + 2 > program_results) {
+      throw Error(ErrorCode::unsupported,
+                  "program: gradients of more than " + std::to_string(program_results / 2) + " reads of captured tensors");
+    }
+    view_.gradient_tensors[roots.size() / 2] = node.index;
+    Node offset = node;
+    offset.op = Op::offset;
+    offset.type = program::Type::integer;
+    nodes.push_back(offset);
+    roots.push_back(derivative);
+    roots.push_back(static_cast<int>(nodes.size()) - 1);
+  }
+  if (!roots.empty()) view_.gradients = compile(nodes, roots);
+}
+
+}  // namespace flash_attention::cpu

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cpu/program_view.h"
+#include "flash_attention/attention.h"
+#include "program/classes.h"
+#include "program/program.h"
+
+namespace flash_attention::cpu {
+
+/// The code of a problem's program, for one call. Refuses one that needs more slots than there are.
+class ProgramCode {
+ public:
+  /// workspace: of the sums of gradients, where the plan put them.
+  ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, char* workspace);
+  ProgramCode(const ProgramCode&) = delete;
+
+  const ProgramView* view() const { return &view_; }
+
+ private:
+  Code compile(const std::vector<program::Node>& nodes, std::vector<int> roots);
+  void compile_gradients(const Problem& problem, const Buffers& buffers, char* workspace);
+
+  program::Program program_;
+  std::vector<std::unique_ptr<std::vector<Instruction>>> codes_;
+  std::optional<program::Classes> classes_;
+  int visible_ = -1;
+  ProgramView view_;
+};
+
+}  // namespace flash_attention::cpu

@@ -1,0 +1,87 @@
+#include <gtest/gtest.h>
+
+#include "flash_attention/c_api.h"
+#include "support/programs.h"
+
+namespace flash_attention::testing {
+namespace {
+
+// Random programs on the CPU, forward and backward, against fp64.
+TEST(CpuPrograms, RandomProgramsAgreeWithFp64) {
+  for (unsigned seed = 0; seed < 24; ++seed) {
+    const RandomProgram random(1000 + seed, seed % 4 != 1, seed % 4 != 2);
+    Problem problem{
+        .batch = 1 + seed % 2, .seq_q = 29 + seed, .seq_kv = 70, .heads_q = 2, .heads_kv = 1 + seed % 2, .head_dim = 16};
+    problem.causal = seed % 3 == 0;
+    if (seed % 5 == 0) problem.seq_q = 37;
+    const ProgramResults got = run_program(problem, random, {}, seed);
+    const ProgramResults expected = exact_program(problem, random, seed);
+    const std::string text = random.text + "seed " + std::to_string(seed);
+    EXPECT_LT(difference(got.out, expected.out), 1e-4) << text;
+    EXPECT_LT(difference(got.lse, expected.lse), 1e-4) << text;
+    EXPECT_LT(difference(got.dq, expected.dq), 2e-4) << text;
+    EXPECT_LT(difference(got.dk, expected.dk), 2e-4) << text;
+    EXPECT_LT(difference(got.dv, expected.dv), 2e-4) << text;
+    if (problem.seq_q > 40) continue;
+    EXPECT_LT(difference(got.dreals, expected.dreals), 2e-3) << text;
+  }
+}
+
+TEST(CpuPrograms, ExplainShowsTheText) {
+  Problem problem{.seq_q = 64, .seq_kv = 64, .head_dim = 16};
+  problem.program = "v = neg score\nscore = v";
+  const std::string text = explain(problem, Pass::forward);
+  EXPECT_NE(text.find("program of 2 lines"), std::string::npos) << text;
+  EXPECT_NE(text.find("v = neg score"), std::string::npos) << text;
+  EXPECT_NE(text.find("cpu/decode: takes no program"), std::string::npos) << text;
+}
+
+std::string refusal(const Problem& problem, const Buffers& buffers = {}) {
+  try {
+    forward(problem, buffers);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "taken";
+}
+
+TEST(CpuPrograms, WhatDoesNotFitIsRefused) {
+  Problem problem{.seq_q = 8, .seq_kv = 8, .head_dim = 8};
+  problem.program = "t0 = tensor float32 1\nx = load t0 j\nv = add score x\nscore = v";
+  EXPECT_NE(refusal(problem).find("line 2: index 0 of t0 runs from 0 to 7; allowed are 0 to -1"), std::string::npos)
+      << refusal(problem);
+  problem.program_sizes[0][0] = 7;
+  EXPECT_NE(refusal(problem).find("allowed are -7 to 6"), std::string::npos);
+  problem.program_sizes[0][0] = 8;
+  std::vector<float> data(64);
+  const void* null[] = {nullptr};
+  Buffers buffers{.q = data.data(), .k = data.data(), .v = data.data(), .out = data.data()};
+  EXPECT_NE(refusal(problem, buffers).find("program_tensors: got null"), std::string::npos) << refusal(problem, buffers);
+  buffers.program_tensors = null;
+  EXPECT_NE(refusal(problem, buffers).find("program tensor t0: got null"), std::string::npos);
+  problem.program_sizes[1][0] = 3;
+  EXPECT_NE(refusal(problem, buffers).find("the program has no such tensor"), std::string::npos);
+  problem.program_sizes[1][0] = 0;
+  problem.program.clear();
+  EXPECT_NE(refusal(problem, buffers).find("there is no program"), std::string::npos);
+}
+
+TEST(CpuPrograms, FromC) {
+  flash_attention_problem problem;
+  flash_attention_problem_init(&problem);
+  problem.seq_q = problem.seq_kv = 2, problem.head_dim = 8;
+  problem.program = "v = ge i j\nvisible = v";
+  const std::vector<float> zeros(16), values{1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3};
+  std::vector<float> out(16);
+  flash_attention_buffers buffers;
+  flash_attention_buffers_init(&buffers);
+  buffers.q = buffers.k = zeros.data(), buffers.v = values.data(), buffers.out = out.data();
+  flash_attention_options options;
+  flash_attention_options_init(&options);
+  ASSERT_EQ(flash_attention_forward(&problem, &buffers, &options), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  EXPECT_FLOAT_EQ(out[0], 1);
+  EXPECT_FLOAT_EQ(out[8], 2);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing

@@ -1,0 +1,295 @@
+"""flex_attention against the dense formula in float64: the mods of attention-gym, their gradients, and what they capture."""
+
+import math
+
+import pytest
+import torch
+
+import flash_attention
+from flash_attention import and_masks, create_block_mask, flex_attention, or_masks
+
+BATCH, HEADS, ROWS, KEYS, DIM = 2, 4, 90, 134, 32
+WIDTH = 12  # of an image, for masks in two dimensions
+
+
+def axes(*sizes):
+    return [torch.arange(size).view([-1 if n == axis else 1 for n in range(4)]) for axis, size in enumerate(sizes)]
+
+
+def dense(q, k, v, score_mod, mask_mod, scale=None):
+    """The formula, with whole matrices, in float64."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = (q @ k.transpose(-1, -2)) * (scale or 1 / math.sqrt(q.shape[-1]))
+    indices = axes(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    if score_mod is not None:
+        scores = score_mod(scores, *indices)
+    if mask_mod is not None:
+        scores = torch.where(torch.broadcast_to(mask_mod(*indices), scores.shape), scores, -math.inf)
+    seen = (scores > -math.inf).any(-1)
+    scores = torch.where(seen[..., None], scores, 0.0)  # rows without keys: any numbers, of no weight
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse[..., None]) * seen[..., None]
+    return weights @ v, torch.where(seen, lse, -math.inf)
+
+
+def tensors(heads_kv=HEADS, dim_v=DIM, rows=ROWS, keys=KEYS, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (BATCH, HEADS, rows, DIM), (BATCH, heads_kv, keys, DIM), (BATCH, heads_kv, keys, dim_v)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def compare(score_mod, mask_mod, parameters=(), tolerance=3e-5, scale=None, **sizes):
+    q, k, v = tensors(**sizes)
+    block_mask = None if mask_mod is None else create_block_mask(mask_mod, BATCH, HEADS, q.shape[2], k.shape[2])
+    out, lse = flex_attention(q, k, v, score_mod, block_mask, scale, True, True)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    expected, expected_lse = dense(*exact, score_mod, mask_mod, scale)
+    generator = torch.Generator().manual_seed(1)
+    dout, dlse = torch.randn(out.shape, generator=generator), torch.randn(lse.shape, generator=generator)
+    seen = expected_lse > -math.inf
+    assert torch.equal(lse > -math.inf, seen)
+    got = torch.autograd.grad((out * dout).sum() + (lse * dlse)[seen].sum(), [q, k, v, *parameters])
+    wanted = torch.autograd.grad((expected * dout).sum() + (expected_lse * dlse)[seen].sum(), [*exact, *parameters])
+    for name, one, other in zip(
+        ("out", "lse", "dq", "dk", "dv", *["parameter"] * len(parameters)),
+        (out, lse[seen], *got),
+        (expected, expected_lse[seen], *wanted),
+        strict=True,
+    ):
+        if other.numel() > 0:
+            size = max(1.0, other.abs().max().item())
+            assert (one.double() - other).abs().max().item() <= tolerance * size, name
+
+
+slopes = torch.tensor([2.0 ** -(h + 1) for h in range(HEADS)])
+relative = torch.linspace(-1, 1, ROWS + KEYS - 1)
+documents = torch.tensor([[n // 31 for n in range(KEYS)], [n // 50 for n in range(KEYS)]])
+distances = torch.randint(0, 6, (KEYS, KEYS), generator=torch.Generator().manual_seed(2))
+by_distance = torch.linspace(-2, 1, 6)
+prefixes = torch.tensor([20, 65], dtype=torch.int32)
+
+
+def causal(b, h, i, j):
+    return i >= j
+
+
+def neighbourhood(b, h, i, j):
+    x, y, u, w = i % WIDTH, i // WIDTH, j % WIDTH, j // WIDTH
+    x, y = x.clamp(2, WIDTH - 3), y.clamp(2, WIDTH - 3)
+    return ((x - u).abs() <= 2) & ((y - w).abs() <= 2)
+
+
+def sliding_tile(b, h, i, j):
+    x, y, u, w = (i % WIDTH) // 4, (i // WIDTH) // 4, (j % WIDTH) // 4, (j // WIDTH) // 4
+    return ((x - u).abs() <= 1) & ((y - w).abs() <= 0)
+
+
+def block_diffusion(b, h, i, j):
+    half, block = 45, 5
+    noisy_i, noisy_j = i < half, j < half
+    block_i, block_j = torch.where(noisy_i, i, i - half) // block, torch.where(noisy_j, j, j - half) // block
+    own = (block_i == block_j) & (noisy_i == noisy_j)
+    return own | (noisy_i & ~noisy_j & (block_i > block_j)) | (~noisy_i & ~noisy_j & (block_i >= block_j))
+
+
+MODS = {
+    "alibi": (lambda s, b, h, i, j: s - slopes[h] * (i - j).abs(), None),
+    "softcap": (lambda s, b, h, i, j: 5.0 * torch.tanh(s / 5.0), causal),
+    "relative bias": (lambda s, b, h, i, j: s + relative[i - j + KEYS - 1], None),
+    "relative position": (lambda s, b, h, i, j: s + (i - j), causal),
+    "graphormer": (lambda s, b, h, i, j: s + by_distance[distances[i, j]], None),
+    "activation": (lambda s, b, h, i, j: torch.nn.functional.silu(s) + torch.sqrt(torch.sigmoid(s)), None),
+    "sandwich": (lambda s, b, h, i, j: s + torch.cos((i - j) * 0.3) * torch.exp(-0.1 * s.abs()), None),
+    "checkerboard": (lambda s, b, h, i, j: torch.where((i + j) % 2 == 0, s * 0.5, s), None),
+    "hidden by -inf": (lambda s, b, h, i, j: torch.where(i >= j, s, -math.inf), None),
+    "causal": (None, causal),
+    "window": (None, lambda b, h, i, j: (i >= j) & (i - j <= 17)),
+    "documents": (None, lambda b, h, i, j: (documents[b, i] == documents[b, j]) & (i >= j)),
+    "prefix": (None, lambda b, h, i, j: (j < prefixes[b]) | (i >= j)),
+    "dilated": (None, lambda b, h, i, j: ((i - j).abs() <= 30) & ((i - j) % 3 == 0)),
+    "neighbourhood": (None, neighbourhood),
+    "sliding tile": (None, sliding_tile),
+    "block diffusion": (None, block_diffusion),
+    "shared prefix": (None, and_masks(causal, or_masks(lambda b, h, i, j: j < 16, lambda b, h, i, j: i // 40 == j // 40))),
+    "heads differ": (lambda s, b, h, i, j: s * (h + 1), lambda b, h, i, j: (j % HEADS == h) | (h == 0)),
+    "nothing": (None, lambda b, h, i, j: (i < 50) & (j < 0)),
+    "one row": (None, lambda b, h, i, j: i == 70),
+}
+
+
+@pytest.mark.parametrize("name", MODS)
+def test_mods(name):
+    compare(*MODS[name])
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2])
+def test_groups_and_values_of_another_width(heads_kv):
+    compare(*MODS["heads differ"], heads_kv=heads_kv, dim_v=16)
+    compare(*MODS["documents"], heads_kv=heads_kv, scale=0.3)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 70), (65, 64), (17, 3)])
+def test_sizes(rows, keys):
+    compare(MODS["alibi"][0], lambda b, h, i, j: i + 60 >= j, rows=rows, keys=keys)
+
+
+def test_gradients_of_captured_tensors():
+    bias = torch.randn(ROWS + KEYS - 1, requires_grad=True)
+    table = torch.randn(HEADS, ROWS, KEYS, requires_grad=True)
+    factor = torch.tensor(0.7, requires_grad=True)
+    weight = torch.randn(HEADS, requires_grad=True)
+    compare(lambda s, b, h, i, j: s + bias[i - j + KEYS - 1], causal, [bias])
+    compare(lambda s, b, h, i, j: s * factor + table[h, i, j], None, [factor, table])
+    compare(lambda s, b, h, i, j: torch.sigmoid(s * weight[h]) + s * weight[h] ** 2, causal, [weight], heads_kv=2)
+
+
+def test_gradient_of_what_a_captured_tensor_comes_from():
+    parameter = torch.randn(HEADS, requires_grad=True)
+    q, k, v = tensors()
+    out = flex_attention(q, k, v, lambda s, b, h, i, j: s + torch.exp(parameter)[h] * (i - j))
+    (got,) = torch.autograd.grad(out.sum() * 1e-2, [parameter])
+    exact = [tensor.detach().double() for tensor in (q, k, v)]
+    expected, _ = dense(*exact, lambda s, b, h, i, j: s + torch.exp(parameter)[h] * (i - j), None)
+    (wanted,) = torch.autograd.grad(expected.sum() * 1e-2, [parameter])
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_captured_gradients_are_the_same_in_every_run():
+    q, k, v = tensors()
+    weight = torch.randn(3, requires_grad=True)
+    runs = []
+    for _ in range(4):
+        out = flex_attention(q, k, v, lambda s, b, h, i, j: s + weight[(i * j) % 3] * s)
+        runs.append(torch.autograd.grad(out.square().sum(), [weight])[0])
+    assert all(torch.equal(runs[0], other) for other in runs[1:])
+
+
+def test_finite_differences():
+    """Of the loss by one element of a captured tensor; the loss in float64 is the reference's, the slope ours."""
+    q, k, v = tensors(rows=20, keys=24)
+    bias = torch.randn(8, requires_grad=True)
+
+    def score_mod(s, b, h, i, j):
+        return torch.tanh(s + bias[(i + 2 * j) % 8]) * 3
+
+    (slope,) = torch.autograd.grad(flex_attention(q, k, v, score_mod).square().sum(), [bias])
+    exact = [tensor.detach().double() for tensor in (q, k, v)]
+    for n in range(8):
+        step = torch.zeros(8, dtype=torch.float64)
+        step[n] = 1e-5
+        losses = []
+        for sign in (1, -1):
+            moved = bias.detach().double() + sign * step
+            out, _ = dense(*exact, lambda s, b, h, i, j, at=moved: torch.tanh(s + at[(i + 2 * j) % 8]) * 3, None)
+            losses.append(out.square().sum().item())
+        assert slope[n].item() == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_types(dtype):
+    q, k, v = tensors(dtype=dtype)
+    slopes_16 = slopes.to(dtype)
+    out = flex_attention(q, k, v, lambda s, b, h, i, j: s - slopes_16[h] * (i - j).abs())
+    exact = [tensor.detach().double() for tensor in (q, k, v)]
+    expected, _ = dense(*exact, MODS["alibi"][0], None)
+    assert out.dtype == dtype
+    assert (out.double() - expected).abs().max().item() < (4e-3 if dtype == torch.float16 else 3e-2)
+
+
+@pytest.mark.parametrize("how", ["mask", "score"])
+def test_nan_behind_a_mask(how):
+    q, k, v = tensors()
+    with torch.no_grad():
+        for tensor, value in ((k, math.nan), (v, math.nan), (v, math.inf)):
+            tensor[:, :, 60:64] = value
+    shown = lambda b, h, i, j: (j < 60) | (j >= 64)  # noqa: E731
+    if how == "mask":
+        out = flex_attention(q, k, v, None, create_block_mask(shown, None, None, ROWS, KEYS))
+    else:
+        out = flex_attention(q, k, v, lambda s, b, h, i, j: torch.where(shown(b, h, i, j), s, -math.inf))
+    gradients = torch.autograd.grad(out.sum(), [q, k, v])
+    assert all(tensor.isfinite().all() for tensor in (out, *gradients))
+    kept = [j for j in range(KEYS) if not 60 <= j < 64]
+    expected, _ = dense(q.detach().double(), k.detach().double()[:, :, kept], v.detach().double()[:, :, kept], None, None)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_captured_numbers_are_arguments():
+    """Another number, another size: the same text, so nothing is compiled again."""
+    from flash_attention.flex.program import record
+
+    def window(width, table):
+        return record(lambda s, b, h, i, j: s * 0.5 + table[h], lambda b, h, i, j: (i - j) <= width)
+
+    one, other = window(17, torch.zeros(3)), window(400, torch.zeros(9))
+    assert one.text == other.text
+    assert one.numbers == [17] and other.numbers == [400]
+    assert "0.5" in one.text  # what the source says stays
+
+
+def test_block_masks_of_torch():
+    torch_flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    made = torch_flex.create_block_mask(MODS["documents"][1], BATCH, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
+    q, k, v = tensors()
+    out = flex_attention(q, k, v, block_mask=made)
+    expected, _ = dense(*(tensor.detach().double() for tensor in (q, k, v)), *MODS["documents"])
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+    counts, lists = torch.tensor([[[1, 2, 1]]]), torch.tensor([[[[1, 0, 0], [2, 0, 0], [0, 0, 0]]]], dtype=torch.int32)
+    blocks = torch_flex.BlockMask.from_kv_blocks(counts.int(), lists, BLOCK_SIZE=48)
+    out = flex_attention(q, k, v, block_mask=blocks)
+    shown = {0: [1], 1: [2, 0], 2: [0]}
+    expected, _ = dense(
+        *(tensor.detach().double() for tensor in (q, k, v)),
+        None,
+        lambda b, h, i, j: sum(((i // 48 == r) & (j // 48 == c)).long() for r, cs in shown.items() for c in cs) > 0,
+    )
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_dense_picture_of_a_mask():
+    mask = create_block_mask(causal, None, None, 5, 7)
+    assert torch.equal(mask.to_dense()[0, 0], torch.ones(5, 7).tril().bool())
+
+
+def test_compile_around_it():
+    def layer(q, k, v):
+        return flash_attention.flex_attention(q * 2, k, v, MODS["alibi"][0]).sin()
+
+    q, k, v = (tensor.detach() for tensor in tensors())
+    compiled = torch.compile(layer, backend="eager")
+    torch.testing.assert_close(compiled(q, k, v), layer(q, k, v))
+
+
+def test_with_options_of_attention():
+    """Packed sequences, window, softcap, bias, sink and dropout with a program."""
+    q, k, v = (tensor.detach().transpose(1, 2).contiguous() for tensor in tensors(rows=KEYS))
+    bias, sink = torch.randn(1, HEADS, 1, KEYS), torch.randn(HEADS)
+    options = {"causal": True, "softcap": 3.0, "bias": bias, "sink": sink, "window": (40, 0)}
+    mods = {"score_mod": lambda s, b, h, i, j: s * 0.5 + slopes[h], "mask_mod": lambda b, h, i, j: j % 5 != 1}
+    out = flash_attention.attention(q, k, v, **options, **mods)
+    exact = [tensor.double().transpose(1, 2) for tensor in (q, k, v)]
+
+    def score_mod(s, b, h, i, j):
+        return (3 * torch.tanh(s / 3) + bias[:, :, :, :] + 0) * 0.5 + slopes[h]
+
+    def mask_mod(b, h, i, j):
+        return (i >= j) & (i - j <= 40) & (j % 5 != 1)
+
+    expected, lse = dense(*exact, score_mod, mask_mod)
+    share = torch.sigmoid(lse - sink[None, :, None].double())[..., None]
+    torch.testing.assert_close(out.transpose(1, 2).double(), expected * share, rtol=0, atol=2e-5)
+
+    dropped = flash_attention.attention(q, k, v, dropout_p=0.3, seed=7, **mods)
+    keep = torch.from_numpy(flash_attention.dropout_mask((BATCH, HEADS, KEYS, KEYS), 0.3, 7)) / 0.7
+    scores = exact[0] @ exact[1].transpose(-1, -2) / math.sqrt(DIM)
+    indices = axes(BATCH, HEADS, KEYS, KEYS)
+    scores = torch.where(mods["mask_mod"](*indices), mods["score_mod"](scores, *indices), -math.inf)
+    expected = (torch.softmax(scores, -1) * keep) @ exact[2]
+    torch.testing.assert_close(dropped.transpose(1, 2).double(), expected, rtol=0, atol=2e-5)
+
+    starts = torch.tensor([0, 50, 50, 134], dtype=torch.int32)
+    packed = flash_attention.attention_packed(q[0], k[0], v[0], starts, causal=True, **mods)
+    for begin, end in ((0, 50), (50, 134)):
+        one = flash_attention.attention(*(tensor[:1, begin:end] for tensor in (q, k, v)), causal=True, **mods)
+        torch.testing.assert_close(packed[begin:end], one[0])

@@ -1,0 +1,96 @@
+"""Functions that are no programs: each is refused with its line and what is allowed."""
+
+import pytest
+import torch
+
+from flash_attention import attention, create_block_mask, flex_attention
+from flash_attention.flex import ProgramError
+from flash_attention.flex.program import record
+
+Q = torch.randn(1, 2, 16, 8)
+TABLE = torch.randn(2, 16)
+
+
+def refused(score_mod=None, mask_mod=None):
+    with pytest.raises(ProgramError) as error:
+        block_mask = None if mask_mod is None else create_block_mask(mask_mod, 1, 2, 16, 16)
+        flex_attention(Q, Q, Q, score_mod, block_mask)
+    return str(error.value)
+
+
+def test_branch():
+    def score_mod(s, b, h, i, j):
+        if i > j:  # the line
+            return s
+        return s * 2
+
+    message = refused(score_mod)
+    assert "if i > j:  # the line" in message and "branches" in message and "torch.where" in message
+    assert "test_flex_errors.py" in message
+
+
+def test_value():
+    assert "item" in refused(lambda s, b, h, i, j: s * i.item())
+    assert "__int__" in refused(lambda s, b, h, i, j: s * int(i))
+    assert "__index__" in refused(lambda s, b, h, i, j: s * [1, 2][i])
+
+
+def test_result():
+    assert "returned a tensor of dtype torch.int32" in refused(lambda s, b, h, i, j: i)
+    assert "returned NoneType" in refused(lambda s, b, h, i, j: None)
+    assert "returned a tensor of dtype torch.float32" in refused(None, lambda b, h, i, j: TABLE[h, i])
+    assert "mask_mod" in refused(None, lambda b, h, i, j: i - j)
+
+
+def test_captured_tensors():
+    double = torch.zeros(16, dtype=torch.float64)
+    deep = torch.zeros(1, 1, 1, 1, 1)
+    assert "torch.float64" in refused(lambda s, b, h, i, j: s + double[i])
+    assert "at most 4" in refused(lambda s, b, h, i, j: s + deep[b, b, b, b, b])
+    assert "index all of its axes" in refused(lambda s, b, h, i, j: (s + TABLE).sum())
+    assert "with 1 of 2 indices" in refused(lambda s, b, h, i, j: s + TABLE[h])
+    assert "3 indices" in refused(lambda s, b, h, i, j: s + TABLE[h, i, j])
+    assert "slice" in refused(lambda s, b, h, i, j: s + TABLE[h, :])
+    assert "indices" not in record(lambda s, b, h, i, j: s + TABLE[h][i]).text  # one after the other is fine
+    many = [torch.zeros(16) for _ in range(9)]
+    assert "more than 8" in refused(lambda s, b, h, i, j: s + sum(tensor[i] for tensor in many))
+
+
+def test_index_out_of_range():
+    message = refused(lambda s, b, h, i, j: s + TABLE[h, i + 1])
+    assert "from 1 to 16" in message and "allowed are -16 to 15" in message and "TABLE[h, i + 1]" in message
+    assert "from 0 to 240" in refused(lambda s, b, h, i, j: s + TABLE[h, i * 16])
+    flex_attention(Q, Q, Q, lambda s, b, h, i, j: s + TABLE[h, i - (i // 16) * 16])  # it stays inside
+    flex_attention(Q, Q, Q, lambda s, b, h, i, j: s + TABLE[h, i - 16])  # from the end, as torch has it
+
+
+def test_operations():
+    message = refused(lambda s, b, h, i, j: torch.erfinv(s))
+    assert "aten::erfinv" in message and "tanh" in message
+    assert "not allowed" in refused(lambda s, b, h, i, j: torch.stack([s, s]).sum())
+    assert "only reads" in refused(lambda s, b, h, i, j: TABLE.__setitem__((h, i), s))
+
+
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match="score_mod: expected a function, got int"):
+        flex_attention(Q, Q, Q, 3)
+    with pytest.raises(TypeError, match="mask_mod: expected a function"):
+        create_block_mask(3, 1, 1, 16, 16)
+    with pytest.raises(TypeError, match="block_mask: expected a BlockMask, got function"):
+        flex_attention(Q, Q, Q, None, lambda b, h, i, j: i >= j)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        flex_attention(Q, Q[:, :1], Q[:, :1])
+
+
+def test_combinations():
+    q = Q.transpose(1, 2)
+    with pytest.raises(NotImplementedError, match="takes no program"):
+        attention(q, q, q, score_mod=lambda s, b, h, i, j: s * 2, kernel="standard")
+
+
+def test_second_derivatives():
+    q = Q.clone().requires_grad_()
+    out = flex_attention(q, Q, Q, lambda s, b, h, i, j: s * 2)
+    (dq,) = torch.autograd.grad(out.sum(), [q], create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        dq.sum().backward()

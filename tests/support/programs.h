@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flash_attention/attention.h"
+#include "program/program.h"
+
+namespace flash_attention::testing {
+
+/// A program with what it captures, drawn at random: ints, floats and bools through every operation that has a finite
+/// result, comparisons of ints alone (floats would fall on either side by rounding).
+struct RandomProgram {
+  explicit RandomProgram(unsigned seed, bool with_score = true, bool with_mask = true);
+
+  std::string text;
+  std::vector<float> reals;        // t0, [11]
+  std::vector<std::int32_t> ints;  // t1, [3, 17]
+  std::vector<double> scalars;     // s0 int, s1 float
+  program::Program parsed;
+
+  void describe(Problem& problem) const;
+  std::vector<const void*> pointers() const { return {reals.data(), ints.data()}; }
+
+  /// A node in fp64, written from docs/numerics.md.
+  double value(int node, double score, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+  double score(double score, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+  bool visible(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+};
+
+/// Forward and backward of a dense problem with a program, on a device and in fp64.
+struct ProgramResults {
+  std::vector<double> out, lse, dq, dk, dv, dreals;
+};
+ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed);
+ProgramResults exact_program(const Problem& problem, const RandomProgram& random, unsigned seed);
+
+/// The largest difference, relative to the largest of `expected` where that is above 1.
+double difference(const std::vector<double>& got, const std::vector<double>& expected);
+
+}  // namespace flash_attention::testing
