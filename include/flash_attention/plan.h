@@ -24,6 +24,7 @@ struct Launch {
   int shared_bytes = 0;
   int min_blocks_per_sm = 1;
   std::string arguments = "AttentionArgs";  ///< the type of its parameter
+  std::string prelude{};                    ///< C++ that comes before the unit: a program's source
 
   friend bool operator==(const Launch&, const Launch&) = default;
 };
@@ -45,7 +46,7 @@ struct Plan {
   int num_splits = 1;  ///< parts the keys are divided into, merged at the end
   std::size_t workspace_bytes = 0;
   std::size_t zeroed_bytes = 0;                     ///< of the workspace, from its beginning: 0 before the first launch
-  std::array<std::int64_t, 9> workspace_offsets{};  ///< where each part of the workspace begins; the kernel says what it is
+  std::array<std::int64_t, 10> workspace_offsets{};  ///< where each part of the workspace begins; the kernel says what it is
   std::vector<Launch> launches{};                   ///< CUDA and emulator; in order
   std::vector<Candidate> candidates{};              ///< in the order in which they were considered, up to the chosen one
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "abi/program.h"
+
 // The one parameter of every attention kernel. Plain data: no includes, the same layout on host and device.
 
 namespace flash_attention::abi {
@@ -58,7 +60,8 @@ struct AttentionArgs {
   float* dsink;  // [heads_q] or null
 
   void* workspace;
-  long long workspace_offsets[9];  // bytes; each kernel says what is where; [8]: abi/key_bounds.h
+  long long workspace_offsets[10];  // bytes; each kernel says what is where; [8]: abi/key_bounds.h,
+                                    // [9]: plan/program.h
 
   int batch;
   int seq_q;  // the longest, in a packed problem
@@ -88,6 +91,8 @@ struct AttentionArgs {
   ScoreView block_mask;  // [batch, heads_q, blocks of queries, blocks of keys], not 0 = visible
   int mask_block_q;
   int mask_block_kv;
+
+  ProgramArgs program;
 
   unsigned* repairs;  // forward/sm90 adds the tiles it does again; may be null
 };

@@ -31,8 +31,10 @@ struct Features {
   bool mask = false;
   bool dropout = false;
   bool sink = false;
-  int hidden_bounds = 0;    // hidden_rows: 1, 2 or 4 numbers a key
-  bool block_mask = false;  // a byte for each block of queries and keys
+  int hidden_bounds = 0;       // hidden_rows: 1, 2 or 4 numbers a key
+  bool block_mask = false;     // a byte for each block of queries and keys
+  bool score_program = false;  // a program changes scores
+  bool mask_program = false;   // a program hides keys
 };
 
 struct ForwardConfig {

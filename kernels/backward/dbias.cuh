@@ -29,6 +29,7 @@ struct BiasGradient {
                                   typename Kernel::SharedStorage& storage) {
     const auto tiles = head.score.template key_tiles<block, block>(q_begin);
     if (kv_begin / block < tiles.begin || kv_begin / block >= tiles.end) return;
+    if (head.skips(q_begin, kv_begin)) return;
     typename Kernel::Gradients gradients;
     gradients.template compute<Kernel::Gradients::At::score>(head, q_begin, kv_begin, head.some_hidden(q_begin, kv_begin),
                                                              storage);

@@ -58,6 +58,10 @@ struct BackwardPortable {
       K.count = V.count = sequence.visible_kv;
     }
 
+    /// True for a tile that the mask program hides.
+    __device__ __forceinline__ bool skips(int q_begin, int kv_begin) const {
+      return features.mask_program && score.template none_visible<block, block>(q_begin, kv_begin);
+    }
     __device__ __forceinline__ bool some_hidden(int q_begin, int kv_begin) const {
       return q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);
     }
@@ -68,8 +72,9 @@ struct BackwardPortable {
     float P[4][4];   // dropped and scaled
     float dS[4][4];  // of the score before bias and ALiBi, or after them
 
-    /// dS is taken at the dot product, but for the scale, or at the full score.
-    enum class At { dot, score };
+    /// dS is taken at the dot product, but for the scale, at the score with its bias, or at what the program makes of that;
+    /// then P is the score before the program.
+    enum class At { dot, score, program };
 
     template <At at = At::dot>
     __device__ __forceinline__ void compute(const Head& head, int q_begin, int kv_begin, bool some_hidden,
@@ -95,13 +100,21 @@ struct BackwardPortable {
               continue;
             }
             const float capped = head.score.capped(S[r][c + e]);
+            float slope = 1;
+            const float score = head.score.programmed(capped + head.score.added(i, j + e), i, j + e, slope);
+            if (features.score_program && score == -tile::infinity) {
+              P[r][c + e] = dS[r][c + e] = tile::hidden();
+              continue;
+            }
             // Where lse is -inf, every visible score was: the row has no probabilities.
-            const float p = lse < tile::lowest_lse ? 0 : tile::exp(capped + head.score.added(i, j + e) - lse);
+            const float p = lse < tile::lowest_lse ? 0 : tile::exp(score - lse);
             // What dropout has dropped does not count, not even as NaN.
             const bool dropped = features.dropout && factor[e] == 0;
             P[r][c + e] = dropped ? tile::hidden() : p * factor[e];
             dS[r][c + e] = p * ((dropped ? 0 : dP[r][c + e] * factor[e]) - delta);
+            if constexpr (features.score_program && at != At::program) dS[r][c + e] *= slope;
             if constexpr (at == At::dot) dS[r][c + e] *= head.score.capped_slope(capped);
+            if constexpr (at == At::program) P[r][c + e] = capped + head.score.added(i, j + e);
           }
         }
       }
@@ -130,6 +143,7 @@ __device__ __forceinline__ void backward_portable_dkv(const AttentionArgs& args)
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int q_begin = tile_idx * block_rows;
+      if (head.skips(q_begin, kv_begin)) continue;
       const bool some_hidden = head.some_hidden(q_begin, kv_begin);
       if (some_hidden) ptx::path<"backward/portable edge tile">();
       if (!some_hidden) ptx::path<"backward/portable inner tile">();
@@ -137,10 +151,11 @@ __device__ __forceinline__ void backward_portable_dkv(const AttentionArgs& args)
       gradients.compute(head, q_begin, kv_begin, some_hidden, storage);
       tile::store_weights_by_row(storage.weights, gradients.P);
       tile::add_weighted_rows<config.head_dim_v>(dV, storage.weights, head.dO.from(q_begin), storage.product,
-                                                 some_hidden || features.dropout);
+                                                 some_hidden || features.dropout || features.score_program);
       __syncthreads();  // everyone has read P: dS takes its place
       tile::store_weights_by_row(storage.weights, gradients.dS);
-      tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.Q.from(q_begin), storage.product, some_hidden);
+      tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.Q.from(q_begin), storage.product,
+                                               some_hidden || features.score_program);
     }
   }
   const float scale[4] = {args.scale, args.scale, args.scale, args.scale}, one[4] = {1, 1, 1, 1};
@@ -169,11 +184,13 @@ __device__ __forceinline__ void backward_portable_dq(const AttentionArgs& args) 
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * block_rows;
+    if (head.skips(q_begin, kv_begin)) continue;
     const bool some_hidden = head.some_hidden(q_begin, kv_begin);
     typename Kernel::Gradients gradients;
     gradients.compute(head, q_begin, kv_begin, some_hidden, storage);
     tile::store_weights_by_column(storage.weights, gradients.dS);
-    tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, head.K.from(kv_begin), storage.product, some_hidden);
+    tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, head.K.from(kv_begin), storage.product,
+                                             some_hidden || features.score_program);
   }
   const float scale[4] = {args.scale, args.scale, args.scale, args.scale};
   tile::store_rows<config.head_dim>(tile::query_rows<Element, features>(args.dQ, sequence, block.head_idx).from(q_begin),

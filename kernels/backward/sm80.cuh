@@ -83,11 +83,24 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
     __device__ __forceinline__ unsigned dO() const { return stage_smem + sizeof(QTile); }
     __device__ __forceinline__ unsigned statistics() const { return dO() + sizeof(dOTile); }
   };
-  __device__ __forceinline__ Step first_step() const { return {kv_head_idx * args.group, tiles.begin, stages_smem}; }
+  __device__ __forceinline__ Step first_step() const { return shown({kv_head_idx * args.group, tiles.begin, stages_smem}); }
+  /// The first step from `step` on that the mask program does not hide.
+  __device__ __forceinline__ Step shown(Step step) const {
+    if constexpr (features.mask_program) {
+      while (exists(step) && Score(args, sequence, step.head_idx)
+                                 .template none_visible<block_q, block_kv>(step.tile_idx * block_q, kv_begin)) {
+        const bool last = step.tile_idx + 1 == tiles.end;
+        step.head_idx += last;
+        step.tile_idx = last ? tiles.begin : step.tile_idx + 1;
+      }
+    }
+    return step;
+  }
   __device__ __forceinline__ Step after(const Step& step) const {
     const bool last = step.tile_idx + 1 == tiles.end;
     const unsigned other = 2 * stages_smem + static_cast<unsigned>(sizeof(typename Shape::Stage)) - step.stage_smem;
-    return {step.head_idx + last, last ? tiles.begin : step.tile_idx + 1, config.num_stages > 1 ? other : step.stage_smem};
+    return shown(
+        {step.head_idx + last, last ? tiles.begin : step.tile_idx + 1, config.num_stages > 1 ? other : step.stage_smem});
   }
   __device__ __forceinline__ bool exists(const Step& step) const { return step.head_idx < (kv_head_idx + 1) * args.group; }
 
@@ -173,6 +186,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
 
   __device__ __forceinline__ void differentiate_tiles() {
     Step step = first_step();
+    if (!exists(step)) return;
     load_keys();
     load_queries(step);
 #pragma unroll 1

@@ -157,6 +157,8 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
     Shape::template load<dOTile, config.head_dim_v>(Shape::queries(args.dO, sequence, head_idx).from(q_begin), dO_smem);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
+      if (features.mask_program && score.template none_visible<config.block_q, block_kv>(q_begin, tile_idx * block_kv))
+        continue;
       __syncthreads();  // every warp is done with the tile before
       load_keys(tile_idx * block_kv);
       ptx::copy_async_wait<0>();

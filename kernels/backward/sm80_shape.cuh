@@ -159,7 +159,11 @@ struct BackwardSm80Shape {
             if constexpr (!tile::Score<features>::linear) {
               s = score.capped(s);
               slope = score.capped_slope(s);
-              s += score.added(i, j);
+              s = score.programmed(s + score.added(i, j), i, j, slope);
+              if (features.score_program && s == -tile::infinity) {
+                s = ds = 0;
+                continue;
+              }
             }
             s = ptx::exp2(ptx::fma(s, scale_log2, -rows.lse_log2[m][half]));
             if constexpr (features.dropout) {

@@ -54,7 +54,8 @@ struct ForwardPortable {
         if (i >= score.len_q || (some_hidden && !score.visible(i, j))) {
           S[r][c] = tile::hidden();
         } else {
-          S[r][c] = score.capped(S[r][c]) + score.added(i, j);
+          S[r][c] = score.full(S[r][c], i, j);
+          if (features.score_program && S[r][c] == -tile::infinity) S[r][c] = tile::hidden();
         }
       }
     }
@@ -163,6 +164,7 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * config.block_kv;
+    if (features.mask_program && score.template none_visible<config.block_q, config.block_kv>(q_begin, kv_begin)) continue;
     const bool some_hidden = !score.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
     if (some_hidden) ptx::path<"forward/portable edge tile">();
     if (!some_hidden) ptx::path<"forward/portable inner tile">();
@@ -173,7 +175,7 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
     if constexpr (features.dropout) Kernel::drop_tile(S, dropout, q_begin, kv_begin);
     tile::store_weights_by_column(storage.P, S);
     tile::add_weighted_rows<config.head_dim_v>(state.O, storage.P, V.from(kv_begin), storage.product,
-                                               some_hidden || features.dropout);
+                                               some_hidden || features.dropout || features.score_program);
   }
   Kernel::finish(args, sequence, block.head_idx, q_begin, state);
 }

@@ -31,7 +31,8 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
   for (int j = range.begin; j < range.end; ++j) {
     if (!score.visible(range, i, j) || (features.dropout && !dropout.keeps(i, j))) continue;
     const float dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
-    const float p = tile::exp(score.capped(dot) + score.added(i, j) - lse);
+    const float p = tile::exp(score.full(dot, i, j) - lse);
+    if (features.score_program && p == 0) continue;  // a score of -inf
     sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
   }
   return sum;

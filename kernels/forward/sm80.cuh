@@ -97,12 +97,19 @@ struct ForwardSm80 {
     tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, from, thread);
     ptx::copy_async_commit();
   }
-  /// Starts the copy of a tile of K or V and goes on to the one before it. Only the last tile may miss rows.
+  /// Starts the copy of a tile of K or V. Only the last tile may miss rows.
   template <bool some_missing, typename Copy>
-  __device__ __forceinline__ void load(Copy& copy, unsigned address) const {
+  __device__ __forceinline__ void load(const Copy& copy, unsigned address) const {
     copy.template start<some_missing>(address, thread);
-    copy.move(-block_kv);
     ptx::copy_async_commit();
+  }
+  /// The tile before tile_idx, without those that the mask program hides; less than `begin` where there is none.
+  __device__ __forceinline__ int tile_before(int tile_idx, int begin) const {
+    --tile_idx;
+    if constexpr (features.mask_program) {
+      while (tile_idx >= begin && score.template none_visible<block_q, block_kv>(q_begin, tile_idx * block_kv)) --tile_idx;
+    }
+    return tile_idx;
   }
 
   __device__ __forceinline__ void read_Q(unsigned (&A)[4], int m, int step) const {
@@ -208,7 +215,8 @@ struct ForwardSm80 {
   }
 
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
-    const int last = (tiles.end - 1) * block_kv;
+    const int first = tile_before(tiles.end, tiles.begin), last = first * block_kv;
+    if (first < tiles.begin) return;
     tile::TileCopy<threads, config.head_dim, KTile, const Element> K(keys(args.K).from(last), thread);
     tile::TileCopy<threads, config.head_dim_v, VTile, const Element> V(keys(args.V).from(last), thread);
     load_Q();
@@ -224,8 +232,9 @@ struct ForwardSm80 {
     }
     const float scale_log2 = score.unit_scale() * tile::log2_e;
 #pragma unroll 1
-    for (int tile_idx = tiles.end - 1; tile_idx >= tiles.begin; --tile_idx) {
+    for (int tile_idx = first, next; tile_idx >= tiles.begin; tile_idx = next) {
       const int kv_begin = tile_idx * block_kv;
+      next = tile_before(tile_idx, tiles.begin);
       ptx::copy_async_wait<0>();
       __syncthreads();  // K has landed, and every warp is done with the previous V
       load<true>(V, V_smem);
@@ -233,7 +242,9 @@ struct ForwardSm80 {
       multiply_keys(S);
       ptx::copy_async_wait<0>();
       __syncthreads();  // V has landed, and every warp is done with K
-      if (tile_idx > tiles.begin) load<false>(K, K_smem);
+      K.move((next - tile_idx) * block_kv);
+      V.move((next - tile_idx) * block_kv);
+      if (next >= tiles.begin) load<false>(K, K_smem);
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         ptx::path<"forward/sm80 edge tile">();
         score_tile<true>(S, kv_begin);
@@ -245,7 +256,7 @@ struct ForwardSm80 {
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
         if constexpr (sums_in_shared) read_sums(m);
-        rows[m].template update<lift, features.bias>(S[m], scale_log2, shrink[m]);
+        rows[m].template update<lift, features.bias || features.score_program>(S[m], scale_log2, shrink[m]);
         if constexpr (sums_in_shared) write_sums(m);
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);

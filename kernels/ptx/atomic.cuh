@@ -23,6 +23,16 @@ __device__ __forceinline__ void reduce_add(float* address, const Vector<float, 4
 #endif
 }
 
+/// red.global.max.u32.
+__device__ __forceinline__ void reduce_max(unsigned* address, unsigned value) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/// red.global.add.u64.
+__device__ __forceinline__ void reduce_add(long long* address, long long value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 /// atom.global.add: gives back the old value. Orders nothing.
 __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value) {
   unsigned old;

@@ -60,6 +60,12 @@ __device__ __forceinline__ float abs(float x) {
   return result;
 }
 
+// What CUDA's own library has: IEEE square root, sine and cosine to 2 ulp, rounding down.
+__device__ __forceinline__ float sqrt(float x) { return ::sqrtf(x); }
+__device__ __forceinline__ float sin(float x) { return ::sinf(x); }
+__device__ __forceinline__ float cos(float x) { return ::cosf(x); }
+__device__ __forceinline__ float floor(float x) { return ::floorf(x); }
+
 /// mul.hi.u32: the upper half of the 64-bit product.
 __device__ __forceinline__ unsigned multiply_high(unsigned x, unsigned y) {
   unsigned result;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tile/element.cuh"
+#include "tile/program.cuh"
 #include "tile/sequence.cuh"
 
 // From the dot product of a query and a key to the score, and which scores exist: docs/numerics.md in code. A feature that
@@ -38,9 +39,10 @@ constexpr float lowest_lse = -1e7f;
 template <Features features>
 struct Score {
   /// Without soft cap, bias and ALiBi a score is the dot product times a constant, which softmax folds into its exponent.
-  static constexpr bool linear = !(features.softcap || features.bias || features.alibi);
+  static constexpr bool linear = !(features.softcap || features.bias || features.alibi || features.score_program);
   /// True where keys may be hidden from some queries and not from others.
-  static constexpr bool hides = features.window_left || features.window_right || features.mask || features.left_padding;
+  static constexpr bool hides = features.window_left || features.window_right || features.mask || features.left_padding ||
+                                features.mask_program || features.score_program;  // a score of -inf is hidden
   using Bias = ptx::Element<features.bias_dtype>;
 
   int len_q;
@@ -57,6 +59,7 @@ struct Score {
   long long bias_stride;
   const unsigned char* mask;
   long long mask_stride;
+  Program<features.score_program || features.mask_program> program;
 
   __device__ __forceinline__ Score(const AttentionArgs& args, const Sequence& sequence, int head_idx)
       : len_q(sequence.len_q),
@@ -66,7 +69,8 @@ struct Score {
         diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),
         window_left(args.window_left),
         window_right(args.window_right),
-        scale(args.scale) {
+        scale(args.scale),
+        program(args, sequence.batch_idx, head_idx) {
     if constexpr (features.softcap) softcap = args.softcap;
     if constexpr (features.alibi) slope = args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];
     if constexpr (features.bias) {
@@ -97,7 +101,7 @@ struct Score {
     return {keys_of(q_begin).begin, keys_of(min(q_end, len_q) - 1).end};
   }
   __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
-    if (features.mask || q_begin >= len_q) return {0, 0};
+    if (features.mask || features.mask_program || q_begin >= len_q) return {0, 0};
     return {keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
   }
 
@@ -106,6 +110,7 @@ struct Score {
     bool result = j < range.end;
     if constexpr (features.window_left || features.left_padding) result = result && j >= range.begin;
     if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
+    if constexpr (features.mask_program) result = result && program.visible(i, j);
     return result;
   }
 
@@ -135,10 +140,25 @@ struct Score {
     return result;
   }
 
+  /// What the program makes of a score. Only for i and j inside of the sequence.
+  __device__ __forceinline__ float programmed(float score, int i, int j) const {
+    if constexpr (features.score_program) return bounded_bias<Type::float32>(program.score(score, i, j));
+    return score;
+  }
+  /// The same; slope is multiplied by the derivative.
+  __device__ __forceinline__ float programmed(float score, int i, int j, float& slope) const {
+    if constexpr (features.score_program) return bounded_bias<Type::float32>(program.score(score, i, j, slope));
+    return score;
+  }
+  /// The score of a dot product.
+  __device__ __forceinline__ float full(float dot, int i, int j) const {
+    return programmed(capped(dot) + added(i, j), i, j);
+  }
+
   /// The score in units of unit_scale(): the dot product itself where the score is linear in it.
   __device__ __forceinline__ float in_units(float dot, int i, int j) const {
     if constexpr (linear) return dot;
-    return capped(dot) + added(i, j);
+    return full(dot, i, j);
   }
   __device__ __forceinline__ float unit_scale() const { return linear ? scale : 1.0f; }
 
@@ -166,6 +186,13 @@ struct Score {
     return {begin / block_q, ceil_div(end, block_q)};
   }
 
+  /// What the mask program can say in a tile, from intervals. Whole warps ask.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ abi::interval::Bools seen(int q_begin, int kv_begin) const {
+    return program.seen(q_begin, max(q_begin + 1, min(q_begin + block_q, len_q)), kv_begin,
+                        max(kv_begin + 1, min(kv_begin + block_kv, len_kv)));
+  }
+
   /// True where no query of the tile sees a key of the tile, whatever the mask tensor says.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool none_visible(int q_begin, int kv_begin) const {
@@ -173,6 +200,9 @@ struct Score {
     if constexpr (features.left_padding) result = result || kv_begin + block_kv <= first_kv;
     if constexpr (features.window_left) result = result || kv_begin + block_kv - 1 < q_begin + diagonal - window_left;
     if constexpr (features.window_right) result = result || kv_begin > q_begin + block_q - 1 + diagonal + window_right;
+    if constexpr (features.mask_program) {
+      if (!result) result = !seen<block_q, block_kv>(q_begin, kv_begin).can_be_true;
+    }
     return result;
   }
 
@@ -185,6 +215,9 @@ struct Score {
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
     if constexpr (features.window_left) result = result && kv_begin >= q_last + diagonal - window_left;
     if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;
+    if constexpr (features.mask_program) {
+      if (result) result = !seen<block_q, block_kv>(q_begin, kv_begin).can_be_false;
+    }
     return result;
   }
 };

@@ -80,7 +80,7 @@ struct Call {
   int blocks_together = 1;  // blocks of rows that go over the keys together
   int heads_together = 1;   // key heads that decode reads together
   char* workspace = nullptr;
-  std::int64_t workspace_offsets[9] = {};  // bytes; each kernel says what is where
+  std::int64_t workspace_offsets[10] = {};  // bytes; each kernel says what is where
 
   bool has_score_program() const { return program != nullptr && program->score.instructions != nullptr; }
   bool has_mask_program() const { return program != nullptr && program->visible.instructions != nullptr; }

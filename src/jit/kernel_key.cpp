@@ -13,7 +13,8 @@ std::string flat(std::string unit) {
 }  // namespace
 
 KernelKey make_key(const Launch& launch, int arch) {
-  return {launch.unit, launch.entry, launch.config, arch, launch.block, launch.min_blocks_per_sm, false, launch.arguments};
+  return {launch.unit, launch.entry, launch.config, arch, launch.block, launch.min_blocks_per_sm, false, launch.arguments,
+          launch.prelude};
 }
 
 std::string to_string(const KernelKey& key) {
@@ -34,7 +35,7 @@ std::string emit(const KernelKey& key, const std::string& kernel_file) {
   const std::string bounds = std::to_string(key.block_threads) + ", " + std::to_string(key.min_blocks_per_sm);
   std::string text = "// " + key.unit + " for " + arch_name(key.arch) + "\n";
   if (key.plain) return text + "extern \"C\" {\n#include \"" + kernel_file + "\"\n}\n";
-  text += "#include \"" + kernel_file + "\"\n\n";
+  text += key.prelude + "#include \"" + kernel_file + "\"\n\n";
   text += "using namespace flash_attention;\nusing namespace flash_attention::abi;\n\n";
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") kernel(const __grid_constant__ " + key.arguments +
           " args) {\n";

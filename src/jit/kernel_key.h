@@ -17,6 +17,7 @@ struct KernelKey {
   int min_blocks_per_sm = 1;
   bool plain = false;                       // the entry is a __global__ function of the file, with parameters of its own
   std::string arguments = "AttentionArgs";  // the type of the entry's parameter
+  std::string prelude{};                    // comes before the kernel: a program's source
 
   friend auto operator<=>(const KernelKey&, const KernelKey&) = default;
 };

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <sstream>
 
+#include "plan/program.h"
+#include "program/program.h"
+
 namespace flash_attention::plan {
 namespace {
 
@@ -77,6 +80,8 @@ std::string to_source(const abi::Features& config) {
   MEMBER(sink);
   MEMBER(hidden_bounds);
   MEMBER(block_mask);
+  MEMBER(score_program);
+  MEMBER(mask_program);
   return out.done();
 }
 
@@ -144,6 +149,7 @@ std::string to_source(const abi::AppendConfig& config) {
 #undef MEMBER
 
 abi::Features features_of(const Problem& p) {
+  const program::Program program = p.program.empty() ? program::Program{} : program::parse(p.program);
   return {.dtype = static_cast<abi::Type>(p.dtype),
           .bias_dtype = p.bias.present ? static_cast<abi::Type>(p.bias.dtype) : abi::Type::float32,
           .packed = p.packed,
@@ -162,7 +168,9 @@ abi::Features features_of(const Problem& p) {
           .dropout = p.dropout_p > 0,
           .sink = p.sink,
           .hidden_bounds = p.hidden_rows.bounds,
-          .block_mask = p.block_mask.block_q != 0};
+          .block_mask = p.block_mask.block_q != 0,
+          .score_program = program.score >= 0,
+          .mask_program = program.visible >= 0};
 }
 
 abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
@@ -208,6 +216,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.dbias_batch_stride = p.bias.batch_stride != 0 ? heads * rows * p.seq_kv : 0;
   args.dsink = b.dsink;
 
+  args.program = program_arguments(p, plan, b, options);
   args.repairs = options.repairs;
   args.workspace = options.workspace;
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) args.workspace_offsets[i] = plan.workspace_offsets[i];

@@ -5,6 +5,7 @@
 
 #include "flash_attention/error.h"
 #include "plan/masks.h"
+#include "plan/program.h"
 
 namespace flash_attention::plan {
 
@@ -65,6 +66,7 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     plan.kernel = entry.name;
     entry.lay_out(problem, device, plan);
     prepare_masks(problem, plan);
+    add_program_source(problem, plan);
     return plan;
   }
   const std::string where = std::string(to_string(pass)) + " on " + to_string(device.device);

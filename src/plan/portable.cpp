@@ -6,13 +6,13 @@
 
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
+#include "plan/program.h"
 
 namespace flash_attention::plan {
 namespace {
 
-constexpr int block = 64;                      // tile::block_rows
-constexpr int num_warps = 8;                   // tile::product_threads / 32
-constexpr int shared_bytes = 2 * 64 * 68 * 4;  // the chunks of a product, and a tile of weights
+constexpr int block = 64;     // tile::block_rows
+constexpr int num_warps = 8;  // tile::product_threads / 32
 
 std::int64_t tiles(std::int64_t rows) { return (rows + block - 1) / block; }
 
@@ -29,7 +29,7 @@ void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
               .entry = "forward_portable",
               .config = to_source(config),
               .block = 32 * num_warps,
-              .shared_bytes = shared_bytes},
+              .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_q) * problem.heads_q * problem.batch);
 }
 
@@ -43,14 +43,14 @@ void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
               .entry = "backward_portable_dkv",
               .config = config,
               .block = 32 * num_warps,
-              .shared_bytes = shared_bytes},
+              .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_kv) * problem.heads_kv * problem.batch);
   add_launch(plan,
              {.unit = "backward/portable",
               .entry = "backward_portable_dq",
               .config = config,
               .block = 32 * num_warps,
-              .shared_bytes = shared_bytes},
+              .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_q) * problem.heads_q * problem.batch);
   add_bias_and_sink_launches(problem, plan);
 }
@@ -100,6 +100,7 @@ void add_delta_launch(const Problem& problem, Plan& plan) {
 
 void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {
   const std::string config = to_source(portable_backward_config(problem));
+  add_program_gradients(problem, config, plan);
   if (problem.bias.present) {
     const std::int64_t kept = (problem.bias.q_stride == 0 ? 1 : tiles(problem.seq_q)) *
                               (problem.bias.head_stride == 0 ? 1 : problem.heads_q) *
@@ -109,7 +110,7 @@ void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {
                 .entry = "backward_dbias",
                 .config = config,
                 .block = 32 * num_warps,
-                .shared_bytes = shared_bytes},
+                .shared_bytes = portable_shared_bytes},
                tiles(problem.seq_kv) * kept);
   }
   if (problem.sink) {
@@ -132,12 +133,14 @@ std::span<const KernelEntry> portable_kernels() {
                   .requirements = requirements,
                   .pages = true,
                   .left_padding = true,
+                  .programs = true,
                   .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
                   .lay_out = lay_out_forward},
       KernelEntry{.name = "backward/portable",
                   .pass = Pass::backward,
                   .device = DeviceKind::cuda,
                   .requirements = requirements,
+                  .programs = true,
                   .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
                   .lay_out = lay_out_backward}};
   return rows;

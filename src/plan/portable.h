@@ -9,6 +9,8 @@
 
 namespace flash_attention::plan {
 
+constexpr int portable_shared_bytes = 2 * 64 * 68 * 4;  // the chunks of a product, and a tile of weights
+
 /// Why no kernel with a one-dimensional grid of tiles can take the problem; empty where it can.
 std::string reject_grid(const Problem& problem);
 

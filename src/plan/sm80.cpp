@@ -41,7 +41,8 @@ struct ForwardTile {
 
 /// What a score needs beside its dot product and its place takes registers.
 bool has_simple_scores(const Problem& problem) {
-  return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !problem.mask.present && problem.dropout_p == 0;
+  return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !problem.mask.present &&
+         problem.dropout_p == 0 && problem.program.empty();
 }
 
 /// 32 rows a warp where so many fit in registers, else 16; fewer rows where there are few queries or little shared memory.
@@ -189,12 +190,14 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
                                                            .left_padding = true,
+                                                           .programs = true,
                                                            .reject = reject_forward,
                                                            .lay_out = lay_out_forward},
                                                KernelEntry{.name = "backward/sm80",
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .programs = true,
                                                            .reject = reject_backward,
                                                            .lay_out = lay_out_backward}};
   return rows;

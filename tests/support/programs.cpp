@@ -4,6 +4,8 @@
 #include <cmath>
 #include <random>
 
+#include "support/rounding.h"
+
 namespace flash_attention::testing {
 namespace {
 
@@ -152,7 +154,10 @@ Data make_data(const Problem& p, unsigned seed) {
   std::normal_distribution<float> normal;
   const auto fill = [&](std::int64_t count) {
     std::vector<float> values(static_cast<std::size_t>(count));
-    for (float& value : values) value = normal(random);
+    for (float& value : values) {
+      value = normal(random);
+      if (p.dtype == Dtype::float16) value = static_cast<float>(from_float16(to_float16(value)));
+    }
     return values;
   };
   const std::int64_t rows = p.batch * p.seq_q * p.heads_q, keys = p.batch * p.seq_kv * p.heads_kv;
@@ -296,22 +301,38 @@ bool RandomProgram::visible(std::int64_t b, std::int64_t h, std::int64_t i, std:
   return parsed.visible < 0 || value(parsed.visible, 0, b, h, i, j) != 0;
 }
 
-ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed) {
+ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed,
+                           const KernelPair& kernels) {
   const Data data = make_data(problem, seed);
-  std::vector<float> out(data.q.size()), lse(data.dlse.size()), dq(data.q.size()), dk(data.k.size()), dv(data.v.size()),
-      dreals(random.reals.size());
+  const bool narrow = problem.dtype == Dtype::float16;
+  const auto stored = [&](const std::vector<float>& values) {
+    std::vector<float> memory(values.size() + 4);  // 16 bits an element take half of it
+    if (!narrow) return std::copy(values.begin(), values.end(), memory.begin()), memory;
+    auto* to = reinterpret_cast<std::uint16_t*>(memory.data());
+    for (std::size_t n = 0; n < values.size(); ++n) to[n] = to_float16(values[n]);
+    return memory;
+  };
+  const auto loaded = [&](const std::vector<float>& memory) {
+    std::vector<double> values(memory.size() - 4);
+    const auto* from = reinterpret_cast<const std::uint16_t*>(memory.data());
+    for (std::size_t n = 0; n < values.size(); ++n) values[n] = narrow ? from_float16(from[n]) : memory[n];
+    return values;
+  };
+  std::vector<float> q = stored(data.q), k = stored(data.k), v = stored(data.v), dout = stored(data.dout);
+  std::vector<float> out(q.size()), dq(q.size()), dk(k.size()), dv(v.size());
+  std::vector<float> lse(data.dlse.size()), dlse = data.dlse, dreals(random.reals.size());
   const std::vector<const void*> captured = random.pointers();
   float* const gradients[] = {dreals.data(), nullptr};
-  std::vector<float> dlse = data.dlse;
-  Buffers buffers{.q = data.q.data(), .k = data.k.data(), .v = data.v.data(), .out = out.data(), .lse = lse.data()};
+  Buffers buffers{.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .lse = lse.data()};
   buffers.program_tensors = captured.data();
   buffers.program_scalars = random.scalars.data();
   Problem described = problem;
   random.describe(described);
   const auto run = [&](Pass pass) {
-    const std::size_t bytes = workspace_bytes(described, pass, options);
-    std::vector<char> memory(bytes + 256);
     Options with = options;
+    with.kernel = pass == Pass::forward ? kernels.forward : kernels.backward;
+    const std::size_t bytes = workspace_bytes(described, pass, with);
+    std::vector<char> memory(bytes + 256);
     with.workspace = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
     with.workspace_bytes = bytes;
     pass == Pass::forward ? forward(described, buffers, with) : backward(described, buffers, with);
@@ -320,11 +341,11 @@ ProgramResults run_program(const Problem& problem, const RandomProgram& random, 
   for (std::size_t row = 0; row < lse.size(); ++row) {
     if (std::isinf(lse[row])) dlse[row] = 0;
   }
-  buffers.dout = data.dout.data(), buffers.dlse = dlse.data();
+  buffers.dout = dout.data(), buffers.dlse = dlse.data();
   buffers.dq = dq.data(), buffers.dk = dk.data(), buffers.dv = dv.data();
   buffers.program_gradients = gradients;
   run(Pass::backward);
-  return {widened(out), widened(lse), widened(dq), widened(dk), widened(dv), widened(dreals)};
+  return {loaded(out), widened(lse), loaded(dq), loaded(dk), loaded(dv), widened(dreals)};
 }
 
 ProgramResults exact_program(const Problem& p, const RandomProgram& random, unsigned seed) {

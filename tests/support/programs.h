@@ -29,11 +29,15 @@ struct RandomProgram {
   bool visible(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 };
 
-/// Forward and backward of a dense problem with a program, on a device and in fp64.
+/// Forward and backward of a dense problem with a program, float32 or float16, on a device and in fp64.
 struct ProgramResults {
   std::vector<double> out, lse, dq, dk, dv, dreals;
 };
-ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed);
+struct KernelPair {
+  std::string forward{}, backward{};  // "": the planner's choice
+};
+ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed,
+                           const KernelPair& kernels = {});
 ProgramResults exact_program(const Problem& problem, const RandomProgram& random, unsigned seed);
 
 /// The largest difference, relative to the largest of `expected` where that is above 1.

@@ -21,6 +21,18 @@ inline void reduce_add(float* address, const Vector<float, 4>& values) {
   for (int i = 0; i < 4; ++i) reduce_add(address + i, values[i]);
 }
 
+inline void reduce_max(unsigned* address, unsigned value) {
+  emulator::table->access_global(emulator::Access::reduce_global, address, 4);
+  unsigned old = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (old < value && !__atomic_compare_exchange_n(address, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+inline void reduce_add(long long* address, long long value) {
+  emulator::table->access_global(emulator::Access::reduce_global, address, 8);
+  __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+
 inline unsigned atomic_add(unsigned* address, unsigned value) {
   emulator::table->access_global(emulator::Access::reduce_global, address, 4);
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);

@@ -17,6 +17,10 @@ inline float fma(float x, float y, float z) {
 inline float max(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float min(float x, float y) { return __builtin_fminf(x, y); }
 inline float abs(float x) { return __builtin_fabsf(x); }
+inline float sqrt(float x) { return __builtin_sqrtf(x); }
+inline float sin(float x) { return __builtin_sinf(x); }
+inline float cos(float x) { return __builtin_cosf(x); }
+inline float floor(float x) { return __builtin_floorf(x); }
 inline unsigned multiply_high(unsigned x, unsigned y) {
   return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32);
 }

@@ -1,0 +1,198 @@
+#pragma once
+
+#include "abi/args.h"
+#include "abi/interval.h"
+#include "ptx/convert.cuh"
+#include "ptx/warp.cuh"
+#include "tile/math.cuh"
+
+// What the source of a program is made of (src/program/source.cpp writes it, before the kernel): its operations, and the
+// ranges of what tensors hold. docs/numerics.md defines them.
+
+namespace flash_attention::tile {
+
+/// The program of the unit. The source specialises Program<true>; a kernel without one has nothing.
+template <bool present>
+struct Program {
+  __device__ __forceinline__ Program(const abi::AttentionArgs&, int, int) {}
+};
+
+namespace program {
+
+// Ints go round where they leave their range.
+__device__ __forceinline__ int add(int x, int y) { return static_cast<int>(static_cast<unsigned>(x) + y); }
+__device__ __forceinline__ int sub(int x, int y) { return static_cast<int>(static_cast<unsigned>(x) - y); }
+__device__ __forceinline__ int mul(int x, int y) { return static_cast<int>(static_cast<unsigned>(x) * y); }
+__device__ __forceinline__ int neg(int x) { return sub(0, x); }
+__device__ __forceinline__ int abs(int x) { return x < 0 ? neg(x) : x; }
+__device__ __forceinline__ int min(int x, int y) { return x < y ? x : y; }
+__device__ __forceinline__ int max(int x, int y) { return x > y ? x : y; }
+__device__ __forceinline__ int floordiv(int x, int y) {
+  if (y == 0) return 0;
+  if (y == -1) return neg(x);
+  const int quotient = x / y;
+  return quotient - (quotient * y != x && (x < 0) != (y < 0) ? 1 : 0);
+}
+__device__ __forceinline__ int mod(int x, int y) {
+  if (y == 0 || y == -1) return 0;
+  const int rest = x % y;
+  return rest + (rest != 0 && (rest < 0) != (y < 0) ? y : 0);
+}
+
+__device__ __forceinline__ float add(float x, float y) { return x + y; }
+__device__ __forceinline__ float sub(float x, float y) { return x - y; }
+__device__ __forceinline__ float mul(float x, float y) { return x * y; }
+__device__ __forceinline__ float div(float x, float y) { return x / y; }
+__device__ __forceinline__ float neg(float x) { return -x; }
+__device__ __forceinline__ float abs(float x) { return ptx::abs(x); }
+__device__ __forceinline__ float min(float x, float y) { return x < y || x != x ? x : y; }
+__device__ __forceinline__ float max(float x, float y) { return x > y || x != x ? x : y; }
+__device__ __forceinline__ float exp(float x) { return tile::exp(x); }
+__device__ __forceinline__ float log(float x) { return tile::log(x); }
+__device__ __forceinline__ float tanh(float x) { return tile::tanh(x); }
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + tile::exp(-x)); }
+__device__ __forceinline__ float sqrt(float x) { return ptx::sqrt(x); }
+__device__ __forceinline__ float sin(float x) { return ptx::sin(x); }
+__device__ __forceinline__ float cos(float x) { return ptx::cos(x); }
+__device__ __forceinline__ float floor(float x) { return ptx::floor(x); }
+
+template <typename T>
+__device__ __forceinline__ bool eq(T x, T y) {
+  return x == y;
+}
+template <typename T>
+__device__ __forceinline__ bool ne(T x, T y) {
+  return x != y;
+}
+template <typename T>
+__device__ __forceinline__ bool lt(T x, T y) {
+  return x < y;
+}
+template <typename T>
+__device__ __forceinline__ bool le(T x, T y) {
+  return x <= y;
+}
+template <typename T>
+__device__ __forceinline__ bool gt(T x, T y) {
+  return x > y;
+}
+template <typename T>
+__device__ __forceinline__ bool ge(T x, T y) {
+  return x >= y;
+}
+
+__device__ __forceinline__ bool logical_and(bool x, bool y) { return x && y; }
+__device__ __forceinline__ bool logical_or(bool x, bool y) { return x || y; }
+__device__ __forceinline__ bool logical_xor(bool x, bool y) { return x != y; }
+__device__ __forceinline__ bool logical_not(bool x) { return !x; }
+__device__ __forceinline__ int logical_and(int x, int y) { return x & y; }
+__device__ __forceinline__ int logical_or(int x, int y) { return x | y; }
+__device__ __forceinline__ int logical_xor(int x, int y) { return x ^ y; }
+__device__ __forceinline__ int logical_not(int x) { return ~x; }
+
+template <typename T>
+__device__ __forceinline__ T where(bool condition, T yes, T no) {
+  return condition ? yes : no;
+}
+
+__device__ __forceinline__ float to_float(int x) { return static_cast<float>(x); }
+__device__ __forceinline__ float to_float(bool x) { return x ? 1.0f : 0.0f; }
+__device__ __forceinline__ int to_int(bool x) { return x ? 1 : 0; }
+__device__ __forceinline__ int to_int(float x) {
+  if (x >= 2147483648.0f) return 2147483647;
+  if (x < -2147483648.0f) return -2147483647 - 1;
+  return x == x ? static_cast<int>(x) : 0;
+}
+
+/// An index counts from the end where it is negative, and is kept inside.
+__device__ __forceinline__ int inside(int index, int size) {
+  if (index < 0) index += size;
+  return max(0, min(index, size - 1));
+}
+
+/// Where an element of a tensor is.
+template <typename... Indices>
+__device__ __forceinline__ int offset(const int* sizes, Indices... indices) {
+  int place = 0, axis = 0;
+  ((place = place * sizes[axis] + inside(indices, sizes[axis]), ++axis), ...);
+  return place;
+}
+
+template <typename... Indices>
+__device__ __forceinline__ bool is_empty(const int* sizes, Indices... indices) {
+  bool empty = false;
+  int axis = 0;
+  ((static_cast<void>(indices), empty = empty || sizes[axis] == 0, ++axis), ...);
+  return empty;
+}
+
+__device__ __forceinline__ float element_float32(const void* data, int place) {
+  return static_cast<const float*>(data)[place];
+}
+__device__ __forceinline__ float element_float16(const void* data, int place) {
+  return ptx::to_float(static_cast<const ptx::Element<abi::Type::float16>*>(data)[place]);
+}
+__device__ __forceinline__ float element_bfloat16(const void* data, int place) {
+  return ptx::to_float(static_cast<const ptx::Element<abi::Type::bfloat16>*>(data)[place]);
+}
+__device__ __forceinline__ int element_int32(const void* data, int place) { return static_cast<const int*>(data)[place]; }
+__device__ __forceinline__ int element_int64(const void* data, int place) {
+  return static_cast<int>(static_cast<const long long*>(data)[place]);
+}
+__device__ __forceinline__ bool element_bool(const void* data, int place) {
+  return static_cast<const unsigned char*>(data)[place] != 0;
+}
+
+// What a tensor holds where its indices lie in ranges. Only the last axis may span, and no more than so many elements.
+constexpr int most_elements = 1024;
+
+struct Span {
+  int place;
+  int count;  // 0: unknown
+};
+
+template <typename... Ranges>
+__device__ __forceinline__ Span span(const int* sizes, Ranges... ranges) {
+  Span result{0, 1};
+  int axis = 0;
+  const auto add_axis = [&](abi::interval::Ints range) {
+    const int size = sizes[axis++];
+    const bool mixed = range.lo < 0 && range.hi >= 0;  // a negative index counts from the end
+    const bool known = result.count == 1 && size > 0 && !mixed;
+    const long long from = range.lo < 0 ? size : 0;
+    const int lo = static_cast<int>(abi::interval::more(0ll, abi::interval::less(range.lo + from, size - 1ll)));
+    const int hi = static_cast<int>(abi::interval::more(0ll, abi::interval::less(range.hi + from, size - 1ll)));
+    result.place = result.place * size + lo;
+    result.count = known ? hi - lo + 1 : 0;
+  };
+  (add_axis(ranges), ...);
+  if (result.count > most_elements) result.count = 0;
+  return result;
+}
+
+/// The smallest and the largest of a span; every lane of the warp asks, and all look together.
+template <typename Get>
+__device__ __forceinline__ abi::interval::Ints range_of_ints(const Span& span, Get get) {
+  if (span.count == 0) return abi::interval::any_int();
+  int lo = 2147483647, hi = -2147483647 - 1;
+  for (int n = threadIdx.x % 32; n < span.count; n += 32) {
+    const int value = get(span.place + n);
+    lo = min(lo, value);
+    hi = max(hi, value);
+  }
+#pragma unroll
+  for (int lane = 1; lane < 32; lane *= 2) {
+    lo = min(lo, ptx::shuffle_xor(lo, lane));
+    hi = max(hi, ptx::shuffle_xor(hi, lane));
+  }
+  return {lo, hi};
+}
+
+template <typename Get>
+__device__ __forceinline__ abi::interval::Bools range_of_bools(const Span& span, Get get) {
+  const abi::interval::Ints range = range_of_ints(span, [&](int place) { return get(place) ? 1 : 0; });
+  return {range.hi > 0, range.lo <= 0};
+}
+
+}  // namespace program
+}  // namespace flash_attention::tile

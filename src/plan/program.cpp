@@ -1,0 +1,85 @@
+#include "plan/program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "plan/portable.h"
+#include "program/sizes.h"
+#include "program/source.h"
+
+namespace flash_attention::plan {
+
+static_assert(abi::program_tensors == program::max_tensors && abi::program_axes == program::max_rank &&
+              abi::program_scalars == program::max_scalars);
+
+namespace {
+
+constexpr std::string_view unit_without_scores = "backward/delta";  // the same for every program
+
+}  // namespace
+
+abi::ProgramArgs program_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
+  abi::ProgramArgs args{};
+  if (p.program.empty()) return args;
+  const program::Program parsed = program::parse(p.program);
+  for (std::size_t n = 0; n < parsed.tensors.size(); ++n) {
+    args.tensors[n] = b.program_tensors[n];
+    for (std::size_t axis = 0; axis < program::max_rank; ++axis)
+      args.sizes[n][axis] = static_cast<int>(p.program_sizes[n][axis]);
+  }
+  for (std::size_t n = 0; n < parsed.scalars.size(); ++n) {
+    if (parsed.scalars[n] == program::Type::real) {
+      args.reals[n] = static_cast<float>(b.program_scalars[n]);
+    } else {
+      args.ints[n] = static_cast<int>(b.program_scalars[n]);
+    }
+  }
+  if (plan.pass != Pass::backward || p.program_gradients == 0) return args;
+  const program::GradientLayout layout = program::gradient_layout(p, parsed);
+  char* part = static_cast<char*>(options.workspace) + plan.workspace_offsets[program_part];
+  args.limits = reinterpret_cast<unsigned*>(part);
+  for (int n = 0; n < program::max_tensors; ++n) {
+    if (layout.offsets[n] < 0) continue;
+    args.sums[n] = reinterpret_cast<long long*>(part + layout.offsets[n]);
+    args.gradients[n] = b.program_gradients[n];
+    args.counts[n] = program::num_elements(p, parsed, n);
+  }
+  const double scores =
+      static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seq_q) * static_cast<double>(p.seq_kv);
+  args.room = 60 - std::ilogb(std::max(scores, 1.0));
+  return args;
+}
+
+void add_program_gradients(const Problem& problem, const std::string& config, Plan& plan) {
+  if (problem.program_gradients == 0) return;
+  const program::GradientLayout layout = program::gradient_layout(problem, program::parse(problem.program));
+  plan.workspace_offsets[program_part] = static_cast<std::int64_t>(plan.workspace_bytes);
+  plan.workspace_bytes += static_cast<std::size_t>(layout.bytes + 255) / 256 * 256;
+  constexpr int block = 64, threads = 256;
+  const std::int64_t tiles = (problem.seq_q + block - 1) / block * problem.heads_q * problem.batch;
+  const std::int64_t elements = std::clamp<std::int64_t>(layout.bytes / 8 / threads, 1, 1024);
+  const auto add = [&](const char* entry, std::int64_t blocks, int shared_bytes) {
+    add_launch(plan,
+               {.unit = "backward/program_gradients",
+                .entry = entry,
+                .config = config,
+                .block = threads,
+                .shared_bytes = shared_bytes},
+               blocks);
+  };
+  add("backward_program_clear", elements, 0);
+  add("backward_program_limits", tiles, portable_shared_bytes);
+  add("backward_program_sums", tiles, portable_shared_bytes);
+  add("backward_program_finish", elements, 0);
+}
+
+void add_program_source(const Problem& problem, Plan& plan) {
+  if (problem.program.empty() || plan.launches.empty()) return;
+  const std::string source = program::cuda_source(program::parse(problem.program), problem.program_gradients);
+  for (Launch& launch : plan.launches) {
+    if (launch.unit != unit_without_scores) launch.prelude = source;
+  }
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "abi/program.h"
+#include "flash_attention/attention.h"
+
+namespace flash_attention::plan {
+
+/// The part of the workspace, Plan::workspace_offsets, in which gradients of a program's tensors are summed.
+constexpr std::size_t program_part = 9;
+
+/// What the program is given: scalars, tensors, and where its gradients go.
+abi::ProgramArgs program_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers,
+                                   const Options& options);
+
+/// The launches that sum the gradients of a program's tensors; `config` is that of the portable backward pass.
+void add_program_gradients(const Problem& problem, const std::string& config, Plan& plan);
+
+/// The source of the problem's program before every launch of the plan.
+void add_program_source(const Problem& problem, Plan& plan);
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,48 @@
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "support/programs.h"
+
+namespace flash_attention::testing {
+namespace {
+
+using Kernels = std::tuple<const char*, const char*, int>;  // forward, backward, arch
+
+class EmulatedPrograms : public ::testing::TestWithParam<Kernels> {};
+
+// Random programs through each kernel that takes them, forward and backward, against fp64.
+TEST_P(EmulatedPrograms, AgreeWithFp64) {
+  const auto [forward_kernel, backward_kernel, arch] = GetParam();
+  const bool narrow = std::string(forward_kernel) != "forward/portable";
+  for (unsigned seed = 0; seed < 3; ++seed) {
+    const RandomProgram random(2000 + seed, seed != 1, seed != 2);
+    Problem problem{.batch = 1,
+                    .seq_q = 37,
+                    .seq_kv = 150,
+                    .heads_q = 2,
+                    .heads_kv = 1 + seed % 2,
+                    .head_dim = 16,
+                    .dtype = narrow ? Dtype::float16 : Dtype::float32};
+    problem.causal = seed == 0;
+    Options options;
+    options.device = {DeviceKind::emulator, 0, arch};
+    const ProgramResults got = run_program(problem, random, options, seed, {forward_kernel, backward_kernel});
+    const ProgramResults expected = exact_program(problem, random, seed);
+    const std::string text = random.text + "seed " + std::to_string(seed);
+    const double tolerance = narrow ? 8e-3 : 2e-4;
+    EXPECT_LT(difference(got.out, expected.out), tolerance) << text;
+    EXPECT_LT(difference(got.lse, expected.lse), tolerance) << text;
+    EXPECT_LT(difference(got.dq, expected.dq), tolerance) << text;
+    EXPECT_LT(difference(got.dk, expected.dk), tolerance) << text;
+    EXPECT_LT(difference(got.dv, expected.dv), tolerance) << text;
+    EXPECT_LT(difference(got.dreals, expected.dreals), narrow ? 8e-3 : 2e-3) << text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, EmulatedPrograms,
+                         ::testing::Values(Kernels{"forward/portable", "backward/portable", 80},
+                                           Kernels{"forward/sm80", "backward/sm80", 80}));
+
+}  // namespace
+}  // namespace flash_attention::testing
