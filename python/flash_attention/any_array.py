@@ -55,24 +55,30 @@ def _on_cpu(q):
 
 def _on_gpu(q):
     """By torch or CuPy: the one that is loaded, else the one that is installed."""
-    for name in sorted(("torch", "cupy"), key=lambda name: name not in sys.modules):
+    bridges = {"torch": _by_torch, "cupy": _by_cupy}
+    for name in sorted(bridges, key=lambda name: name not in sys.modules):
         try:
-            library = import_module(name)
+            return bridges[name](import_module(name))
         except ImportError:
             continue
-        if name == "cupy":
-            from flash_attention.arrays import run
-
-            return lambda tensor: library.asarray(tensor) if _has_interface(tensor) else library.from_dlpack(tensor), run
-        from flash_attention.torch_autograd import run
-
-        def look(tensor):
-            return library.as_tensor(tensor, device="cuda") if _has_interface(tensor) else library.from_dlpack(tensor)
-
-        return look, run
     raise ImportError(
-        f"q: {type(q).__name__} on a GPU needs torch or CuPy, which allocates the result; neither is installed"
+        f"q: {type(q).__name__} on a GPU needs torch or CuPy for the result; neither is installed"
     )
+
+
+def _by_torch(torch):
+    from flash_attention.torch_autograd import run
+
+    def look(tensor):
+        return torch.as_tensor(tensor, device="cuda") if _has_interface(tensor) else torch.from_dlpack(tensor)
+
+    return look, run
+
+
+def _by_cupy(cupy):
+    from flash_attention.arrays import run
+
+    return lambda tensor: cupy.asarray(tensor) if _has_interface(tensor) else cupy.from_dlpack(tensor), run
 
 
 def _has_interface(tensor):
