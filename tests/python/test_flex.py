@@ -1,11 +1,10 @@
-"""flex_attention against the dense formula in float64: the mods of attention-gym, their gradients, and what they capture."""
+"""flex_attention against the dense formula in float64: mods of attention-gym, their gradients, and what they capture."""
 
 import math
 
+import flash_attention
 import pytest
 import torch
-
-import flash_attention
 from flash_attention import and_masks, create_block_mask, flex_attention, or_masks
 
 BATCH, HEADS, ROWS, KEYS, DIM = 2, 4, 90, 134, 32

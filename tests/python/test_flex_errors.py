@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from flash_attention import attention, create_block_mask, flex_attention
 from flash_attention.flex import ProgramError
 from flash_attention.flex.program import record

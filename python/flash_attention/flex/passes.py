@@ -38,7 +38,8 @@ def backward(program, tensors, captured, scalars, results, rng, dout, dlse, need
     ]
     tensors, stream = torch_ops.detached(tensors)
     _core.backward(
-        tensors, scalars, (out.detach(), lse), (dout.detach(), dlse, *gradients), unsigned(rng[0]), unsigned(rng[1]), stream,
+        tensors, scalars, (out.detach(), lse), (dout.detach(), dlse, *gradients),
+        unsigned(rng[0]), unsigned(rng[1]), stream,
         lambda size: torch_ops.workspace(out, size), program.arguments(_detached(captured), of_captured),
     )  # fmt: skip
     dq, dk, dv, dbias, dsink = gradients
