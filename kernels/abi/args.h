@@ -60,8 +60,7 @@ struct AttentionArgs {
   float* dsink;  // [heads_q] or null
 
   void* workspace;
-  long long workspace_offsets[10];  // bytes; each kernel says what is where; [8]: abi/key_bounds.h,
-                                    // [9]: plan/program.h
+  long long workspace_offsets[10];  // bytes; each kernel says what is where; [8]: abi/tile_map.h, [9]: plan/program.h
 
   int batch;
   int seq_q;  // the longest, in a packed problem
@@ -91,6 +90,8 @@ struct AttentionArgs {
   ScoreView block_mask;  // [batch, heads_q, blocks of queries, blocks of keys], not 0 = visible
   int mask_block_q;
   int mask_block_kv;
+  int map_heads;  // heads and batch entries that have a map of tiles of their own: abi/tile_map.h
+  int map_batches;
 
   ProgramArgs program;
 

@@ -58,9 +58,9 @@ struct BackwardPortable {
       K.count = V.count = sequence.visible_kv;
     }
 
-    /// True for a tile that the mask program hides.
+    /// True for a tile that a mask hides.
     __device__ __forceinline__ bool skips(int q_begin, int kv_begin) const {
-      return features.mask_program && score.template none_visible<block, block>(q_begin, kv_begin);
+      return score.template skips<block, block>(q_begin, kv_begin);
     }
     __device__ __forceinline__ bool some_hidden(int q_begin, int kv_begin) const {
       return q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);

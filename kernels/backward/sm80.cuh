@@ -54,6 +54,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   const tile::Sequence sequence;
   const int kv_head_idx, kv_begin;
   const tile::TileRange tiles;
+  tile::TileWalk walk;
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const tile::LanePlace place{lane};
   const unsigned K_smem, V_smem, P_smem, dS_smem, stages_smem;
@@ -83,24 +84,27 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
     __device__ __forceinline__ unsigned dO() const { return stage_smem + sizeof(QTile); }
     __device__ __forceinline__ unsigned statistics() const { return dO() + sizeof(dOTile); }
   };
-  __device__ __forceinline__ Step first_step() const { return shown({kv_head_idx * args.group, tiles.begin, stages_smem}); }
-  /// The first step from `step` on that the mask program does not hide.
-  __device__ __forceinline__ Step shown(Step step) const {
-    if constexpr (features.mask_program) {
-      while (exists(step) && Score(args, sequence, step.head_idx)
-                                 .template none_visible<block_q, block_kv>(step.tile_idx * block_q, kv_begin)) {
-        const bool last = step.tile_idx + 1 == tiles.end;
-        step.head_idx += last;
-        step.tile_idx = last ? tiles.begin : step.tile_idx + 1;
+  /// The first step from a place on of which the masks show something.
+  __device__ __forceinline__ Step step_from(int head_idx, int tile_idx, unsigned stage_smem) {
+    if constexpr (Score::skips_tiles) {
+      while (head_idx < (kv_head_idx + 1) * args.group) {
+        const Score score(args, sequence, head_idx);
+        tile_idx = walk.up(tile_idx, tiles.end, [&](int other) {
+          return other >= tiles.begin && other < tiles.end &&
+                 !score.template skips<block_q, block_kv>(other * block_q, kv_begin);
+        });
+        if (tile_idx < tiles.end) break;
+        ++head_idx, tile_idx = tiles.begin, walk = {};  // another head may have another map
       }
     }
-    return step;
+    return {head_idx, tile_idx, stage_smem};
   }
-  __device__ __forceinline__ Step after(const Step& step) const {
+  __device__ __forceinline__ Step first_step() { return step_from(kv_head_idx * args.group, tiles.begin, stages_smem); }
+  __device__ __forceinline__ Step after(const Step& step) {
     const bool last = step.tile_idx + 1 == tiles.end;
     const unsigned other = 2 * stages_smem + static_cast<unsigned>(sizeof(typename Shape::Stage)) - step.stage_smem;
-    return shown(
-        {step.head_idx + last, last ? tiles.begin : step.tile_idx + 1, config.num_stages > 1 ? other : step.stage_smem});
+    return step_from(step.head_idx + last, last ? tiles.begin : step.tile_idx + 1,
+                     config.num_stages > 1 ? other : step.stage_smem);
   }
   __device__ __forceinline__ bool exists(const Step& step) const { return step.head_idx < (kv_head_idx + 1) * args.group; }
 

@@ -103,13 +103,13 @@ struct ForwardSm80 {
     copy.template start<some_missing>(address, thread);
     ptx::copy_async_commit();
   }
-  /// The tile before tile_idx, without those that the mask program hides; less than `begin` where there is none.
-  __device__ __forceinline__ int tile_before(int tile_idx, int begin) const {
-    --tile_idx;
-    if constexpr (features.mask_program) {
-      while (tile_idx >= begin && score.template none_visible<block_q, block_kv>(q_begin, tile_idx * block_kv)) --tile_idx;
-    }
-    return tile_idx;
+  /// The tile that comes after tile_idx + 1: the one before it of which the masks show something, or tiles.begin - 1.
+  __device__ __forceinline__ int tile_below(int tile_idx, const tile::TileRange& tiles, tile::TileWalk& walk) const {
+    if constexpr (!tile::Score<features>::skips_tiles) return tile_idx;
+    return walk.down(tile_idx, tiles.begin, [&](int other) {
+      return other >= tiles.begin && other < tiles.end &&
+             !score.template skips<block_q, block_kv>(q_begin, other * block_kv);
+    });
   }
 
   __device__ __forceinline__ void read_Q(unsigned (&A)[4], int m, int step) const {
@@ -215,8 +215,10 @@ struct ForwardSm80 {
   }
 
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
-    const int first = tile_before(tiles.end, tiles.begin), last = first * block_kv;
-    if (first < tiles.begin) return;
+    tile::TileWalk walk;
+    int tile_idx = tile_below(tiles.end - 1, tiles, walk);
+    if (tile_idx < tiles.begin) return;  // the masks hide all of it
+    const int last = tile_idx * block_kv;
     tile::TileCopy<threads, config.head_dim, KTile, const Element> K(keys(args.K).from(last), thread);
     tile::TileCopy<threads, config.head_dim_v, VTile, const Element> V(keys(args.V).from(last), thread);
     load_Q();
@@ -232,19 +234,19 @@ struct ForwardSm80 {
     }
     const float scale_log2 = score.unit_scale() * tile::log2_e;
 #pragma unroll 1
-    for (int tile_idx = first, next; tile_idx >= tiles.begin; tile_idx = next) {
-      const int kv_begin = tile_idx * block_kv;
-      next = tile_before(tile_idx, tiles.begin);
+    while (tile_idx >= tiles.begin) {
+      const int kv_begin = tile_idx * block_kv, next_idx = tile_below(tile_idx - 1, tiles, walk);
+      const int distance = (next_idx - tile_idx) * block_kv;
       ptx::copy_async_wait<0>();
       __syncthreads();  // K has landed, and every warp is done with the previous V
       load<true>(V, V_smem);
+      V.move(distance);
       Scores S{};
       multiply_keys(S);
       ptx::copy_async_wait<0>();
       __syncthreads();  // V has landed, and every warp is done with K
-      K.move((next - tile_idx) * block_kv);
-      V.move((next - tile_idx) * block_kv);
-      if (next >= tiles.begin) load<false>(K, K_smem);
+      K.move(distance);
+      if (next_idx >= tiles.begin) load<false>(K, K_smem);
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         ptx::path<"forward/sm80 edge tile">();
         score_tile<true>(S, kv_begin);
@@ -261,6 +263,7 @@ struct ForwardSm80 {
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);
       add_values(S, shrink);
+      tile_idx = next_idx;
     }
     if constexpr (sums_in_shared) {
 #pragma unroll

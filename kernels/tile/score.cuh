@@ -3,6 +3,7 @@
 #include "tile/element.cuh"
 #include "tile/program.cuh"
 #include "tile/sequence.cuh"
+#include "tile/tile_map.cuh"
 
 // From the dot product of a query and a key to the score, and which scores exist: docs/numerics.md in code. A feature that
 // is off leaves nothing behind.
@@ -42,7 +43,10 @@ struct Score {
   static constexpr bool linear = !(features.softcap || features.bias || features.alibi || features.score_program);
   /// True where keys may be hidden from some queries and not from others.
   static constexpr bool hides = features.window_left || features.window_right || features.mask || features.left_padding ||
-                                features.mask_program || features.score_program;  // a score of -inf is hidden
+                                features.mask_program || features.score_program ||  // a score of -inf is hidden
+                                MaskData<features>::present;
+  /// True where tiles may be hidden that lie in the range of their rows.
+  static constexpr bool skips_tiles = features.mask_program || TileMap<features>::present;
   using Bias = ptx::Element<features.bias_dtype>;
 
   int len_q;
@@ -59,6 +63,8 @@ struct Score {
   long long bias_stride;
   const unsigned char* mask;
   long long mask_stride;
+  MaskData<features> data;  // hidden rows and blocks
+  TileMap<features> map;    // what they say of tiles
   Program<features.score_program || features.mask_program> program;
 
   __device__ __forceinline__ Score(const AttentionArgs& args, const Sequence& sequence, int head_idx)
@@ -70,6 +76,8 @@ struct Score {
         window_left(args.window_left),
         window_right(args.window_right),
         scale(args.scale),
+        data(args, sequence, head_idx),
+        map(args, sequence, head_idx),
         program(args, sequence.batch_idx, head_idx) {
     if constexpr (features.softcap) softcap = args.softcap;
     if constexpr (features.alibi) slope = args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];
@@ -101,7 +109,7 @@ struct Score {
     return {keys_of(q_begin).begin, keys_of(min(q_end, len_q) - 1).end};
   }
   __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
-    if (features.mask || features.mask_program || q_begin >= len_q) return {0, 0};
+    if (features.mask || features.mask_program || MaskData<features>::present || q_begin >= len_q) return {0, 0};
     return {keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
   }
 
@@ -110,6 +118,7 @@ struct Score {
     bool result = j < range.end;
     if constexpr (features.window_left || features.left_padding) result = result && j >= range.begin;
     if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
+    if constexpr (MaskData<features>::present) result = result && !data.hides_pair(i, j);
     if constexpr (features.mask_program) result = result && program.visible(i, j);
     return result;
   }
@@ -206,6 +215,20 @@ struct Score {
     return result;
   }
 
+  /// True where hidden rows or blocks hide all of the tile: it need not be looked at.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ bool masks_hide(int q_begin, int kv_begin) const {
+    return map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::none;
+  }
+
+  /// The same, and what the mask program hides.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ bool skips(int q_begin, int kv_begin) const {
+    if (masks_hide<block_q, block_kv>(q_begin, kv_begin)) return true;
+    if constexpr (features.mask_program) return none_visible<block_q, block_kv>(q_begin, kv_begin);
+    return false;
+  }
+
   /// True where every query of the tile that exists sees every key of the tile: no score of it needs a mask.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
@@ -213,6 +236,7 @@ struct Score {
     const int q_last = min(q_begin + block_q, len_q) - 1;
     bool result = kv_begin + block_kv <= visible_kv;
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
+    result = result && map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::full;
     if constexpr (features.window_left) result = result && kv_begin >= q_last + diagonal - window_left;
     if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;
     if constexpr (features.mask_program) {

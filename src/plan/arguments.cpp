@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "plan/masks.h"
 #include "plan/program.h"
 #include "program/program.h"
 
@@ -203,6 +204,8 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.block_mask = {b.block_mask, p.block_mask.batch_stride, p.block_mask.head_stride, p.block_mask.q_stride};
   args.mask_block_q = static_cast<int>(p.block_mask.block_q);
   args.mask_block_kv = static_cast<int>(p.block_mask.block_kv);
+  args.map_heads = static_cast<int>(map_heads(p));
+  args.map_batches = static_cast<int>(map_batches(p));
   args.alibi_slopes = b.alibi_slopes;
   args.alibi_batch_stride = p.alibi_batch_stride;
   args.sink = b.sink;

@@ -1,23 +1,64 @@
 #include "plan/masks.h"
 
-#include "abi/key_bounds.h"
+#include <algorithm>
+
+#include "abi/tile_map.h"
+#include "plan/arguments.h"
 
 namespace flash_attention::plan {
 namespace {
 
-/// Batch entries and heads that have bounds of their own.
-std::int64_t heads_with_bounds(const Problem& p) { return p.hidden_rows.head_stride != 0 ? p.heads_kv : 1; }
+std::int64_t tiles(std::int64_t rows, std::int64_t of) { return (rows + of - 1) / of; }
+
+void reserve(Plan& plan, std::int64_t bytes) {
+  plan.workspace_bytes = (plan.workspace_bytes + 255) / 256 * 256;
+  plan.workspace_offsets[abi::mask_slot] = static_cast<std::int64_t>(plan.workspace_bytes);
+  plan.workspace_bytes += static_cast<std::size_t>(tiles(bytes, 256) * 256);
+}
+
+/// KeyBounds of every unit, for the CPU.
+void reserve_bounds(const Problem& p, Plan& plan) {
+  if (p.hidden_rows.bounds == 0) return;
+  const bool packed = p.packed && p.page_size == 0;
+  const std::int64_t heads = p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
+  const std::int64_t units = heads * abi::unit_places(packed, p.batch, p.seq_kv, p.total_kv);
+  reserve(plan, units * static_cast<std::int64_t>(sizeof(abi::KeyBounds)));
+}
+
+/// A map of tiles, and the launch that makes it.
+void add_map(const Problem& p, Plan& plan) {
+  constexpr int warps = 8, rows_of_block = 64;  // mask/tile_map.cuh
+  const std::int64_t heads = map_heads(p), batches = map_batches(p), words = abi::map_words(p.seq_kv);
+  const std::int64_t rows = abi::map_rows(p.packed, batches, p.seq_q, p.total_q);
+  reserve(plan, heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords)));
+  abi::ForwardConfig config{.num_warps = warps};
+  config.features.packed = p.packed;
+  config.features.paged = p.page_size != 0;
+  config.features.hidden_bounds = p.hidden_rows.bounds;
+  config.features.block_mask = p.block_mask.block_q != 0;
+  Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = to_source(config), .block = 32 * warps};
+  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds));
+  launch.grid[0] = static_cast<int>(words * tiles(p.seq_q, abi::mask_unit * rows_of_block) * heads * batches);
+  plan.launches.insert(plan.launches.begin(), std::move(launch));
+}
 
 }  // namespace
 
+std::int64_t map_heads(const Problem& p) {
+  if (p.block_mask.block_q != 0 && p.block_mask.head_stride != 0) return p.heads_q;
+  return p.hidden_rows.bounds != 0 && p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
+}
+
+std::int64_t map_batches(const Problem& p) {
+  const bool differ = p.packed || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
+                      (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0);
+  return differ ? p.batch : std::min<std::int64_t>(p.batch, 1);
+}
+
 void prepare_masks(const Problem& p, Plan& plan) {
-  if (p.hidden_rows.bounds == 0) return;
-  const bool packed = p.packed && p.page_size == 0;
-  const std::int64_t units = heads_with_bounds(p) * abi::unit_places(packed, p.batch, p.seq_kv, p.total_kv);
-  const auto bytes = static_cast<std::size_t>(units) * sizeof(abi::KeyBounds);
-  plan.workspace_bytes = (plan.workspace_bytes + 255) / 256 * 256;
-  plan.workspace_offsets[abi::mask_slot] = static_cast<std::int64_t>(plan.workspace_bytes);
-  plan.workspace_bytes += (bytes + 255) / 256 * 256;
+  if (p.hidden_rows.bounds == 0 && p.block_mask.block_q == 0) return;
+  if (plan.launches.empty()) return reserve_bounds(p, plan);
+  if (p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);
 }
 
 }  // namespace flash_attention::plan

@@ -4,7 +4,12 @@
 
 namespace flash_attention::plan {
 
-/// What every kernel wants to know of a mask before it begins: a part of the workspace (abi/key_bounds.h).
+/// Query heads, or groups of them, and batch entries whose masks differ.
+std::int64_t map_heads(const Problem& problem);
+std::int64_t map_batches(const Problem& problem);
+
+/// What every kernel wants to know of a mask before it begins: a part of the workspace, and on a GPU the launch that fills
+/// it (abi/key_bounds.h, abi/tile_map.h).
 void prepare_masks(const Problem& problem, Plan& plan);
 
 }  // namespace flash_attention::plan

@@ -133,6 +133,8 @@ std::span<const KernelEntry> portable_kernels() {
                   .requirements = requirements,
                   .pages = true,
                   .left_padding = true,
+                  .hidden_rows = true,
+                  .block_mask = true,
                   .programs = true,
                   .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
                   .lay_out = lay_out_forward},
@@ -140,6 +142,8 @@ std::span<const KernelEntry> portable_kernels() {
                   .pass = Pass::backward,
                   .device = DeviceKind::cuda,
                   .requirements = requirements,
+                  .hidden_rows = true,
+                  .block_mask = true,
                   .programs = true,
                   .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
                   .lay_out = lay_out_backward}};

@@ -41,8 +41,9 @@ struct ForwardTile {
 
 /// What a score needs beside its dot product and its place takes registers.
 bool has_simple_scores(const Problem& problem) {
-  return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !problem.mask.present &&
-         problem.dropout_p == 0 && problem.program.empty();
+  const bool masked = problem.mask.present || problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
+  return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !masked && problem.dropout_p == 0 &&
+         problem.program.empty();
 }
 
 /// 32 rows a warp where so many fit in registers, else 16; fewer rows where there are few queries or little shared memory.
@@ -190,6 +191,8 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
                                                            .left_padding = true,
+                                                           .hidden_rows = true,
+                                                           .block_mask = true,
                                                            .programs = true,
                                                            .reject = reject_forward,
                                                            .lay_out = lay_out_forward},
@@ -197,6 +200,8 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .hidden_rows = true,
+                                                           .block_mask = true,
                                                            .programs = true,
                                                            .reject = reject_backward,
                                                            .lay_out = lay_out_backward}};

@@ -17,6 +17,7 @@ TEST_P(BackwardPortable, SameBits) {
                      {.device = {.kind = DeviceKind::cuda}, .kernel = "backward/portable", .pass = Pass::backward});
 }
 
+INSTANTIATE_TEST_SUITE_P(Masks, BackwardPortable, ::testing::ValuesIn(mask_cases(Dtype::float32)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float32, BackwardPortable, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, BackwardPortable, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardPortable, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);

@@ -19,6 +19,7 @@ TEST_P(BackwardSm80, SameBits) {
   check_reproducible(c, {.device = {.kind = DeviceKind::cuda}, .kernel = "backward/sm80", .pass = Pass::backward});
 }
 
+INSTANTIATE_TEST_SUITE_P(Masks, BackwardSm80, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm80, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm80, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 

@@ -1,0 +1,124 @@
+#pragma once
+
+#include "abi/tile_map.h"
+#include "ptx/bits.cuh"
+#include "ptx/warp.cuh"
+#include "tile/sequence.cuh"
+
+// What the masks that are data say: of a pair of query and key, and of a tile.
+
+namespace flash_attention::tile {
+
+/// Hidden rows and a block mask, for one sequence and query head.
+template <Features features>
+struct MaskData {
+  static constexpr bool present = features.hidden_bounds != 0 || features.block_mask;
+
+  const int* rows;  // of the sequence's first key
+  const unsigned char* blocks;
+  long long blocks_stride;
+  int block_q, block_kv;
+
+  __device__ __forceinline__ MaskData(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
+    if constexpr (features.hidden_bounds != 0) {
+      rows = args.hidden_rows + sequence.batch_idx * args.hidden_batch_stride +
+             head_idx / args.group * args.hidden_head_stride + sequence.start_kv * features.hidden_bounds;
+    }
+    if constexpr (features.block_mask) {
+      blocks = static_cast<const unsigned char*>(args.block_mask.data) + sequence.batch_idx * args.block_mask.batch_stride +
+               head_idx * args.block_mask.head_stride;
+      blocks_stride = args.block_mask.q_stride;
+      block_q = args.mask_block_q;
+      block_kv = args.mask_block_kv;
+    }
+  }
+
+  /// Whether key j is hidden from query i. Only for pairs inside of the sequence.
+  __device__ __forceinline__ bool hides_pair(int i, int j) const {
+    bool result = false;
+    if constexpr (features.hidden_bounds != 0) result = hides(rows + j * features.hidden_bounds, features.hidden_bounds, i);
+    if constexpr (features.block_mask) result = result || blocks[i / block_q * blocks_stride + j / block_kv] == 0;
+    return result;
+  }
+};
+
+/// The map of tiles of one sequence and query head.
+template <Features features>
+struct TileMap {
+  static constexpr bool present = MaskData<features>::present;
+
+  TileWords* rows;
+  int words;
+  int last_row, last_unit;
+
+  __device__ __forceinline__ TileMap(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
+    if constexpr (present) {
+      words = map_words(args.seq_kv);
+      last_row = max(sequence.rows_q - 1, 0) / mask_unit;
+      last_unit = max(sequence.rows_kv - 1, 0) / mask_unit;
+      const int head = head_idx / (args.heads_q / args.map_heads);
+      const long long head_rows = map_rows(features.packed, args.map_batches, args.seq_q, args.total_q);
+      const long long row = map_row(features.packed, sequence.batch_idx, args.map_batches, args.seq_q, sequence.start_q);
+      rows = reinterpret_cast<TileWords*>(static_cast<char*>(args.workspace) + args.workspace_offsets[mask_slot]) +
+             (head * head_rows + row) * words;
+    }
+  }
+
+  /// Of the queries [q_begin, q_begin + block_q) and the keys [kv_begin, kv_begin + block_kv), as far as they exist.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ TileClass of(int q_begin, int kv_begin) const {
+    if constexpr (!present) return TileClass::full;
+    const int row_end = min((q_begin + block_q - 1) / mask_unit, last_row);
+    const int unit_end = min((kv_begin + block_kv - 1) / mask_unit, last_unit);
+    bool some = false, all = true;
+    for (int row = q_begin / mask_unit; row <= row_end; ++row) {
+      for (int unit = kv_begin / mask_unit; unit <= unit_end; ++unit) {
+        const TileWords word = rows[row * words + unit / 32];
+        some = some || (word.seen >> unit % 32 & 1) != 0;
+        all = all && (word.full >> unit % 32 & 1) != 0;
+      }
+    }
+    return !some ? TileClass::none : all ? TileClass::full : TileClass::partial;
+  }
+};
+
+/// Finds the next tile that is seen in a row or column of tiles. A warp looks at 32 tiles at a time, a lane at one; all
+/// lanes call it together.
+struct TileWalk {
+  int base = -1;      // of the tiles that `seen` is about
+  unsigned seen = 0;  // a bit a tile
+
+  /// The first of `tile`, tile + 1, ... that is seen, or `end`.
+  template <typename IsSeen>
+  __device__ __forceinline__ int up(int tile, int end, const IsSeen& is_seen) {
+    while (tile < end) {
+      look(tile, is_seen);
+      const unsigned left = seen >> (tile - base);
+      if (left != 0) return min(tile + ptx::trailing_zeros(left), end);
+      tile = base + 32;
+    }
+    return end;
+  }
+
+  /// The first of `tile`, tile - 1, ... that is seen, or `begin` - 1.
+  template <typename IsSeen>
+  __device__ __forceinline__ int down(int tile, int begin, const IsSeen& is_seen) {
+    while (tile >= begin) {
+      look(tile, is_seen);
+      const unsigned left = seen << (31 - (tile - base));
+      if (left != 0) return max(tile - ptx::leading_zeros(left), begin - 1);
+      tile = base - 1;
+    }
+    return begin - 1;
+  }
+
+ private:
+  template <typename IsSeen>
+  __device__ __forceinline__ void look(int tile, const IsSeen& is_seen) {
+    if (base == tile / 32 * 32) return;
+    base = tile / 32 * 32;
+    seen = ptx::ballot(is_seen(base + static_cast<int>(threadIdx.x % 32)));
+  }
+};
+
+}  // namespace flash_attention::tile

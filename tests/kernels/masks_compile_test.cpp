@@ -1,0 +1,59 @@
+// Kernels with hidden rows and block masks compile and spill nothing, on every architecture that has one of its own.
+#include "kernels/sm90_compile.h"
+#include "support/long_tail.h"
+
+namespace flash_attention::testing {
+namespace {
+
+Problem with_rows(std::int64_t head_dim, int bounds, bool causal = true) {
+  Problem p = problem(head_dim, causal);
+  p.hidden_rows.bounds = bounds;
+  return p;
+}
+
+Problem with_blocks(std::int64_t head_dim) {
+  Problem p = problem(head_dim);
+  p.block_mask = {.block_q = 128, .block_kv = 128, .head_stride = 64, .q_stride = 8};
+  return p;
+}
+
+void expect_mask_kernels_compile(const std::vector<Problem>& problems, Pass pass, const char* kernel, int arch,
+                                 int allowed_spill_bytes = 0) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  DeviceInfo device = h200();
+  device.arch = arch;
+  device.shared_bytes = shared_limit(arch);
+  std::vector<Plan> plans;
+  for (const Problem& p : problems) plans.push_back(make_plan(p, pass, device, kernel));
+  expect_plans_compile(plans, arch, allowed_spill_bytes);
+}
+
+std::vector<Problem> mask_problems(std::initializer_list<std::int64_t> dims) {
+  std::vector<Problem> problems;
+  for (const std::int64_t dim : dims) {
+    problems.push_back(with_rows(dim, 1));
+    if (dim != 128 && !with_long_tail()) continue;
+    problems.push_back(with_rows(dim, 4, false));
+    problems.push_back(with_blocks(dim));
+  }
+  return problems;
+}
+
+TEST(MasksCompile, PortableForward) {
+  expect_mask_kernels_compile({with_rows(64, 4)}, Pass::forward, "forward/portable", 80);
+}
+TEST(MasksCompile, PortableBackward) {
+  expect_mask_kernels_compile({with_blocks(64)}, Pass::backward, "backward/portable", 80);
+}
+TEST(MasksCompile, Sm80Forward) {
+  expect_mask_kernels_compile(mask_problems({64, 128}), Pass::forward, "forward/sm80", 80);
+}
+TEST(MasksCompile, Sm80Backward) {
+  std::vector<Problem> problems = mask_problems({128});
+  problems.push_back(with_rows(128, 2));
+  problems.back().deterministic = true;
+  expect_mask_kernels_compile(problems, Pass::backward, "backward/sm80", 80);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
