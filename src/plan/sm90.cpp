@@ -4,6 +4,7 @@
 #include <array>
 
 #include "abi/forward_sm90.h"
+#include "abi/key_bounds.h"
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 #include "plan/portable.h"
@@ -53,13 +54,6 @@ std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
 
 namespace {
 
-std::string reject_forward(const Problem& p, const DeviceInfo& device) {
-  std::string reason = reject_sm90(p, device);
-  if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
-  if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
-  return reason;
-}
-
 struct Tile {
   int block_q;
   int block_kv;
@@ -71,6 +65,7 @@ struct Tile {
 Tile choose_tile(const Problem& p, int num_sms) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool loads_scores = p.bias.present || p.mask.present;
+  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
   const bool dropout = p.dropout_p != 0;
   const int options = p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi;  // that touch every score
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
@@ -79,7 +74,7 @@ Tile choose_tile(const Problem& p, int num_sms) {
   if (dim > 128) return {128, options > 2 ? 32 : 64};
   if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
-  if (options == 0 && !lengths && p.window_left < 0 && p.seq_q > 128) {
+  if (options == 0 && !lengths && !masked && p.window_left < 0 && p.seq_q > 128) {
     const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
     if (p.seq_q >= 512 && 2 * pairs_of_warpgroups <= num_sms) return {64, 64};  // an SM for each warpgroup
     if (dim <= 64) {
@@ -89,6 +84,17 @@ Tile choose_tile(const Problem& p, int num_sms) {
     if (windowed && p.seq_q <= 1024) return {128, 64, 4};
   }
   return {128, 128, dim <= 64 ? 4 : 2};
+}
+
+std::string reject_forward(const Problem& p, const DeviceInfo& device) {
+  std::string reason = reject_sm90(p, device);
+  if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
+  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
+  if (reason.empty() && masked && choose_tile(p, device.num_sms).block_kv < abi::mask_unit) {
+    reason = "with these options blocks have 32 keys, and masks are known for 64";
+  }
+  return reason;
 }
 
 void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
@@ -130,6 +136,8 @@ std::span<const KernelEntry> sm90_kernels() {
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
+                  .hidden_rows = true,
+                  .block_mask = true,
                   .reject = reject_forward,
                   .lay_out = lay_out_forward},
       sm90_backward_kernel()};

@@ -55,5 +55,12 @@ TEST(MasksCompile, Sm80Backward) {
   expect_mask_kernels_compile(problems, Pass::backward, "backward/sm80", 80);
 }
 
+TEST(MasksCompile, Sm90Forward) {
+  std::vector<Problem> problems = mask_problems({64, 128, 256});
+  problems.push_back(with_rows(128, 2));
+  problems.back().packed = true, problems.back().total_q = problems.back().total_kv = 2000;
+  expect_mask_kernels_compile(problems, Pass::forward, "forward/sm90", 90);
+}
+
 }  // namespace
 }  // namespace flash_attention::testing

@@ -2,6 +2,7 @@
 
 // What a warpgroup of forward/sm90 that attends is made of: its place in the block, its turns, its products.
 
+#include "forward/sm90/hide_pairs.cuh"
 #include "forward/sm90/scores.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
@@ -103,6 +104,11 @@ struct Warpgroup {
     return {args, tile, tile.q_begin + warpgroup * wg_rows + t / 32 * 16, t % 32};
   }
 
+  /// Which block of keys is in a stage, where masks choose; before its scores are issued, after which others may write it.
+  __device__ __forceinline__ ListedBlock listed_block(int k_stage) const {
+    return ListedBlock(uniform(shared.listed[k_stage]));
+  }
+
   // -- turns ------------------------------------------------------------------------------------------------------------
 
   /// Waits until the warpgroup before this one has issued its products. One alone need not take turns.
@@ -183,12 +189,13 @@ struct Warpgroup {
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
   /// multiplied by `correction`.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
-                                               float (&correction)[2]) const {
+                                               float (&correction)[2], bool tested = true) const {
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
-    if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
+    if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       math.modify(scores, block * S::block_kv);
     } else {
       math.modify_and_mask(scores, block * S::block_kv);
+      if constexpr (S::listed) hide_pairs(math, scores, block * S::block_kv);
     }
     math.raise_maximum(scores, rows.max, correction);
 #pragma unroll

@@ -69,6 +69,7 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
   Output<config> out;
+  bool visited_interior = false;
   if (work == Work::write_zeros) {
     ptx::path<"forward/sm90 empty tile">();
 #pragma unroll
@@ -79,9 +80,12 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     ptx::path<"forward/sm90 careful tile">();
     attend_nonfinite_safe(wg, out);
   } else {
-    KvLoop<config>{wg, out}.run();
+    KvLoop<config> loop{wg, out};
+    loop.run();
+    visited_interior = loop.visited_interior;
   }
-  return Epilogue<config>(wg).finish(wg.tile(), wg.visited_interior(), out);
+  if constexpr (!Shape<config>::listed) visited_interior = wg.visited_interior();
+  return Epilogue<config>(wg).finish(wg.tile(), visited_interior, out);
 }
 
 }  // namespace forward_sm90

@@ -58,7 +58,8 @@ __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
 /// An edge block tests every score and raises the maximum. An interior block keeps the maximum as a reference:
 /// probabilities may then attempt 1, which costs no precision, and Epilogue finds out whether they have passed what the
 /// types can hold. After the interior, scores are tested and the maximum is kept.
-enum class Visit { edge, interior, late_edge };
+/// Where masks choose the blocks, each says which of the first two it is, in any order.
+enum class Visit { edge, interior, late_edge, listed };
 
 /// A warpgroup's way through the blocks of a tile, in Attempt::fixed_max and Attempt::online_max.
 template <ForwardConfig config>
@@ -70,7 +71,9 @@ struct KvLoop {
   typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
-  bool accumulate = false;  // O holds something of the tile
+  bool accumulate = false;        // O holds something of the tile
+  bool visited_interior = false;  // where masks choose: some block was open
+  ListedBlock at;                 // where masks choose: the block of the scores
 
   __device__ __forceinline__ void run() {
     const Tile tile = wg.tile();
@@ -78,6 +81,7 @@ struct KvLoop {
     const ScoreMath<config> math = wg.scores_of(tile);
     wg.load_queries(queries);
     if constexpr (S::holds_queries) wg.sync_without_pingpong();  // all have read Q before one thread releases it
+    if constexpr (S::listed) return run_listed(tile, math);
     skip_blocks(wg, seen.begin);
     begin(tile, math, block_at<config>(tile, seen.begin));
     visit_others(tile, seen, math);
@@ -87,6 +91,15 @@ struct KvLoop {
   }
 
  private:
+  /// The blocks that come, to the last.
+  __device__ __forceinline__ void run_listed(const Tile& tile, const ScoreMath<config>& math) {
+    begin(tile, math, 0);
+#pragma unroll 1
+    while (!at.is_last()) visit<Visit::listed>(tile, math, 0);
+    wg.release_queries();
+    end(math, 0);
+  }
+
   /// All blocks but the first, whose probabilities are in P.
   __device__ __forceinline__ void visit_others(const Tile& tile, const Blocks& seen, const ScoreMath<config>& math) {
     int n = seen.begin + 1;
@@ -107,6 +120,7 @@ struct KvLoop {
   __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block) {
     const PipelineState<S::stages> k(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    if constexpr (S::listed) at = wg.listed_block(k.stage), block = at.block();
     wg.pingpong_wait();
     wg.issue_scores(scores, queries, k.stage);
     wg.pingpong_signal();
@@ -115,11 +129,12 @@ struct KvLoop {
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_empty[k.stage]);
     float correction[2];
-    wg.softmax_edge(math, block, scores, out.rows, correction);
+    wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
+    if constexpr (S::listed) visited_interior = !at.tested();
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
     ptx::wgmma_pin(P);
-    if constexpr (!S::forwards) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
+    if constexpr (!S::forwards || S::listed) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
   }
 
   /// One block: its scores, the output of the block before, its softmax.
@@ -128,6 +143,7 @@ struct KvLoop {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
     float correction[2];
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    if constexpr (kind == Visit::listed) at = wg.listed_block(k.stage), block = at.block();
     wg.pingpong_wait();
     wg.issue_scores(scores, queries, k.stage);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
@@ -143,6 +159,8 @@ struct KvLoop {
     if constexpr (kind == Visit::edge) {
       ptx::path<"forward/sm90 edge block">();
       wg.softmax_edge(math, block, scores, out.rows, correction);
+    } else if constexpr (kind == Visit::listed) {
+      softmax_listed(math, block, correction);
     } else if constexpr (kind == Visit::interior) {
       ptx::path<"forward/sm90 inner block">();
       math.probability_of(scores, block * S::block_kv, out.rows.max, out.rows.sum);
@@ -156,16 +174,31 @@ struct KvLoop {
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_empty[v.stage]);
-    if constexpr (kind == Visit::edge) wg.correct(out.O, correction);
+    if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.correct(out.O, correction);
     math.pack(scores, P);
     ptx::wgmma_pin(P);
+    if constexpr (kind == Visit::listed) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
+  }
+
+  /// A row that has seen nothing yet takes 0 as its reference from the first open block on; a later maximum corrects it.
+  __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&correction)[2]) {
+    if (at.raises()) {
+      ptx::path<"forward/sm90 listed edge block">();
+      wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
+    } else {
+      ptx::path<"forward/sm90 listed open block">();
+#pragma unroll
+      for (float& maximum : out.rows.max) maximum = ScoreMath<config>::finite(maximum);
+      math.probability_of(scores, block * S::block_kv, out.rows.max, out.rows.sum);
+    }
+    visited_interior = visited_interior || !at.tested();
   }
 
   /// The output of the last block.
   __device__ __forceinline__ void end(const ScoreMath<config>& math, int block) {
     const PipelineState<S::stages> v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
-    if constexpr (S::forwards) clear_hidden_rows(wg, v, math.score.visible_kv - block * S::block_kv);
+    if constexpr (S::forwards && !S::listed) clear_hidden_rows(wg, v, math.score.visible_kv - block * S::block_kv);
     wg.pingpong_wait();
     wg.issue_output(out.O, P, v.stage, accumulate);
     wg.pingpong_signal();

@@ -66,16 +66,18 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
 #pragma unroll
   for (float& x : out.O) x = 0;
 
+  ListedBlock at;
 #pragma unroll 1
-  for (int n = 0; n < tile.blocks; ++n) {
-    const int block = block_at<config>(tile, n);
+  for (int n = 0; S::listed ? !at.is_last() : n < tile.blocks; ++n) {
     const PipelineState<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);  // K has landed
+    if constexpr (S::listed) at = wg.listed_block(kv.stage);
+    const int block = S::listed ? at.block() : block_at<config>(tile, n);
     wg.issue_scores(scores, queries, kv.stage);
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[kv.stage]);
-    wg.softmax_edge(math, block, scores, out.rows, correction);
+    wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
     math.pack(scores, P);

@@ -15,6 +15,7 @@ struct Loader {
   SharedStorage<config>& shared;
   unsigned num_tiles = 0;          // handed over so far
   PipelineState<S::stages> kv{0};  // of the next block
+  int listed = 0;                  // the ListedBlock that is loaded
 
   /// All tiles of a attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
   /// handed over while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
@@ -27,17 +28,17 @@ struct Loader {
 #pragma unroll 1
     while (exists) {
       const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
-      const int blocks = tile.blocks;
-      if (!early && blocks == 0) hand_over(tile);
-#pragma unroll 1
-      for (int n = 0; n < blocks; ++n) {
-        load_keys(tile, block_at<config>(tile, n), !early && n == 0);
+      if (!early && tile.blocks == 0) hand_over(tile);
+      int n = 0;
+      for_blocks(tile, attempt, [&](int block) {
+        load_keys(tile, block, !early && n == 0);
         if (early && n == 1) {
           exists = find_next(next_tile());
           if (exists) hand_over(next_tile());
         }
-      }
-      if (early && blocks > 1) continue;
+        ++n;
+      });
+      if (early && n > 1) continue;
       exists = find_next(next_tile());
       if (early && exists) hand_over(next_tile());
     }
@@ -49,6 +50,29 @@ struct Loader {
   }
 
  private:
+  /// load(block) for the blocks of a tile.
+  template <typename Load>
+  __device__ __forceinline__ void for_blocks(const Tile& tile, Attempt attempt, const Load& load) {
+    if constexpr (S::listed) {
+      if (tile.blocks == 0) return;
+      BlockList<config> list(args, tile);
+      int block = list.seek(tile.first);
+#pragma unroll 1
+      while (block >= 0) {
+        ListedBlock described = list.describe(block, attempt);
+        const int next = list.after(block);
+        if (next < 0) described.word |= 4;
+        listed = described.word;
+        load(block);
+        block = next;
+      }
+    } else {
+      const int blocks = tile.blocks;
+#pragma unroll 1
+      for (int n = 0; n < blocks; ++n) load(block_at<config>(tile, n));
+    }
+  }
+
   /// A block of K and V.
   __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool hand_over_between) {
     const int batch_idx = batch_coordinate(tile);
@@ -56,6 +80,7 @@ struct Loader {
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
     // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
     ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
+    if constexpr (S::listed) shared.listed[kv.stage] = listed;  // K_full announces it, too
     ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
 #pragma unroll
     for (int c = 0; c < S::chunks; ++c) {

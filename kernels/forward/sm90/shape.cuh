@@ -27,6 +27,9 @@ struct Shape {
   static constexpr Type type = features.dtype;
   using Element = ptx::Element<type>;
 
+  // Hidden rows or a block mask choose the blocks of keys: the loading warp says with each K which one it is.
+  static constexpr bool listed = tile::TileMap<features>::present;
+
   static constexpr int block_q = config.block_q;
   static constexpr int block_kv = config.block_kv;
   static constexpr int stages = config.num_stages;
@@ -65,7 +68,7 @@ struct Shape {
   // Q stays in registers where all of it finds room beside S, P and O: read from shared memory for every block it would be
   // a quarter of what the products read, and they nearly use up what shared memory gives.
   static constexpr bool modifies_scores =
-      features.softcap || features.bias || features.alibi || features.mask || features.dropout;
+      features.softcap || features.bias || features.alibi || features.mask || features.dropout || listed;
   static constexpr bool holds_queries =
       !modifies_scores && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
 
@@ -130,6 +133,21 @@ __device__ __forceinline__ int block_at(const Tile& tile, int n) {
   return Shape<config>::forwards ? tile.first + n : tile.first - n;
 }
 
+/// A block of keys that the masks show something of, where they choose (Shape::listed).
+struct ListedBlock {
+  int word = 0;
+
+  __device__ __forceinline__ ListedBlock() = default;
+  __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises)
+      : word(block * 8 + (tested ? 1 : 0) + (raises ? 2 : 0)) {}
+  __device__ __forceinline__ explicit ListedBlock(int stored) : word(stored) {}
+
+  __device__ __forceinline__ int block() const { return word / 8; }
+  __device__ __forceinline__ bool tested() const { return (word & 1) != 0; }   // some pair may be hidden
+  __device__ __forceinline__ bool raises() const { return (word & 2) != 0; }   // it raises the maximum
+  __device__ __forceinline__ bool is_last() const { return (word & 4) != 0; }  // of the tile
+};
+
 constexpr int max_retry_marks = 256;
 constexpr int tile_stages = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
 
@@ -153,6 +171,7 @@ struct alignas(1024) SharedStorage {
   unsigned char retry[max_retry_marks];  // see RetryList
   int last_attempt;
   int claimed[config.dynamic_scheduler ? max_retry_marks : 1];  // the unit of each iteration
+  int listed[S::listed ? S::stages : 1];                        // the ListedBlock of each stage of K
 };
 
 template <ForwardConfig config>

@@ -3,7 +3,7 @@
 // Which tiles a block works on, in which order, and which keys each of them sees. The loading warp works this out and hands
 // it to the warpgroups that attend, together with Q.
 
-#include "forward/sm90/shape.cuh"
+#include "forward/sm90/block_list.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/path.cuh"
 #include "tile/score.cuh"
@@ -126,15 +126,31 @@ struct Schedule {
     const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     tile.first = Shape<config>::forwards ? loaded.begin : loaded.end - 1;
     tile.blocks = loaded.end - loaded.begin;
+    if constexpr (Shape<config>::listed) list_blocks(tile, score, loaded);
     tile.work = tile.sees_nothing()                  ? Work::write_zeros
                 : attempt == Attempt::nonfinite_safe ? Work::attend_nonfinite_safe
                                                      : Work::attend;
+    if constexpr (Shape<config>::listed) return;
 #pragma unroll 1
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       // In Attempt::nonfinite_safe the warpgroups go through the blocks together.
       tile.seen[w] = attempt == Attempt::nonfinite_safe ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
                                                         : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, attempt);
     }
+  }
+
+  /// Where masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says
+  /// no more than whether there is one.
+  __device__ __forceinline__ void list_blocks(Tile& tile, const tile::Score<config.features>& score,
+                                              tile::TileRange loaded) const {
+    constexpr Features features = config.features;
+    const int q_last = tile::min(tile.q_begin + config.block_q, score.len_q) - 1;
+    int first = 0, last = score.visible_kv;
+    if constexpr (features.window_right) last = tile::min(last, tile.q_begin + score.diagonal + score.window_right + 1);
+    if constexpr (features.window_left) first = tile::max(q_last + score.diagonal - score.window_left, 0);
+    tile.seen[0] = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv, loaded.end};
+    tile.first = BlockList<config>(args, tile).seek(tile.first);
+    tile.blocks = tile.first < 0 ? 0 : 1;
   }
 
   __device__ __forceinline__ static Blocks blocks_seen(const tile::Score<config.features>& score, tile::TileRange loaded,

@@ -1,0 +1,44 @@
+#pragma once
+
+// What hidden rows and a block mask hide of a block of scores. Both rows of a thread ask for the same keys, so each key's
+// numbers are read once.
+
+#include "forward/sm90/scores.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+template <ForwardConfig config>
+__device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
+                                           int kv_begin) {
+  constexpr int groups = config.block_kv / 8;
+  const int first_row = ptx::registers_fresh(math.row), last_row = math.score.len_q - 1;
+  const int rows[2] = {tile::min(first_row, last_row), tile::min(first_row + 8, last_row)};  // others are hidden already
+  const int last_key = math.score.visible_kv - 1;
+  const auto is_hidden = [&](int r, int group, int e) {
+    return math.score.data.hides_pair(rows[r], tile::min(kv_begin + math.column + 8 * group + e, last_key));
+  };
+  if constexpr (!config.features.block_mask) {
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& s = S[4 * group + i];
+        s = is_hidden(i / 2, group, i % 2) ? -tile::infinity : s;
+      }
+    }
+  } else {  // the addresses of all groups would fill the registers: a bit for each pair comes first
+    static_assert(2 * groups <= 32, "a word for each row");
+    unsigned hidden[2] = {};
+#pragma unroll 1
+    for (int group = 0; group < groups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) hidden[i / 2] |= is_hidden(i / 2, group, i % 2) ? 1u << (2 * group + i % 2) : 0u;
+    }
+#pragma unroll
+    for (int i = 0; i < ScoreMath<config>::count; ++i) {
+      if ((hidden[ScoreMath<config>::row_of(i)] >> (i / 4 * 2 + i % 2) & 1) != 0) S[i] = -tile::infinity;
+    }
+  }
+}
+
+}  // namespace flash_attention::forward_sm90

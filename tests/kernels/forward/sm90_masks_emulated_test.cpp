@@ -1,0 +1,51 @@
+// forward/sm90 where hidden rows or a block mask choose the blocks of keys, in the emulator.
+#include "kernels/emulated.h"
+#include "support/make_case.h"
+
+namespace flash_attention::testing {
+namespace {
+
+using ForwardSm90Masks = ::testing::TestWithParam<Case>;
+
+TEST_P(ForwardSm90Masks, KeepTheContract) {
+  emulator::set_num_sms(2);  // so that a block takes several tiles, one after another
+  for (const std::uint64_t seed : schedules(1)) {
+    emulator::set_seed(seed);
+    check(GetParam(),
+          {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "forward/sm90", .pass = Pass::forward});
+  }
+}
+
+/// Lists of many blocks, with holes: rings of stages come round, and open blocks lie between tested ones.
+std::vector<Case> long_lists() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, std::int64_t seq, std::int64_t document, int bounds,
+                       void (*change)(Case&, Problem&)) {
+    Case c = base(name, Dtype::bfloat16);
+    c.problem.batch = 1, c.problem.seq_q = c.problem.seq_kv = seq, c.document = document;
+    c.problem.hidden_rows.bounds = bounds;
+    change(c, c.problem);
+    make_masks_dense(c.problem);
+    cases.push_back(std::move(c));
+  };
+  add("documents_of_300", 1031, 300, 1, [](Case&, Problem& p) { p.causal = true; });
+  add("documents_both_ways", 901, 400, 4, [](Case&, Problem& p) { p.head_dim = 128; });
+  add("rows_at_random", 521, 0, 2, [](Case&, Problem&) {});
+  add("open_then_growing", 700, 650, 4, [](Case& c, Problem&) { c.draw = Draw::growing; });
+  add("falling_documents", 701, 200, 1, [](Case& c, Problem& p) { c.draw = Draw::falling, p.causal = true; });
+  add("large_documents", 701, 200, 1, [](Case& c, Problem& p) { c.draw = Draw::large, p.causal = true; });
+  add("from_the_diagonal", 521, 260, 1, [](Case& c, Problem& p) { p.alibi = c.strong_slopes = true, p.causal = true; });
+  add("in_a_window", 521, 260, 1, [](Case&, Problem& p) { p.window_left = 100, p.causal = true; });
+  add("fewer_keys", 521, 260, 4, [](Case& c, Problem& p) { p.key_lengths = true, c.key_lengths = {390}; });
+  add("nan_behind", 521, 260, 4, [](Case& c, Problem&) { c.nan_value = 270; });
+  add("drops", 521, 260, 4, [](Case&, Problem& p) { p.dropout_p = 0.2f, p.softcap = 5; });
+  add("wide_heads", 389, 200, 1, [](Case&, Problem& p) { p.head_dim = 256, p.causal = true; });
+  add("with_a_mask", 389, 200, 1, [](Case&, Problem& p) { p.mask = over(p, false, false, true); });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Contract, ForwardSm90Masks, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Long, ForwardSm90Masks, ::testing::ValuesIn(long_lists()), case_name);
+
+}  // namespace
+}  // namespace flash_attention::testing
