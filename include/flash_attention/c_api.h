@@ -3,8 +3,9 @@
 
 /* The library for C and for everything that speaks C. The structs mirror Problem, Buffers and Options of attention.h, where
  * each field is explained. Call the _init functions first: they set every default and `size`, which lets a program built
- * against an older header go on working with a newer library. Every call returns FLASH_ATTENTION_OK or an error code;
- * flash_attention_last_error() then holds the message, per thread. */
+ * against an older header go on working with a newer library: fields are only ever added at the end. Languages that cannot
+ * read this header call the _init_sized functions with the size of the struct as they know it. Every call returns
+ * FLASH_ATTENTION_OK or an error code; flash_attention_last_error() then holds the message, per thread. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -73,7 +74,7 @@ typedef struct flash_attention_problem {
   int64_t hidden_batch_stride, hidden_head_stride;
   int64_t mask_block_q, mask_block_kv; /* mask_block_q 0 = no block_mask */
   int64_t block_mask_batch_stride, block_mask_head_stride, block_mask_q_stride;
-  const char* program;                             /* text; NULL = none */
+  const char* program; /* text; NULL = none */
   int64_t program_sizes[8][4];
   uint32_t program_gradients;
 } flash_attention_problem;
@@ -134,17 +135,32 @@ typedef struct flash_attention_append_buffers {
   float *k_scale, *v_scale;
 } flash_attention_append_buffers;
 
-FLASH_ATTENTION_API void flash_attention_append_problem_init(flash_attention_append_problem* problem);
-FLASH_ATTENTION_API void flash_attention_append_buffers_init(flash_attention_append_buffers* buffers);
+FLASH_ATTENTION_API void flash_attention_append_problem_init_sized(flash_attention_append_problem* problem, size_t size);
+static inline void flash_attention_append_problem_init(flash_attention_append_problem* problem) {
+  flash_attention_append_problem_init_sized(problem, sizeof *problem);
+}
+FLASH_ATTENTION_API void flash_attention_append_buffers_init_sized(flash_attention_append_buffers* buffers, size_t size);
+static inline void flash_attention_append_buffers_init(flash_attention_append_buffers* buffers) {
+  flash_attention_append_buffers_init_sized(buffers, sizeof *buffers);
+}
 
 /* New rows into a cache, and the rotary embedding. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_append(const flash_attention_append_problem* problem,
                                                                   const flash_attention_append_buffers* buffers,
                                                                   const flash_attention_options* options);
 
-FLASH_ATTENTION_API void flash_attention_problem_init(flash_attention_problem* problem);
-FLASH_ATTENTION_API void flash_attention_buffers_init(flash_attention_buffers* buffers);
-FLASH_ATTENTION_API void flash_attention_options_init(flash_attention_options* options);
+FLASH_ATTENTION_API void flash_attention_problem_init_sized(flash_attention_problem* problem, size_t size);
+static inline void flash_attention_problem_init(flash_attention_problem* problem) {
+  flash_attention_problem_init_sized(problem, sizeof *problem);
+}
+FLASH_ATTENTION_API void flash_attention_buffers_init_sized(flash_attention_buffers* buffers, size_t size);
+static inline void flash_attention_buffers_init(flash_attention_buffers* buffers) {
+  flash_attention_buffers_init_sized(buffers, sizeof *buffers);
+}
+FLASH_ATTENTION_API void flash_attention_options_init_sized(flash_attention_options* options, size_t size);
+static inline void flash_attention_options_init(flash_attention_options* options) {
+  flash_attention_options_init_sized(options, sizeof *options);
+}
 
 FLASH_ATTENTION_API flash_attention_status flash_attention_forward(const flash_attention_problem* problem,
                                                                    const flash_attention_buffers* buffers,

@@ -5,7 +5,7 @@
 // What it moves:   12 bytes an element, in either version. But the second asks for 32 sectors where the first asks for 4.
 // What limits it:  the first: DRAM, like vector_add_simple. The second: sectors fetched for 4 of their 32 bytes.
 //
-// Build and run:   nvcc -O3 -std=c++17 -o matrix_add matrix_add.cu && ./matrix_add
+// Build and run:   nvcc -O3 -std=c++17 -I.. -o matrix_add matrix_add.cu && ./matrix_add
 
 // Memory has one dimension, so a matrix is stored row after row (row-major): element (row, column) is at
 // row * columns + column. One step in `column` is the next float; one step in `row` is a jump of a whole row.
@@ -44,14 +44,9 @@ __global__ void matrix_add_by_columns(const float* A, const float* B, float* C, 
 #ifdef __NVCC__  // The host's side, in full. `flash-attention primer` brings its own and compiles only what is above.
 
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-void check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status));
-  std::exit(1);
-}
+#include "primer/check.cuh"
 
 unsigned ceil_div(int a, int b) { return (a + b - 1) / b; }
 

@@ -5,7 +5,7 @@
 // What it moves:   the same 12 bytes an element, with a quarter of the memory instructions.
 // What limits it:  DRAM. The time of a kernel like this is bytes / bandwidth; the rest is overhead to be made small.
 //
-// Build and run:   nvcc -O3 -std=c++17 -o vector_add vector_add.cu && ./vector_add
+// Build and run:   nvcc -O3 -std=c++17 -I.. -o vector_add vector_add.cu && ./vector_add
 
 // A warp's float4 request covers 32 * 16 = 512 bytes: 16 sectors asked for by one instruction. More bytes in flight for
 // each instruction is what hides the latency of DRAM (hundreds of cycles).
@@ -40,14 +40,9 @@ __global__ void vector_add(const float* __restrict__ a, const float* __restrict_
 #ifdef __NVCC__  // The host's side, in full. `flash-attention primer` brings its own and compiles only what is above.
 
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-void check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status));
-  std::exit(1);
-}
+#include "primer/check.cuh"
 
 int main() {
   const long long n = (1 << 26) + 3;  // 256 MiB a vector: five times the L2 cache of an H200, so that DRAM is measured

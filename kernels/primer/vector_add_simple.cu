@@ -5,7 +5,7 @@
 // What it moves:   two floats in, one out: 12 bytes for one addition. Only memory counts here.
 // What limits it:  each thread does so little that starting it and finding i cost as much as the work.
 //
-// Build and run:   nvcc -O3 -std=c++17 -o vector_add_simple vector_add_simple.cu && ./vector_add_simple
+// Build and run:   nvcc -O3 -std=c++17 -I.. -o vector_add_simple vector_add_simple.cu && ./vector_add_simple
 
 // A kernel: `__global__` says that the GPU runs it and the host starts it. Every thread runs the same text. What tells one
 // thread from another are two built-in indices:
@@ -26,15 +26,9 @@ __global__ void vector_add_simple(const float* a, const float* b, float* c, long
 #ifdef __NVCC__  // The host's side, in full. `flash-attention primer` brings its own and compiles only what is above.
 
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-// Every call into CUDA can fail, and an error of a kernel shows up in a later call: so check each of them.
-void check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status));
-  std::exit(1);
-}
+#include "primer/check.cuh"
 
 int main() {
   const long long n = (1 << 24) + 5;  // no multiple of 256, so that the `if` above has work to do

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def version() -> str:
-    """The version of the library, e.g. "0.1.0"."""
+    """The version of the library, e.g. "0.2.0"."""
     return _core.version
 
 

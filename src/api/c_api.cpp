@@ -30,16 +30,59 @@ flash_attention_status status_of(Call&& call) noexcept {
   }
 }
 
+void set_defaults(flash_attention_problem* problem) {
+  *problem = {};
+  const fa::Problem defaults;
+  const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
+  for (flash_attention_strides* s :
+       {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides, &problem->dout_strides,
+        &problem->dq_strides, &problem->dk_strides, &problem->dv_strides}) {
+    *s = dense;
+  }
+  problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
+  problem->window_left = defaults.window_left, problem->window_right = defaults.window_right;
+  problem->scale = std::numeric_limits<float>::quiet_NaN();
+}
+
+void set_defaults(flash_attention_buffers* buffers) { *buffers = {}; }
+
+void set_defaults(flash_attention_options* options) { *options = {}; }
+
+void set_defaults(flash_attention_append_problem* problem) {
+  *problem = {};
+  const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
+  for (flash_attention_strides* s :
+       {&problem->q_strides, &problem->q_out_strides, &problem->k_strides, &problem->v_strides, &problem->k_cache_strides,
+        &problem->v_cache_strides, &problem->k_scale_strides, &problem->v_scale_strides}) {
+    *s = dense;
+  }
+  problem->batch = problem->heads_q = problem->heads_kv = 1;
+  problem->cache_dtype = -1;
+}
+
+void set_defaults(flash_attention_append_buffers* buffers) { *buffers = {}; }
+
+/// A caller that was built against another header has a struct of another size: nothing is written past its end.
+template <class T>
+void init_sized(T* given, size_t size) {
+  if (given == nullptr || size < sizeof(size_t)) return;
+  T all;
+  set_defaults(&all);
+  std::memset(static_cast<void*>(given), 0, size);
+  std::memcpy(static_cast<void*>(given), &all, std::min(size, sizeof all));
+  given->size = size;
+}
+
 /// The caller's struct in this library's size: what an older caller does not have keeps its default.
 template <class T>
-T received(const char* argument, const T* given, void (*init)(T*)) {
+T received(const char* argument, const T* given) {
   if (given == nullptr) fa::api::refuse(argument, "null", "a pointer to an initialised struct");
   if (given->size < sizeof(size_t) || given->size > sizeof(T)) {
     fa::api::refuse(std::string(argument) + "->size", std::to_string(given->size),
                     "call the _init function of the struct; this library knows up to " + std::to_string(sizeof(T)));
   }
   T copy;
-  init(&copy);
+  set_defaults(&copy);
   std::memcpy(&copy, given, given->size);
   return copy;
 }
@@ -58,7 +101,7 @@ fa::ScoreTensor score_tensor(const char* argument, const flash_attention_score_t
 }
 
 fa::Problem problem_of(const flash_attention_problem* given) {
-  const flash_attention_problem c = received("problem", given, flash_attention_problem_init);
+  const flash_attention_problem c = received("problem", given);
   fa::Problem p;
   p.batch = c.batch, p.seq_q = c.seq_q, p.seq_kv = c.seq_kv, p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
   p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v, p.total_q = c.total_q, p.total_kv = c.total_kv;
@@ -89,7 +132,7 @@ fa::Problem problem_of(const flash_attention_problem* given) {
 }
 
 fa::Buffers buffers_of(const flash_attention_buffers* given) {
-  const flash_attention_buffers c = received("buffers", given, flash_attention_buffers_init);
+  const flash_attention_buffers c = received("buffers", given);
   return {.q = c.q,
           .k = c.k,
           .v = c.v,
@@ -121,7 +164,7 @@ fa::Buffers buffers_of(const flash_attention_buffers* given) {
 }
 
 fa::Options options_of(const flash_attention_options* given) {
-  const flash_attention_options c = received("options", given, flash_attention_options_init);
+  const flash_attention_options c = received("options", given);
   fa::Options o;
   o.device = {enumerator("device_kind", c.device_kind, fa::DeviceKind::emulator), c.device_index, c.emulated_arch};
   o.stream = c.stream, o.workspace = c.workspace, o.workspace_bytes = c.workspace_bytes;
@@ -138,7 +181,7 @@ flash_attention_status run(Entry entry, const flash_attention_problem* problem, 
 }
 
 fa::AppendProblem append_problem_of(const flash_attention_append_problem* given) {
-  const auto c = received("problem", given, flash_attention_append_problem_init);
+  const auto c = received("problem", given);
   fa::AppendProblem p;
   p.batch = c.batch, p.seq_new = c.seq_new, p.seq_q = c.seq_q, p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
   p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v, p.total_new = c.total_new, p.total_q = c.total_q;
@@ -159,7 +202,7 @@ fa::AppendProblem append_problem_of(const flash_attention_append_problem* given)
 }
 
 fa::AppendBuffers append_buffers_of(const flash_attention_append_buffers* given) {
-  const auto c = received("buffers", given, flash_attention_append_buffers_init);
+  const auto c = received("buffers", given);
   return {.q = c.q,
           .q_out = c.q_out,
           .k = c.k,
@@ -183,47 +226,14 @@ fa::Pass pass_of(int32_t pass) { return enumerator("pass", pass, fa::Pass::stand
 
 }  // namespace
 
-void flash_attention_problem_init(flash_attention_problem* problem) {
-  *problem = {};
-  problem->size = sizeof *problem;
-  const fa::Problem defaults;
-  const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
-  for (flash_attention_strides* s :
-       {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides, &problem->dout_strides,
-        &problem->dq_strides, &problem->dk_strides, &problem->dv_strides}) {
-    *s = dense;
-  }
-  problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
-  problem->window_left = defaults.window_left, problem->window_right = defaults.window_right;
-  problem->scale = std::numeric_limits<float>::quiet_NaN();
+void flash_attention_problem_init_sized(flash_attention_problem* problem, size_t size) { init_sized(problem, size); }
+void flash_attention_buffers_init_sized(flash_attention_buffers* buffers, size_t size) { init_sized(buffers, size); }
+void flash_attention_options_init_sized(flash_attention_options* options, size_t size) { init_sized(options, size); }
+void flash_attention_append_problem_init_sized(flash_attention_append_problem* problem, size_t size) {
+  init_sized(problem, size);
 }
-
-void flash_attention_buffers_init(flash_attention_buffers* buffers) {
-  *buffers = {};
-  buffers->size = sizeof *buffers;
-}
-
-void flash_attention_options_init(flash_attention_options* options) {
-  *options = {};
-  options->size = sizeof *options;
-}
-
-void flash_attention_append_problem_init(flash_attention_append_problem* problem) {
-  *problem = {};
-  problem->size = sizeof *problem;
-  const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
-  for (flash_attention_strides* s :
-       {&problem->q_strides, &problem->q_out_strides, &problem->k_strides, &problem->v_strides, &problem->k_cache_strides,
-        &problem->v_cache_strides, &problem->k_scale_strides, &problem->v_scale_strides}) {
-    *s = dense;
-  }
-  problem->batch = problem->heads_q = problem->heads_kv = 1;
-  problem->cache_dtype = -1;
-}
-
-void flash_attention_append_buffers_init(flash_attention_append_buffers* buffers) {
-  *buffers = {};
-  buffers->size = sizeof *buffers;
+void flash_attention_append_buffers_init_sized(flash_attention_append_buffers* buffers, size_t size) {
+  init_sized(buffers, size);
 }
 
 flash_attention_status flash_attention_append(const flash_attention_append_problem* problem,

@@ -143,4 +143,30 @@ TEST(CApi, WorkspaceIsAskedFor) {
   EXPECT_STREQ(flash_attention_version(), FLASH_ATTENTION_VERSION);
 }
 
+/// A program that was built when the struct was shorter: what lies behind its struct is not touched.
+TEST(CApi, init_writes_no_more_than_the_caller_has) {
+  const std::size_t older = offsetof(flash_attention_problem, left_padding);
+  flash_attention_problem p;
+  std::memset(&p, 0xee, sizeof p);
+  flash_attention_problem_init_sized(&p, older);
+  EXPECT_EQ(p.size, older);
+  EXPECT_EQ(p.batch, 1);
+  EXPECT_EQ(p.window_left, -1);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&p);
+  for (std::size_t n = older; n < sizeof p; ++n) ASSERT_EQ(bytes[n], 0xee) << n;
+  struct Newer {
+    flash_attention_problem known;
+    std::int64_t unknown;
+  } newer;
+  std::memset(&newer, 0xee, sizeof newer);
+  flash_attention_problem_init_sized(&newer.known, sizeof newer);
+  EXPECT_EQ(newer.unknown, 0);
+  flash_attention_buffers buffers;
+  flash_attention_options options;
+  flash_attention_buffers_init(&buffers);
+  flash_attention_options_init(&options);
+  EXPECT_EQ(flash_attention_forward(&newer.known, &buffers, &options), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(flash_attention_last_error(), "problem->size"), nullptr);
+}
+
 }  // namespace

@@ -143,7 +143,9 @@ PLANTS = (
         "sum = sum + statistics[1] * ptx::exp2(statistics[0] - larger);",
         SHAPES,
     ),
-    Plant("a part without a number is passed over", FINISH, "          sum += statistics[1];", "          sum += 0;", SHAPES),
+    Plant(
+        "a part without a number is passed over", FINISH, "          sum += statistics[1];", "          sum += 0;", SHAPES
+    ),
     Plant(
         "parts behind the first few are forgotten",
         FINISH,

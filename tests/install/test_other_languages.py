@@ -1,0 +1,38 @@
+"""Programs that others build by hand: Rust by the C ABI, and the primer with nvcc."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*words: object, **settings: object) -> str:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=600, **settings)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("cargo"), reason="no cargo here")
+def test_rust(tmp_path):
+    environment = {
+        **os.environ,
+        "FLASH_ATTENTION_LIB_DIR": str(ROOT / "build" / "release"),
+        "CARGO_TARGET_DIR": str(tmp_path),
+    }
+    manifest = ROOT / "examples" / "rust" / "Cargo.toml"
+    shutil.copytree(manifest.parent, tmp_path / "rust")  # cargo writes a lock file beside the manifest
+    text = run("cargo", "run", "--quiet", "--offline", "--manifest-path", tmp_path / "rust" / "Cargo.toml", env=environment)
+    version = (ROOT / "VERSION").read_text().strip()
+    assert f"flash_attention {version}: out = 0.000 1.000 ... 63.000" in text
+    assert "refused: head_dim" in text
+
+
+@pytest.mark.long_tail
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc here")
+def test_the_primer_with_nvcc(tmp_path):
+    run("make", "-C", ROOT / "kernels" / "primer", f"OUT={tmp_path}")
+    assert {path.name for path in tmp_path.iterdir()} == {"vector_add", "vector_add_simple", "matrix_add"}
