@@ -8,7 +8,7 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench format lint fuzz install packages wheels kernels-wheel wheels-test clean
+.PHONY: help run test bench format lint sanitize docs fuzz install packages wheels kernels-wheel wheels-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,15 @@ format: ## rewrite C++ with clang-format and Python with ruff
 lint: ## check format, clang-tidy, ruff and the table of includes; ALL=1: its analyzer on every file (minutes)
 	@tools/setup.sh build lint
 	@$(PYTHON) tools/lint.py $(if $(ALL),--all)
+
+sanitize: ## the part of `make test` that runs under the address, undefined-behaviour and thread sanitizers
+	@tools/setup.sh build run test
+	@$(PYTHON) tools/run_tests.py --only asan --only tsan
+
+docs: ## the documentation as a site, links checked, with the reference of Python, C++ and C; in build/site/html/
+	@tools/setup.sh build run test docs
+	@tools/install_python.sh
+	@$(PYTHON) tools/site_source.py
 
 fuzz: ## covering arrays and libFuzzer (needs clang++), a minute each; FUZZ_SECONDS=600 for longer
 	@tools/setup.sh build fuzz

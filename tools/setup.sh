@@ -6,6 +6,7 @@
 #   test    Python headers and every package the tests import
 #   lint    clang++, clang-format, clang-tidy, ruff
 #   fuzz    clang++
+#   docs    mkdocs
 #
 # System packages are installed with apt where that is allowed (root, or sudo without a password); otherwise the exact
 # line to type is printed. Python packages go into $VENV (default .venv) and nowhere else.
@@ -35,8 +36,9 @@ for stage in "$@"; do
       need_command clang++ clang
       ;;
     fuzz) need_command clang++ clang ;;
+    docs) need_command python3 python3 ;;
     *)
-      echo "setup: unknown stage '$stage'; allowed: build run test lint fuzz" >&2
+      echo "setup: unknown stage '$stage'; allowed: build run test lint fuzz docs" >&2
       exit 2
       ;;
   esac
@@ -44,7 +46,7 @@ done
 
 wants_python=false
 for stage in "$@"; do
-  case $stage in run | test | lint) wants_python=true ;; esac
+  case $stage in run | test | lint | docs) wants_python=true ;; esac
 done
 if $wants_python && [ ! -x "$venv/bin/python" ]; then
   if ! command -v python3 >/dev/null; then
@@ -90,6 +92,7 @@ for stage in "$@"; do
       [ ! -e tests/python/requirements.txt ] || requirements+=(tests/python/requirements.txt)
       ;;
     lint) requirements+=(tools/requirements/lint.txt) ;;
+    docs) requirements+=(tools/requirements/docs.txt) ;;
   esac
 done
 mapfile -t requirements < <(printf '%s\n' "${requirements[@]}" | sort -u)
