@@ -256,12 +256,13 @@ struct Finish {
     const int start = position - (tile - item.first_tile);
     const int first = begins ? static_cast<int>(blockIdx.x) : run.shares.block_of(start);
     const int own = static_cast<int>(blockIdx.x) - first;
-    if (begins && ends) {
+    const bool whole = begins && ends;
+    collect<0>(O, whole ? nullptr : parts.part(first, own));
+    if (whole) {
       ptx::path<"decode/sm80 whole item">();
-      return collect<0>(O, nullptr);
+      return;
     }
     ptx::path<"decode/sm80 part of an item">();
-    collect<0>(O, parts.part(first, own));
     // The barrier at the end of collect() orders everyone's writes before the arrival.
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
     if (thread == 0) storage.is_last = parts.arrive(first, blocks);

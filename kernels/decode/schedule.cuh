@@ -22,6 +22,9 @@ struct Tokens {
 template <ForwardConfig config>
 struct Item {
   static constexpr Features features = config.features;
+  // All items have the same tiles of keys: nothing is read from memory to find one.
+  static constexpr bool alike = !features.packed && !features.seqused_q && !features.seqused_kv && !features.key_lengths &&
+                                !features.left_padding && !features.window_left && !features.window_right;
 
   int batch_idx;
   int kv_head_idx;
@@ -73,7 +76,6 @@ struct Cursor {
   __device__ __forceinline__ void next(const AttentionArgs& args) {
     if (++tile < item.end_tile) return;
     if (item.only_rows && item.kv_head_idx + 1 < args.heads_kv) {  // the same rows and keys of the next head
-      ptx::path<"decode/sm80 next key head">();
       ++item.kv_head_idx;
       tile = item.first_tile;
       return;
@@ -82,22 +84,23 @@ struct Cursor {
     if (++item.row_tile == Item<config>::row_tiles_of(sequence)) {
       item.row_tile = 0;
       ++item.kv_head_idx;
+    }
+    if constexpr (Item<config>::alike) {
+      if (item.kv_head_idx == args.heads_kv) item.kv_head_idx = 0, ++item.batch_idx;
     } else {
-      ptx::path<"decode/sm80 next rows">();
+      while (item.kv_head_idx == args.heads_kv || Item<config>::row_tiles_of(sequence) == 0) {  // to a sequence with rows
+        item.kv_head_idx = 0;
+        if (++item.batch_idx >= args.batch) return;
+        sequence = tile::make_sequence<config.features>(args, item.batch_idx);
+      }
+      item.find_tiles(args, sequence);
     }
-    while (item.kv_head_idx == args.heads_kv || Item<config>::row_tiles_of(sequence) == 0) {  // to a sequence with rows
-      if (item.kv_head_idx != args.heads_kv) ptx::path<"decode/sm80 sequence without rows">();
-      item.kv_head_idx = 0;
-      if (++item.batch_idx >= args.batch) return;
-      sequence = tile::make_sequence<config.features>(args, item.batch_idx);
-    }
-    item.find_tiles(args, sequence);
     tile = item.first_tile;
   }
 };
 
-/// The run of this block. Every warp works it out for itself: a lane sums up some sequences, and the lane in whose
-/// sequences the run begins looks for the place.
+/// The run of this block. Every warp works it out for itself. Where items differ, a lane sums up some sequences, and the
+/// lane in whose sequences the run begins looks for the place.
 template <ForwardConfig config>
 struct Run {
   Cursor<config> start;
@@ -106,6 +109,39 @@ struct Run {
   int end;
 
   __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
+    if constexpr (Item<config>::alike) {
+      divide(args);
+    } else {
+      search(args);
+    }
+  }
+
+  /// The block that begins the item with which this one begins.
+  __device__ __forceinline__ int first_block() const {
+    return shares.block_of(begin - (start.tile - start.item.first_tile));
+  }
+
+ private:
+  __device__ __forceinline__ void take(int total) {
+    shares = Shares(total, static_cast<int>(gridDim.x));
+    begin = shares.begin_of(static_cast<int>(blockIdx.x));
+    end = shares.begin_of(static_cast<int>(blockIdx.x) + 1);
+  }
+
+  /// Where all items have the same tiles.
+  __device__ __forceinline__ void divide(const AttentionArgs& args) {
+    const tile::Sequence sequence = tile::make_sequence<config.features>(args, 0);
+    start.item = {};
+    const int tiles = start.item.find_tiles(args, sequence), row_tiles = Item<config>::row_tiles_of(sequence);
+    take(tiles * row_tiles * args.heads_kv * args.batch);
+    const int item_idx = begin / tiles, head_idx = item_idx / row_tiles;
+    start.item.batch_idx = head_idx / args.heads_kv;
+    start.item.kv_head_idx = head_idx % args.heads_kv;
+    start.item.row_tile = item_idx % row_tiles;
+    start.tile = start.item.first_tile + begin % tiles;
+  }
+
+  __device__ __forceinline__ void search(const AttentionArgs& args) {
     const int lane = threadIdx.x % 32;
     const int each = tile::ceil_div(args.batch, 32);
     const int first = tile::min(lane * each, args.batch), last = tile::min(first + each, args.batch);
@@ -118,9 +154,7 @@ struct Run {
       const int before = ptx::shuffle_up(until, step);
       if (lane >= step) until += before;
     }
-    shares = Shares(ptx::shuffle(until, 31), static_cast<int>(gridDim.x));
-    begin = shares.begin_of(static_cast<int>(blockIdx.x));
-    end = shares.begin_of(static_cast<int>(blockIdx.x) + 1);
+    take(ptx::shuffle(until, 31));
     if (begin == end) return;
     int owner = until <= begin ? 1 : 0;  // the lanes before it
 #pragma unroll
@@ -133,7 +167,6 @@ struct Run {
     find(args, ptx::shuffle(batch_idx, owner), ptx::shuffle(left, owner));
   }
 
- private:
   __device__ __forceinline__ int tiles_of_head(const AttentionArgs& args, const tile::Sequence& sequence) const {
     Item<config> item{};
     int tiles = 0;

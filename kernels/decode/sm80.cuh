@@ -221,42 +221,47 @@ struct DecodeSm80 {
     add_values(S, shrink, V_smem(stage));
   }
 
+  __device__ __forceinline__ static int after(int stage) { return stage + 1 == stages ? 0 : stage + 1; }
+
+  /// One loop over the block's tiles, with one place that loads: the code is short, and fetched while memory is idle.
   __device__ __forceinline__ void work() {
     const decode::Run<config> run(args);
     if (run.begin == run.end) return;
     const decode::Parts<config> parts(args);
     Loader loader(args, run, storage.loading[warp]);
-    for (int stage = 0; stage < stages - 1; ++stage) loader.load(K_smem(stage), V_smem(stage));
-    if (threadIdx.x == 0) {  // the counts of the items that this block may share, while its first tiles are on their way
-      parts.prepare(static_cast<int>(blockIdx.x));
-      const int before = run.begin - (run.start.tile - run.start.item.first_tile);
-      if (before < run.begin) parts.prepare(run.shares.block_of(before));
-    }
-
     decode::Cursor<config> cursor = run.start;
     bool same_rows = false;
-    int stage = 0, free_stage = stages - 1;
-    for (int position = run.begin; position < run.end;) {
-      const int first_tile = cursor.tile;
-      const int count = tile::min(cursor.item.end_tile - first_tile, run.end - position);
-      start(cursor.item, same_rows);
+    int item_begin = run.begin, item_tile = cursor.tile;  // of this block's part of the item
+    int stage = 0, free_stage = 0;
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        loader.load(K_smem(free_stage), V_smem(free_stage));
-        ptx::copy_async_wait<stages - 1>();
-        sync_readers();  // the tile has landed, from all copies of those who read it
-        attend(first_tile + i, stage);
-        sync_readers();  // it has been read: the next copies may go there
-        free_stage = stage;
-        stage = stage + 1 == stages ? 0 : stage + 1;
+    for (int position = run.begin - (stages - 1); position < run.end; ++position) {
+      loader.load(K_smem(free_stage), V_smem(free_stage));
+      free_stage = after(free_stage);
+      if (position < run.begin) continue;  // the first tiles are on their way
+      if (position == item_begin) {
+        // The counts of the items that this block may share: looked at while its first tiles and Q are on their way.
+        const bool prepares = position == run.begin && threadIdx.x == 0;
+        const int own = static_cast<int>(blockIdx.x), other = prepares ? run.first_block() : own;
+        typename decode::Parts<config>::Word found[2] = {};
+        if (prepares) found[0] = parts.look(own), found[1] = parts.look(other);
+        start(cursor.item, same_rows);
+        if (prepares) parts.prepare(own, found[0]), parts.prepare(other, found[1]);
       }
+      ptx::copy_async_wait<stages - 1>();
+      sync_readers();  // the tile has landed, from all copies of those who read it
+      attend(item_tile + position - item_begin, stage);
+      sync_readers();  // it has been read: the next copies may go there
+      stage = after(stage);
+      const int count = position + 1 - item_begin;
+      if (item_tile + count < storage.item.end_tile && position + 1 < run.end) continue;
       cursor.item = storage.item;  // kept there meanwhile
-      Finish{args, storage.finish, storage.sequence, storage.item}(run, parts, first_tile, count, position, rows, O,
+      Finish{args, storage.finish, storage.sequence, storage.item}(run, parts, item_tile, count, item_begin, rows, O,
                                                                    scale_log2());
-      position += count;
+      item_begin = position + 1;
       cursor.tile = cursor.item.end_tile - 1;
       const int batch_idx = cursor.item.batch_idx, row_tile = cursor.item.row_tile;
-      if (position < run.end) cursor.next(args);
+      if (item_begin < run.end) cursor.next(args);
+      item_tile = cursor.tile;
       same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
     }
   }

@@ -52,9 +52,10 @@ int stages_of(abi::ForwardConfig config, int shared_bytes, int most_bytes) {
   return stages - 1;
 }
 
-/// The largest tile of which two stages fit; one block an SM. docs/lab/decode.md has the measurements (H200): tiles of 128
-/// keys with two stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, up to 13 % than two blocks an SM,
-/// also where they leave SMs without work (fewer parts to merge). 64 rows take 28.9 us with eight warps, 38.1 with four.
+/// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200): tiles of 128 keys with two
+/// stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, also where they leave SMs without work (fewer
+/// parts to merge); eight warps are 0 to 2 % faster than four. Narrow heads are 1 to 25 % faster with four warps and two
+/// blocks an SM, whose copies do not pause together.
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, int block_q) {
   constexpr int most_scores = 64;  // keys of a warp: more scores than that do not fit in registers
   abi::ForwardConfig config{.features = features_of(problem),
@@ -62,7 +63,9 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
                             .head_dim_v = static_cast<int>(problem.head_dim_v),
                             .block_q = block_q,
                             .group = static_cast<int>(problem.heads_q / problem.heads_kv)};
-  for (const Tile tile : {Tile{128, block_q > 16 ? 8 : 4, 128 << 10}, Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
+  const bool narrow = problem.head_dim + problem.head_dim_v <= 128 && block_q <= 16;
+  for (const Tile tile :
+       {Tile{128, narrow ? 4 : 8, narrow ? 64 << 10 : 128 << 10}, Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
     if (block_q > 16 * tile.num_warps) continue;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
@@ -102,7 +105,9 @@ void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   const abi::ForwardConfig config = *configure(problem, device);
   plan.block_q = config.block_q;
   plan.block_kv = config.block_kv;
-  const std::int64_t most = std::min(device.num_sms, abi::decode_max_blocks);
+  const int shared_bytes = abi::DecodeLayout(config).shared_bytes;
+  const int blocks_per_sm = config.num_warps <= 4 && 2 * shared_bytes <= device.shared_bytes ? 2 : 1;
+  const std::int64_t most = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
   const auto blocks = static_cast<std::int64_t>(std::min<double>(tiles_of(problem, config), static_cast<double>(most)));
   plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
   if (blocks == 0) return;
@@ -115,7 +120,7 @@ void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
               .entry = "decode_sm80",
               .config = to_source(config),
               .block = 32 * config.num_warps,
-              .shared_bytes = abi::DecodeLayout(config).shared_bytes},
+              .shared_bytes = shared_bytes},
              blocks);
 }
 
