@@ -60,7 +60,7 @@ struct BackwardPortable {
 
     /// True for a tile that a mask hides.
     __device__ __forceinline__ bool skips(int q_begin, int kv_begin) const {
-      return score.template skips<block, block>(q_begin, kv_begin);
+      return score.template masks_hide<block, block>(q_begin, kv_begin);
     }
     __device__ __forceinline__ bool some_hidden(int q_begin, int kv_begin) const {
       return q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);

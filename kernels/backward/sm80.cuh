@@ -91,7 +91,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
         const Score score(args, sequence, head_idx);
         tile_idx = walk.up(tile_idx, tiles.end, [&](int other) {
           return other >= tiles.begin && other < tiles.end &&
-                 !score.template skips<block_q, block_kv>(other * block_q, kv_begin);
+                 !score.template masks_hide<block_q, block_kv>(other * block_q, kv_begin);
         });
         if (tile_idx < tiles.end) break;
         ++head_idx, tile_idx = tiles.begin, walk = {};  // another head may have another map

@@ -160,7 +160,7 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       if constexpr (tile::Score<features>::skips_tiles) {
         tile_idx = walk.up(tile_idx, tiles.end, [&](int other) {
-          return other < tiles.end && !score.template skips<block_q, block_kv>(q_begin, other * block_kv);
+          return other < tiles.end && !score.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
         });
         if (tile_idx == tiles.end) break;
       }

@@ -164,7 +164,7 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * config.block_kv;
-    if (score.template skips<config.block_q, config.block_kv>(q_begin, kv_begin)) continue;
+    if (score.template masks_hide<config.block_q, config.block_kv>(q_begin, kv_begin)) continue;
     const bool some_hidden = !score.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
     if (some_hidden) ptx::path<"forward/portable edge tile">();
     if (!some_hidden) ptx::path<"forward/portable inner tile">();

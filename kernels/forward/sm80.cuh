@@ -108,7 +108,7 @@ struct ForwardSm80 {
     if constexpr (!tile::Score<features>::skips_tiles) return tile_idx;
     return walk.down(tile_idx, tiles.begin, [&](int other) {
       return other >= tiles.begin && other < tiles.end &&
-             !score.template skips<block_q, block_kv>(q_begin, other * block_kv);
+             !score.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
     });
   }
 

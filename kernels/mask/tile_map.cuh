@@ -46,6 +46,14 @@ struct MaskMap {
     return bounds;
   }
 
+  /// What a mask program leaves of the rows [first, last] and the keys of a unit, from intervals (abi/interval.h).
+  __device__ __forceinline__ TileClass program_of(int first, int last, int unit, TileClass found) const {
+    if (found == TileClass::none) return found;
+    const int key = unit * mask_unit;
+    const auto seen = data.program.seen(first, last + 1, key, tile::min(key + mask_unit, sequence.rows_kv));
+    return !seen.can_be_true ? TileClass::none : seen.can_be_false ? TileClass::partial : found;
+  }
+
   /// What a block mask says of the rows [first, last] and the keys of a unit.
   __device__ __forceinline__ TileClass blocks_of(int first, int last, int unit) const {
     const int key_last = tile::min((unit + 1) * mask_unit, sequence.rows_kv) - 1;
@@ -104,6 +112,7 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
         if (blocks != TileClass::full) found = blocks;
       }
     }
+    if constexpr (features.mask_program) found = map.program_of(first, last, unit, found);
     const TileWords words_of_row{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
     if (map.lane == 0) to.rows[row * words + word] = words_of_row;
   }

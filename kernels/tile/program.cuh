@@ -3,7 +3,6 @@
 #include "abi/args.h"
 #include "abi/interval.h"
 #include "ptx/convert.cuh"
-#include "ptx/warp.cuh"
 #include "tile/math.cuh"
 
 // What the source of a program is made of (src/program/source.cpp writes it, before the kernel): its operations, and the
@@ -170,20 +169,16 @@ __device__ __forceinline__ Span span(const int* sizes, Ranges... ranges) {
   return result;
 }
 
-/// The smallest and the largest of a span; every lane of the warp asks, and all look together.
+/// The smallest and the largest of a span.
 template <typename Get>
 __device__ __forceinline__ abi::interval::Ints range_of_ints(const Span& span, Get get) {
   if (span.count == 0) return abi::interval::any_int();
-  int lo = 2147483647, hi = -2147483647 - 1;
-  for (int n = threadIdx.x % 32; n < span.count; n += 32) {
+  int lo = get(span.place), hi = lo;
+#pragma unroll 4
+  for (int n = 1; n < span.count; ++n) {
     const int value = get(span.place + n);
     lo = min(lo, value);
     hi = max(hi, value);
-  }
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) {
-    lo = min(lo, ptx::shuffle_xor(lo, lane));
-    hi = max(hi, ptx::shuffle_xor(hi, lane));
   }
   return {lo, hi};
 }

@@ -43,10 +43,9 @@ struct Score {
   static constexpr bool linear = !(features.softcap || features.bias || features.alibi || features.score_program);
   /// True where keys may be hidden from some queries and not from others.
   static constexpr bool hides = features.window_left || features.window_right || features.mask || features.left_padding ||
-                                features.mask_program || features.score_program ||  // a score of -inf is hidden
-                                MaskData<features>::present;
+                                features.score_hides || MaskData<features>::present;
   /// True where tiles may be hidden that lie in the range of their rows.
-  static constexpr bool skips_tiles = features.mask_program || TileMap<features>::present;
+  static constexpr bool skips_tiles = TileMap<features>::present;
   using Bias = ptx::Element<features.bias_dtype>;
 
   int len_q;
@@ -63,9 +62,9 @@ struct Score {
   long long bias_stride;
   const unsigned char* mask;
   long long mask_stride;
-  MaskData<features> data;  // hidden rows and blocks
+  MaskData<features> data;  // hidden rows, blocks and a mask program
   TileMap<features> map;    // what they say of tiles
-  Program<features.score_program || features.mask_program> program;
+  Program<features.score_program> program;
 
   __device__ __forceinline__ Score(const AttentionArgs& args, const Sequence& sequence, int head_idx)
       : len_q(sequence.len_q),
@@ -109,7 +108,7 @@ struct Score {
     return {keys_of(q_begin).begin, keys_of(min(q_end, len_q) - 1).end};
   }
   __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
-    if (features.mask || features.mask_program || MaskData<features>::present || q_begin >= len_q) return {0, 0};
+    if (features.mask || MaskData<features>::present || q_begin >= len_q) return {0, 0};
     return {keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
   }
 
@@ -119,7 +118,6 @@ struct Score {
     if constexpr (features.window_left || features.left_padding) result = result && j >= range.begin;
     if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
     if constexpr (MaskData<features>::present) result = result && !data.hides_pair(i, j);
-    if constexpr (features.mask_program) result = result && program.visible(i, j);
     return result;
   }
 
@@ -195,13 +193,6 @@ struct Score {
     return {begin / block_q, ceil_div(end, block_q)};
   }
 
-  /// What the mask program can say in a tile, from intervals. Whole warps ask.
-  template <int block_q, int block_kv>
-  __device__ __forceinline__ abi::interval::Bools seen(int q_begin, int kv_begin) const {
-    return program.seen(q_begin, max(q_begin + 1, min(q_begin + block_q, len_q)), kv_begin,
-                        max(kv_begin + 1, min(kv_begin + block_kv, len_kv)));
-  }
-
   /// True where no query of the tile sees a key of the tile, whatever the mask tensor says.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool none_visible(int q_begin, int kv_begin) const {
@@ -209,39 +200,25 @@ struct Score {
     if constexpr (features.left_padding) result = result || kv_begin + block_kv <= first_kv;
     if constexpr (features.window_left) result = result || kv_begin + block_kv - 1 < q_begin + diagonal - window_left;
     if constexpr (features.window_right) result = result || kv_begin > q_begin + block_q - 1 + diagonal + window_right;
-    if constexpr (features.mask_program) {
-      if (!result) result = !seen<block_q, block_kv>(q_begin, kv_begin).can_be_true;
-    }
     return result;
   }
 
-  /// True where hidden rows or blocks hide all of the tile: it need not be looked at.
+  /// True where hidden rows, blocks or a mask program hide all of the tile: it need not be looked at.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool masks_hide(int q_begin, int kv_begin) const {
     return map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::none;
   }
 
-  /// The same, and what the mask program hides.
-  template <int block_q, int block_kv>
-  __device__ __forceinline__ bool skips(int q_begin, int kv_begin) const {
-    if (masks_hide<block_q, block_kv>(q_begin, kv_begin)) return true;
-    if constexpr (features.mask_program) return none_visible<block_q, block_kv>(q_begin, kv_begin);
-    return false;
-  }
-
   /// True where every query of the tile that exists sees every key of the tile: no score of it needs a mask.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
-    if constexpr (features.mask) return false;
+    if constexpr (features.mask || features.score_hides) return false;
     const int q_last = min(q_begin + block_q, len_q) - 1;
     bool result = kv_begin + block_kv <= visible_kv;
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
     result = result && map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::full;
     if constexpr (features.window_left) result = result && kv_begin >= q_last + diagonal - window_left;
     if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;
-    if constexpr (features.mask_program) {
-      if (result) result = !seen<block_q, block_kv>(q_begin, kv_begin).can_be_false;
-    }
     return result;
   }
 };

@@ -3,23 +3,26 @@
 #include "abi/tile_map.h"
 #include "ptx/bits.cuh"
 #include "ptx/warp.cuh"
+#include "tile/program.cuh"
 #include "tile/sequence.cuh"
 
 // What the masks that are data say: of a pair of query and key, and of a tile.
 
 namespace flash_attention::tile {
 
-/// Hidden rows and a block mask, for one sequence and query head.
+/// Hidden rows, a block mask and a mask program, for one sequence and query head.
 template <Features features>
 struct MaskData {
-  static constexpr bool present = features.hidden_bounds != 0 || features.block_mask;
+  static constexpr bool present = features.hidden_bounds != 0 || features.block_mask || features.mask_program;
 
   const int* rows;  // of the sequence's first key
   const unsigned char* blocks;
   long long blocks_stride;
   int block_q, block_kv;
+  Program<features.mask_program> program;
 
-  __device__ __forceinline__ MaskData(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
+  __device__ __forceinline__ MaskData(const AttentionArgs& args, const Sequence& sequence, int head_idx)
+      : program(args, sequence.batch_idx, head_idx) {
     if constexpr (features.hidden_bounds != 0) {
       rows = args.hidden_rows + sequence.batch_idx * args.hidden_batch_stride +
              head_idx / args.group * args.hidden_head_stride + sequence.start_kv * features.hidden_bounds;
@@ -38,6 +41,7 @@ struct MaskData {
     bool result = false;
     if constexpr (features.hidden_bounds != 0) result = hides(rows + j * features.hidden_bounds, features.hidden_bounds, i);
     if constexpr (features.block_mask) result = result || blocks[i / block_q * blocks_stride + j / block_kv] == 0;
+    if constexpr (features.mask_program) result = result || !program.visible(i, j);
     return result;
   }
 };

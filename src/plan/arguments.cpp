@@ -82,6 +82,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(hidden_bounds);
   MEMBER(block_mask);
   MEMBER(score_program);
+  MEMBER(score_hides);
   MEMBER(mask_program);
   return out.done();
 }
@@ -171,6 +172,7 @@ abi::Features features_of(const Problem& p) {
           .hidden_bounds = p.hidden_rows.bounds,
           .block_mask = p.block_mask.block_q != 0,
           .score_program = program.score >= 0,
+          .score_hides = program.score >= 0 && program_traits(p).hides,
           .mask_program = program.visible >= 0};
 }
 

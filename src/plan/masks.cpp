@@ -4,6 +4,7 @@
 
 #include "abi/tile_map.h"
 #include "plan/arguments.h"
+#include "plan/program.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -36,6 +37,7 @@ void add_map(const Problem& p, Plan& plan) {
   config.features.paged = p.page_size != 0;
   config.features.hidden_bounds = p.hidden_rows.bounds;
   config.features.block_mask = p.block_mask.block_q != 0;
+  config.features.mask_program = program_traits(p).visible;
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = to_source(config), .block = 32 * warps};
   launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds));
   launch.grid[0] = static_cast<int>(words * tiles(p.seq_q, abi::mask_unit * rows_of_block) * heads * batches);
@@ -44,19 +46,24 @@ void add_map(const Problem& p, Plan& plan) {
 
 }  // namespace
 
+bool has_tile_map(const Problem& p) {
+  return p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || program_traits(p).visible;
+}
+
 std::int64_t map_heads(const Problem& p) {
+  if (program_traits(p).visible_by_head) return p.heads_q;
   if (p.block_mask.block_q != 0 && p.block_mask.head_stride != 0) return p.heads_q;
   return p.hidden_rows.bounds != 0 && p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
 }
 
 std::int64_t map_batches(const Problem& p) {
   const bool differ = p.packed || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
-                      (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0);
+                      (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0) || program_traits(p).visible_by_batch;
   return differ ? p.batch : std::min<std::int64_t>(p.batch, 1);
 }
 
 void prepare_masks(const Problem& p, Plan& plan) {
-  if (p.hidden_rows.bounds == 0 && p.block_mask.block_q == 0) return;
+  if (!has_tile_map(p)) return;
   if (plan.launches.empty()) return reserve_bounds(p, plan);
   if (p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);
 }

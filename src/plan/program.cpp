@@ -74,6 +74,33 @@ void add_program_gradients(const Problem& problem, const std::string& config, Pl
   add("backward_program_finish", elements, 0);
 }
 
+ProgramTraits program_traits(const Problem& problem) {
+  if (problem.program.empty()) return {};
+  const program::Program parsed = program::parse(problem.program);
+  ProgramTraits traits{.score = parsed.score >= 0, .visible = parsed.visible >= 0};
+  std::vector<int> roots{parsed.visible};
+  for (const program::Node& node : program::slice(parsed.nodes, roots)) {
+    traits.visible_by_head = traits.visible_by_head || node.op == program::Op::h;
+    traits.visible_by_batch = traits.visible_by_batch || node.op == program::Op::b;
+  }
+  roots = {parsed.score};
+  const std::vector<program::Node> nodes = program::slice(parsed.nodes, roots);
+  std::vector<bool> varies(nodes.size(), false);  // from score to score
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    using program::Op;
+    varies[n] = nodes[n].op == Op::i || nodes[n].op == Op::j || nodes[n].op == Op::score;
+    for (const int arg : nodes[n].args) varies[n] = varies[n] || (arg >= 0 && varies[static_cast<std::size_t>(arg)]);
+    traits.loads_scores = traits.loads_scores || (nodes[n].op == Op::load && varies[n]);
+    traits.values += varies[n];
+    const program::Node& node = nodes[n];
+    const bool real = node.type == program::Type::real;
+    const bool divides = node.op == Op::div && varies[static_cast<std::size_t>(node.args[1])];
+    traits.hides = traits.hides || node.op == Op::log || divides || (node.op == Op::load && real && varies[n]) ||
+                   (node.op == Op::literal && real && !std::isfinite(node.real));
+  }
+  return traits;
+}
+
 void add_program_source(const Problem& problem, Plan& plan) {
   if (problem.program.empty() || plan.launches.empty()) return;
   const std::string source = program::cuda_source(program::parse(problem.program), problem.program_gradients);

@@ -15,6 +15,17 @@ abi::ProgramArgs program_arguments(const Problem& problem, const Plan& plan, con
 /// The launches that sum the gradients of a program's tensors; `config` is that of the portable backward pass.
 void add_program_gradients(const Problem& problem, const std::string& config, Plan& plan);
 
+/// What a problem's program does, for the choice of tiles.
+struct ProgramTraits {
+  bool score = false;    // it changes scores
+  bool visible = false;  // it hides keys
+  bool visible_by_head = false, visible_by_batch = false;
+  bool hides = false;         // a score may become -inf
+  bool loads_scores = false;  // it reads memory for every score
+  int values = 0;             // that a score takes
+};
+ProgramTraits program_traits(const Problem& problem);
+
 /// The source of the problem's program before every launch of the plan.
 void add_program_source(const Problem& problem, Plan& plan);
 

@@ -7,7 +7,9 @@
 #include "abi/key_bounds.h"
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
+#include "plan/masks.h"
 #include "plan/portable.h"
+#include "plan/program.h"
 
 namespace flash_attention::plan {
 
@@ -64,10 +66,13 @@ struct Tile {
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
 Tile choose_tile(const Problem& p, int num_sms) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool loads_scores = p.bias.present || p.mask.present;
-  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
+  const ProgramTraits program = program_traits(p);
+  constexpr int few_values = 12;  // a program of so many beside S, P and O: tests/kernels/program_compile_test.cpp
+  const bool loads_scores = p.bias.present || p.mask.present || program.loads_scores || program.values > few_values;
+  const bool masked = has_tile_map(p);
   const bool dropout = p.dropout_p != 0;
-  const int options = p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi;  // that touch every score
+  const int options =
+      p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi + 2 * program.score;  // that touch every score
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
@@ -90,8 +95,7 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
   if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
-  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
-  if (reason.empty() && masked && choose_tile(p, device.num_sms).block_kv < abi::mask_unit) {
+  if (reason.empty() && has_tile_map(p) && choose_tile(p, device.num_sms).block_kv < abi::mask_unit) {
     reason = "with these options blocks have 32 keys, and masks are known for 64";
   }
   return reason;
@@ -138,6 +142,7 @@ std::span<const KernelEntry> sm90_kernels() {
                   .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
                   .hidden_rows = true,
                   .block_mask = true,
+                  .programs = true,
                   .reject = reject_forward,
                   .lay_out = lay_out_forward},
       sm90_backward_kernel()};

@@ -3,6 +3,7 @@
 #include "abi/backward_sm90.h"
 #include "plan/arguments.h"
 #include "plan/portable.h"
+#include "plan/program.h"
 #include "plan/sm90.h"
 
 namespace flash_attention::plan {
@@ -19,6 +20,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
     if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
   }
+  if (program_traits(p).visible) return "takes no program that hides keys";
   return "";
 }
 
@@ -52,7 +54,8 @@ bool gains_by_turns(const Problem& p, const DeviceInfo& device, std::int64_t blo
 
 Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool plain = p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0;
+  const bool plain =
+      p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0 && p.program.empty();
   if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain ? 3 : 2};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
@@ -118,7 +121,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   config.key_sums = plan.num_splits > 1;
 
   // dbias and dsink are made by the portable kernels, which take delta in the layout of lse.
-  const bool portable_parts = p.bias.present || p.sink;
+  const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
   plan.workspace_offsets[1] = reserve(plan, rows);  // lse2
@@ -181,7 +184,8 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
   // Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
-  if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv) {
+  if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
+      config.features.score_hides) {
     constexpr int warps = 4;  // each takes a tile of keys
     const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
     add_launch(plan,
@@ -201,6 +205,7 @@ KernelEntry sm90_backward_kernel() {
           .pass = Pass::backward,
           .device = DeviceKind::cuda,
           .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
+          .programs = true,
           .reject = reject_backward,
           .lay_out = lay_out_backward};
 }

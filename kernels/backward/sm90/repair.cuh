@@ -58,7 +58,7 @@ struct Repairer {
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int q_begin = tile_idx * tile_rows;
       if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
-        if constexpr (features.window_left) continue;
+        if constexpr (features.window_left || tile::TileMap<features>::present) continue;
         return false;  // later queries see no less
       }
       bool bad = false;

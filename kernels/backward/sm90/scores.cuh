@@ -66,8 +66,9 @@ struct ScoreMath {
     if constexpr (features.dropout) mark_dropped(marks);
   }
 
-  /// S becomes P before dropout, times the slope of the soft cap where there is one. lse2(i) are the statistics of the
-  /// queries of registers i and i + 1. take(i, p, q) gets their probabilities after dropout and without that slope.
+  /// S becomes P before dropout, times the slope of the soft cap and of the program where there is one. lse2(i) are the
+  /// statistics of the queries of registers i and i + 1. take(i, p, q) gets their probabilities after dropout and without
+  /// that slope.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, Marks& marks, Lse2 lse2, Take take) const {
     mark(marks);
@@ -150,15 +151,19 @@ struct ScoreMath {
       const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
       const float capped = fast_capped(S);
       slope = score.capped_slope(capped);
-      S = ptx::exp2(ptx::fma(capped + score.added(q, k), exponent_scale, -lse2));
+      const float whole = score.programmed(capped + score.added(q, k), q, k, slope);
+      S = ptx::exp2(ptx::fma(whole, exponent_scale, -lse2));
     }
+    [[maybe_unused]] const bool nothing =
+        features.score_hides && S == 0;  // a score of -inf: hidden, whatever the key holds
     if constexpr (some_hidden) {
       if (rows == Rows::keys && nonfinite_row[row_of(i)]) S = __builtin_bit_cast(float, 0x7fffffffu);  // NaN
       if (marks.is_hidden(i)) S = 0;
     }
+    if constexpr (features.score_hides) S = nothing ? 0 : S;
     float weight = S;
     if constexpr (features.dropout) weight = marks.is_dropped(i) ? 0 : S * dropout.keep_scale;
-    if constexpr (features.softcap) S *= slope;
+    if constexpr (features.softcap || features.score_program) S = features.score_hides && S == 0 ? 0 : S * slope;
     return weight;
   }
 
@@ -176,7 +181,7 @@ struct ScoreMath {
       float incoming = dP[i + e];
       if constexpr (features.dropout) incoming = marks.is_dropped(i + e) ? 0 : incoming * dropout.keep_scale;
       dP[i + e] = S[i + e] * (incoming - delta[e]);
-      if (some_hidden && marks.is_hidden(i + e)) dP[i + e] = 0;
+      if (some_hidden && (marks.is_hidden(i + e) || (features.score_hides && S[i + e] == 0))) dP[i + e] = 0;
     }
   }
 

@@ -53,8 +53,14 @@ struct ScoreMath {
       const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are there
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
 #pragma unroll
-      for (int i = 0; i < count; ++i) S[i] = in_units(S[i], added[row_of(i)].at(key_of(i)));
+      for (int i = 0; i < count; ++i) {
+        S[i] = programmed(in_units(S[i], added[row_of(i)].at(key_of(i))), first_row, kv_begin, i);
+      }
     }
+  }
+  /// What the program makes of S[i].
+  __device__ __forceinline__ float programmed(float s, int first_row, int kv_begin, int i) const {
+    return score.programmed(s, tile::min(first_row + 8 * row_of(i), score.len_q - 1), kv_begin + column + key_of(i));
   }
   __device__ __forceinline__ Added added_to(int q, int kv_begin) const {
     return {score, tile::min(q, score.len_q - 1), kv_begin + column};
@@ -86,7 +92,7 @@ struct ScoreMath {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
       if constexpr (!tile::Score<features>::linear) {
-        S[i] = visible ? in_units(S[i], added[r].at(key_of(i))) : -tile::infinity;
+        S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i))), first_row, kv_begin, i) : -tile::infinity;
       } else {
         S[i] = visible ? S[i] : -tile::infinity;
       }
@@ -120,8 +126,8 @@ struct ScoreMath {
       for (int i = 0; i < count; ++i) {
         if (row_of(i) != r) continue;
         // The rounding error of a huge maximum's product would be an exponent.
-        S[i] =
-            ptx::exp2(features.bias ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift));
+        S[i] = ptx::exp2(features.bias || features.score_program ? (S[i] - finite(row_max[r])) * exponent_scale
+                                                                 : ptx::fma(S[i], exponent_scale, shift));
         (i % 2 == 0 ? even : odd) += S[i];
       }
       row_sum[r] += even + odd;
@@ -132,7 +138,7 @@ struct ScoreMath {
   /// of tanh, and its last step that of the exponent's.
   __device__ __forceinline__ void probability_of(Tile& S, int kv_begin, const float (&row_max)[2],
                                                  float (&row_sum)[2]) const {
-    if constexpr (features.softcap) {
+    if constexpr (features.softcap && !features.score_program) {
       const float to_x = score.scale / score.softcap;
       const float largest = largest_of(S) * to_x;
       if (ptx::all(largest <= 0.25f)) {
@@ -239,9 +245,22 @@ struct ScoreMath {
   __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                                  int key) const {
     bool result = score.visible(q, key);
+    if constexpr (features.score_program) result = result && score_of(args, tile, q, key) != -tile::infinity;
     if constexpr (features.dropout)
       result = result && tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).keeps(q, key);
     return result;
+  }
+
+  /// The score of a visible pair, by one thread.
+  __device__ __forceinline__ float score_of(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
+                                            int key) const {
+    using Element = typename Shape::Element;
+    const Element* Q = tile::query_rows<const Element, features>(args.Q, tile.sequence, tile.head_idx).row(q);
+    const Element* K = tile::key_rows<const Element, features>(args.K, tile.sequence, tile.head_idx / args.group).row(key);
+    float dot = 0;
+#pragma unroll 1
+    for (int d = 0; d < config.head_dim; ++d) dot = ptx::fma(ptx::to_float(Q[d]), ptx::to_float(K[d]), dot);
+    return score.full(dot, q, key);
   }
 
   /// A row that has seen no key has no maximum; any number will do.

@@ -68,7 +68,8 @@ struct Shape {
   // Q stays in registers where all of it finds room beside S, P and O: read from shared memory for every block it would be
   // a quarter of what the products read, and they nearly use up what shared memory gives.
   static constexpr bool modifies_scores =
-      features.softcap || features.bias || features.alibi || features.mask || features.dropout || listed;
+      features.softcap || features.bias || features.alibi || features.mask || features.dropout ||
+      features.score_program || listed;
   static constexpr bool holds_queries =
       !modifies_scores && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
 
@@ -81,7 +82,8 @@ struct Shape {
   // Blocks that begin together read the same keys if all go from the first key to the last, and L2 is asked once for
   // several. With ALiBi the nearest keys weigh most: they have to come first, to give the reference. So they do with a left
   // edge, which then is tested after the interior, on one side only.
-  static constexpr bool forwards = !features.alibi && !features.window_left;
+  // A program may be one like ALiBi.
+  static constexpr bool forwards = !features.alibi && !features.window_left && !features.score_program;
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;

@@ -1,8 +1,8 @@
 """Runs a score_mod or a mask_mod once on symbols and writes down what it does, as the text of docs/numerics.md.
 
-The symbols are tensors without memory and without axes. Two modes of torch see every call that the function makes: one
-sees indexing and conversions to Python numbers, the other the operations below them. Nothing is executed but what the user wrote,
-and of that only what does not depend on a symbol.
+The symbols are tensors without memory and without axes. Two modes of torch see every call that the function makes: one sees
+indexing and conversions to Python numbers, the other the operations below. Nothing is executed but what the user wrote, and
+of that only what does not depend on a symbol.
 """
 
 import linecache
