@@ -28,6 +28,7 @@ std::vector<Flag> problem_flags() {
       {"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
       {"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
       {"deterministic", "", "backward gives the same bits in every run"},
+      {"invariant", "", "forward gives a row the same bits whatever else is in the call"},
       {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
       {"arch", "A", "architecture the emulator plays (sm_80, sm_90), or that a plan is made for (sm_75 to sm_121)"},
       {"kernel", "NAME", "use this kernel instead of the planner's choice; `plan` lists them"},
@@ -100,6 +101,7 @@ Problem problem_from(const Arguments& arguments) {
   problem.alibi = arguments.on("alibi");
   problem.dropout_p = static_cast<float>(arguments.number("dropout"));
   problem.deterministic = arguments.on("deterministic");
+  problem.invariant = arguments.on("invariant");
   put_in_pages(problem, arguments.integer("page-size", 0));
   return problem;
 }

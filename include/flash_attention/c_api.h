@@ -77,6 +77,7 @@ typedef struct flash_attention_problem {
   const char* program; /* text; NULL = none */
   int64_t program_sizes[8][4];
   uint32_t program_gradients;
+  int32_t invariant;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {

@@ -33,12 +33,24 @@ struct DecodeLayout {
         shared_bytes(config.num_stages * stage_bytes + q_bytes + merge_bytes + 2048) {}  // statistics and a flag
 };
 
-/// Blocks of a grid that may share an item: their factors lie where the warps exchanged O.
+/// Parts that an item may have: one for each block of a grid that shares it, or one for each split of its keys. Their
+/// factors lie where the warps exchanged O.
 constexpr int decode_max_blocks = 512;
+constexpr int decode_max_splits = 1024;
+constexpr int decode_max_parts(const ForwardConfig& config) {
+  return config.split_tiles > 0 ? decode_max_splits : decode_max_blocks;
+}
 
-/// A part of an item's result: block_q rows of head_dim_v floats, then of two statistics.
-constexpr long long decode_part_bytes(const ForwardConfig& config) {
-  return static_cast<long long>(config.block_q) * (config.head_dim_v + 2) * 4;
+/// Splits of an item, at most, where they are fixed.
+constexpr long long decode_splits(const ForwardConfig& config, long long seq_kv) {
+  const long long keys = static_cast<long long>(config.split_tiles) * config.block_kv;
+  return (seq_kv + keys - 1) / keys;
+}
+
+/// A part of an item's result: block_q rows (where splits are fixed, as many as there can be) of head_dim_v floats, then of
+/// two statistics.
+constexpr long long decode_part_bytes(const ForwardConfig& config, int rows) {
+  return static_cast<long long>(rows) * (config.head_dim_v + 2) * 4;
 }
 
 }  // namespace flash_attention::abi

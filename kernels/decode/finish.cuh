@@ -27,7 +27,7 @@ struct Finish {
   struct SharedStorage {
     union {
       alignas(16) float O[warps][layout.warp_rows][columns + 4];
-      float factors[warps][decode_max_blocks];  // of the parts, for the row that the warp merges
+      float factors[warps][decode_max_parts(config)];  // of the parts, for the row that the warp merges
     };
     float max[warps][16];  // in powers of two
     float sum[warps][16];
@@ -152,7 +152,8 @@ struct Finish {
 
   /// The block's warps put together, columns from `begin` on; part: where the result goes if it is not the whole item's.
   template <int begin>
-  __device__ __forceinline__ void collect(const float (&O)[1][dim_v / 8][4], float* part) const {
+  __device__ __forceinline__ void collect(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
+                                          float* part) const {
     if constexpr (begin < config.head_dim_v) {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<begin>(O);
@@ -166,8 +167,7 @@ struct Finish {
           if (has_column)
             ptx::store_global(reinterpret_cast<Four*>(part + Parts<config>::value_offset(row) + begin + column), sum);
           if (begin == 0 && lane == 0)
-            ptx::store_global(reinterpret_cast<Pair*>(part + Parts<config>::statistics_offset(row)),
-                              Pair{{total.max, total.sum}});
+            ptx::store_global(reinterpret_cast<Pair*>(part + parts.statistics_offset(row)), Pair{{total.max, total.sum}});
           continue;
         }
         float lse;
@@ -180,28 +180,32 @@ struct Finish {
         }
       }
       __syncthreads();  // everyone has read the columns
-      collect<begin + columns>(O, part);
+      collect<begin + columns>(O, parts, part);
     }
   }
 
-  /// All parts of the item, which blocks [first, first + count) left, by a warp for each row.
-  __device__ __forceinline__ void merge(const Parts<config>& parts, int first, int count) const {
-    constexpr int together = config.block_q > 16 || config.head_dim_v > 128 ? 4 : 8;  // parts in flight, as registers allow
+  /// All parts [begin, end) of the item, by a warp for each row. A lane has the same parts whatever `begin` is, and a part
+  /// in which a row sees nothing changes no bit of it.
+  template <typename PartAt>
+  __device__ __forceinline__ void merge(const Parts<config>& parts, int begin, int end, PartAt part_at) const {
+    // Parts in flight, as registers allow; those of splits have longer addresses.
+    constexpr int together = config.block_q > 16 || config.head_dim_v > 128 || config.split_tiles > 0 ? 4 : 8;
     float* factors = storage.factors[warp];
     for (int row = warp; row < num_rows(); row += warps) {
       const auto load = [&](Four(&values)[together], int x, int column) {
 #pragma unroll
         for (int u = 0; u < together; ++u) {
-          if (x + u >= count || column >= config.head_dim_v) continue;
-          const float* part = parts.part(first, x + u) + Parts<config>::value_offset(row) + column;
+          if (x + u >= end || column >= config.head_dim_v) continue;
+          const float* part = part_at(x + u) + Parts<config>::value_offset(row) + column;
           values[u] = ptx::load_global(reinterpret_cast<const Four*>(part));
         }
       };
       Four values[together];
-      load(values, 0, 4 * lane);             // under the statistics
-      float max = -tile::infinity, sum = 0;  // of this lane's parts, then of all
-      for (int x = lane; x < count; x += 32) {
-        const float* part = parts.part(first, x) + Parts<config>::statistics_offset(row);
+      load(values, begin, 4 * lane);                          // under the statistics
+      float max = -tile::infinity, sum = 0;                   // of this lane's parts, then of all
+      const int own = begin + (lane - begin % 32 + 32) % 32;  // this lane's first
+      for (int x = own; x < end; x += 32) {
+        const float* part = part_at(x) + parts.statistics_offset(row);
         const Pair statistics = ptx::load_global(reinterpret_cast<const Pair*>(part));
         const float larger = ptx::max(max, statistics[0]);
         if (larger != -tile::infinity) {
@@ -210,14 +214,14 @@ struct Finish {
           sum += statistics[1];  // NaN where all scores are
         }
         max = larger;
-        factors[x] = statistics[0];
+        factors[x - begin] = statistics[0];
       }
       const float own_max = max;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) max = ptx::max(max, ptx::shuffle_xor(max, step));
       const float reference = max == -tile::infinity ? 0 : max;
       sum *= ptx::exp2(own_max - reference);
-      for (int x = lane; x < count; x += 32) factors[x] = ptx::exp2(factors[x] - reference);
+      for (int x = own; x < end; x += 32) factors[x - begin] = ptx::exp2(factors[x - begin] - reference);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
       __syncwarp();  // the factors are there; not found by the emulator: its shuffles order more than the GPU's do
@@ -228,14 +232,14 @@ struct Finish {
       bool finite = true;
       for (int column = 4 * lane; column < config.head_dim_v; column += 128) {
         Four total{};
-        for (int x = 0; x < count; x += together) {
-          if (x != 0) ptx::path<"decode/sm80 more parts">();
-          if (x != 0 || column != 4 * lane) load(values, x, column);
+        for (int x = begin; x < end; x += together) {
+          if (x != begin) ptx::path<"decode/sm80 more parts">();
+          if (x != begin || column != 4 * lane) load(values, x, column);
 #pragma unroll
           for (int u = 0; u < together; ++u) {
-            if (x + u >= count) continue;
+            if (x + u >= end) continue;
 #pragma unroll
-            for (int c = 0; c < 4; ++c) total[c] = ptx::fma(factors[x + u], values[u][c], total[c]);
+            for (int c = 0; c < 4; ++c) total[c] = ptx::fma(factors[x + u - begin], values[u][c], total[c]);
           }
         }
         finite = write_four(place, column, total, factor) && finite;
@@ -252,12 +256,13 @@ struct Finish {
                                              int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
                                              float scale_log2) const {
     share_statistics(rows, scale_log2);
-    const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
     const int start = position - (tile - item.first_tile);
+    if constexpr (config.split_tiles > 0) return end_split(run.shares, parts, start, tile, O);
+    const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
     const int first = begins ? static_cast<int>(blockIdx.x) : run.shares.block_of(start);
     const int own = static_cast<int>(blockIdx.x) - first;
     const bool whole = begins && ends;
-    collect<0>(O, whole ? nullptr : parts.part(first, own));
+    collect<0>(O, parts, whole ? nullptr : parts.part(first, own));
     if (whole) {
       ptx::path<"decode/sm80 whole item">();
       return;
@@ -269,8 +274,27 @@ struct Finish {
     __syncthreads();  // everyone knows, and sees what thread 0 has seen
     if (storage.is_last) {
       ptx::path<"decode/sm80 merged parts">();
-      merge(parts, first, blocks);
+      merge(parts, 0, blocks, [&](int x) { return parts.part(first, x); });
     }
+    __syncthreads();  // is_last and the factors have been read
+  }
+
+  /// The end of the split that `tile` begins, of an item whose first tile is tile `start` of all.
+  __device__ __forceinline__ void end_split(const Shares& shares, const Parts<config>& parts, int start, int tile,
+                                            const float (&O)[1][dim_v / 8][4]) const {
+    const int first = item.split_of(item.first_tile), last = item.split_of(item.end_tile - 1);
+    collect<0>(O, parts, first == last ? nullptr : parts.part_of_split(shares, item, start, item.split_of(tile)));
+    if (first == last) return;
+    // The barrier at the end of collect() orders everyone's writes before the arrival.
+    const int first_block = shares.block_of(start);
+    const int last_block = shares.block_of(start + last * config.split_tiles - item.first_tile);
+    if (thread == 0) {
+      storage.is_last =
+          first_block == last_block ? item.split_of(tile) == last : parts.arrive(first_block, last - first + 1);
+    }
+    __syncthreads();  // everyone knows, and sees what thread 0 has seen
+    if (storage.is_last)
+      merge(parts, first, last + 1, [&](int split) { return parts.part_of_split(shares, item, start, split); });
     __syncthreads();  // is_last and the factors have been read
   }
 };

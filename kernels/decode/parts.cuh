@@ -7,7 +7,9 @@
 // Where the blocks that share an item leave their parts of its result, and how the last of them knows that it is the last.
 //
 // workspace_offsets[0]: a word for each block, which counts who has come to the item that is cut at the block's end.
-// workspace_offsets[1]: two parts for each block: of the item that began before it, and of the one that it began.
+// workspace_offsets[1]: two parts for each block: of the item that began before it, and of the one that it began. Where
+// splits are fixed, as many for both as an item may have there: the second part begins at workspace_offsets[2], the second
+// block's at workspace_offsets[3].
 //
 // The words need no initialisation, since a memset would cost as much as a short call. A word is 48 bits of tag, made from
 // its own address, and 16 bits of count. Whatever a workspace holds is no tag but by a chance of 2^-48, and then the first
@@ -17,15 +19,23 @@ namespace flash_attention::decode {
 
 template <ForwardConfig config>
 struct Parts {
-  static constexpr long long part_floats = decode_part_bytes(config) / 4;
+  static constexpr bool splits = config.split_tiles > 0;
   using Word = unsigned long long;
 
   Word* words;
   float* parts;
+  int rows = config.block_q;  // of a part
+  int many = 1;               // parts of each of a block's two items
 
   __device__ __forceinline__ explicit Parts(const AttentionArgs& args)
       : words(reinterpret_cast<Word*>(static_cast<char*>(args.workspace) + args.workspace_offsets[0])),
-        parts(reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[1])) {}
+        parts(reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[1])) {
+    if constexpr (splits) {
+      const long long bytes = args.workspace_offsets[2] - args.workspace_offsets[1];
+      rows = static_cast<int>(bytes / decode_part_bytes(config, 1));
+      many = static_cast<int>((args.workspace_offsets[3] - args.workspace_offsets[1]) / (2 * bytes));
+    }
+  }
 
   __device__ __forceinline__ Word tag_of(int block) const {
     Word tag = reinterpret_cast<Word>(words + block) * 0x9E3779B97F4A7C15ull;
@@ -50,14 +60,26 @@ struct Parts {
 
   /// Part x of an item that block `first` begins.
   __device__ __forceinline__ float* part(int first, int x) const {
-    return parts + (2ll * (first + x) + (x == 0 ? 1 : 0)) * part_floats;
+    return parts + (2ll * (first + x) + (x == 0 ? 1 : 0)) * floats();
+  }
+  /// The part of a split of an item whose first tile is tile `start` of all.
+  __device__ __forceinline__ float* part_of_split(const Shares& shares, const Item<config>& item, int start,
+                                                  int split) const {
+    const int tile = tile::max(item.first_tile, split * config.split_tiles), position = start + tile - item.first_tile;
+    const int first = shares.block_of(start), block = shares.block_of(position);
+    const int index =
+        block == first ? split - item.split_of(item.first_tile) : (position - shares.begin_of(block)) / config.split_tiles;
+    return parts + ((2ll * block + (block == first ? 1 : 0)) * many + index) * floats();
   }
   __device__ __forceinline__ static long long value_offset(int row) {
     return static_cast<long long>(row) * config.head_dim_v;
   }
-  __device__ __forceinline__ static long long statistics_offset(int row) {
-    return static_cast<long long>(config.block_q) * config.head_dim_v + 2 * row;
+  __device__ __forceinline__ long long statistics_offset(int row) const {
+    return static_cast<long long>(rows) * config.head_dim_v + 2 * row;
   }
+
+ private:
+  __device__ __forceinline__ long long floats() const { return decode_part_bytes(config, rows) / 4; }
 };
 
 }  // namespace flash_attention::decode

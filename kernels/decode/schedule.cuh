@@ -23,8 +23,9 @@ template <ForwardConfig config>
 struct Item {
   static constexpr Features features = config.features;
   // All items have the same tiles of keys: nothing is read from memory to find one.
-  static constexpr bool alike = !features.packed && !features.seqused_q && !features.seqused_kv && !features.key_lengths &&
-                                !features.left_padding && !features.window_left && !features.window_right;
+  static constexpr bool alike = config.split_tiles == 0 && !features.packed && !features.seqused_q &&
+                                !features.seqused_kv && !features.key_lengths && !features.left_padding &&
+                                !features.window_left && !features.window_right;
 
   int batch_idx;
   int kv_head_idx;
@@ -33,6 +34,15 @@ struct Item {
   int end_tile;
   tile::KeyRange seen;  // by some row; keys outside of it are not loaded
   bool only_rows;       // of the key head: there is no other item of it
+
+  // Where splits are fixed: that of a tile, counted from key 0, and its end. A row's bits depend on these alone.
+  static constexpr int split_of(int tile) { return config.split_tiles > 0 ? tile / config.split_tiles : 0; }
+  __device__ __forceinline__ int split_end(int tile) const {
+    return config.split_tiles > 0 ? tile::min(end_tile, (split_of(tile) + 1) * config.split_tiles) : end_tile;
+  }
+  __device__ __forceinline__ bool begins_split(int tile) const {
+    return tile == first_tile || (config.split_tiles > 0 && tile % config.split_tiles == 0);
+  }
 
   __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
     return tile::ceil_div(sequence.rows_q * config.group, config.block_q);
@@ -156,15 +166,34 @@ struct Run {
     }
     take(ptx::shuffle(until, 31));
     if (begin == end) return;
-    int owner = until <= begin ? 1 : 0;  // the lanes before it
+    const auto locate = [&](int position) {
+      int owner = until <= position ? 1 : 0;  // the lanes before it
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) owner += ptx::shuffle_xor(owner, step);
-    int batch_idx = first, left = begin - (until - own);
-    if (lane == owner) {
-      if (each > 1) ptx::path<"decode/sm80 several sequences a lane">();
-      for (int tiles; left >= (tiles = tiles_of(args, batch_idx)); ++batch_idx) left -= tiles;
+      for (int step = 1; step < 32; step *= 2) owner += ptx::shuffle_xor(owner, step);
+      int batch_idx = first, left = position - (until - own);
+      if (lane == owner) {
+        if (each > 1) ptx::path<"decode/sm80 several sequences a lane">();
+        for (int tiles; left >= (tiles = tiles_of(args, batch_idx)); ++batch_idx) left -= tiles;
+      }
+      return find(args, ptx::shuffle(batch_idx, owner), ptx::shuffle(left, owner));
+    };
+    start = locate(begin);
+    if constexpr (config.split_tiles > 0) {  // a split belongs to the block in whose share it begins
+      begin += to_split(args, start);
+      if (end < ptx::shuffle(until, 31)) {
+        Cursor<config> stop = locate(end);
+        end += to_split(args, stop);
+      }
     }
-    find(args, ptx::shuffle(batch_idx, owner), ptx::shuffle(left, owner));
+  }
+
+  /// Moves on to the next tile that begins a split; by how many tiles.
+  __device__ __forceinline__ static int to_split(const AttentionArgs& args, Cursor<config>& cursor) {
+    if (cursor.item.begins_split(cursor.tile)) return 0;
+    const int next = cursor.item.split_end(cursor.tile), tiles = next - cursor.tile;
+    cursor.tile = next - 1;
+    cursor.next(args);
+    return tiles;
   }
 
   __device__ __forceinline__ int tiles_of_head(const AttentionArgs& args, const tile::Sequence& sequence) const {
@@ -179,14 +208,15 @@ struct Run {
   }
 
   /// The tile that is `left` tiles from the beginning of a sequence.
-  __device__ __forceinline__ void find(const AttentionArgs& args, int batch_idx, int left) {
+  __device__ __forceinline__ Cursor<config> find(const AttentionArgs& args, int batch_idx, int left) const {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, batch_idx);
     const int of_head = tiles_of_head(args, sequence);
-    start.item = {batch_idx, left / of_head, 0, 0, 0, {0, 0}, false};
+    Cursor<config> found{{batch_idx, left / of_head, 0, 0, 0, {0, 0}, false}, 0};
     left %= of_head;
-    for (int tiles; left >= (tiles = start.item.find_tiles(args, sequence)); ++start.item.row_tile) left -= tiles;
+    for (int tiles; left >= (tiles = found.item.find_tiles(args, sequence)); ++found.item.row_tile) left -= tiles;
     if (left != 0) ptx::path<"decode/sm80 run from within an item">();
-    start.tile = start.item.first_tile + left;
+    found.tile = found.item.first_tile + left;
+    return found;
   }
 };
 

@@ -253,12 +253,12 @@ struct DecodeSm80 {
       sync_readers();  // it has been read: the next copies may go there
       stage = after(stage);
       const int count = position + 1 - item_begin;
-      if (item_tile + count < storage.item.end_tile && position + 1 < run.end) continue;
+      if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) continue;
       cursor.item = storage.item;  // kept there meanwhile
       Finish{args, storage.finish, storage.sequence, storage.item}(run, parts, item_tile, count, item_begin, rows, O,
                                                                    scale_log2());
       item_begin = position + 1;
-      cursor.tile = cursor.item.end_tile - 1;
+      cursor.tile = item_tile + count - 1;
       const int batch_idx = cursor.item.batch_idx, row_tile = cursor.item.row_tile;
       if (item_begin < run.end) cursor.next(args);
       item_tile = cursor.tile;

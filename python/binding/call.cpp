@@ -48,7 +48,10 @@ Scalars scalars_of(const nb::tuple& scalars) {
           .mask_block_kv = scalars.size() > 14 ? value_of<std::int64_t>(scalars[14], "block_mask", "sizes of blocks") : 0};
 }
 
-Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.standard), kernel_(scalars.kernel) {
+Call::Call(const Slots& tensors, const Scalars& scalars)
+    : standard_(scalars.standard),
+      invariant_(scalars.kernel == "invariant"),  // no kernel has that name: it takes the place of one
+      kernel_(invariant_ ? "" : scalars.kernel) {
   const Tensor &q = tensors[Slot::q], &k = tensors[Slot::k], &v = tensors[Slot::v];
   const bool packed = tensors[Slot::cu_seqlens_q].present();
   if (packed) {
@@ -91,7 +94,8 @@ Call::Call(const Slots& tensors, const Scalars& scalars) : standard_(scalars.sta
              .window_left = scalars.window_left,
              .window_right = scalars.window_right,
              .dropout_p = scalars.dropout_p,
-             .deterministic = scalars.deterministic};
+             .deterministic = scalars.deterministic,
+             .invariant = invariant_};
   problem.q_strides = strides_of(q);
   if (!paged) {
     problem.k_strides = strides_of(like(k, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim));

@@ -108,6 +108,7 @@ class Call {
 
   int batch_axis_ = 0, seq_axis_ = 1, head_axis_ = 2, dim_axis_ = 3;
   bool standard_ = false;
+  bool invariant_ = false;
   std::string kernel_;
 };
 

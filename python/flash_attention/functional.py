@@ -101,6 +101,7 @@ def attention(
     kernel: str | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
+    invariant: bool = False,
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -134,6 +135,8 @@ def attention(
             textbook algorithm.
         score_mod: score_mod(score, b, h, i, j) -> the score, after all of the above; docs/masks.md (torch alone).
         mask_mod: mask_mod(b, h, i, j) -> whether query i sees key j, besides all of the above (torch alone).
+        invariant: a row's bits do not depend on what else is in the call: on other sequences, lengths, capacities, pages,
+            on prefill or decoding. docs/numerics.md; forward only.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
@@ -142,7 +145,7 @@ def attention(
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
-    elif not is_tracing() and type(q) is eager_type and plain and not return_lse:
+    elif not is_tracing() and type(q) is eager_type and plain and not (return_lse or invariant):
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
             alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
@@ -153,7 +156,8 @@ def attention(
         q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths, hidden_rows, block_mask,
     )  # fmt: skip
     scalars = _scalars(
-        0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, kernel, block_sizes
+        0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, _planned(kernel, invariant),
+        block_sizes,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
         return _run_program()(tensors, scalars, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
@@ -191,6 +195,7 @@ def attention_packed(
     kernel: str | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
+    invariant: bool = False,
 ) -> Any:
     """attention() for sequences of different lengths that lie end to end, without padding.
 
@@ -232,7 +237,7 @@ def attention_packed(
         dropout_p,
         deterministic,
         "bshd",
-        kernel,
+        _planned(kernel, invariant),
         block_sizes,
     )
     if score_mod is not None or mask_mod is not None:
@@ -301,6 +306,15 @@ def _masks(hidden_rows, causal, window, block_mask):
     return (hidden_rows, causal, window, *block_map(block_mask))
 
 
+def _planned(kernel, invariant):
+    """What the binding takes for a kernel: its name, or "invariant", for which the planner has one of its own."""
+    if not invariant:
+        return kernel
+    if kernel is not None:
+        raise ValueError(f"kernel: got {kernel!r}; with invariant=True allowed is None")
+    return "invariant"
+
+
 def _refusal(alignment, window, layout):
     for name, value, allowed in (("layout", layout, _LAYOUTS), ("alignment", alignment, _ALIGNMENTS)):
         if value not in allowed:
@@ -332,9 +346,10 @@ def binding_arguments(arguments):
             tensors[12], arguments["causal"], arguments["window"], tensors[13]
         )
         arguments = {**arguments, "causal": causal, "window": window}
+    kernel = _planned(arguments["kernel"], arguments.get("invariant", False))
     names = ("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic")
     scalars = [arguments.get(name) or 0 for name in ("max_seqlen_q", "max_seqlen_kv")] + [arguments[name] for name in names]
-    return tuple(tensors), _scalars(*scalars, arguments.get("layout", "bshd"), arguments["kernel"], block_sizes)
+    return tuple(tensors), _scalars(*scalars, arguments.get("layout", "bshd"), kernel, block_sizes)
 
 
 def _run_of(q):

@@ -6,7 +6,7 @@ As torch_ops: eager code calls the binding, whatever traces goes through torch.o
 import torch
 
 from flash_attention import _core, torch_ops
-from flash_attention.functional import _scalars
+from flash_attention.functional import _planned, _scalars
 
 _CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
 _NUM_TENSORS = torch_ops.NUM_TENSORS + 2
@@ -32,6 +32,7 @@ def attention_over_cache(
     scale=None,
     return_lse=False,
     kernel=None,
+    invariant=False,
 ):
     """attention() over k and v [batch, seq, heads_kv, head_dim], or pages [num_pages, page_size, heads_kv, head_dim].
 
@@ -57,7 +58,19 @@ def attention_over_cache(
         page_table,
         left_padding,
     )
-    scalars = _scalars(max_seqlen_q or 0, 0, scale, softcap, causal, "bottom_right", window, 0.0, False, "bshd", kernel)
+    scalars = _scalars(
+        max_seqlen_q or 0,
+        0,
+        scale,
+        softcap,
+        causal,
+        "bottom_right",
+        window,
+        0.0,
+        False,
+        "bshd",
+        _planned(kernel, invariant),
+    )
     if torch_ops.is_watched(q):
         out, lse = torch.ops.flash_attention.forward_cache(*tensors, *scalars)
     else:

@@ -128,6 +128,7 @@ fa::Problem problem_of(const flash_attention_problem* given) {
     std::copy_n(c.program_sizes[n], p.program_sizes[n].size(), p.program_sizes[n].begin());
   }
   p.program_gradients = c.program_gradients;
+  p.invariant = c.invariant != 0;
   return p;
 }
 

@@ -24,7 +24,7 @@ auto fields(const Problem& p) {
                   p.dk_strides, p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal,
                   p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
                   p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic,
-                  p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients);
+                  p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients, p.invariant);
 }
 
 struct Hasher {
@@ -113,6 +113,7 @@ std::string to_string(const Problem& p) {
   if (!p.program.empty()) {
     out << ", program of " << std::count(p.program.begin(), p.program.end(), '\n') + 1 << " lines";
   }
+  if (p.invariant) out << ", invariant";
   return out.str();
 }
 

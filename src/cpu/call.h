@@ -68,6 +68,7 @@ struct Call {
   float softcap = 0;
   std::int64_t window_left = -1, window_right = -1;
   bool top_left = false;
+  bool invariant = false;  // tiles of keys begin at multiples of their size
 
   bool dropout = false;
   std::uint32_t drop_threshold = 0;

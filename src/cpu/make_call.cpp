@@ -128,6 +128,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.window_left = problem.window_left;
   call.window_right = problem.window_right;
   call.top_left = problem.alignment == Alignment::top_left;
+  call.invariant = problem.invariant;
 
   call.dropout = problem.dropout_p > 0;
   call.drop_threshold = static_cast<std::uint32_t>(std::floor(static_cast<double>(problem.dropout_p) * 0x1p32));

@@ -108,6 +108,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(num_warps);
   MEMBER(num_stages);
   MEMBER(group);
+  MEMBER(split_tiles);
   MEMBER(pair_tiles);
   MEMBER(dynamic_scheduler);
   return out.done();

@@ -170,7 +170,7 @@ void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& pla
   plan.block_q = cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
   const std::int64_t blocks = row_blocks(problem, plan);
-  split_keys(problem, device, blocks, plan);
+  if (!problem.invariant) split_keys(problem, device, blocks, plan);
   if (plan.num_splits == 1) plan.block_q *= together(problem, blocks / (8 * std::max(device.threads, 1)));
   reserve_copies(problem, plan);
 }
@@ -291,6 +291,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .requirements = "none",
      .pages = true,
      .left_padding = true,
+     .invariant = true,
      .hidden_rows = true,
      .block_mask = true,
      .programs = true,

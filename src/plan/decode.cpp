@@ -21,6 +21,7 @@ std::int64_t rows_of(const Problem& problem) { return problem.heads_q / problem.
 
 /// Sums of wide rows leave no registers for the scores of many.
 int block_q_of(const Problem& problem) {
+  if (problem.invariant) return 16;  // warps share keys in one way, whatever the number of rows
   const std::int64_t most = problem.head_dim_v > 128 ? 16 : 64;
   for (const int rows : {8, 16, 32}) {
     if (rows_of(problem) <= rows || rows == most) return rows;
@@ -78,27 +79,49 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
 
 /// With as many rows as there are, or as few as fit.
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device) {
-  for (int block_q = block_q_of(problem); block_q >= 8; block_q /= 2) {
-    if (const auto config = configure(problem, device, block_q)) return config;
+  for (int block_q = block_q_of(problem); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
+    auto config = configure(problem, device, block_q);
+    if (config && problem.invariant) config->split_tiles = static_cast<int>(invariant_split_keys) / config->block_kv;
+    if (config) return config;
   }
   return std::nullopt;
 }
 
-std::string reject(const Problem& problem, const DeviceInfo& device) {
+/// Whatever the sizes are.
+std::string reject_kind(const Problem& problem, const DeviceInfo& device) {
   if (device.arch < 80) return "needs sm_80";
   if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
   if (problem.dropout_p != 0) return "takes no dropout";
   if (*problem.scale <= 0) return "needs a positive scale";
-  if (problem.seq_q > most_queries && problem.page_size == 0) {
-    return "takes at most " + std::to_string(most_queries) + " queries of a sequence where there are no pages";
-  }
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
     if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0)
       return "needs strides that are multiples of 8";
   }
+  return configure(problem, device) ? "" : "needs more shared memory";
+}
+
+std::string reject(const Problem& problem, const DeviceInfo& device) {
+  std::string reason = reject_kind(problem, device);
+  if (!reason.empty()) return reason;
+  if (problem.seq_q > most_queries && problem.page_size == 0 && !problem.invariant) {
+    return "takes at most " + std::to_string(most_queries) + " queries of a sequence where there are no pages";
+  }
   const auto config = configure(problem, device);
-  if (!config) return "needs more shared memory";
   return tiles_of(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+/// Even, so that parts begin at multiples of 16 bytes.
+int part_rows(const Problem& problem, const abi::ForwardConfig& config) {
+  if (config.split_tiles == 0) return config.block_q;
+  return static_cast<int>(std::min<std::int64_t>(config.block_q, ceil_div(rows_of(problem), 2) * 2));
+}
+
+/// Parts of each of the two items that a block shares with others.
+std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
+  if (config.split_tiles == 0) return 1;
+  const auto share = static_cast<std::int64_t>(tiles_of(problem, config)) / blocks + 1;
+  return std::max<std::int64_t>(
+      std::min<std::int64_t>(share / config.split_tiles + 2, abi::decode_splits(config, problem.seq_kv)), 1);
 }
 
 void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
@@ -111,10 +134,13 @@ void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   const auto blocks = static_cast<std::int64_t>(std::min<double>(tiles_of(problem, config), static_cast<double>(most)));
   plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
   if (blocks == 0) return;
-  // workspace_offsets[0] and [1] of decode/parts.cuh. Nothing of it needs to be set before the launch.
+  // workspace_offsets[0] to [3] of decode/parts.cuh. Nothing of it needs to be set before the launch.
   plan.workspace_offsets[1] = ceil_div(blocks * 8, 256) * 256;
-  plan.workspace_bytes = static_cast<std::size_t>(plan.workspace_offsets[1] +
-                                                  ceil_div(2 * blocks * abi::decode_part_bytes(config), 256) * 256);
+  const std::int64_t part_bytes = abi::decode_part_bytes(config, part_rows(problem, config));
+  const std::int64_t block_bytes = 2 * parts_of_item(problem, config, blocks) * part_bytes;
+  plan.workspace_offsets[2] = plan.workspace_offsets[1] + part_bytes;
+  plan.workspace_offsets[3] = plan.workspace_offsets[1] + block_bytes;
+  plan.workspace_bytes = static_cast<std::size_t>(plan.workspace_offsets[1] + ceil_div(blocks * block_bytes, 256) * 256);
   add_launch(plan,
              {.unit = "decode/sm80",
               .entry = "decode_sm80",
@@ -131,13 +157,21 @@ std::span<const KernelEntry> decode_kernels() {
       KernelEntry{.name = "decode/sm80",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
-                  .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages; "
-                                  "strides that are multiples of 8; no dropout",
+                  .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
+                                  "invariant bits; strides that are multiples of 8; no dropout",
                   .pages = true,
                   .left_padding = true,
+                  .invariant = true,
                   .reject = reject,
                   .lay_out = lay_out}};
   return rows;
+}
+
+bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device) {
+  const KernelEntry& entry = decode_kernels()[0];
+  const bool takes_masks =
+      (problem.hidden_rows.bounds == 0 || entry.hidden_rows) && (problem.block_mask.block_q == 0 || entry.block_mask);
+  return problem.invariant && takes_masks && reject_kind(problem, device).empty();
 }
 
 }  // namespace flash_attention::plan

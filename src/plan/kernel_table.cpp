@@ -33,6 +33,12 @@ bool serves(const KernelEntry& entry, Pass pass, const DeviceInfo& device) {
 std::string reject(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device) {
   if (problem.page_size != 0 && !entry.pages) return "takes no pages";
   if (problem.left_padding && !entry.left_padding) return "takes no left padding";
+  if (problem.invariant && entry.pass == Pass::forward) {
+    if (!entry.invariant) return "bits of a row depend on the call";
+    if (entry.device == DeviceKind::cuda && problem.seq_kv > most_invariant_keys) {
+      return "takes at most " + std::to_string(most_invariant_keys) + " keys where bits are invariant";
+    }
+  }
   if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
   if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
   if (!problem.program.empty() && !entry.programs) return "takes no program";

@@ -18,6 +18,7 @@ struct KernelEntry {
   bool automatic = true;      // false: only when asked for by name (the ladder)
   bool pages = false;         // takes K and V in pages
   bool left_padding = false;  // takes Problem::left_padding
+  bool invariant = false;     // forward: serves Problem::invariant
   bool hidden_rows = false;   // takes Problem::hidden_rows
   bool block_mask = false;    // takes Problem::block_mask
   bool programs = false;      // takes Problem::program
@@ -49,6 +50,12 @@ bool cpu_copies_keys(const Problem& problem, int block_q);
 int cpu_decode_heads(const Problem& problem);
 
 std::span<const KernelEntry> kernel_table();
+
+/// Keys of a split, where splits are fixed, and the most keys that a GPU takes so.
+constexpr std::int64_t invariant_split_keys = 512, most_invariant_keys = 1024 * invariant_split_keys;
+
+/// Whether decode/sm80 is the kernel of all calls like this one, where bits are invariant, of whatever size.
+bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device);
 
 /// The planner proper: the problem is validated and normalised.
 Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel);

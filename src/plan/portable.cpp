@@ -124,6 +124,13 @@ void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {
   }
 }
 
+namespace {
+std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
+  if (decode_serves_invariant(problem, device)) return "decode/sm80 takes all such calls where bits are invariant";
+  return reject_grid(problem);
+}
+}  // namespace
+
 std::span<const KernelEntry> portable_kernels() {
   static constexpr std::string_view requirements = "any GPU from sm_70, every dtype and option";
   static const std::array<KernelEntry, 2> rows{
@@ -133,10 +140,11 @@ std::span<const KernelEntry> portable_kernels() {
                   .requirements = requirements,
                   .pages = true,
                   .left_padding = true,
+                  .invariant = true,
                   .hidden_rows = true,
                   .block_mask = true,
                   .programs = true,
-                  .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
+                  .reject = reject_forward,
                   .lay_out = lay_out_forward},
       KernelEntry{.name = "backward/portable",
                   .pass = Pass::backward,

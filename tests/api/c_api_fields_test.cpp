@@ -39,6 +39,7 @@ flash_attention_problem c_problem(const Problem& p) {
   const BlockMask& m = p.block_mask;
   c.mask_block_q = m.block_q, c.mask_block_kv = m.block_kv, c.block_mask_batch_stride = m.batch_stride;
   c.block_mask_head_stride = m.head_stride, c.block_mask_q_stride = m.q_stride;
+  c.invariant = p.invariant;
   return c;
 }
 

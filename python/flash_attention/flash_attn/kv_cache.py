@@ -39,6 +39,7 @@ def flash_attn_with_kvcache(
     rotary_seqlens: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     s_aux: Tensor | None = None,
+    invariant: bool = False,
     **fa3: Any,
 ) -> Any:
     """Attention of q [batch, seq_q, heads, head_dim] over a cache, after writing new keys and values into it.
@@ -58,7 +59,8 @@ def flash_attn_with_kvcache(
 
     FlashAttention-3's keywords: page_table (block_table's other name), cu_seqlens_q (q is [total_q, heads, head_dim]) with
     max_seqlen_q, cu_seqlens_k_new (k and v are [total_new, heads_k, head_dim]), rotary_seqlens (int [batch], the angle of
-    each entry's first token, instead of cache_seqlens), learnable_sink or s_aux.
+    each entry's first token, instead of cache_seqlens), learnable_sink or s_aux. And this library's own: invariant, a row's
+    bits do not depend on what else is in the call (docs/numerics.md).
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
     """
@@ -78,6 +80,7 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sink=s_aux if learnable_sink is None else learnable_sink,
+        invariant=invariant,
     )
 
 

@@ -124,7 +124,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
         Tables on the host are checked and copied; those on the GPU are not looked at. Options: pos_encoding_mode ("NONE"),
         window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where
-        given), q_len_per_req; data types, rope_scale, rope_theta and non_blocking change nothing.
+        given), q_len_per_req, fixed_split_size (any number: a row's bits do not depend on the batch); data types,
+        rope_scale, rope_theta and non_blocking change nothing.
         """
         options = _options(positional, keywords)
         check_positions(options["pos_encoding_mode"])
@@ -180,6 +181,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
             softcap=options["logits_soft_cap"] or 0.0,
             window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
+            invariant=options["fixed_split_size"] is not None,
             return_lse=True,
         )
         natural = natural.transpose(1, 2).flatten(0, 1)

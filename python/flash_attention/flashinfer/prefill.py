@@ -150,7 +150,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         """Sequence b has the queries qo_indptr[b] : qo_indptr[b + 1] and the pages of plan() of BatchDecode...Wrapper.
 
         causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or its
-        bits, each sequence from a byte of its own); it stands in place of causal.
+        bits, each sequence from a byte of its own); it stands in place of causal. fixed_split_size: any
+        number asks for bits of a row that do not depend on the batch.
         """
         check_positions(pos_encoding_mode)
         refuse_given(
@@ -175,7 +176,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 raise NotImplementedError("custom_mask: got a mask; with use_cuda_graph only None is supported")
             self._mask = mask_of_batch(custom_mask, packed_custom_mask, starts, self._tables)
             most = self._mask.shape[2]
-        self._starts, self._most = starts, most
+        self._starts, self._most, self._invariant = starts, most, fixed_split_size is not None
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._options = {
             "causal": causal and self._mask is None,
@@ -239,6 +240,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             softcap=options["logits_soft_cap"] or 0.0,
             causal=options["causal"],
             window=(options["window_left"] if window_left is None else window_left, -1),
+            invariant=self._invariant,
             return_lse=True,
         )
         return finish(found, natural.transpose(0, 1), v_scale, out, lse, return_lse)

@@ -81,7 +81,7 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   const ForwardItem item(call, item_idx);
   BlockList blocks(call, item.batch, item.kv_head, item.first_block, 1);
   take_split(call, item.split, block_kv, blocks);
-  const bool in_rows = call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv;
+  const bool in_rows = !call.invariant && call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv;
   for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b]);
   for_tiles(call, blocks, in_rows, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V, NextTile& next) {
     prefill_tile(call, blocks[b], tile, K, V, in_rows, scratch.rows[b], scratch, next);

@@ -80,7 +80,8 @@ struct RowBlock {
       key_begin = smaller<std::int64_t>(key_begin, begin[lane]);
       key_end = larger<std::int64_t>(key_end, end[lane]);
     }
-    key_begin = key_begin / 16 * 16;  // dropout's bits come in groups of 16 keys
+    const int unit = call.invariant ? block_kv : 16;  // dropout's bits come in groups of 16 keys
+    key_begin = key_begin / unit * unit;
   }
 
   int lanes() const { return vectors * vector_lanes; }

@@ -1,0 +1,29 @@
+// Invariant bits in the emulator: prefill and decoding, batches, pages, capacities, numbers of SMs.
+#include <gtest/gtest.h>
+
+#include "support/invariant.h"
+
+namespace flash_attention::testing {
+namespace {
+
+const Device emulator_device{.kind = DeviceKind::emulator};
+
+/// Three splits of 512 keys, the last one short.
+TEST(Invariant, Emulated) { expect_invariant(invariant_problem(Dtype::bfloat16), 1100, emulator_device); }
+
+/// A window leaves splits out, and cuts the first; rows of one tile see other splits.
+TEST(Invariant, EmulatedWindow) {
+  Problem p = invariant_problem(Dtype::float16);
+  p.window_left = 530, p.sink = true, p.softcap = 9;
+  expect_invariant(p, 1037, emulator_device);
+}
+
+/// The net under the faster kernels.
+TEST(Invariant, EmulatedPortable) {
+  Problem p = invariant_problem(Dtype::float32);
+  p.window_left = 70;
+  expect_invariant(p, 150, emulator_device);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing

@@ -1,0 +1,124 @@
+// Invariant bits, the planner's part: what decides the order of a row's sums is a function of types, dimensions and
+// options, and of nothing that changes from call to call.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <regex>
+
+#include "flash_attention/error.h"
+#include "flash_attention/plan.h"
+
+namespace flash_attention {
+namespace {
+
+DeviceInfo gpu(int arch, int num_sms, std::int64_t shared_bytes) {
+  return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = num_sms, .shared_bytes = shared_bytes};
+}
+
+/// Kernel, tile, splits: what the bits of a row depend on.
+std::string order_of(const Plan& plan) {
+  std::string text = plan.kernel + " " + std::to_string(plan.block_kv);
+  if (plan.launches.empty()) return text;
+  for (const char* member : {"block_q", "block_kv", "num_warps", "split_tiles", "head_dim", "head_dim_v"}) {
+    std::smatch found;
+    const std::regex pattern(std::string("\\.") + member + " = (\\d+)");
+    if (std::regex_search(plan.launches.back().config, found, pattern)) text += " " + found.str();
+  }
+  return text;
+}
+
+class Draw {
+ public:
+  explicit Draw(unsigned seed) : random_(seed) {}
+  template <class T>
+  T pick(std::initializer_list<T> values) {
+    return values.begin()[random_() % values.size()];
+  }
+  bool coin() { return random_() % 2 == 0; }
+
+  /// What a row's bits may depend on.
+  Problem options() {
+    Problem p;
+    p.invariant = true, p.dtype = pick({Dtype::float32, Dtype::float16, Dtype::bfloat16});
+    p.heads_kv = 2, p.heads_q = 2 * pick<std::int64_t>({1, 4, 7, 16});
+    p.head_dim = 8 * pick<std::int64_t>({1, 5, 8, 16, 24, 32}), p.head_dim_v = coin() ? p.head_dim : 64;
+    p.causal = true;
+    if (coin()) p.window_left = 300;
+    if (coin()) p.softcap = 20;
+    if (coin()) p.sink = true;
+    if (random_() % 6 == 0) p.dropout_p = 0.1f;
+    if (random_() % 6 == 0) p.scale = -0.3f;
+    return p;
+  }
+  /// The same rows in another call.
+  Problem call(Problem p) {
+    p.batch = pick<std::int64_t>({1, 2, 64, 300});
+    p.seq_q = pick<std::int64_t>({1, 2, 5, 16, 17, 128, 1024});
+    p.seq_kv = pick<std::int64_t>({1, 64, 700, 8192, 131072});
+    p.seqused_kv = coin(), p.seqused_q = coin();
+    const bool paged = coin() && p.dropout_p == 0;
+    if (paged) {
+      p.page_size = pick<std::int64_t>({1, 16, 24, 256}), p.seqused_kv = true;
+      p.num_pages = p.batch * (p.seq_kv / p.page_size + 1);
+    }
+    if (coin()) p.packed = true, p.total_q = p.batch * p.seq_q, p.total_kv = paged ? 0 : p.batch * p.seq_kv;
+    return p;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+TEST(PlanInvariant, OrderOfSumsIsThatOfTheOptions) {
+  Draw draw(7);
+  int on_tensor_cores = 0;
+  for (int round = 0; round < 100; ++round) {
+    const Problem options = draw.options();
+    const int arch = draw.pick({75, 80, 90, 120});
+    const std::int64_t shared = arch == 90 ? 232448 : arch == 80 ? 166912 : arch == 75 ? 65536 : 101376;
+    std::string first, first_cpu;
+    for (int call = 0; call < 12; ++call) {
+      const Problem problem = draw.call(options);
+      SCOPED_TRACE(to_string(problem) + " on sm_" + std::to_string(arch));
+      const Plan plan = make_plan(problem, Pass::forward, gpu(arch, draw.pick({1, 16, 132}), shared));
+      if (call == 0) first = order_of(plan);
+      EXPECT_EQ(order_of(plan), first);
+      on_tensor_cores += plan.kernel == "decode/sm80" ? 1 : 0;
+      const CpuIsa isa = CpuIsa::amx;
+      const Plan cpu = make_plan(problem, Pass::forward, {.isa = isa, .threads = draw.pick({1, 2, 64})});
+      EXPECT_EQ(cpu.kernel, "cpu/prefill");
+      EXPECT_EQ(cpu.num_splits, 1);
+      if (call == 0) first_cpu = order_of(cpu);
+      EXPECT_EQ(order_of(cpu), first_cpu);
+    }
+  }
+  EXPECT_GT(on_tensor_cores, 100);
+}
+
+TEST(PlanInvariant, SplitsAreOf512Keys) {
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Problem p{.seq_q = 1, .seq_kv = 9000, .heads_q = 8, .heads_kv = 2, .head_dim = head_dim, .dtype = Dtype::bfloat16};
+    p.invariant = true;
+    const Plan plan = make_plan(p, Pass::forward, gpu(90, 132, 232448));
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(plan.launches[0].config, found, std::regex("split_tiles = (\\d+)")));
+    EXPECT_EQ(std::stoi(found[1]) * plan.block_kv, 512);
+  }
+}
+
+TEST(PlanInvariant, RefusesWhatWouldBreakIt) {
+  Problem p{.seq_q = 1, .seq_kv = 524288, .heads_q = 8, .heads_kv = 8, .head_dim = 64, .dtype = Dtype::bfloat16};
+  p.invariant = true;
+  EXPECT_EQ(make_plan(p, Pass::forward, gpu(90, 132, 232448)).kernel, "decode/sm80");
+  EXPECT_THROW(make_plan(p, Pass::forward, gpu(90, 132, 232448), "forward/sm90"), Error);
+  EXPECT_THROW(make_plan(p, Pass::forward, {}, "cpu/decode"), Error);
+  p.seq_kv += 1;
+  EXPECT_THROW(make_plan(p, Pass::forward, gpu(90, 132, 232448)), Error);
+  p.seq_kv = 524288, p.seq_q = 524288, p.batch = 16;  // too many tiles for decode/sm80: no other kernel takes them instead
+  EXPECT_THROW(make_plan(p, Pass::forward, gpu(90, 132, 232448)), Error);
+  p.seq_q = 64, p.seq_kv = 64;
+  EXPECT_EQ(make_plan(p, Pass::backward, gpu(90, 132, 232448)).kernel, "backward/sm90");  // it is about forward
+}
+
+}  // namespace
+}  // namespace flash_attention

@@ -1,0 +1,76 @@
+"""invariant=True: the same bits of a row from every entry, in every company."""
+
+import pytest
+import torch
+from flash_attention import attention, attention_packed, flash_attn, flashinfer
+
+KEYS, PAGE = 1100, 16
+
+
+@pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16], ids=str)
+def sequence(request, device):
+    """q, k, v of one sequence, and its pages among others with NaN in what is not used."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(KEYS, heads, 64).to(request.param) for heads in (8, 2, 2))
+    count = -(-KEYS // PAGE)
+    order = torch.randperm(count + 5)[:count]
+    pages = []
+    for tensor in (k, v):
+        store = torch.full((count + 5, PAGE, 2, 64), float("nan"), dtype=request.param)
+        padded = torch.full((count * PAGE, 2, 64), float("nan"), dtype=request.param)
+        padded[:KEYS] = tensor
+        store[order] = padded.unflatten(0, (count, PAGE))
+        pages.append(store.to(device))
+    return [tensor.to(device) for tensor in (q, k, v)], pages, order.int().to(device)
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (600, 0)], ids=str)
+def test_a_token_has_the_same_bits_from_every_entry(sequence, window, device):
+    (q, k, v), (k_pages, v_pages), order = sequence
+    last = 6
+    options = {"window": window, "invariant": True}
+    want, want_lse = attention(q[None], k[None], v[None], return_lse=True, **options)
+    want, want_lse = want[0, -last:], want_lse[0, :, -last:]
+    ints = {"dtype": torch.int32, "device": device}
+
+    chunk = attention(q[None, -last:], k[None], v[None], **options)[0]
+    assert torch.equal(chunk, want)
+
+    wider = torch.cat([k, torch.full_like(k[:300], float("nan"))])[None].expand(3, -1, -1, -1)
+    used = torch.tensor([9, KEYS, 0], **ints)
+    values = torch.cat([v, v[:300]])[None].expand(3, -1, -1, -1)
+    batch = attention(q[None, -last:].expand(3, -1, -1, -1), wider, values, seqused_kv=used, **options)
+    assert torch.equal(batch[1], want)
+
+    starts = [torch.tensor([0, *sizes], **ints).cumsum(0).int() for sizes in ((30, last), (30, KEYS))]
+    joined = [torch.cat([a[:30], b]) for a, b in ((q, q[-last:]), (k, k), (v, v))]
+    packed, lse = attention_packed(*joined, *starts, return_lse=True, **options)
+    assert torch.equal(packed[30:], want) and torch.equal(lse[:, 30:], want_lse)
+
+    table = torch.stack([order, order.flip(0)])
+    for i in range(last):  # decoded one by one, beside another sequence
+        held = torch.tensor([KEYS - last + i + 1, 40 + i], **ints)
+        token = torch.stack([q[KEYS - last + i], q[i]])[:, None]
+        call = {"cache_seqlens": held, "window_size": window, "causal": True, "return_softmax_lse": True}
+        out, lse = flash_attn.flash_attn_with_kvcache(token, k_pages, v_pages, block_table=table, invariant=True, **call)
+        assert torch.equal(out[0, 0], want[i]) and torch.equal(lse[0, :, 0], want_lse[:, i])
+
+
+def test_flashinfers_fixed_split_size_asks_for_it(sequence, device):
+    (q, k, v), (k_pages, v_pages), order = sequence
+    want = attention(q[None], k[None], v[None], causal=True, invariant=True)[0, -1]
+    indptr = torch.tensor([0, len(order), len(order) + 2], dtype=torch.int32, device=device)
+    indices, last = torch.cat([order, order[:2]]), torch.tensor([KEYS - (len(order) - 1) * PAGE, 3], device=device).int()
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, device=device))
+    decode.plan(indptr, indices, last, 8, 2, 64, PAGE, fixed_split_size=4)
+    assert torch.equal(decode.run(torch.stack([q[-1], q[0]]), (k_pages, v_pages))[0], want)
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(1, device=device))
+    starts = torch.tensor([0, 20, 21], dtype=torch.int32, device=device)
+    prefill.plan(starts, indptr, indices, last, 8, 2, 64, PAGE, causal=True, fixed_split_size=4)
+    assert torch.equal(prefill.run(torch.cat([q[-20:], q[:1]]), (k_pages, v_pages))[19], want)
+
+
+def test_a_kernel_cannot_be_named_besides():
+    q = torch.randn(1, 8, 2, 16)
+    with pytest.raises(ValueError, match="kernel: got 'cpu/decode'; with invariant=True allowed is None"):
+        attention(q, q, q, kernel="cpu/decode", invariant=True)
