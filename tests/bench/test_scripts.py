@@ -54,6 +54,33 @@ def test_overhead():
     assert all(float(line[34:].split()[0]) > 0 for line in done.stdout.splitlines())
 
 
+def test_decode(tmp_path):
+    if package.unavailable:
+        pytest.skip(package.unavailable)
+    path = tmp_path / "decode.json"
+    tiny = [
+        "--device",
+        "cpu",
+        "--shapes",
+        "2x4/2x70",
+        "--head-dim",
+        "16",
+        "--pages",
+        "16",
+        "--seconds",
+        "0.01",
+        "--json",
+        path,
+    ]
+    done = run("benchmark_decode.py", *tiny)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["shape"] == [2, 4, 2, 70, 16, 1] and set(row["times"]) == {"ours", "invariant", "page 16", "torch"}
+    assert all(entry["p10"] <= entry["ms"] <= entry["p90"] for entry in row["times"].values())
+    wrong = run("benchmark_decode.py", "--device", "cpu", "--shapes", "2x4x70")
+    assert wrong.returncode == 2 and "expected BATCHxHEADS/KV_HEADSxKEYS" in wrong.stderr
+
+
 def test_memory_grows_with_the_scores(tmp_path):
     path = tmp_path / "memory.json"
     sizes = ["--seq", "256", "1024", "--heads", "8", "--head-dim", "16", "--device", "cpu", "--quiet"]
