@@ -24,13 +24,15 @@ _LAZY = {
     "unregister_flash_attn": "flash_attn.alias",
     "register_transformers": "hugging_face",
     "merge_states": "merge",
+    "attention_over_cache": "torch_cache",
+    "shared_prefix_attention": "shared_prefix",
     "flashmask_attention": "masks.flashmask",
     "flex_attention": "flex",
     "create_block_mask": "flex",
     "and_masks": "flex",
     "or_masks": "flex",
 }
-_SUBMODULES = ("flash_attn", "jax", "parallel", "masks")
+_SUBMODULES = ("flash_attn", "flash_attn_3", "flashinfer", "jax", "parallel", "masks")
 
 __all__ = [
     "FlashAttention",
@@ -39,6 +41,7 @@ __all__ = [
     "__version__",
     "and_masks",
     "attention",
+    "attention_over_cache",
     "attention_packed",
     "compile",
     "create_block_mask",
@@ -47,6 +50,8 @@ __all__ = [
     "dropout_mask",
     "explain",
     "flash_attn",
+    "flash_attn_3",
+    "flashinfer",
     "flashmask_attention",
     "flex_attention",
     "jax",
@@ -59,6 +64,7 @@ __all__ = [
     "register_flash_attn",
     "register_transformers",
     "scaled_dot_product_attention",
+    "shared_prefix_attention",
     "unregister",
     "unregister_flash_attn",
     "version",

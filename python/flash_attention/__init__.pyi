@@ -1,6 +1,8 @@
 """Exact attention in O(seq) memory, on CPUs and NVIDIA GPUs: what the package offers, for type checkers and editors."""
 
 from flash_attention import flash_attn as flash_attn
+from flash_attention import flash_attn_3 as flash_attn_3
+from flash_attention import flashinfer as flashinfer
 from flash_attention import jax as jax
 from flash_attention import masks as masks
 from flash_attention import parallel as parallel
@@ -26,6 +28,8 @@ from flash_attention.modules import FlashAttention as FlashAttention
 from flash_attention.modules import MultiheadAttention as MultiheadAttention
 from flash_attention.modules import StandardAttention as StandardAttention
 from flash_attention.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
+from flash_attention.shared_prefix import shared_prefix_attention as shared_prefix_attention
+from flash_attention.torch_cache import attention_over_cache as attention_over_cache
 from flash_attention.torch_registry import register as register
 from flash_attention.torch_registry import unregister as unregister
 from flash_attention.torch_registry import why_torch as why_torch

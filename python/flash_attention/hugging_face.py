@@ -9,12 +9,13 @@ from flash_attention.head_dim import padded
 from flash_attention.hugging_face_masks import LazyMask, make_mask
 
 # transformers takes "flash" in a name for FlashAttention-2 and its kin: it sends some models to a kernel of its own, and
-# refuses chunked attention. The second name is free of that.
-NAMES = ("flash_attention", "exact_attention")
+# refuses chunked attention. The second name is free of that. Its continuous batching wants "flash", and hands over tables
+# of pages where a 2 or 3 follows.
+NAMES = ("flash_attention", "exact_attention", "exact_flash_3")
 
 
 def register_transformers() -> None:
-    """Makes attn_implementation="exact_attention" and "flash_attention" known to transformers.
+    """Makes attn_implementation="exact_attention", "flash_attention" and "exact_flash_3" known to transformers.
 
     flash_attention.register_transformers()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="exact_attention")
@@ -32,8 +33,14 @@ def _name_the_source():
     """Answers transformers, which asks where the functions of any implementation with "flash" in its name come from."""
     from transformers import modeling_flash_attention_utils as utils
 
-    from flash_attention.flash_attn import bert_padding, flash_attn_func, flash_attn_varlen_func
+    from flash_attention.flash_attn import (
+        bert_padding,
+        flash_attn_func,
+        flash_attn_varlen_func,
+        flash_attn_with_kvcache,
+    )
 
+    functions = (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
     original = getattr(utils, "_lazy_imports", None)
     if original is None or hasattr(original, "answers_for"):
         return
@@ -41,7 +48,7 @@ def _name_the_source():
     def lazy_imports(implementation, *arguments, **keywords):
         if implementation not in NAMES:
             return original(implementation, *arguments, **keywords)
-        return flash_attn_func, flash_attn_varlen_func, None, bert_padding.pad_input, bert_padding.unpad_input
+        return *functions, bert_padding.pad_input, bert_padding.unpad_input
 
     lazy_imports.answers_for = NAMES
     utils._lazy_imports = lazy_imports
@@ -93,15 +100,23 @@ def attention_forward(
     cu_seq_lens_k=None,
     max_length_q=None,
     max_length_k=None,
+    cache=None,
     **kwargs,
 ):
     """transformers' attention function: [batch, heads, seq, head_dim] each -> (out [batch, seq, heads, head_dim], None).
 
     A mask holds everything that limits the view, windows too; without one, prefill is causal where the module is.
-    cu_seq_lens_q and its kin say that sequences lie end to end along seq.
+    cu_seq_lens_q and its kin say that sequences lie end to end along seq. cache: that of continuous batching, in pages.
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options = {"dropout_p": dropout, "scale": scaling, "softcap": softcap or 0.0, "sink": s_aux}
+    if hasattr(cache, "cache_allocators"):
+        more = {**kwargs, "cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k}
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=more)
+        cu_seq_lens_k, max_length_k = more["cu_seq_lens_k"], more["max_length_k"]
+        if more.get("block_table") is not None:
+            return _decode_in_pages(query, key, value, more, sliding_window, options), None
+        attention_mask = None
     if cu_seq_lens_q is not None and attention_mask is None:
         packed = {"cu_seqlens_q": cu_seq_lens_q, "max_seqlen_q": max_length_q}
         packed |= {"cu_seqlens_kv": cu_seq_lens_k, "max_seqlen_kv": max_length_k}
@@ -120,3 +135,26 @@ def attention_forward(
         options["bias"] = position_bias if "bias" not in options else options["bias"] + position_bias
     out = padded(query, key, value, layout="bhsd", **options)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _decode_in_pages(query, key, value, call, sliding_window, options):
+    """One token of each sequence, [1, heads, sequences, head_dim]; its key and value go to the pages of the cache."""
+    from flash_attention.flash_attn import flash_attn_with_kvcache
+
+    q, k, v = (tensor[0].transpose(0, 1)[:, None] for tensor in (query, key, value))
+    held = call["cu_seq_lens_k"].diff()[: len(q)] - 1
+    out = flash_attn_with_kvcache(
+        q,
+        call["k_cache"],
+        call["v_cache"],
+        k,
+        v,
+        cache_seqlens=held,
+        block_table=call["block_table"],
+        softmax_scale=options["scale"],
+        causal=True,
+        window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+        softcap=options["softcap"],
+        s_aux=options["sink"],
+    )
+    return out.transpose(0, 1)

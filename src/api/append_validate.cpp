@@ -128,11 +128,17 @@ void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
   const auto table = [&](const char* name, const void* data) {
     return view(name, data, p.rotary_dtype, {0, p.rotary_stride, 0}, 1, p.rotary_positions, 1, p.rotary_dim / 2);
   };
-  refuse_overlap({q_out, k_cache, v_cache},
-                 {q, k, v, table("cos", b.cos), table("sin", b.sin), list("lengths", b.lengths, p.batch),
+  const auto refuse_if_shared = [&](std::initializer_list<Extent> outputs) {
+    refuse_overlap(
+        outputs, {q, k, v, table("cos", b.cos), table("sin", b.sin), list("lengths", b.lengths, p.batch),
                   list("rotary_offsets", b.rotary_offsets, p.batch), list("cu_seqlens_new", b.cu_seqlens_new, p.batch + 1),
                   list("cu_seqlens_q", b.cu_seqlens_q, p.batch + 1), list("sequences", b.sequences, places),
                   list("positions", b.positions, places), list("page_table", b.page_table, p.batch * p.page_table_stride)});
+  };
+  if (p.page_size == 0 || b.k_cache == b.v_cache) return refuse_if_shared({q_out, k_cache, v_cache});
+  // Pages of keys and of values may come from one pool: which are which only the table says.
+  refuse_if_shared({q_out, k_cache});
+  refuse_if_shared({q_out, v_cache});
 }
 
 }  // namespace

@@ -252,3 +252,18 @@ def test_compiled():
     got = torch.compile(step, fullgraph=True, backend="aot_eager")(got_k, got_v, k)
     assert torch.equal(want_k, got_k) and torch.equal(want_v, got_v)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_pages_of_keys_and_values_may_come_from_one_pool():
+    """As in transformers, whose values lie a page behind the keys: only the table says which pages are which."""
+    pool = torch.zeros(9, 4, 2, 8)
+    k_cache, v_cache = pool[:8], pool[1:]
+    k, v = torch.randn(1, 3, 2, 8), torch.randn(1, 3, 2, 8)
+    table = torch.tensor([[6, 2]], dtype=torch.int32)
+    append_kv(k_cache, v_cache, k, v, lengths=torch.tensor([2], dtype=torch.int32), page_table=table)
+    assert torch.equal(torch.cat([pool[6, 2:], pool[2, :1]]), k[0]) and torch.equal(
+        torch.cat([pool[7, 2:], pool[3, :1]]), v[0]
+    )
+    assert pool[[0, 1, 4, 5, 8]].abs().sum() == 0
+    with pytest.raises(ValueError, match="v_cache"):
+        append_kv(k_cache, k_cache, k, v, lengths=torch.tensor([2], dtype=torch.int32), page_table=table)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention.append import append_kv
 from flash_attention.flash_attn.kv_append import append_and_turn
 from flash_attention.flash_attn.kv_arguments import CacheCall
 from flash_attention.flash_attn.options_of_3 import check_options_of_3
@@ -64,24 +65,40 @@ def flash_attn_with_kvcache(
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
     """
-    check_options_of_3(fa3)
+    if fa3:
+        check_options_of_3(fa3)
     if block_table is not None and page_table is not None:
         raise ValueError("page_table: is given besides block_table; allowed is one of the two")
     table = page_table if block_table is None else block_table
+    options = {
+        "return_lse": return_softmax_lse,
+        "scale": softmax_scale,
+        "causal": causal,
+        "window": window_size,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "sink": s_aux if learnable_sink is None else learnable_sink,
+        "invariant": invariant,
+    }
+    unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
+    plain = type(cache_seqlens) is Tensor and (k is None) == (v is None)
+    if plain and not any(value is not None for value in unusual):
+        try:
+            return _plain_step(q, k_cache, v_cache, k, v, cache_seqlens, table, options)
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            pass  # the checks below say what is wrong, in the words of the caller
     starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "max_seqlen_q": max_seqlen_q}
     rotary = (rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
     call = CacheCall(q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, **starts)
-    return attend(
-        call,
-        return_lse=return_softmax_lse,
-        scale=softmax_scale,
-        causal=causal,
-        window=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sink=s_aux if learnable_sink is None else learnable_sink,
-        invariant=invariant,
-    )
+    return attend(call, **options)
+
+
+def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):
+    """Lengths in a tensor and no more than that, as servers call it: the kernels' own checks are the only ones."""
+    if k is not None:
+        append_kv(k_cache, v_cache, k, v, lengths=lengths, page_table=table)
+        lengths = lengths + k.shape[1]
+    return padded_cache(q, k_cache, v_cache, page_table=table, seqused_kv=lengths, **options)
 
 
 @torch.no_grad()
