@@ -142,6 +142,25 @@ def test_windows_and_padding_stay_small(monkeypatch):
             assert all(value.numel() <= 2 * 300 for value in extras.values())
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_tokens_are_decoded_by_the_kernel_for_few_queries(cache, monkeypatch):
+    model = build("llama", {"max_position_embeddings": 512}, "exact_attention")
+    seen = []
+    original = hugging_face.padded
+
+    def record(q, k, v, **options):
+        if q.shape[2] == 1:
+            seen.append(flash_attention.explain(q, k, v, **options))
+        return original(q, k, v, **options)
+
+    monkeypatch.setattr(hugging_face, "padded", record)
+    tokens = torch.randint(3, 64, (2, 150))
+    model.generate(
+        tokens, cache_implementation=cache, disable_compile=True, max_new_tokens=3, do_sample=False, eos_token_id=None
+    )
+    assert len(seen) == 2 * 2 and all("\nkernel     cpu/decode\n" in text for text in seen)
+
+
 def test_a_lazy_mask_is_the_dense_one_to_everybody_else():
     functions = transformers.masking_utils
     tokens = torch.ones(2, 12, dtype=torch.bool)
