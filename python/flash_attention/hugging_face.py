@@ -14,17 +14,22 @@ from flash_attention.hugging_face_masks import LazyMask, make_mask
 NAMES = ("flash_attention", "exact_attention", "exact_flash_3")
 
 
-def register_transformers() -> None:
+def register_transformers(*, flex: bool = False) -> None:
     """Makes attn_implementation="exact_attention", "flash_attention" and "exact_flash_3" known to transformers.
 
     flash_attention.register_transformers()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="exact_attention")
+
+    With flex=True this library also takes the place of torch's FlexAttention: attn_implementation="flex_attention", with
+    the BlockMask that transformers makes for it.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for name in NAMES:
         AttentionInterface.register(name, attention_forward)
         AttentionMaskInterface.register(name, make_mask)
+    if flex:
+        AttentionInterface.register("flex_attention", attention_forward)
     _name_the_source()
     _refuse_models_without_the_interface()
 
@@ -83,6 +88,14 @@ def _check_model(model, name):
         raise ValueError(f'attn_implementation: got "{name}"; {model.__name__} {reason}: use "eager"')
 
 
+def _mask_mod(block_mask):
+    """A BlockMask of torch or of this library as one function."""
+    from flash_attention.flex.block_mask import mask_mods_of
+
+    (mask_mod,) = mask_mods_of(block_mask)
+    return mask_mod
+
+
 def attention_forward(
     module,
     query,
@@ -128,6 +141,8 @@ def attention_forward(
         options |= {"causal": causal and query.shape[2] > 1, "alignment": "top_left"}
     elif isinstance(attention_mask, LazyMask) and attention_mask.shape[2:] == (query.shape[2], key.shape[2]):
         options |= attention_mask.options
+    elif hasattr(attention_mask, "mask_mod"):
+        options["mask_mod"] = _mask_mod(attention_mask)
     else:
         attention_mask = attention_mask[..., : key.shape[2]]
         options["mask" if attention_mask.dtype == torch.bool else "bias"] = attention_mask

@@ -227,6 +227,23 @@ def test_captured_numbers_are_arguments():
     assert "0.5" in one.text  # what the source says stays
 
 
+def test_a_function_is_recorded_once():
+    """For the same code and the same kind of surroundings; what it captures may be another tensor."""
+    from flash_attention.flex.program import record
+
+    one, two = torch.zeros(3), torch.ones(3)
+
+    def quiet(table, factor):
+        return record(lambda s, b, h, i, j: s * factor + table[h])
+
+    first, again, other = quiet(one, 2.5), quiet(two, 2.5), quiet(one, 3.5)
+    assert again.text is first.text and again.tensors[0] is two and first.tensors[0] is one
+    assert other.numbers == [3.5] and other.text == first.text
+    changing = torch.zeros(2)
+    derived = [record(lambda s, b, h, i, j: s + torch.exp(changing)[h]) for _ in range(2)]
+    assert derived[0].tensors[0] is not derived[1].tensors[0]  # computed anew
+
+
 def test_block_masks_of_torch():
     torch_flex = pytest.importorskip("torch.nn.attention.flex_attention")
     made = torch_flex.create_block_mask(MODS["documents"][1], BATCH, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
@@ -292,3 +309,28 @@ def test_with_options_of_attention():
     for begin, end in ((0, 50), (50, 134)):
         one = flash_attention.attention(*(tensor[:1, begin:end] for tensor in (q, k, v)), causal=True, **mods)
         torch.testing.assert_close(packed[begin:end], one[0])
+
+
+def test_models_of_transformers():
+    """attn_implementation="flex_attention", with the BlockMask that transformers makes."""
+    transformers = pytest.importorskip("transformers")
+    functions = transformers.AttentionInterface()
+    original = functions["flex_attention"]
+    flash_attention.register_transformers(flex=True)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    tokens, padding = torch.arange(300).view(2, 150) % 64, torch.ones(2, 150, dtype=torch.long)
+    padding[1, :20] = 0
+    found = []
+    try:
+        for implementation in ("eager", "flex_attention"):
+            torch.manual_seed(0)
+            config = transformers.LlamaConfig(**sizes, **heads, attn_implementation=implementation)
+            model = transformers.LlamaForCausalLM(config)
+            logits = model(tokens, attention_mask=padding).logits[padding.bool()]
+            logits.square().sum().backward()
+            found.append((logits, model.model.layers[0].self_attn.q_proj.weight.grad))
+    finally:
+        transformers.AttentionInterface.register("flex_attention", original)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

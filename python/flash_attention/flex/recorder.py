@@ -84,11 +84,11 @@ class Recorder:
     def __init__(self):
         self.declarations, self.lines, self.places = [], [], []
         self.tensors, self.numbers = [], []
+        self.only_symbols = True  # nothing was computed but what is in the text
         self.constants = set()  # numbers that stand in the source: they stay literals
         self._known = {}  # id of a tensor -> Value or Partial
         self._keep = []  # so that no id is used twice
         self._memo = {}
-        self._dtypes = {}
 
     # What the operations use.
 
@@ -170,6 +170,7 @@ class Recorder:
         if tensor.dim() != 0:
             self.refuse(f"a captured tensor of shape {list(tensor.shape)} is used whole; index all of its axes")
         if tensor.device.type == "cpu" and not tensor.requires_grad:
+            self.only_symbols = False
             return self.number(tensor.item(), kind_of(tensor.dtype))
         return self.load(tensor, ())
 
@@ -272,6 +273,7 @@ class _Operations(TorchDispatchMode):
         on_meta = "device" in kwargs and torch.device(kwargs["device"] or "cpu").type == "meta"
         record = operations.TABLE.get(name)
         if not recorder.is_symbolic(things) and (record is None or not on_meta):
+            recorder.only_symbols = recorder.only_symbols and name == "aten::empty" and on_meta  # one of our own symbols
             return function(*args, **kwargs)
         if record is None:
             recorder.refuse(f"the operation {name} is not allowed; allowed are {operations.ALLOWED}")
