@@ -41,6 +41,35 @@ TEST_P(EmulatedPrograms, AgreeWithFp64) {
   }
 }
 
+// NaN and Inf behind what a program hides, by its mask or by a score of -inf, reach no result.
+TEST_P(EmulatedPrograms, NanBehindAProgramIsHarmless) {
+  const auto [forward_kernel, backward_kernel, arch] = GetParam();
+  const bool narrow = std::string(forward_kernel) != "forward/portable";
+  for (const bool by_mask : {true, false}) {
+    const RandomProgram given(std::string("m = mod j 5\nv = ne m 0\n") +
+                              (by_mask ? "visible = v" : "s = where v score -inf\nscore = s"));
+    const Problem problem{.batch = 1,
+                          .seq_q = 37,
+                          .seq_kv = 150,
+                          .heads_q = 2,
+                          .heads_kv = 1,
+                          .head_dim = 16,
+                          .dtype = narrow ? Dtype::float16 : Dtype::float32};
+    Options options;
+    options.device = {DeviceKind::emulator, 0, arch};
+    const KernelPair kernels{forward_kernel, by_mask && arch == 90 ? "" : backward_kernel};
+    KernelPair poisoned = kernels;
+    poisoned.poison = 5;
+    const ProgramResults got = run_program(problem, given, options, 3, poisoned);
+    ProgramResults expected = exact_program(problem, given, 3);
+    const double tolerance = narrow ? 8e-3 : 2e-4;
+    EXPECT_LT(difference(got.out, expected.out), tolerance) << given.text;
+    EXPECT_LT(difference(got.dq, expected.dq), tolerance) << given.text;
+    EXPECT_LT(difference(got.dk, expected.dk), tolerance) << given.text;
+    EXPECT_LT(difference(got.dv, expected.dv), tolerance) << given.text;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EmulatedPrograms,
                          ::testing::Values(Kernels{"forward/portable", "backward/portable", 80},
                                            Kernels{"forward/sm80", "backward/sm80", 80},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "support/rounding.h"
@@ -189,8 +190,11 @@ RandomProgram::RandomProgram(unsigned seed, bool with_score, bool with_mask) {
   scalars = {static_cast<double>(writer.draw(40) - 5), 0.25 * (writer.draw(9) - 4)};
 }
 
+RandomProgram::RandomProgram(const std::string& given) : text(given), parsed(program::parse(given)) {}
+
 void RandomProgram::describe(Problem& problem) const {
   problem.program = text;
+  if (parsed.tensors.empty()) return;
   problem.program_sizes[0] = {11, 0, 0, 0};
   problem.program_sizes[1] = {3, 17, 0, 0};
   problem.program_gradients = parsed.score >= 0 ? 1 : 0;
@@ -303,7 +307,13 @@ bool RandomProgram::visible(std::int64_t b, std::int64_t h, std::int64_t i, std:
 
 ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed,
                            const KernelPair& kernels) {
-  const Data data = make_data(problem, seed);
+  Data data = make_data(problem, seed);
+  const std::int64_t key_row = problem.heads_kv * problem.head_dim;
+  for (std::int64_t n = 0; kernels.poison > 0 && n < static_cast<std::int64_t>(data.k.size()); ++n) {
+    if (n / key_row % problem.seq_kv % kernels.poison != 0) continue;
+    data.k[static_cast<std::size_t>(n)] = std::numeric_limits<float>::quiet_NaN();
+    data.v[static_cast<std::size_t>(n)] = std::numeric_limits<float>::infinity();
+  }
   const bool narrow = problem.dtype == Dtype::float16;
   const auto stored = [&](const std::vector<float>& values) {
     std::vector<float> memory(values.size() + 4);  // 16 bits an element take half of it

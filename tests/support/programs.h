@@ -13,6 +13,7 @@ namespace flash_attention::testing {
 /// result, comparisons of ints alone (floats would fall on either side by rounding).
 struct RandomProgram {
   explicit RandomProgram(unsigned seed, bool with_score = true, bool with_mask = true);
+  explicit RandomProgram(const std::string& given);  ///< not random: this text, which captures nothing
 
   std::string text;
   std::vector<float> reals;        // t0, [11]
@@ -35,6 +36,7 @@ struct ProgramResults {
 };
 struct KernelPair {
   std::string forward{}, backward{};  // "": the planner's choice
+  int poison = 0;                     // keys j with j % poison = 0 are NaN, and their values Inf; 0: none
 };
 ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed,
                            const KernelPair& kernels = {});
