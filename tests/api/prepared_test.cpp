@@ -74,6 +74,7 @@ TEST(Prepared, EveryFieldOfAProblemIsInTheKey) {
       [](Problem& p) { p.sink = true; },
       [](Problem& p) { p.dropout_p = 0.25f; },
       [](Problem& p) { p.deterministic = true; },
+      [](Problem& p) { p.invariant = true; },
       [](Problem& p) { p.mask = {.present = true, .q_stride = 40}; },
       [](Problem& p) { p.bias = {.present = true, .q_stride = 40}; },
       [](Problem& p) { p.bias = {.present = true, .dtype = Dtype::float16, .q_stride = 40}; },

@@ -135,7 +135,6 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
     begin_forward = plan
 
-    @torch.no_grad()
     def run(
         self,
         q: Tensor,
@@ -160,19 +159,20 @@ class BatchDecodeWithPagedKVCacheWrapper:
         """
         if self._options is None:
             raise RuntimeError("run: plan() has not been called")
-        refuse_given(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        if skip_softmax_threshold_scale_factor is not None or kv_cache_sf is not None:
+            refuse_given(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
         if args:
             raise NotImplementedError(f"run: got {len(args)} more positional arguments, which are those of jit_args")
         options = self._options
         tokens = options["q_len_per_req"] if q_len_per_req is None else q_len_per_req
         heads_q, heads_kv, head_dim = self._heads
-        expected = [self._tables.batch * tokens, heads_q, head_dim]
-        if list(q.shape) != expected:
-            raise ValueError(f"q: got shape {list(q.shape)}; expected {expected}, as planned")
+        expected = (self._tables.batch * tokens, heads_q, head_dim)
+        if q.shape != expected:
+            raise ValueError(f"q: got shape {list(q.shape)}; expected {list(expected)}, as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
         table, lengths = self._tables.over(k, heads_kv, head_dim)
-        found, natural = padded_cache(
-            q.unflatten(0, (-1, tokens)) if tokens else q[:, None],
+        found = padded_cache(
+            q[:, None] if tokens == 1 else q.unflatten(0, (-1, tokens)),
             k,
             v,
             page_table=table,
@@ -182,9 +182,12 @@ class BatchDecodeWithPagedKVCacheWrapper:
             softcap=options["logits_soft_cap"] or 0.0,
             window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
             invariant=options["fixed_split_size"] is not None,
-            return_lse=True,
+            return_lse=return_lse,
         )
-        natural = natural.transpose(1, 2).flatten(0, 1)
+        found, natural = found if return_lse else (found, None)
+        if tokens == 1:
+            return finish(found[:, 0], natural[..., 0] if return_lse else None, v_scale, out, lse, return_lse)
+        natural = natural.transpose(1, 2).flatten(0, 1) if return_lse else None
         return finish(found.flatten(0, 1), natural, v_scale, out, lse, return_lse)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

@@ -29,7 +29,7 @@ class Tables:
 
     @property
     def batch(self):
-        return len(self.lengths)
+        return self.lengths.shape[0]
 
     def plan(self, indptr, indices, last_page_len, page_size, block_tables=None, seq_lens=None):
         check_table(indptr, indices, last_page_len, page_size)
@@ -54,11 +54,11 @@ class Tables:
 
     def over(self, pages, num_kv_heads, head_dim):
         """(table, lengths) for k [num_pages, page_size, heads, head_dim], which must be as planned."""
-        expected = [self.page_size, num_kv_heads, head_dim]
-        if list(pages.shape[1:]) != expected:
+        expected = (self.page_size, num_kv_heads, head_dim)
+        if pages.shape[1:] != expected:
             raise ValueError(
-                f"paged_kv_cache: got pages of [page_size, heads, head_dim] {list(pages.shape[1:])}; expected {expected}, "
-                "as planned"
+                f"paged_kv_cache: got pages of [page_size, heads, head_dim] {list(pages.shape[1:])}; expected "
+                f"{list(expected)}, as planned"
             )
         if pages.device != self.device:
             raise ValueError(f"paged_kv_cache: is on {pages.device}; expected {self.device}, as float_workspace_buffer")

@@ -187,7 +187,6 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
     begin_forward = plan
 
-    @torch.no_grad()
     def run(
         self,
         q: Tensor,
@@ -226,7 +225,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_indptr[-1], {heads_q}, {head_dim}], as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
         table, lengths = self._tables.over(k, heads_kv, head_dim)
-        found, natural = padded_cache(
+        found = padded_cache(
             q,
             k,
             v,
@@ -241,9 +240,10 @@ class BatchPrefillWithPagedKVCacheWrapper:
             causal=options["causal"],
             window=(options["window_left"] if window_left is None else window_left, -1),
             invariant=self._invariant,
-            return_lse=True,
+            return_lse=return_lse,
         )
-        return finish(found, natural.transpose(0, 1), v_scale, out, lse, return_lse)
+        found, natural = found if return_lse else (found, None)
+        return finish(found, natural.transpose(0, 1) if return_lse else None, v_scale, out, lse, return_lse)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
