@@ -65,7 +65,7 @@ int bench(const Arguments& arguments) {
   if (!arguments.words().empty() && arguments.words().front().starts_with("micro")) {
     return bench_micro(arguments.words().front(), device_info(options.device));
   }
-  const std::string kernel = arguments.text("kernel");
+  const std::string kernel = kernel_from(arguments);
   options.kernel = kernel;
   const DeviceInfo info = device_info(options.device);
   const std::vector<Case> cases = chosen_cases(arguments, options.device.kind);

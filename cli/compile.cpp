@@ -25,7 +25,8 @@ int compile(const Arguments& arguments) {
     throw Error(ErrorCode::invalid_argument,
                 "--device: got " + to_string(info.device) + ", allowed: cuda (only GPU kernels are compiled)");
   }
-  const std::string kernel = arguments.words().empty() ? arguments.text("kernel") : arguments.words().front();
+  const std::string kernel =
+      arguments.words().empty() ? kernel_from(arguments) : kernel_from(arguments, arguments.words().front());
   const Pass asked = arguments.on("backward") ? Pass::backward : Pass::forward;
   const std::vector<CommonCall> calls =
       arguments.on("common") ? common_calls() : std::vector<CommonCall>{{problem_from(arguments), asked}};

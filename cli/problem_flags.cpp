@@ -32,6 +32,8 @@ std::vector<Flag> problem_flags() {
       {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
       {"arch", "A", "architecture the emulator plays (sm_80, sm_90), or that a plan is made for (sm_75 to sm_121)"},
       {"kernel", "NAME", "use this kernel instead of the planner's choice; `plan` lists them"},
+      {"tile", "Q,KV",
+       "queries and keys of a tile of a GPU's forward kernel, for experiments; refused where it does not fit"},
   };
 }
 
@@ -52,6 +54,19 @@ int arch_from(std::string_view text) {
   }
   return arch;
 }
+
+std::string kernel_from(const Arguments& arguments, std::string_view name) {
+  if (!arguments.given("tile")) return std::string(name);
+  const std::string text = arguments.text("tile");
+  int queries = 0, keys = 0;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%d,%d%c", &queries, &keys, &rest) != 2 || queries <= 0 || keys <= 0) {
+    throw Error(ErrorCode::invalid_argument, "--tile: got '" + text + "', allowed: two whole numbers, such as 128,64");
+  }
+  return std::string(name) + "@" + std::to_string(queries) + "x" + std::to_string(keys);
+}
+
+std::string kernel_from(const Arguments& arguments) { return kernel_from(arguments, arguments.text("kernel")); }
 
 Device device_from(const Arguments& arguments) {
   const std::string name = arguments.text("device");

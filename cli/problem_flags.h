@@ -16,6 +16,10 @@ void put_in_pages(Problem& problem, std::int64_t page_size);
 Problem problem_from(const Arguments& arguments);
 Dtype dtype_from(std::string_view text);
 
+/// --kernel, or the name that was given in its place, with --tile, as Options::kernel takes them.
+std::string kernel_from(const Arguments& arguments);
+std::string kernel_from(const Arguments& arguments, std::string_view name);
+
 /// --device and --arch; "best" where neither is given.
 Device device_from(const Arguments& arguments);
 

@@ -118,7 +118,7 @@ std::vector<std::string> ncu_words(const std::string& ncu, const Arguments& argu
 }
 
 int profile(const Arguments& typed) {
-  const std::string kernel = typed.words().empty() ? typed.text("kernel") : typed.words()[0];
+  const std::string kernel = typed.words().empty() ? kernel_from(typed) : kernel_from(typed, typed.words()[0]);
   const Problem problem = problem_from(typed);
   Options options;
   options.device = device_from(typed);

@@ -40,7 +40,7 @@ int run(const Arguments& arguments) {
   const Problem problem = problem_from(arguments);
   Options options;
   options.device = device_from(arguments);
-  const std::string kernel = arguments.text("kernel");
+  const std::string kernel = kernel_from(arguments);
   options.kernel = kernel;
   options.seed = static_cast<std::uint64_t>(arguments.integer("seed", 0));
   const bool standard = arguments.on("standard");

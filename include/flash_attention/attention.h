@@ -68,7 +68,8 @@ struct Options {
   std::uint64_t seed = 0;            ///< dropout
   std::uint64_t offset = 0;          ///< dropout
   std::uint32_t* repairs = nullptr;  ///< a counter on the device, to which forward/sm90 adds the tiles it does again
-  std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90"
+  std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90", or with a tile of
+                                     ///< queries and keys for an experiment, "forward/sm90@128x64", "@128x64"
 };
 
 /// out = softmax(score(q, k)) v, and lse.

@@ -348,12 +348,13 @@ void Call::choose(bool backward) {
   if (kernel_.empty()) {
     return;
   }
-  bool known = false;
+  const std::string name = kernel_.substr(0, kernel_.find('@'));  // a tile may follow; without a name it is forward's
+  bool known = name.empty() && backward;
   for (const KernelSummary& kernel : kernels()) {
-    if (kernel.name == kernel_ && kernel.pass == pass(backward)) {
+    if (kernel.name == name && kernel.pass == pass(backward)) {
       return;
     }
-    known = known || kernel.name == kernel_;
+    known = known || kernel.name == name;
   }
   if (known) {
     options.kernel = {};

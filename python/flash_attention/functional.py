@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 
 from flash_attention import _core
@@ -102,6 +103,7 @@ def attention(
     score_mod: Any = None,
     mask_mod: Any = None,
     invariant: bool = False,
+    tile: tuple[int, int] | None = None,
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -137,10 +139,13 @@ def attention(
         mask_mod: mask_mod(b, h, i, j) -> whether query i sees key j, besides all of the above (torch alone).
         invariant: a row's bits do not depend on what else is in the call: on other sequences, lengths, capacities, pages,
             on prefill or decoding. docs/numerics.md; forward only.
+        tile: (queries, keys) of a tile of the GPU's forward kernel, for experiments; refused by name where it does not fit.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
+    if tile is not None:
+        kernel = _with_tile(kernel, tile)
     plain = kernel is None and score_mod is None and mask_mod is None
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
@@ -196,6 +201,7 @@ def attention_packed(
     score_mod: Any = None,
     mask_mod: Any = None,
     invariant: bool = False,
+    tile: tuple[int, int] | None = None,
 ) -> Any:
     """attention() for sequences of different lengths that lie end to end, without padding.
 
@@ -214,6 +220,8 @@ def attention_packed(
     The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or (out, lse) with lse
     float32 [heads_q, total_q].
     """
+    if tile is not None:
+        kernel = _with_tile(kernel, tile)
     if cu_seqlens_q is None:
         raise TypeError("cu_seqlens_q: expected int32 [batch + 1], got None")
     if cu_seqlens_kv is None:
@@ -297,6 +305,17 @@ def _scalars(
     )
 
 
+def _with_tile(kernel, tile):
+    """The kernel's name with a tile, as the planner reads it: "forward/sm80@64x128"."""
+    try:
+        queries, keys = map(operator.index, tile)
+    except (TypeError, ValueError):
+        raise TypeError(f"tile: expected (queries, keys), got {tile!r}") from None
+    if kernel == "standard":
+        raise ValueError('tile: the textbook algorithm, kernel="standard", has none')
+    return f"{kernel or ''}@{queries}x{keys}"
+
+
 def _masks(hidden_rows, causal, window, block_mask):
     """hidden_rows, causal, window, the map of a block mask and the sizes of its blocks."""
     from flash_attention.masks.blocks import block_map
@@ -346,7 +365,8 @@ def binding_arguments(arguments):
             tensors[12], arguments["causal"], arguments["window"], tensors[13]
         )
         arguments = {**arguments, "causal": causal, "window": window}
-    kernel = _planned(arguments["kernel"], arguments.get("invariant", False))
+    kernel, tile = arguments["kernel"], arguments.get("tile")
+    kernel = _planned(kernel if tile is None else _with_tile(kernel, tile), arguments.get("invariant", False))
     names = ("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic")
     scalars = [arguments.get(name) or 0 for name in ("max_seqlen_q", "max_seqlen_kv")] + [arguments[name] for name in names]
     return tuple(tensors), _scalars(*scalars, arguments.get("layout", "bshd"), kernel, block_sizes)

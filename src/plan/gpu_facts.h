@@ -12,7 +12,7 @@ namespace flash_attention::plan {
 enum class Knowledge {
   measured,  // run, checked and timed on such a GPU
   emulated,  // every kernel runs in the emulator for it, and compiles
-  compiled,  // every kernel that is chosen there compiles without a spill; none has run
+  compiled,  // every kernel that is chosen there compiles; none has run
 };
 
 /// A typical GPU of an architecture, for plans and compilations where there is none.

@@ -6,6 +6,7 @@
 #include "flash_attention/error.h"
 #include "plan/masks.h"
 #include "plan/program.h"
+#include "plan/request.h"
 
 namespace flash_attention::plan {
 
@@ -45,6 +46,16 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
   return entry.reject(problem, device);
 }
 
+std::string reject_tile(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device,
+                        const Request::Tile& tile) {
+  if (entry.reject_tile == nullptr) return "its tile cannot be set";
+  if (problem.invariant) return "tile: bits that are invariant have one tile";
+  std::string reason = entry.reject_tile(problem, device, tile.block_q, tile.block_kv);
+  return reason.empty()
+             ? reason
+             : "tile: got (" + std::to_string(tile.block_q) + ", " + std::to_string(tile.block_kv) + "), " + reason;
+}
+
 std::string names_of(Pass pass, const DeviceInfo& device) {
   std::string names;
   for (const KernelEntry& entry : kernel_table()) {
@@ -57,7 +68,8 @@ std::string names_of(Pass pass, const DeviceInfo& device) {
 
 }  // namespace
 
-Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel) {
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked) {
+  const auto [kernel, tile] = parse_request(asked);
   Plan plan;
   plan.pass = pass;
   bool found = false;
@@ -66,10 +78,12 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     if (kernel.empty() ? !entry.automatic : entry.name != kernel) continue;
     found = true;
     std::string reason = reject(entry, problem, device);
+    if (reason.empty() && tile) reason = reject_tile(entry, problem, device, *tile);
     const bool chosen = reason.empty();
     plan.candidates.push_back({std::string(entry.name), std::move(reason)});
     if (!chosen) continue;
     plan.kernel = entry.name;
+    if (tile) plan.block_q = tile->block_q, plan.block_kv = tile->block_kv;
     entry.lay_out(problem, device, plan);
     prepare_masks(problem, plan);
     add_program_source(problem, plan);

@@ -25,8 +25,10 @@ struct KernelEntry {
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);
-  /// Fills block sizes, launches and workspace of the plan.
+  /// Fills block sizes, launches and workspace of the plan. Where the tile can be set and was, the plan has it already.
   void (*lay_out)(const Problem& problem, const DeviceInfo& device, Plan& plan);
+  /// Why a tile of so many queries and keys does not fit; empty where it does. Null: the kernel's tile cannot be set.
+  std::string (*reject_tile)(const Problem& problem, const DeviceInfo& device, int block_q, int block_kv) = nullptr;
 };
 
 // The families, each in a file of its own; kernel_table.cpp puts them in order, the fastest first.
@@ -58,6 +60,6 @@ constexpr std::int64_t invariant_split_keys = 512, most_invariant_keys = 1024 * 
 bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device);
 
 /// The planner proper: the problem is validated and normalised.
-Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel);
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked);
 
 }  // namespace flash_attention::plan

@@ -54,6 +54,22 @@ ForwardTile forward_tile(const Problem& problem, const DeviceInfo& device) {
   return problem.seq_q <= 64 || large.shared_bytes(problem) > device.shared_bytes ? small : large;
 }
 
+/// A tile that was asked for, with the warps that such a tile has.
+ForwardTile asked_tile(const Problem& problem, const DeviceInfo& device, int block_q, int block_kv) {
+  const int usual = forward_tile(problem, device).num_warps;
+  return {block_q, block_kv, block_q == 128 ? (usual == 4 && problem.seq_q > 64 ? 4 : 8) : block_q / 16};
+}
+
+std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device, int block_q, int block_kv) {
+  if (block_q != 32 && block_q != 64 && block_q != 128) return "allowed are 32, 64 and 128 queries";
+  if (block_kv != 32 && block_kv != 64 && block_kv != 96 && block_kv != 128) return "allowed are 32, 64, 96 and 128 keys";
+  const bool masked = problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
+  if (masked && block_kv % 64 != 0) return "masks are known for blocks of 64 keys";
+  const int bytes = asked_tile(problem, device, block_q, block_kv).shared_bytes(problem);
+  if (bytes <= device.shared_bytes) return "";
+  return "it needs " + std::to_string(bytes) + " bytes of shared memory, there are " + std::to_string(device.shared_bytes);
+}
+
 std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
   if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
   if (forward_tile(problem, device).shared_bytes(problem) > device.shared_bytes) return "needs more shared memory";
@@ -61,7 +77,8 @@ std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
 }
 
 void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  const ForwardTile tile = forward_tile(problem, device);
+  const ForwardTile tile =
+      plan.block_q != 0 ? asked_tile(problem, device, plan.block_q, plan.block_kv) : forward_tile(problem, device);
   plan.block_q = tile.block_q;
   plan.block_kv = tile.block_kv;
   const abi::ForwardConfig config{.features = features_of(problem),
@@ -195,7 +212,8 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .block_mask = true,
                                                            .programs = true,
                                                            .reject = reject_forward,
-                                                           .lay_out = lay_out_forward},
+                                                           .lay_out = lay_out_forward,
+                                                           .reject_tile = reject_forward_tile},
                                                KernelEntry{.name = "backward/sm80",
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,

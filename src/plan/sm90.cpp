@@ -91,6 +91,30 @@ Tile choose_tile(const Problem& p, int num_sms) {
   return {128, 128, dim <= 64 ? 4 : 2};
 }
 
+/// Of a tile that was asked for: as many stages as fit, four at most.
+abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+  abi::ForwardConfig config{.features = features_of(p),
+                            .head_dim = static_cast<int>(p.head_dim),
+                            .head_dim_v = static_cast<int>(p.head_dim_v),
+                            .block_q = block_q,
+                            .block_kv = block_kv,
+                            .num_warps = (block_q / 64 + 1) * 4,
+                            .num_stages = 4};
+  while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > device.shared_bytes) --config.num_stages;
+  return config;
+}
+
+std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (block_q != 64 && block_q != 128 && block_q != 192) return "allowed are 64, 128 and 192 queries";
+  if (block_q == 192 && dim > 64) return "192 queries fit in registers up to a head_dim of 64";
+  if (block_kv != 32 && block_kv != 64 && block_kv != 128) return "allowed are 32, 64 and 128 keys";
+  if (block_kv == 128 && dim > 128) return "128 keys fit in registers up to a head_dim of 128";
+  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
+  if (masked && block_kv < abi::mask_unit) return "masks are known for blocks of 64 keys";
+  return asked_config(p, device, block_q, block_kv).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
+}
+
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
@@ -102,7 +126,9 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
 }
 
 void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
-  const Tile tile = choose_tile(p, device.num_sms);
+  const Tile tile = plan.block_q == 0 ? choose_tile(p, device.num_sms)
+                                      : Tile{plan.block_q, plan.block_kv,
+                                             asked_config(p, device, plan.block_q, plan.block_kv).num_stages};
   plan.block_q = tile.block_q;
   plan.block_kv = tile.block_kv;
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
@@ -144,7 +170,8 @@ std::span<const KernelEntry> sm90_kernels() {
                   .block_mask = true,
                   .programs = true,
                   .reject = reject_forward,
-                  .lay_out = lay_out_forward},
+                  .lay_out = lay_out_forward,
+                  .reject_tile = reject_forward_tile},
       sm90_backward_kernel()};
   return rows;
 }

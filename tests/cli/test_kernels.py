@@ -71,3 +71,11 @@ def test_the_emulator_runs_without_a_cache(with_cache, tmp_path):
 def test_a_cpu_has_nothing_to_compile(command):
     done = subprocess.run([command.path, "compile", "--device", "cpu"], capture_output=True, text=True)
     assert done.returncode == 2 and "--device: got cpu, allowed: cuda" in done.stderr
+
+
+def test_a_tile_can_be_set_and_is_refused_by_name(command):
+    words = ["plan", "--device", "cuda", "--arch", "sm_80", "--dtype", "bf16", "--head-dim", "64"]
+    plan = command.json(*words, "--tile", "32,96")["plan"]
+    assert (plan["kernel"], plan["block_q"], plan["block_kv"]) == ("forward/sm80", 32, 96)
+    assert "tile: got (48, 64), allowed are 32, 64 and 128 queries" in command(*words, "--tile", "48,64", code=2).stderr
+    assert "--tile: got '48', allowed: two whole numbers" in command(*words, "--tile", "48", code=2).stderr

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace flash_attention::plan {
+
+/// What Options::kernel asks for: "NAME", "NAME@QxKV" or "@QxKV", a tile of Q queries and KV keys for an experiment.
+struct Request {
+  struct Tile {
+    int block_q = 0;
+    int block_kv = 0;
+  };
+  std::string_view kernel;  // empty: the planner's choice
+  std::optional<Tile> tile;
+};
+
+/// Throws Error(invalid_argument) for a tile that is none.
+Request parse_request(std::string_view text);
+
+}  // namespace flash_attention::plan
