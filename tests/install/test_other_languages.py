@@ -1,8 +1,9 @@
-"""Programs that others build by hand: Rust by the C ABI, and the primer with nvcc."""
+"""Programs that others build by hand: Rust and an operator of ONNX Runtime by the C ABI, and the primer with nvcc."""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,18 @@ def test_rust(tmp_path):
     version = (ROOT / "VERSION").read_text().strip()
     assert f"flash_attention {version}: out = 0.000 1.000 ... 63.000" in text
     assert "refused: head_dim" in text
+
+
+@pytest.mark.skipif("ONNXRUNTIME_INCLUDE_DIR" not in os.environ, reason="ONNXRUNTIME_INCLUDE_DIR names no headers")
+def test_onnxruntime(tmp_path):
+    """With the headers of ONNX Runtime; ONNXRUNTIME_PYTHON is a Python that has onnxruntime and onnx (default: this one)."""
+    library, build = tmp_path / "libattention_op.so", ROOT / "build" / "release"
+    source = ROOT / "examples" / "onnxruntime" / "attention_op.c"
+    includes = [f"-I{folder}" for folder in (os.environ["ONNXRUNTIME_INCLUDE_DIR"], ROOT / "include", build / "include")]
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-L{build}", f"-Wl,-rpath,{build}"]
+    run("gcc", source, *includes, *flags, "-lflash_attention", "-o", library)
+    python = os.environ.get("ONNXRUNTIME_PYTHON", sys.executable)
+    assert "right, onnxruntime" in run(python, Path(__file__).parent / "onnx_attention.py", library)
 
 
 @pytest.mark.long_tail
