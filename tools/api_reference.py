@@ -7,7 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "include" / "flash_attention"
-MODULES = ("flash_attention", "flash_attention.flash_attn", "flash_attention.flashinfer", "flash_attention.parallel")
+MODULES = (
+    "flash_attention",
+    "flash_attention.flash_attn",
+    "flash_attention.flash_attn_3",
+    "flash_attention.flashinfer",
+    "flash_attention.parallel",
+)
 
 
 def signature_of(value: object) -> str:

@@ -201,9 +201,9 @@ struct Finish {
         }
       };
       Four values[together];
-      load(values, begin, 4 * lane);                          // under the statistics
-      float max = -tile::infinity, sum = 0;                   // of this lane's parts, then of all
-      const int own = begin + (lane - begin % 32 + 32) % 32;  // this lane's first
+      load(values, begin, 4 * lane);         // under the statistics
+      float max = -tile::infinity, sum = 0;  // of this lane's parts, then of all
+      const int own = config.split_tiles > 0 ? begin + (lane - begin % 32 + 32) % 32 : lane;  // this lane's first
       for (int x = own; x < end; x += 32) {
         const float* part = part_at(x) + parts.statistics_offset(row);
         const Pair statistics = ptx::load_global(reinterpret_cast<const Pair*>(part));

@@ -75,11 +75,13 @@ struct Parts {
     return static_cast<long long>(row) * config.head_dim_v;
   }
   __device__ __forceinline__ long long statistics_offset(int row) const {
-    return static_cast<long long>(rows) * config.head_dim_v + 2 * row;
+    return static_cast<long long>(splits ? rows : config.block_q) * config.head_dim_v + 2 * row;
   }
 
  private:
-  __device__ __forceinline__ long long floats() const { return decode_part_bytes(config, rows) / 4; }
+  __device__ __forceinline__ long long floats() const {
+    return decode_part_bytes(config, splits ? rows : config.block_q) / 4;
+  }
 };
 
 }  // namespace flash_attention::decode

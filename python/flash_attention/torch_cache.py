@@ -3,7 +3,10 @@
 As torch_ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_cache.
 """
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from flash_attention import _core, torch_ops
 from flash_attention.functional import _planned, _scalars
@@ -13,32 +16,42 @@ _NUM_TENSORS = torch_ops.NUM_TENSORS + 2
 
 
 def attention_over_cache(
-    q,
-    k,
-    v,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    seqused_kv=None,
-    page_table=None,
-    left_padding=None,
-    cu_seqlens_q=None,
-    max_seqlen_q=0,
-    seqused_q=None,
-    causal=False,
-    window=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    mask=None,
-    sink=None,
-    scale=None,
-    return_lse=False,
-    kernel=None,
-    invariant=False,
-):
-    """attention() over k and v [batch, seq, heads_kv, head_dim], or pages [num_pages, page_size, heads_kv, head_dim].
+    seqused_kv: Tensor | None = None,
+    page_table: Tensor | None = None,
+    left_padding: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = 0,
+    seqused_q: Tensor | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    mask: Tensor | None = None,
+    sink: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    kernel: str | None = None,
+    invariant: bool = False,
+) -> Any:
+    """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
 
-    Row j of sequence b is row j % page_size of page page_table[b, j // page_size]; entries behind its seqused_kv[b] keys
-    may be anything. Keys before left_padding[b] are hidden. With cu_seqlens_q, q is [total_q, heads_q, head_dim]. A mask
-    is as wide as the table: [batch, heads_q, max_seqlen_q, pages * page_size], or 1 in place of any but the last.
+    Args:
+        q: [batch, seq_q, heads_q, head_dim]; with cu_seqlens_q [total_q, heads_q, head_dim].
+        k, v: [batch, seq, heads_kv, head_dim], or with page_table pages [num_pages, page_size, heads_kv, head_dim], in any
+            strides with a unit last one (pages with heads first are a transposed view).
+        seqused_kv: int32 [batch]; how many keys each sequence has. The diagonal of causal and window follows it.
+        page_table: int32 [batch, pages]; row j of sequence b is row j % page_size of page page_table[b, j // page_size].
+            Entries behind a sequence's keys may be anything.
+        left_padding: int32 [batch]; keys before it are hidden.
+        cu_seqlens_q, max_seqlen_q: where the queries of each sequence begin, and the most of them; 0 or None = unknown.
+        mask: bool, as wide as the table: [batch, heads_q, max_seqlen_q, pages * page_size], or 1 in place of any but the
+            last.
+
+    The other arguments are those of attention(). Returns out as q, or (out, lse).
     """
     tensors = (
         q,
