@@ -30,14 +30,16 @@ def why_not(query, value, *, cum_seq_q=None, cum_seq_k=None, block_table=None, r
             return f"{name}: a head_dim of {tensor.shape[-1]} is no multiple of 8 up to 256"
     if return_debug_mask:
         return "return_debug_mask: the mask of torch's dropout is not this library's"
-    if num_splits not in (None, 0):
+    if num_splits not in (None, 0, 1):
         return f"num_splits: {num_splits} asks for a split of torch's kernel; the library chooses its own"
     if cum_seq_q is not None and cum_seq_k is None and block_table is None:
         return "cu_seq_k: None needs a block_table"
     return None
 
 
-def _arguments(query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k=None, slopes=None):
+def _arguments(
+    query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k=None, slopes=None, kernel=""
+):
     """Tensors and scalars as torch_ops has them."""
     query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
     starts = [None if tensor is None else tensor.to(torch.int32) for tensor in starts]
@@ -45,14 +47,19 @@ def _arguments(query, key, value, starts, longest, dropout_p, is_causal, scale, 
     tensors = (query, key, value, None, None, slopes, None, *starts, None, seqused_k, *(None,) * 3)
     longest = longest if starts[0] is not None else (0, 0)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    scalars = (*longest, scale, 0.0, is_causal, False, left, right, dropout_p, deterministic, False, False, "", 0, 0)
+    scalars = (*longest, scale, 0.0, is_causal, False, left, right, dropout_p, deterministic, False, False, kernel, 0, 0)
     return tensors, scalars
 
 
-def _run(query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k, slopes, block_table):
+def _run(
+    query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k, slopes, block_table, invariant
+):
     """(out, lse, rng_state or None)."""
     if block_table is None:
-        arguments = _arguments(query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k, slopes)
+        kernel = "invariant" if invariant else ""
+        arguments = _arguments(
+            query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k, slopes, kernel
+        )
         return torch_ops.forward(*arguments, None, 0, True)
     from flash_attention.flash_attn.paging import attention_in_pages
 
@@ -72,6 +79,7 @@ def _run(query, key, value, starts, longest, dropout_p, is_causal, scale, window
         window=tuple(-1 if size is None else size for size in window),
         scale=scale,
         alibi_slopes=slopes,
+        invariant=invariant,
     )
     return out, lse, None
 
@@ -109,7 +117,7 @@ def _forward(
         )  # fmt: skip
     out, lse, state = _run(
         query, key, value, (cum_seq_q, cum_seq_k), (max_q, max_k), dropout_p, is_causal, scale,
-        (window_size_left, window_size_right), seqused_k, alibi_slopes, block_table,
+        (window_size_left, window_size_right), seqused_k, alibi_slopes, block_table, num_splits == 1,
     )  # fmt: skip
     state = torch.zeros(2, dtype=torch.int64) if state is None else state
     return out, lse, state, torch.empty(0, dtype=torch.int64), query.new_empty(0)

@@ -34,7 +34,7 @@ def test_rust(tmp_path):
 
 @pytest.mark.skipif("ONNXRUNTIME_INCLUDE_DIR" not in os.environ, reason="ONNXRUNTIME_INCLUDE_DIR names no headers")
 def test_onnxruntime(tmp_path):
-    """With the headers of ONNX Runtime; ONNXRUNTIME_PYTHON is a Python that has onnxruntime and onnx (default: this one)."""
+    """With the headers of ONNX Runtime; ONNXRUNTIME_PYTHON is a Python that has onnxruntime and onnx (else this one)."""
     library, build = tmp_path / "libattention_op.so", ROOT / "build" / "release"
     source = ROOT / "examples" / "onnxruntime" / "attention_op.c"
     includes = [f"-I{folder}" for folder in (os.environ["ONNXRUNTIME_INCLUDE_DIR"], ROOT / "include", build / "include")]

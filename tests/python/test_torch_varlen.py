@@ -97,6 +97,36 @@ def test_varlen_attn_into_a_tensor(device):
     close(out, exact(q, k, v, LENGTHS, LENGTHS, (-1, 0))[0], dtype)
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["packed", "pages"])
+def test_one_split_means_the_same_bits_in_any_batch(device, paged):
+    """What torch promises for num_splits=1: a sequence's result does not depend on the others of the batch."""
+    used, page, dtype = (700, 3, 260), 20, torch.float16
+    q = torch.randn(3, 4, 64, dtype=dtype, device=device)
+    keys = [[torch.randn(n, 2, 64, dtype=dtype, device=device) for n in used] for _ in range(2)]
+
+    def call(which):
+        lengths = [used[i] for i in which]
+        starts, options = (
+            starts_of((1,) * len(which), device),
+            {"enable_gqa": True, "num_splits": 1, "window_size": (-1, 0)},
+        )
+        if not paged:
+            k, v = (torch.cat([x[i] for i in which]) for x in keys)
+            return varlen.varlen_attn(q[which], k, v, starts, starts_of(lengths, device), 1, max(lengths), **options)
+        pages = [torch.zeros(len(which) * 35, page, 2, 64, dtype=dtype, device=device) for _ in range(2)]
+        for n, i in enumerate(which):
+            for x, pool in zip(keys, pages, strict=True):
+                pool[n * 35 : (n + 1) * 35].view(-1, 2, 64)[: used[i]] = x[i]
+        table = torch.arange(len(which) * 35, dtype=torch.int32, device=device).view(-1, 35)
+        options |= {"seqused_k": torch.tensor(lengths, dtype=torch.int32, device=device), "block_table": table}
+        return varlen.varlen_attn(q[which], *pages, starts, None, 1, 700, **options)
+
+    together = call([0, 1, 2])
+    close(together, exact(q, *(torch.cat(x) for x in keys), (1, 1, 1), used)[0], dtype)
+    for i in range(3):
+        assert torch.equal(call([i])[0], together[i])
+
+
 def test_varlen_attn_compiles(device):
     torch._dynamo.reset()
     q, k, v = (torch.randn(sum(LENGTHS), 2, 64, dtype=torch.float16, device=device, requires_grad=True) for _ in range(3))
@@ -131,7 +161,7 @@ def test_why_torch(device):
     q = torch.randn(1, 2, 16, 32, device=device, dtype=torch.float16)
     assert flash_attention.why_torch(q, q, q, is_causal=True) is None
     assert "return_debug_mask" in registry.torch_varlen.why_not(q, q, return_debug_mask=True)
-    assert "num_splits" in registry.torch_varlen.why_not(q, q, num_splits=1)
+    assert "num_splits" in registry.torch_varlen.why_not(q, q, num_splits=4)
     wide = torch.randn(1, 2, 16, 264, device=device, dtype=torch.float16)
     assert flash_attention.why_torch(wide, wide, wide)
     with sdpa_kernel(SDPBackend.MATH):
