@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "support/compile.h"
+#include "support/long_tail.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -40,6 +41,41 @@ TEST(ProgramCompile, Sm80) {
 }
 
 TEST(ProgramCompile, Sm90) { expect_compile(Pass::forward, "forward/sm90", Dtype::bfloat16, 90); }
+
+// Programs of several sizes at each head dimension with tiles of its own: none may spill.
+TEST(ProgramCompile, Sm90Tiles) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  const char* const soft_cap = "x = div score 20.0\ny = tanh x\nz = mul y 20.0\nscore = z";
+  const char* const relative =
+      "t0 = tensor float32 1\nd = sub i j\nk = add d 1023\nb0 = load t0 k\nz = add score b0\nscore = z";
+  const char* const buckets =  // T5's
+      "t0 = tensor bfloat16 2\nd = sub j i\nn = neg d\np = max n 0\nsmall = lt p 16\nf = float p\ng = max f 1.0\n"
+      "l = log g\nm = mul l 5.0\nq = int m\nr = add q 2\nu = min r 31\nk = where small p u\nx = load t0 k h\n"
+      "z = add score x\nscore = z";
+  const DeviceInfo device{
+      .device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = shared_limit(90)};
+  std::vector<Plan> plans, tight;
+  for (const char* const text : {soft_cap, relative, buckets}) {
+    for (const std::int64_t head_dim : {64, 128, 256}) {
+      if (!with_long_tail() && (head_dim != 128 || text != buckets)) continue;
+      Problem problem{.batch = 2,
+                      .seq_q = 1024,
+                      .seq_kv = 1024,
+                      .heads_q = 8,
+                      .heads_kv = 8,
+                      .head_dim = head_dim,
+                      .dtype = Dtype::bfloat16,
+                      .program = text};
+      if (text == relative) problem.program_sizes[0] = {2047, 0, 0, 0};
+      if (text == buckets) problem.program_sizes[0] = {32, 8, 0, 0};
+      auto& fitting = head_dim == 256 && text == buckets ? tight : plans;
+      fitting.push_back(make_plan(problem, Pass::forward, device, "forward/sm90"));
+      fitting.push_back(make_plan(problem, Pass::backward, device, "backward/sm90"));
+    }
+  }
+  expect_plans_compile(tight, 90, 128);  // the wide backward pass has a few registers too few for fifteen operations
+  expect_plans_compile(plans, 90);
+}
 
 }  // namespace
 }  // namespace flash_attention::testing
