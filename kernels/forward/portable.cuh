@@ -118,7 +118,9 @@ struct ForwardPortable {
         const float new_max = ptx::max(row_max, sink);
         const float reference = new_max == -tile::infinity ? 0 : new_max;
         // The output was summed relative to row_max; so is its divisor.
-        factor[r] = sum == 0 ? 0 : 1 / (sum + tile::exp(sink - row_max));
+        factor[r] = 1 / (sum + tile::exp(sink - row_max));
+        if (sum == 0) factor[r] = 0;
+        if (sum != 0 && factor[r] == 0) factor[r] = tile::smallest;  // a row with keys, of which the sink leaves nothing
         sum = sum * tile::exp(row_max - reference) + tile::exp(sink - reference);
         row_max = new_max;
       } else {

@@ -24,7 +24,9 @@ __device__ __forceinline__ float finish_row(float max, float sum, float sink, fl
   const float shrink = ptx::exp2(max - reference);
   const float new_total = ptx::fma(sum, shrink, ptx::exp2(sink_log2 - reference));
   lse = new_total == 0 ? -infinity : (new_max + ptx::log2(new_total)) * ln_2;
-  return sum == 0 ? 0 : shrink / new_total;
+  // A sink may leave nothing of a row that has keys. It is not a row without keys: a NaN among its values shows.
+  const float factor = shrink / new_total;
+  return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
 /// The running maximum and sum of two rows. The maximum is in the units of the scores, the sum is this lane's part.

@@ -122,7 +122,7 @@ std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& ou
     return lines;
   }
   add("dq", &Results::dq, c.problem.dtype, plain);
-  add("dk", &Results::dk, c.problem.dtype, plain);
+  add("dk", &Results::dk, c.problem.dtype, plain, slack > 1 ? 4 * plain.dk_spread : 0);  // few chances to be wrong, too
   add("dv", &Results::dv, c.problem.dtype, plain);
   // A float bias takes gradients from an out that was rounded to the problem's type.
   const Dtype of_dbias = slack > 1 ? coarser(c.problem.dtype, c.problem.bias.dtype) : c.problem.bias.dtype;

@@ -217,6 +217,7 @@ Inputs draw_inputs(const Case& c) {
       slope = static_cast<float>(c.strong_slopes ? std::fabs(slope) * 4 + 0.5 : std::fabs(slope) * 0.1);
   }
   if (p.sink) in.sink = draw(shape.heads_q, Dtype::float32, c.strong_sink ? 40 : 2);
+  if (p.sink && c.strong_sink) in.sink[0] = 200;  // leaves nothing of the keys that a float could hold
   for (std::size_t h = 0; c.infinite_sink && h < in.sink.size(); h += 2) in.sink[h] = -INFINITY;
   if (p.mask.present) {
     in.mask.resize(score_elements(c, p.mask));

@@ -170,6 +170,10 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("nan_key", [](Case& c, Problem& p) { c.nan_key = 120, p.causal = true; });
   add("nan_value", [](Case& c, Problem& p) { c.nan_value = 120, p.causal = true; });
   add("nan_value_scale_zero", [](Case& c, Problem& p) { c.nan_value = 120, p.causal = true, p.scale = 0.0f; });
+  add("nan_value_sink", [](Case& c, Problem& p) {
+    c.nan_value = 20, p.causal = true, p.sink = true, c.strong_sink = true;
+    p.seqused_q = true, c.seqused_q = {67, 33};
+  });
   add("nan_value_window", [](Case& c, Problem& p) { c.nan_value = 75, p.window_left = 9, p.window_right = 9; });
   add("nan_value_mask", [](Case& c, Problem& p) { c.nan_value = 30, p.mask = over(p, false, false, true); });
   add("nan_key_sink", [](Case& c, Problem& p) { c.nan_key = 120, p.causal = true, p.sink = true; });

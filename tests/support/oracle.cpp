@@ -45,6 +45,7 @@ class Oracle {
     r_.dv.assign(in.v.size(), 0);
     if (c.dbias) r_.dbias.assign(in.bias.size(), 0), dbias_squares_.assign(in.bias.size(), 0);
     if (c.dsink) r_.dsink.assign(shape_.heads_q, 0);
+    if (c.draw == Draw::ties) dk_squares_.assign(in.k.size() / shape_.dim, 0);
   }
 
   Results run() {
@@ -61,6 +62,7 @@ class Oracle {
       }
     }
     for (double squares : dbias_squares_) r_.dbias_spread = std::max(r_.dbias_spread, std::sqrt(squares));
+    for (double squares : dk_squares_) r_.dk_spread = std::max(r_.dk_spread, std::sqrt(squares));
     const auto round_all = [&](std::vector<double>& values) {
       if (rounding_)
         for (double& x : values) x = round_to(*rounding_, x);
@@ -117,6 +119,9 @@ class Oracle {
   /// Finite biases are bounded.
   static double bounded(double bias) { return std::isfinite(bias) ? std::clamp(bias, -2.3e38, 2.3e38) : bias; }
   double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
+  static double largest(const double* row, std::int64_t count) {
+    return std::fabs(*std::max_element(row, row + count, [](double a, double b) { return std::fabs(a) < std::fabs(b); }));
+  }
   double accumulated(double x) const { return rounding_ ? static_cast<float>(x) : x; }
   /// The size that the rounding errors of a sum in float have together, from the squares of its partial sums. The errors
   /// of one order of summation may cancel by luck, and where the sum is subtracted from its equal nothing else is left:
@@ -220,8 +225,12 @@ class Oracle {
         r_.dbias[at] += ds;
         if (rounding_ && std::isfinite(ds)) dbias_squares_[at] += p[n] * p[n] * error * error;
       }
-      if (p_.softcap > 0) ds *= 1 - tanh_score[n] * tanh_score[n];
-      ds = rounded(ds) * scale_;
+      const double slope = p_.softcap > 0 ? 1 - tanh_score[n] * tanh_score[n] : 1;
+      ds = rounded(ds * slope) * scale_;
+      if (c_.draw == Draw::ties && rounding_ && std::isfinite(ds)) {
+        const double each = p[n] * error * slope * scale_ * largest(q, shape_.dim);
+        dk_squares_[static_cast<std::size_t>(key(j) / shape_.dim)] += each * each;
+      }
       add(dq, ds, &in_.k[key(j)], shape_.dim);
       add(&r_.dk[key(j)], ds, q, shape_.dim);
     }
@@ -238,6 +247,7 @@ class Oracle {
   Columns keys_, values_;  // of the head that is worked on
   Products products_;
   std::vector<double> dbias_squares_;
+  std::vector<double> dk_squares_;  // of each key, where all its elements are one sum
   Results r_;
 };
 

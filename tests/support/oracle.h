@@ -11,6 +11,7 @@ namespace flash_attention::testing {
 struct Results {
   std::vector<double> out, lse, dq, dk, dv, dbias, dsink;
   double dbias_spread = 0;  // with rounding: the size of the errors that one sum of dbias has together
+  double dk_spread = 0;     // the same of dk where all elements of a key are one sum (Draw::ties)
 };
 
 /// docs/numerics.md in double precision, one loop per line of it. With `rounding`, dot products are accumulated in

@@ -55,7 +55,7 @@ struct Epilogue {
       const int r = i / 2 % 2;
       O[i] *= factor[r];
       poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
-      if constexpr (features.seqused_q) O[i] = factor[r] == 0.0f ? 0.0f : O[i];  // unused rows are 0 whatever was there
+      if constexpr (features.seqused_q) O[i] = used[r] && !empty[r] ? O[i] : 0.0f;  // unused rows are 0 whatever was there
     }
     store(tile, O, [&] {
       if (args.lse != nullptr && thread % 4 == 0) {
@@ -83,7 +83,7 @@ struct Epilogue {
     const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
     if constexpr (!features.sink) return lse;
     if (lse != lse) return lse;  // the comparison below would lose it
-    // The larger of the two logarithms is claimed out, so that neither can overflow.
+    // The larger of the two logarithms is taken out, so that neither can overflow.
     const float sink = args.sink[tile.head_idx];
     const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
     return larger == -tile::infinity ? larger

@@ -4,6 +4,8 @@
 // what it loses to flash attention it loses to memory and to scores that no query sees. workspace_offsets[0] holds S, then
 // P; [1] dS: each [kv head][block of all sequences][key][block_q].
 
+#include <limits>
+
 #include "cpu/generic/backward.h"
 
 namespace flash_attention::cpu {
@@ -68,7 +70,9 @@ inline void standard_softmax(const Call& call, std::int64_t item, void* memory) 
   softmax_tile(block, static_cast<int>(block.key_end), P, rows.statistics, scratch.rescale);
   for (int lane = 0; lane < block.lanes(); ++lane) {
     const RowResult result = finish_row(call, block, lane, rows.statistics.row_max[lane], rows.statistics.row_sum[lane]);
-    scratch.rescale[lane] = result.factor;
+    // A probability of 0 means hidden here; a sink that leaves nothing of a row hides none of its keys.
+    const bool seen = rows.statistics.row_sum[lane] != 0;
+    scratch.rescale[lane] = seen && result.factor == 0 ? std::numeric_limits<float>::min() : result.factor;
     write_lse(call, block, lane, result.lse);
   }
   for (std::int64_t key = 0; key < block.key_end; ++key) {
