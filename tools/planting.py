@@ -18,7 +18,10 @@ from pathlib import Path
 from plants.plant import ROOT, Plant, plants_of
 
 COPY = ROOT / "build" / "plants"
-COPIED = ("CMakeLists.txt", "CMakePresets.json", "VERSION", "bench", "cmake", "cli", "include", "kernels", "src", "tests")
+COPIED = (
+    *("CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "VERSION"),
+    *("bench", "cmake", "cli", "include", "kernels", "src", "tests"),
+)
 LIMIT_S = 900
 
 
