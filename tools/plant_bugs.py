@@ -109,6 +109,16 @@ def includes(path: str) -> list[str]:
     return found
 
 
+def files_of(kernel: str) -> list[str]:
+    """Of a kernel in one file, or in a folder: forward/sm80, backward/sm90 (all of it), backward/sm90/wide (one of its kernels)."""
+    if (KERNELS / f"{kernel}.cuh").exists():
+        return includes(f"{kernel}.cuh")
+    parts = sorted(path.relative_to(KERNELS).as_posix() for path in (KERNELS / kernel).glob("*.cuh"))
+    if not parts:
+        raise SystemExit(f"plant_bugs: kernels/ has no {kernel}")
+    return list(dict.fromkeys(name for part in parts for name in includes(part)))
+
+
 def end_of_call(text: str, open_bracket: int) -> int:
     depth = 0
     for at in range(open_bracket, len(text)):
@@ -156,7 +166,7 @@ def slips_of(path: str) -> list[Bug]:
 
 def tests_of(kernel: str) -> str:
     """The file of emulated tests that the kernel goes through."""
-    room, name = kernel.split("/")
+    room, name = kernel.split("/")[:2]
     names = [name, *([name.split("_")[0]] if "_" in name else []), f"{room}_{name}"]
     for candidate in names:
         if (ROOT / f"tests/kernels/{room}/{candidate}_emulated_test.cpp").exists():
@@ -201,7 +211,7 @@ def run(bug: Bug | None, suites: list[str], cases: list[str], quick: bool) -> st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernel", nargs="?", help="a file below kernels/ without its ending, such as forward/sm80")
+    parser.add_argument("kernel", nargs="?", help="a file below kernels/ without its ending, or a folder: forward/sm80")
     parser.add_argument("--list", action="store_true", help="print the bugs and plant none")
     parser.add_argument("--only", help="numbers of bugs, as --list prints them")
     parser.add_argument("--slips", type=int, default=0, help="plant so many slips, drawn at random")
@@ -221,7 +231,7 @@ def main() -> int:
     if not options.kernel:
         parser.error("which kernel?")
 
-    files = [f for f in includes(f"{options.kernel}.cuh") if (options.files or "") in f]
+    files = [f for f in files_of(options.kernel) if (options.files or "") in f]
     if options.slips:
         slips = [slip for file in files for slip in slips_of(file)]
         chosen = random.Random(options.seed).sample(slips, min(options.slips, len(slips)))

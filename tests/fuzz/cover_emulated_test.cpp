@@ -68,6 +68,11 @@ const Narrow many_parts{[](Domain domain) {
 const Narrow few_queries{[](Domain domain) {
   return plain(domain, "64").only(softcap, {"wide"}).only(queries, {"1", "few"}).only(window, {"none", "causal"});
 }};
+/// Pages that end inside of tiles, of which there are several.
+const Narrow small_pages{[](Domain domain) {
+  domain = plain(domain, "64").only(paged, {"used"}).only(page_size, {"few"}).only(seqused_kv, {"on"});
+  return domain.only(queries, {"1", "few"}).only(group, {"3", "8"}).only(batch, {"2", "3"});
+}};
 const Narrow many_sequences{[](Domain domain) {
   domain = plain(domain, "64").only(batch, {"many"}).only(queries, {"1", "few", "0"}).only(keys, {"few"});
   return domain.only(packed, {"on"}).only(group, {"3", "8"});
@@ -132,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
     Kernels, CoverEmulated,
     ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64}},
                       Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries}},
-                      Part{"decode/sm80", 4, {few_queries, many_parts, many_sequences}},
+                      Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
                       Part{"backward/portable", 2, {plain_64}}, Part{"backward/sm80", 2, {plain_64, plain_128}},
                       Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered, ordered_groups}}),
     [](const auto& part) {

@@ -42,7 +42,7 @@ PLANTS = (
         SCHEDULE,
         "      ++item.kv_head_idx;\n      tile = item.first_tile;\n      return;",
         "      ++item.kv_head_idx;\n      tile = 0;\n      return;",
-        COVER,
+        SHAPES,
     ),
     Plant(
         "a run begins at the beginning of its item",
@@ -63,7 +63,7 @@ PLANTS = (
         SCHEDULE,
         "tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};",
         "tile::min(first + config.block_q, rows) / config.group};",
-        COVER,
+        SHAPES,
     ),
     # Pages
     Plant("a page is that of the first sequence", LOAD, "next.item.batch_idx * args.page_table_stride +", "0 *", COVER),
