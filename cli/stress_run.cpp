@@ -44,9 +44,9 @@ std::vector<testing::Target> targets_of(const testing::Case& c, const StressOpti
 /// see few of the problems of all.
 std::vector<std::string> domains_of(const StressOptions& options) {
   if (!options.kernel.empty()) return {options.kernel};
-  if (options.device.kind == DeviceKind::cpu) return {"backward", "forward"};
+  if (options.device.kind == DeviceKind::cpu) return {"cpu/backward", "cpu/prefill"};
   const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
-  return {"backward" + fastest, "forward" + fastest, "decode/sm80", "forward", "backward"};
+  return {"backward" + fastest, "forward" + fastest, "decode/sm80", "forward/portable", "backward/portable"};
 }
 
 /// The problems one after another: a configuration of each array in turn, so that a short run has seen all kinds.

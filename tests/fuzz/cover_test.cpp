@@ -11,7 +11,7 @@
 namespace flash_attention::fuzz {
 namespace {
 
-constexpr const char* kernels[] = {"forward", "backward", "decode/sm80", "backward/sm90"};
+constexpr const char* kernels[] = {"cpu/prefill", "cpu/backward", "decode/sm80", "backward/sm90"};
 
 int num_levels(int factor) { return static_cast<int>(levels_of(static_cast<Factor>(factor)).size()); }
 
@@ -41,11 +41,11 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
   if (a == bounds && b == tail && (x == "unused") != (y == "unused")) return false;
   if (both(paged, "full", packed, "on") || both(batch, "0", tail, "some")) return false;
   if (both(seqused_kv, "on", paged, "full") || both(seqused_kv, "off", paged, "used")) return false;
-  return off_without(tail, packed) && off_without(page_size, paged) && off_without(bias_shape, bias) &&
-         off_without(slopes, alibi) && off_without(mask_shape, mask) && off_without(bounds, packed) &&
-         off_without(sinks, sink) && needs(dbias, "on", bias) && needs(dsink, "on", sink) &&
-         needs(dbias, "on", bias_shape) && needs(dsink, "on", sinks) && needs(inputs, "infinite_bias", bias) &&
-         needs(inputs, "infinite_bias", bias_shape);
+  return off_without(tail, packed) && off_without(page_size, paged) && off_without(hidden_shape, hidden_rows) &&
+         off_without(block_shape, block_mask) && off_without(bias_shape, bias) && off_without(slopes, alibi) &&
+         off_without(mask_shape, mask) && off_without(bounds, packed) && off_without(sinks, sink) &&
+         needs(dbias, "on", bias) && needs(dsink, "on", sink) && needs(dbias, "on", bias_shape) &&
+         needs(dsink, "on", sinks) && needs(inputs, "infinite_bias", bias) && needs(inputs, "infinite_bias", bias_shape);
 }
 
 TEST(Cover, EveryPairOccurs) {
@@ -76,7 +76,7 @@ TEST(Cover, EveryPairOccurs) {
 
 /// A domain without an option has no use for what says more about it.
 TEST(Cover, RowsAreWholeWhereADomainIsNarrow) {
-  Domain domain = domain_of("forward");
+  Domain domain = domain_of("cpu/prefill");
   domain.only(bias, {"off"}).only(mask, {"off"}).only(packed, {"off"}).only(sink, {"off"}).only(paged, {"used"});
   const std::vector<Row> rows = cover(domain, 4, 3);
   ASSERT_FALSE(rows.empty());
@@ -89,7 +89,7 @@ TEST(Cover, RowsAreWholeWhereADomainIsNarrow) {
 TEST(Cover, IsTheSameForTheSameSeed) {
   const auto text = [](std::uint64_t seed) {
     std::string all;
-    for (const Row& row : cover(domain_of("forward"), 4, seed)) all += to_string(row) + "\n";
+    for (const Row& row : cover(domain_of("cpu/prefill"), 4, seed)) all += to_string(row) + "\n";
     return all;
   };
   EXPECT_EQ(text(3), text(3));
@@ -116,6 +116,8 @@ void expect_levels(const GeneratedProblem& g) {
   EXPECT_EQ(p.left_padding, row.is(left_padding, "on"));
   EXPECT_EQ(p.bias.present, !row.is(bias, "off"));
   EXPECT_EQ(p.mask.present, row.is(mask, "on"));
+  EXPECT_EQ(p.hidden_rows.bounds != 0, !row.is(hidden_rows, "off"));
+  EXPECT_EQ(p.block_mask.block_q != 0, row.is(block_mask, "on"));
   EXPECT_EQ(p.alibi, row.is(alibi, "on"));
   EXPECT_EQ(p.sink, row.is(sink, "on"));
   EXPECT_EQ(p.softcap > 0, !row.is(softcap, "off"));
@@ -132,7 +134,7 @@ void expect_levels(const GeneratedProblem& g) {
 
 TEST(Cover, ProblemsHaveTheirLevels) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    for (const GeneratedProblem& g : problems(to_string(pass), 4, 11)) {
+    for (const GeneratedProblem& g : problems(pass == Pass::forward ? "cpu/prefill" : "cpu/backward", 4, 11)) {
       expect_levels(g);
       EXPECT_NO_THROW(make_plan(g.c.problem, pass, device_info({}))) << g.c.name;
     }
@@ -143,7 +145,7 @@ TEST(Cover, ProblemsHaveTheirLevels) {
 /// one between others, pages in no order.
 TEST(Cover, ProblemsHaveEmptySequencesAndShuffledPages) {
   int empty_tensors = 0, empty_sequences = 0, shuffled = 0;
-  for (const GeneratedProblem& g : problems("forward", 4, 11)) {
+  for (const GeneratedProblem& g : problems("cpu/prefill", 4, 11)) {
     const testing::Shape shape(g.c);
     empty_tensors += g.c.problem.packed && shape.rows_q == 0;
     for (const auto& sequence : shape.sequences)

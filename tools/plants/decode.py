@@ -88,7 +88,8 @@ PLANTS = (
         LOAD,
         "const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * 8 < columns;",
         "const bool exists = j < now.item.seen.end && chunk * 8 < columns;",
-        SHAPES + " */DecodeSm80Contract.*",
+        "kernels_emulated_test */DecodeSm80.*window* */DecodeSm80Contract.*window*",
+        survives="their scores are hidden, and a row that 0 * NaN of their values has reached is repaired: it is slower alone",
     ),
     Plant(
         "columns past head_dim are loaded",

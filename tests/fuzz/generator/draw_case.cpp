@@ -150,6 +150,34 @@ void set_window(Problem& p, std::string_view level, Dice& dice) {
   if (level == "right" || level == "both") p.window_right = bound();
 }
 
+std::int64_t blocks(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
+
+void hide_rows(Case& c, const Row& row, Dice& dice) {
+  const testing::Shape shape(c);
+  const std::string_view axes = row.level(hidden_shape);
+  const bool by_head = axes.find('h') != std::string_view::npos && axes != "shared";
+  HiddenRows& hidden = c.problem.hidden_rows;
+  hidden.bounds = row.is(hidden_rows, "one") ? 1 : row.is(hidden_rows, "two") ? 2 : 4;
+  const bool flat = testing::packs_keys(c.problem);
+  const std::int64_t numbers = (flat ? shape.rows_kv : shape.seq_kv) * hidden.bounds;
+  if (by_head) hidden.head_stride = numbers;
+  if (axes.starts_with("b") && !flat) hidden.batch_stride = (by_head ? shape.heads_kv : 1) * numbers;
+  c.document = dice.one_of<std::int64_t>({0, dice.between(1, 100)});
+}
+
+void hide_blocks(Case& c, const Row& row, Dice& dice) {
+  const testing::Shape shape(c);
+  const std::string_view axes = row.level(block_shape);
+  const auto has = [axes](char axis) { return axes.find(axis) != std::string_view::npos; };
+  BlockMask& m = c.problem.block_mask;
+  m.block_q = dice.one_of<std::int64_t>({1, dice.between(2, 40), 64, 128});
+  m.block_kv = dice.one_of<std::int64_t>({1, dice.between(2, 40), 64, 128});
+  m.q_stride = blocks(shape.seq_kv, m.block_kv);
+  const std::int64_t of_head = blocks(shape.seq_q, m.block_q) * m.q_stride;
+  if (has('h')) m.head_stride = of_head;
+  if (has('b')) m.batch_stride = (has('h') ? shape.heads_q : 1) * of_head;
+}
+
 Draw draw_of(std::string_view level) {
   if (level == "large") return Draw::large;
   if (level == "peaked") return Draw::peaked;
@@ -218,6 +246,8 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
     p.bias.dtype = row.is(bias, "float32") ? Dtype::float32 : row.is(bias, "float16") ? Dtype::float16 : Dtype::bfloat16;
   }
   if (row.is(mask, "on")) p.mask = score_tensor(p, row.level(mask_shape), dice.one_of<std::int64_t>({0, 0, 5, 16}));
+  if (!row.is(hidden_rows, "off")) hide_rows(c, row, dice);
+  if (row.is(block_mask, "on")) hide_blocks(c, row, dice);
   lay_out(p, row.level(layout));
   set_inputs(c, row, dice);
   return c;

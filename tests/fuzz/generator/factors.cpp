@@ -1,6 +1,9 @@
 #include "fuzz/generator/factors.h"
 
+#include <algorithm>
 #include <stdexcept>
+
+#include "plan/kernel_table.h"
 
 namespace flash_attention::fuzz {
 namespace {
@@ -25,6 +28,8 @@ const std::vector<Description>& table() {
       {bias, "bias", {"off", "float32", "float16", "bfloat16"}},
       {alibi, "alibi", {"off", "on"}},
       {mask, "mask", {"off", "on"}},
+      {hidden_rows, "hidden_rows", {"off", "one", "two", "four"}},  // bounds
+      {block_mask, "block_mask", {"off", "on"}},
       {packed, "packed", {"off", "on"}},
       {paged, "paged", {"off", "full", "used"}},  // used: as much of it as seqused_kv says
       {left_padding, "left_padding", {"off", "on"}},
@@ -47,6 +52,8 @@ const std::vector<Description>& table() {
       {bias_shape, "bias_shape", {FLASH_ATTENTION_SHAPES}},
       {slopes, "slopes", {"unused", "ordinary", "strong", "batch", "strong_batch"}},
       {mask_shape, "mask_shape", {FLASH_ATTENTION_SHAPES}},
+      {hidden_shape, "hidden_shape", {"unused", "shared", "h", "b", "bh"}},
+      {block_shape, "block_shape", {"unused", "q", "hq", "bq", "bhq"}},
       {bounds, "bounds", {"unused", "exact", "loose", "none"}},
       {tail, "tail", {"unused", "none", "some"}},                             // rows behind the last sequence
       {page_size, "page_size", {"unused", "1", "few", "16", "64", "whole"}},  // whole: one page a sequence
@@ -64,8 +71,15 @@ const std::vector<Description>& table() {
 struct Detail {
   Factor factor, of;
 };
-constexpr Detail details[] = {{bias_shape, bias}, {slopes, alibi},    {mask_shape, mask}, {bounds, packed},
-                              {tail, packed},     {page_size, paged}, {sinks, sink}};
+constexpr Detail details[] = {{bias_shape, bias},
+                              {slopes, alibi},
+                              {mask_shape, mask},
+                              {hidden_shape, hidden_rows},
+                              {block_shape, block_mask},
+                              {bounds, packed},
+                              {tail, packed},
+                              {page_size, paged},
+                              {sinks, sink}};
 
 /// A level that needs another factor to be on.
 struct Need {
@@ -160,25 +174,23 @@ Domain& Domain::only(Factor factor, const std::vector<std::string_view>& levels)
 }
 
 Domain domain_of(std::string_view kernel) {
+  const auto table = plan::kernel_table();
+  const auto entry = std::find_if(table.begin(), table.end(), [&](const auto& e) { return e.name == kernel; });
+  if (entry == table.end()) throw std::invalid_argument("there is no kernel " + std::string(kernel));
   Domain domain;
-  const auto without_pages = [&] { domain.only(paged, {"off"}).only(page_size, {"unused"}); };
-  if (kernel.starts_with("backward")) {
-    without_pages();
-    domain.only(left_padding, {"off"});
-  } else {
+  if (!entry->pages) domain.only(paged, {"off"}).only(page_size, {"unused"});
+  if (!entry->left_padding) domain.only(left_padding, {"off"});
+  if (!entry->hidden_rows) domain.only(hidden_rows, {"off"}).only(hidden_shape, {"unused"});
+  if (!entry->block_mask) domain.only(block_mask, {"off"}).only(block_shape, {"unused"});
+  if (entry->pass == Pass::forward)
     domain.only(dlse, {"off"}).only(dbias, {"off"}).only(dsink, {"off"}).without(inputs, {"nan_dout"});
-  }
   if (kernel.ends_with("/sm80") || kernel.ends_with("/sm90")) {
     domain.without(dtype, {"float32"}).without(layout, {"odd", "fours"});
     if (kernel != "backward/sm90") domain.without(scale, {"negative", "zero"});
   }
-  if (kernel == "forward/sm80") without_pages();
   if (kernel == "decode/sm80") domain.only(dropout, {"off"}).without(queries, {"edge", "long"});
-  if (kernel.ends_with("/sm90")) {
+  if (kernel.ends_with("/sm90"))
     domain.without(layout, {"broadcast", "reversed"}).without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
-    without_pages();
-    domain.only(left_padding, {"off"});
-  }
   return domain;
 }
 

@@ -18,6 +18,8 @@ enum Factor : int {
   bias,
   alibi,
   mask,
+  hidden_rows,
+  block_mask,
   packed,
   paged,
   left_padding,
@@ -37,6 +39,8 @@ enum Factor : int {
   bias_shape,
   slopes,
   mask_shape,
+  hidden_shape,
+  block_shape,
   bounds,
   tail,
   page_size,
@@ -83,8 +87,8 @@ class Domain {
   std::vector<std::vector<bool>> allowed_;
 };
 
-/// The levels that a kernel takes, by its name ("forward/sm90", "decode/sm80", ...), or all that a pass takes
-/// ("forward", "backward").
+/// The levels that a kernel takes, by its name. "cpu/prefill", "cpu/backward", "forward/portable" and "backward/portable"
+/// take all that is taken at all.
 Domain domain_of(std::string_view kernel);
 
 }  // namespace flash_attention::fuzz

@@ -15,7 +15,7 @@ struct GeneratedProblem {
   testing::Case c;
 };
 
-/// The problems of one covering array over what the kernel or the pass takes (domain_of), `share` of them in a row for one
+/// The problems of one covering array over what the kernel takes (domain_of), `share` of them in a row for one
 /// configuration. The same for the same arguments, on every machine.
 std::vector<GeneratedProblem> problems(std::string_view kernel, int share, std::uint64_t seed, const Sizes& sizes = {});
 std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uint64_t seed, const Sizes& sizes = {});
