@@ -105,6 +105,7 @@ PLANTS = (
         "(2ll * (first + x) + (x == 0 ? 1 : 0)) * part_floats;",
         "(2ll * (first + x)) * part_floats;",
         COVER,
+        survives="two items meet there only where a block overtakes the one before it, and the emulator starts them in order",
     ),
     Plant("the last to arrive is one too early", PARTS, "& 0xffff) + 1 < count)", "& 0xffff) + 2 < count)", COVER),
     Plant(
