@@ -43,7 +43,7 @@ def call(command: list, folder: Path, environment: dict[str, str] | None = None)
 
 def verdict(code: int, output: str) -> str:
     """How a failing test found the mistake; empty where all passed."""
-    if re.search(r"^Running 0 tests|no tests ran|could not compile", output, re.MULTILINE):
+    if re.search(r"^\[=+\] Running 0 tests|no tests ran|could not compile", output, re.MULTILINE):
         return "NO TEST: " + output.strip().splitlines()[-1]
     if code == 0:
         return ""

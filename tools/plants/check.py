@@ -75,7 +75,7 @@ PLANTS = (
         "src/check/derivative.cpp",
         "dot(dout, out, dim) - dlse,",
         "dot(dout, out, dim) + dlse,",
-        RIGHT + "*dlse*",
+        RIGHT + "lse_gradient*",
     ),
     Plant(
         "dbias is that of the first head",

@@ -113,7 +113,7 @@ PLANTS = (
         PARTS,
         "    ptx::store_global(words + block, tag_of(block));\n    return true;",
         "    return true;",
-        SHAPES,
+        "kernels_emulated_test DecodeSm80Workspace.*",
     ),
     Plant(
         "what the workspace held counts",
@@ -125,8 +125,8 @@ PLANTS = (
     Plant(
         "a counter of the item before is not prepared",
         KERNEL,
-        "      if (before < run.begin) parts.prepare(run.shares.block_of(before));\n",
-        "",
+        "if (prepares) parts.prepare(own, found[0]), parts.prepare(other, found[1]);",
+        "if (prepares) parts.prepare(own, found[0]);",
         COVER,
         survives="the block that begins the item prepares the same word before it can be the first to arrive; only a "
         "block that arrives before the first one has started needs it, and the emulator starts blocks in order",
