@@ -170,6 +170,11 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
       __syncthreads();  // the tile has landed
       add_tile(score, rows, tile_idx * block_kv);
     }
+    if constexpr (tile::Score<features>::skips_tiles) {
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<0>();
+      __syncthreads();  // Q and dO have landed where every tile was skipped: dQ goes over them
+    }
   }
 
   /// Through the warp's own rows of shared memory to global memory; true if something is not finite.

@@ -27,6 +27,10 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
   const auto V = tile::key_source<Element, features>(args, args.V, sequence, head_idx / args.group);
   const tile::KeyRange range = score.keys_of(i);
   tile::CarefulRow<config.head_dim_v> sum;
+  if (features.dropout && lse != lse) {  // NaN, whatever dropout takes away
+#pragma unroll
+    for (float& element : sum.sum) element = lse;
+  }
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
     if (!score.visible(range, i, j) || (features.dropout && !dropout.keeps(i, j))) continue;

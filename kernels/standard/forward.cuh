@@ -77,7 +77,8 @@ __device__ __forceinline__ void standard_softmax(const AttentionArgs& args) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float p = tile::exp(S[j + e] - reference) * inverse * factor[e];
-      P[j + e] = ptx::from_float<Element>(factor[e] == 0 ? standard::dropped : p);
+      const bool is_number = row_sum == row_sum;  // else the row is NaN, whatever dropout takes away
+      P[j + e] = ptx::from_float<Element>(factor[e] == 0 && is_number ? standard::dropped : p);
     }
   }
   if (args.lse != nullptr && lane == 0) {

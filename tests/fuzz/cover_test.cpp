@@ -25,7 +25,8 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
                backwards = b == option && a == gradient && x == level;
     return !(forwards && (x == "off" || x == "unused")) && !(backwards && (y == "off" || y == "unused"));
   };
-  if (a == inputs && b == slopes && x.starts_with("nan_") && y.starts_with("strong")) return false;  // 0 * NaN
+  const bool weighs = b == slopes || b == sinks;
+  if (a == inputs && weighs && x.starts_with("nan_") && y.starts_with("strong")) return false;  // 0 * NaN
   const auto both = [&](Factor f, std::string_view level, Factor g, std::string_view other) {
     return (a == f && x == level && b == g && y == other) || (a == g && x == other && b == f && y == level);
   };

@@ -97,6 +97,10 @@ std::vector<Case> contract_cases(Dtype dtype) {
     p.seqused_q = p.seqused_kv = true, c.seqused_q = {0, 50}, c.seqused_kv = {131, 0};
   });
 
+  // Each row sees one key, which dropout takes away from most.
+  add("nan_query_dropped",
+      [](Case& c, Problem& p) { p.window_left = p.window_right = 0, p.dropout_p = 0.9f, c.nan_query = 40; });
+
   // Packed
   add("packed", [](Case& c, Problem&) { pack(c, {33, 1, 0, 70, 5}, {67, 20, 9, 0, 130}); });
   add("packed_causal", [](Case& c, Problem& p) { pack(c, {65, 0, 31, 129}, {65, 0, 80, 129}), p.causal = true; });

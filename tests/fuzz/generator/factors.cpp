@@ -136,7 +136,7 @@ std::string to_string(const Row& row) {
 bool go_together(Factor a, int level_a, Factor b, int level_b) {
   // A weight that a float holds as 0 may or may not be multiplied by NaN.
   const auto vanishes = [](Factor factor, int level, Factor other, int other_level) {
-    return factor == inputs && other == slopes && levels_of(factor)[level].starts_with("nan_") &&
+    return factor == inputs && (other == slopes || other == sinks) && levels_of(factor)[level].starts_with("nan_") &&
            levels_of(other)[other_level].starts_with("strong");
   };
   if (vanishes(a, level_a, b, level_b) || vanishes(b, level_b, a, level_a)) return false;
