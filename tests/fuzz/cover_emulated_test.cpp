@@ -44,6 +44,12 @@ const Narrow soft_cap{[](Domain domain) {
   return plain(domain, "64").only(softcap, {"wide"}).only(inputs, {"normal", "growing"});
 }};
 
+/// Masks that leave blocks of keys out, and some as they are.
+const Narrow blocks_of_keys{[](Domain domain) {
+  domain = plain(domain, "64").only(block_mask, {"on"}).only(window, {"none"}).only(inputs, {"normal", "nan_value"});
+  return domain.only(deterministic, {"on"});
+}};
+
 /// So many queries that blocks take the longest tile that is left.
 const Narrow many_queries{[](Domain domain) { return plain(domain, "8").only(queries, {"long"}).only(keys, {"few"}); },
                           {.longest = 1400, .most_products = 4e6}};
@@ -137,9 +143,10 @@ TEST_P(CoverEmulated, MatchesTheOracleAndTakesEveryPath) {
 INSTANTIATE_TEST_SUITE_P(
     Kernels, CoverEmulated,
     ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64}},
-                      Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries}},
+                      Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries, blocks_of_keys}},
                       Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
-                      Part{"backward/portable", 2, {plain_64}}, Part{"backward/sm80", 2, {plain_64, plain_128}},
+                      Part{"backward/portable", 2, {plain_64}},
+                      Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys}},
                       Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered, ordered_groups}}),
     [](const auto& part) {
       std::string name = part.param.kernel;

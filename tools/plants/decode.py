@@ -175,7 +175,7 @@ PLANTS = (
         FINISH,
         "    if (row.query >= sequence.len_q) {\n      lse = -tile::infinity;\n      return 0;\n    }\n",
         "",
-        COVER,
+        SHAPES,
     ),
     Plant(
         "the same rows are kept for another sequence",

@@ -170,8 +170,8 @@ void hide_blocks(Case& c, const Row& row, Dice& dice) {
   const std::string_view axes = row.level(block_shape);
   const auto has = [axes](char axis) { return axes.find(axis) != std::string_view::npos; };
   BlockMask& m = c.problem.block_mask;
-  m.block_q = dice.one_of<std::int64_t>({1, dice.between(2, 40), 64, 128});
-  m.block_kv = dice.one_of<std::int64_t>({1, dice.between(2, 40), 64, 128});
+  m.block_q = dice.one_of<std::int64_t>({1, dice.between(2, 40), 64, 128, 128});
+  m.block_kv = dice.one_of<std::int64_t>({m.block_q, m.block_q, 1, dice.between(2, 40), 64, 128});
   m.q_stride = blocks(shape.seq_kv, m.block_kv);
   const std::int64_t of_head = blocks(shape.seq_q, m.block_q) * m.q_stride;
   if (has('h')) m.head_stride = of_head;

@@ -54,6 +54,13 @@ inline std::vector<Case> decode_shapes() {
   Case nan = base("nan_query_of_many_parts", Dtype::bfloat16);  // no score of the row is a number, in any part
   nan.problem.seq_q = 3, nan.problem.seq_kv = 700, nan.problem.sink = true, nan.nan_query = 1;
   cases.push_back(nan);
+  Case long_keys = base("more_parts_than_lanes", Dtype::bfloat16);
+  long_keys.problem.batch = long_keys.problem.seq_q = 1, long_keys.problem.seq_kv = 4500, long_keys.draw = Draw::growing;
+  long_keys.problem.heads_q = long_keys.problem.heads_kv = 1;
+  cases.push_back(long_keys);
+  Case unused = base("unused_rows_and_sink", Dtype::bfloat16);
+  unused.problem.seq_q = 4, unused.problem.sink = unused.problem.seqused_q = true, unused.seqused_q = {2, 0};
+  cases.push_back(unused);
   return cases;
 }
 
