@@ -136,6 +136,7 @@ std::string describe(const Problem& problem) {
   if (problem.alibi) text += ", alibi";
   if (problem.page_size != 0) text += format(", pages of %lld", n(problem.page_size));
   if (problem.dropout_p != 0) text += format(", dropout %g", static_cast<double>(problem.dropout_p));
+  if (problem.invariant) text += ", invariant";
   return text;
 }
 
