@@ -61,9 +61,7 @@ def _on_gpu(q):
             return bridges[name](import_module(name))
         except ImportError:
             continue
-    raise ImportError(
-        f"q: {type(q).__name__} on a GPU needs torch or CuPy for the result; neither is installed"
-    )
+    raise ImportError(f"q: {type(q).__name__} on a GPU needs torch or CuPy for the result; neither is installed")
 
 
 def _by_torch(torch):
