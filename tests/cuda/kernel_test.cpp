@@ -119,6 +119,15 @@ TEST_F(KernelTest, launches_in_order_with_the_same_arguments) {
   }
 }
 
+TEST_F(KernelTest, the_plans_bytes_of_the_workspace_are_zeroed_and_no_others) {
+  Plan plan = plan_of("zeroed");
+  plan.zeroed_bytes = 4;
+  std::vector<unsigned char> workspace(16, 0xff);
+  const Options options{.device = gpu(0).device, .stream = fake_stream(0), .workspace = workspace.data()};
+  load_kernel(plan, gpu(0))->launch(problem, plan, buffers, options);
+  for (std::size_t byte = 0; byte < workspace.size(); ++byte) EXPECT_EQ(workspace[byte], byte < 4 ? 0 : 0xff) << byte;
+}
+
 TEST_F(KernelTest, code_is_for_the_gpus_architecture_and_shared_memory_is_announced) {
   load_kernel(plan_of("attributes"), gpu(1));
   ASSERT_EQ(cu.loaded.size(), 2u);

@@ -102,7 +102,7 @@ PLANTS = (
         "pages are read in their order",
         "src/check/call.cpp",
         "rows_from(place * strides.batch)",
-        "rows_from(page * strides.batch)",
+        "rows_from((page + 0 * place) * strides.batch)",
         RIGHT + "paged*",
     ),
 )

@@ -47,8 +47,8 @@ PLANTS = (
     Plant(
         "a run begins at the beginning of its item",
         SCHEDULE,
-        "start.tile = start.item.first_tile + left;",
-        "start.tile = start.item.first_tile;",
+        "found.tile = found.item.first_tile + left;",
+        "found.tile = found.item.first_tile + 0 * left;",
         COVER,
     ),
     Plant(
@@ -102,8 +102,8 @@ PLANTS = (
     Plant(
         "the first part lies where the next block's does",
         PARTS,
-        "(2ll * (first + x) + (x == 0 ? 1 : 0)) * part_floats;",
-        "(2ll * (first + x)) * part_floats;",
+        "(2ll * (first + x) + (x == 0 ? 1 : 0)) * floats();",
+        "(2ll * (first + x)) * floats();",
         COVER,
         survives="two items meet there only where a block overtakes the one before it, and the emulator starts them in order",
     ),
@@ -134,8 +134,8 @@ PLANTS = (
     Plant(
         "parts are merged by their sums alone",
         FINISH,
-        "for (int x = lane; x < count; x += 32) factors[x] = ptx::exp2(factors[x] - reference);",
-        "for (int x = lane; x < count; x += 32) factors[x] = ptx::exp2(0 * factors[x]);",
+        "for (int x = own; x < end; x += 32) factors[x - begin] = ptx::exp2(factors[x - begin] - reference);",
+        "for (int x = own; x < end; x += 32) factors[x - begin] = 1;",
         COVER,
     ),
     Plant(
@@ -151,8 +151,8 @@ PLANTS = (
     Plant(
         "parts behind the first few are forgotten",
         FINISH,
-        "for (int x = 0; x < count; x += together) {",
-        "for (int x = 0; x < tile::min(count, together); x += together) {",
+        "for (int x = begin; x < end; x += together) {",
+        "for (int x = begin; x < tile::min(end, begin + together); x += together) {",
         COVER,
     ),
     Plant(
