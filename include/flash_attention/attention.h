@@ -47,6 +47,8 @@ struct Buffers {
 
   const void* const* program_tensors = nullptr;  ///< Problem::program: a pointer for each tensor it reads, dense
   const double* program_scalars = nullptr;       ///< Problem::program: its scalars, in host memory
+  const float* k_scale = nullptr;                ///< Problem::kv_scales; [1], [batch, heads_kv] or as the rows of k
+  const float* v_scale = nullptr;                ///< the same for v
 
   // Backward only. Gradients are overwritten, never added to.
   const void* dout = nullptr;   ///< shape of out

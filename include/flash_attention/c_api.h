@@ -78,6 +78,8 @@ typedef struct flash_attention_problem {
   int64_t program_sizes[8][4];
   uint32_t program_gradients;
   int32_t invariant;
+  int32_t kv_dtype, kv_scales; /* kv_dtype -1 = dtype */
+  flash_attention_strides k_scale_strides, v_scale_strides;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -99,6 +101,7 @@ typedef struct flash_attention_buffers {
   const void* const* program_tensors;
   const double* program_scalars;
   float* const* program_gradients;
+  const float *k_scale, *v_scale;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {

@@ -135,6 +135,11 @@ struct Problem {
   std::array<std::array<std::int64_t, 4>, 8> program_sizes{};  ///< the sizes of each tensor it reads; 0 past its rank
   std::uint32_t program_gradients = 0;                         ///< backward: bit n asks for the gradient of tensor n
 
+  // Forward: K and V of a cache in 8 bits, worth code * scale each (docs/numerics.md).
+  std::optional<Dtype> kv_dtype{};        ///< of k and v; dtype if not given, else float8_e4m3, float8_e5m2 or int8
+  ScaleKind kv_scales = ScaleKind::none;  ///< of 8-bit k and v
+  Strides k_scale_strides{}, v_scale_strides{};
+
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 

@@ -20,14 +20,6 @@ struct AppendConfig {
   bool token_scales = false;  // which are made here
 };
 
-/// Scales of an 8-bit cache; a stride of 0 shares one. Those of rows follow the cache: its pages, its rows, its heads.
-struct ScaleView {
-  float* data;
-  long long batch_stride;
-  long long seq_stride;
-  long long head_stride;
-};
-
 struct AppendArgs {
   TensorView Q, Q_out, K, V;  // packed and placed rows have a batch stride of 0
   TensorView K_cache, V_cache;

@@ -27,6 +27,14 @@ struct ScoreView {
   long long q_stride;
 };
 
+/// Scales of 8-bit K and V; a stride of 0 shares one. Those of rows follow the rows: their pages, places and heads.
+struct ScaleView {
+  const float* data;
+  long long batch_stride;
+  long long seq_stride;
+  long long head_stride;
+};
+
 struct AttentionArgs {
   TensorMap maps[8];  // TMA kernels only; each kernel says which tensor is where
 
@@ -52,6 +60,7 @@ struct AttentionArgs {
   const float* alibi_slopes;  // [batch?, heads_q] or null
   long long alibi_batch_stride;
   const float* sink;  // [heads_q] or null
+  ScaleView K_scale, V_scale;
 
   void* dbias;                   // dense [batch|1, heads_q|1, seq_q|1, seq_kv] or null
   long long dbias_batch_stride;  // 0 where bias broadcasts

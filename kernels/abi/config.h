@@ -31,12 +31,20 @@ struct Features {
   bool mask = false;
   bool dropout = false;
   bool sink = false;
-  int hidden_bounds = 0;       // hidden_rows: 1, 2 or 4 numbers a key
-  bool block_mask = false;     // a byte for each block of queries and keys
-  bool score_program = false;  // a program changes scores
-  bool score_hides = false;    // it may make one -inf, which is hidden
-  bool mask_program = false;   // a program hides keys
+  int hidden_bounds = 0;          // hidden_rows: 1, 2 or 4 numbers a key
+  bool block_mask = false;        // a byte for each block of queries and keys
+  bool score_program = false;     // a program changes scores
+  bool score_hides = false;       // it may make one -inf, which is hidden
+  bool mask_program = false;      // a program hides keys
+  Type kv_dtype = Type::float32;  // of 8-bit k and v; any other means dtype
+  bool kv_scales = false;         // they have scales
+  bool token_scales = false;      // of rows
 };
+
+/// The elements of K and V.
+constexpr Type key_type(const Features& features) {
+  return is_narrow(features.kv_dtype) ? features.kv_dtype : features.dtype;
+}
 
 struct ForwardConfig {
   Features features{};

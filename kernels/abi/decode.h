@@ -14,12 +14,21 @@ struct DecodeLayout {
   int key_warps;      // and along the keys: each has its own running maximum
   int warp_rows;      // rows of a warp that can exist
   int merge_columns;  // columns of O that the warps exchange at a time
-  int stage_bytes;    // a tile of K and one of V
+  int stage_bytes;    // a tile of K and one of V, and the scales of their rows
   int q_bytes;
   int merge_bytes;
   int shared_bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }  // tile::SwizzledTile
+  /// Columns of a row of K or V as the products take them: steps of 16, two at a time where they are of 8 bits.
+  static constexpr int columns_of(const ForwardConfig& config, int dim) {
+    const int unit = is_narrow(key_type(config.features)) ? 32 : 16;
+    return (dim + unit - 1) / unit * unit;
+  }
+  /// The same in units of 16 bits, in which shared memory counts.
+  static constexpr int stored_columns(const ForwardConfig& config, int dim) {
+    return columns_of(config, dim) / (is_narrow(key_type(config.features)) ? 2 : 1);
+  }
   static constexpr int min(int a, int b) { return a < b ? a : b; }
 
   constexpr explicit DecodeLayout(const ForwardConfig& config)
@@ -27,7 +36,10 @@ struct DecodeLayout {
         key_warps(config.num_warps / row_warps),
         warp_rows(min(config.block_q, 16)),
         merge_columns(min(panels(config.head_dim_v) * 64, warp_rows == 8 ? 128 : 64)),
-        stage_bytes(config.block_kv * 128 * (panels(config.head_dim) + panels(config.head_dim_v))),
+        stage_bytes(
+            config.block_kv * 128 *
+                (panels(stored_columns(config, config.head_dim)) + panels(stored_columns(config, config.head_dim_v))) +
+            (config.features.token_scales ? config.block_kv * 8 : 0)),
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
         merge_bytes(config.num_warps * warp_rows * (merge_columns + 4) * 4),  // 4: so that rows begin in other banks
         shared_bytes(config.num_stages * stage_bytes + q_bytes + merge_bytes + 2048) {}  // statistics and a flag

@@ -153,7 +153,9 @@ struct DecodeAppend {
       const float scale = most / tile::largest_code<config.cache_dtype>;
       inverse = 1 / scale;
       if (exists && lane == 0)
-        scales.data[slot.page * scales.batch_stride + slot.row * scales.seq_stride + head_idx * scales.head_stride] = scale;
+        const_cast<float*>(
+            scales.data)[slot.page * scales.batch_stride + slot.row * scales.seq_stride + head_idx * scales.head_stride] =
+            scale;
     } else if constexpr (config.scales) {
       if (exists) inverse = 1 / scales.data[token.batch_idx * scales.batch_stride + head_idx * scales.head_stride];
     }

@@ -5,6 +5,7 @@
 #include "ptx/path.cuh"
 #include "ptx/shared.cuh"
 #include "tile/mma.cuh"
+#include "tile/scales.cuh"
 #include "tile/softmax.cuh"
 
 // The end of an item, or of a block's part of one: the warps that shared its keys add up what they have, some columns at a
@@ -18,7 +19,8 @@ struct Finish {
   static constexpr Features features = config.features;
   static constexpr DecodeLayout layout{config};
   static constexpr int warps = config.num_warps, columns = layout.merge_columns;
-  static constexpr int dim_v = tile::round_up(config.head_dim_v, 16);
+  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
+  static constexpr bool narrow = is_narrow(key_type(features));
   static constexpr bool careful = tile::Score<features>::hides;
   using Element = ptx::Element<features.dtype>;
   using Four = ptx::Vector<float, 4>;
@@ -33,6 +35,10 @@ struct Finish {
     float sum[warps][16];
     int is_last;
   };
+
+  /// By which probabilities are larger where they are multiplied by the scales of rows: of what is left, a float16 would
+  /// have few bits.
+  static constexpr int lift = features.token_scales && features.dtype == Type::float16 ? 256 : 1;
 
   const AttentionArgs& args;
   SharedStorage& storage;
@@ -81,7 +87,11 @@ struct Finish {
     }
     float sink = -tile::infinity;
     if constexpr (features.sink) sink = args.sink[row.head_idx];
-    return tile::finish_row(max, sum, sink, lse);
+    const float factor = tile::finish_row(max, sum, sink, lse);
+    if constexpr (features.token_scales) return factor / lift;
+    if constexpr (features.kv_scales)
+      return factor * tile::head_scale<features>(args.V_scale, sequence.batch_idx, item.kv_head_idx);
+    return factor;
   }
 
   __device__ __forceinline__ Element* output(const Row& row) const {
@@ -128,6 +138,18 @@ struct Finish {
   template <int begin>
   __device__ __forceinline__ void share_columns(const float (&O)[1][dim_v / 8][4]) const {
     const tile::LanePlace place(lane);
+    if constexpr (narrow) {  // blocks 2c and 2c + 1 are the even and the odd ones of columns 16c to 16c + 15
+#pragma unroll
+      for (int n = begin / 8; n < tile::min(dim_v, begin + columns) / 8; n += 2) {
+#pragma unroll
+        for (int half = 0; half < layout.warp_rows / 8; ++half) {
+          const float(&even)[4] = O[0][n], (&odd)[4] = O[0][n + 1];
+          const unsigned to = ptx::shared_address(&storage.O[warp][place.row + 8 * half][8 * n - begin + 2 * place.column]);
+          ptx::store_shared(to, Four{{even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]}});
+        }
+      }
+      return;
+    }
 #pragma unroll
     for (int n = begin / 8; n < tile::min(dim_v, begin + columns) / 8; ++n) {
 #pragma unroll

@@ -4,6 +4,8 @@
 #include "ptx/async.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "tile/narrow.cuh"
+#include "tile/scales.cuh"
 #include "tile/swizzle.cuh"
 
 // K and V of a tile into shared memory by cp.async, 16 bytes a lane. A warp copies the same rows of every tile; where warps
@@ -19,10 +21,13 @@ template <ForwardConfig config>
 struct Loader {
   static constexpr Features features = config.features;
   static constexpr int own_rows = config.block_kv / config.num_warps;
-  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
+  static constexpr int dim = DecodeLayout::columns_of(config, config.head_dim);
+  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
   using Element = ptx::Element<features.dtype>;
-  using KTile = tile::SwizzledTile<config.block_kv, dim>;
-  using VTile = tile::SwizzledTile<config.block_kv, dim_v>;
+  using Key = tile::Stored<key_type(features)>;
+  static constexpr int chunk_elements = 16 / sizeof(Key);
+  using KTile = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim)>;
+  using VTile = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim_v)>;
   static_assert(own_rows % 16 == 0 && own_rows <= 32);
 
   const AttentionArgs& args;
@@ -32,6 +37,7 @@ struct Loader {
   int first_row = static_cast<int>(threadIdx.x) / 32 * own_rows;  // of a tile
   int page = 0;                                                   // of this lane's row of the next tile
   int page_row = 0;
+  float k_scale = 0, v_scale = 0;  // of the same row, where rows have scales
 
   __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
       : args(arguments), cursor(place), left(run.end - run.begin) {
@@ -41,8 +47,9 @@ struct Loader {
   }
 
   /// Starts the copies of the next tile, if there is one, and closes their group.
-  __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem) {
+  __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem, unsigned scale_smem) {
     if (left > 0) {
+      store_scales(scale_smem);
       Cursor<config> now = cursor;
       copy<KTile, config.head_dim>(now, args.K, K_smem);
       copy<VTile, config.head_dim_v>(now, args.V, V_smem);
@@ -59,6 +66,16 @@ struct Loader {
   }
 
  private:
+  /// Those of K, then of V. They were asked for one tile ago.
+  __device__ __forceinline__ void store_scales(unsigned scale_smem) const {
+    if constexpr (features.token_scales) {
+      if (lane >= own_rows) return;
+      const unsigned to = scale_smem + (first_row + lane) * 4;
+      ptx::store_shared(to, k_scale);
+      ptx::store_shared(to + config.block_kv * 4, v_scale);
+    }
+  }
+
   /// Q of the item that the tiles have come to: it is wanted as soon as they are.
   __device__ __forceinline__ void ask_for_Q(const Item<config>& item) const {
     if constexpr (!features.packed) {
@@ -72,12 +89,23 @@ struct Loader {
   }
 
   __device__ __forceinline__ void look_up(const Cursor<config>& next) {
-    if constexpr (features.paged) {
+    if constexpr (features.paged || features.token_scales) {
       const int j = next.tile * config.block_kv + first_row + lane;
-      if (left <= 0 || lane >= own_rows || j < next.item.seen.begin || j >= next.item.seen.end) return;
-      const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
-      page = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
-      page_row = j % args.page_size;
+      if (left <= 0 || lane >= own_rows) return;
+      k_scale = v_scale = 0;  // what nobody sees
+      if (j < next.item.seen.begin || j >= next.item.seen.end) return;
+      if constexpr (features.paged) {
+        const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
+        page = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+        page_row = j % args.page_size;
+      }
+      if constexpr (features.token_scales) {
+        const long long start = features.packed && !features.paged ? args.cu_seqlens_kv[next.item.batch_idx] : 0;
+        const long long from = features.paged ? page : features.packed ? 0 : next.item.batch_idx;
+        const long long row = features.paged ? page_row : start + j;
+        k_scale = *tile::scale_of_row(args.K_scale, from, row, next.item.kv_head_idx);
+        v_scale = *tile::scale_of_row(args.V_scale, from, row, next.item.kv_head_idx);
+      }
     }
   }
 
@@ -85,7 +113,7 @@ struct Loader {
   __device__ __forceinline__ void copy(const Cursor<config>& now, const TensorView& view, unsigned tile_smem) const {
     constexpr int chunks = Tile::columns / 8;
     const int kv_begin = now.tile * config.block_kv + first_row;
-    const auto* base = static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride;
+    const auto* base = static_cast<const Key*>(view.data) + now.item.kv_head_idx * view.head_stride;
     if constexpr (!features.paged) {
       const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
       base += now.item.batch_idx * view.batch_stride + (start + kv_begin) * view.seq_stride;
@@ -94,12 +122,13 @@ struct Loader {
 #pragma unroll(config.head_dim_v > 128 || config.block_q > 16 ? 2 : 8)
     for (int index = lane; index < own_rows * chunks; index += 32) {
       const int row = index / chunks, chunk = index % chunks, j = kv_begin + row;
-      const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * 8 < columns;
+      const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;
       long long offset = row * view.seq_stride;
       if constexpr (features.paged) {
         offset = ptx::shuffle(page, row) * view.batch_stride + ptx::shuffle(page_row, row) * view.seq_stride;
       }
-      ptx::copy_async(tile_smem + Tile::offset(first_row + row, chunk), base + offset + chunk * 8, exists ? 16 : 0);
+      ptx::copy_async(tile_smem + Tile::offset(first_row + row, chunk), base + offset + chunk * chunk_elements,
+                      exists ? 16 : 0);
     }
   }
 };

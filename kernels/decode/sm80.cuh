@@ -2,6 +2,7 @@
 
 #include "decode/finish.cuh"
 #include "decode/load.cuh"
+#include "decode/narrow.cuh"
 #include "ptx/path.cuh"
 #include "tile/tail.cuh"
 
@@ -40,6 +41,8 @@ struct DecodeSm80 {
   using KTile = typename Loader::KTile;
   using VTile = typename Loader::VTile;
   static constexpr int dim = Loader::dim, dim_v = Loader::dim_v;
+  static constexpr Type code = key_type(features);
+  static constexpr bool narrow = is_narrow(code);
   static constexpr int q_steps = dim / 16;
   static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
   using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
@@ -58,6 +61,7 @@ struct DecodeSm80 {
     decode::Item<config> item;  // that is worked on
     tile::Sequence sequence;
     tile::KeyRange full;  // the keys that all of its rows see
+    alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
   };
   static_assert(sizeof(SharedStorage) <= layout.shared_bytes);
 
@@ -71,18 +75,22 @@ struct DecodeSm80 {
   unsigned Q[Q_in_registers ? q_steps : 1][4];
   float O[1][dim_v / 8][4];
   tile::RowState rows;
+  float k_scale = 1;  // of the item's key head
 
   __device__ __forceinline__ DecodeSm80(const AttentionArgs& arguments, SharedStorage& shared)
       : args(arguments), storage(shared) {}
 
   /// Of a score in its units to powers of two.
   __device__ __forceinline__ float scale_log2() const {
-    return (tile::Score<features>::linear ? args.scale : 1.0f) * tile::log2_e;
+    return (tile::Score<features>::linear ? args.scale * k_scale : 1.0f) * tile::log2_e;
   }
   __device__ __forceinline__ unsigned K_smem(int stage) const {
     return stage_smem + stage * static_cast<unsigned>(sizeof(typename SharedStorage::Stage));
   }
   __device__ __forceinline__ unsigned V_smem(int stage) const { return K_smem(stage) + sizeof(KTile); }
+  __device__ __forceinline__ unsigned scale_smem(int stage) const {
+    return features.token_scales ? ptx::shared_address(&storage.scales[stage]) : 0;
+  }
 
   /// Who reads what a warp has copied: the warp alone, or all.
   __device__ __forceinline__ static void sync_readers() {
@@ -118,7 +126,7 @@ struct DecodeSm80 {
         const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
         values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
       }
-      ptx::store_shared(Q_smem + QTile::offset(row, chunk), values);
+      store_Q(row, chunk, values);
     }
     __syncthreads();  // Q is there for every warp
     if constexpr (Q_in_registers) {
@@ -126,6 +134,7 @@ struct DecodeSm80 {
       for (int step = 0; step < q_steps; ++step) read_Q(Q[step], step);
     }
     rows = {};
+    if constexpr (features.kv_scales) k_scale = tile::head_scale<features>(args.K_scale, item.batch_idx, item.kv_head_idx);
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
@@ -135,19 +144,41 @@ struct DecodeSm80 {
 
   using Scores = float[1][warp_keys / 8][4];
 
+  /// Eight columns of a row of Q. K in 8 bits comes with four neighbouring columns to a lane, 4t to 4t + 3 of each 16,
+  /// which the products take as columns 2t, 2t + 1, 2t + 8 and 2t + 9: so Q is laid out in that order, too.
+  __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
+    if constexpr (narrow) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const int pair = chunk % 2 * 4 + word, to = pair % 2 * 4 + pair / 2;
+        ptx::store_shared(Q_smem + QTile::offset(row, chunk / 2 * 2 + to / 4) + to % 4 * 4, values[word]);
+      }
+    } else {
+      ptx::store_shared(Q_smem + QTile::offset(row, chunk), values);
+    }
+  }
+
+  __device__ __forceinline__ void take_Q(unsigned (&A)[4], int step) const {
+    if constexpr (Q_in_registers) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
+    } else {
+      read_Q(A, step);
+    }
+  }
+
   /// S = Q K^T for the warp's keys.
   __device__ __forceinline__ void multiply_keys(Scores& S, unsigned K) const {
     const unsigned K_address = tile::b_transposed_address<KTile>(K, warp_key, lane);
+    if constexpr (narrow) {
+      return decode::multiply_codes<code, type, q_steps>(
+          S, [&](unsigned(&A)[4], int step) { take_Q(A, step); },
+          [&](unsigned(&codes)[4], int n, int step) {
+            ptx::ldmatrix_x4(codes, KTile::step(K_address, step) + n * 16 * 128);
+          });
+    }
     tile::multiply<type, q_steps>(
-        S,
-        [&](unsigned(&A)[4], int, int step) {
-          if constexpr (Q_in_registers) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
-          } else {
-            read_Q(A, step);
-          }
-        },
+        S, [&](unsigned(&A)[4], int, int step) { take_Q(A, step); },
         [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * step) + n * 16 * 128); });
   }
 
@@ -190,11 +221,28 @@ struct DecodeSm80 {
       for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
     }
     const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane);
+    if constexpr (narrow) {
+      return decode::add_codes<code, type>(O, P, [&](unsigned(&codes)[4], int c, int step) {
+        ptx::ldmatrix_x4_trans(codes, VTile::step(V_address, 2 * c) + step * 16 * 128);
+      });
+    }
     tile::multiply<type, warp_keys / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
           ptx::ldmatrix_x4_trans(B, VTile::step(V_address, 2 * n) + step * 16 * 128);
         });
+  }
+
+  /// Scores, or probabilities, times the scales of the warp's keys.
+  template <int lift>
+  __device__ __forceinline__ void scale_columns(Scores& S, const float* scales) const {
+#pragma unroll
+    for (int n = 0; n < warp_keys / 8; ++n) {
+      const auto pair =
+          ptx::load_shared<ptx::Vector<float, 2>>(ptx::shared_address(scales + warp_key + 8 * n + place.column));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[0][n][e] *= pair[e % 2] * lift;
+    }
   }
 
   /// One tile of keys, which lies in a stage.
@@ -207,6 +255,7 @@ struct DecodeSm80 {
     }
     Scores S{};
     multiply_keys(S, K_smem(stage));
+    if constexpr (features.token_scales) scale_columns<1>(S, storage.scales[stage]);
     if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {
       ptx::path<"decode/sm80 edge tile">();
       score_tile<true>(S, kv_begin);
@@ -218,6 +267,7 @@ struct DecodeSm80 {
     }
     float shrink[2];
     rows.template update<0, config.features.bias>(S[0], scale_log2(), shrink);
+    if constexpr (features.token_scales) scale_columns<Finish::lift>(S, storage.scales[stage] + block_kv);
     add_values(S, shrink, V_smem(stage));
   }
 
@@ -235,7 +285,7 @@ struct DecodeSm80 {
     int stage = 0, free_stage = 0;
 #pragma unroll 1
     for (int position = run.begin - (stages - 1); position < run.end; ++position) {
-      loader.load(K_smem(free_stage), V_smem(free_stage));
+      loader.load(K_smem(free_stage), V_smem(free_stage), scale_smem(free_stage));
       free_stage = after(free_stage);
       if (position < run.begin) continue;  // the first tiles are on their way
       if (position == item_begin) {

@@ -43,8 +43,9 @@ struct ForwardPortable {
   };
 
   /// Scores from dot products; hidden ones are marked where the tile is not all visible.
+  template <typename KeyScale>
   __device__ static void score_tile(float (&S)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
-                                    bool some_hidden) {
+                                    bool some_hidden, KeyScale key_scale) {
     const tile::ThreadPlace place;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -54,6 +55,7 @@ struct ForwardPortable {
         if (i >= score.len_q || (some_hidden && !score.visible(i, j))) {
           S[r][c] = tile::hidden();
         } else {
+          if constexpr (features.token_scales) S[r][c] *= key_scale(j);
           S[r][c] = score.full(S[r][c], i, j);
           if (features.score_program && S[r][c] == -tile::infinity) S[r][c] = tile::hidden();
         }
@@ -85,6 +87,19 @@ struct ForwardPortable {
       state.row_sum[r] = state.row_sum[r] * shrink + total;
 #pragma unroll
       for (int n = 0; n < columns; ++n) state.O[r][n] *= shrink;
+    }
+  }
+
+  /// What a probability is of a value's code.
+  template <typename ValueScale>
+  __device__ static void scale_tile(float (&P)[4][4], int kv_begin, ValueScale value_scale) {
+    const tile::ThreadPlace place;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (!tile::is_hidden(P[r][c])) P[r][c] *= value_scale(kv_begin + place.column + c);
+      }
     }
   }
 
@@ -130,6 +145,8 @@ struct ForwardPortable {
 #pragma unroll
         for (float& value : state.O[r]) value = 0;
       }
+      if constexpr (features.kv_scales)
+        factor[r] *= tile::head_scale<features>(args.V_scale, sequence.batch_idx, head_idx / args.group);
       if (args.lse != nullptr && i < sequence.rows_q && place.column == 0) {
         float* lse = args.lse + tile::statistics_offset<features>(args, sequence, head_idx);
         lse[i] = sum == 0 ? -tile::infinity : row_max + tile::log(sum);
@@ -154,8 +171,12 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
 
   const int kv_head_idx = block.head_idx / args.group;
   const auto Q = tile::query_rows<const typename Kernel::Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
-  const auto K = tile::key_source<const typename Kernel::Element, features>(args, args.K, sequence, kv_head_idx);
-  const auto V = tile::key_source<const typename Kernel::Element, features>(args, args.V, sequence, kv_head_idx);
+  using Key = const tile::Stored<key_type(features)>;
+  const auto K = tile::key_source<Key, features>(args, args.K, sequence, kv_head_idx);
+  const auto V = tile::key_source<Key, features>(args, args.V, sequence, kv_head_idx);
+  const auto scale_of = [&](const ScaleView& scales) {
+    return [&](int j) { return tile::token_scale<features>(args, scales, sequence, kv_head_idx, j); };
+  };
 
   const tile::Score<features> score(args, sequence, block.head_idx);
   const tile::Dropout dropout(args, block.batch_idx, block.head_idx);
@@ -172,9 +193,10 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
     if (!some_hidden) ptx::path<"forward/portable inner tile">();
     float S[4][4]{};
     tile::add_dot_products<config.head_dim>(S, Q, K.from(kv_begin), storage.product);
-    Kernel::score_tile(S, score, q_begin, kv_begin, some_hidden);
+    Kernel::score_tile(S, score, q_begin, kv_begin, some_hidden, scale_of(args.K_scale));
     Kernel::softmax_tile(S, state);
     if constexpr (features.dropout) Kernel::drop_tile(S, dropout, q_begin, kv_begin);
+    if constexpr (features.token_scales) Kernel::scale_tile(S, kv_begin, scale_of(args.V_scale));
     tile::store_weights_by_column(storage.P, S);
     tile::add_weighted_rows<config.head_dim_v>(state.O, storage.P, V.from(kv_begin), storage.product,
                                                some_hidden || features.dropout || features.score_program);

@@ -19,12 +19,13 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
                                                                               int i, float lse) {
   constexpr Features features = config.features;
   using Element = const ptx::Element<features.dtype>;
-  const int lane = threadIdx.x % 32;
+  using Key = const tile::Stored<key_type(features)>;
+  const int lane = threadIdx.x % 32, kv_head_idx = head_idx / args.group;
   const tile::Score<features> score(args, sequence, head_idx);
   const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
   const auto Q = tile::query_rows<Element, features>(args.Q, sequence, head_idx);
-  const auto K = tile::key_source<Element, features>(args, args.K, sequence, head_idx / args.group);
-  const auto V = tile::key_source<Element, features>(args, args.V, sequence, head_idx / args.group);
+  const auto K = tile::key_source<Key, features>(args, args.K, sequence, kv_head_idx);
+  const auto V = tile::key_source<Key, features>(args, args.V, sequence, kv_head_idx);
   const tile::KeyRange range = score.keys_of(i);
   tile::CarefulRow<config.head_dim_v> sum;
   if (features.dropout && lse != lse) {  // NaN, whatever dropout takes away
@@ -34,9 +35,15 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
     if (!score.visible(range, i, j) || (features.dropout && !dropout.keeps(i, j))) continue;
-    const float dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
-    const float p = tile::exp(score.full(dot, i, j) - lse);
+    float dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
+    if constexpr (features.token_scales) dot *= tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
+    float p = tile::exp(score.full(dot, i, j) - lse);
     if (features.score_program && p == 0) continue;  // a score of -inf
+    if constexpr (features.token_scales) {
+      p *= tile::token_scale<features>(args, args.V_scale, sequence, kv_head_idx, j);
+    } else if constexpr (features.kv_scales) {
+      p *= tile::head_scale<features>(args.V_scale, sequence.batch_idx, kv_head_idx);
+    }
     sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
   }
   return sum;

@@ -3,6 +3,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "tile/narrow.cuh"
 #include "tile/swizzle.cuh"
 
 // Sums over single rows by one warp, element by element. Tensor cores multiply a hidden score's zero by whatever lies
@@ -12,10 +13,10 @@
 namespace flash_attention::tile {
 
 /// The dot product of two rows, in every lane.
-template <int dim, typename Element>
-__device__ __forceinline__ float careful_dot(const Element* a, const Element* b, int lane) {
+template <int dim, typename ElementA, typename ElementB>
+__device__ __forceinline__ float careful_dot(const ElementA* a, const ElementB* b, int lane) {
   float sum = 0;
-  for (int d = lane; d < dim; d += 32) sum = ptx::fma(ptx::to_float(a[d]), ptx::to_float(b[d]), sum);
+  for (int d = lane; d < dim; d += 32) sum = ptx::fma(to_float(a[d]), to_float(b[d]), sum);
 #pragma unroll
   for (int lane_mask = 1; lane_mask < 32; lane_mask *= 2) sum += ptx::shuffle_xor(sum, lane_mask);
   return sum;
@@ -32,7 +33,7 @@ struct CarefulRow {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       const int d = lane + 32 * part;
-      if (d < dim) sum[part] = ptx::fma(weight, ptx::to_float(row[d]), sum[part]);
+      if (d < dim) sum[part] = ptx::fma(weight, to_float(row[d]), sum[part]);
     }
   }
 

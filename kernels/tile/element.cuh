@@ -3,9 +3,10 @@
 #include "abi/config.h"
 #include "ptx/convert.cuh"
 #include "ptx/memory.cuh"
+#include "tile/narrow.cuh"
 
 // Groups of four elements of a tensor as floats. Four is what moves with one instruction whatever the type: 16 bytes of
-// float, 8 of a 16-bit type.
+// float, 8 of a 16-bit type, 4 of an 8-bit one.
 
 namespace flash_attention::tile {
 
@@ -24,10 +25,10 @@ __device__ __forceinline__ Four load_four(const Element* from, bool by_four) {
   if (by_four) {
     const auto raw = *reinterpret_cast<const ptx::Vector<Element, 4>*>(from);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) result[c] = ptx::to_float(raw[c]);
+    for (int c = 0; c < 4; ++c) result[c] = to_float(raw[c]);
   } else {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) result[c] = ptx::to_float(from[c]);
+    for (int c = 0; c < 4; ++c) result[c] = to_float(from[c]);
   }
   return result;
 }

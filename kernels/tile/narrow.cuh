@@ -57,9 +57,7 @@ __device__ __forceinline__ float to_float(e5m2 value) {
   return ptx::to_float(ptx::half{static_cast<unsigned short>(value.bits << 8)});
 }
 __device__ __forceinline__ float to_float(int8 value) { return static_cast<float>(value.bits); }
-__device__ __forceinline__ float to_float(float value) { return value; }
-__device__ __forceinline__ float to_float(ptx::half value) { return ptx::to_float(value); }
-__device__ __forceinline__ float to_float(ptx::bfloat16 value) { return ptx::to_float(value); }
+using ptx::to_float;
 
 /// Clipped to the finite range, to nearest even; NaN is 0x7f.
 template <Type type, int mantissa, int bias>

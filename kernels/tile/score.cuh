@@ -2,6 +2,7 @@
 
 #include "tile/element.cuh"
 #include "tile/program.cuh"
+#include "tile/scales.cuh"
 #include "tile/sequence.cuh"
 #include "tile/tile_map.cuh"
 
@@ -78,6 +79,8 @@ struct Score {
         data(args, sequence, head_idx),
         map(args, sequence, head_idx),
         program(args, sequence.batch_idx, head_idx) {
+    if constexpr (features.kv_scales)
+      scale *= head_scale<features>(args.K_scale, sequence.batch_idx, head_idx / args.group);
     if constexpr (features.softcap) softcap = args.softcap;
     if constexpr (features.alibi) slope = args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];
     if constexpr (features.bias) {

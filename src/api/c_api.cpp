@@ -34,14 +34,15 @@ void set_defaults(flash_attention_problem* problem) {
   *problem = {};
   const fa::Problem defaults;
   const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
-  for (flash_attention_strides* s :
-       {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides, &problem->dout_strides,
-        &problem->dq_strides, &problem->dk_strides, &problem->dv_strides}) {
+  for (flash_attention_strides* s : {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides,
+                                     &problem->dout_strides, &problem->dq_strides, &problem->dk_strides,
+                                     &problem->dv_strides, &problem->k_scale_strides, &problem->v_scale_strides}) {
     *s = dense;
   }
   problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
   problem->window_left = defaults.window_left, problem->window_right = defaults.window_right;
   problem->scale = std::numeric_limits<float>::quiet_NaN();
+  problem->kv_dtype = -1;
 }
 
 void set_defaults(flash_attention_buffers* buffers) { *buffers = {}; }
@@ -129,6 +130,9 @@ fa::Problem problem_of(const flash_attention_problem* given) {
   }
   p.program_gradients = c.program_gradients;
   p.invariant = c.invariant != 0;
+  if (c.kv_dtype != -1) p.kv_dtype = enumerator("kv_dtype", c.kv_dtype, fa::Dtype::int8);
+  p.kv_scales = enumerator("kv_scales", c.kv_scales, fa::ScaleKind::token);
+  p.k_scale_strides = strides(c.k_scale_strides), p.v_scale_strides = strides(c.v_scale_strides);
   return p;
 }
 
@@ -154,6 +158,8 @@ fa::Buffers buffers_of(const flash_attention_buffers* given) {
           .block_mask = c.block_mask,
           .program_tensors = c.program_tensors,
           .program_scalars = c.program_scalars,
+          .k_scale = c.k_scale,
+          .v_scale = c.v_scale,
           .dout = c.dout,
           .dlse = c.dlse,
           .dq = c.dq,

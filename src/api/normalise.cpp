@@ -166,6 +166,32 @@ void choose_alignment(Problem& p) {
   if (!p.packed && !p.seqused_q && !p.seqused_kv && p.seq_q == p.seq_kv) p.alignment = Alignment::bottom_right;
 }
 
+/// K and V in 8 bits, and their scales.
+void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv) {
+  if (!p.kv_dtype) p.kv_dtype = p.dtype;
+  const bool narrow = size_of(*p.kv_dtype) == 1 && *p.kv_dtype <= Dtype::int8;
+  if (!narrow && *p.kv_dtype != p.dtype) {
+    refuse("kv_dtype", std::string(to_string(*p.kv_dtype)),
+           "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3, float8_e5m2 and int8");
+  }
+  if (narrow && pass != Pass::forward) refuse("kv_dtype", std::string(to_string(*p.kv_dtype)), "only forward takes 8 bits");
+  require(p.kv_scales <= ScaleKind::token, "kv_scales", static_cast<std::int64_t>(p.kv_scales),
+          "allowed are none, tensor, head and token");
+  if (p.kv_scales != ScaleKind::none && !narrow) {
+    refuse("kv_scales", std::string(to_string(p.kv_scales)),
+           "they belong to float8_e4m3, float8_e5m2 and int8, and k and v are " + std::string(to_string(*p.kv_dtype)));
+  }
+  const auto strides = [&](const char* argument, Strides given) {
+    if (p.kv_scales == ScaleKind::none || p.kv_scales == ScaleKind::tensor) return Strides{0, 0, 0};
+    if (p.kv_scales == ScaleKind::token) return resolve(argument, given, of_kv, p.heads_kv, 1);
+    if (given.batch == Strides::dense) given.batch = p.heads_kv;
+    given.seq = 0;
+    return resolve(argument, given, {false, p.batch, 1}, p.heads_kv, 1);
+  };
+  p.k_scale_strides = strides("k_scale_strides", p.k_scale_strides);
+  p.v_scale_strides = strides("v_scale_strides", p.v_scale_strides);
+}
+
 /// A bound that no score of this problem can cross costs mask work for nothing.
 void drop_idle_window(Problem& p) {
   if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;
@@ -207,6 +233,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   const RowAxes of_q{p.packed, p.batch, p.packed ? p.total_q : p.seq_q};
   const RowAxes of_kv = p.page_size != 0 ? RowAxes{false, p.num_pages, p.page_size}
                                          : RowAxes{p.packed, p.batch, p.packed ? p.total_kv : p.seq_kv};
+  check_narrow_keys(p, pass, of_kv);
   p.q_strides = resolve("q_strides", p.q_strides, of_q, p.heads_q, p.head_dim);
   p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim);
   p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, p.head_dim_v);

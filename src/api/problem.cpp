@@ -24,7 +24,8 @@ auto fields(const Problem& p) {
                   p.dk_strides, p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal,
                   p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
                   p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic,
-                  p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients, p.invariant);
+                  p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients, p.invariant, p.kv_dtype,
+                  p.kv_scales, p.k_scale_strides, p.v_scale_strides);
 }
 
 struct Hasher {
@@ -51,6 +52,8 @@ struct Hasher {
           if (size != 0) mix(static_cast<std::uint64_t>(size));
         }
       }
+    } else if constexpr (std::is_same_v<T, std::optional<Dtype>>) {
+      mix(value.has_value() ? 1 + static_cast<std::uint64_t>(*value) : 0);
     } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
       mix(static_cast<std::uint64_t>(value));
     } else {
@@ -107,6 +110,8 @@ std::string to_string(const Problem& p) {
   if (p.seqused_kv) out << ", seqused_kv";
   if (p.left_padding) out << ", left_padding";
   if (p.page_size != 0) out << ", " << p.num_pages << " pages of " << p.page_size;
+  if (p.kv_dtype && *p.kv_dtype != p.dtype) out << ", keys of " << to_string(*p.kv_dtype);
+  if (p.kv_scales != ScaleKind::none) out << ", scales of " << to_string(p.kv_scales);
   if (p.sink) out << ", sink";
   if (p.dropout_p != 0) out << ", dropout " << p.dropout_p;
   if (p.deterministic) out << ", deterministic";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 
 #include "api/overlap.h"
@@ -20,8 +21,11 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   const std::size_t wide = device.kind == DeviceKind::cpu ? element : 16;
   const bool queries = p.total_q > 0, keys = p.total_kv > 0;
   check_pointer("q", b.q, queries, wide);
-  check_pointer("k", b.k, keys, wide);
-  check_pointer("v", b.v, keys, wide);
+  const std::size_t of_keys = device.kind == DeviceKind::cpu ? size_of(*p.kv_dtype) : 16;
+  check_pointer("k", b.k, keys, of_keys);
+  check_pointer("v", b.v, keys, of_keys);
+  check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
+  check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
   check_pointer("out", b.out, queries, wide);
   check_pointer("lse", b.lse, queries && is_backward(pass), 4);
 
@@ -79,7 +83,23 @@ void check_page_table(const Problem& p, const Buffers& b) {
   }
 }
 
+/// Scales of the whole and of heads. Those of rows are left to the call: there may be as many as keys.
+void check_scales(const Problem& p, const char* argument, const float* scales, const Strides& s) {
+  if (p.kv_scales == ScaleKind::none || p.kv_scales == ScaleKind::token || scales == nullptr) return;
+  const bool one = p.kv_scales == ScaleKind::tensor;
+  for (std::int64_t i = 0; i < (one ? 1 : p.batch); ++i) {
+    for (std::int64_t head = 0; head < (one ? 1 : p.heads_kv); ++head) {
+      const float got = scales[i * s.batch + head * s.head];
+      if (std::isfinite(got) && got > 0) continue;
+      refuse(std::string(argument) + (one ? "" : "[" + std::to_string(i) + "][" + std::to_string(head) + "]"),
+             std::to_string(got), "allowed are positive finite numbers");
+    }
+  }
+}
+
 void check_host_lengths(const Problem& p, const Buffers& b) {
+  check_scales(p, "k_scale", b.k_scale, p.k_scale_strides);
+  check_scales(p, "v_scale", b.v_scale, p.v_scale_strides);
   if (p.packed) check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.seq_q);
   if (b.cu_seqlens_kv != nullptr) {
     check_cu_seqlens("cu_seqlens_kv", b.cu_seqlens_kv, p.batch, p.total_kv, p.seq_kv);
@@ -119,8 +139,9 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
                        : p.packed       ? Axes{1, p.total_kv}
                                         : Axes{p.batch, p.seq_kv};
   const Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
-  const Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim);
-  const Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
+  Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim);
+  Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
+  k.element_bytes = v.element_bytes = static_cast<std::int64_t>(size_of(*p.kv_dtype));
   const Extent out = view("out", b.out, p.out_strides, rows_q, p.heads_q, p.head_dim_v);
   const Extent lse = dense("lse", b.lse, 4, p.total_q * p.heads_q);
   const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));

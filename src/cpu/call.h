@@ -10,7 +10,7 @@
 
 namespace flash_attention::cpu {
 
-enum class Element : std::uint8_t { float32, float16, bfloat16, byte };
+enum class Element : std::uint8_t { float32, float16, bfloat16, byte, e4m3, e5m2, int8 };
 
 /// [batch, seq, heads, dim] with unit last stride; strides in elements. Packed: batch_stride is 0.
 struct TensorView {
@@ -29,12 +29,22 @@ struct ScoreView {
   std::int64_t q_stride = 0;
 };
 
+/// Scales of 8-bit k and v: of the whole, of (batch, head), or of rows, which follow those of k and v. Null: none.
+struct ScaleView {
+  const float* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t seq_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
 /// One call of attention. The same for every kernel.
 struct Call {
   Element element = Element::float32;
   TensorView q, k, v, out;
   Element key_element = Element::float32;  // of k and v: that of all, or float32 where they are copies
   TensorView k_source, v_source;           // what the copies are made from; null: none are made
+  ScaleView k_scale, v_scale;
+  bool token_scales = false;  // they are of rows
   TensorView dout, dq, dk, dv;
   float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
   const float* dlse = nullptr;  // may be null

@@ -15,7 +15,13 @@ Element element_of(Dtype dtype) {
       return Element::float16;
     case Dtype::bfloat16:
       return Element::bfloat16;
-    default:
+    case Dtype::float8_e4m3:
+      return Element::e4m3;
+    case Dtype::float8_e5m2:
+      return Element::e5m2;
+    case Dtype::int8:
+      return Element::int8;
+    case Dtype::float32:
       break;
   }
   return Element::float32;
@@ -108,7 +114,13 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.alibi_batch_stride = problem.alibi_batch_stride;
   if (problem.sink) call.sink = buffers.sink;
 
-  call.key_element = call.element;
+  call.key_element = element_of(*problem.kv_dtype);
+  if (problem.kv_scales != ScaleKind::none) {
+    const auto scales = [](const float* data, const Strides& s) { return ScaleView{data, s.batch, s.seq, s.head}; };
+    call.k_scale = scales(buffers.k_scale, problem.k_scale_strides);
+    call.v_scale = scales(buffers.v_scale, problem.v_scale_strides);
+    call.token_scales = problem.kv_scales == ScaleKind::token;
+  }
   const bool copying = plan.kernel == "cpu/prefill" || plan.kernel == "cpu/backward";
   if (copying && plan::cpu_copies_keys(problem, plan.block_q)) copy_keys(problem, plan, options, call);
 

@@ -120,10 +120,14 @@ void mma(void* const* operands) {
       }
     }
   }
+  // The products of one instruction are added at once, as tensor cores do from sm_90 on: their order does not matter.
   for (int i = 0; i < 16; ++i) {
+    double sum[8];
+    for (int j = 0; j < 8; ++j) sum[j] = D[i][j];
     for (int x = 0; x < k; ++x) {
-      for (int j = 0; j < 8; ++j) D[i][j] += A[i][x] * B[x][j];
+      for (int j = 0; j < 8; ++j) sum[j] += static_cast<double>(A[i][x]) * B[x][j];
     }
+    for (int j = 0; j < 8; ++j) D[i][j] = static_cast<float>(sum[j]);
   }
   for (int lane = 0; lane < 32; ++lane) {
     const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);

@@ -30,7 +30,7 @@ int vector_of(const AppendProblem& p) {
 
 abi::TensorView view(const void* data, const Strides& s) { return {const_cast<void*>(data), s.batch, s.seq, s.head}; }
 
-abi::ScaleView scale_view(float* data, const Strides& s) { return {data, s.batch, s.seq, s.head}; }
+abi::ScaleView scale_view(const float* data, const Strides& s) { return {data, s.batch, s.seq, s.head}; }
 
 abi::AppendConfig configure(const AppendProblem& p) {
   abi::AppendConfig config{.dtype = static_cast<abi::Type>(p.dtype),

@@ -84,6 +84,9 @@ std::string to_source(const abi::Features& config) {
   MEMBER(score_program);
   MEMBER(score_hides);
   MEMBER(mask_program);
+  MEMBER(kv_dtype);
+  MEMBER(kv_scales);
+  MEMBER(token_scales);
   return out.done();
 }
 
@@ -174,7 +177,10 @@ abi::Features features_of(const Problem& p) {
           .block_mask = p.block_mask.block_q != 0,
           .score_program = program.score >= 0,
           .score_hides = program.score >= 0 && program_traits(p).hides,
-          .mask_program = program.visible >= 0};
+          .mask_program = program.visible >= 0,
+          .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
+          .kv_scales = p.kv_scales != ScaleKind::none,
+          .token_scales = p.kv_scales == ScaleKind::token};
 }
 
 abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
@@ -212,6 +218,9 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.alibi_slopes = b.alibi_slopes;
   args.alibi_batch_stride = p.alibi_batch_stride;
   args.sink = b.sink;
+  const auto scales = [](const float* data, const Strides& s) { return abi::ScaleView{data, s.batch, s.seq, s.head}; };
+  args.K_scale = scales(b.k_scale, p.k_scale_strides);
+  args.V_scale = scales(b.v_scale, p.v_scale_strides);
 
   // dbias is dense over the axes that bias does not broadcast.
   args.dbias = b.dbias;

@@ -32,7 +32,8 @@ int cpu_block_q(CpuIsa isa) {
 
 bool cpu_copies_keys(const Problem& problem, int block_q) {
   if (problem.window_left >= 0) return false;  // few blocks read a key
-  if (problem.page_size != 0) return false;    // seq_kv is a capacity: copies would be as large, however few keys there are
+  if (*problem.kv_dtype != problem.dtype) return false;
+  if (problem.page_size != 0) return false;  // seq_kv is a capacity: copies would be as large, however few keys there are
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
   const auto far_apart = [](const Strides& strides, std::int64_t dim) { return std::abs(strides.seq) > dim; };
@@ -283,6 +284,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .left_padding = true,
      .hidden_rows = true,
      .block_mask = true,
+     .narrow_keys = true,
      .reject = reject_decode,
      .lay_out = lay_out_decode},
     {.name = "cpu/prefill",
@@ -295,6 +297,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .hidden_rows = true,
      .block_mask = true,
      .programs = true,
+     .narrow_keys = true,
      .reject = takes_all,
      .lay_out = lay_out_forward},
     {.name = "cpu/bfloat16",

@@ -71,8 +71,13 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
     if (config.block_kv / abi::DecodeLayout(config).key_warps > most_scores) continue;
+    // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and twice as many stages.
+    abi::ForwardConfig wide = config;
+    wide.features.kv_dtype = wide.features.dtype;
+    wide.features.token_scales = false;
+    if (stages_of(wide, device.shared_bytes, tile.most_bytes) < 2) continue;
     config.num_stages = stages_of(config, device.shared_bytes, tile.most_bytes);
-    if (config.num_stages >= 2) return config;
+    return config;
   }
   return std::nullopt;
 }
@@ -93,9 +98,15 @@ std::string reject_kind(const Problem& problem, const DeviceInfo& device) {
   if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
   if (problem.dropout_p != 0) return "takes no dropout";
   if (*problem.scale <= 0) return "needs a positive scale";
+  const auto multiples = [](const Strides& s, int of) { return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0; };
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
-    if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0)
-      return "needs strides that are multiples of 8";
+    if (!multiples(strides, 8)) return "needs strides that are multiples of 8";
+  }
+  if (*problem.kv_dtype != problem.dtype) {
+    if (!multiples(problem.k_strides, 16) || !multiples(problem.v_strides, 16) || problem.head_dim % 16 != 0 ||
+        problem.head_dim_v % 16 != 0) {
+      return "needs 8-bit rows whose strides and head_dim are multiples of 16";
+    }
   }
   return configure(problem, device) ? "" : "needs more shared memory";
 }
@@ -162,6 +173,7 @@ std::span<const KernelEntry> decode_kernels() {
                   .pages = true,
                   .left_padding = true,
                   .invariant = true,
+                  .narrow_keys = true,
                   .reject = reject,
                   .lay_out = lay_out}};
   return rows;

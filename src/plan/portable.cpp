@@ -144,6 +144,7 @@ std::span<const KernelEntry> portable_kernels() {
                   .hidden_rows = true,
                   .block_mask = true,
                   .programs = true,
+                  .narrow_keys = true,
                   .reject = reject_forward,
                   .lay_out = lay_out_forward},
       KernelEntry{.name = "backward/portable",

@@ -40,6 +40,9 @@ flash_attention_problem c_problem(const Problem& p) {
   c.mask_block_q = m.block_q, c.mask_block_kv = m.block_kv, c.block_mask_batch_stride = m.batch_stride;
   c.block_mask_head_stride = m.head_stride, c.block_mask_q_stride = m.q_stride;
   c.invariant = p.invariant;
+  if (p.kv_dtype) c.kv_dtype = static_cast<std::int32_t>(*p.kv_dtype);
+  c.kv_scales = static_cast<std::int32_t>(p.kv_scales);
+  c.k_scale_strides = c_strides(p.k_scale_strides), c.v_scale_strides = c_strides(p.v_scale_strides);
   return c;
 }
 
@@ -50,7 +53,7 @@ flash_attention_buffers c_buffers(const Buffers& b) {
   c.alibi_slopes = b.alibi_slopes, c.sink = b.sink, c.cu_seqlens_q = b.cu_seqlens_q, c.cu_seqlens_kv = b.cu_seqlens_kv;
   c.seqused_q = b.seqused_q, c.seqused_kv = b.seqused_kv, c.key_lengths = b.key_lengths;
   c.left_padding = b.left_padding, c.page_table = b.page_table;
-  c.hidden_rows = b.hidden_rows, c.block_mask = b.block_mask;
+  c.hidden_rows = b.hidden_rows, c.block_mask = b.block_mask, c.k_scale = b.k_scale, c.v_scale = b.v_scale;
   c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
   return c;
 }

@@ -93,6 +93,7 @@ std::vector<Run> runs() {
       all.push_back({c, {.pass = Pass::standard_backward}});
     }
     for (const Case& c : cache_cases(dtype)) add_forward(c, all);
+    for (const Case& c : narrow_key_cases(dtype)) add_forward(c, all);
   }
   return all;
 }

@@ -250,6 +250,7 @@ Inputs draw_inputs(const Case& c) {
   poison_unseen(c, shape, in);
   share_elements(p, in.k, p.k_strides, shape.batch, shape.heads_kv, shape.dim);
   share_elements(p, in.v, p.v_strides, shape.batch, shape.heads_kv, shape.dim_v);
+  make_narrow(c, shape, in);
   return in;
 }
 

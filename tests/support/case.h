@@ -38,6 +38,7 @@ struct Case {
   bool strong_sink = false;     // sinks beside which the keys weigh little, or the sink does
   bool infinite_sink = false;   // every other sink is -inf
   std::int64_t document = 0;    // hidden rows make documents of so many keys; 0: they are random
+  bool power_scales = false;    // the scales of 8-bit keys and values are powers of two
   bool dlse = false;            // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;
@@ -76,12 +77,18 @@ struct Shape {
 struct Inputs {
   std::vector<double> q, k, v, dout, dlse, bias, alibi_slopes, sink;
   std::vector<std::uint8_t> mask;
+  // 8-bit keys and values: k and v are what codes and scales are worth; scales of rows are [rows_kv, heads_kv].
+  std::vector<double> k_codes, v_codes, k_scale, v_scale;
   std::vector<std::int32_t> hidden_rows;  // [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, rows_kv, bounds]
   std::vector<std::uint8_t> block_mask;   // [batch|1, heads_q|1, blocks of queries|1, blocks of keys]
 };
 
 /// Random inputs of the case. Rows that no query may see, and rows past the used lengths, hold NaN and Inf.
 Inputs draw_inputs(const Case& c);
+
+/// Makes k and v what 8-bit codes and scales can say, where the case has such keys. What nobody sees has codes and scales
+/// of NaN.
+void make_narrow(const Case& c, const Shape& shape, Inputs& in);
 
 /// Index into bias, mask and dbias in their logical order; broadcast axes count as size 1.
 std::int64_t score_index(const Case& c, const ScoreTensor& tensor, std::int64_t b, std::int64_t h, std::int64_t i,

@@ -20,6 +20,13 @@ std::vector<Case> mask_cases(Dtype dtype);
 /// The part of the contract that only forward has: K and V in pages, left padding.
 std::vector<Case> cache_cases(Dtype dtype);
 
+/// Keys and values of 8 bits, of every type and with every kind of scale.
+std::vector<Case> narrow_key_cases(Dtype dtype);
+
+/// The same results, to the bit, as from the 16-bit keys and values that the codes and scales of a case are worth; the
+/// scales become powers of two.
+void check_narrow_bits(Case c, const Target& target);
+
 /// Runs one case and compares every result with the oracle (support/attempt.h); gaps must be untouched. A case that the
 /// named kernel does not support is skipped only if its reject() says so.
 void check(const Case& c, const Target& target);

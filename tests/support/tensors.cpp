@@ -17,6 +17,8 @@ void store(std::vector<std::byte>& bytes, Dtype dtype, std::int64_t index, doubl
   if (dtype == Dtype::float32) {
     const float x = static_cast<float>(value);
     std::memcpy(&bytes[index * 4], &x, 4);
+  } else if (size_of(dtype) == 1) {  // a code
+    bytes[index] = static_cast<std::byte>(std::isnan(value) ? 0x7f : static_cast<int>(value));
   } else {
     const std::uint16_t x = dtype == Dtype::float16 ? to_float16(value) : to_bfloat16(value);
     std::memcpy(&bytes[index * 2], &x, 2);
@@ -50,6 +52,8 @@ std::vector<std::byte> filled(Dtype dtype, std::int64_t elements) {
   for (std::int64_t x = 0; x < elements; ++x) {
     if (dtype == Dtype::float32)
       std::memcpy(&bytes[x * 4], &fill32, 4);
+    else if (size_of(dtype) == 1)
+      bytes[x] = std::byte{0x7f};
     else
       std::memcpy(&bytes[x * 2], &fill16, 2);
   }
@@ -102,7 +106,11 @@ void* Tensors::place_keys(Tensor t, const Case& c, const std::vector<double>& va
   if (p.page_size == 0) return place(std::move(t), &values, slot);
   const std::int64_t heads = t.sizes[2], dim = t.sizes[3], row = heads * dim;
   const auto or_dense = [](std::int64_t stride, std::int64_t dense) { return stride == Strides::dense ? dense : stride; };
-  const Strides& given = std::strcmp(t.name, "k") == 0 ? p.k_strides : p.v_strides;
+  const std::string_view name = t.name;
+  const Strides& given = name == "k"         ? p.k_strides
+                         : name == "v"       ? p.v_strides
+                         : name == "k_scale" ? p.k_scale_strides
+                                             : p.v_scale_strides;
   t.sizes = {p.num_pages, p.page_size, heads, dim};
   t.strides = {or_dense(given.batch, p.page_size * row), or_dense(given.seq, row), or_dense(given.head, dim), 1};
   std::vector<double> pages(p.num_pages * p.page_size * row, NAN);  // what no table names, and what is past a length
@@ -150,8 +158,13 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
     return Tensor{.name = name, .dtype = Dtype::float32, .sizes = {count}, .strides = {1}, .output = output};
   };
   place(tensor("q", p.q_strides, shape_.rows_q, shape_.heads_q, shape_.dim, false), &in.q, &buffers_.q);
-  place_keys(tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim, false), c, in.k, &buffers_.k);
-  place_keys(tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false), c, in.v, &buffers_.v);
+  Tensor k = tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim, false);
+  Tensor v = tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false);
+  const bool narrow = !in.k_codes.empty() || !in.v_codes.empty();
+  if (narrow) k.dtype = v.dtype = *p.kv_dtype;
+  place_keys(k, c, narrow ? in.k_codes : in.k, &buffers_.k);
+  place_keys(v, c, narrow ? in.v_codes : in.v, &buffers_.v);
+  if (narrow) place_scales(c, in);
   place(tensor("dout", p.dout_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, false), &in.dout, &buffers_.dout);
   buffers_.out = place(tensor("out", p.out_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, true), nullptr, nullptr);
   buffers_.lse = static_cast<float*>(place(flat("lse", shape_.rows_q * shape_.heads_q, true), nullptr, nullptr));
@@ -177,6 +190,31 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   buffers_.key_lengths = place_plain(c.key_lengths);
   buffers_.left_padding = place_plain(c.left_padding);
   buffers_.page_table = place_plain(c.page_table);
+}
+
+void Tensors::place_scales(const Case& c, const Inputs& in) {
+  const Problem& p = c.problem;
+  if (p.kv_scales == ScaleKind::none) return;
+  const auto put = [&](const char* name, const std::vector<double>& values, const Strides& given) {
+    const void* slot = nullptr;
+    const auto or_dense = [](std::int64_t stride, std::int64_t dense) { return stride == Strides::dense ? dense : stride; };
+    Tensor t{.name = name, .dtype = Dtype::float32};
+    if (p.kv_scales == ScaleKind::token) {
+      const bool packed = p.packed && p.page_size == 0;
+      const std::int64_t batch = packed ? 1 : p.batch, seq = packed ? shape_.rows_kv : p.seq_kv;
+      t.sizes = {batch, seq, shape_.heads_kv, 1};
+      t.strides = {packed ? 0 : or_dense(given.batch, seq * shape_.heads_kv), or_dense(given.seq, shape_.heads_kv),
+                   or_dense(given.head, 1), 1};
+      place_keys(std::move(t), c, values, &slot);
+    } else {
+      t.sizes = {static_cast<std::int64_t>(values.size())};
+      t.strides = {1};
+      place(std::move(t), &values, &slot);
+    }
+    return static_cast<const float*>(slot);
+  };
+  buffers_.k_scale = put("k_scale", in.k_scale, p.k_scale_strides);
+  buffers_.v_scale = put("v_scale", in.v_scale, p.v_scale_strides);
 }
 
 const std::uint8_t* Tensors::place_mask(const ScoreTensor& mask, const std::vector<std::uint8_t>& values) {

@@ -92,27 +92,40 @@ inline void softmax_rows(int row, int keys, Statistics& statistics, DecodeScratc
   store_some<Float32>(statistics.row_sum + row, row_sum, rows);
 }
 
+/// Scores, or probabilities, times the scales of the keys. What is 0 stays so: a hidden key's scale may be NaN.
+inline void scale_keys(const Call& call, const RowBlock& block, const Tile& tile, const ScaleView& scales, float* S) {
+  alignas(64) float factor[block_kv + vector_lanes] = {};
+  for (int key = 0; key < tile.count; ++key) factor[key] = scale_of_key(call, block, scales, tile.begin + key);
+  for (int row = 0; row < block.rows; ++row, S += block_kv) {
+    change_row(S, tile.count, [&](int key, Vec s) { return select(s == 0.0f, s, s * load(factor + key)); });
+  }
+}
+
 template <class Dots>
 inline void decode_scores(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<typename Dots::Element> K,
                           DecodeHead& head, DecodeScratch& scratch, NextTile& next) {
   const float* Q = Dots::query(head);
+  const float factor = query_factor(call) * scale_of_head(call, block, call.k_scale);
   for_row_groups<8>(padded_rows(block), [&]<int group>(int row) {
     const float* rows = Q + row * words_of<Dots>(call.head_dim);
     float* S = scratch.S + row * block_kv;
     if constexpr (group == 8) {
-      dot_eight_rows<Dots>(K, tile.count, rows, call.head_dim, query_factor(call), S, next);
+      dot_eight_rows<Dots>(K, tile.count, rows, call.head_dim, factor, S, next);
     } else {
-      dot_tile<group, Dots>(K, tile.count, rows, call.head_dim, query_factor(call), S, next);
+      dot_tile<group, Dots>(K, tile.count, rows, call.head_dim, factor, S, next);
     }
   });
+  if (call.token_scales) scale_keys(call, block, tile, call.k_scale, scratch.S);
   finish_scores_in_rows(call, block, tile, scratch.S);
   for_row_groups<4>(padded_rows(block),
                     [&]<int group>(int row) { softmax_rows<group>(row, tile.count, head.statistics, scratch); });
-  if (!call.dropout) return;
-  dropout_factors(call, block, tile, scratch.keep);
-  for (int row = 0; row < block.rows; ++row) {
-    for (int key = 0; key < tile.count; ++key) scratch.S[row * block_kv + key] *= scratch.keep[key * block.lanes() + row];
+  if (call.dropout) {
+    dropout_factors(call, block, tile, scratch.keep);
+    for (int row = 0; row < block.rows; ++row) {
+      for (int key = 0; key < tile.count; ++key) scratch.S[row * block_kv + key] *= scratch.keep[key * block.lanes() + row];
+    }
   }
+  if (call.token_scales) scale_keys(call, block, tile, call.v_scale, scratch.S);
 }
 
 template <class Dots>
@@ -137,6 +150,14 @@ template <class T>
 inline KeyRows<T> rows_of_tile(const Call& call, const RowBlock& block, const Tile& tile, const TensorView& tensor,
                                int columns, float* buffer) {
   using Stored = typename T::Stored;
+  if (is_narrow(call.key_element)) {
+    auto* converted = reinterpret_cast<Stored*>(buffer);
+    for (int key = 0; key < tile.count; ++key) {
+      const char* row = block.key_row(call, tensor, tile.begin + key);
+      convert_codes<T>(call.key_element, reinterpret_cast<const std::uint8_t*>(row), columns, converted + key * columns);
+    }
+    return {converted, columns};
+  }
   const auto row_of = [&](std::int64_t j) { return reinterpret_cast<const Stored*>(block.key_row(call, tensor, j)); };
   if (block.keys_together(call, tile.begin) >= tile.count) return {row_of(tile.begin), tensor.seq_stride};
   auto* copy = reinterpret_cast<Stored*>(buffer);
@@ -166,20 +187,23 @@ inline void decode_tile(const Call& call, const RowBlock& block, const Tile& til
   if (tile.weighted || are_finite<T>(V.data, V.stride, tile.count, call.head_dim_v)) {
     return decode_values<Dots>(call, block, tile, V, head.O, scratch, next);
   }
-  const FloatRows copy = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
-  const SafeRows safe = make_safe(copy, tile.count, call.head_dim_v, false, scratch.safe);
+  const int width = round_up(call.head_dim_v, vector_lanes);
+  for (int key = 0; key < tile.count; ++key)
+    copy_row<T>(V.data + key * V.stride, call.head_dim_v, scratch.V + key * width, width);
+  const SafeRows safe = make_safe({scratch.V, width}, tile.count, call.head_dim_v, false, scratch.safe);
   decode_values<FloatDots<Float32>>(call, block, tile, {safe.rows.data, safe.rows.stride}, head.O, scratch, next);
-  add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {round_up(call.head_dim_v, vector_lanes), 1},
-               call.head_dim_v);
+  add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {width, 1}, call.head_dim_v);
 }
 
 /// All tiles of all key heads of the item: tile by tile, and in a tile head by head.
 template <class Dots>
 inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& block, DecodeScratch& scratch) {
   constexpr int bytes_ahead = 64 << 10;  // of K, and of V; with 8 heads 10 % faster on a Zen 4 than 32 KB
-  const int size = size_of(call.element), width = item.num_heads * call.head_dim * size;
+  // A tile of 8-bit keys has as many as one of 16-bit keys: the same bits.
+  const int size = size_of(call.key_element), width = item.num_heads * call.head_dim * size;
   const int width_v = item.num_heads * call.head_dim_v * size;
-  const int most = smaller(larger(bytes_ahead / width / 16 * 16, 16), block_kv);
+  const int wide_bytes = item.num_heads * call.head_dim * size_of(call.element);
+  const int most = smaller(larger(bytes_ahead / wide_bytes / 16 * 16, 16), block_kv);
   const auto lines = [&](int row_bytes, std::int64_t steps) {
     return static_cast<int>(ceil_div(most * ((row_bytes + 63) / 64), steps * item.num_heads));
   };
@@ -248,6 +272,10 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
   decode_keys<Dots>(call, item, block, scratch);
   for (int h = 0; h < item.num_heads; ++h) {
     block.move_to(call, item.first_head + h);
+    const float scale = scale_of_head(call, block, call.v_scale);
+    const int size = padded_rows(block) * round_up(call.head_dim_v, vector_lanes);
+    for (int i = 0; scale != 1 && i < size; i += vector_lanes)
+      store(scratch.heads[h].O + i, load(scratch.heads[h].O + i) * scale);
     write_rows(call, block, item.split, scratch.heads[h].statistics, scratch.heads[h].O,
                round_up(call.head_dim_v, vector_lanes), scratch.rescale);
   }

@@ -45,7 +45,7 @@ FLASH_ATTENTION_INLINE void with_any_element(Element element, Use use) {
       return use(Float16{});
     case Element::bfloat16:
       return use(Bfloat16{});
-    case Element::byte:
+    default:  // bytes, and the codes of narrow.h
       return;
   }
 }
@@ -60,7 +60,12 @@ FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
   }
 }
 
-constexpr int size_of(Element element) { return element == Element::float32 ? 4 : element == Element::byte ? 1 : 2; }
+constexpr bool is_narrow(Element element) {
+  return element == Element::e4m3 || element == Element::e5m2 || element == Element::int8;
+}
+constexpr int size_of(Element element) {
+  return element == Element::float32 ? 4 : element == Element::byte || is_narrow(element) ? 1 : 2;
+}
 
 /// The first `count` elements, and 0; all of a vector where there are as many.
 template <class T>

@@ -2,6 +2,7 @@
 
 // Between rows in memory and lanes in vectors.
 
+#include "cpu/generic/narrow.h"
 #include "cpu/generic/rows.h"
 #include "cpu/generic/transpose.h"
 
@@ -110,6 +111,10 @@ inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorV
     return {reinterpret_cast<const float*>(block.key_row(call, tensor, begin)), tensor.seq_stride};
   }
   const int stride = round_up(columns, vector_lanes);
+  if (is_narrow(call.key_element)) {
+    copy_scaled_codes(call, block, tensor, begin, count, columns, buffer, stride);
+    return {buffer, stride};
+  }
   with_element(call.key_element, [&](auto type) {
     using T = decltype(type);
     for (int j = 0; j < count; ++j) {

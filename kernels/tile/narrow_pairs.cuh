@@ -1,0 +1,73 @@
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "ptx/pairs.cuh"
+#include "tile/narrow.cuh"
+
+// Four 8-bit elements of a register as two pairs of a 16-bit type, exactly: what the tensor cores multiply.
+//
+//   float8 -> float16   e4m3: cvt from sm_89 on; before, the bits moved and the exponent's bias put right by a product,
+//   which
+//                       makes numbers of subnormal codes, too; NaN is set by hand.  e5m2: the upper byte of a float16
+//   float16 -> bfloat16 by way of float: three instructions a pair, and NaN stays NaN
+//   int8                a byte put into the fraction of a number that is large enough to hold it, and that number taken off
+
+namespace flash_attention::tile {
+
+/// Elements (0, 1) and (2, 3) of the register.
+struct TwoPairs {
+  unsigned first;
+  unsigned second;
+};
+
+/// Two codes of e4m3 in the upper bytes of a register's halves, as float16.
+__device__ __forceinline__ unsigned e4m3_in_upper_bytes(unsigned codes) {
+  const unsigned magnitudes = codes & 0x7f007f00u;
+  const unsigned halves = ptx::multiply_half_pairs((codes & 0x80008000u) | magnitudes >> 1, 0x5c005c00u);  // times 2^8
+  const unsigned nan = (magnitudes + 0x01000100u) & 0x80008000u;                                           // the code 0x7f
+  return halves | (nan - (nan >> 5));  // an exponent of ones
+}
+
+/// float8 as pairs of float16.
+template <Type code>
+__device__ __forceinline__ TwoPairs to_half_pairs(unsigned codes) {
+  if constexpr (code == Type::e5m2) {
+    return {ptx::permute_bytes(codes, 0, 0x1404u), ptx::permute_bytes(codes, 0, 0x3424u)};
+  } else {
+#if __CUDA_ARCH__ >= 890
+    return {ptx::e4m3_to_half_pair(static_cast<unsigned short>(codes)),
+            ptx::e4m3_to_half_pair(static_cast<unsigned short>(codes >> 16))};
+#else
+    return {e4m3_in_upper_bytes(ptx::permute_bytes(codes, 0, 0x1404u)),
+            e4m3_in_upper_bytes(ptx::permute_bytes(codes, 0, 0x3424u))};
+#endif
+  }
+}
+
+/// int8: 1024 + 128 + x is a float16 with x + 128 in its last bits. A bfloat16 has room for seven of the eight bits:
+/// 128 + (x mod 128), less 128, or less 256 where x is negative.
+template <Type type>
+__device__ __forceinline__ unsigned int8_pair(unsigned bytes) {
+  if constexpr (type == Type::float16) {
+    return ptx::subtract_pairs<type>(bytes ^ 0x00800080u, 0x64806480u);
+  } else {
+    return ptx::subtract_pairs<type>(bytes & 0xff7fff7fu, bytes & 0xff80ff80u);
+  }
+}
+
+template <Type code, Type type>
+__device__ __forceinline__ TwoPairs to_pairs(unsigned codes) {
+  if constexpr (code == Type::int8) {
+    constexpr unsigned large = type == Type::float16 ? 0x64646464u : 0x43434343u;
+    return {int8_pair<type>(ptx::permute_bytes(codes, large, 0x4140u)),
+            int8_pair<type>(ptx::permute_bytes(codes, large, 0x4342u))};
+  } else {
+    const TwoPairs halves = to_half_pairs<code>(codes);
+    if constexpr (type == Type::float16) return halves;
+    constexpr Type half = Type::float16;
+    return {ptx::pack<type>(ptx::unpack_low<half>(halves.first), ptx::unpack_high<half>(halves.first)),
+            ptx::pack<type>(ptx::unpack_low<half>(halves.second), ptx::unpack_high<half>(halves.second))};
+  }
+}
+
+}  // namespace flash_attention::tile

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "tile/sequence.cuh"
+
+// Scales of 8-bit K and V. What all rows of a head share goes into the scale of the scores, or the last factor of the
+// output; a row's own is for its score, or its probability.
+
+namespace flash_attention::tile {
+
+/// Of a sequence and key head; 1 where there is none, or each row has its own.
+template <Features features>
+__device__ __forceinline__ float head_scale(const ScaleView& scales, int batch_idx, int kv_head_idx) {
+  if constexpr (!features.kv_scales || features.token_scales) return 1;
+  return scales.data[batch_idx * scales.batch_stride + kv_head_idx * scales.head_stride];
+}
+
+/// Where that of row j of a page lies.
+__device__ __forceinline__ const float* scale_of_row(const ScaleView& scales, long long page, long long row,
+                                                     int kv_head_idx) {
+  return scales.data + page * scales.batch_stride + row * scales.seq_stride + kv_head_idx * scales.head_stride;
+}
+
+/// Of key j, which is visible.
+template <Features features>
+__device__ __forceinline__ float token_scale(const AttentionArgs& args, const ScaleView& scales, const Sequence& sequence,
+                                             int kv_head_idx, int j) {
+  if constexpr (!features.token_scales) return 1;
+  if constexpr (features.paged) {
+    const int entry = args.page_table[sequence.batch_idx * args.page_table_stride + j / args.page_size];
+    return *scale_of_row(scales, max(0, min(entry, args.num_pages - 1)), j % args.page_size, kv_head_idx);
+  }
+  return *scale_of_row(scales, features.packed ? 0 : sequence.batch_idx, sequence.start_kv + j, kv_head_idx);
+}
+
+}  // namespace flash_attention::tile

@@ -1,0 +1,42 @@
+#pragma once
+
+// Emulated: kernels/ptx/pairs.cuh.
+
+#include "ptx/convert.cuh"
+
+namespace flash_attention::ptx {
+
+inline unsigned permute_bytes(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> ((selector >> 4 * i & 7u) * 8) & 0xffu) << 8 * i;
+  return result;
+}
+
+inline unsigned e4m3_to_half_pair(unsigned short pair) {
+  unsigned result = 0;
+  for (int i = 0; i < 2; ++i) {
+    const unsigned code = pair >> 8 * i & 0xffu, magnitude = code & 0x7fu;
+    const float value = magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f
+                                      : __builtin_bit_cast(float, (magnitude << 20) + (120u << 23));
+    const unsigned bits = magnitude == 0x7fu ? 0x7fffu : from_float<half>(value).bits;
+    result |= (bits | (code & 0x80u) << 8) << 16 * i;
+  }
+  return result;
+}
+
+template <abi::Type type, class Of>
+inline unsigned of_pairs(unsigned x, unsigned y, Of of) {
+  return pack<type>(of(unpack_low<type>(x), unpack_low<type>(y)), of(unpack_high<type>(x), unpack_high<type>(y)));
+}
+
+inline unsigned multiply_half_pairs(unsigned x, unsigned y) {
+  return of_pairs<abi::Type::float16>(x, y, [](float a, float b) { return a * b; });
+}
+
+template <abi::Type type>
+inline unsigned subtract_pairs(unsigned x, unsigned y) {
+  return of_pairs<type>(x, y, [](float a, float b) { return a - b; });
+}
+
+}  // namespace flash_attention::ptx
