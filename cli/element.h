@@ -37,6 +37,17 @@ inline float from_float16(std::uint16_t bits) {
   return (bits & 0x8000) ? -magnitude : magnitude;
 }
 
+/// What an 8-bit code is worth.
+inline float from_code(Dtype dtype, std::uint8_t code) {
+  if (dtype == Dtype::int8) return static_cast<std::int8_t>(code);
+  if (dtype == Dtype::float8_e5m2) return from_float16(static_cast<std::uint16_t>(code << 8));
+  const int exponent = (code >> 3) & 15, fraction = code & 7;
+  if (exponent == 15 && fraction == 7) return NAN;
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                        : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
 inline void store(void* data, Dtype dtype, std::int64_t index, float value) {
   if (dtype == Dtype::float32) {
     static_cast<float*>(data)[index] = value;
@@ -47,6 +58,7 @@ inline void store(void* data, Dtype dtype, std::int64_t index, float value) {
 
 inline double load(const void* data, Dtype dtype, std::int64_t index) {
   if (dtype == Dtype::float32) return static_cast<const float*>(data)[index];
+  if (size_of(dtype) == 1) return from_code(dtype, static_cast<const std::uint8_t*>(data)[index]);
   const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[index];
   return dtype == Dtype::float16 ? from_float16(bits) : from_bfloat16(bits);
 }

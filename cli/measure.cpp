@@ -105,7 +105,9 @@ double Measurement::flops_per_second() const { return timing.samples ? flops(pro
 double Measurement::kv_bytes_per_second() const {
   const std::int64_t width = problem.head_dim + (problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim);
   const auto elements = static_cast<double>(problem.batch * problem.seq_kv * problem.heads_kv * width);
-  return timing.samples ? elements * static_cast<double>(size_of(problem.dtype)) / timing.median_s : 0;
+  return timing.samples
+             ? elements * static_cast<double>(size_of(problem.kv_dtype.value_or(problem.dtype))) / timing.median_s
+             : 0;
 }
 
 double Measurement::extra_bytes() const {

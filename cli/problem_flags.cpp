@@ -27,6 +27,8 @@ std::vector<Flag> problem_flags() {
       {"alibi", "", "linear distance penalty with the usual slopes 2^(-8 h / heads)"},
       {"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
       {"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
+      {"kv-dtype", "T", "K and V in 8 bits: e4m3, e5m2 or int8 [= --dtype]"},
+      {"kv-scales", "S", "of 8-bit K and V: none, tensor, head (of each sequence) or token", "none"},
       {"deterministic", "", "backward gives the same bits in every run"},
       {"invariant", "", "forward gives a row the same bits whatever else is in the call"},
       {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
@@ -42,6 +44,21 @@ Dtype dtype_from(std::string_view text) {
   if (text == "float16" || text == "fp16") return Dtype::float16;
   if (text == "bfloat16" || text == "bf16") return Dtype::bfloat16;
   throw Error(ErrorCode::invalid_argument, "--dtype: got '" + std::string(text) + "', allowed: float32, float16, bfloat16");
+}
+
+Dtype kv_dtype_from(std::string_view text) {
+  if (text == "e4m3" || text == "float8_e4m3") return Dtype::float8_e4m3;
+  if (text == "e5m2" || text == "float8_e5m2") return Dtype::float8_e5m2;
+  if (text == "int8") return Dtype::int8;
+  throw Error(ErrorCode::invalid_argument, "--kv-dtype: got '" + std::string(text) + "', allowed: e4m3, e5m2, int8");
+}
+
+ScaleKind scales_from(std::string_view text) {
+  for (const ScaleKind kind : {ScaleKind::none, ScaleKind::tensor, ScaleKind::head, ScaleKind::token}) {
+    if (text == to_string(kind)) return kind;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              "--kv-scales: got '" + std::string(text) + "', allowed: none, tensor, head, token");
 }
 
 int arch_from(std::string_view text) {
@@ -117,6 +134,8 @@ Problem problem_from(const Arguments& arguments) {
   problem.dropout_p = static_cast<float>(arguments.number("dropout"));
   problem.deterministic = arguments.on("deterministic");
   problem.invariant = arguments.on("invariant");
+  if (arguments.given("kv-dtype")) problem.kv_dtype = kv_dtype_from(arguments.text("kv-dtype"));
+  problem.kv_scales = scales_from(arguments.text("kv-scales"));
   put_in_pages(problem, arguments.integer("page-size", 0));
   return problem;
 }
@@ -134,6 +153,8 @@ std::string describe(const Problem& problem) {
   }
   if (problem.softcap != 0) text += format(", softcap %g", static_cast<double>(problem.softcap));
   if (problem.alibi) text += ", alibi";
+  if (problem.kv_dtype) text += ", keys of " + std::string(to_string(*problem.kv_dtype));
+  if (problem.kv_scales != ScaleKind::none) text += ", scales of " + std::string(to_string(problem.kv_scales));
   if (problem.page_size != 0) text += format(", pages of %lld", n(problem.page_size));
   if (problem.dropout_p != 0) text += format(", dropout %g", static_cast<double>(problem.dropout_p));
   if (problem.invariant) text += ", invariant";

@@ -19,10 +19,12 @@ class Reference {
     return load(work_.q.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_ + d);
   }
   double k(std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t d) const {
-    return load(work_.k.host(), p_.dtype, (key_row(b, j) * p_.heads_kv + kv(h)) * dim_ + d);
+    const std::int64_t row = key_row(b, j) * p_.heads_kv + kv(h);
+    return load(work_.k.host(), p_.kv_dtype.value_or(p_.dtype), row * dim_ + d) * scale_of(work_.k_scale, b, row);
   }
   double v(std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t d) const {
-    return load(work_.v.host(), p_.dtype, (key_row(b, j) * p_.heads_kv + kv(h)) * dim_v_ + d);
+    const std::int64_t row = key_row(b, j) * p_.heads_kv + kv(h);
+    return load(work_.v.host(), p_.kv_dtype.value_or(p_.dtype), row * dim_v_ + d) * scale_of(work_.v_scale, b, row);
   }
   double along_out(const Array& array, std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
     return load(array.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_v_ + d);
@@ -57,6 +59,13 @@ class Reference {
                         std::vector<double>& dv) const;
 
  private:
+  /// Of 8-bit K or V; `row` counts rows and heads.
+  double scale_of(const Array& scales, std::int64_t b, std::int64_t row) const {
+    if (p_.kv_scales == ScaleKind::none) return 1;
+    const std::int64_t head = b * p_.heads_kv + row % p_.heads_kv;
+    const std::int64_t which = p_.kv_scales == ScaleKind::tensor ? 0 : p_.kv_scales == ScaleKind::head ? head : row;
+    return static_cast<const float*>(scales.host())[which];
+  }
   std::int64_t key_row(std::int64_t b, std::int64_t j) const {
     if (p_.page_size == 0) return b * p_.seq_kv + j;
     const auto* table = static_cast<const std::int32_t*>(work_.page_table.host());

@@ -1,6 +1,8 @@
 #include "cli/workload.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "cli/element.h"
 
@@ -26,6 +28,38 @@ float next_normal(std::uint64_t& state) {
 Array random_array(Device device, Dtype dtype, std::int64_t count, std::uint64_t seed) {
   Array array(device, static_cast<std::size_t>(count) * size_of(dtype));
   for (std::int64_t i = 0; i < count; ++i) store(array.host(), dtype, i, next_normal(seed));
+  array.upload();
+  return array;
+}
+
+/// The same in 8 bits: the code of the nearest number, from a table of numbers close to each other.
+Array random_codes(Device device, Dtype dtype, std::int64_t count, std::uint64_t seed) {
+  constexpr int steps = 4096;
+  constexpr float reach = 3.5f;
+  std::vector<std::uint8_t> codes(steps);
+  for (int step = 0; step < steps; ++step) {
+    const float x = (static_cast<float>(step) / steps * 2 - 1) * reach;
+    float distance = INFINITY;
+    for (int code = 0; code < 256; ++code) {
+      const float here = std::fabs(from_code(dtype, static_cast<std::uint8_t>(code)) - x);
+      if (here < distance) distance = here, codes[static_cast<std::size_t>(step)] = static_cast<std::uint8_t>(code);
+    }
+  }
+  Array array(device, static_cast<std::size_t>(count));
+  auto* to = static_cast<std::uint8_t*>(array.host());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float place = (next_normal(seed) / reach + 1) * (steps / 2);
+    to[i] = codes[static_cast<std::size_t>(std::clamp(place, 0.0f, steps - 1.0f))];
+  }
+  array.upload();
+  return array;
+}
+
+/// Between 1 and 2.
+Array random_scales(Device device, std::int64_t count, std::uint64_t seed) {
+  Array array(device, static_cast<std::size_t>(count) * sizeof(float));
+  for (std::int64_t i = 0; i < count; ++i)
+    static_cast<float*>(array.host())[i] = 1 + static_cast<float>(next_random(seed) >> 40) * 0x1p-24f;
   array.upload();
   return array;
 }
@@ -61,6 +95,8 @@ Buffers Workload::buffers() const {
   buffers.lse = static_cast<float*>(lse.device());
   buffers.page_table = static_cast<const std::int32_t*>(page_table.device());
   buffers.seqused_kv = static_cast<const std::int32_t*>(seqused_kv.device());
+  buffers.k_scale = static_cast<const float*>(k_scale.device());
+  buffers.v_scale = static_cast<const float*>(v_scale.device());
   buffers.alibi_slopes = static_cast<const float*>(alibi_slopes.device());
   buffers.dout = dout.device();
   buffers.dq = dq.device();
@@ -83,8 +119,19 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
   const auto bytes = [&](std::int64_t count) { return static_cast<std::size_t>(count) * size_of(dtype); };
 
   work.q = random_array(device, dtype, q_rows * problem.head_dim, 1);
-  work.k = random_array(device, dtype, kv_rows * problem.head_dim, 2);
-  work.v = random_array(device, dtype, kv_rows * dim_v, 3);
+  const auto keys = [&](std::int64_t count, std::uint64_t seed) {
+    return problem.kv_dtype ? random_codes(device, *problem.kv_dtype, count, seed)
+                            : random_array(device, dtype, count, seed);
+  };
+  work.k = keys(kv_rows * problem.head_dim, 2);
+  work.v = keys(kv_rows * dim_v, 3);
+  if (problem.kv_scales != ScaleKind::none) {
+    const std::int64_t count = problem.kv_scales == ScaleKind::tensor ? 1
+                               : problem.kv_scales == ScaleKind::head ? problem.batch * problem.heads_kv
+                                                                      : kv_rows;
+    work.k_scale = random_scales(device, count, 6);
+    work.v_scale = random_scales(device, count, 7);
+  }
   work.out = Array(device, bytes(q_rows * dim_v));
   work.lse = Array(device, static_cast<std::size_t>(q_rows) * sizeof(float));
   if (pages) work.page_table = shuffled_pages(device, problem.num_pages, 5);

@@ -48,7 +48,7 @@ Scalars scalars_of(const nb::tuple& scalars) {
           .mask_block_kv = scalars.size() > 14 ? value_of<std::int64_t>(scalars[14], "block_mask", "sizes of blocks") : 0};
 }
 
-Call::Call(const Slots& tensors, const Scalars& scalars)
+Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& codes)
     : standard_(scalars.standard),
       invariant_(scalars.kernel == "invariant"),  // no kernel has that name: it takes the place of one
       kernel_(invariant_ ? "" : scalars.kernel) {
@@ -72,7 +72,9 @@ Call::Call(const Slots& tensors, const Scalars& scalars)
                                        : "expected 4 axes, [batch, heads, seq, head_dim]");
     }
     need_unit_last_stride(*tensor);
-    if (dtype_of(*tensor) != dtype_of(q)) {
+    if (!codes.empty() && tensor != &q) {
+      if (cache_dtype_of(*tensor, codes) != cache_dtype_of(k, codes)) refuse_dtype(*tensor, "the dtype of k");
+    } else if (dtype_of(*tensor) != dtype_of(q)) {
       refuse_dtype(*tensor, "the dtype of q, " + q.describe());
     }
   }
@@ -158,6 +160,42 @@ Call::Call(const Slots& tensors, const Scalars& scalars)
   problem.key_lengths = tensors[Slot::key_lengths].present();
   buffers.left_padding = lengths(tensors[Slot::left_padding], problem.batch);
   problem.left_padding = tensors[Slot::left_padding].present();
+  if (!codes.empty()) problem.kv_dtype = cache_dtype_of(k, codes);
+  read_scales(tensors);
+}
+
+/// Of K and V in 8 bits: one number, [batch, heads], or one of each row and head.
+void Call::read_scales(const Slots& tensors) {
+  const Tensor& k = tensors[Slot::k];
+  const bool packed = problem.packed && problem.page_size == 0, heads_first = seq_axis_ == 2;
+  const auto read = [&](const Tensor& scale, Strides& strides) -> const float* {
+    if (!scale.present()) return nullptr;
+    need_float32(here(scale));
+    ScaleKind kind = ScaleKind::tensor;
+    const int heads_axis = packed ? 1 : heads_first ? 1 : 2, rows_axis = packed ? 0 : 3 - heads_axis;
+    const bool of_rows = scale.rank == (packed ? 2 : 3) && scale.sizes[0] == k.sizes[0] &&
+                         scale.sizes[rows_axis] == k.sizes[rows_axis] && scale.sizes[heads_axis] == problem.heads_kv;
+    if (scale.rank == 2 && scale.sizes[0] == problem.batch && scale.sizes[1] == problem.heads_kv && !(packed && of_rows)) {
+      kind = ScaleKind::head;
+      strides = {scale.strides[0], 0, scale.strides[1]};
+    } else if (of_rows) {
+      kind = ScaleKind::token;
+      strides = {packed ? 0 : scale.strides[0], scale.strides[rows_axis], scale.strides[heads_axis]};
+    } else if (scale.rank > 1 || (scale.rank == 1 && scale.sizes[0] != 1)) {
+      refuse(scale,
+             "expected one number, " + axes({problem.batch, problem.heads_kv}) + " or one for each row and head of k");
+    }
+    if (problem.kv_scales != ScaleKind::none && problem.kv_scales != kind)
+      refuse(scale, "expected scales like those of k_scale, of " + std::string(to_string(problem.kv_scales)));
+    problem.kv_scales = kind;
+    if (scale.empty()) strides = {};
+    return static_cast<const float*>(scale.data);
+  };
+  const Tensor &k_scale = tensors[Slot::k_scale], &v_scale = tensors[Slot::v_scale];
+  if (k_scale.present() != v_scale.present())
+    refuse(k_scale.present() ? k_scale : v_scale, "k_scale and v_scale go together");
+  buffers.k_scale = read(k_scale, problem.k_scale_strides);
+  buffers.v_scale = read(v_scale, problem.v_scale_strides);
 }
 
 /// K and V in pages, [num_pages, page_size, heads, head_dim] or as heads_first says; whatever q looks like.

@@ -50,6 +50,8 @@ enum Slot {
   block_mask,
   page_table,  // K and V are [num_pages, page_size, heads, head_dim]
   left_padding,
+  k_scale,  // of K and V in 8 bits
+  v_scale,
   num_slots
 };
 constexpr std::array<const char*, num_slots> slot_names = {"q",
@@ -67,7 +69,9 @@ constexpr std::array<const char*, num_slots> slot_names = {"q",
                                                            "hidden_rows",
                                                            "block_mask",
                                                            "page_table",
-                                                           "left_padding"};
+                                                           "left_padding",
+                                                           "k_scale",
+                                                           "v_scale"};
 using Slots = std::array<Tensor, num_slots>;  ///< absent ones have no data and rank -1
 
 /// The tensors of a backward pass.
@@ -78,7 +82,8 @@ struct Gradients {
 /// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
 class Call {
  public:
-  Call(const Slots& tensors, const Scalars& scalars);
+  /// `codes`: what the bytes of K and V are, where they are of 8 bits.
+  Call(const Slots& tensors, const Scalars& scalars, const std::string& codes = {});
   Call(const Call&) = delete;  // options.kernel points into it
 
   void set_forward(const Tensor& out, const Tensor& lse, std::uint64_t seed, std::uint64_t offset);
@@ -98,6 +103,7 @@ class Call {
 
  private:
   void read_pages(const Slots& tensors);
+  void read_scales(const Slots& tensors);
   Strides strides_of(const Tensor& tensor) const;
   void read_hidden_rows(const Tensor& tensor);
   void read_block_mask(const Tensor& tensor, const Scalars& scalars);

@@ -35,4 +35,17 @@ inline void need_unit_last_stride(const Tensor& tensor) {
   }
 }
 
+/// The elements of a cache. Bytes, signed or not, are codes of what the caller says.
+inline Dtype cache_dtype_of(const Tensor& cache, const std::string& codes) {
+  using Code = nb::dlpack::dtype_code;
+  if (const std::optional<Dtype> wide = known_dtype(cache)) return *wide;
+  if (!cache.is_dtype(Code::UInt, 8) && !cache.is_dtype(Code::Int, 8)) {
+    refuse_dtype(cache, "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8");
+  }
+  for (const Dtype dtype : {Dtype::float8_e4m3, Dtype::float8_e5m2, Dtype::int8}) {
+    if (codes == to_string(dtype)) return dtype;
+  }
+  throw nb::value_error(("cache_dtype: got '" + codes + "'; allowed are float8_e4m3, float8_e5m2 and int8").c_str());
+}
+
 }  // namespace flash_attention::python

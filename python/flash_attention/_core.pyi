@@ -15,6 +15,7 @@ def forward(
     stream: int,
     allocate: Callable[[int], Any],
     program: tuple[Any, ...] | None = None,
+    codes: str = "",
 ) -> None: ...
 def backward(
     tensors: tuple[Any, ...],

@@ -1,20 +1,10 @@
 """New keys and values into a cache, with the rotary embedding of queries and keys: one kernel on a GPU."""
 
-import functools
-
 import torch
 from torch import Tensor
 
 from flash_attention import _core, torch_ops
-
-# How caches of one byte an element are named in C++.
-_CODES = {
-    torch.float8_e4m3fn: "float8_e4m3",
-    torch.float8_e5m2: "float8_e5m2",
-    torch.int8: "int8",
-}
-_NAMES = {"e4m3": "float8_e4m3", "fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3", "float8_e4m3fn": "float8_e4m3",
-          "e5m2": "float8_e5m2", "fp8_e5m2": "float8_e5m2"}  # fmt: skip
+from flash_attention.narrow import as_bytes, scale_tensor
 
 
 @torch.no_grad()
@@ -68,10 +58,7 @@ def append_kv(
     """
     if q is not None and q_out is None:
         q_out = torch.empty_like(q)
-    codes = ""
-    if k_cache.element_size() == 1:
-        codes = _CODES.get(k_cache.dtype) or _NAMES.get(cache_dtype, cache_dtype or "")
-        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    k_cache, v_cache, codes = as_bytes(k_cache, v_cache, cache_dtype)
     tensors = (
         k_cache,
         v_cache,
@@ -88,23 +75,14 @@ def append_kv(
         sequences,
         positions,
         page_table,
-        _as_tensor(k_scale, k_cache.device),
-        _as_tensor(v_scale, k_cache.device),
+        scale_tensor(k_scale, k_cache.device),
+        scale_tensor(v_scale, k_cache.device),
     )
     if torch_ops.is_watched(k_cache):
         torch.ops.flash_attention.append(*tensors, interleaved, one_query_angle, codes)
     else:
         _append(*tensors, interleaved, one_query_angle, codes)
     return q_out
-
-
-@functools.lru_cache(maxsize=256)
-def _constant(value, device):
-    return torch.full((1,), value, dtype=torch.float32, device=device)
-
-
-def _as_tensor(scale, device):
-    return _constant(float(scale), device) if isinstance(scale, int | float) else scale
 
 
 def _append(*arguments):

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from flash_attention import _core, torch_ops
 from flash_attention.functional import _planned, _scalars
+from flash_attention.narrow import as_bytes, scale_tensor
 
-_CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
-_NUM_TENSORS = torch_ops.NUM_TENSORS + 2
+_CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding, Tensor? k_scale, Tensor? v_scale"
+_NUM_TENSORS = torch_ops.NUM_TENSORS + 4
 
 
 def attention_over_cache(
@@ -36,6 +37,9 @@ def attention_over_cache(
     return_lse: bool = False,
     kernel: str | None = None,
     invariant: bool = False,
+    k_scale: Tensor | float | None = None,
+    v_scale: Tensor | float | None = None,
+    cache_dtype: str | None = None,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
 
@@ -50,9 +54,13 @@ def attention_over_cache(
         cu_seqlens_q, max_seqlen_q: where the queries of each sequence begin, and the most of them; 0 or None = unknown.
         mask: bool, as wide as the table: [batch, heads_q, max_seqlen_q, pages * page_size], or 1 in place of any but the
             last.
+        k_scale, v_scale: of k and v in 8 bits (float8_e4m3fn, float8_e5m2, int8), which are worth code * scale: a number,
+            float32 [1], [batch, heads_kv], or one for each row and head of k.
+        cache_dtype: what the bytes of k and v in uint8 are: "e4m3", "e5m2" or "int8".
 
     The other arguments are those of attention(). Returns out as q, or (out, lse).
     """
+    k, v, codes = as_bytes(k, v, cache_dtype)
     tensors = (
         q,
         k,
@@ -70,6 +78,8 @@ def attention_over_cache(
         None,
         page_table,
         left_padding,
+        scale_tensor(k_scale, k.device),
+        scale_tensor(v_scale, k.device),
     )
     scalars = _scalars(
         max_seqlen_q or 0,
@@ -85,30 +95,31 @@ def attention_over_cache(
         _planned(kernel, invariant),
     )
     if torch_ops.is_watched(q):
-        out, lse = torch.ops.flash_attention.forward_cache(*tensors, *scalars)
+        out, lse = torch.ops.flash_attention.forward_cache(*tensors, *scalars, codes)
     else:
-        out, lse = _forward(tensors, scalars, return_lse)
+        out, lse = _forward(tensors, scalars, return_lse, codes)
     return (out, lse) if return_lse else out
 
 
-def _forward(tensors, scalars, need_lse):
+def _forward(tensors, scalars, need_lse, codes):
     out, lse = torch_ops.empty_results(tensors, scalars, need_lse)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
-    _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size))
+    _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes)
     return out, lse
 
 
 torch_ops.library.define(
-    f"forward_cache({_CACHE_TENSORS}, {torch_ops.SCALARS}) -> (Tensor out, Tensor lse)", tags=torch_ops.EXACT_STRIDES
+    f"forward_cache({_CACHE_TENSORS}, {torch_ops.SCALARS}, str codes) -> (Tensor out, Tensor lse)",
+    tags=torch_ops.EXACT_STRIDES,
 )
 
 
 def _forward_op(*arguments):
-    return _forward(arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:], True)
+    return _forward(arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:-1], True, arguments[-1])
 
 
 def _forward_fake(*arguments):
-    return torch_ops.empty_results(arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:], True)
+    return torch_ops.empty_results(arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:-1], True)
 
 
 for _key in ("CPU", "CUDA"):

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "support/half.h"
+#include "support/narrow.h"
 
 namespace flash_attention::check {
 namespace {
@@ -14,6 +15,11 @@ double load(const char* data, Dtype dtype, std::int64_t index) {
     float value;
     std::memcpy(&value, data + 4 * index, 4);
     return value;
+  }
+  if (size_of(dtype) == 1) {
+    const auto code = static_cast<std::uint8_t>(data[index]);
+    if (dtype == Dtype::int8) return static_cast<std::int8_t>(code);
+    return dtype == Dtype::float8_e4m3 ? support::float_of_e4m3(code) : support::float_of_e5m2(code);
   }
   std::uint16_t bits;
   std::memcpy(&bits, data + 2 * index, 2);
@@ -78,11 +84,13 @@ std::vector<double> Call::read(const Rows& rows, std::int64_t begin, std::int64_
   return values;
 }
 
-std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
-                                    std::int64_t kv_head, std::int64_t begin, std::int64_t end) const {
-  const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
+std::vector<double> Call::read_codes(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
+                                     std::int64_t kv_head, std::int64_t begin, std::int64_t end) const {
+  const bool keys = tensor == buffers.k || tensor == buffers.v;
+  const Dtype dtype = keys ? *problem.kv_dtype : problem.dtype;
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
   const auto rows_from = [&](std::int64_t offset) {
-    return Rows{at(tensor, offset + kv_head * strides.head, element), problem.dtype, strides.seq, width};
+    return Rows{at(tensor, offset + kv_head * strides.head, element), dtype, strides.seq, width};
   };
   if (problem.page_size == 0) {
     const std::int64_t first = sequence(b).first_kv;
@@ -97,6 +105,27 @@ std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, 
     const std::vector<double> part = read(rows_from(place * strides.batch), begin - first, last - first);
     values.insert(values.end(), part.begin(), part.end());
     begin = last;
+  }
+  return values;
+}
+
+std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
+                                    std::int64_t kv_head, std::int64_t begin, std::int64_t end) const {
+  std::vector<double> values = read_codes(tensor, strides, width, b, kv_head, begin, end);
+  const Problem& p = problem;
+  const bool of_k = tensor == buffers.k;
+  if (p.kv_scales == ScaleKind::none || (!of_k && tensor != buffers.v)) return values;
+  const Strides& s = of_k ? p.k_scale_strides : p.v_scale_strides;
+  for (std::int64_t j = begin; j < end; ++j) {
+    std::int64_t entry = p.packed && p.page_size == 0 && p.kv_scales == ScaleKind::token ? 0 : b, row = 0;
+    if (p.kv_scales == ScaleKind::token) row = sequence(b).first_kv + j;
+    if (p.kv_scales == ScaleKind::token && p.page_size != 0) {
+      entry = std::clamp<std::int64_t>(length(buffers.page_table, b * p.page_table_stride + j / p.page_size, 0), 0,
+                                       p.num_pages - 1);
+      row = j % p.page_size;
+    }
+    const double scale = number(of_k ? buffers.k_scale : buffers.v_scale, entry * s.batch + row * s.seq + kv_head * s.head);
+    for (std::int64_t d = 0; d < width; ++d) values[static_cast<std::size_t>((j - begin) * width + d)] *= scale;
   }
   return values;
 }

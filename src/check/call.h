@@ -63,6 +63,10 @@ class Call {
   std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads_q / problem.heads_kv); }
 
  private:
+  /// read_keys without scales.
+  std::vector<double> read_codes(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
+                                 std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
+
   void hide_rows(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                  std::int64_t width, std::vector<char>& shown) const;
   void hide_blocks(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,

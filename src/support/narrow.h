@@ -59,4 +59,12 @@ inline std::int8_t int8_of_float(float value) {
   return static_cast<std::int8_t>(std::nearbyint(clipped));
 }
 
+inline float float_of_e4m3(std::uint8_t code) {
+  const std::uint32_t magnitude = code & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(0x7fc00000u);
+  const float value = std::bit_cast<float>(magnitude << 20) * 0x1p120f;
+  return (code & 0x80u) != 0 ? -value : value;
+}
+inline float float_of_e5m2(std::uint8_t code) { return float_of_fp16(static_cast<std::uint16_t>(code << 8)); }
+
 }  // namespace flash_attention::support

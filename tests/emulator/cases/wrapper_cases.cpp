@@ -4,6 +4,7 @@
 #include "emulator/cases/bulk.h"
 #include "emulator/cases/matrix.h"
 #include "emulator/cases/memory.h"
+#include "emulator/cases/pairs.h"
 #include "emulator/cases/warp.h"
 #include "emulator/cases/warpgroup.h"
 
@@ -12,8 +13,8 @@ namespace flash_attention::testing {
 WrapperCases wrapper_cases() {
   WrapperCases all;
   for (const auto family :
-       {warp_cases, block_cases, memory_cases, copy_async_cases, convert_cases, math_cases, ldmatrix_cases, stmatrix_cases,
-        mma_cases, mbarrier_cases, bulk_cases, tma_cases, wgmma_cases, cluster_cases}) {
+       {warp_cases, block_cases, memory_cases, copy_async_cases, convert_cases, pair_cases, math_cases, ldmatrix_cases,
+        stmatrix_cases, mma_cases, mbarrier_cases, bulk_cases, tma_cases, wgmma_cases, cluster_cases}) {
     for (WrapperCase& c : family()) all.push_back(std::move(c));
   }
   return all;

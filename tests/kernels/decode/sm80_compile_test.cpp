@@ -58,6 +58,15 @@ TEST_P(DecodeSm80Compile, WithoutSpills) {
       problems.push_back(problem);
     }
   }
+  for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {  // K and V in 8 bits
+    for (const Dtype codes : {Dtype::float8_e4m3, Dtype::int8}) {
+      Problem narrow =
+          in_pages(decoding(arch == 90 && codes == Dtype::int8 ? 256 : 128, 4, dtype == Dtype::bfloat16 ? 1 : 8));
+      narrow.dtype = dtype, narrow.kv_dtype = codes;
+      narrow.kv_scales = codes == Dtype::int8 ? ScaleKind::token : ScaleKind::head;
+      problems.push_back(narrow);
+    }
+  }
   for (const Problem& problem : problems) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm80"));
   expect_plans_compile(plans, arch);
 }

@@ -1,0 +1,38 @@
+"""Caches of one byte an element: their types, and their scales."""
+
+import functools
+
+import torch
+
+_CODES = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}
+_NAMES = {
+    "e4m3": "float8_e4m3",
+    "fp8": "float8_e4m3",
+    "fp8_e4m3": "float8_e4m3",
+    "float8_e4m3fn": "float8_e4m3",
+    "e5m2": "float8_e5m2",
+    "fp8_e5m2": "float8_e5m2",
+}
+
+
+def as_bytes(k, v, cache_dtype=None):
+    """(k, v, what their bytes are in C++); other tensors as they are, and ""."""
+    try:
+        if k.element_size() != 1:
+            return k, v, ""
+    except AttributeError:  # no tensor: the call says so
+        return k, v, ""
+    codes = _CODES.get(k.dtype) or _NAMES.get(cache_dtype, cache_dtype or "none")
+    if v.dtype != k.dtype:
+        raise TypeError(f"v: got {v.dtype}; expected the dtype of k, {k.dtype}")
+    return k.view(torch.uint8), v.view(torch.uint8), codes
+
+
+def scale_tensor(scale, device):
+    """A scale as a tensor: numbers are kept on their device."""
+    return _constant(float(scale), device) if isinstance(scale, int | float) else scale
+
+
+@functools.lru_cache(maxsize=256)
+def _constant(value, device):
+    return torch.full((1,), value, dtype=torch.float32, device=device)
