@@ -71,13 +71,13 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
     if (config.block_kv / abi::DecodeLayout(config).key_warps > most_scores) continue;
-    // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and twice as many stages.
+    // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and up to twice as many stages.
     abi::ForwardConfig wide = config;
     wide.features.kv_dtype = wide.features.dtype;
     wide.features.token_scales = false;
     if (stages_of(wide, device.shared_bytes, tile.most_bytes) < 2) continue;
-    config.num_stages = stages_of(config, device.shared_bytes, tile.most_bytes);
-    return config;
+    config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.most_bytes));
+    if (abi::DecodeLayout(config).shared_bytes <= device.shared_bytes) return config;
   }
   return std::nullopt;
 }

@@ -1,4 +1,4 @@
-#include <cstring>
+#include <cmath>
 
 #include "support/contract.h"
 #include "support/make_case.h"
@@ -65,6 +65,9 @@ void check_narrow_bits(Case c, const Target& target) {
   wide.problem.kv_scales = ScaleKind::none;
   wide.problem.k_scale_strides = wide.problem.v_scale_strides = Strides{};
   expected.inputs.k_codes.clear(), expected.inputs.v_codes.clear();
+  for (std::vector<double>* values : {&expected.inputs.k, &expected.inputs.v}) {  // int8 has no NaN: nothing asks for care
+    for (double& x : *values) x = c.problem.kv_dtype == Dtype::int8 && !std::isfinite(x) ? 1 : x;
+  }
   if (const std::string reason = rejection(wide, target); !reason.empty()) GTEST_SKIP() << reason;
   EXPECT_EQ(first_changed(narrow, attempt(wide, target, expected).results), "");
 }
