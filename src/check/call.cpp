@@ -87,7 +87,7 @@ std::vector<double> Call::read(const Rows& rows, std::int64_t begin, std::int64_
 std::vector<double> Call::read_codes(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                                      std::int64_t kv_head, std::int64_t begin, std::int64_t end) const {
   const bool keys = tensor == buffers.k || tensor == buffers.v;
-  const Dtype dtype = keys ? *problem.kv_dtype : problem.dtype;
+  const Dtype dtype = keys ? problem.kv_dtype.value_or(problem.dtype) : problem.dtype;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const auto rows_from = [&](std::int64_t offset) {
     return Rows{at(tensor, offset + kv_head * strides.head, element), dtype, strides.seq, width};
