@@ -12,8 +12,9 @@ from flash_attention import _core, torch_ops
 from flash_attention.functional import _planned, _scalars
 from flash_attention.narrow import as_bytes, scale_tensor
 
-_CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding, Tensor? k_scale, Tensor? v_scale"
-_NUM_TENSORS = torch_ops.NUM_TENSORS + 4
+_CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
+_NUM_TENSORS = torch_ops.NUM_TENSORS + 2
+_NARROW = "Tensor? k_scale=None, Tensor? v_scale=None, str codes=''"
 
 
 def attention_over_cache(
@@ -78,9 +79,8 @@ def attention_over_cache(
         None,
         page_table,
         left_padding,
-        scale_tensor(k_scale, k.device),
-        scale_tensor(v_scale, k.device),
     )
+    narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes)
     scalars = _scalars(
         max_seqlen_q or 0,
         0,
@@ -95,31 +95,36 @@ def attention_over_cache(
         _planned(kernel, invariant),
     )
     if torch_ops.is_watched(q):
-        out, lse = torch.ops.flash_attention.forward_cache(*tensors, *scalars, codes)
+        out, lse = torch.ops.flash_attention.forward_cache(*tensors, *scalars, *narrow)
     else:
-        out, lse = _forward(tensors, scalars, return_lse, codes)
+        out, lse = _forward(tensors, scalars, return_lse, *narrow)
     return (out, lse) if return_lse else out
 
 
-def _forward(tensors, scalars, need_lse, codes):
+def _forward(tensors, scalars, need_lse, k_scale=None, v_scale=None, codes=""):
     out, lse = torch_ops.empty_results(tensors, scalars, need_lse)
+    tensors = (*tensors, k_scale, v_scale)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
     _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes)
     return out, lse
 
 
 torch_ops.library.define(
-    f"forward_cache({_CACHE_TENSORS}, {torch_ops.SCALARS}, str codes) -> (Tensor out, Tensor lse)",
+    f"forward_cache({_CACHE_TENSORS}, {torch_ops.SCALARS}, {_NARROW}) -> (Tensor out, Tensor lse)",
     tags=torch_ops.EXACT_STRIDES,
 )
 
 
 def _forward_op(*arguments):
-    return _forward(arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:-1], True, arguments[-1])
+    scalars_end = _NUM_TENSORS + torch_ops.NUM_SCALARS
+    tensors, scalars, narrow = arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:scalars_end], arguments[scalars_end:]
+    return _forward(tensors, scalars, True, *narrow)
 
 
 def _forward_fake(*arguments):
-    return torch_ops.empty_results(arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:-1], True)
+    return torch_ops.empty_results(
+        arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS : _NUM_TENSORS + torch_ops.NUM_SCALARS], True
+    )
 
 
 for _key in ("CPU", "CUDA"):
