@@ -2,6 +2,7 @@
 
 #include <tuple>
 
+#include "support/long_tail.h"
 #include "support/programs.h"
 
 namespace flash_attention::testing {
@@ -16,6 +17,8 @@ TEST_P(EmulatedPrograms, AgreeWithFp64) {
   const auto [forward_kernel, backward_kernel, arch] = GetParam();
   const bool narrow = std::string(forward_kernel) != "forward/portable";
   for (unsigned seed = 0; seed < 3; ++seed) {
+    // The first has a score and a mask; backward/sm90 takes scores alone, those of the last.
+    if (!with_long_tail() && seed != 0 && !(seed == 2 && arch == 90)) continue;
     const RandomProgram random(2000 + seed, seed != 1, seed != 2);
     Problem problem{.batch = 1,
                     .seq_q = 37,
@@ -46,6 +49,7 @@ TEST_P(EmulatedPrograms, NanBehindAProgramIsHarmless) {
   const auto [forward_kernel, backward_kernel, arch] = GetParam();
   const bool narrow = std::string(forward_kernel) != "forward/portable";
   for (const bool by_mask : {true, false}) {
+    if (!with_long_tail() && by_mask && !narrow) continue;
     const RandomProgram given(std::string("m = mod j 5\nv = ne m 0\n") +
                               (by_mask ? "visible = v" : "s = where v score -inf\nscore = s"));
     const Problem problem{.batch = 1,
