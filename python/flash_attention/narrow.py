@@ -30,9 +30,13 @@ def as_bytes(k, v, cache_dtype=None):
 
 def scale_tensor(scale, device):
     """A scale as a tensor: numbers are kept on their device."""
-    return _constant(float(scale), device) if isinstance(scale, int | float) else scale
+    if not isinstance(scale, int | float):
+        return scale
+    return _full(float(scale), device) if torch.compiler.is_compiling() else _kept(float(scale), device)
 
 
-@functools.lru_cache(maxsize=256)
-def _constant(value, device):
+def _full(value, device):
     return torch.full((1,), value, dtype=torch.float32, device=device)
+
+
+_kept = functools.lru_cache(maxsize=256)(_full)
