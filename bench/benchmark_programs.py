@@ -45,6 +45,7 @@ def calls_of(name, score_mod, mask_mod, length, arguments):
     q, k, v = (torch.randn(shape, device=arguments.device, dtype=dtype, requires_grad=True) for _ in range(3))
     grad = torch.randn(shape, device=arguments.device, dtype=dtype)
     theirs = torch.compile(torch_flex.flex_attention, dynamic=False)
+    plain = [tensor.detach() for tensor in (q, k, v)]
     made = {}
     for who in ("ours", "flex"):
         if who == "ours":
@@ -56,7 +57,7 @@ def calls_of(name, score_mod, mask_mod, length, arguments):
 
         def forward(attend=attend, block_mask=block_mask):
             with torch.no_grad():
-                return attend(q, k, v, score_mod=score_mod, block_mask=block_mask)
+                return attend(*plain, score_mod=score_mod, block_mask=block_mask)
 
         first = seconds(forward, arguments.device)
         backward = None
@@ -95,9 +96,9 @@ def main():
             for which, factor in ((0, 4), (1, 10)):
                 calls = [timer.warmed(made[who][which]) for who in ("ours", "flex") if made[who][which] is not None]
                 rates = [factor * pairs * arguments.head_dim / found["ms"] / 1e9 for found in timer.in_turn(calls)]
-                flex = f"{rates[1]:8.1f} {rates[0] / rates[1]:6.2f}" if len(rates) == 2 else f"{'-':>8} {'-':>6}"
+                flex = f"{rates[1]:8.4g} {rates[0] / rates[1]:6.2f}" if len(rates) == 2 else f"{'-':>8} {'-':>6}"
                 print(
-                    f"{name:16} {length:6} {('forward', 'backward')[which]:8} {rates[0]:8.1f} {flex}   "
+                    f"{name:16} {length:6} {('forward', 'backward')[which]:8} {rates[0]:8.4g} {flex}   "
                     f"{made['ours'][2]:.1f}, {made['flex'][2]:.1f}",
                     flush=True,
                 )
