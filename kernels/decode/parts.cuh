@@ -43,12 +43,12 @@ struct Parts {
     return tag & ~Word{0xffff};
   }
 
-  /// Before arrive(), by everyone who will: the word counts from 0. `found` is what look() has read.
-  __device__ __forceinline__ void prepare(int block, Word found) const {
+  /// Before arrive(), by everyone who will: the word counts from 0.
+  __device__ __forceinline__ void prepare(int block) const {
+    const Word found = ptx::load_relaxed(words + block);
     // Where this fails somebody else was faster.
     if ((found & ~Word{0xffff}) != tag_of(block)) ptx::compare_exchange(words + block, found, tag_of(block));
   }
-  __device__ __forceinline__ Word look(int block) const { return ptx::load_relaxed(words + block); }
 
   /// Whether all of `count` blocks have come; what each wrote before is then visible here.
   __device__ __forceinline__ bool arrive(int block, int count) const {

@@ -289,13 +289,12 @@ struct DecodeSm80 {
       free_stage = after(free_stage);
       if (position < run.begin) continue;  // the first tiles are on their way
       if (position == item_begin) {
-        // The counts of the items that this block may share: looked at while its first tiles and Q are on their way.
-        const bool prepares = position == run.begin && threadIdx.x == 0;
-        const int own = static_cast<int>(blockIdx.x), other = prepares ? run.first_block() : own;
-        typename decode::Parts<config>::Word found[2] = {};
-        if (prepares) found[0] = parts.look(own), found[1] = parts.look(other);
         start(cursor.item, same_rows);
-        if (prepares) parts.prepare(own, found[0]), parts.prepare(other, found[1]);
+        // The counts of the items that this block may share, while its first tiles are on their way.
+        if (position == run.begin && threadIdx.x == 0) {
+          parts.prepare(static_cast<int>(blockIdx.x));
+          parts.prepare(run.first_block());
+        }
       }
       ptx::copy_async_wait<stages - 1>();
       sync_readers();  // the tile has landed, from all copies of those who read it
