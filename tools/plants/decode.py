@@ -86,15 +86,15 @@ PLANTS = (
     Plant(
         "keys before a window are loaded",
         LOAD,
-        "const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * 8 < columns;",
-        "const bool exists = j < now.item.seen.end && chunk * 8 < columns;",
+        "const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;",
+        "const bool exists = j < now.item.seen.end && chunk * chunk_elements < columns;",
         "kernels_emulated_test */DecodeSm80.*window* */DecodeSm80Contract.*window*",
         survives="their scores are hidden, and a row that 0 * NaN of their values has reached is repaired: it is slower alone",
     ),
     Plant(
         "columns past head_dim are loaded",
         LOAD,
-        "j < now.item.seen.end && chunk * 8 < columns;",
+        "j < now.item.seen.end && chunk * chunk_elements < columns;",
         "j < now.item.seen.end;",
         COVER,
     ),
@@ -125,8 +125,8 @@ PLANTS = (
     Plant(
         "a counter of the item before is not prepared",
         KERNEL,
-        "if (prepares) parts.prepare(own, found[0]), parts.prepare(other, found[1]);",
-        "if (prepares) parts.prepare(own, found[0]);",
+        "          parts.prepare(run.first_block());\n",
+        "",
         COVER,
         survives="the block that begins the item prepares the same word before it can be the first to arrive; only a "
         "block that arrives before the first one has started needs it, and the emulator starts blocks in order",
