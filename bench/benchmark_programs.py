@@ -44,6 +44,7 @@ def calls_of(name, score_mod, mask_mod, length, arguments):
     dtype = torch.bfloat16 if arguments.device == "cuda" else torch.float32
     q, k, v = (torch.randn(shape, device=arguments.device, dtype=dtype, requires_grad=True) for _ in range(3))
     grad = torch.randn(shape, device=arguments.device, dtype=dtype)
+    torch._dynamo.reset()  # it compiles no more than eight programs
     theirs = torch.compile(torch_flex.flex_attention, dynamic=False)
     plain = [tensor.detach() for tensor in (q, k, v)]
     made = {}
