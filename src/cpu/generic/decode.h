@@ -152,6 +152,14 @@ inline KeyRows<T> rows_of_tile(const Call& call, const RowBlock& block, const Ti
   using Stored = typename T::Stored;
   if (is_narrow(call.key_element)) {
     auto* converted = reinterpret_cast<Stored*>(buffer);
+    if constexpr (only_bfloat16) {
+      if (columns % 32 == 0 && block.keys_together(call, tile.begin) >= tile.count) {
+        const char* first = block.key_row(call, tensor, tile.begin);
+        codes_to_bfloat16(static_cast<int>(call.key_element), reinterpret_cast<const std::uint8_t*>(first),
+                          tensor.seq_stride, tile.count, columns, converted);
+        return {converted, columns};
+      }
+    }
     for (int key = 0; key < tile.count; ++key) {
       const char* row = block.key_row(call, tensor, tile.begin + key);
       convert_codes<T>(call.key_element, reinterpret_cast<const std::uint8_t*>(row), columns, converted + key * columns);

@@ -57,7 +57,8 @@ template <class T>
 inline void convert_codes(Element code, const std::uint8_t* from, int columns, typename T::Stored* to) {
   int c = 0;
   if constexpr (only_bfloat16 && __is_same(T, Bfloat16)) {  // 32 at a time
-    for (; c + 32 <= columns; c += 32) codes_to_bfloat16(static_cast<int>(code), from + c, to + c);
+    c = columns / 32 * 32;
+    codes_to_bfloat16(static_cast<int>(code), from, 0, 1, c, to);
   }
   const auto convert = [&](auto to_float) {
     for (; c < columns; c += vector_lanes) store_codes<T>(to + c, to_float(load_bytes(from + c, columns - c)), columns - c);

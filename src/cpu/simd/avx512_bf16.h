@@ -32,29 +32,45 @@ FLASH_ATTENTION_INLINE void interleave_rows(Vec row0, Vec row1, Vec& first, Vec&
   second = (Vec)_mm512_permutex2var_epi16((__m512i)row0, other, (__m512i)row1);
 }
 
-/// 32 codes (Element::e4m3, e5m2 or int8, in numbers: call.h comes later) as bfloat16.
-FLASH_ATTENTION_INLINE void codes_to_bfloat16(int code, const std::uint8_t* from, std::uint16_t* to) {
+/// Rows of codes as rows of bfloat16, columns in multiples of 32. code: Element::e4m3, e5m2 or int8 as a number (call.h
+/// comes later).
+template <int code>
+inline void rows_to_bfloat16(const std::uint8_t* from, std::int64_t stride, int rows, int columns, std::uint16_t* to) {
   constexpr __mmask32 all = 0xffffffffu;
-  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  __m512i halves;
-  if (code == 4) {  // e4m3: the bits moved, the bias put right; subnormal codes from a table
-    const __m512i words = _mm512_maskz_cvtepu8_epi16(all, bytes), magnitude = words & _mm512_set1_epi16(0x7f);
-    const __m512i subnormal = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                               0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0);
-    halves = _mm512_maskz_add_epi16(all, _mm512_maskz_slli_epi16(all, magnitude, 4), _mm512_set1_epi16(0x3c00));
-    const __mmask32 small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-    halves = _mm512_mask_permutexvar_epi16(halves, small, magnitude, subnormal);
-    halves = _mm512_mask_mov_epi16(halves, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f)),
-                                   _mm512_set1_epi16(0x7fc0));
-    halves |= _mm512_maskz_slli_epi16(all, words, 8) & _mm512_set1_epi16(static_cast<short>(0x8000));
-  } else {
-    const auto half = [&](__m128i part) {
-      if (code == 6) return _mm512_maskz_cvtepi32_ps(all_lanes, _mm512_maskz_cvtepi8_epi32(all_lanes, part));
-      return _mm512_maskz_cvtph_ps(all_lanes, _mm256_slli_epi16(_mm256_cvtepu8_epi16(part), 8));
-    };
-    halves = (__m512i)_mm512_cvtne2ps_pbh(half(_mm256_extracti128_si256(bytes, 1)), half(_mm256_castsi256_si128(bytes)));
+  // e4m3: the bits moved, the bias put right; subnormal codes from a table.
+  const __m512i low_bits = _mm512_set1_epi16(0x7f), bias = _mm512_set1_epi16(0x3c00), eight = _mm512_set1_epi16(8);
+  const __m512i nan = _mm512_set1_epi16(0x7fc0), sign = _mm512_set1_epi16(static_cast<short>(0x8000));
+  const __m512i subnormal = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3c60,
+                                             0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0);
+  for (int row = 0; row < rows; ++row, from += stride, to += columns) {
+    for (int c = 0; c < columns; c += 32) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + c));
+      __m512i halves;
+      if constexpr (code == 4) {
+        const __m512i words = _mm512_maskz_cvtepu8_epi16(all, bytes), magnitude = words & low_bits;
+        halves = _mm512_maskz_add_epi16(all, _mm512_maskz_slli_epi16(all, magnitude, 4), bias);
+        halves = _mm512_mask_permutexvar_epi16(halves, _mm512_cmplt_epu16_mask(magnitude, eight), magnitude, subnormal);
+        halves = _mm512_mask_mov_epi16(halves, _mm512_cmpeq_epi16_mask(magnitude, low_bits), nan);
+        halves |= _mm512_maskz_slli_epi16(all, words, 8) & sign;
+      } else {
+        const auto half = [&](__m128i part) {
+          if constexpr (code == 6) return _mm512_maskz_cvtepi32_ps(all_lanes, _mm512_maskz_cvtepi8_epi32(all_lanes, part));
+          return _mm512_maskz_cvtph_ps(all_lanes, _mm256_slli_epi16(_mm256_cvtepu8_epi16(part), 8));
+        };
+        halves =
+            (__m512i)_mm512_cvtne2ps_pbh(half(_mm256_extracti128_si256(bytes, 1)), half(_mm256_castsi256_si128(bytes)));
+      }
+      _mm512_storeu_si512(to + c, halves);
+    }
   }
-  _mm512_storeu_si512(to, halves);
+}
+
+/// The same for a code that is known when it runs.
+inline void codes_to_bfloat16(int code, const std::uint8_t* from, std::int64_t stride, int rows, int columns,
+                              std::uint16_t* to) {
+  if (code == 4) return rows_to_bfloat16<4>(from, stride, rows, columns, to);
+  if (code == 5) return rows_to_bfloat16<5>(from, stride, rows, columns, to);
+  rows_to_bfloat16<6>(from, stride, rows, columns, to);
 }
 
 }  // namespace
