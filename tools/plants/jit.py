@@ -13,6 +13,7 @@ PLANTS = (
         "    if (!prefix.is_absolute()) continue;\n",
         "    if (prefix.empty()) continue;\n",
         SEARCH,
+        survives="a second guard holds: add_folder() takes no folder without a full path (the plant after the next)",
     ),
     Plant(
         "a relative library is opened",
