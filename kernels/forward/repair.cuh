@@ -28,7 +28,8 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
   const auto V = tile::key_source<Key, features>(args, args.V, sequence, kv_head_idx);
   const tile::KeyRange range = score.keys_of(i);
   tile::CarefulRow<config.head_dim_v> sum;
-  if (features.dropout && lse != lse) {  // NaN, whatever dropout takes away
+  if (lse == -tile::infinity) return sum;  // no score is above -inf, and -inf - lse would be NaN
+  if (features.dropout && lse != lse) {    // NaN, whatever dropout takes away
 #pragma unroll
     for (float& element : sum.sum) element = lse;
   }

@@ -142,7 +142,7 @@ TEST_P(CoverEmulated, MatchesTheOracleAndTakesEveryPath) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kernels, CoverEmulated,
-    ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64}},
+    ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64, soft_cap}},
                       Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries, blocks_of_keys}},
                       Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
                       Part{"backward/portable", 2, {plain_64}},
