@@ -33,6 +33,7 @@ struct Features {
   bool sink = false;
   int hidden_bounds = 0;          // hidden_rows: 1, 2 or 4 numbers a key
   bool block_mask = false;        // a byte for each block of queries and keys
+  bool mask_map = false;          // there is a map of the tiles of a boolean mask: abi/tile_map.h
   bool score_program = false;     // a program changes scores
   bool score_hides = false;       // it may make one -inf, which is hidden
   bool mask_program = false;      // a program hides keys

@@ -14,6 +14,8 @@ struct TileWords {
   unsigned full;  // all are
 };
 
+constexpr int mask_map_rows = 32;  // rows of tiles that a block of mask/tile_map.cuh takes
+
 /// Words of a row of tiles.
 constexpr int map_words(long long seq_kv) { return static_cast<int>((seq_kv + 32 * mask_unit - 1) / (32 * mask_unit)); }
 
@@ -25,5 +27,8 @@ constexpr long long map_row(bool packed, long long batch_idx, long long batches,
   if (packed) return start_q / mask_unit + batch_idx;
   return batches == 1 ? 0 : batch_idx * ((seq_q + mask_unit - 1) / mask_unit);
 }
+
+// By columns, for backward: of each tile of keys a bit for every tile of queries that sees something of it, in
+// map_words(seq_q) words. Columns lie behind the rows and as they do, with queries and keys exchanged.
 
 }  // namespace flash_attention::abi

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ptx/memory.cuh"
 #include "ptx/shared.cuh"
 #include "tile/tile_map.cuh"
 
@@ -15,14 +16,16 @@ using namespace abi;
 template <ForwardConfig config>
 struct MaskMap {
   static constexpr Features features = config.features;
-  static constexpr int rows_of_block = 64;
+  static constexpr int rows_of_block = mask_map_rows;
 
   struct SharedStorage {
     KeyBounds bounds[32];
+    unsigned seen[rows_of_block];
   };
 
   const AttentionArgs& args;
   const tile::Sequence sequence;
+  const int head_idx;
   const tile::MaskData<features> data;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 
@@ -54,6 +57,55 @@ struct MaskMap {
     return !seen.can_be_true ? TileClass::none : seen.can_be_false ? TileClass::partial : found;
   }
 
+  /// What the masks say of the rows of tile `row` and the keys of a unit that exists.
+  __device__ __forceinline__ TileClass class_at(const KeyBounds& bounds, int row, int unit) const {
+    const int first = row * mask_unit, last = tile::min(first + mask_unit, sequence.rows_q) - 1;
+    TileClass found = TileClass::full;
+    if constexpr (features.hidden_bounds != 0) found = class_of(bounds, first, last);
+    if constexpr (features.block_mask) {
+      if (found == TileClass::none) return found;
+      const TileClass blocks = blocks_of(first, last, unit);
+      if (blocks != TileClass::full) found = blocks;
+    }
+    if constexpr (features.mask) {
+      if (found == TileClass::none) return found;
+      const TileClass bytes = bytes_of(first, last, unit);
+      if (bytes != TileClass::full) found = bytes;
+    }
+    if constexpr (features.mask_program) found = program_of(first, last, unit, found);
+    return found;
+  }
+
+  /// What a boolean mask says of the rows [first, last] and the keys of a unit: 16 bytes at a time where they lie so.
+  __device__ __forceinline__ TileClass bytes_of(int first, int last, int unit) const {
+    const int begin = unit * mask_unit, count = tile::min(mask_unit, sequence.rows_kv - begin);
+    const auto* row = static_cast<const unsigned char*>(args.mask.data) + sequence.batch_idx * args.mask.batch_stride +
+                      head_idx * args.mask.head_stride + first * args.mask.q_stride + begin;
+    const bool aligned =
+        count == mask_unit &&
+        (reinterpret_cast<unsigned long long>(row) | static_cast<unsigned long long>(args.mask.q_stride)) % 16 == 0;
+    bool some = false, all = true;
+    for (int i = first; i <= last && (all || !some); ++i, row += args.mask.q_stride) {
+      if (aligned) {
+#pragma unroll
+        for (int piece = 0; piece < mask_unit / 16; ++piece) {
+          const auto words = ptx::load_global(reinterpret_cast<const ptx::Vector<unsigned, 4>*>(row) + piece);
+#pragma unroll
+          for (int x = 0; x < 4; ++x) {
+            some = some || words[x] != 0;
+            all = all && ((words[x] - 0x01010101u) & ~words[x] & 0x80808080u) == 0;  // no byte is 0
+          }
+        }
+      } else {
+        for (int j = 0; j < count; ++j) {
+          some = some || row[j] != 0;
+          all = all && row[j] != 0;
+        }
+      }
+    }
+    return !some ? TileClass::none : all ? TileClass::full : TileClass::partial;
+  }
+
   /// What a block mask says of the rows [first, last] and the keys of a unit.
   __device__ __forceinline__ TileClass blocks_of(int first, int last, int unit) const {
     const int key_last = tile::min((unit + 1) * mask_unit, sequence.rows_kv) - 1;
@@ -83,7 +135,7 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   index /= row_blocks;
   const int head_idx = index % args.map_heads * (args.heads_q / args.map_heads), batch_idx = index / args.map_heads;
   const tile::Sequence sequence = tile::make_sequence<features>(args, batch_idx);
-  const Map map{args, sequence, {args, sequence, head_idx}};
+  const Map map{args, sequence, head_idx, {args, sequence, head_idx}};
   const tile::TileMap<features> to(args, sequence, head_idx);
   const int unit = 32 * word + map.lane;
   const bool exists = unit * mask_unit < sequence.rows_kv;
@@ -98,23 +150,31 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
     __syncthreads();  // the bounds of all units are there
     bounds = storage.bounds[map.lane];
   }
+  constexpr bool by_columns = config.num_stages == 2;  // for backward
 #pragma unroll 1
-  for (int row = row_begin + map.warp; row < row_begin + Map::rows_of_block; row += config.num_warps) {
-    const int first = row * mask_unit, last = tile::min(first + mask_unit, sequence.rows_q) - 1;
-    if (first > last) break;
-    TileClass found = exists ? TileClass::full : TileClass::none;
-    if constexpr (features.hidden_bounds != 0) {
-      if (exists) found = class_of(bounds, first, last);
-    }
-    if constexpr (features.block_mask) {
-      if (found != TileClass::none) {
-        const TileClass blocks = map.blocks_of(first, last, unit);
-        if (blocks != TileClass::full) found = blocks;
-      }
-    }
-    if constexpr (features.mask_program) found = map.program_of(first, last, unit, found);
+  for (int n = map.warp; n < Map::rows_of_block; n += config.num_warps) {
+    const int row = row_begin + n;
+    const bool inside = row * mask_unit < sequence.rows_q;
+    const TileClass found = inside && exists ? map.class_at(bounds, row, unit) : TileClass::none;
     const TileWords words_of_row{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
-    if (map.lane == 0) to.rows[row * words + word] = words_of_row;
+    if (map.lane == 0 && inside) to.rows[row * words + word] = words_of_row;
+    if (map.lane == 0 && by_columns) storage.seen[n] = words_of_row.seen;
+  }
+  if constexpr (!by_columns) return;
+  __syncthreads();  // the words of all rows are there
+
+  unsigned* columns = tile::map_columns<features>(args, sequence, head_idx);
+  const int column_words = map_words(args.seq_q);
+#pragma unroll 1
+  for (int n = map.warp; n < 32; n += config.num_warps) {
+    const int column = 32 * word + n;
+    if (column * mask_unit >= sequence.rows_kv) break;
+#pragma unroll 1
+    for (int part = 0; part < Map::rows_of_block / 32; ++part) {
+      const unsigned found = ptx::ballot((storage.seen[32 * part + map.lane] >> n & 1) != 0);
+      const int at = row_begin / 32 + part;
+      if (map.lane == 0 && at < column_words) columns[column * column_words + at] = found;
+    }
   }
 }
 

@@ -215,7 +215,7 @@ struct Score {
   /// True where every query of the tile that exists sees every key of the tile: no score of it needs a mask.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
-    if constexpr (features.mask || features.score_hides) return false;
+    if constexpr ((features.mask && !features.mask_map) || features.score_hides) return false;
     const int q_last = min(q_begin + block_q, len_q) - 1;
     bool result = kv_begin + block_kv <= visible_kv;
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;

@@ -49,7 +49,7 @@ struct MaskData {
 /// The map of tiles of one sequence and query head.
 template <Features features>
 struct TileMap {
-  static constexpr bool present = MaskData<features>::present;
+  static constexpr bool present = MaskData<features>::present || features.mask_map;
 
   TileWords* rows;
   int words;
@@ -68,10 +68,17 @@ struct TileMap {
     }
   }
 
-  /// Of the queries [q_begin, q_begin + block_q) and the keys [kv_begin, kv_begin + block_kv), as far as they exist.
+  /// Of the queries [q_begin, q_begin + block_q) and the keys [kv_begin, kv_begin + block_kv), as far as they exist; both
+  /// begin inside of the sequence, and whole tiles at multiples of 64.
   template <int block_q, int block_kv>
   __device__ __forceinline__ TileClass of(int q_begin, int kv_begin) const {
     if constexpr (!present) return TileClass::full;
+    if constexpr (block_q == mask_unit && block_kv == mask_unit) {
+      const int unit = kv_begin / mask_unit;
+      const TileWords word = rows[q_begin / mask_unit * words + unit / 32];
+      if ((word.full >> unit % 32 & 1) != 0) return TileClass::full;
+      return (word.seen >> unit % 32 & 1) != 0 ? TileClass::partial : TileClass::none;
+    }
     const int row_end = min((q_begin + block_q - 1) / mask_unit, last_row);
     const int unit_end = min((kv_begin + block_kv - 1) / mask_unit, last_unit);
     bool some = false, all = true;
@@ -85,6 +92,51 @@ struct TileMap {
     return !some ? TileClass::none : all ? TileClass::full : TileClass::partial;
   }
 };
+
+/// The tiles of 64 keys of which the queries [q_begin, q_begin + block_q) see something, as far as the masks say.
+template <Features features, int block_q>
+struct KeyTileList {
+  static constexpr bool present = TileMap<features>::present;
+
+  const TileWords* rows;
+  int words, num_rows;
+
+  __device__ __forceinline__ KeyTileList(const AttentionArgs& args, const Sequence& sequence, int head_idx, int q_begin) {
+    if constexpr (present) {
+      const TileMap<features> map(args, sequence, head_idx);
+      words = map.words;
+      rows = map.rows + q_begin / mask_unit * words;
+      num_rows = min(block_q / mask_unit, map.last_row + 1 - q_begin / mask_unit);
+    }
+  }
+
+  /// The first from `tile` on, or `end`.
+  __device__ __forceinline__ int seek(int tile, int end) const {
+    if constexpr (!present) return tile;
+#pragma unroll 1
+    while (tile < end) {
+      unsigned seen = 0;
+#pragma unroll 1
+      for (int row = 0; row < num_rows; ++row) seen |= rows[row * words + tile / 32].seen;
+      seen >>= tile % 32;
+      if (seen != 0) return min(tile + ptx::trailing_zeros(seen), end);
+      tile = tile / 32 * 32 + 32;
+    }
+    return end;
+  }
+};
+
+/// Of each tile of keys of one sequence and query head, which tiles of queries see something of it: map_words(seq_q) words.
+template <Features features>
+__device__ __forceinline__ unsigned* map_columns(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
+  const int head = head_idx / (args.heads_q / args.map_heads);
+  const long long head_columns = map_rows(features.packed, args.map_batches, args.seq_kv, args.total_kv);
+  const long long column = map_row(features.packed, sequence.batch_idx, args.map_batches, args.seq_kv, sequence.start_kv);
+  const long long behind = args.map_heads * map_rows(features.packed, args.map_batches, args.seq_q, args.total_q) *
+                           map_words(args.seq_kv) * static_cast<long long>(sizeof(TileWords));
+  return reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + args.workspace_offsets[mask_slot] + behind) +
+         (head * head_columns + column) * map_words(args.seq_q);
+}
 
 /// Finds the next tile that is seen in a row or column of tiles. A warp looks at 32 tiles at a time, a lane at one; all
 /// lanes call it together.

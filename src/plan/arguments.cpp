@@ -81,6 +81,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(sink);
   MEMBER(hidden_bounds);
   MEMBER(block_mask);
+  MEMBER(mask_map);
   MEMBER(score_program);
   MEMBER(score_hides);
   MEMBER(mask_program);
@@ -181,6 +182,12 @@ abi::Features features_of(const Problem& p) {
           .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
           .kv_scales = p.kv_scales != ScaleKind::none,
           .token_scales = p.kv_scales == ScaleKind::token};
+}
+
+abi::Features features_with_map(const Problem& p) {
+  abi::Features features = features_of(p);
+  features.mask_map = p.mask.present;
+  return features;
 }
 
 abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {

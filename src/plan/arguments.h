@@ -12,6 +12,9 @@ namespace flash_attention::plan {
 /// The compile-time features of a normalised problem.
 abi::Features features_of(const Problem& problem);
 
+/// The same for kernels that read a map of the tiles of a boolean mask (abi/tile_map.h).
+abi::Features features_with_map(const Problem& problem);
+
 /// C++ source of a configuration, for Launch::config: "ForwardConfig{.features = {...}, .head_dim = 64, ...}".
 std::string to_source(const abi::ForwardConfig& config);
 std::string to_source(const abi::BackwardConfig& config);

@@ -28,19 +28,26 @@ void reserve_bounds(const Problem& p, Plan& plan) {
 
 /// A map of tiles, and the launch that makes it.
 void add_map(const Problem& p, Plan& plan) {
-  constexpr int warps = 8, rows_of_block = 64;  // mask/tile_map.cuh
+  constexpr int warps = 8;
   const std::int64_t heads = map_heads(p), batches = map_batches(p), words = abi::map_words(p.seq_kv);
   const std::int64_t rows = abi::map_rows(p.packed, batches, p.seq_q, p.total_q);
-  reserve(plan, heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords)));
-  abi::ForwardConfig config{.num_warps = warps};
+  std::int64_t bytes = heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords));
+  const bool by_columns = plan.pass == Pass::backward;
+  if (by_columns) {
+    bytes += heads * abi::map_rows(p.packed, batches, p.seq_kv, p.total_kv) * abi::map_words(p.seq_q) *
+             static_cast<std::int64_t>(sizeof(unsigned));
+  }
+  reserve(plan, bytes);
+  abi::ForwardConfig config{.num_warps = warps, .num_stages = by_columns ? 2 : 1};
   config.features.packed = p.packed;
   config.features.paged = p.page_size != 0;
   config.features.hidden_bounds = p.hidden_rows.bounds;
   config.features.block_mask = p.block_mask.block_q != 0;
   config.features.mask_program = program_traits(p).visible;
+  config.features.mask = config.features.mask_map = p.mask.present;
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = to_source(config), .block = 32 * warps};
-  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds));
-  launch.grid[0] = static_cast<int>(words * tiles(p.seq_q, abi::mask_unit * rows_of_block) * heads * batches);
+  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4;
+  launch.grid[0] = static_cast<int>(words * tiles(p.seq_q, abi::mask_unit * abi::mask_map_rows) * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
 }
 
@@ -53,19 +60,25 @@ bool has_tile_map(const Problem& p) {
 std::int64_t map_heads(const Problem& p) {
   if (program_traits(p).visible_by_head) return p.heads_q;
   if (p.block_mask.block_q != 0 && p.block_mask.head_stride != 0) return p.heads_q;
+  if (p.mask.present && p.mask.head_stride != 0) return p.heads_q;
   return p.hidden_rows.bounds != 0 && p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
 }
 
 std::int64_t map_batches(const Problem& p) {
   const bool differ = p.packed || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
-                      (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0) || program_traits(p).visible_by_batch;
+                      (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0) ||
+                      (p.mask.present && p.mask.batch_stride != 0) || program_traits(p).visible_by_batch;
   return differ ? p.batch : std::min<std::int64_t>(p.batch, 1);
 }
 
 void prepare_masks(const Problem& p, Plan& plan) {
-  if (!has_tile_map(p)) return;
   if (plan.launches.empty()) return reserve_bounds(p, plan);
-  if (p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);
+  const auto reads_map = [](const Launch& launch) {
+    const auto has = [&](const char* feature) { return launch.config.find(feature) != std::string::npos; };
+    return has(".hidden_bounds = ") || has(".block_mask = true") || has(".mask_map = true") || has(".mask_program = true");
+  };
+  const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
+  if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);
 }
 
 }  // namespace flash_attention::plan

@@ -18,7 +18,7 @@ std::int64_t tiles(std::int64_t rows) { return (rows + block - 1) / block; }
 
 void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
   plan.block_q = plan.block_kv = block;
-  const abi::ForwardConfig config{.features = features_of(problem),
+  const abi::ForwardConfig config{.features = features_with_map(problem),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
                                   .block_q = block,
@@ -58,7 +58,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
 }  // namespace
 
 abi::BackwardConfig portable_backward_config(const Problem& problem) {
-  return {.features = features_of(problem),
+  return {.features = features_with_map(problem),
           .head_dim = static_cast<int>(problem.head_dim),
           .head_dim_v = static_cast<int>(problem.head_dim_v),
           .block_q = block,

@@ -81,7 +81,7 @@ void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& pla
       plan.block_q != 0 ? asked_tile(problem, device, plan.block_q, plan.block_kv) : forward_tile(problem, device);
   plan.block_q = tile.block_q;
   plan.block_kv = tile.block_kv;
-  const abi::ForwardConfig config{.features = features_of(problem),
+  const abi::ForwardConfig config{.features = features_with_map(problem),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
                                   .block_q = tile.block_q,

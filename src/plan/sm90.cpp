@@ -136,7 +136,7 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
   const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
   const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
-  const abi::ForwardConfig config{.features = features_of(p),
+  const abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
                                   .head_dim = static_cast<int>(p.head_dim),
                                   .head_dim_v = static_cast<int>(p.head_dim_v),
                                   .block_q = tile.block_q,

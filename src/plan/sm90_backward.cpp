@@ -13,16 +13,9 @@ constexpr int tile_rows = 64;
 
 std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
 
-std::string reject_backward(const Problem& p, const DeviceInfo& device) {
-  std::string reason = reject_sm90(p, device);
-  if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
-  if (!reason.empty()) return reason;
-  for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
-    if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
-  }
-  if (program_traits(p).visible) return "takes no program that hides keys";
-  return "";
-}
+/// By intervals or blocks. They choose the steps of a task, and so does a boolean mask.
+bool is_masked(const Problem& p) { return p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0; }
+bool chooses_steps(const Problem& p) { return is_masked(p) || p.mask.present; }
 
 /// docs/lab/backward_sm90.md has the measurements.
 struct Structure {
@@ -46,7 +39,7 @@ bool can_take_turns(const Problem& p, const DeviceInfo& device) {
 /// about 0.6 of an SM's mean task. In a window all tasks are alike.
 bool gains_by_turns(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
   const std::int64_t tasks = tiles(p.total_kv, block_kv) * p.heads_kv, sms = device.num_sms;
-  if (p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms) return false;
+  if (chooses_steps(p) || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms) return false;
   if (p.window_right < 0) return p.window_left < 0 && p.seq_kv <= 512;
   if (p.window_left >= 0 && (p.window_left + p.window_right) * 4 <= p.seq_kv) return true;
   return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
@@ -61,12 +54,12 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   if (dim > 64) {
     structure.separate_dq = !plain;  // options that touch every score need the registers that dQ would take
   } else {
-    structure.warpgroups = plain ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
+    structure.warpgroups = plain && !is_masked(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
     structure.stages = 3;
   }
   if (structure.separate_dq) return structure;
   if (p.deterministic) {
-    structure.ordered = can_take_turns(p, device);
+    structure.ordered = !chooses_steps(p) && can_take_turns(p, device);
     structure.separate_dq = !structure.ordered;
   } else {
     structure.ordered = gains_by_turns(p, device, structure.warpgroups * tile_rows);
@@ -74,11 +67,25 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   return structure;
 }
 
+std::string reject_backward(const Problem& p, const DeviceInfo& device) {
+  std::string reason = reject_sm90(p, device);
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
+  if (!reason.empty()) return reason;
+  if (is_masked(p) && std::max(p.head_dim, p.head_dim_v) > 128)
+    return "masks of intervals and blocks need head_dim up to 128";
+  for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
+    if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
+  }
+  if (program_traits(p).visible) return "takes no program that hides keys";
+  return "";
+}
+
 /// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that all SMs end
 /// together. dK and dV are then summed in memory.
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.separate_dq || !staged) return 1;
+  if (is_masked(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
   const bool causal = p.window_right >= 0 && p.window_left < 0;
@@ -106,7 +113,7 @@ std::int64_t reserve(Plan& plan, std::int64_t floats) {
 
 void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   const Structure structure = choose_structure(p, device);
-  abi::BackwardConfig config{.features = features_of(p),
+  abi::BackwardConfig config{.features = structure.wide ? features_of(p) : features_with_map(p),
                              .head_dim = static_cast<int>(p.head_dim),
                              .head_dim_v = static_cast<int>(p.head_dim_v),
                              .block_q = tile_rows,
@@ -185,7 +192,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   }
   // Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
   if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
-      config.features.score_hides) {
+      config.features.score_hides || is_masked(p)) {
     constexpr int warps = 4;  // each takes a tile of keys
     const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
     add_launch(plan,
@@ -205,6 +212,8 @@ KernelEntry sm90_backward_kernel() {
           .pass = Pass::backward,
           .device = DeviceKind::cuda,
           .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
+          .hidden_rows = true,
+          .block_mask = true,
           .programs = true,
           .reject = reject_backward,
           .lay_out = lay_out_backward};

@@ -62,5 +62,12 @@ TEST(MasksCompile, Sm90Forward) {
   expect_mask_kernels_compile(problems, Pass::forward, "forward/sm90", 90);
 }
 
+TEST(MasksCompile, Sm90Backward) {
+  std::vector<Problem> problems = mask_problems({64, 128});
+  problems.push_back(with_rows(128, 2));
+  problems.back().deterministic = true;
+  expect_mask_kernels_compile(problems, Pass::backward, "backward/sm90", 90);
+}
+
 }  // namespace
 }  // namespace flash_attention::testing

@@ -37,7 +37,7 @@ struct Case {
   bool strong_slopes = false;   // ALiBi lets a row see no more than a few keys
   bool strong_sink = false;     // sinks beside which the keys weigh little, or the sink does
   bool infinite_sink = false;   // every other sink is -inf
-  std::int64_t document = 0;    // hidden rows make documents of so many keys; 0: they are random
+  std::int64_t document = 0;    // hidden rows, or the mask, make documents of so many keys; 0: they are random
   bool power_scales = false;    // the scales of 8-bit keys and values are powers of two
   bool dlse = false;            // backward with a gradient through lse
   bool dbias = false;

@@ -66,6 +66,15 @@ std::vector<Case> mask_cases(Dtype dtype) {
   add("hidden_nan_query",
       [](Case& c, Problem& p) { p.seq_q = p.seq_kv = 193, c.document = 61, p.hidden_rows = hide(p, 4), c.nan_query = 70; });
   add("hidden_no_key", [](Case&, Problem& p) { p.hidden_rows = hide(p, 2), p.seq_kv = 0; });
+  add("mask_documents", [](Case& c, Problem& p) {
+    p.batch = 1, p.seq_q = p.seq_kv = 389, c.document = 97, p.mask = over(p, false, false, true), p.causal = true;
+  });
+  add("mask_documents_aligned", [](Case& c, Problem& p) {
+    p.batch = 1, p.seq_q = 320, p.seq_kv = 512, c.document = 192, p.mask = over(p, false, true, true), c.dlse = true;
+  });
+  add("mask_documents_packed", [](Case& c, Problem& p) {
+    pack(c, {65, 0, 129}, {65, 7, 131}), c.document = 64, p.mask = over(p, true, false, true);
+  });
   add("blocks", [](Case&, Problem& p) { p.seq_q = 131, p.block_mask = in_blocks(p, 64, 64, true, true); });
   add("blocks_causal", [](Case&, Problem& p) {
     p.batch = 1, p.seq_q = p.seq_kv = 389, p.block_mask = in_blocks(p, 128, 128, false, false), p.causal = true;

@@ -81,6 +81,13 @@ void draw_masks(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& i
       }
     }
   }
+  if (p.mask.present && p.mask.q_stride != 0 && p.hidden_rows.bounds == 0 && c.document != 0) {
+    const std::int64_t rows = shape.seq_q, keys = shape.seq_kv;
+    for (std::size_t x = 0; x < in.mask.size(); ++x) {
+      const std::int64_t j = static_cast<std::int64_t>(x) % keys, i = static_cast<std::int64_t>(x) / keys % rows;
+      in.mask[x] = i * keys / rows / c.document == j / c.document ? 1 : 0;
+    }
+  }
   if (const BlockMask& m = p.block_mask; m.block_q != 0) {
     const std::int64_t rows = blocks(shape.seq_q, m.block_q), columns = blocks(shape.seq_kv, m.block_kv);
     in.block_mask.resize((m.batch_stride != 0 ? p.batch : 1) * (m.head_stride != 0 ? p.heads_q : 1) *

@@ -24,8 +24,8 @@ struct Consumer : Epilogue<config> {
   using typename Base::Math, typename Base::S;
 
   /// The steps of a task differ in what is seen of them.
-  static constexpr bool uneven =
-      config.features.window_left || config.features.window_right || config.features.mask || S::next_sequence_rows;
+  static constexpr bool uneven = config.features.window_left || config.features.window_right || config.features.mask ||
+                                 S::next_sequence_rows || StepList<config>::present;
 
   /// Statistics are read under the products before them.
   static constexpr bool early_statistics = !S::serial_dP;

@@ -6,6 +6,7 @@
 // its own index, later ones come from a counter in the workspace, so that a block that was given less takes more. The
 // loading warp is ahead of the others: queries of the next task come under the last products of this one.
 
+#include "backward/sm90/step_list.cuh"
 #include "backward/sm90/tile_scheduler.cuh"
 #include "ptx/path.cuh"
 
@@ -44,6 +45,7 @@ struct Task {
   int kv_begin;
   tile::TileRange tiles;  // query tiles, the same for every head of the group
   int num_steps;
+  StepList<config> list;  // where masks choose
 
   /// Where it lies: the loading warp has no registers for a copy.
   __device__ __forceinline__ void set(const AttentionArgs& args, const tile::BlockCoordinates& block) {
@@ -56,6 +58,10 @@ struct Task {
     const tile::Score<config.features> score(args, sequence, first_head_idx);
     tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
     num_steps = (tiles.end - tiles.begin) * heads;
+    if constexpr (StepList<config>::present) {
+      list.set(args, sequence, first_head_idx, kv_begin);
+      num_steps = list.count(tiles, heads);
+    }
   }
 
   __device__ __forceinline__ int head_of(const AttentionArgs& args, int step) const {
@@ -81,7 +87,8 @@ struct alignas(8) Step {
     hidden = edge = 0;
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       const int kv_begin = task.kv_begin + w * tile_rows;
-      if (score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
+      if (score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin) ||
+          (StepList<config>::present && score.template masks_hide<tile_rows, tile_rows>(q_begin, kv_begin))) {
         ptx::path<"backward/sm90 skipped step">();
         hidden |= 1 << w;
       }
@@ -174,6 +181,10 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
     int head_idx = task.first_head_idx, q_tile = task.tiles.begin;
 #pragma unroll 1
     for (; count != work_tile.end_step; ++count) {
+      if constexpr (StepList<config>::present) {
+        while ((q_tile = task.list.seek(task.tiles, head_idx - task.first_head_idx, q_tile)) == task.tiles.end)
+          ++head_idx, q_tile = task.tiles.begin;
+      }
       const PipelineState<S::stages> state(count);
       // Every warpgroup is done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
       const auto await_slot = [&] { ptx::mbarrier_wait(shared.empty[state.stage], state.phase ^ 1); };

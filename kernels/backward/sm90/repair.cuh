@@ -56,7 +56,8 @@ struct Repairer {
     const auto tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
-      const int q_begin = tile_idx * tile_rows;
+      const int q_begin = tile_idx * tile_rows, block_begin = kv_begin / config.block_kv * config.block_kv;
+      if (score.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;  // not walked over
       if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
         if constexpr (features.window_left || tile::TileMap<features>::present) continue;
         return false;  // later queries see no less

@@ -36,8 +36,8 @@ struct QueryConsumer {
     shared.tasks.follow(query_tasks<config>(args).count(), [&](int task_idx) {
       const QueryTask<config> task(args, task_idx);
       if (task.q_begin >= task.sequence.rows_q) return;
-      make_dQ(task);
-      if (task.tiles.begin < task.tiles.end) walked = walked + 2 * (task.tiles.end - task.tiles.begin) ^ 1;
+      const unsigned tiles = make_dQ(task);
+      if (tiles > 0) walked = walked + 2 * tiles ^ 1;
     });
   }
 
@@ -73,7 +73,8 @@ struct QueryConsumer {
     ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // those of both warpgroups
   }
 
-  __device__ __forceinline__ void make_dQ(const QueryTask<config>& task) const {
+  /// Returns how many tiles of keys were loaded for it.
+  __device__ __forceinline__ unsigned make_dQ(const QueryTask<config>& task) const {
     const int lane = thread % 32;
     const int q_begin = task.q_begin + warpgroup * tile_rows;
     const tile::Score<config.features> score(args, task.sequence, task.head_idx);
@@ -137,8 +138,11 @@ struct QueryConsumer {
         release(shared.V_empty[state_V(tile).stage]);
       }
     };
+    // Where masks choose the tiles, both warpgroups walk over all of them, and count them on the way.
+    const tile::KeyTileList<config.features, query_rows> list(args, task.sequence, task.head_idx, task.q_begin);
+    int listed_idx = list.seek(task.tiles.begin, task.tiles.end);
     const auto make_dS = [&](unsigned tile) {
-      const Math math = math_of(task.tiles.begin + static_cast<int>(tile));
+      const Math math = math_of(list.present ? listed_idx : task.tiles.begin + static_cast<int>(tile));
       typename Math::Marks marks;
       ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is there; dP may still run
       ptx::wgmma_pin(scores);
@@ -160,11 +164,13 @@ struct QueryConsumer {
       if (math.edge) zero_nonfinite_keys(state_K(tile).stage, score.visible_kv - math.kv_begin);
     };
 
-    const unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
+    unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
+    if constexpr (list.present) num_tiles = listed_idx < task.tiles.end ? 1 : 0;
     if (num_tiles > 0) {
-      const tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
+      tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
+      if constexpr (list.present) own = {task.tiles.begin, task.tiles.end};
       const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the walk
-      const unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
+      unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
       ptx::mbarrier_wait(shared.Q_full, walked & 1);   // Q has landed
       ptx::mbarrier_wait(shared.dO_full, walked & 1);  // dO has landed
       if (first < end) {
@@ -173,8 +179,9 @@ struct QueryConsumer {
         issue_S(first, fresh);
         if constexpr (!late_dP) issue_dP(first, fresh);
         make_dS(first);
+        unsigned tile = first + 1;
 #pragma unroll 1
-        for (unsigned tile = first + 1; tile < end; ++tile) {
+        for (; list.present ? (listed_idx = list.seek(listed_idx + 1, own.end)) < own.end : tile < end; ++tile) {
           fresh = ptx::registers_fresh(0);
           issue_dQ(tile - 1, fresh);
           issue_S(tile, fresh);
@@ -185,6 +192,7 @@ struct QueryConsumer {
           if constexpr (!late_dP) issue_dP(tile, fresh);
           make_dS(tile);
         }
+        if constexpr (list.present) num_tiles = end = tile;
         issue_dQ(end - 1, ptx::registers_fresh(0));
         ptx::wgmma_wait<0>();  // dQ is complete
         ptx::wgmma_pin(dQ);
@@ -198,6 +206,7 @@ struct QueryConsumer {
     // Rows past the used length are 0: their scores are hidden, and nothing in K is left that is not finite.
     auto rows = tile::query_rows<typename S::Element, config.features>(args.dQ, task.sequence, task.head_idx).from(q_begin);
     write_rows<type, config.head_dim>(rows, dQ, args.scale, thread);
+    return num_tiles;
   }
 };
 
@@ -225,7 +234,7 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
 
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
-    ptx::registers_decrease<24>();
+    ptx::registers_decrease<Shape<config>::listed ? 40 : 24>();
     const int num_tasks = query_tasks<config>(args).count();
     using Storage = QueryStorage<config>;
     if (threadIdx.x == 0) {
@@ -241,7 +250,7 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
     }
   } else {
-    ptx::registers_increase<240>();
+    ptx::registers_increase<Shape<config>::listed ? 232 : 240>();
     QueryConsumer<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }

@@ -65,7 +65,9 @@ struct QueryLoader {
   unsigned tasks = 0, tiles = 0;  // so far
 
   __device__ __forceinline__ void load(const QueryTask<config>& task) {
-    if (task.tiles.begin == task.tiles.end) return;
+    const tile::KeyTileList<config.features, query_rows> list(args, task.sequence, task.head_idx, task.q_begin);
+    int left = task.tiles.end - list.seek(task.tiles.begin, task.tiles.end);  // tiles, with those between that masks hide
+    if (left <= 0) return;
     const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx, kv_head_idx = task.head_idx / args.group;
     ptx::mbarrier_wait(rows_empty, (tasks++ & 1) ^ 1);  // the last products with the rows of the task before are done
     ptx::mbarrier_arrive_expect_tx(rows_full, query_warpgroups * chunks * chunk_bytes);
@@ -73,15 +75,19 @@ struct QueryLoader {
 #pragma unroll
     for (int w = 0; w < query_warpgroups; ++w, row += tile_rows)
       load_tile(rows[w], rows_full, args.maps[rows_map], row, task.head_idx, batch_idx);
-    row = static_cast<int>(task.sequence.start_kv) + task.tiles.begin * tile_rows;
+    row = static_cast<int>(task.sequence.start_kv) + (task.tiles.end - left) * tile_rows;
 #pragma unroll 1
-    for (int left = task.tiles.end - task.tiles.begin; left > 0; --left, row += tile_rows) {
+    while (left > 0) {
       const PipelineState<stages> state(tiles++);
       // Both warpgroups are done with what was in the stage. Stages start out empty: phase 1 counts as
       // completed.
       ptx::mbarrier_wait(empty[state.stage], state.phase ^ 1);
       ptx::mbarrier_arrive_expect_tx(full[state.stage], chunks * chunk_bytes);
       load_tile(ring[state.stage], full[state.stage], args.maps[ring_map], row, kv_head_idx, batch_idx);
+      int step = 1;
+      if constexpr (list.present) step = list.seek(task.tiles.end - left + 1, task.tiles.end) - (task.tiles.end - left);
+      left -= step;
+      row += step * tile_rows;
     }
   }
 };

@@ -84,8 +84,10 @@ struct Shape {
   static constexpr int kv_bytes = warpgroups * (chunks + chunks_v) * chunk_bytes;
 
   // setmaxnreg: what the loading warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
-  static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
-  static constexpr int work_registers = warpgroups == 3 ? 160 : 240;
+  // Where masks choose the steps, the loading warp has more to do.
+  static constexpr bool listed = tile::TileMap<features>::present;
+  static constexpr int load_registers = warpgroups == 3 ? 32 : listed ? 40 : 24;
+  static constexpr int work_registers = warpgroups == 3 ? 160 : listed ? 232 : 240;
 
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool next_sequence_rows = features.packed || features.seqused_q;
@@ -93,7 +95,7 @@ struct Shape {
   // At head dimension 128 no registers are left for options, nor, but under a causal mask, for sums of dK and dV: dP is
   // computed after P, not under it, and P is given up before dS is made.
   static constexpr bool serial_dP =
-      (width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout)) ||
+      (width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout || listed)) ||
       (warpgroups == 2 && config.key_sums && (next_sequence_rows || !features.window_right));
 
   // Tasks take turns at adding to the sums in memory: every run has the same bits (ordered_accumulate.cuh).

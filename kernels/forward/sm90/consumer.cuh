@@ -195,7 +195,7 @@ struct Warpgroup {
       math.modify(scores, block * S::block_kv);
     } else {
       math.modify_and_mask(scores, block * S::block_kv);
-      if constexpr (S::listed) hide_pairs(math, scores, block * S::block_kv);
+      if constexpr (tile::MaskData<config.features>::present) hide_pairs(math, scores, block * S::block_kv);
     }
     math.raise_maximum(scores, rows.max, correction);
 #pragma unroll

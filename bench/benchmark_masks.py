@@ -1,0 +1,123 @@
+"""Times masks as data against torch's FlexAttention, compiled, and against our own other ways to say the same.
+
+    python bench/benchmark_masks.py --lengths 8192 16384
+    python bench/benchmark_masks.py --device cpu --lengths 2048 --heads 4 --only documents
+
+Masks: those of flash_attention.masks. Ways: "intervals" (hidden_rows), "bool" (the
+same as mask=), "packed" (documents as attention_packed), "flex" (FlexAttention's block mask, made before the clock
+starts). TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. Results are compared first.
+"""
+
+import argparse
+
+import flash_attention
+import timing
+import torch
+from flash_attention import masks
+from torch.nn.attention import flex_attention as torch_flex
+
+
+def edges(length, parts):
+    """Uneven documents: the longest is a few times the shortest."""
+    weights = torch.linspace(1, 4, parts)
+    cuts = torch.cat([torch.zeros(1), weights.cumsum(0) / weights.sum() * length]).round().int()
+    return cuts.tolist()
+
+
+def gallery(length):
+    cuts = edges(length, 8)
+    parts = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+    eighth = length // 8
+    return {
+        "documents": masks.documents(cuts),
+        "documents_both": masks.documents(cuts, causal=False),
+        "tree": masks.tree([-1, 0, 1, 1, 0, 4, 4], [eighth, eighth, eighth, eighth, eighth, eighth, length - 6 * eighth]),
+        "shared_prefix": masks.shared_prefix(parts[-1], parts[:-1]),
+        "prefix_lm": masks.prefix_lm(length // 3, length),
+        "spans": masks.spans(cuts[1:6:2], cuts[2:7:2], length),
+        "sink_window": masks.sink_window(64, length // 16, length),
+        "block_diffusion": masks.block_diffusion(length // 2, 64),
+    }
+
+
+def ways_of(name, mask, length, q, k, v, device):
+    """{way: call(q, k, v)}"""
+    hidden = mask.to(device)
+    ways = {"intervals": lambda q, k, v: flash_attention.attention(q, k, v, hidden_rows=hidden)}
+    visible = None
+    if length <= 32768:
+        visible = mask.to(device).visible()
+        ways["bool"] = lambda q, k, v: flash_attention.attention(q, k, v, mask=visible)
+    if name.startswith("documents") and q.shape[0] == 1:
+        starts = torch.tensor(edges(length, 8), dtype=torch.int32, device=device)
+        longest = int((starts[1:] - starts[:-1]).max())
+
+        def packed(q, k, v):
+            bounds = {"max_seqlen_q": longest, "max_seqlen_kv": longest}
+            return flash_attention.attention_packed(q[0], k[0], v[0], starts, causal=mask.causal, **bounds)[None]
+
+        ways["packed"] = packed
+    if visible is not None:
+
+        def sees(b, h, i, j):
+            return visible[0, 0, i, j]
+
+        block_mask = torch_flex.create_block_mask(sees, None, None, length, length, device)
+        theirs = torch.compile(torch_flex.flex_attention, dynamic=False)
+
+        def flex(q, k, v):
+            heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
+            return theirs(*heads_first, block_mask=block_mask).transpose(1, 2)
+
+        ways["flex"] = flex
+    return ways
+
+
+def passes_of(way, call, q, k, v, grad, device):
+    plain = [tensor.detach() for tensor in (q, k, v)]
+
+    def forward():
+        return call(*plain)
+
+    if way == "flex" and device == "cpu":  # it has no backward pass there
+        return forward, None
+    out = call(q, k, v)
+    return forward, lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8192])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--only", nargs="*", default=[])
+    arguments = parser.parse_args()
+    device, dtype = arguments.device, torch.bfloat16 if arguments.device == "cuda" else torch.float32
+    timer = timing.Timer(device)
+    print(f"{'mask':16} {'length':>6} {'pass':8} {'TFLOP/s: way, ...'}")
+    for length in arguments.lengths:
+        shape = (arguments.batch, length, arguments.heads, arguments.head_dim)
+        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+        grad = torch.randn(shape, device=device, dtype=dtype)
+        for name, mask in gallery(length).items():
+            if arguments.only and name not in arguments.only:
+                continue
+            pairs = int(mask.visible().sum()) * arguments.batch * arguments.heads
+            ways = ways_of(name, mask, length, q, k, v, device)
+            made = {way: passes_of(way, call, q, k, v, grad, device) for way, call in ways.items()}
+            outs = {way: forward().float() for way, (forward, _) in made.items()}
+            for way, out in outs.items():
+                worst = (out - outs["intervals"]).abs().max().item()
+                assert worst < 0.05, f"{name}: {way} differs from intervals by {worst}"
+            for which, factor in ((0, 4), (1, 10)):
+                there = [way for way in made if made[way][which] is not None]
+                calls = [timer.warmed(made[way][which]) for way in there]
+                rates = [factor * pairs * arguments.head_dim / found["ms"] / 1e9 for found in timer.in_turn(calls)]
+                text = ", ".join(f"{way} {rate:.3g}" for way, rate in zip(there, rates, strict=True))
+                print(f"{name:16} {length:6} {('forward', 'backward')[which]:8} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+#pragma once
+
+// Which steps a task of backward/sm90 has where masks choose: the query tiles that see something of its keys, head after
+// head. It lies with its task in shared memory: the loading warp has few registers.
+
+#include "backward/sm90/shape.cuh"
+#include "ptx/bits.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+template <bool present>
+struct StepColumns {
+  const unsigned* columns;  // of the task's first tile of keys and first head: abi/tile_map.h
+  long long head_stride;    // words from a head to the next
+  int words;                // of a column
+  int units;                // columns
+};
+template <>
+struct StepColumns<false> {};
+
+template <BackwardConfig config>
+struct StepList : StepColumns<Shape<config>::listed> {
+  static constexpr Features features = config.features;
+  static constexpr bool present = Shape<config>::listed;
+
+  __device__ __forceinline__ void set(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                      int kv_begin) {
+    this->words = map_words(args.seq_q);
+    this->columns = tile::map_columns<features>(args, sequence, head_idx) + kv_begin / mask_unit * this->words;
+    this->head_stride = 0;
+    if (args.map_heads == args.heads_q)
+      this->head_stride = map_rows(features.packed, args.map_batches, args.seq_kv, args.total_kv) * this->words;
+    this->units = tile::min(config.block_kv / mask_unit, tile::ceil_div(sequence.rows_kv - kv_begin, mask_unit));
+  }
+
+  /// Word w of head `head` of the task, of the tiles in the range.
+  __device__ __forceinline__ unsigned word(const tile::TileRange& tiles, int head, int w) const {
+    unsigned seen = 0;
+#pragma unroll 1
+    for (int unit = 0; unit < this->units; ++unit) seen |= this->columns[head * this->head_stride + unit * this->words + w];
+    const int begin = tiles.begin - 32 * w, end = tiles.end - 32 * w;
+    if (begin > 0) seen = begin < 32 ? seen >> begin << begin : 0;
+    if (end < 32) seen = end > 0 ? seen << (32 - end) >> (32 - end) : 0;
+    return seen;
+  }
+
+  /// Steps of so many heads.
+  __device__ __forceinline__ int count(const tile::TileRange& tiles, int heads) const {
+    int steps = 0;
+    if (tiles.begin >= tiles.end) return steps;
+#pragma unroll 1
+    for (int head = 0; head < heads; ++head) {
+#pragma unroll 1
+      for (int w = tiles.begin / 32; w <= (tiles.end - 1) / 32; ++w) steps += ptx::count_ones(word(tiles, head, w));
+    }
+    return steps;
+  }
+
+  /// The first tile from q_tile on, or tiles.end.
+  __device__ __forceinline__ int seek(const tile::TileRange& tiles, int head, int q_tile) const {
+#pragma unroll 1
+    while (q_tile < tiles.end) {
+      const unsigned left = word(tiles, head, q_tile / 32) >> q_tile % 32;
+      if (left != 0) return q_tile + ptx::trailing_zeros(left);
+      q_tile = q_tile / 32 * 32 + 32;
+    }
+    return tiles.end;
+  }
+};
+
+}  // namespace flash_attention::backward_sm90

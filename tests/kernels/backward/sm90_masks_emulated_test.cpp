@@ -1,0 +1,46 @@
+// backward/sm90 where hidden rows, a block mask or a boolean mask choose the steps of a task, in the emulator.
+#include "kernels/emulated.h"
+#include "support/make_case.h"
+
+namespace flash_attention::testing {
+namespace {
+
+using BackwardSm90Masks = ::testing::TestWithParam<Case>;
+
+TEST_P(BackwardSm90Masks, KeepTheContract) {
+  emulator::set_num_sms(2);  // so that a block takes several tasks, one after another
+  for (const std::uint64_t seed : schedules(1)) {
+    emulator::set_seed(seed);
+    check(
+        GetParam(),
+        {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "backward/sm90", .pass = Pass::backward});
+  }
+}
+
+/// Many steps with holes between them: documents, several heads, dQ by a kernel of its own.
+std::vector<Case> masked_walks() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, std::int64_t seq, std::int64_t document, int bounds,
+                       void (*change)(Case&, Problem&)) {
+    Case c = base(name, Dtype::bfloat16);
+    c.problem.batch = 1, c.problem.seq_q = c.problem.seq_kv = seq, c.document = document;
+    c.problem.hidden_rows.bounds = bounds;
+    change(c, c.problem);
+    make_masks_dense(c.problem);
+    cases.push_back(std::move(c));
+  };
+  add("documents_of_300", 1031, 300, 1, [](Case&, Problem& p) { p.causal = true; });
+  add("both_ways_128", 521, 200, 4, [](Case&, Problem& p) { p.head_dim = 128; });
+  add("causal_128_group", 521, 200, 1, [](Case&, Problem& p) { p.head_dim = 128, p.heads_q = 4, p.causal = true; });
+  add("apart", 521, 200, 1, [](Case&, Problem& p) { p.deterministic = p.causal = true; });
+  add("apart_128", 389, 150, 4, [](Case& c, Problem& p) { p.head_dim = 128, p.deterministic = true, c.nan_key = 160; });
+  add("apart_by_softcap", 389, 150, 4, [](Case&, Problem& p) { p.head_dim = 128, p.softcap = 5; });
+  add("by_heads", 389, 150, 4, [](Case&, Problem& p) { p.hidden_rows.head_stride = 1, p.heads_q = 4; });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Contract, BackwardSm90Masks, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Long, BackwardSm90Masks, ::testing::ValuesIn(masked_walks()), case_name);
+
+}  // namespace
+}  // namespace flash_attention::testing
