@@ -13,7 +13,7 @@ PLANTS = (
         "    if (!prefix.is_absolute()) continue;\n",
         "    if (prefix.empty()) continue;\n",
         SEARCH,
-        survives="a second guard holds: add_folder() takes no folder without a full path (the plant after the next)",
+        survives="add_folder() and add_file() refuse what has no full path, too (the plants below)",
     ),
     Plant(
         "a relative library is opened",
@@ -28,6 +28,7 @@ PLANTS = (
         '    if (!folder.is_absolute()) return add_miss(origin, folder.string() + " is not a full path");\n',
         "",
         SEARCH,
+        survives="add_file() refuses what has no full path, too (the plant above)",
     ),
     Plant(
         "a relative HOME is taken",
