@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cmath>
 
 #include "emulator/cases/values.h"
@@ -125,6 +126,29 @@ inline WrapperCases math_cases() {
       "min", "ptx::min(x, 2.0f)", [](double x) { return std::fmin(x, 2.0); }, 0);
   add(
       "abs", "ptx::abs(x)", [](double x) { return std::fabs(x); }, 0);
+  add(
+      "sqrt", "ptx::sqrt(x * x + 2)", [](double x) -> double { return std::sqrt(static_cast<float>(x * x + 2)); }, 0);
+  add(
+      "sin", "ptx::sin(x + 0.1f)",
+      [](double x) -> double { return std::sin(static_cast<double>(static_cast<float>(x) + 0.1f)); }, 2e-6);
+  add(
+      "cos", "ptx::cos(x + 0.1f)",
+      [](double x) -> double { return std::cos(static_cast<double>(static_cast<float>(x) + 0.1f)); }, 2e-6);
+  add(
+      "floor", "ptx::floor(x)", [](double x) { return std::floor(x); }, 0);
+  std::vector<int> bits;
+  for (unsigned i = 0; i < 256; ++i) {
+    const unsigned word = i == 0 ? 0 : i * 0x9E3779B9u >> i % 32 << i % 7;
+    bits.insert(bits.end(), {std::popcount(word), std::countl_zero(word), std::countr_zero(word)});
+  }
+  cases.push_back(
+      {.name = "bits_of_a_word",
+       .headers = {"bits"},
+       .body = "  const unsigned word = thread == 0 ? 0 : thread * 0x9E3779B9u >> thread % 32 << thread % 7;\n"
+               "  int* to = (int*)output + 3 * thread;\n"
+               "  to[0] = ptx::count_ones(word), to[1] = ptx::leading_zeros(word), to[2] = ptx::trailing_zeros(word);",
+       .shape = {.block = 256},
+       .expected = bytes_of(bits)});
   std::vector<unsigned> high;
   for (std::uint64_t i = 0; i < 256; ++i)
     high.push_back(static_cast<unsigned>((0xD2511F53ull * (i * 0x9E3779B9ull & 0xffffffff)) >> 32));

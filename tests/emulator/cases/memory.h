@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "emulator/cases/values.h"
 #include "emulator/wrapper_case.h"
 
@@ -9,6 +11,13 @@ inline Bytes counting_bytes(std::size_t count) {
   Bytes bytes(count);
   for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<unsigned char>(i * 37 + i / 256);
   return bytes;
+}
+
+inline std::vector<unsigned> largest_words() {
+  std::vector<unsigned> largest(2);
+  for (unsigned thread = 0; thread < 64; ++thread)
+    largest[thread % 2] = std::max(largest[thread % 2], thread * 0x9E3779B9u >> 8);
+  return largest;
 }
 
 inline WrapperCases memory_cases() {
@@ -57,6 +66,11 @@ inline WrapperCases memory_cases() {
                    .arch = 90,
                    .shape = {.grid = {8, 1, 1}, .block = 64},
                    .expected = bytes_of(std::vector<float>{512, 1024, 1536, 8 * 2016})});
+  cases.push_back({.name = "reduce_max",
+                   .headers = {"atomic"},
+                   .body = "  ptx::reduce_max((unsigned*)output + thread % 2, thread * 0x9E3779B9u >> 8);",
+                   .shape = {.grid = {4, 1, 1}, .block = 64},
+                   .expected = bytes_of(largest_words())});
   std::vector<unsigned> tickets(512);
   for (unsigned i = 0; i < 512; ++i) tickets[i] = 1;
   tickets.push_back(512);
