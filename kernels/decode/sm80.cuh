@@ -266,7 +266,7 @@ struct DecodeSm80 {
       ptx::path<"decode/sm80 inner tile">();
     }
     float shrink[2];
-    rows.template update<0, config.features.bias>(S[0], scale_log2(), shrink);
+    rows.template update<0, config.features.bias, (config.split_tiles > 0)>(S[0], scale_log2(), shrink);
     if constexpr (features.token_scales) scale_columns<Finish::lift>(S, storage.scales[stage] + block_kv);
     add_values(S, shrink, V_smem(stage));
   }

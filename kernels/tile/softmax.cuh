@@ -36,8 +36,9 @@ struct RowState {
 
   /// S becomes 2^lift exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `shrink` what earlier sums and outputs
   /// are to be multiplied by. scale_log2 = scale * log2(e) > 0. Where scores may be of any size (`huge`), the maximum is
-  /// taken off before the scale: the rounding error of their product would be an exponent.
-  template <int lift = 0, bool huge = false, int blocks>
+  /// taken off before the scale: the rounding error of their product would be an exponent. With `steady` a tile in which a
+  /// row sees nothing changes no bit of it, not even by that rounding error.
+  template <int lift = 0, bool huge = false, bool steady = false, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -49,6 +50,7 @@ struct RowState {
       const float reference = new_max == -infinity ? 0 : new_max * scale_log2;
       const float origin = new_max == -infinity ? 0 : new_max;
       shrink[half] = ptx::exp2(huge ? (max[half] - origin) * scale_log2 : ptx::fma(max[half], scale_log2, -reference));
+      if (steady && max[half] == new_max) shrink[half] = 1;
       max[half] = new_max;
       const float lifted = reference - lift;
       float total = 0;

@@ -18,6 +18,13 @@ TEST(Invariant, EmulatedWindow) {
   expect_invariant(p, 1037, emulator_device);
 }
 
+/// Large scores: what rows of the same tile see besides must not touch a row by so much as the rounding of its maximum.
+TEST(Invariant, EmulatedLargeScores) {
+  Problem p = invariant_problem(Dtype::bfloat16);
+  p.scale = 9.0f, p.heads_q = 16;
+  expect_invariant(p, 137, emulator_device);
+}
+
 /// The net under the faster kernels.
 TEST(Invariant, EmulatedPortable) {
   Problem p = invariant_problem(Dtype::float32);
