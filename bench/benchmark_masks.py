@@ -9,6 +9,7 @@ starts). TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times
 """
 
 import argparse
+from itertools import pairwise
 
 import flash_attention
 import timing
@@ -26,7 +27,7 @@ def edges(length, parts):
 
 def gallery(length):
     cuts = edges(length, 8)
-    parts = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [b - a for a, b in pairwise(cuts)]
     eighth = length // 8
     return {
         "documents": masks.documents(cuts),

@@ -110,7 +110,7 @@ def includes(path: str) -> list[str]:
 
 
 def files_of(kernel: str) -> list[str]:
-    """Of a kernel in one file, or in a folder: forward/sm80, backward/sm90 (all of it), backward/sm90/wide (one of its kernels)."""
+    """Of a kernel in one file, or in a folder: forward/sm80, backward/sm90 (all of it), backward/sm90/wide (one kernel)."""
     if (KERNELS / f"{kernel}.cuh").exists():
         return includes(f"{kernel}.cuh")
     parts = sorted(path.relative_to(KERNELS).as_posix() for path in (KERNELS / kernel).glob("*.cuh"))

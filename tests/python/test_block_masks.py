@@ -118,5 +118,5 @@ class TestShow:
         assert torch.equal(torch.tensor(blue), mask.visible()[0, 0])
 
     def test_other_endings_are_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="svg or .png"):
+        with pytest.raises(ValueError, match=r"svg or \.png"):
             masks.show(torch.ones(3, 3).bool(), tmp_path / "mask.gif")

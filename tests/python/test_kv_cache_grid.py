@@ -1,6 +1,9 @@
-"""flash_attn_with_kvcache over the parameters for which FlashAttention-2 is tested: new keys or none, rotary positions, pages,
-rows of a larger cache, left padding, masks, ALiBi and splits; outputs against float64, and every element of the cache: new
-rows are written, and no others. On CUDA every pair of values occurs, and each call is repeated: its bits must not change."""
+"""flash_attn_with_kvcache over the parameters for which FlashAttention-2 is tested.
+
+New keys or none, rotary positions, pages, rows of a larger cache, left padding, masks, ALiBi and splits; outputs against
+float64, and every element of the cache: new rows are written, and no others. On CUDA every pair of values occurs, and each
+call is repeated: its bits must not change.
+"""
 
 import grid
 import pytest
@@ -10,7 +13,9 @@ from comparison import assert_close
 from flash_attention import flash_attn
 
 AXES = {
-    "lengths": ((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (1, 8192), (16, 3000), (128, 128)),
+    "lengths": (
+        *((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (1, 8192), (16, 3000), (128, 128)),
+    ),
     "head_dim": (32, 59, 64, 80, 128, 256),
     "heads": ((6, 6), (6, 1), (6, 3), (16, 2)),
     "new": ("none", "as many as queries", "other"),
@@ -25,7 +30,11 @@ AXES = {
     "num_splits": (0, 1, 3),
     "dtype": (torch.float16, torch.bfloat16),
 }  # fmt: skip
-SMALL = {"lengths": ((1, 37), (3, 64), (5, 33), (20, 70)), "head_dim": (16, 40, 59, 64), "dtype": (torch.float32, torch.bfloat16)}  # fmt: skip
+SMALL = {
+    "lengths": ((1, 37), (3, 64), (5, 33), (20, 70)),
+    "head_dim": (16, 40, 59, 64),
+    "dtype": (torch.float32, torch.bfloat16),
+}
 BATCH = 3
 
 
@@ -103,7 +112,8 @@ class Problem:
                 f(self.angles).to(point["dtype"]) for f in (torch.cos, torch.sin)
             )
         return flash_attn.flash_attn_with_kvcache(
-            self.q, *caches, *(self.new if self.seq_new else (None, None)), causal=point["causal"], softcap=point["softcap"],
+            self.q, *caches, *(self.new if self.seq_new else (None, None)),
+            causal=point["causal"], softcap=point["softcap"],
             cache_seqlens=self.held.to(torch.int32).to(self.device), window_size=self.window, alibi_slopes=self.slopes,
             rotary_interleaved=point["interleaved"], num_splits=point["num_splits"], return_softmax_lse=True, **options,
         )  # fmt: skip

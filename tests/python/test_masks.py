@@ -242,7 +242,7 @@ def test_wrong_shapes_are_refused(rows, message):
 
 
 def test_wrong_types_are_refused():
-    with pytest.raises(TypeError, match="hidden_rows.*int32"):
+    with pytest.raises(TypeError, match=r"hidden_rows.*int32"):
         attention(*inputs(61, 61), hidden_rows=torch.zeros(61, 2))
     with pytest.raises(TypeError, match="block_mask: expected"):
         attention(*inputs(61, 61), block_mask=torch.ones(1, 1, 1, 1))

@@ -34,7 +34,13 @@ PLANTS = (
         "{0, 0, draw(turn, 0, pairs)",
         SEEN,
     ),
-    Plant("every call draws the same rows", "src/check/sample.cpp", "mix(mix(turn) + which)", "mix(mix(0 * turn) + which)", SEEN),
+    Plant(
+        "every call draws the same rows",
+        "src/check/sample.cpp",
+        "mix(mix(turn) + which)",
+        "mix(mix(0 * turn) + which)",
+        SEEN,
+    ),
     Plant(
         "the allowed error is a hundred times too large",
         "src/check/derivative.h",

@@ -89,7 +89,7 @@ PLANTS = (
         "const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;",
         "const bool exists = j < now.item.seen.end && chunk * chunk_elements < columns;",
         "kernels_emulated_test */DecodeSm80.*window* */DecodeSm80Contract.*window*",
-        survives="their scores are hidden, and a row that 0 * NaN of their values has reached is repaired: it is slower alone",
+        survives="their scores are hidden, and a row that 0 * NaN of their values has reached is repaired: it is slower",
     ),
     Plant(
         "columns past head_dim are loaded",
@@ -105,7 +105,7 @@ PLANTS = (
         "(2ll * (first + x) + (x == 0 ? 1 : 0)) * floats();",
         "(2ll * (first + x)) * floats();",
         COVER,
-        survives="two items meet there only where a block overtakes the one before it, and the emulator starts them in order",
+        survives="two items meet there only where a block overtakes the one before it, and the emulator keeps their order",
     ),
     Plant("the last to arrive is one too early", PARTS, "& 0xffff) + 1 < count)", "& 0xffff) + 2 < count)", COVER),
     Plant(

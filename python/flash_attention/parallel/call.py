@@ -42,7 +42,8 @@ class Call:
             starts_q, starts_kv = (starts_of(each, q.device) for each in (block.lengths, block.kv_lengths))
             q, k, v = q[0], k[0], v[0]
         bias, mask = (_cut(scores, block) for scores in (bias, self.mask))
-        tensors = (q, k, v, bias, mask, None, sink if block.own else None, starts_q, starts_kv, None, None, lengths, None, None)
+        own_sink = sink if block.own else None
+        tensors = (q, k, v, bias, mask, None, own_sink, starts_q, starts_kv, None, None, lengths, None, None)
         # As plain calls have it where that is the same: then the kernels are those that are compiled already.
         plain = bool(block.lengths) or seq_q == seq_kv or block.left < 0 > block.right
         causal = block.left < 0 and block.right == (0 if plain else seq_kv - seq_q)
