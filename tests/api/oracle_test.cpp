@@ -56,7 +56,8 @@ TEST_P(OracleGradients, MatchFiniteDifferences) {
 std::vector<Case> finite_cases() {
   std::vector<Case> cases = contract_cases(Dtype::float32);
   // Rows of the lowest biases have gradients 0 by definition: docs/numerics.md.
-  std::erase_if(cases, [](const Case& c) { return c.nan_key >= 0 || c.nan_value >= 0 || c.lowest_bias; });
+  std::erase_if(cases,
+                [](const Case& c) { return c.nan_query >= 0 || c.nan_key >= 0 || c.nan_value >= 0 || c.lowest_bias; });
   return cases;
 }
 

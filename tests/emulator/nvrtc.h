@@ -23,7 +23,7 @@ inline jit::Nvrtc::Result compile_with_nvrtc(const WrapperCase& c, int arch) {
   add("abi/config.h");
   for (const std::string& header : c.headers) add("ptx/" + header + ".cuh");
   return jit::Nvrtc::instance().compile(text_of(c), c.name + ".cu", headers,
-                                        {"--gpu-architecture=" + jit::arch_name(arch), "-std=c++20"});
+                                        {"--gpu-architecture=" + jit::arch_name(arch), "-std=c++20", "-default-device"});
 }
 
 }  // namespace flash_attention::testing

@@ -28,7 +28,8 @@ inline std::vector<Case> some_of(const std::vector<Case>& cases, std::size_t one
   return some;
 }
 
-/// Every other case: for kernels that nothing depends on but a comparison. In the long tail all.
+/// Every other case: for kernels that nothing depends on but a comparison, and masks that other kernels take, too. In the
+/// long tail all.
 inline std::vector<Case> every_other(std::vector<Case> cases) {
   if (with_long_tail()) return cases;
   std::size_t count = 0;
