@@ -6,6 +6,7 @@
 
 #include "flash_attention/error.h"
 #include "plan/arguments.h"
+#include "plan/views.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -27,10 +28,6 @@ int vector_of(const AppendProblem& p) {
   }
   return 1;
 }
-
-abi::TensorView view(const void* data, const Strides& s) { return {const_cast<void*>(data), s.batch, s.seq, s.head}; }
-
-abi::ScaleView scale_view(const float* data, const Strides& s) { return {data, s.batch, s.seq, s.head}; }
 
 abi::AppendConfig configure(const AppendProblem& p) {
   abi::AppendConfig config{.dtype = static_cast<abi::Type>(p.dtype),

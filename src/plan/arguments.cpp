@@ -6,6 +6,7 @@
 
 #include "plan/masks.h"
 #include "plan/program.h"
+#include "plan/views.h"
 #include "program/program.h"
 
 namespace flash_attention::plan {
@@ -89,10 +90,6 @@ std::string to_source(const abi::Features& config) {
   MEMBER(kv_scales);
   MEMBER(token_scales);
   return out.done();
-}
-
-abi::TensorView view(const void* data, const Strides& strides) {
-  return {const_cast<void*>(data), strides.batch, strides.seq, strides.head};
 }
 
 abi::ScoreView view(const void* data, const ScoreTensor& tensor) {
@@ -225,9 +222,8 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.alibi_slopes = b.alibi_slopes;
   args.alibi_batch_stride = p.alibi_batch_stride;
   args.sink = b.sink;
-  const auto scales = [](const float* data, const Strides& s) { return abi::ScaleView{data, s.batch, s.seq, s.head}; };
-  args.K_scale = scales(b.k_scale, p.k_scale_strides);
-  args.V_scale = scales(b.v_scale, p.v_scale_strides);
+  args.K_scale = scale_view(b.k_scale, p.k_scale_strides);
+  args.V_scale = scale_view(b.v_scale, p.v_scale_strides);
 
   // dbias is dense over the axes that bias does not broadcast.
   args.dbias = b.dbias;

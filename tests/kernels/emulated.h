@@ -5,6 +5,7 @@
 #include "emulator/seed.h"
 #include "support/contract.h"
 #include "support/long_tail.h"
+#include "support/make_case.h"
 
 namespace flash_attention::testing {
 
@@ -63,6 +64,17 @@ inline std::vector<Case> nan_gradients(Dtype dtype) {
     cases.push_back(query);
   }
   return cases;
+}
+
+/// One sequence of documents whose borders `bounds` numbers a key describe, long enough for many tiles.
+inline Case documents_case(const char* name, std::int64_t seq, std::int64_t document, int bounds,
+                           void (*change)(Case&, Problem&)) {
+  Case c = base(name, Dtype::bfloat16);
+  c.problem.batch = 1, c.problem.seq_q = c.problem.seq_kv = seq, c.document = document;
+  c.problem.hidden_rows.bounds = bounds;
+  change(c, c.problem);
+  make_masks_dense(c.problem);
+  return c;
 }
 
 /// Tiles that have fewer chunks of 16 bytes than a block of eight warps has threads.

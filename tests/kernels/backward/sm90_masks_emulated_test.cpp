@@ -1,6 +1,5 @@
 // backward/sm90 where hidden rows, a block mask or a boolean mask choose the steps of a task, in the emulator.
 #include "kernels/emulated.h"
-#include "support/make_case.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -20,15 +19,7 @@ TEST_P(BackwardSm90Masks, KeepTheContract) {
 /// Many steps with holes between them: documents, several heads, dQ by a kernel of its own.
 std::vector<Case> masked_walks() {
   std::vector<Case> cases;
-  const auto add = [&](const char* name, std::int64_t seq, std::int64_t document, int bounds,
-                       void (*change)(Case&, Problem&)) {
-    Case c = base(name, Dtype::bfloat16);
-    c.problem.batch = 1, c.problem.seq_q = c.problem.seq_kv = seq, c.document = document;
-    c.problem.hidden_rows.bounds = bounds;
-    change(c, c.problem);
-    make_masks_dense(c.problem);
-    cases.push_back(std::move(c));
-  };
+  const auto add = [&](auto... arguments) { cases.push_back(documents_case(arguments...)); };
   add("documents_of_300", 1031, 300, 1, [](Case&, Problem& p) { p.causal = true; });
   add("both_ways_128", 521, 200, 4, [](Case&, Problem& p) { p.head_dim = 128; });
   add("causal_128_group", 521, 200, 1, [](Case&, Problem& p) { p.head_dim = 128, p.heads_q = 4, p.causal = true; });

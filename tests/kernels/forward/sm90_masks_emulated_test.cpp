@@ -1,6 +1,5 @@
 // forward/sm90 where hidden rows or a block mask choose the blocks of keys, in the emulator.
 #include "kernels/emulated.h"
-#include "support/make_case.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -19,15 +18,7 @@ TEST_P(ForwardSm90Masks, KeepTheContract) {
 /// Lists of many blocks, with holes: rings of stages come round, and open blocks lie between tested ones.
 std::vector<Case> long_lists() {
   std::vector<Case> cases;
-  const auto add = [&](const char* name, std::int64_t seq, std::int64_t document, int bounds,
-                       void (*change)(Case&, Problem&)) {
-    Case c = base(name, Dtype::bfloat16);
-    c.problem.batch = 1, c.problem.seq_q = c.problem.seq_kv = seq, c.document = document;
-    c.problem.hidden_rows.bounds = bounds;
-    change(c, c.problem);
-    make_masks_dense(c.problem);
-    cases.push_back(std::move(c));
-  };
+  const auto add = [&](auto... arguments) { cases.push_back(documents_case(arguments...)); };
   add("documents_of_300", 1031, 300, 1, [](Case&, Problem& p) { p.causal = true; });
   add("documents_both_ways", 901, 400, 4, [](Case&, Problem& p) { p.head_dim = 128; });
   add("rows_at_random", 521, 0, 2, [](Case&, Problem&) {});

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "abi/args.h"
+#include "flash_attention/problem.h"
+
+namespace flash_attention::plan {
+
+/// A tensor as kernels see it.
+inline abi::TensorView view(const void* data, const Strides& strides) {
+  return {const_cast<void*>(data), strides.batch, strides.seq, strides.head};
+}
+
+/// The scales of an 8-bit cache.
+inline abi::ScaleView scale_view(const float* data, const Strides& strides) {
+  return {data, strides.batch, strides.seq, strides.head};
+}
+
+}  // namespace flash_attention::plan
