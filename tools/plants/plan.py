@@ -101,7 +101,7 @@ PLANTS = (
     ),
     Plant(
         "tensor strides in 32 bits",
-        "src/plan/arguments.cpp",
+        "src/plan/views.h",
         "return {const_cast<void*>(data), strides.batch, strides.seq, strides.head};",
         "return {const_cast<void*>(data), strides.batch, static_cast<int>(strides.seq), strides.head};",
         ARGUMENTS,

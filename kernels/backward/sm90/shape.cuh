@@ -10,6 +10,7 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/math.cuh"
+#include "tile/pipeline.cuh"
 #include "tile/score.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -116,14 +117,7 @@ __device__ __forceinline__ tile::Sequence fresh_sequence(tile::Sequence sequence
   return sequence;
 }
 
-/// The n-th use of a ring of stages: which stage it is, and the parity of the phase that fills it.
-template <int stages>
-struct PipelineState {
-  int stage;
-  int phase;
-
-  __device__ __forceinline__ explicit PipelineState(unsigned n) : stage(n % stages), phase(n / stages % 2) {}
-};
+using tile::PipelineState;
 
 /// The swizzled place of 16 bytes: `piece` (8 columns) of a row in a chunk.
 __device__ __forceinline__ unsigned swizzled(unsigned chunk_address, int row, int piece) {

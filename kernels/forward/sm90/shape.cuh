@@ -8,6 +8,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/pipeline.cuh"
 #include "tile/score.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -67,9 +68,8 @@ struct Shape {
 
   // Q stays in registers where all of it finds room beside S, P and O: read from shared memory for every block it would be
   // a quarter of what the products read, and they nearly use up what shared memory gives.
-  static constexpr bool modifies_scores =
-      features.softcap || features.bias || features.alibi || features.mask || features.dropout ||
-      features.score_program || listed;
+  static constexpr bool modifies_scores = features.softcap || features.bias || features.alibi || features.mask ||
+                                          features.dropout || features.score_program || listed;
   static constexpr bool holds_queries =
       !modifies_scores && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
 
@@ -180,21 +180,9 @@ template <ForwardConfig config>
 constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_layout(config).shared_bytes &&
                              sizeof(SharedStorage<config>) <= forward_sm90_max_shared_bytes;
 
-/// Named barriers. `turn` and `warpgroup` are followed by one for each warpgroup.
+/// Named barriers. `pingpong` and `warpgroup` are followed by one for each warpgroup.
 enum Barrier : int { barrier_all = 0, barrier_pingpong = 1, barrier_warpgroup = 4, barrier_attend = 7 };
 
-/// The n-th use of a ring of stages: which stage it is, and the parity of the phase that fills it.
-template <int stages>
-struct PipelineState {
-  int stage;
-  int phase;
-
-  __device__ __forceinline__ explicit PipelineState(unsigned n) : stage(n % stages), phase(n / stages % 2) {}
-  __device__ __forceinline__ void advance() {
-    if (++stage < stages) return;
-    stage = 0;
-    phase ^= 1;
-  }
-};
+using tile::PipelineState;
 
 }  // namespace flash_attention::forward_sm90
