@@ -5,90 +5,16 @@
 #include <deque>
 #include <future>
 
+#include "cli/format.h"
+#include "cli/stress_source.h"
 #include "emulator/seed.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/runtime.h"
-#include "fuzz/generator/problems.h"
-#include "support/attempt.h"
 
 namespace flash_attention::cli {
 namespace {
 
-constexpr int problems_of_configuration = 20;  // compiling it takes longer than to run them
 constexpr std::size_t most_differences = 20;
-
-/// The kernels a problem goes through.
-std::vector<testing::Target> targets_of(const testing::Case& c, const StressOptions& options) {
-  std::vector<testing::Target> targets;
-  const bool forward_alone = c.problem.page_size != 0 || c.problem.left_padding;
-  const auto add = [&](const std::string& kernel, Pass pass) {
-    if (forward_alone && pass != Pass::forward) return;
-    const testing::Target target{.device = options.device, .kernel = kernel, .pass = pass};
-    if (testing::rejection(c, target).empty()) targets.push_back(target);
-  };
-  if (options.kernel.empty() && !options.every_kernel) {
-    for (const Pass pass : {Pass::forward, Pass::backward}) add("", pass);
-    return targets;
-  }
-  const DeviceKind kind = options.device.kind == DeviceKind::cpu ? DeviceKind::cpu : DeviceKind::cuda;
-  for (const KernelSummary& kernel : kernels()) {
-    const bool flash =
-        (kernel.pass == Pass::forward || kernel.pass == Pass::backward) && !kernel.name.starts_with("ladder/");
-    if (options.every_kernel ? flash && kernel.device == kind : kernel.name == options.kernel)
-      add(kernel.name, kernel.pass);
-  }
-  return targets;
-}
-
-/// What arrays draw from, one seed after another: what each pass takes, and what the fastest kernels take, since they would
-/// see few of the problems of all.
-std::vector<std::string> domains_of(const StressOptions& options) {
-  if (!options.kernel.empty()) return {options.kernel};
-  if (options.device.kind == DeviceKind::cpu) return {"cpu/backward", "cpu/prefill"};
-  const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
-  return {"backward" + fastest, "forward" + fastest, "decode/sm80", "forward/portable", "backward/portable"};
-}
-
-/// The problems one after another: a configuration of each array in turn, so that a short run has seen all kinds.
-class Source {
- public:
-  explicit Source(const StressOptions& options) : options_(options), domains_(domains_of(options)) {
-    const std::size_t count = options.only >= 0 ? 1 : domains_.size();
-    for (std::size_t n = 0; n < count; ++n) arrays_.push_back({.seed = options.seed + n});
-  }
-
-  bool next(fuzz::GeneratedProblem& problem) {
-    Array& array = arrays_[turn_];
-    if (array.problems.empty()) fill(array);
-    if (options_.only >= 0) {
-      if (given_ || options_.only >= static_cast<std::int64_t>(array.problems.size())) return false;
-      given_ = true;
-      problem = array.problems[static_cast<std::size_t>(options_.only)];
-      return true;
-    }
-    problem = array.problems[array.at++];
-    if (array.at % problems_of_configuration == 0) turn_ = (turn_ + 1) % arrays_.size();
-    if (array.at == array.problems.size()) array = {.seed = array.seed + arrays_.size()};
-    return true;
-  }
-
- private:
-  struct Array {
-    std::uint64_t seed;
-    std::vector<fuzz::GeneratedProblem> problems{};
-    std::size_t at = 0;
-  };
-
-  void fill(Array& array) const {
-    array.problems = fuzz::problems(domains_[array.seed % domains_.size()], problems_of_configuration, array.seed);
-  }
-
-  const StressOptions& options_;
-  const std::vector<std::string> domains_;
-  std::vector<Array> arrays_;
-  std::size_t turn_ = 0;
-  bool given_ = false;
-};
 
 /// A problem whose fp64 results and kernels are under way.
 struct Pending {
@@ -96,6 +22,8 @@ struct Pending {
   std::vector<testing::Target> targets;
   std::future<testing::Expected> expected;
   std::vector<std::future<void>> warm;
+
+  ProblemName name() const { return {problem.seed, problem.number, problem.variant}; }
 };
 
 Pending begin(fuzz::GeneratedProblem problem, const StressOptions& options) {
@@ -127,6 +55,8 @@ class Stress {
       } catch (const Error&) {  // the call itself will say it again
       }
     }
+    for (const std::string& kernel : kernels_of(pending.problem.c, pending.targets))
+      report_.compiled.insert(format("%016zx", std::hash<std::string>{}(kernel)));
     for (const testing::Target& target : pending.targets) {
       std::vector<std::string> lines;
       try {
@@ -136,9 +66,9 @@ class Stress {
         report_.device_lost = options_.device.kind == DeviceKind::cuda && error.code() == ErrorCode::device_failed;
       }
       if (!lines.empty()) {
-        report_.differences.push_back({pending.problem.seed, pending.problem.number, target.pass, target.kernel,
+        report_.differences.push_back({pending.name(), std::string(to_string(target.pass)), target.kernel,
                                        to_string(pending.problem.c.problem) + "; " + pending.problem.c.name,
-                                       std::move(lines)});
+                                       std::move(lines), command_of(pending.name(), options_)});
       }
       if (report_.device_lost) return;
     }
@@ -177,12 +107,23 @@ class Stress {
 
 }  // namespace
 
-StressReport stress(const StressOptions& options, const std::function<void(std::uint64_t, std::int64_t)>& begins,
+std::string command_of(const ProblemName& problem, const StressOptions& options) {
+  std::string text = "flash-attention stress --device " + std::string(to_string(options.device.kind));
+  if (options.device.kind == DeviceKind::cuda) text += ":" + std::to_string(options.device.index);
+  if (options.device.emulated_arch != 0) text += " --arch sm_" + std::to_string(options.device.emulated_arch);
+  const std::string kernel = options.every_kernel ? "all" : options.kernel;
+  if (!kernel.empty()) text += " --kernel " + kernel;
+  text += format(" --seed %llu --problem %lld", static_cast<unsigned long long>(problem.seed),
+                 static_cast<long long>(problem.number));
+  return problem.variant == 0 ? text : text + " --variant " + std::to_string(problem.variant);
+}
+
+StressReport stress(const StressOptions& options, const std::function<void(const ProblemName&)>& begins,
                     const std::function<void(const StressReport&)>& progress, const std::function<bool()>& stop) {
   const auto start = std::chrono::steady_clock::now();
   Stress stress(options);
   StressReport& report = stress.report();
-  Source source(options);
+  StressSource source(options);
   std::deque<Pending> pending;
   fuzz::GeneratedProblem problem;
   bool more = true;
@@ -195,12 +136,13 @@ StressReport stress(const StressOptions& options, const std::function<void(std::
       if (more) pending.push_back(begin(std::move(problem), options));
     }
     if (pending.empty()) break;
-    begins(pending.front().problem.seed, pending.front().problem.number);
+    begins(pending.front().name());
     stress.run(pending.front());
     pending.pop_front();
     report.seconds = elapsed();
     progress(report);
   }
+  progress(report);  // before the work ahead, which nobody wants now, has come to its end
   return std::move(report);
 }
 

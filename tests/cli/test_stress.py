@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import time
 
 
 def test_the_report_counts(command):
@@ -14,6 +17,60 @@ def test_the_report_counts(command):
 def test_a_problem_can_be_repeated(command):
     reports = [command.json("stress", "--device", "cpu", "--seed", 5, "--problem", 7) for _ in range(2)]
     assert reports[0]["problems"] == 1 and reports[0]["kernels"] == reports[1]["kernels"]
+
+
+def test_a_variant_can_be_repeated(command):
+    flags = ["--device", "cpu", "--seed", 5, "--problem", 7]
+    reports = [command.json("stress", *flags, "--variant", 3) for _ in range(2)]
+    assert reports[0]["problems"] == 1 and reports[0]["kernels"] == reports[1]["kernels"]
+
+
+def test_variants_need_no_other_kernels(command):
+    """Whatever lengths, strides and inputs they have; a problem that launches nothing has none."""
+    flags = ["--device", "emulator", "--arch", "sm_80", "--kernel", "forward/portable", "--repeats", 1]
+    two = command.json("stress", *flags, "--problems", 2, "--variants", 1)
+    varied = command.json("stress", *flags, "--problems", 7, "--variants", 6)
+    assert varied["problems"] == 7 and 1 <= varied["compiled"] <= two["compiled"]
+
+
+def test_processes_share_the_work(command):
+    report = command.json("stress", "--device", "cpu", "--problems", 30, "--jobs", 3)
+    assert report["problems"] >= 30 and report["differences"] == [] and not report["cut_off"]
+    assert sum(report["kernels"].values()) == report["calls"]
+
+
+def started(command, *flags):
+    words = [command.path, "stress", "--device", "cpu", *map(str, flags)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def children_of(process):
+    """Those that have become the command, not a copy of their parent on its way there."""
+    seen = []
+    for child in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split():
+        if "--part" in open(f"/proc/{child}/cmdline").read().split("\0"):
+            seen.append(int(child))
+    return seen
+
+
+def test_a_process_that_dies_is_a_difference(command):
+    process = started(command, "--minutes", 0.1, "--jobs", 2, "--json")
+    while len(children_of(process)) < 2:
+        time.sleep(0.05)
+    time.sleep(1)
+    os.kill(children_of(process)[0], signal.SIGKILL)
+    report = json.loads(process.communicate(timeout=60)[0])
+    assert process.returncode == 1 and report["problems"] > 0
+    difference = report["differences"][0]
+    assert difference["lines"] == ["it was ended by signal 9"] and "--problem" in difference["command"]
+
+
+def test_what_was_done_is_told_when_it_is_stopped(command):
+    process = started(command, "--minutes", 5, "--jobs", 2)
+    time.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "no difference" in text and "problems " in text
 
 
 def test_an_unknown_kernel_is_named(command):

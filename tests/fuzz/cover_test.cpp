@@ -7,6 +7,7 @@
 
 #include "fuzz/generator/draw_case.h"
 #include "fuzz/generator/problems.h"
+#include "fuzz/generator/vary.h"
 
 namespace flash_attention::fuzz {
 namespace {
@@ -140,6 +141,37 @@ TEST(Cover, ProblemsHaveTheirLevels) {
       EXPECT_NO_THROW(make_plan(g.c.problem, pass, device_info({}))) << g.c.name;
     }
   }
+}
+
+/// A variant has the options of its problem and levels that go together, is the same when it is asked for again, and is
+/// another problem.
+TEST(Cover, VariantsShareTheirConfiguration) {
+  const Domain domain = domain_of("forward/sm90");
+  const std::vector<GeneratedProblem> all = problems(domain, 4, 11);
+  std::set<std::string> rows;
+  for (std::size_t n = 0; n < all.size(); n += 3) {
+    for (int variant = 1; variant <= 3; ++variant) {
+      const GeneratedProblem other = vary(all[n], domain, 4, variant);
+      EXPECT_EQ(other.c, vary(all[n], domain, 4, variant).c);
+      EXPECT_NE(other.c, all[n].c);
+      EXPECT_EQ(other.c.problem.head_dim, all[n].c.problem.head_dim);
+      EXPECT_EQ(other.c.problem.head_dim_v, all[n].c.problem.head_dim_v);
+      expect_levels(other);
+      rows.insert(to_string(other.row));
+      for (int a = 0; a < num_factors; ++a) {
+        EXPECT_TRUE(domain.has(a, other.row[a]));
+        if (a < num_compiled) {
+          EXPECT_EQ(other.row[a], all[n].row[a]);
+        }
+        for (int b = 0; b < a; ++b)
+          EXPECT_TRUE(go_together(static_cast<Factor>(a), other.row[a], static_cast<Factor>(b), other.row[b]));
+      }
+    }
+    const GeneratedProblem values = vary(all[n], domain, 4, values_alone);
+    EXPECT_EQ(values.c.problem, all[n].c.problem);
+    EXPECT_NE(values.c.seed, all[n].c.seed);
+  }
+  EXPECT_GT(rows.size(), all.size() / 2);
 }
 
 /// What may lie in a packed tensor or in a cache by chance alone does lie there: tensors without a row, sequences without

@@ -4,12 +4,17 @@
 
 namespace flash_attention::fuzz {
 
+std::uint64_t configuration_seed(std::uint64_t seed, int number, int share) {
+  return seed * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(number / share);
+}
+
 std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uint64_t seed, const Sizes& sizes) {
   std::vector<GeneratedProblem> all;
   for (const Row& row : cover(domain, share, seed)) {
     const int number = static_cast<int>(all.size());
     const std::uint64_t base = seed * 0x9E3779B97F4A7C15ull;
-    all.push_back({seed, number, row, draw_case(row, base + number / share, base + 0x100000 + number, sizes)});
+    const std::uint64_t configuration = configuration_seed(seed, number, share);
+    all.push_back({seed, number, row, draw_case(row, configuration, base + 0x100000 + number, sizes)});
   }
   return all;
 }

@@ -13,7 +13,11 @@ struct GeneratedProblem {
   int number;          // in the array
   Row row;
   testing::Case c;
+  int variant = 0;  // vary.h; 0: the array's own
 };
+
+/// The seed of what the problems of one configuration share.
+std::uint64_t configuration_seed(std::uint64_t seed, int number, int share);
 
 /// The problems of one covering array over what the kernel takes (domain_of), `share` of them in a row for one
 /// configuration. The same for the same arguments, on every machine.
