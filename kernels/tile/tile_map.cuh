@@ -101,13 +101,15 @@ struct KeyTileList {
   const TileWords* rows;
   int words, num_rows;
 
-  __device__ __forceinline__ KeyTileList(const AttentionArgs& args, const Sequence& sequence, int head_idx, int q_begin) {
+  __device__ __forceinline__ KeyTileList& set(const AttentionArgs& args, const Sequence& sequence, int head_idx,
+                                              int q_begin) {
     if constexpr (present) {
       const TileMap<features> map(args, sequence, head_idx);
       words = map.words;
       rows = map.rows + q_begin / mask_unit * words;
       num_rows = min(block_q / mask_unit, map.last_row + 1 - q_begin / mask_unit);
     }
+    return *this;
   }
 
   /// The first from `tile` on, or `end`.

@@ -2,6 +2,7 @@
 
 #include "abi/backward_sm90.h"
 #include "plan/arguments.h"
+#include "plan/masks.h"
 #include "plan/portable.h"
 #include "plan/program.h"
 #include "plan/sm90.h"
@@ -13,9 +14,8 @@ constexpr int tile_rows = 64;
 
 std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
 
-/// By intervals or blocks. They choose the steps of a task, and so does a boolean mask.
-bool is_masked(const Problem& p) { return p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0; }
-bool chooses_steps(const Problem& p) { return is_masked(p) || p.mask.present; }
+/// Masks that are data or programs choose the steps of a task.
+bool chooses_steps(const Problem& p) { return has_tile_map(p) || p.mask.present; }
 
 /// docs/lab/backward_sm90.md has the measurements.
 struct Structure {
@@ -49,12 +49,13 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain =
       p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0 && p.program.empty();
-  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain ? 3 : 2};
+  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain && !has_tile_map(p) ? 3 : 2};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
     structure.separate_dq = !plain;  // options that touch every score need the registers that dQ would take
   } else {
-    structure.warpgroups = plain && !is_masked(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
+    structure.warpgroups =
+        plain && !has_tile_map(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
     structure.stages = 3;
   }
   if (structure.separate_dq) return structure;
@@ -71,12 +72,9 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
   if (!reason.empty()) return reason;
-  if (is_masked(p) && std::max(p.head_dim, p.head_dim_v) > 128)
-    return "masks of intervals and blocks need head_dim up to 128";
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
     if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
   }
-  if (program_traits(p).visible) return "takes no program that hides keys";
   return "";
 }
 
@@ -85,7 +83,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.separate_dq || !staged) return 1;
-  if (is_masked(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
+  if (has_tile_map(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
   const bool causal = p.window_right >= 0 && p.window_left < 0;
@@ -113,7 +111,7 @@ std::int64_t reserve(Plan& plan, std::int64_t floats) {
 
 void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   const Structure structure = choose_structure(p, device);
-  abi::BackwardConfig config{.features = structure.wide ? features_of(p) : features_with_map(p),
+  abi::BackwardConfig config{.features = features_with_map(p),
                              .head_dim = static_cast<int>(p.head_dim),
                              .head_dim_v = static_cast<int>(p.head_dim_v),
                              .block_q = tile_rows,
@@ -192,7 +190,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   }
   // Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
   if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
-      config.features.score_hides || is_masked(p)) {
+      config.features.score_hides || has_tile_map(p)) {
     constexpr int warps = 4;  // each takes a tile of keys
     const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
     add_launch(plan,

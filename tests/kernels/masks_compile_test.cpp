@@ -63,7 +63,7 @@ TEST(MasksCompile, Sm90Forward) {
 }
 
 TEST(MasksCompile, Sm90Backward) {
-  std::vector<Problem> problems = mask_problems({64, 128});
+  std::vector<Problem> problems = mask_problems({64, 128, 256});
   problems.push_back(with_rows(128, 2));
   problems.back().deterministic = true;
   expect_mask_kernels_compile(problems, Pass::backward, "backward/sm90", 90);

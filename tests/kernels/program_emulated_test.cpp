@@ -17,8 +17,7 @@ TEST_P(EmulatedPrograms, AgreeWithFp64) {
   const auto [forward_kernel, backward_kernel, arch] = GetParam();
   const bool narrow = std::string(forward_kernel) != "forward/portable";
   for (unsigned seed = 0; seed < 3; ++seed) {
-    // The first has a score and a mask; backward/sm90 takes scores alone, those of the last.
-    if (!with_long_tail() && seed != 0 && !(seed == 2 && arch == 90)) continue;
+    if (!with_long_tail() && seed != 0) continue;  // the first has a score and a mask
     const RandomProgram random(2000 + seed, seed != 1, seed != 2);
     Problem problem{.batch = 1,
                     .seq_q = 37,
@@ -30,8 +29,7 @@ TEST_P(EmulatedPrograms, AgreeWithFp64) {
     problem.causal = seed == 0;
     Options options;
     options.device = {DeviceKind::emulator, 0, arch};
-    const ProgramResults got = run_program(
-        problem, random, options, seed, {forward_kernel, random.parsed.visible >= 0 && arch == 90 ? "" : backward_kernel});
+    const ProgramResults got = run_program(problem, random, options, seed, {forward_kernel, backward_kernel});
     const ProgramResults expected = exact_program(problem, random, seed);
     const std::string text = random.text + "seed " + std::to_string(seed);
     const double tolerance = narrow ? 8e-3 : 2e-4;
@@ -61,9 +59,7 @@ TEST_P(EmulatedPrograms, NanBehindAProgramIsHarmless) {
                           .dtype = narrow ? Dtype::float16 : Dtype::float32};
     Options options;
     options.device = {DeviceKind::emulator, 0, arch};
-    const KernelPair kernels{forward_kernel, by_mask && arch == 90 ? "" : backward_kernel};
-    KernelPair poisoned = kernels;
-    poisoned.poison = 5;
+    const KernelPair poisoned{forward_kernel, backward_kernel, 5};
     const ProgramResults got = run_program(problem, given, options, 3, poisoned);
     ProgramResults expected = exact_program(problem, given, 3);
     const double tolerance = narrow ? 8e-3 : 2e-4;
@@ -71,6 +67,30 @@ TEST_P(EmulatedPrograms, NanBehindAProgramIsHarmless) {
     EXPECT_LT(difference(got.dq, expected.dq), tolerance) << given.text;
     EXPECT_LT(difference(got.dk, expected.dk), tolerance) << given.text;
     EXPECT_LT(difference(got.dv, expected.dv), tolerance) << given.text;
+  }
+}
+
+// Masks of division and remainder, in sm90's two ways to walk: both gradients of keys in one warpgroup, and in two.
+TEST(EmulatedSm90Programs, MasksOfDivisionAndRemainder) {
+  const RandomProgram tiles(
+      "x = mod i 40\ny = floordiv i 40\nu = mod j 40\nv = floordiv j 40\np = sub x u\nq = sub y v\nr = abs p\n"
+      "s = abs q\nnear = le r 9\nclose = le s 1\nsee = and near close\nvisible = see");
+  for (const std::int64_t head_dim : {32, 136}) {
+    const Problem problem{.batch = 1,
+                          .seq_q = 150,
+                          .seq_kv = 200,
+                          .heads_q = 2,
+                          .heads_kv = 1,
+                          .head_dim = head_dim,
+                          .dtype = Dtype::float16};
+    Options options;
+    options.device = {DeviceKind::emulator, 0, 90};
+    const ProgramResults got = run_program(problem, tiles, options, 5, {"forward/sm90", "backward/sm90"});
+    const ProgramResults expected = exact_program(problem, tiles, 5);
+    EXPECT_LT(difference(got.out, expected.out), 8e-3) << head_dim;
+    EXPECT_LT(difference(got.dq, expected.dq), 8e-3) << head_dim;
+    EXPECT_LT(difference(got.dk, expected.dk), 8e-3) << head_dim;
+    EXPECT_LT(difference(got.dv, expected.dv), 8e-3) << head_dim;
   }
 }
 

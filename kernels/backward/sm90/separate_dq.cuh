@@ -88,30 +88,32 @@ struct QueryConsumer {
       lse2[r] = exists ? workspace<float>(args, workspace_lse2)[padded + row + 8 * r] : tile::infinity;
       delta[r] = exists ? workspace<float>(args, workspace_delta)[padded + row + 8 * r] : 0;
     }
-    // The addresses of a bias take the registers of dP: there it comes after P, not under it.
-    constexpr bool late_dP = config.features.bias && S::width > 128;
+    // A bias and lists of tiles take the registers of dP: there it comes after P, not under it.
+    constexpr bool late_dP = (config.features.bias || S::listed) && S::width > 128;
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
     zero(dQ);
 
     // Both warpgroups must say the same: they meet in zero_nonfinite_keys.
-    const auto edge_at = [&](int tile_idx) {
+    using Score = tile::Score<config.features>;
+    const auto edge_at = [&](const Score& score, int tile_idx) {
       return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
              task.q_begin + query_rows > score.len_q;
     };
-    const auto math_of = [&](int tile_idx) {
+    const auto math_of = [&](const Score& score, int tile_idx) {
       const int kv_begin = tile_idx * tile_rows;
-      return Math{score,          dropout,           score.unit_scale() * tile::log2_e,
-                  q_begin,        kv_begin,          row,
-                  2 * (lane % 4), edge_at(tile_idx), {false, false}};
+      return Math{score, dropout,        score.unit_scale() * tile::log2_e, q_begin,       kv_begin,
+                  row,   2 * (lane % 4), edge_at(score, tile_idx),          {false, false}};
     };
     using Storage = QueryStorage<config>;
     const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(walked / 2 + tile); };
     const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(walked / 2 + tile); };
+    QueryPlace place{};  // of the tile in hand, where masks choose
     const auto issue_S = [&](unsigned tile, int fresh) {
       const auto state = state_K(tile);
       ptx::mbarrier_wait(shared.K_full[state.stage], state.phase);  // K has landed
-      ptx::wgmma_fence();                                           // the registers of S have been used for other things
+      if constexpr (S::listed) place = shared.K_place[state.stage];
+      ptx::wgmma_fence();  // the registers of S have been used for other things
       issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.K[state.stage], fresh);
     };
     const auto issue_dP = [&](unsigned tile, int fresh) {
@@ -138,11 +140,11 @@ struct QueryConsumer {
         release(shared.V_empty[state_V(tile).stage]);
       }
     };
-    // Where masks choose the tiles, both warpgroups walk over all of them, and count them on the way.
-    const tile::KeyTileList<config.features, query_rows> list(args, task.sequence, task.head_idx, task.q_begin);
-    int listed_idx = list.seek(task.tiles.begin, task.tiles.end);
     const auto make_dS = [&](unsigned tile) {
-      const Math math = math_of(list.present ? listed_idx : task.tiles.begin + static_cast<int>(tile));
+      // With the widest heads nothing of a mask is kept from tile to tile.
+      const Score again(args, late_dP && S::listed ? fresh_sequence(task.sequence) : task.sequence, task.head_idx);
+      const Math math = math_of(late_dP && S::listed ? again : score,
+                                S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile));
       typename Math::Marks marks;
       ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is there; dP may still run
       ptx::wgmma_pin(scores);
@@ -165,10 +167,11 @@ struct QueryConsumer {
     };
 
     unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
-    if constexpr (list.present) num_tiles = listed_idx < task.tiles.end ? 1 : 0;
+    if constexpr (S::listed) num_tiles = task.first_listed(args) < task.tiles.end ? 1 : 0;
     if (num_tiles > 0) {
       tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
-      if constexpr (list.present) own = {task.tiles.begin, task.tiles.end};
+      // Where masks choose the tiles, both warpgroups walk over all of them, and count them on the way.
+      if constexpr (S::listed) own = {task.tiles.begin, task.tiles.end};
       const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the walk
       unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
       ptx::mbarrier_wait(shared.Q_full, walked & 1);   // Q has landed
@@ -181,7 +184,7 @@ struct QueryConsumer {
         make_dS(first);
         unsigned tile = first + 1;
 #pragma unroll 1
-        for (; list.present ? (listed_idx = list.seek(listed_idx + 1, own.end)) < own.end : tile < end; ++tile) {
+        for (; S::listed ? !place.is_last() : tile < end; ++tile) {
           fresh = ptx::registers_fresh(0);
           issue_dQ(tile - 1, fresh);
           issue_S(tile, fresh);
@@ -192,7 +195,7 @@ struct QueryConsumer {
           if constexpr (!late_dP) issue_dP(tile, fresh);
           make_dS(tile);
         }
-        if constexpr (list.present) num_tiles = end = tile;
+        if constexpr (S::listed) num_tiles = end = tile;
         issue_dQ(end - 1, ptx::registers_fresh(0));
         ptx::wgmma_wait<0>();  // dQ is complete
         ptx::wgmma_pin(dQ);
@@ -239,14 +242,16 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
     using Storage = QueryStorage<config>;
     if (threadIdx.x == 0) {
       QueryLoader<config, Shape<config>::chunks, Storage::stages_K> loader{
-          args, shared.Q, shared.Q_full, shared.Q_empty, map_Q, shared.K, shared.K_full, shared.K_empty, map_K};
+          args,          shared.Q,       shared.Q_full, shared.Q_empty, map_Q,          shared.K,
+          shared.K_full, shared.K_empty, map_K,         shared.K_place, shared.lists[0]};
       shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_queries, num_tasks, [&](int task_idx) {
         loader.load({args, task_idx});
       });
     }
     if (threadIdx.x == 32) {
       QueryLoader<config, Shape<config>::chunks_v, Storage::stages_V> loader{
-          args, shared.dO, shared.dO_full, shared.dO_empty, map_dO, shared.V, shared.V_full, shared.V_empty, map_V};
+          args,          shared.dO,      shared.dO_full, shared.dO_empty, map_dO,         shared.V,
+          shared.V_full, shared.V_empty, map_V,          shared.V_place,  shared.lists[1]};
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
     }
   } else {

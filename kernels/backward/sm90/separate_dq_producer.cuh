@@ -11,6 +11,14 @@ constexpr int query_warpgroups = 2;
 constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
 constexpr int barrier_query_keys = 1;
 
+/// Which tile of keys a stage holds, where masks choose.
+struct QueryPlace {
+  int word;
+
+  __device__ __forceinline__ int tile() const { return word / 2; }
+  __device__ __forceinline__ bool is_last() const { return word % 2 != 0; }
+};
+
 template <BackwardConfig config>
 struct alignas(1024) QueryStorage {
   using S = Shape<config>;
@@ -25,6 +33,8 @@ struct alignas(1024) QueryStorage {
   ptx::Mbarrier Q_full, Q_empty, K_full[stages_K], K_empty[stages_K];
   ptx::Mbarrier dO_full, dO_empty, V_full[stages_V], V_empty[stages_V];
   TaskQueue tasks;
+  QueryPlace K_place[S::listed ? stages_K : 1], V_place[S::listed ? stages_V : 1];  // announced with the tiles
+  tile::KeyTileList<S::features, query_rows> lists[2];  // of those who load, who have no registers for them
 };
 
 template <BackwardConfig config>
@@ -48,6 +58,13 @@ struct QueryTask {
     const tile::Score<config.features> score(args, sequence, head_idx);
     tiles = score.template key_tiles<query_rows, tile_rows>(q_begin);
   }
+
+  /// The first tile that masks show, or tiles.end.
+  __device__ __forceinline__ int first_listed(const AttentionArgs& args) const {
+    return tile::KeyTileList<config.features, query_rows>{}
+        .set(args, sequence, head_idx, q_begin)
+        .seek(tiles.begin, tiles.end);
+  }
 };
 
 /// The loads of one lane: Q of a task and K of its tiles, or dO and V.
@@ -62,10 +79,12 @@ struct QueryLoader {
   Chunk (&ring)[stages][chunks];
   ptx::Mbarrier (&full)[stages], (&empty)[stages];
   Map ring_map;
+  QueryPlace* places;  // of the ring
+  tile::KeyTileList<config.features, query_rows>& list;
   unsigned tasks = 0, tiles = 0;  // so far
 
   __device__ __forceinline__ void load(const QueryTask<config>& task) {
-    const tile::KeyTileList<config.features, query_rows> list(args, task.sequence, task.head_idx, task.q_begin);
+    list.set(args, task.sequence, task.head_idx, task.q_begin);
     int left = task.tiles.end - list.seek(task.tiles.begin, task.tiles.end);  // tiles, with those between that masks hide
     if (left <= 0) return;
     const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx, kv_head_idx = task.head_idx / args.group;
@@ -82,10 +101,13 @@ struct QueryLoader {
       // Both warpgroups are done with what was in the stage. Stages start out empty: phase 1 counts as
       // completed.
       ptx::mbarrier_wait(empty[state.stage], state.phase ^ 1);
+      int step = 1;
+      if constexpr (QueryStorage<config>::S::listed) {
+        step = list.seek(task.tiles.end - left + 1, task.tiles.end) - (task.tiles.end - left);
+        places[state.stage] = {2 * (task.tiles.end - left) + (step == left ? 1 : 0)};
+      }
       ptx::mbarrier_arrive_expect_tx(full[state.stage], chunks * chunk_bytes);
       load_tile(ring[state.stage], full[state.stage], args.maps[ring_map], row, kv_head_idx, batch_idx);
-      int step = 1;
-      if constexpr (list.present) step = list.seek(task.tiles.end - left + 1, task.tiles.end) - (task.tiles.end - left);
       left -= step;
       row += step * tile_rows;
     }

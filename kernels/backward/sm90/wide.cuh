@@ -229,7 +229,7 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
 
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
-    ptx::registers_decrease<32>();
+    ptx::registers_decrease<S::listed ? 56 : 32>();  // those who load walk along a list of steps
     WideLoader<config> loader{args, shared};
     const int num_tasks = key_tasks<config>(args).count();
     if (threadIdx.x == 0) {
@@ -239,10 +239,10 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
     if (threadIdx.x == 32)
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load_V_dO(key_task<config>(args, task_idx)); });
   } else if (warpgroup == 1) {
-    ptx::registers_increase<240>();
+    ptx::registers_increase<S::listed ? 224 : 240>();
     WideConsumer<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   } else {
-    ptx::registers_increase<232>();
+    ptx::registers_increase<S::listed ? 224 : 232>();
     WideConsumer<config, 1>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }

@@ -27,6 +27,8 @@ std::vector<Case> masked_walks() {
   add("apart_128", 389, 150, 4, [](Case& c, Problem& p) { p.head_dim = 128, p.deterministic = true, c.nan_key = 160; });
   add("apart_by_softcap", 389, 150, 4, [](Case&, Problem& p) { p.head_dim = 128, p.softcap = 5; });
   add("by_heads", 389, 150, 4, [](Case&, Problem& p) { p.hidden_rows.head_stride = 1, p.heads_q = 4; });
+  add("wide", 261, 100, 4, [](Case& c, Problem& p) { p.head_dim = 136, p.heads_q = 4, c.nan_key = 110; });
+  add("wide_causal", 261, 100, 1, [](Case&, Problem& p) { p.head_dim = 192, p.head_dim_v = 128, p.causal = true; });
   return cases;
 }
 
