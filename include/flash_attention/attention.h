@@ -26,6 +26,7 @@ struct Buffers {
   const void* q = nullptr;  ///< [batch, seq_q, heads_q, head_dim]; packed: [total_q, heads_q, head_dim]
   const void* k = nullptr;  ///< [batch, seq_kv, heads_kv, head_dim]; packed: [total_kv, heads_kv, head_dim];
                             ///< pages: [num_pages, page_size, heads_kv, head_dim]
+                            ///< latent: head_dim - head_dim_v columns, those after the value's
   const void* v = nullptr;  ///< the same with head_dim_v
   void* out = nullptr;      ///< [batch, seq_q, heads_q, head_dim_v]; forward writes it, backward reads it
   float* lse = nullptr;     ///< [batch, heads_q, seq_q]; packed: [heads_q, total_q]. May be null in forward

@@ -80,6 +80,7 @@ typedef struct flash_attention_problem {
   int32_t invariant;
   int32_t kv_dtype, kv_scales; /* kv_dtype -1 = dtype */
   flash_attention_strides k_scale_strides, v_scale_strides;
+  int32_t latent; /* k has the columns of a key after those of its value */
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {

@@ -87,8 +87,8 @@ struct Problem {
   std::int64_t seq_kv = 0;  ///< packed: the longest key sequence, or a bound on it (0 = total_kv)
   std::int64_t heads_q = 1;
   std::int64_t heads_kv = 1;    ///< divides heads_q
-  std::int64_t head_dim = 0;    ///< a multiple of 8, at most 256
-  std::int64_t head_dim_v = 0;  ///< 0 = head_dim
+  std::int64_t head_dim = 0;    ///< a multiple of 8, at most 256; at most 576 where latent
+  std::int64_t head_dim_v = 0;  ///< 0 = head_dim; at most 512 where latent
   Dtype dtype = Dtype::float32;
 
   bool packed = false;  ///< sequences lie end to end; cu_seqlens say where each begins
@@ -139,6 +139,11 @@ struct Problem {
   std::optional<Dtype> kv_dtype{};        ///< of k and v; dtype if not given, else float8_e4m3, float8_e5m2 or int8
   ScaleKind kv_scales = ScaleKind::none;  ///< of 8-bit k and v
   Strides k_scale_strides{}, v_scale_strides{};
+
+  // Forward: latent attention (MLA). A key is its value, followed by head_dim - head_dim_v columns of its own: k has these
+  // alone, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. Where both lie in one cache, k begins head_dim_v columns after
+  // v.
+  bool latent = false;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -40,6 +40,7 @@ struct Features {
   Type kv_dtype = Type::float32;  // of 8-bit k and v; any other means dtype
   bool kv_scales = false;         // they have scales
   bool token_scales = false;      // of rows
+  bool latent = false;            // a key is its value, then head_dim - head_dim_v columns of K
 };
 
 /// The elements of K and V.

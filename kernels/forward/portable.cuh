@@ -43,9 +43,9 @@ struct ForwardPortable {
   };
 
   /// Scores from dot products; hidden ones are marked where the tile is not all visible.
-  template <typename KeyScale>
+  template <typename Scaled>
   __device__ static void score_tile(float (&S)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
-                                    bool some_hidden, KeyScale key_scale) {
+                                    bool some_hidden, Scaled scaled) {
     const tile::ThreadPlace place;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -55,8 +55,7 @@ struct ForwardPortable {
         if (i >= score.len_q || (some_hidden && !score.visible(i, j))) {
           S[r][c] = tile::hidden();
         } else {
-          if constexpr (features.token_scales) S[r][c] *= key_scale(j);
-          S[r][c] = score.full(S[r][c], i, j);
+          S[r][c] = score.full(scaled(S[r][c], r, c, j), i, j);
           if (features.score_program && S[r][c] == -tile::infinity) S[r][c] = tile::hidden();
         }
       }
@@ -192,8 +191,24 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
     if (some_hidden) ptx::path<"forward/portable edge tile">();
     if (!some_hidden) ptx::path<"forward/portable inner tile">();
     float S[4][4]{};
-    tile::add_dot_products<config.head_dim>(S, Q, K.from(kv_begin), storage.product);
-    Kernel::score_tile(S, score, q_begin, kv_begin, some_hidden, scale_of(args.K_scale));
+    float own[features.latent ? 4 : 1][4]{};  // of the columns that a latent key has behind its value's
+    if constexpr (features.latent) {
+      auto own_Q = Q;
+      own_Q.data += config.head_dim_v;
+      tile::add_dot_products<config.head_dim_v>(S, Q, V.from(kv_begin), storage.product);
+      tile::add_dot_products<config.head_dim - config.head_dim_v>(own, own_Q, K.from(kv_begin), storage.product);
+    } else {
+      tile::add_dot_products<config.head_dim>(S, Q, K.from(kv_begin), storage.product);
+    }
+    Kernel::score_tile(S, score, q_begin, kv_begin, some_hidden, [&](float dot, int r, int c, int j) {
+      if constexpr (features.latent) {
+        return tile::latent_dot<features>(args, sequence, kv_head_idx, j, dot, own[r][c]);
+      } else if constexpr (features.token_scales) {
+        return dot * tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
+      } else {
+        return dot;
+      }
+    });
     Kernel::softmax_tile(S, state);
     if constexpr (features.dropout) Kernel::drop_tile(S, dropout, q_begin, kv_begin);
     if constexpr (features.token_scales) Kernel::scale_tile(S, kv_begin, scale_of(args.V_scale));

@@ -36,8 +36,16 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
     if (!score.visible(range, i, j) || (features.dropout && !dropout.keeps(i, j))) continue;
-    float dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
-    if constexpr (features.token_scales) dot *= tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
+    float dot = 0;
+    if constexpr (features.latent) {
+      dot = tile::latent_dot<features>(
+          args, sequence, kv_head_idx, j, tile::careful_dot<config.head_dim_v>(Q.row(i), V.row(j), lane),
+          tile::careful_dot<config.head_dim - config.head_dim_v>(Q.row(i) + config.head_dim_v, K.row(j), lane));
+    } else {
+      dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
+    }
+    if constexpr (features.token_scales && !features.latent)
+      dot *= tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
     float p = tile::exp(score.full(dot, i, j) - lse);
     if (features.score_program && p == 0) continue;  // a score of -inf
     if constexpr (features.token_scales) {

@@ -14,8 +14,9 @@ namespace flash_attention::tile {
 
 constexpr int block_rows = 64;  // both sides of a score tile
 constexpr int product_threads = 256;
-constexpr int dot_depth = 32;    // head_dim elements of a chunk of a dot product
-constexpr int panel_depth = 16;  // rows of a chunk of a weighted sum
+constexpr int dot_depth = 32;  // head_dim elements of a chunk of a dot product
+/// Rows of a chunk of a weighted sum: wide rows come in smaller chunks, so that shared memory is the same for all.
+__device__ constexpr int panel_depth(int dim) { return dim <= 256 ? 16 : 8; }
 constexpr int padded_rows = block_rows + 4;
 
 /// Columns of a result of `dim` columns that a thread holds.
@@ -28,7 +29,7 @@ struct ProductStorage {
       float A[dot_depth][padded_rows];
       float B[dot_depth][padded_rows];
     } dot;  // transposed: a thread's four rows are neighbours
-    float panel[panel_depth][round_up(dim, 64)];
+    float panel[panel_depth(dim)][round_up(dim, 64)];
   };
 };
 
@@ -104,14 +105,14 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const SourceA
 template <int dim, bool hides, int columns, typename Source, typename Storage>
 __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const WeightTile& W, const Source& B,
                                                   Storage& storage) {
-  constexpr int width = round_up(dim, 64);
+  constexpr int width = round_up(dim, 64), depth = panel_depth(dim);
   static_assert(columns == columns_per_thread(dim));
   const ThreadPlace place;
   const bool by_four = rows_move_by_four(B);
 #pragma unroll 1
-  for (int begin = 0; begin < min(block_rows, B.count); begin += panel_depth) {
+  for (int begin = 0; begin < min(block_rows, B.count); begin += depth) {
     __syncthreads();  // the weights are written, the storage's previous content has been read
-    for (int group = threadIdx.x; group < panel_depth * width / 4; group += product_threads) {
+    for (int group = threadIdx.x; group < depth * width / 4; group += product_threads) {
       const int row = group / (width / 4), column = group % (width / 4) * 4;
       Four values{};
       if (begin + row < B.count && column < dim) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const 
     }
     __syncthreads();  // the panel is there for everyone
 #pragma unroll(columns >= 16 ? 2 : 4)
-    for (int k = 0; k < panel_depth; ++k) {
+    for (int k = 0; k < depth; ++k) {
       const auto weight = *reinterpret_cast<const Four*>(&W.at[begin + k][place.row]);
 #pragma unroll
       for (int panel = 0; panel < width / 64; ++panel) {

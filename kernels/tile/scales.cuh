@@ -32,4 +32,18 @@ __device__ __forceinline__ float token_scale(const AttentionArgs& args, const Sc
   return *scale_of_row(scales, features.packed ? 0 : sequence.batch_idx, sequence.start_kv + j, kv_head_idx);
 }
 
+/// The dot product with a latent key from that with its value and that with its own columns.
+template <Features features>
+__device__ __forceinline__ float latent_dot(const AttentionArgs& args, const Sequence& sequence, int kv_head_idx, int j,
+                                            float of_value, float of_own) {
+  if constexpr (features.token_scales) {
+    of_value *= token_scale<features>(args, args.V_scale, sequence, kv_head_idx, j);
+    of_own *= token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
+  } else if constexpr (features.kv_scales) {
+    of_value *= head_scale<features>(args.V_scale, sequence.batch_idx, kv_head_idx);
+    of_own *= head_scale<features>(args.K_scale, sequence.batch_idx, kv_head_idx);
+  }
+  return of_value + of_own;
+}
+
 }  // namespace flash_attention::tile

@@ -79,7 +79,7 @@ struct Score {
         data(args, sequence, head_idx),
         map(args, sequence, head_idx),
         program(args, sequence.batch_idx, head_idx) {
-    if constexpr (features.kv_scales)
+    if constexpr (features.kv_scales && !features.latent)  // latent keys have two scales each
       scale *= head_scale<features>(args.K_scale, sequence.batch_idx, head_idx / args.group);
     if constexpr (features.softcap) softcap = args.softcap;
     if constexpr (features.alibi) slope = args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];

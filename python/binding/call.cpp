@@ -48,7 +48,7 @@ Scalars scalars_of(const nb::tuple& scalars) {
           .mask_block_kv = scalars.size() > 14 ? value_of<std::int64_t>(scalars[14], "block_mask", "sizes of blocks") : 0};
 }
 
-Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& codes)
+Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& codes, bool latent)
     : standard_(scalars.standard),
       invariant_(scalars.kernel == "invariant"),  // no kernel has that name: it takes the place of one
       kernel_(invariant_ ? "" : scalars.kernel) {
@@ -99,8 +99,9 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
              .deterministic = scalars.deterministic,
              .invariant = invariant_};
   problem.q_strides = strides_of(q);
+  problem.latent = latent;
   if (!paged) {
-    problem.k_strides = strides_of(like(k, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim));
+    problem.k_strides = strides_of(like(k, k.sizes[seq_axis_], problem.heads_kv, key_columns()));
     problem.v_strides = strides_of(like(v, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim_v));
   }
   buffers.q = q.data;
@@ -214,7 +215,7 @@ void Call::read_pages(const Slots& tensors) {
     if (tensor.empty()) return {};
     return {.batch = tensor.strides[0], .seq = tensor.strides[seq_axis], .head = tensor.strides[head_axis]};
   };
-  problem.k_strides = strides_in_pages(k, problem.head_dim);
+  problem.k_strides = strides_in_pages(k, key_columns());
   problem.v_strides = strides_in_pages(v, problem.head_dim_v);
   problem.num_pages = k.sizes[0];
   problem.page_size = k.sizes[seq_axis];

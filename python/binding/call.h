@@ -82,8 +82,9 @@ struct Gradients {
 /// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
 class Call {
  public:
-  /// `codes`: what the bytes of K and V are, where they are of 8 bits.
-  Call(const Slots& tensors, const Scalars& scalars, const std::string& codes = {});
+  /// `codes`: what the bytes of K and V are, where they are of 8 bits. `latent`: K has the columns of a key behind its
+  /// value.
+  Call(const Slots& tensors, const Scalars& scalars, const std::string& codes = {}, bool latent = false);
   Call(const Call&) = delete;  // options.kernel points into it
 
   void set_forward(const Tensor& out, const Tensor& lse, std::uint64_t seed, std::uint64_t offset);
@@ -104,6 +105,7 @@ class Call {
  private:
   void read_pages(const Slots& tensors);
   void read_scales(const Slots& tensors);
+  std::int64_t key_columns() const { return problem.head_dim - (problem.latent ? problem.head_dim_v : 0); }  ///< of K
   Strides strides_of(const Tensor& tensor) const;
   void read_hidden_rows(const Tensor& tensor);
   void read_block_mask(const Tensor& tensor, const Scalars& scalars);

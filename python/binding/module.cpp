@@ -48,9 +48,9 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) 
 
 void run_forward(nb::tuple tensors, nb::tuple scalars, nb::handle out, nb::handle lse, std::uint64_t seed,
                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program,
-                 const std::string& codes) {
+                 const std::string& codes, bool latent) {
   const Slots slots = slots_of(tensors);
-  Call call(slots, scalars_of(scalars), codes);
+  Call call(slots, scalars_of(scalars), codes, latent);
   const ProgramArguments captured(program, call);
   const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
   call.set_forward(result, log_sums, seed, offset);
@@ -112,7 +112,7 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "scalars"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
-             "allocate"_a, "program"_a = nb::none(), "codes"_a = "");
+             "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false);
   module.def("backward", run_backward, "tensors"_a, "scalars"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
              "stream"_a, "allocate"_a, "program"_a = nb::none());
   module.def("explain", explain_call, "tensors"_a, "scalars"_a, "backward"_a, "program"_a = nb::none());

@@ -133,6 +133,7 @@ fa::Problem problem_of(const flash_attention_problem* given) {
   if (c.kv_dtype != -1) p.kv_dtype = enumerator("kv_dtype", c.kv_dtype, fa::Dtype::int8);
   p.kv_scales = enumerator("kv_scales", c.kv_scales, fa::ScaleKind::token);
   p.k_scale_strides = strides(c.k_scale_strides), p.v_scale_strides = strides(c.v_scale_strides);
+  p.latent = c.latent != 0;
   return p;
 }
 

@@ -27,6 +27,16 @@ void check_head_dim(const char* argument, std::int64_t got) {
   require(got >= 8 && got <= 256 && got % 8 == 0, argument, got, "allowed are multiples of 8 from 8 to 256");
 }
 
+/// A key is its value and some columns more.
+void check_latent_dims(const Problem& p) {
+  require(p.head_dim_v >= 8 && p.head_dim_v <= 512 && p.head_dim_v % 8 == 0, "head_dim_v", p.head_dim_v,
+          "allowed are multiples of 8 from 8 to 512 where keys are latent");
+  if (p.head_dim > p.head_dim_v && p.head_dim <= 576 && p.head_dim % 8 == 0) return;
+  refuse("head_dim", std::to_string(p.head_dim),
+         "allowed are multiples of 8 above head_dim_v, " + std::to_string(p.head_dim_v) +
+             ", and up to 576 where keys are latent");
+}
+
 /// So that the bytes that all axes reach together are counted in 64 bits.
 void check_reach(const char* argument, std::int64_t stride, std::int64_t size) {
   const bool good = std::abs(static_cast<double>(stride)) * static_cast<double>(size) <= 0x1p58;
@@ -119,8 +129,12 @@ void check_sizes(const Problem& p) {
     refuse("heads_q", std::to_string(p.heads_q), "allowed are multiples of heads_kv, " + std::to_string(p.heads_kv));
   }
   check_size("batch * heads_q", p.batch * p.heads_q, 0);
-  check_head_dim("head_dim", p.head_dim);
-  check_head_dim("head_dim_v", p.head_dim_v);
+  if (p.latent) {
+    check_latent_dims(p);
+  } else {
+    check_head_dim("head_dim", p.head_dim);
+    check_head_dim("head_dim_v", p.head_dim_v);
+  }
   check_dtype("dtype", p.dtype);
   check_size("total_q", p.packed ? p.total_q : p.batch * p.seq_q, 0);
   if (p.page_size == 0) check_size("total_kv", p.packed ? p.total_kv : p.batch * p.seq_kv, 0);
@@ -142,6 +156,7 @@ void check_options(const Problem& p) {
 void check_cache(Problem& p, Pass pass) {
   const bool forward = pass == Pass::forward;
   require(forward || !p.left_padding, "left_padding", std::int64_t{1}, "only forward takes it");
+  require(forward || !p.latent, "latent", std::int64_t{1}, "only forward takes latent keys");
   check_size("page_size", p.page_size, 0);
   if (p.page_size == 0) {
     require(p.num_pages == 0, "num_pages", p.num_pages, "it belongs to pages, and page_size is 0");
@@ -235,7 +250,7 @@ Problem normalise(const Problem& problem, Pass pass) {
                                          : RowAxes{p.packed, p.batch, p.packed ? p.total_kv : p.seq_kv};
   check_narrow_keys(p, pass, of_kv);
   p.q_strides = resolve("q_strides", p.q_strides, of_q, p.heads_q, p.head_dim);
-  p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim);
+  p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
   p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, p.head_dim_v);
   p.out_strides = resolve("out_strides", p.out_strides, of_q, p.heads_q, p.head_dim_v);
   p.dout_strides = resolve("dout_strides", p.dout_strides, of_q, p.heads_q, p.head_dim_v);

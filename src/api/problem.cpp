@@ -25,7 +25,7 @@ auto fields(const Problem& p) {
                   p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
                   p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic,
                   p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients, p.invariant, p.kv_dtype,
-                  p.kv_scales, p.k_scale_strides, p.v_scale_strides);
+                  p.kv_scales, p.k_scale_strides, p.v_scale_strides, p.latent);
 }
 
 struct Hasher {
@@ -94,6 +94,7 @@ std::string to_string(const Problem& p) {
   if (p.seq_kv != p.seq_q) out << 'x' << p.seq_kv;
   out << ", head_dim " << p.head_dim;
   if (p.head_dim_v != 0 && p.head_dim_v != p.head_dim) out << '/' << p.head_dim_v;
+  if (p.latent) out << " (latent)";
   if (p.packed) out << ", packed " << p.total_q << '/' << p.total_kv;
   if (p.causal || p.window_right == 0) out << ", causal";
   if (p.window_left >= 0 || p.window_right > 0) out << ", window (" << p.window_left << ", " << p.window_right << ')';

@@ -139,7 +139,7 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
                        : p.packed       ? Axes{1, p.total_kv}
                                         : Axes{p.batch, p.seq_kv};
   const Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
-  Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim);
+  Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
   Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
   k.element_bytes = v.element_bytes = static_cast<std::int64_t>(size_of(*p.kv_dtype));
   const Extent out = view("out", b.out, p.out_strides, rows_q, p.heads_q, p.head_dim_v);

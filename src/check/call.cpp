@@ -130,6 +130,22 @@ std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, 
   return values;
 }
 
+std::vector<double> Call::read_whole_keys(std::int64_t b, std::int64_t kv_head, std::int64_t begin,
+                                          std::int64_t end) const {
+  const Problem& p = problem;
+  if (!p.latent) return read_keys(buffers.k, p.k_strides, p.head_dim, b, kv_head, begin, end);
+  const std::int64_t own_columns = p.head_dim - p.head_dim_v;
+  const auto values = read_keys(buffers.v, p.v_strides, p.head_dim_v, b, kv_head, begin, end);
+  const auto own = read_keys(buffers.k, p.k_strides, own_columns, b, kv_head, begin, end);
+  std::vector<double> keys;
+  keys.reserve(values.size() + own.size());
+  for (std::int64_t row = 0; row < end - begin; ++row) {
+    keys.insert(keys.end(), values.begin() + row * p.head_dim_v, values.begin() + (row + 1) * p.head_dim_v);
+    keys.insert(keys.end(), own.begin() + row * own_columns, own.begin() + (row + 1) * own_columns);
+  }
+  return keys;
+}
+
 Rows Call::queries(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                    std::int64_t head) const {
   const std::int64_t offset =

@@ -46,6 +46,9 @@ class Call {
   std::vector<double> read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                                 std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
 
+  /// Keys as scores take them: latent ones with their values before them.
+  std::vector<double> read_whole_keys(std::int64_t b, std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
+
   /// Rows of queries: of q, out, dout or dq.
   Rows queries(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b, std::int64_t head) const;
   /// lse or dlse of one head, one number a row.

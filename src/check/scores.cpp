@@ -51,7 +51,7 @@ std::vector<Score> Scores::of_query(std::int64_t i) const {
   while (begin < end && !in_window(i, end - 1)) --end;
   for (std::int64_t first = begin; first < end; first += rows_at_once) {
     const std::int64_t last = std::min(first + rows_at_once, end), count = last - first;
-    const auto keys = call_.read_keys(call_.buffers.k, p_.k_strides, p_.head_dim, b_, call_.kv_head(head_), first, last);
+    const auto keys = call_.read_whole_keys(b_, call_.kv_head(head_), first, last);
     std::vector<double> biases(static_cast<std::size_t>(count));
     if (p_.bias.present) biases = call_.read_row(call_.biases(b_, head_, first, count), i);
     std::vector<char> mask(static_cast<std::size_t>(count), 1);

@@ -73,6 +73,7 @@ struct Call {
   std::int64_t batch = 0, seq_q = 0, seq_kv = 0, total_q = 0, total_kv = 0;  // packed: seq_q and seq_kv are the longest
   int heads_q = 0, heads_kv = 0, group = 1;
   int head_dim = 0, head_dim_v = 0;
+  bool latent = false;  // a key is its value, then head_dim - head_dim_v columns of k
 
   float scale = 1;
   float softcap = 0;
@@ -93,6 +94,7 @@ struct Call {
   char* workspace = nullptr;
   std::int64_t workspace_offsets[10] = {};  // bytes; each kernel says what is where
 
+  int key_columns() const { return latent ? head_dim - head_dim_v : head_dim; }  // of k
   bool has_score_program() const { return program != nullptr && program->score.instructions != nullptr; }
   bool has_mask_program() const { return program != nullptr && program->visible.instructions != nullptr; }
 };

@@ -134,6 +134,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.group = static_cast<int>(problem.heads_q / problem.heads_kv);
   call.head_dim = static_cast<int>(problem.head_dim);
   call.head_dim_v = static_cast<int>(problem.head_dim_v);
+  call.latent = problem.latent;
 
   call.scale = *problem.scale;
   call.softcap = problem.softcap;

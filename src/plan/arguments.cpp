@@ -89,6 +89,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(kv_dtype);
   MEMBER(kv_scales);
   MEMBER(token_scales);
+  MEMBER(latent);
   return out.done();
 }
 
@@ -178,7 +179,8 @@ abi::Features features_of(const Problem& p) {
           .mask_program = program.visible >= 0,
           .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
           .kv_scales = p.kv_scales != ScaleKind::none,
-          .token_scales = p.kv_scales == ScaleKind::token};
+          .token_scales = p.kv_scales == ScaleKind::token,
+          .latent = p.latent};
 }
 
 abi::Features features_with_map(const Problem& p) {

@@ -32,7 +32,7 @@ int cpu_block_q(CpuIsa isa) {
 
 bool cpu_copies_keys(const Problem& problem, int block_q) {
   if (problem.window_left >= 0) return false;  // few blocks read a key
-  if (*problem.kv_dtype != problem.dtype) return false;
+  if (*problem.kv_dtype != problem.dtype || problem.latent) return false;
   if (problem.page_size != 0) return false;  // seq_kv is a capacity: copies would be as large, however few keys there are
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
@@ -298,6 +298,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .block_mask = true,
      .programs = true,
      .narrow_keys = true,
+     .latent = true,
      .reject = takes_all,
      .lay_out = lay_out_forward},
     {.name = "cpu/bfloat16",

@@ -41,6 +41,7 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
     }
   }
   if (*problem.kv_dtype != problem.dtype && !entry.narrow_keys) return "takes no keys and values of 8 bits";
+  if (problem.latent && !entry.latent) return "takes no latent keys";
   if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
   if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
   if (!problem.program.empty() && !entry.programs) return "takes no program";

@@ -23,6 +23,7 @@ struct KernelEntry {
   bool block_mask = false;    // takes Problem::block_mask
   bool programs = false;      // takes Problem::program
   bool narrow_keys = false;   // takes K and V in 8 bits
+  bool latent = false;        // takes keys that begin with their values
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);

@@ -42,6 +42,7 @@ flash_attention_problem c_problem(const Problem& p) {
   c.invariant = p.invariant;
   if (p.kv_dtype) c.kv_dtype = static_cast<std::int32_t>(*p.kv_dtype);
   c.kv_scales = static_cast<std::int32_t>(p.kv_scales);
+  c.latent = p.latent;
   c.k_scale_strides = c_strides(p.k_scale_strides), c.v_scale_strides = c_strides(p.v_scale_strides);
   return c;
 }
@@ -106,6 +107,7 @@ TEST(CApiFields, TheContractGivesTheSameBits) {
     for (const bool gradients : {false, true}) expect_same_bits(c, gradients);
   }
   for (const Case& c : cache_cases(Dtype::bfloat16)) expect_same_bits(c, false);
+  for (const Case& c : latent_cases(Dtype::bfloat16)) expect_same_bits(c, false);
 }
 
 TEST(CApiFields, SlopesOfEverySequence) {

@@ -127,6 +127,11 @@ const Refusal cache_refusals[] = {
     {"packed_without_lengths", "seqused_kv", "0",
      [](Problem& p) { p.packed = true, p.total_q = 10, p.seqused_kv = false; }},
     {"total_of_pages", "total_kv", "14", [](Problem& p) { p.total_kv = 14; }},
+    {"latent_without_own_columns", "head_dim", "above head_dim_v, 64",
+     [](Problem& p) { p.latent = true, p.head_dim = p.head_dim_v = 64; }},
+    {"latent_too_wide", "head_dim", "584", [](Problem& p) { p.latent = true, p.head_dim = 584, p.head_dim_v = 512; }},
+    {"latent_value_too_wide", "head_dim_v", "520",
+     [](Problem& p) { p.latent = true, p.head_dim = 576, p.head_dim_v = 520; }},
 };
 
 INSTANTIATE_TEST_SUITE_P(Contract, CacheRefusal, ::testing::ValuesIn(cache_refusals),
@@ -135,9 +140,12 @@ INSTANTIATE_TEST_SUITE_P(Contract, CacheRefusal, ::testing::ValuesIn(cache_refus
 TEST(CacheRefusal, OnlyForwardReadsACache) {
   Problem padded = good();
   padded.left_padding = true;
+  Problem latent = good();
+  latent.latent = true, latent.head_dim_v = 8, latent.head_dim = 16;
   for (const Pass pass : {Pass::backward, Pass::standard_forward, Pass::standard_backward}) {
     expect_refused([&] { make_plan(good_pages(), pass, laptop); }, "page_size", "4");
     expect_refused([&] { make_plan(padded, pass, laptop); }, "left_padding", "1");
+    expect_refused([&] { make_plan(latent, pass, laptop); }, "latent", "1");
   }
 }
 

@@ -40,7 +40,7 @@ using Watchdog = ::testing::TestWithParam<Case>;
 
 TEST_P(Watchdog, LeavesRightCallsAlone) {
   ASSERT_TRUE(checked);
-  const bool cached = GetParam().problem.page_size != 0 || GetParam().problem.left_padding;
+  const bool cached = GetParam().problem.page_size != 0 || GetParam().problem.left_padding || GetParam().problem.latent;
   EXPECT_EQ(run(GetParam(), Pass::forward), "");
   EXPECT_EQ(cached ? "" : run(GetParam(), Pass::backward), "");
 }
@@ -50,6 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Float16, Watchdog, ::testing::ValuesIn(contract_cases(D
 INSTANTIATE_TEST_SUITE_P(Bfloat16, Watchdog, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Masks, Watchdog, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, Watchdog, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Latent, Watchdog, ::testing::ValuesIn(latent_cases(Dtype::bfloat16)), case_name);
 
 /// Leaves out the last part of the work, as a kernel with one block too few would.
 void lazy_for(void*, std::int64_t count, void (*body)(void*, std::int64_t), void* context) {

@@ -98,6 +98,9 @@ std::vector<Run> runs() {
       for (const Case& c : mask_cases(dtype)) add_all(c, all);
     }
     for (const Case& c : cache_cases(dtype)) add_forward(c, all);
+    for (const Case& c : latent_cases(dtype)) {
+      if (is_taken()) add_forward(c, all);
+    }
     for (const Case& c : narrow_key_cases(dtype)) {
       if (is_taken()) add_forward(c, all);
     }

@@ -135,15 +135,16 @@ void shape_scores(const Case& c, const Shape& shape, Inputs& in) {
   const Problem& p = c.problem;
   const double scale = p.scale ? *p.scale : 1 / std::sqrt(static_cast<double>(shape.dim));
   const double root = scale == 0 ? 1 : 1 / scale;
+  const std::int64_t column = p.latent ? shape.dim_v : 0;  // the first that is a key's alone
   for (std::int64_t row = 0; row < shape.rows_q; ++row) {
     for (std::int64_t h = 0; h < shape.heads_q; ++h)
-      in.q[(row * shape.heads_q + h) * shape.dim] = round_to(p.dtype, row % 2 && c.draw == Draw::large ? -4 : 4);
+      in.q[(row * shape.heads_q + h) * shape.dim + column] = round_to(p.dtype, row % 2 && c.draw == Draw::large ? -4 : 4);
   }
   for (const Shape::Sequence& s : shape.sequences) {
     for (std::int64_t j = 0; j < s.alloc_kv; ++j) {
       const double lead = lead_of(c.draw, j, s.alloc_kv) * root / 4;
       for (std::int64_t h = 0; h < shape.heads_kv; ++h)
-        in.k[((s.first_kv + j) * shape.heads_kv + h) * shape.dim] = round_to(p.dtype, lead);
+        in.k[((s.first_kv + j) * shape.heads_kv + h) * shape.dim + column] = round_to(p.dtype, lead);
     }
   }
 }
@@ -180,6 +181,13 @@ void share_elements(const Problem& p, std::vector<double>& values, const Strides
   }
   if (strides.head == 0) {
     for (std::int64_t x = 0; x < count; ++x) values[x] = values[x / (heads * dim) * (heads * dim) + x % dim];
+  }
+}
+
+/// Latent keys: what they are worth, and their codes behind the value's columns.
+void begin_with_values(const Shape& shape, Inputs& in) {
+  for (std::int64_t row = 0; row < shape.rows_kv * shape.heads_kv; ++row) {
+    std::copy_n(&in.v[row * shape.dim_v], shape.dim_v, &in.k[row * shape.dim]);
   }
 }
 
@@ -251,6 +259,7 @@ Inputs draw_inputs(const Case& c) {
   share_elements(p, in.k, p.k_strides, shape.batch, shape.heads_kv, shape.dim);
   share_elements(p, in.v, p.v_strides, shape.batch, shape.heads_kv, shape.dim_v);
   make_narrow(c, shape, in);
+  if (p.latent) begin_with_values(shape, in);
   return in;
 }
 

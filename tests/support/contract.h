@@ -20,6 +20,9 @@ std::vector<Case> mask_cases(Dtype dtype);
 /// The part of the contract that only forward has: K and V in pages, left padding.
 std::vector<Case> cache_cases(Dtype dtype);
 
+/// Latent keys, which begin with their values; forward only.
+std::vector<Case> latent_cases(Dtype dtype);
+
 /// Keys and values of 8 bits, of every type and with every kind of scale.
 std::vector<Case> narrow_key_cases(Dtype dtype);
 

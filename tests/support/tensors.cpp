@@ -75,6 +75,16 @@ void each_element(const std::vector<std::int64_t>& sizes, const std::vector<std:
   }
 }
 
+/// Of rows of `width`.
+std::vector<double> last_columns(const std::vector<double>& rows, std::int64_t width, std::int64_t count) {
+  std::vector<double> columns;
+  for (std::size_t row = 0; row < rows.size(); row += static_cast<std::size_t>(width)) {
+    columns.insert(columns.end(), rows.begin() + static_cast<std::ptrdiff_t>(row) + width - count,
+                   rows.begin() + static_cast<std::ptrdiff_t>(row) + width);
+  }
+  return columns;
+}
+
 }  // namespace
 
 void* Tensors::place(Tensor t, const std::vector<double>* values, const void** slot) {
@@ -158,11 +168,13 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
     return Tensor{.name = name, .dtype = Dtype::float32, .sizes = {count}, .strides = {1}, .output = output};
   };
   place(tensor("q", p.q_strides, shape_.rows_q, shape_.heads_q, shape_.dim, false), &in.q, &buffers_.q);
-  Tensor k = tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim, false);
+  const std::int64_t dim_k = p.latent ? shape_.dim - shape_.dim_v : shape_.dim;
+  Tensor k = tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, dim_k, false);
   Tensor v = tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false);
   const bool narrow = !in.k_codes.empty() || !in.v_codes.empty();
   if (narrow) k.dtype = v.dtype = *p.kv_dtype;
-  place_keys(k, c, narrow ? in.k_codes : in.k, &buffers_.k);
+  const std::vector<double>& keys = narrow ? in.k_codes : in.k;
+  place_keys(k, c, p.latent ? last_columns(keys, shape_.dim, dim_k) : keys, &buffers_.k);
   place_keys(v, c, narrow ? in.v_codes : in.v, &buffers_.v);
   if (narrow) place_scales(c, in);
   place(tensor("dout", p.dout_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, false), &in.dout, &buffers_.dout);

@@ -64,7 +64,8 @@ inline NextTile next_tile(const Call& call, const RowBlock& block, std::int64_t 
     return rows_ahead(call, block, tensor, columns, 1, begin, end);
   };
   const auto lines = [&](int columns) { return (columns * size_of(call.key_element) + 63) / 64; };
-  return {rows(call.k, call.head_dim), rows(call.v, call.head_dim_v), lines(call.head_dim), lines(call.head_dim_v)};
+  return {rows(call.k, call.key_columns()), rows(call.v, call.head_dim_v), lines(call.key_columns()),
+          lines(call.head_dim_v)};
 }
 
 }  // namespace

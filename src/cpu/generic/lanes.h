@@ -125,6 +125,20 @@ inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorV
   return {buffer, stride};
 }
 
+/// Latent keys: each is its value, which is given as float, followed by columns of k.
+inline FloatRows latent_key_rows(const Call& call, const RowBlock& block, FloatRows V, std::int64_t begin, int count,
+                                 float* buffer, float* spare) {
+  const int stride = round_up(call.head_dim, vector_lanes);
+  const FloatRows own = key_rows(call, block, call.k, begin, count, call.key_columns(), false, spare);
+  for (int j = 0; j < count; ++j) {
+    float* to = buffer + j * stride;
+    for (int c = 0; c < call.head_dim_v; ++c) to[c] = V.data[j * V.stride + c];
+    for (int c = call.head_dim_v; c < call.head_dim; ++c) to[c] = own.data[j * own.stride + c - call.head_dim_v];
+    for (int c = call.head_dim; c < stride; ++c) to[c] = 0;
+  }
+  return {buffer, stride};
+}
+
 constexpr int copied_rows = 64;  // by one item of the first step
 
 inline std::int64_t copy_items(const Call& call) {

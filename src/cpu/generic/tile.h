@@ -56,6 +56,16 @@ inline bool all_hidden(const Call& call, const BlockList& blocks, std::int64_t b
   return true;
 }
 
+/// K of a tile as float. Latent keys are for forward alone, whose scratch has room that is not in use yet.
+template <typename Scratch>
+FLASH_ATTENTION_INLINE FloatRows keys_of_tile(const Call& call, const RowBlock& block, FloatRows V, std::int64_t begin,
+                                              int count, Scratch& scratch) {
+  if constexpr (requires { scratch.safe; }) {
+    if (call.latent) return latent_key_rows(call, block, V, begin, count, scratch.K, scratch.safe);
+  }
+  return key_rows(call, block, call.k, begin, count, call.head_dim, false, scratch.K);
+}
+
 /// visit(b, tile, K, V, next) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
 /// next may be asked for meanwhile. whole_values: rows of V can be read in whole vectors.
 template <typename Scratch, typename Visit>
@@ -65,8 +75,8 @@ FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks,
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
     if (all_hidden(call, blocks, begin, count)) continue;
-    const FloatRows K = key_rows(call, blocks[0], call.k, begin, count, call.head_dim, false, scratch.K);
     const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, whole_values, scratch.V);
+    const FloatRows K = keys_of_tile(call, blocks[0], V, begin, count, scratch);
     const std::int64_t after = begin + count, end = asks ? smaller(after + block_kv, blocks.key_end) : after;
     NextTile next = next_tile(call, blocks[0], after, end);
     for (int b = 0; b < blocks.count; ++b) {

@@ -19,6 +19,7 @@ TEST_P(ForwardPortable, SameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Masks, ForwardPortable, ::testing::ValuesIn(mask_cases(Dtype::float32)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, ForwardPortable, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Latent, ForwardPortable, ::testing::ValuesIn(latent_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float32, ForwardPortable, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardPortable, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardPortable, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
