@@ -32,7 +32,7 @@ _LAZY = {
     "and_masks": "flex",
     "or_masks": "flex",
 }
-_SUBMODULES = ("flash_attn", "flash_attn_3", "flashinfer", "jax", "parallel", "masks")
+_SUBMODULES = ("flash_attn", "flash_attn_3", "flash_mla", "flashinfer", "jax", "parallel", "masks")
 
 __all__ = [
     "FlashAttention",
@@ -51,6 +51,7 @@ __all__ = [
     "explain",
     "flash_attn",
     "flash_attn_3",
+    "flash_mla",
     "flashinfer",
     "flashmask_attention",
     "flex_attention",

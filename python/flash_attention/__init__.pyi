@@ -2,6 +2,7 @@
 
 from flash_attention import flash_attn as flash_attn
 from flash_attention import flash_attn_3 as flash_attn_3
+from flash_attention import flash_mla as flash_mla
 from flash_attention import flashinfer as flashinfer
 from flash_attention import jax as jax
 from flash_attention import masks as masks

@@ -16,6 +16,7 @@ def forward(
     allocate: Callable[[int], Any],
     program: tuple[Any, ...] | None = None,
     codes: str = "",
+    latent: bool = False,
 ) -> None: ...
 def backward(
     tensors: tuple[Any, ...],

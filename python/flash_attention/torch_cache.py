@@ -14,7 +14,7 @@ from flash_attention.narrow import as_bytes, scale_tensor
 
 _CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
 _NUM_TENSORS = torch_ops.NUM_TENSORS + 2
-_NARROW = "Tensor? k_scale=None, Tensor? v_scale=None, str codes=''"
+_NARROW = "Tensor? k_scale=None, Tensor? v_scale=None, str codes='', bool latent=False"
 
 
 def attention_over_cache(
@@ -41,6 +41,7 @@ def attention_over_cache(
     k_scale: Tensor | float | None = None,
     v_scale: Tensor | float | None = None,
     cache_dtype: str | None = None,
+    latent: bool = False,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
 
@@ -57,6 +58,8 @@ def attention_over_cache(
             last.
         k_scale, v_scale: of k and v in 8 bits (float8_e4m3fn, float8_e5m2, int8), which are worth code * scale: a number,
             float32 [1], [batch, heads_kv], or one for each row and head of k.
+        latent: a key is its value followed by the columns of k, which is [..., head_dim - head_dim_v]: multi-head latent
+            attention. Where one cache holds both, k and v are views of it: cache[..., head_dim_v:], cache[..., :head_dim_v].
         cache_dtype: what the bytes of k and v in uint8 are: "e4m3", "e5m2" or "int8".
 
     The other arguments are those of attention(). Returns out as q, or (out, lse).
@@ -80,7 +83,7 @@ def attention_over_cache(
         page_table,
         left_padding,
     )
-    narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes)
+    narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
     scalars = _scalars(
         max_seqlen_q or 0,
         0,
@@ -101,11 +104,12 @@ def attention_over_cache(
     return (out, lse) if return_lse else out
 
 
-def _forward(tensors, scalars, need_lse, k_scale=None, v_scale=None, codes=""):
+def _forward(tensors, scalars, need_lse, k_scale=None, v_scale=None, codes="", latent=False):
     out, lse = torch_ops.empty_results(tensors, scalars, need_lse)
     tensors = (*tensors, k_scale, v_scale)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
-    _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes)
+    options = {"codes": codes, "latent": latent}
+    _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), **options)
     return out, lse
 
 

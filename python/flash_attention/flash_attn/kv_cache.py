@@ -10,6 +10,7 @@ from flash_attention.flash_attn.kv_append import append_and_turn
 from flash_attention.flash_attn.kv_arguments import CacheCall
 from flash_attention.flash_attn.options_of_3 import check_options_of_3
 from flash_attention.head_dim import padded_cache
+from flash_attention.torch_cache import attention_over_cache
 
 
 def flash_attn_with_kvcache(
@@ -41,6 +42,7 @@ def flash_attn_with_kvcache(
     learnable_sink: Tensor | None = None,
     s_aux: Tensor | None = None,
     invariant: bool = False,
+    qv: Tensor | None = None,
     **fa3: Any,
 ) -> Any:
     """Attention of q [batch, seq_q, heads, head_dim] over a cache, after writing new keys and values into it.
@@ -60,7 +62,8 @@ def flash_attn_with_kvcache(
 
     FlashAttention-3's keywords: page_table (block_table's other name), cu_seqlens_q (q is [total_q, heads, head_dim]) with
     max_seqlen_q, cu_seqlens_k_new (k and v are [total_new, heads_k, head_dim]), rotary_seqlens (int [batch], the angle of
-    each entry's first token, instead of cache_seqlens), learnable_sink or s_aux. And this library's own: invariant, a row's
+    each entry's first token, instead of cache_seqlens), learnable_sink or s_aux, qv ([batch, seq_q, heads, head_dim_v], as q
+    lies: scores are q k^T + qv v^T, latent attention; the scale is that of both head dimensions together). And this library's own: invariant, a row's
     bits do not depend on what else is in the call (docs/numerics.md).
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
@@ -80,6 +83,9 @@ def flash_attn_with_kvcache(
         "sink": s_aux if learnable_sink is None else learnable_sink,
         "invariant": invariant,
     }
+    if qv is not None:
+        check_qv(q, qv, v_cache)
+        options["qv"] = qv
     unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
     plain = type(cache_seqlens) is Tensor and (k is None) == (v is None)
     if plain and not any(value is not None for value in unusual):
@@ -98,7 +104,23 @@ def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):
     if k is not None:
         append_kv(k_cache, v_cache, k, v, lengths=lengths, page_table=table)
         lengths = lengths + k.shape[1]
-    return padded_cache(q, k_cache, v_cache, page_table=table, seqused_kv=lengths, **options)
+    return _over_cache(q, k_cache, v_cache, page_table=table, seqused_kv=lengths, **options)
+
+
+def check_qv(q, qv, v_cache):
+    """Queries of the values: as q, and as wide as a value."""
+    expected = [*q.shape[:-1], v_cache.shape[-1]]
+    if list(qv.shape) != expected:
+        raise ValueError(f"qv: got shape {list(qv.shape)}; expected {expected}, as q and with the head_dim of v_cache")
+    if qv.dtype != q.dtype or qv.device != q.device:
+        raise ValueError(f"qv: got {qv.dtype} on {qv.device}; expected {q.dtype} on {q.device}, as q")
+
+
+def _over_cache(q, k, v, *, qv=None, scale=None, **options):
+    if qv is None:
+        return padded_cache(q, k, v, scale=scale, **options)
+    scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if scale is None else scale
+    return attention_over_cache(torch.cat((qv, q), dim=-1), k, v, scale=scale, latent=True, **options)
 
 
 @torch.no_grad()
@@ -106,7 +128,7 @@ def attend(call, *, return_lse, causal, window, **options):
     """Writes the new keys and values of a CacheCall, then attends."""
     left, right = window
     q, lengths = append_and_turn(call, one_place=not causal and left in (-1, None) and right in (-1, None))
-    return padded_cache(
+    return _over_cache(
         q,
         *call.caches,
         page_table=call.table,

@@ -17,11 +17,13 @@ from flash_attention.flashinfer.decode import (
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     single_decode_with_kv_cache,
 )
+from flash_attention.flashinfer.mla import BatchMLAPagedAttentionWrapper
 from flash_attention.flashinfer.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
 from flash_attention.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
