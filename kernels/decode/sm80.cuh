@@ -3,6 +3,7 @@
 #include "decode/finish.cuh"
 #include "decode/load.cuh"
 #include "decode/narrow.cuh"
+#include "decode/scores.cuh"
 #include "ptx/path.cuh"
 #include "tile/tail.cuh"
 
@@ -185,32 +186,8 @@ struct DecodeSm80 {
   /// Scores from dot products, -inf where hidden.
   template <bool some_hidden>
   __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const {
-    const decode::Item<config>& item = storage.item;
-    const tile::Sequence& sequence = storage.sequence;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row + place.row + 8 * half, packed = item.row_tile * config.block_q + row;
-      const bool exists = row < config.block_q && packed < sequence.len_q * config.group;
-      // Without hidden scores, rows that do not exist read what belongs to the first, and are not stored.
-      const int first = item.row_tile * config.block_q;
-      const int query = (exists ? packed : first) / config.group;
-      const tile::Score<features> score(args, sequence,
-                                        item.kv_head_idx * config.group + (exists ? packed : first) % config.group);
-      tile::KeyRange range = score.keys_of(query);
-      if (!exists) range.end = 0;
-#pragma unroll
-      for (int n = 0; n < warp_keys / 8; ++n) {
-#pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          const int j = kv_begin + 8 * n + place.column + e % 2;
-          if (some_hidden && !score.visible(range, query, j)) {
-            S[0][n][e] = -tile::infinity;
-          } else {
-            S[0][n][e] = score.in_units(S[0][n][e], query, j);
-          }
-        }
-      }
-    }
+    decode::score_rows<some_hidden>(S[0], args, storage.item, storage.sequence, warp_row + place.row,
+                                    kv_begin + place.column);
   }
 
   /// O = O * shrink + P V for the warp's keys.

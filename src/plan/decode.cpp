@@ -1,10 +1,11 @@
-#include "abi/decode.h"
+#include "plan/decode.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <optional>
 
+#include "abi/decode.h"
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 #include "plan/portable.h"
@@ -16,25 +17,55 @@ constexpr std::int64_t most_queries = 16;  // with more, a tile of rows for each
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Rows of a key head.
-std::int64_t rows_of(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
+/// Even, so that parts begin at multiples of 16 bytes.
+int part_rows(const Problem& problem, const abi::ForwardConfig& config) {
+  if (config.split_tiles == 0) return config.block_q;
+  return static_cast<int>(std::min<std::int64_t>(config.block_q, ceil_div(decode_rows(problem), 2) * 2));
+}
+
+/// Parts of each of the two items that a block shares with others.
+std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
+  if (config.split_tiles == 0) return 1;
+  const auto share = static_cast<std::int64_t>(decode_tiles(problem, config)) / blocks + 1;
+  return std::max<std::int64_t>(
+      std::min<std::int64_t>(share / config.split_tiles + 2, abi::decode_splits(config, problem.seq_kv)), 1);
+}
+
+}  // namespace
+
+std::int64_t decode_rows(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
+
+double decode_tiles(const Problem& problem, const abi::ForwardConfig& config) {
+  const double tiles_of_keys = static_cast<double>(std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv)));
+  const double items = static_cast<double>(problem.batch * problem.heads_kv) *
+                       static_cast<double>(ceil_div(decode_rows(problem), config.block_q));
+  return tiles_of_keys * items;
+}
+
+std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most, Plan& plan) {
+  const auto blocks = static_cast<std::int64_t>(std::min<double>(decode_tiles(problem, config), static_cast<double>(most)));
+  plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
+  if (blocks == 0) return 0;
+  // workspace_offsets[0] to [3] of decode/parts.cuh. Nothing of it needs to be set before the launch.
+  plan.workspace_offsets[1] = ceil_div(blocks * 8, 256) * 256;
+  const std::int64_t part_bytes = abi::decode_part_bytes(config, part_rows(problem, config));
+  const std::int64_t block_bytes = 2 * parts_of_item(problem, config, blocks) * part_bytes;
+  plan.workspace_offsets[2] = plan.workspace_offsets[1] + part_bytes;
+  plan.workspace_offsets[3] = plan.workspace_offsets[1] + block_bytes;
+  plan.workspace_bytes = static_cast<std::size_t>(plan.workspace_offsets[1] + ceil_div(blocks * block_bytes, 256) * 256);
+  return blocks;
+}
+
+namespace {
 
 /// Sums of wide rows leave no registers for the scores of many.
 int block_q_of(const Problem& problem) {
   if (problem.invariant) return 16;  // warps share keys in one way, whatever the number of rows
   const std::int64_t most = problem.head_dim_v > 128 ? 16 : 64;
   for (const int rows : {8, 16, 32}) {
-    if (rows_of(problem) <= rows || rows == most) return rows;
+    if (decode_rows(problem) <= rows || rows == most) return rows;
   }
   return 64;
-}
-
-/// A bound: the lengths are known on the device only.
-double tiles_of(const Problem& problem, const abi::ForwardConfig& config) {
-  const double tiles_of_keys = static_cast<double>(std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv)));
-  const double items = static_cast<double>(problem.batch * problem.heads_kv) *
-                       static_cast<double>(ceil_div(rows_of(problem), config.block_q));
-  return tiles_of_keys * items;
 }
 
 struct Tile {
@@ -118,21 +149,7 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
     return "takes at most " + std::to_string(most_queries) + " queries of a sequence where there are no pages";
   }
   const auto config = configure(problem, device);
-  return tiles_of(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
-}
-
-/// Even, so that parts begin at multiples of 16 bytes.
-int part_rows(const Problem& problem, const abi::ForwardConfig& config) {
-  if (config.split_tiles == 0) return config.block_q;
-  return static_cast<int>(std::min<std::int64_t>(config.block_q, ceil_div(rows_of(problem), 2) * 2));
-}
-
-/// Parts of each of the two items that a block shares with others.
-std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
-  if (config.split_tiles == 0) return 1;
-  const auto share = static_cast<std::int64_t>(tiles_of(problem, config)) / blocks + 1;
-  return std::max<std::int64_t>(
-      std::min<std::int64_t>(share / config.split_tiles + 2, abi::decode_splits(config, problem.seq_kv)), 1);
+  return decode_tiles(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
 }
 
 void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
@@ -142,16 +159,7 @@ void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   const int shared_bytes = abi::DecodeLayout(config).shared_bytes;
   const int blocks_per_sm = config.num_warps <= 4 && 2 * shared_bytes <= device.shared_bytes ? 2 : 1;
   const std::int64_t most = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
-  const auto blocks = static_cast<std::int64_t>(std::min<double>(tiles_of(problem, config), static_cast<double>(most)));
-  plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
-  if (blocks == 0) return;
-  // workspace_offsets[0] to [3] of decode/parts.cuh. Nothing of it needs to be set before the launch.
-  plan.workspace_offsets[1] = ceil_div(blocks * 8, 256) * 256;
-  const std::int64_t part_bytes = abi::decode_part_bytes(config, part_rows(problem, config));
-  const std::int64_t block_bytes = 2 * parts_of_item(problem, config, blocks) * part_bytes;
-  plan.workspace_offsets[2] = plan.workspace_offsets[1] + part_bytes;
-  plan.workspace_offsets[3] = plan.workspace_offsets[1] + block_bytes;
-  plan.workspace_bytes = static_cast<std::size_t>(plan.workspace_offsets[1] + ceil_div(blocks * block_bytes, 256) * 256);
+  const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
   add_launch(plan,
              {.unit = "decode/sm80",
               .entry = "decode_sm80",

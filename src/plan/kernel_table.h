@@ -35,6 +35,7 @@ struct KernelEntry {
 
 // The families, each in a file of its own; kernel_table.cpp puts them in order, the fastest first.
 std::span<const KernelEntry> cpu_kernels();
+std::span<const KernelEntry> mla_kernels();
 std::span<const KernelEntry> decode_kernels();
 std::span<const KernelEntry> sm90_kernels();
 std::span<const KernelEntry> sm80_kernels();

@@ -1,0 +1,19 @@
+#pragma once
+
+// How decode/mla_sm90 fills its shared memory: what the planner must reserve is what the kernel uses.
+
+#include "abi/config.h"
+
+namespace flash_attention::abi {
+
+constexpr int mla_head_dim = 576;
+constexpr int mla_head_dim_v = 512;
+constexpr int mla_block_q = 64;   // rows of a tile: those of a wgmma
+constexpr int mla_block_kv = 64;  // keys of a KV block
+constexpr int mla_stages = 2;
+constexpr int mla_threads = 3 * 128;  // two warpgroups that attend, one that loads
+
+/// Q, and the stages, of 16-bit rows; barriers and statistics.
+constexpr int mla_shared_bytes = (mla_block_q + mla_stages * mla_block_kv) * mla_head_dim * 2 + 4096;
+
+}  // namespace flash_attention::abi

@@ -1,0 +1,67 @@
+#pragma once
+
+#include "abi/mla.h"
+#include "decode/finish.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/pipeline.cuh"
+
+// The shared memory of decode/mla_sm90, and who waits for whom.
+
+namespace flash_attention::mla {
+
+using namespace abi;
+
+constexpr int wg_threads = 128;
+constexpr int parts_of_stage = 3;  // panels 0 to 3 and 4 to 7, the values; panel 8, the key's own columns
+constexpr int value_panels = mla_head_dim_v / 64;
+constexpr int panels_of_half = value_panels / 2;
+
+// Named barriers of the block.
+constexpr int barrier_attend = 1;     // both warpgroups that attend
+constexpr int barrier_P = 2;          // P of an even KV block is there; 3: of an odd one
+constexpr int barrier_warpgroup = 4;  // one warpgroup; 5: the other
+
+using StageTile = tile::SwizzledTile<mla_block_kv, mla_head_dim>;
+
+template <ForwardConfig config>
+struct SharedStorage {
+  union {
+    StageTile Q;
+    typename decode::Finish<config>::SharedStorage finish;  // at the end of an item, which needs no Q
+  };
+  StageTile stage[mla_stages];  // K; its first panels are V, and its last one becomes P
+  ptx::Mbarrier full[mla_stages][parts_of_stage];
+  ptx::Mbarrier empty[mla_stages][2];  // by each warpgroup that attends
+  float max[2][mla_block_q];           // after a KV block, by whether it is odd; in units of scores
+  float shrink[2][mla_block_q];        // by which it makes earlier sums smaller
+  float sum[2][mla_block_q];           // of each warpgroup's probabilities
+  int not_finite[mla_block_q];         // rows that 0 * NaN has reached
+  float lse[mla_block_q];              // of those
+  decode::Cursor<config> cursor;       // the item that is worked on
+  decode::Run<config> run;             // read now and then: no place for registers
+  tile::Sequence sequence;
+  tile::KeyRange seen_by_all;
+};
+
+/// A matrix descriptor in two words; the low one comes by a shuffle, so that it is known to be the same in all lanes.
+struct Descriptor {
+  int low;
+  unsigned high;
+
+  __device__ __forceinline__ Descriptor(const void* tile, int leading, int stride) {
+    const unsigned long long whole = ptx::wgmma_descriptor(tile, leading, stride);
+    // Fresh: the sums of all steps, kept from one KV block to the next, would fill the registers.
+    low = ptx::shuffle(ptx::registers_fresh(static_cast<int>(whole)), 0);
+    high = static_cast<unsigned>(whole >> 32);
+  }
+  /// So many bytes later.
+  __device__ __forceinline__ unsigned long long at(int bytes) const {
+    return static_cast<unsigned long long>(high) << 32 | static_cast<unsigned>(low + bytes / 16);
+  }
+};
+
+}  // namespace flash_attention::mla

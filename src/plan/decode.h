@@ -1,0 +1,19 @@
+#pragma once
+
+#include "abi/config.h"
+#include "flash_attention/plan.h"
+
+// What the kernels that share decode/schedule.cuh and decode/parts.cuh have in common.
+
+namespace flash_attention::plan {
+
+/// Rows of a key head: query heads that share it, and tokens.
+std::int64_t decode_rows(const Problem& problem);
+
+/// Tiles of keys of all items; a bound, since lengths are known on the device only.
+double decode_tiles(const Problem& problem, const abi::ForwardConfig& config);
+
+/// Blocks of the grid, at most `most`, and room for the parts of the items that they share. 0 where there is no work.
+std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most, Plan& plan);
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,77 @@
+#include "abi/mla.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "abi/decode.h"
+#include "plan/arguments.h"
+#include "plan/decode.h"
+#include "plan/kernel_table.h"
+#include "plan/portable.h"
+
+namespace flash_attention::plan {
+namespace {
+
+/// One block an SM: the stages fill shared memory.
+abi::ForwardConfig configure(const Problem& problem) {
+  return {.features = features_of(problem),
+          .head_dim = abi::mla_head_dim,
+          .head_dim_v = abi::mla_head_dim_v,
+          .block_q = abi::mla_block_q,
+          .block_kv = abi::mla_block_kv,
+          .num_warps = 8,
+          .num_stages = abi::mla_stages,
+          .group = static_cast<int>(problem.heads_q / problem.heads_kv)};
+}
+
+std::string reject(const Problem& problem, const DeviceInfo& device) {
+  if (!problem.latent) return "takes latent keys alone";
+  if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
+  if (device.shared_bytes < abi::mla_shared_bytes) return "needs more shared memory";
+  if (problem.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
+  if (problem.head_dim != abi::mla_head_dim || problem.head_dim_v != abi::mla_head_dim_v) {
+    return "needs a head_dim of 576 and a head_dim_v of 512";
+  }
+  if (problem.dropout_p != 0) return "takes no dropout";
+  if (*problem.scale <= 0) return "needs a positive scale";
+  for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
+    if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0) {
+      return "needs strides that are multiples of 8";
+    }
+  }
+  return decode_tiles(problem, configure(problem)) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  const abi::ForwardConfig config = configure(problem);
+  plan.block_q = config.block_q;
+  plan.block_kv = config.block_kv;
+  const std::int64_t blocks = reserve_decode_parts(problem, config, std::min(device.num_sms, abi::decode_max_blocks), plan);
+  add_launch(plan,
+             {.unit = "decode/mla_sm90",
+              .entry = "decode_mla_sm90",
+              .config = to_source(config),
+              .block = abi::mla_threads,
+              .shared_bytes = abi::mla_shared_bytes},
+             blocks);
+}
+
+}  // namespace
+
+std::span<const KernelEntry> mla_kernels() {
+  static const std::array<KernelEntry, 1> rows{KernelEntry{
+      .name = "decode/mla_sm90",
+      .pass = Pass::forward,
+      .device = DeviceKind::cuda,
+      .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 576 and head_dim_v 512; strides that are "
+                      "multiples of 8; no dropout",
+      .pages = true,
+      .left_padding = true,
+      .latent = true,
+      .reject = reject,
+      .lay_out = lay_out}};
+  return rows;
+}
+
+}  // namespace flash_attention::plan
