@@ -1,7 +1,8 @@
 """FlashAttention-3's functions over this library, in its positional order: `from flash_attention import flash_attn_3`.
 
-8-bit queries and attention_chunk are refused, and qv but by flash_attn_with_kvcache; num_splits, pack_gqa, sm_margin and scheduler_metadata change nothing:
-the schedule is made where the lengths are, on the device. return_attn_probs and return_softmax_lse give (out, softmax_lse).
+8-bit queries and attention_chunk are refused, and qv but by flash_attn_with_kvcache; num_splits, pack_gqa, sm_margin and
+scheduler_metadata change nothing: the schedule is made where the lengths are, on the device. return_attn_probs and
+return_softmax_lse give (out, softmax_lse).
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
 """FlashMLA's functions over this library: `from flash_attention import flash_mla`.
 
 Multi-head latent attention, as DeepSeek's models decode: a key of 576 columns whose first 512 are its value, in one cache.
-Any page size, head dimension and number of heads, float32 and CPU tensors too. Attention over chosen keys (indices) is refused.
+Any page size, head dimension and number of heads, float32 and CPU tensors too. Attention over chosen keys (indices) is
+refused.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """(metadata, None), which flash_mla_with_kvcache takes and does not need; arguments of older versions change nothing."""
+    """(metadata, None), which flash_mla_with_kvcache takes and does not need; arguments are those of older versions."""
     return FlashMLASchedMeta(), None
 
 

@@ -59,7 +59,7 @@ def attention_over_cache(
         k_scale, v_scale: of k and v in 8 bits (float8_e4m3fn, float8_e5m2, int8), which are worth code * scale: a number,
             float32 [1], [batch, heads_kv], or one for each row and head of k.
         latent: a key is its value followed by the columns of k, which is [..., head_dim - head_dim_v]: multi-head latent
-            attention. Where one cache holds both, k and v are views of it: cache[..., head_dim_v:], cache[..., :head_dim_v].
+            attention. One cache of both has them as views: k = cache[..., head_dim_v:], v = cache[..., :head_dim_v].
         cache_dtype: what the bytes of k and v in uint8 are: "e4m3", "e5m2" or "int8".
 
     The other arguments are those of attention(). Returns out as q, or (out, lse).

@@ -50,29 +50,58 @@ def want_of(q, cache, table, lengths, dim_v, causal, scale=None):
 
 def test_signatures():
     names = list(inspect.signature(inspect.unwrap(flash_mla.flash_mla_with_kvcache)).parameters)
-    assert (
-        names[:16]
-        == (
-            "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal "
-            "is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length"
-        ).split()
-    )
+    assert names[:16] == [
+        "q",
+        "k_cache",
+        "block_table",
+        "cache_seqlens",
+        "head_dim_v",
+        "tile_scheduler_metadata",
+        "num_splits",
+        "softmax_scale",
+        "causal",
+        "is_fp8_kvcache",
+        "indices",
+        "attn_sink",
+        "extra_k_cache",
+        "extra_indices_in_kvcache",
+        "topk_length",
+        "extra_topk_length",
+    ]
     run = list(inspect.signature(BatchMLAPagedAttentionWrapper.run).parameters)[1:]
-    assert (
-        run
-        == (
-            "q_nope q_pe ckv_cache kpe_cache out lse return_lse profiler_buffer kv_len page_table return_lse_base_on_e o_scale "
-            "ckv_scale ckv_scale_arr kpe_scale"
-        ).split()
-    )
+    assert run == [
+        "q_nope",
+        "q_pe",
+        "ckv_cache",
+        "kpe_cache",
+        "out",
+        "lse",
+        "return_lse",
+        "profiler_buffer",
+        "kv_len",
+        "page_table",
+        "return_lse_base_on_e",
+        "o_scale",
+        "ckv_scale",
+        "ckv_scale_arr",
+        "kpe_scale",
+    ]
     plan = list(inspect.signature(BatchMLAPagedAttentionWrapper.plan).parameters)[1:]
-    assert (
-        plan
-        == (
-            "qo_indptr kv_indptr kv_indices kv_len_arr num_heads head_dim_ckv head_dim_kpe page_size causal sm_scale "
-            "q_data_type kv_data_type use_profiler"
-        ).split()
-    )
+    assert plan == [
+        "qo_indptr",
+        "kv_indptr",
+        "kv_indices",
+        "kv_len_arr",
+        "num_heads",
+        "head_dim_ckv",
+        "head_dim_kpe",
+        "page_size",
+        "causal",
+        "sm_scale",
+        "q_data_type",
+        "kv_data_type",
+        "use_profiler",
+    ]
 
 
 @pytest.mark.parametrize(

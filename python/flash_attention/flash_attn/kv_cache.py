@@ -62,9 +62,9 @@ def flash_attn_with_kvcache(
 
     FlashAttention-3's keywords: page_table (block_table's other name), cu_seqlens_q (q is [total_q, heads, head_dim]) with
     max_seqlen_q, cu_seqlens_k_new (k and v are [total_new, heads_k, head_dim]), rotary_seqlens (int [batch], the angle of
-    each entry's first token, instead of cache_seqlens), learnable_sink or s_aux, qv ([batch, seq_q, heads, head_dim_v], as q
-    lies: scores are q k^T + qv v^T, latent attention; the scale is that of both head dimensions together). And this library's own: invariant, a row's
-    bits do not depend on what else is in the call (docs/numerics.md).
+    each entry's first token, instead of cache_seqlens), learnable_sink or s_aux, qv ([batch, seq_q, heads, head_dim_v], or
+    [total_q, ...]: scores are q k^T + qv v^T, latent attention; the scale is that of both dimensions together). And
+    this library's own: invariant, a row's bits do not depend on what else is in the call (docs/numerics.md).
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
     """

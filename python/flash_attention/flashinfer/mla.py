@@ -122,8 +122,8 @@ class BatchMLAPagedAttentionWrapper:
         """Attention of q_nope [total, num_heads, head_dim_ckv] and q_pe [total, num_heads, head_dim_kpe] over the planned
         pages of ckv_cache [num_pages, page_size, head_dim_ckv] and kpe_cache [num_pages, page_size, head_dim_kpe].
 
-        ckv_scale, kpe_scale: of caches in 8 bits. Returns out as q_nope, or (out, lse float32 [total, num_heads] of base 2, or
-        natural with return_lse_base_on_e).
+        ckv_scale, kpe_scale: of caches in 8 bits. Returns out as q_nope, or (out, lse float32 [total, num_heads] of base 2,
+        or natural with return_lse_base_on_e).
         """
         if not self._planned:
             raise RuntimeError("run: plan() has not been called")

@@ -1,0 +1,91 @@
+"""Times latent attention (MLA) for few queries: one cache of 576 columns, of which 512 are the values, in pages of 64.
+
+    python bench/benchmark_mla.py                                 # batch 128, 4096 keys, 16 and 128 heads, 1 and 2 tokens
+    python bench/benchmark_mla.py --shapes 128x16x4096 1x128x65536 --tokens 1 --fp8 --json mla.json
+
+A shape is BATCHxHEADSxKEYS. Results are compared with float64 before anything is timed; L2 is emptied before each call;
+medians in microseconds. `GB/s` counts the cache once, TFLOP/s 2 * (576 + 512) a score. FlashMLA runs beside it where it is
+installed.
+"""
+
+import argparse
+import importlib.util
+import json
+
+import timing
+import torch
+from flash_attention import flash_mla
+
+DIM, DIM_V, PAGE = 576, 512, 64
+SHAPES = ("128x16x4096", "128x128x4096")
+
+
+def exact(q, cache, table, keys):
+    """The first sequence, in float64."""
+    rows = cache[table[0].long()].flatten(0, 1)[:keys, 0].double()
+    tokens = q.shape[1]
+    scores = torch.einsum("qhd,kd->hqk", q[0].double(), rows) * DIM**-0.5
+    hidden = torch.ones(tokens, keys, dtype=torch.bool, device=q.device).triu(keys - tokens + 1)
+    return torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), rows[:, :DIM_V])
+
+
+def measured(shape, tokens, fp8, timer):
+    batch, heads, keys = map(int, shape.split("x"))
+    pages = -(-keys // PAGE)
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.randn(batch, tokens, heads, DIM, **make)
+    cache = torch.randn(batch * pages, PAGE, 1, DIM, **make)
+    table = torch.randperm(batch * pages, device="cuda").int().view(batch, pages)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    options = {"causal": True}
+    want = exact(q, cache, table, keys)
+    codes = cache.to(torch.float8_e4m3fn) if fp8 else None
+    calls = {"ours": lambda: flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, DIM_V, **options)[0]}
+    if fp8:
+        calls["ours, fp8"] = lambda: flash_mla.flash_mla_with_kvcache(
+            q, codes, table, lengths, DIM_V, is_fp8_kvcache=True, k_scale=1.0, **options
+        )[0]
+    if importlib.util.find_spec("flash_mla") is not None:
+        import flash_mla as theirs
+
+        metadata = theirs.get_mla_metadata()
+        calls["FlashMLA"] = lambda: theirs.flash_mla_with_kvcache(q, cache, table, lengths, DIM_V, *metadata, **options)[0]
+    for name, call in calls.items():
+        error = (call()[0].double() - want).abs().max().item()
+        assert error < (0.2 if "fp8" in name else 0.02), f"{name}: differs from float64 by {error}"
+    found = dict(zip(calls, timer.in_turn([timer.warmed(call) for call in calls.values()]), strict=True))
+    for name, row in found.items():
+        element = 1 if "fp8" in name else 2
+        row["gbs"] = round(batch * keys * DIM * element / row["ms"] / 1e6, 1)
+        row["tflops"] = round(2 * (DIM + DIM_V) * batch * tokens * heads * keys / row["ms"] / 1e9, 1)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="BATCHxHEADSxKEYS")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--fp8", action="store_true", help="a cache of e4m3, too")
+    parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
+    parser.add_argument("--json", help="write the results to this file, too")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU that torch can use here")
+    timer, rows = timing.Timer("cuda", seconds=arguments.seconds), []
+    for shape in arguments.shapes:
+        for tokens in arguments.tokens:
+            found = measured(shape, tokens, arguments.fp8, timer)
+            rows.append({"shape": shape, "tokens": tokens, "times": found})
+            for name, row in found.items():
+                print(
+                    f"{shape:>16} tokens {tokens}  {name}: {row['ms'] * 1e3:.1f} us, {row['gbs']:.0f} GB/s, "
+                    f"{row['tflops']:.0f} TFLOP/s",
+                    flush=True,
+                )
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
