@@ -13,6 +13,7 @@ struct Size {
 constexpr Size training_sizes[] = {{2, 16, 16, 4096}, {8, 32, 8, 1024}, {1, 32, 8, 16384}, {64, 12, 12, 197},
                                    {1, 8, 8, 512},    {4, 16, 4, 2048}, {1, 12, 12, 512},  {2, 16, 16, 8192},
                                    {4, 32, 32, 128},  {16, 16, 16, 77}, {1, 64, 8, 8192},  {32, 16, 16, 512}};
+constexpr std::int64_t window = 1024;
 constexpr std::int64_t groups[] = {1, 2, 4, 5, 6, 7, 8};  // query heads of a key head in models that are served much
 
 Problem sized(const Size& size, Dtype dtype, std::int64_t head_dim, bool causal) {
@@ -27,16 +28,26 @@ Problem sized(const Size& size, Dtype dtype, std::int64_t head_dim, bool causal)
   return problem;
 }
 
+void add(std::vector<CommonCall>& calls, Problem problem, bool packed) {
+  if (packed) {
+    problem.packed = true;
+    problem.total_q = problem.total_kv = problem.batch * problem.seq_q;
+  }
+  for (const Pass pass : {Pass::forward, Pass::backward}) calls.push_back({problem, pass});
+}
+
+/// Full, causal, and causal with a sliding window; packed where the type has 16 bits.
 void add_training(std::vector<CommonCall>& calls, Dtype dtype, std::int64_t head_dim) {
-  for (const bool causal : {false, true}) {
-    for (const Size& size : training_sizes) {
-      Problem problem = sized(size, dtype, head_dim, causal);
-      for (const Pass pass : {Pass::forward, Pass::backward}) calls.push_back({problem, pass});
-      if (dtype == Dtype::float32 || head_dim > 128) continue;
-      problem.packed = true;
-      problem.total_q = problem.total_kv = size.batch * size.seq;
-      for (const Pass pass : {Pass::forward, Pass::backward}) calls.push_back({problem, pass});
+  for (const Size& size : training_sizes) {
+    for (const bool causal : {false, true}) {
+      const Problem problem = sized(size, dtype, head_dim, causal);
+      add(calls, problem, false);
+      if (dtype != Dtype::float32) add(calls, problem, true);
     }
+    if (dtype == Dtype::float32 || size.seq <= window) continue;
+    Problem sliding = sized(size, dtype, head_dim, true);
+    sliding.window_left = window;
+    add(calls, sliding, false);
   }
 }
 
@@ -58,8 +69,10 @@ void add_decoding(std::vector<CommonCall>& calls, Dtype dtype, std::int64_t head
 std::vector<CommonCall> common_calls() {
   std::vector<CommonCall> calls;
   for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {
-    for (const std::int64_t head_dim : {128, 64, 256}) add_training(calls, dtype, head_dim);
-    for (const std::int64_t head_dim : {128, 64}) add_decoding(calls, dtype, head_dim);
+    for (const std::int64_t head_dim : {128, 64, 256, 96, 192}) {
+      add_training(calls, dtype, head_dim);
+      add_decoding(calls, dtype, head_dim);
+    }
   }
   for (const std::int64_t head_dim : {128, 64}) add_training(calls, Dtype::float32, head_dim);
   return calls;
