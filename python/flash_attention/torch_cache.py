@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from flash_attention import _core, torch_ops
+from flash_attention import _core, torch_flops, torch_ops
 from flash_attention.functional import _planned, _scalars
 from flash_attention.narrow import as_bytes, scale_tensor
 
@@ -134,3 +135,4 @@ def _forward_fake(*arguments):
 for _key in ("CPU", "CUDA"):
     torch_ops.library.impl("forward_cache", _forward_op, _key)
 torch.library.register_fake("flash_attention::forward_cache", _forward_fake, lib=torch_ops.library)
+register_flop_formula(torch.ops.flash_attention.forward_cache, get_raw=True)(torch_flops.cache_flops)

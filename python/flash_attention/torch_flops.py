@@ -22,6 +22,28 @@ def backward_flops(*arguments, out_val=None, **unused):
     return 2 * pairs * (3 * head_dim + 2 * head_dim_v)
 
 
+def cache_flops(*arguments, out_val=None, **unused):
+    """Of forward_cache, which torch_cache defines."""
+    q, v = arguments[0], arguments[2]
+    return 2 * q.shape[-2] * _cache_scores(arguments) * (q.shape[-1] + v.shape[-1])
+
+
+def _cache_scores(arguments):
+    """Scores of a query head over all sequences. The keys of a sequence are those that its cache holds now."""
+    q, k, starts_q, used_kv, page_table = (arguments[i] for i in (0, 1, 7, 10, 14))
+    capacity = k.shape[1] if page_table is None else k.shape[1] * page_table.shape[1]
+    batch = k.shape[0] if page_table is None else page_table.shape[0]
+    if not _readable(used_kv) or not (starts_q is None or _readable(starts_q)):  # nobody knows the lengths: the bounds
+        return (q.shape[0] if starts_q is not None else batch * q.shape[1]) * capacity
+    keys = used_kv.long().clamp(0, capacity)
+    queries = q.shape[1] if starts_q is None else starts_q.diff().long()
+    return int((queries * keys).sum())
+
+
+def _readable(tensor):
+    return tensor is not None and not isinstance(tensor, torch._subclasses.FakeTensor) and not tensor.is_meta
+
+
 def _sizes(arguments):
     """(scores over all heads and sequences, head_dim, head_dim_v)"""
     tensors, scalars, _ = torch_ops.split(arguments)
@@ -30,7 +52,7 @@ def _sizes(arguments):
     if starts_q is None:
         heads, seq = (1, 2) if scalars[10] else (2, 1)
         pairs = q.shape[0] * q.shape[heads] * q.shape[seq] * k.shape[seq]
-    elif isinstance(starts_q, torch._subclasses.FakeTensor) or starts_q.is_meta:  # lengths that nobody knows: the bounds
+    elif not _readable(starts_q):  # lengths that nobody knows: the bounds
         pairs = (starts_q.shape[0] - 1) * q.shape[1] * (scalars[0] or q.shape[0]) * (scalars[1] or k.shape[0])
     else:
         pairs = q.shape[1] * int((starts_q.diff().long() * starts_kv.diff().long()).sum())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flash_attention import attention, attention_packed, flash_attn
+from flash_attention import attention, attention_over_cache, attention_packed, flash_attn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -54,6 +54,24 @@ def test_flops_of_packed_sequences(device):
     with FlopCounterMode(display=False) as counter:
         attention_packed(q, q, q, starts, causal=True)
     assert counter.get_total_flops() == 2 * HEADS * (9 + 100) * 2 * DIM
+
+
+@pytest.mark.parametrize(("page_size", "packed"), [(0, False), (4, False), (4, True)], ids=["dense", "pages", "packed"])
+def test_flops_over_a_cache(page_size, packed, device):
+    used = torch.tensor([5, 0, 12], dtype=torch.int32, device=device)
+    queries = [1, 3, 2] if packed else [2, 2, 2]
+    shape = (12, page_size, 2) if page_size else (3, 16, 2)
+    k, v = torch.randn(*shape, DIM, device=device), torch.randn(*shape, DIM_V, device=device)
+    options = {"seqused_kv": used}
+    if page_size:
+        options["page_table"] = torch.arange(12, dtype=torch.int32, device=device).view(3, 4)
+    q = torch.randn(*((6,) if packed else (3, 2)), HEADS, DIM, device=device)
+    if packed:
+        options |= {"cu_seqlens_q": torch.tensor([0, 1, 4, 6], dtype=torch.int32, device=device), "max_seqlen_q": 3}
+    with FlopCounterMode(display=False) as counter:
+        attention_over_cache(q, k, v, causal=True, **options)
+    scores = HEADS * sum(n * keys for n, keys in zip(queries, used.tolist(), strict=True))
+    assert counter.get_total_flops() == 2 * scores * (DIM + DIM_V)
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["forward", "backward"])
