@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import megatron
+import megatron_attention
+import megatron_package
 import package
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,11 +32,18 @@ class Baseline:
         return f"no {missing[0]} pass" if missing else ""
 
 
+def installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it lies in
+        return False
+
+
 def refuse(*, window=False, mask=False, dropout=True, dtypes=tuple(DTYPES), devices=("cpu", "cuda"), needs=""):
     """A reject function: what the entry supports (window, mask, dropout, dtypes, devices), and a module it needs."""
 
     def reject(case, device):
-        if needs and importlib.util.find_spec(needs) is None:
+        if needs and not installed(needs):
             return f"{needs} is not installed"
         if device not in devices:
             return f"runs on {' or '.join(devices)} only"
@@ -177,10 +185,12 @@ FIXED = [
     Baseline("sdpa_cudnn", "PyTorch SDPA, cuDNN", sdpa(SDPBackend.CUDNN_ATTENTION), refuse(devices=GPU, dtypes=HALF)),
     Baseline("sdpa", "PyTorch SDPA, its own choice; a window as a mask", sdpa_with_mask, refuse(window=True, mask=True)),
     Baseline("flex", "FlexAttention, compiled", flex, refuse(devices=GPU, window=True, dropout=False)),
-    Baseline("megatron_local", "Megatron-LM core attention, separate operations", megatron.local, refuse(),
+    Baseline("megatron_local", "Megatron-LM core attention, separate operations", megatron_attention.local, refuse(),
              stores_scores=True),
-    Baseline("megatron_fused", "Megatron-LM core attention, fused scale-mask-softmax", megatron.fused,
+    Baseline("megatron_fused", "Megatron-LM core attention, fused scale-mask-softmax", megatron_attention.fused,
              refuse(devices=GPU, dtypes=HALF, needs="triton"), stores_scores=True),
+    Baseline("megatron_core", "Megatron-LM's own DotProductAttention", megatron_package.attention,
+             refuse(devices=GPU, needs="megatron.core"), stores_scores=True),
     Baseline("triton", "our Triton kernels", triton, refuse(devices=GPU, dtypes=HALF, dropout=False, needs="triton")),
     Baseline("flash_attn", "flash_attn 2", flash_attn_2, refuse(devices=GPU, dtypes=HALF, window=True, needs="flash_attn"),
              packs=True),

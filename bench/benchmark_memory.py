@@ -143,7 +143,8 @@ def capacity(arguments, entries, head):
     results = command.opened(arguments.output, "capacity", head, arguments.resume, arguments.force)
     batch_case = cases.Case(1, 4096, 16, 64, causal=True)
     seq_case = cases.Case(1, 1024, 16, 64, causal=True)
-    searches = (("batch", batch_case, 1), ("seq", seq_case, 1024))
+    small_case = cases.Case(1, 1024, 8, 64, causal=True)
+    searches = (("batch", batch_case, 1), ("batch", small_case, 1), ("seq", seq_case, 1024))
     work = [
         ({"search": {"axis": axis, "budget_gb": arguments.budget, "case": case.as_json()}, "baseline": entry.name},
          lambda a=axis, c=case, g=granule, e=entry: largest(c, a, e, arguments.budget, g))

@@ -30,7 +30,8 @@ from flash_attention.report import load
 
 BENCH = Path(__file__).resolve().parent
 MAIN = ["ours", "sdpa_cudnn", "sdpa_flash", "triton"]
-REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_fused", "flash_attn", "flash_attn_3"]
+REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_fused", "megatron_core"]
+REST += ["flash_attn", "flash_attn_3"]
 SPEED = ["benchmark_speed.py", "--seconds", "0.03", "--warmup", "0.01"]
 MEMORY = ["benchmark_memory.py"]
 REPORT_SECONDS = 5

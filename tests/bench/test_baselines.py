@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 baselines = pytest.importorskip("baselines")
-import megatron  # noqa: E402
+import megatron_attention as megatron  # noqa: E402
 from benchmark_accuracy import exact  # noqa: E402
 from cases import Case  # noqa: E402
 

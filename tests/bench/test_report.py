@@ -53,7 +53,12 @@ def files(head):
         {"case": cases.Case(1, s, 2, 64).as_json(), "baseline": n, "out": wrong, "dq": wrong}
         for s in (512, 2048) for n in ("ours", "sdpa_math")
     ]  # fmt: skip
-    kinds = {"speed": speed, "memory": memory, "capacity": capacity, "accuracy": accuracy}
+    models = [
+        {"case": {"model": "gpt2", "batch": 1, "seq": s, "dtype": "float32"}, "baseline": n, "pass": "training", "ms": ms,
+         "p10": ms, "p90": ms, "samples": 5}
+        for s in (2048, 128) for n, ms in (("ours", s / 10.0), ("sdpa", s / 8.0))
+    ]  # fmt: skip
+    kinds = {"speed": speed, "memory": memory, "capacity": capacity, "accuracy": accuracy, "models": models}
     return [report.Results(kind, head, rows) for kind, rows in kinds.items()]
 
 
@@ -83,6 +88,7 @@ def test_page_is_self_contained_and_complete(paths, tmp_path):
         "Speed",
         "Speed-up",
         "Ladder",
+        "Models",
         "Memory",
         "What fits",
         "Roofline",
@@ -151,9 +157,18 @@ def test_the_ladder_by_length():
 
 
 def test_capacity_is_compared_with_standard_attention(files):
-    (table,) = panels.capacity_tables(files[2].rows)
+    small = {"axis": "batch", "budget_gb": 16.0, "case": cases.Case(1, 1024, 8, 64, causal=True).as_json()}
+    other = {"search": small, "baseline": "ours", "largest": 1500, "at_limit": False}
+    table, second = panels.capacity_tables([*files[2].rows, other])
+    assert second.rows == [["ours", "1500", "-"]] and second.name != table.name
     assert table.rows == [["ours", "240", "30.0 x"], ["standard", "8", "1.0 x"]]
     assert "16 GB" in table.title
+
+
+def test_models_are_compared_by_tokens(files):
+    (table,) = panels.model_tables(files[4].rows)
+    assert table.rows == [["128", "12.8", "16", "1.25 x"], ["2048", "205", "256", "1.25 x"]]
+    assert "gpt2-like model, training, float32" in table.title
 
 
 @pytest.mark.parametrize(

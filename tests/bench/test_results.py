@@ -59,7 +59,7 @@ def test_a_row_without_its_numbers_is_refused_by_line(saved):
         ('{"format": "other"}', "format: got 'other'; allowed: 'flash_attention.results/1'"),
         (
             '{"format": "flash_attention.results/1", "kind": "x"}',
-            "kind: got 'x'; allowed: speed, memory, capacity, accuracy",
+            "kind: got 'x'; allowed: speed, memory, capacity, accuracy, models",
         ),
         ('{"format": "flash_attention.results/1", "kind": "speed"}', "'machine' is missing"),
         ("", "line 1: not JSON"),

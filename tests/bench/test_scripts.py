@@ -44,6 +44,21 @@ def test_speed(tmp_path):
     assert again.returncode == 2 and "exists; allowed: --resume" in again.stderr
 
 
+def test_models(tmp_path):
+    if package.unavailable:
+        pytest.skip(package.unavailable)
+    path = tmp_path / "models.json"
+    words = ["--seq", "16", "--seconds", "0.01", "--device", "cpu", "--quiet", "--output", path]
+    done = run("benchmark_models.py", *words)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert {(r["case"]["model"], r["pass"], r["baseline"]) for r in rows} == {
+        (m, p, b) for m in ("gpt2", "llama") for p in ("forward", "training") for b in ("ours", "sdpa")
+    }
+    assert all("reason" not in row and row["samples"] >= 3 for row in rows), rows
+    assert done.stdout.count("times as fast") == 4
+
+
 def test_overhead():
     if package.unavailable:
         pytest.skip(package.unavailable)

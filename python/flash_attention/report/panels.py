@@ -1,6 +1,6 @@
 """From result rows to charts: which rows stand side by side."""
 
-from .charts import Chart, Table
+from .charts import Chart, Table, cell
 
 OURS = "ours"
 TAKE_PACKED = ("flash_attn", "flash_attn_3")  # the others get a packed case padded: there is no ratio against those
@@ -139,8 +139,8 @@ def memory_charts(rows):
 
 def capacity_tables(rows):
     tables = []
-    for (axis, budget), group in grouped(rows, lambda r: (r["search"]["axis"], r["search"]["budget_gb"])).items():
-        case = group[0]["search"]["case"]
+    for _, group in grouped(rows, lambda r: str(r["search"])).items():
+        axis, budget, case = (group[0]["search"][name] for name in ("axis", "budget_gb", "case"))
         fixed = f"L {case['seq']}" if axis == "batch" else f"batch {case['batch']}"
         what = "Largest batch" if axis == "batch" else "Longest sequence"
         best = {row["baseline"]: row["largest"] for row in group}
@@ -151,7 +151,7 @@ def capacity_tables(rows):
             gain = f"{row['largest'] / base:.1f} x" if base else "-"
             rows_.append([row["baseline"], f"{row['largest']}{more}", gain])
         title = f"{what} in {budget:g} GB: forward and backward, {fixed}, {shape_of(case)}"
-        tables.append(Table(f"capacity {axis}", title, ["", what.lower(), "against standard attention"], rows_))
+        tables.append(Table(f"capacity {axis} {shape_of(case)}", title, ["", what.lower(), "against standard attention"], rows_))
     return tables
 
 
@@ -211,15 +211,31 @@ def accuracy_charts(rows):
     return charts
 
 
+def model_tables(rows):
+    """Whole models with each attention, by tokens."""
+    tables = []
+    for (model, dtype, which), group in grouped(rows, lambda r: (r["case"]["model"], r["case"]["dtype"], r["pass"])).items():
+        times = {(row["case"]["seq"], row["baseline"]): row["ms"] for row in group}
+        lines = []
+        for seq in sorted({seq for seq, _ in times}):
+            mine, theirs = times.get((seq, "ours")), times.get((seq, "sdpa"))
+            gain = f"{theirs / mine:.2f} x" if mine and theirs else "-"
+            lines.append([str(seq), cell(mine), cell(theirs), gain])
+        title = f"A {model}-like model, {which}, {dtype}: milliseconds a step"
+        tables.append(Table(f"model {model} {which} {dtype}", title, ["tokens", "ours", "sdpa", "speed-up"], lines))
+    return tables
+
+
 def sections(files):
     """[(heading, charts and tables)] of several result files; only what was measured."""
-    rows = {kind: [] for kind in ("speed", "memory", "capacity", "accuracy")}
+    rows = {kind: [] for kind in ("speed", "memory", "capacity", "accuracy", "models")}
     for results in files:
         rows[results.kind] += results.measured()
     found = [
         ("Speed", speed_charts(rows["speed"])),
         ("Speed-up", speedup_charts(rows["speed"])),
         ("Ladder", ladder_charts(rows["speed"]) + ladder_scaling_charts(rows["speed"])),
+        ("Models", model_tables(rows["models"])),
         ("Memory", memory_charts(rows["memory"])),
         ("What fits", capacity_tables(rows["capacity"])),
         ("Roofline", roofline_charts([results for results in files if results.kind == "speed"])),

@@ -18,6 +18,7 @@ KINDS = {  # what identifies a row, and what a measured row must hold
     "memory": (("case", "baseline", "pass"), ("peak_bytes", "extra_bytes")),
     "capacity": (("search", "baseline"), ("largest",)),
     "accuracy": (("case", "baseline"), ("out",)),
+    "models": (("case", "baseline", "pass"), ("ms", "p10", "p90", "samples")),
 }
 
 

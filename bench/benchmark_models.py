@@ -1,0 +1,140 @@
+"""Times whole models with our attention and with torch's: a GPT-2-like and a Llama-like one, forward and a training step.
+
+    python bench/benchmark_models.py                              # 128 to 2048 tokens, float32
+    python bench/benchmark_models.py --models llama --seq 1024 --dtype bfloat16 --seconds 5
+
+The two take turns, step by step and without pauses, so each finds the threads, caches and clocks as the other leaves them.
+Their losses are compared before anything is timed. A training step is forward, loss, backward and a step of SGD.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import command
+import machine
+import models
+import timing
+import torch
+from torch.nn import functional as F
+
+LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 1e-2}
+
+
+def ours(q, k, v):
+    from flash_attention import scaled_dot_product_attention
+
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def sdpa(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+ATTENTION = {"ours": ours, "sdpa": sdpa}
+
+
+def loss_of(model, tokens):
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def step_of(model, tokens, which):
+    """What is timed."""
+    if which == "forward":
+        return torch.no_grad()(lambda: model(tokens[:, :-1]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step():
+        optimizer.zero_grad()
+        loss_of(model, tokens).backward()
+        optimizer.step()
+
+    return step
+
+
+def in_turn(steps, device, seconds):
+    """{name: summary} of steps that alternate."""
+    samples = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    end = time.perf_counter() + seconds
+    while len(samples["sdpa"]) < 3 or time.perf_counter() < end:
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            samples[name].append((time.perf_counter() - begin) * 1e3)
+    return {name: timing.summary(mine) for name, mine in samples.items()}
+
+
+class Pair:
+    """One model in two versions, measured when the first of its rows is asked for."""
+
+    def __init__(self, case, which, device, seconds):
+        self.case, self.which, self.device, self.seconds, self.found = case, which, device, seconds, {}
+
+    def row(self, name):
+        if not self.found:
+            self.measure()
+        return self.found[name]
+
+    def measure(self):
+        dtype = getattr(torch, self.case["dtype"])
+        built = {name: models.build(self.case["model"], attend, dtype, self.device) for name, attend in ATTENTION.items()}
+        tokens = torch.randint(models.VOCABULARY, (self.case["batch"], self.case["seq"] + 1), device=self.device)
+        with torch.no_grad():
+            losses = {name: loss_of(model, tokens).item() for name, model in built.items()}
+        if abs(losses["ours"] - losses["sdpa"]) > LOSS_TOLERANCE[self.case["dtype"]] * abs(losses["sdpa"]):
+            raise ValueError(f"the losses differ: {losses}")
+        steps = {name: step_of(model, tokens, self.which) for name, model in built.items()}
+        self.found = in_turn(steps, self.device, self.seconds)
+
+
+def print_table(results):
+    times = {(str(row["case"]), row["pass"], row["baseline"]): row["ms"] for row in results.measured()}
+    print(f"\nmilliseconds a step on {results.head['machine']['device']}")
+    for row in results.measured():
+        if row["baseline"] != "ours":
+            continue
+        case, peer = row["case"], times[str(row["case"]), row["pass"], "sdpa"]
+        print(f"  {case['model']:6} {case['dtype']:9} L {case['seq']:5} {row['pass']:9} ours {row['ms']:9.2f}"
+              f"  sdpa {peer:9.2f}  {peer / row['ms']:.3f} times as fast")  # fmt: skip
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--models", nargs="+", choices=models.MODELS, default=list(models.MODELS))
+    p.add_argument("--seq", type=int, nargs="+", default=[128, 512, 1024, 2048], help="tokens of a sequence")
+    p.add_argument("--batch", type=int, default=1)
+    p.add_argument("--dtype", nargs="+", choices=LOSS_TOLERANCE, default=["float32"])
+    p.add_argument("--pass", dest="passes", nargs="+", choices=("forward", "training"), default=["forward", "training"])
+    p.add_argument("--seconds", type=float, default=4.0, help="of samples for both versions of a model")
+    command.add_device(p)
+    p.add_argument("--output", type=Path, default=Path("build/bench/models.json"), help="result file")
+    p.add_argument("--resume", action="store_true", help="keep the rows that are in the output and add the others")
+    p.add_argument("--force", action="store_true", help="overwrite the output")
+    p.add_argument("--quiet", action="store_true", help="no progress")
+    arguments = p.parse_args()
+    results = command.opened(
+        arguments.output, "models", machine.facts(arguments.device), arguments.resume, arguments.force
+    )
+    work = []
+    for name in arguments.models:
+        for dtype in arguments.dtype:
+            for seq in arguments.seq:
+                case = {"model": name, "batch": arguments.batch, "seq": seq, "dtype": dtype}
+                for which in arguments.passes:
+                    pair = Pair(case, which, arguments.device, arguments.seconds)
+                    work += [
+                        ({"case": case, "baseline": entry, "pass": which}, lambda p=pair, e=entry: p.row(e))
+                        for entry in ATTENTION
+                    ]
+    command.measure_all(results, arguments.output, work, arguments.quiet)
+    print_table(results)
+    print(f"\n{arguments.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    command.exit_on_bad_input(main)
