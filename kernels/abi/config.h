@@ -60,6 +60,7 @@ struct ForwardConfig {
   int split_tiles = 0;             // decode: keys are split at multiples of so many tiles, and nowhere else; 0 = anywhere
   bool pair_tiles = false;         // sm90: a block takes a long and a short row tile in turn
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
+  int page_rows = 0;               // sm90: keys of a box of TMA, where they lie in pages
 };
 
 struct BackwardConfig {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "forward/repair.cuh"
+#include "forward/sm80_keys.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -45,6 +46,7 @@ struct ForwardSm80 {
   // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
   static constexpr int lift = features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;
+  static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
   static_assert(type != Type::float32 && block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
 
   using QTile = tile::SwizzledTile<block_q, dim>;
@@ -95,12 +97,6 @@ struct ForwardSm80 {
   __device__ __forceinline__ void load_Q() {
     const auto from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).from(q_begin);
     tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, from, thread);
-    ptx::copy_async_commit();
-  }
-  /// Starts the copy of a tile of K or V. Only the last tile may miss rows.
-  template <bool some_missing, typename Copy>
-  __device__ __forceinline__ void load(const Copy& copy, unsigned address) const {
-    copy.template start<some_missing>(address, thread);
     ptx::copy_async_commit();
   }
   /// The tile that comes after tile_idx + 1: the one before it of which the masks show something, or tiles.begin - 1.
@@ -218,11 +214,9 @@ struct ForwardSm80 {
     tile::TileWalk walk;
     int tile_idx = tile_below(tiles.end - 1, tiles, walk);
     if (tile_idx < tiles.begin) return;  // the masks hide all of it
-    const int last = tile_idx * block_kv;
-    tile::TileCopy<threads, config.head_dim, KTile, const Element> K(keys(args.K).from(last), thread);
-    tile::TileCopy<threads, config.head_dim_v, VTile, const Element> V(keys(args.V).from(last), thread);
+    sm80::KeyCopies<ForwardSm80, features.paged> copies(*this, tile_idx * block_kv);
     load_Q();
-    load<true>(K, K_smem);
+    copies.template load_K<true>();
     if constexpr (Q_in_registers) {
       ptx::copy_async_wait<1>();
       __syncthreads();  // Q has landed, from every thread's copies
@@ -239,14 +233,13 @@ struct ForwardSm80 {
       const int distance = (next_idx - tile_idx) * block_kv;
       ptx::copy_async_wait<0>();
       __syncthreads();  // K has landed, and every warp is done with the previous V
-      load<true>(V, V_smem);
-      V.move(distance);
+      copies.load_V(distance, next_idx * block_kv);
       Scores S{};
       multiply_keys(S);
       ptx::copy_async_wait<0>();
       __syncthreads();  // V has landed, and every warp is done with K
-      K.move(distance);
-      if (next_idx >= tiles.begin) load<false>(K, K_smem);
+      copies.move_K(distance);
+      if (next_idx >= tiles.begin) copies.template load_K<false>();
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         ptx::path<"forward/sm80 edge tile">();
         score_tile<true>(S, kv_begin);

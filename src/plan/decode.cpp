@@ -152,6 +152,16 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
   return decode_tiles(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
 }
 
+/// Kernels for many queries have twice the rate and more, but do not split keys: where their tiles leave half of the SMs
+/// idle, and where most sequences have few queries, they gain nothing.
+std::string yield(const Problem& problem, const DeviceInfo& device) {
+  constexpr int tile_rows = 128;
+  const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
+  const std::int64_t tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows) * problem.heads_q * problem.batch;
+  if (mean <= most_queries || 2 * tiles < device.num_sms) return "";
+  return "more than " + std::to_string(most_queries) + " queries of a sequence: a tile of rows for each head is faster";
+}
+
 void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   const abi::ForwardConfig config = *configure(problem, device);
   plan.block_q = config.block_q;
@@ -183,7 +193,8 @@ std::span<const KernelEntry> decode_kernels() {
                   .invariant = true,
                   .narrow_keys = true,
                   .reject = reject,
-                  .lay_out = lay_out}};
+                  .lay_out = lay_out,
+                  .yield = yield}};
   return rows;
 }
 

@@ -48,6 +48,16 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
   return entry.reject(problem, device);
 }
 
+/// Whether forward/sm90 or forward/sm80 takes the problem.
+bool prefill_takes(const Problem& problem, const DeviceInfo& device) {
+  for (auto family : {sm90_kernels, sm80_kernels}) {
+    for (const KernelEntry& entry : family()) {
+      if (entry.pass == Pass::forward && reject(entry, problem, device).empty()) return true;
+    }
+  }
+  return false;
+}
+
 std::string reject_tile(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device,
                         const Request::Tile& tile) {
   if (entry.reject_tile == nullptr) return "its tile cannot be set";
@@ -80,6 +90,10 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     if (kernel.empty() ? !entry.automatic : entry.name != kernel) continue;
     found = true;
     std::string reason = reject(entry, problem, device);
+    if (reason.empty() && kernel.empty() && entry.yield != nullptr) {
+      std::string better = entry.yield(problem, device);
+      if (!better.empty() && prefill_takes(problem, device)) reason = std::move(better);
+    }
     if (reason.empty() && tile) reason = reject_tile(entry, problem, device, *tile);
     const bool chosen = reason.empty();
     plan.candidates.push_back({std::string(entry.name), std::move(reason)});

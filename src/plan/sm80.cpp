@@ -207,6 +207,7 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .pages = true,
                                                            .left_padding = true,
                                                            .hidden_rows = true,
                                                            .block_mask = true,

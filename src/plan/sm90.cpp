@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "abi/forward_sm90.h"
 #include "abi/key_bounds.h"
@@ -17,15 +18,15 @@ namespace {
 
 /// Dimensions of one need no stride.
 std::string reject_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
-                           std::int64_t heads) {
+                           std::int64_t heads, std::int64_t batch) {
   struct Axis {
     const char* name;
     std::int64_t size, stride;
   };
   const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
-  const Axis axes[3] = {{"seq", rows, strides.seq}, {"head", heads, strides.head}, {"batch", problem.batch, strides.batch}};
+  const Axis axes[3] = {{"seq", rows, strides.seq}, {"head", heads, strides.head}, {"batch", batch, strides.batch}};
   for (const Axis& axis : axes) {
-    if (axis.size <= 1 || (problem.packed && axis.name == axes[2].name)) continue;
+    if (axis.size <= 1) continue;
     const std::int64_t bytes = axis.stride * element;
     if (bytes > 0 && bytes % 16 == 0 && bytes < (std::int64_t{1} << 40)) continue;
     return std::string(name) + " has a " + axis.name + " stride of " + std::to_string(axis.stride) +
@@ -37,13 +38,22 @@ std::string reject_strides(const Problem& problem, const char* name, const Strid
 }  // namespace
 
 std::string reject_tma_strides(const Problem& p, Pass pass) {
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  std::string reason = reject_strides(p, "q", p.q_strides, rows_q, p.heads_q);
-  if (reason.empty()) reason = reject_strides(p, "k", p.k_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_strides(p, "v", p.v_strides, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_strides(p, "out", p.out_strides, rows_q, p.heads_q);
-  if (reason.empty() && pass == Pass::backward) reason = reject_strides(p, "dout", p.dout_strides, rows_q, p.heads_q);
+  const bool paged = p.page_size != 0;
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, batch_q = p.packed ? 1 : p.batch;
+  const std::int64_t rows_kv = paged ? p.page_size : p.packed ? p.total_kv : p.seq_kv;
+  const std::int64_t batch_kv = paged ? p.num_pages : batch_q;
+  std::string reason = reject_strides(p, "q", p.q_strides, rows_q, p.heads_q, batch_q);
+  if (reason.empty()) reason = reject_strides(p, "k", p.k_strides, rows_kv, p.heads_kv, batch_kv);
+  if (reason.empty()) reason = reject_strides(p, "v", p.v_strides, rows_kv, p.heads_kv, batch_kv);
+  if (reason.empty()) reason = reject_strides(p, "out", p.out_strides, rows_q, p.heads_q, batch_q);
+  if (reason.empty() && pass == Pass::backward) {
+    reason = reject_strides(p, "dout", p.dout_strides, rows_q, p.heads_q, batch_q);
+  }
   return reason;
+}
+
+int rows_of_page_box(const Problem& p, int block_kv) {
+  return static_cast<int>(std::gcd(p.page_size, static_cast<std::int64_t>(block_kv)));
 }
 
 std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
@@ -73,7 +83,7 @@ Tile choose_tile(const Problem& p, int num_sms) {
   const bool dropout = p.dropout_p != 0;
   const int options =
       p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi + 2 * program.score;  // that touch every score
-  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths;
+  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
@@ -99,7 +109,8 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, int 
                             .block_q = block_q,
                             .block_kv = block_kv,
                             .num_warps = (block_q / 64 + 1) * 4,
-                            .num_stages = 4};
+                            .num_stages = 4,
+                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
   while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > device.shared_bytes) --config.num_stages;
   return config;
 }
@@ -118,6 +129,10 @@ std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int 
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
+  if (reason.empty() && p.page_size % 8 != 0) {
+    reason = "TMA brings pages in boxes of 8 keys or more: page_size must be a multiple of 8, got " +
+             std::to_string(p.page_size);
+  }
   if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
   if (reason.empty() && has_tile_map(p) && choose_tile(p, device.num_sms).block_kv < abi::mask_unit) {
     reason = "with these options blocks have 32 keys, and masks are known for 64";
@@ -144,7 +159,8 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                                   .num_warps = (tile.block_q / 64 + 1) * 4,
                                   .num_stages = tile.num_stages,
                                   .pair_tiles = uneven && !dynamic_scheduler,
-                                  .dynamic_scheduler = dynamic_scheduler};
+                                  .dynamic_scheduler = dynamic_scheduler,
+                                  .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
@@ -165,7 +181,10 @@ std::span<const KernelEntry> sm90_kernels() {
       KernelEntry{.name = "forward/sm90",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
-                  .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
+                  .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; pages of a multiple of 8 keys; "
+                                  "every option",
+                  .pages = true,
+                  .left_padding = true,
                   .hidden_rows = true,
                   .block_mask = true,
                   .programs = true,

@@ -14,6 +14,9 @@ std::string reject_tma_strides(const Problem& problem, Pass pass);
 /// Why no Hopper kernel can take the problem; empty where one might.
 std::string reject_sm90(const Problem& problem, const DeviceInfo& device);
 
+/// Keys of a box of TMA out of pages: as many as divide the page and the block of keys.
+int rows_of_page_box(const Problem& problem, int block_kv);
+
 KernelEntry sm90_backward_kernel();
 
 }  // namespace flash_attention::plan

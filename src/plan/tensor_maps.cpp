@@ -2,6 +2,7 @@
 
 #include "plan/arguments.h"
 #include "plan/ladder.h"
+#include "plan/sm90.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -12,7 +13,7 @@ constexpr std::uint32_t chunk_dim = 64;  // 128 bytes of 16-bit elements: the wi
 struct RowsOfTensor {
   const void* data;
   const Strides& strides;
-  std::int64_t dim, rows, heads, batch;
+  std::int64_t dim, rows, heads, batch;  // or pages
 };
 
 TensorMapSpec rows_map(int slot, const Problem& problem, const RowsOfTensor& tensor, int rows_of_box) {
@@ -22,7 +23,7 @@ TensorMapSpec rows_map(int slot, const Problem& problem, const RowsOfTensor& ten
   spec.dtype = problem.dtype;
   spec.rank = 4;
   const std::int64_t sizes[4] = {tensor.dim, tensor.rows, tensor.heads, tensor.batch};
-  const std::int64_t strides[3] = {tensor.strides.seq, tensor.strides.head, problem.packed ? 0 : tensor.strides.batch};
+  const std::int64_t strides[3] = {tensor.strides.seq, tensor.strides.head, tensor.strides.batch};
   const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
   for (int i = 0; i < 4; ++i) spec.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
   for (int i = 0; i < 3; ++i) {
@@ -40,6 +41,7 @@ RowsOfTensor query_tensor(const Problem& p, const void* data, const Strides& str
 }
 
 RowsOfTensor key_tensor(const Problem& p, const void* data, const Strides& strides, std::int64_t dim) {
+  if (p.page_size != 0) return {data, strides, dim, p.page_size, p.heads_kv, p.num_pages};
   return {data, strides, dim, p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch};
 }
 
@@ -56,9 +58,10 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   TensorMaps maps;
   if (plan.kernel == "forward/sm90" || is_tma_rung(plan.kernel)) {  // slots: Map in kernels/forward/sm90/shape.cuh
     constexpr int warpgroup_rows = 64;
+    const int key_rows = p.page_size != 0 ? rows_of_page_box(p, plan.block_kv) : plan.block_kv;
     maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
-    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
-    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), plan.block_kv));
+    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
+    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), key_rows));
     maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
   if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh

@@ -25,7 +25,7 @@ Problem one_token(std::int64_t batch, std::int64_t keys, std::int64_t head_dim =
           .seqused_kv = true};
 }
 
-TEST(PlanDecode, TakesFewQueriesAndEverythingInPages) {
+TEST(PlanDecode, TakesFewQueries) {
   Problem problem = one_token(4, 4096);
   EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
   problem.seq_q = 16;
@@ -33,10 +33,36 @@ TEST(PlanDecode, TakesFewQueriesAndEverythingInPages) {
   problem.seq_q = 17;
   EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/sm90");
   EXPECT_EQ(make_plan(problem, Pass::forward, a100).kernel, "forward/sm80");
-  problem.seq_q = 2000, problem.page_size = 16, problem.num_pages = 5000;
-  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
+  problem.page_size = 16, problem.num_pages = 5000;
   problem.dtype = Dtype::float32;
   EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/portable");
+}
+
+/// Prompts in pages are for the kernels of prompts, where those take them and have enough to do.
+TEST(PlanDecode, YieldsPromptsInPages) {
+  Problem problem = one_token(4, 4096);
+  problem.seq_q = 2000, problem.page_size = 16, problem.num_pages = 5000;
+  const auto kernel = [&](const DeviceInfo& device) { return make_plan(problem, Pass::forward, device).kernel; };
+  EXPECT_EQ(kernel(h200), "forward/sm90");
+  EXPECT_EQ(kernel(a100), "forward/sm80");
+  problem.page_size = 4;  // no box of TMA
+  EXPECT_EQ(kernel(h200), "forward/sm80");
+  problem.page_size = 16, problem.seq_q = 16;
+  EXPECT_EQ(kernel(h200), "decode/sm80");
+  problem.seq_q = 40, problem.batch = 1;  // 32 tiles for 132 SMs
+  EXPECT_EQ(kernel(h200), "decode/sm80");
+  problem.seq_q = 2000, problem.batch = 4, problem.invariant = true;
+  EXPECT_EQ(kernel(h200), "decode/sm80");
+  problem.invariant = false, problem.kv_dtype = Dtype::float8_e4m3;
+  EXPECT_EQ(kernel(h200), "decode/sm80");
+  problem.kv_dtype = Dtype::bfloat16, problem.packed = true, problem.total_q = 2000 + 63, problem.batch = 64;
+  EXPECT_EQ(kernel(h200), "forward/sm90");
+  problem.total_q = 512 + 63, problem.seq_q = 512;  // nearly all sequences have one query
+  EXPECT_EQ(kernel(h200), "decode/sm80");
+  problem.kv_dtype.reset();
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200, "forward/sm90").kernel, "forward/sm90");
+  problem.total_q = 8000, problem.seq_q = 2000;
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200, "decode/sm80").kernel, "decode/sm80");
 }
 
 /// At most two blocks an SM, two parts of a result for each, and nothing that would have to be set to 0.

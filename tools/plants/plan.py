@@ -60,15 +60,15 @@ PLANTS = (
     Plant(
         "the stride of an axis of one counts for TMA",
         "src/plan/sm90.cpp",
-        "if (axis.size <= 1 ||",
-        "if (axis.size < 1 ||",
+        "if (axis.size <= 1)",
+        "if (axis.size < 1)",
         TAKES,
     ),
     Plant(
         "backward/sm90 does not look at dout's strides",
         "src/plan/sm90.cpp",
-        "  if (reason.empty() && pass == Pass::backward) reason =",
-        "  if (reason.empty() && pass == Pass::forward) reason =",
+        "if (reason.empty() && pass == Pass::backward) {",
+        "if (reason.empty() && pass == Pass::forward) {",
         TAKES,
     ),
     Plant(

@@ -76,7 +76,8 @@ struct Warpgroup {
     Tile tile = stored_tile();
     tile.first = uniform(tile.first);
     tile.blocks = uniform(tile.blocks);
-    if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths)) {
+    if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths ||
+                    features.left_padding)) {
       tile.sequence = tile::make_sequence<features>(args, tile.sequence.batch_idx);  // all but this is constant
     }
     return tile;

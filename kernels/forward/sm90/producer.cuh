@@ -2,6 +2,7 @@
 
 // The loading warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
 
+#include "forward/sm90/pages.cuh"
 #include "forward/sm90/tile_scheduler.cuh"
 #include "ptx/tma.cuh"
 
@@ -75,26 +76,47 @@ struct Loader {
 
   /// A block of K and V.
   __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool hand_over_between) {
+    if constexpr (config.features.paged) {
+      const PagedBlock<config> pages(args, tile, block);
+      load_keys([&] { pages.template load<S::chunks>(shared.K[kv.stage][0], args.maps[map_K], shared.K_full[kv.stage]); },
+                [&] { pages.template load<S::chunks_v>(shared.V[kv.stage][0], args.maps[map_V], shared.V_full[kv.stage]); },
+                tile, hand_over_between);
+      return;
+    }
     const int batch_idx = batch_coordinate(tile);
     const int kv_head = tile.head_idx / args.group;
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
+    load_keys(
+        [&] {
+#pragma unroll
+          for (int c = 0; c < S::chunks; ++c) {
+            ptx::tma_load_4d(shared.K[kv.stage][c], args.maps[map_K], shared.K_full[kv.stage], c * chunk_dim, row, kv_head,
+                             batch_idx);
+          }
+        },
+        [&] {
+#pragma unroll
+          for (int c = 0; c < S::chunks_v; ++c) {
+            ptx::tma_load_4d(shared.V[kv.stage][c], args.maps[map_V], shared.V_full[kv.stage], c * chunk_dim, row, kv_head,
+                             batch_idx);
+          }
+        },
+        tile, hand_over_between);
+  }
+
+  /// Waits for the stage, then issues the copies into it.
+  template <typename CopyK, typename CopyV>
+  __device__ __forceinline__ void load_keys(const CopyK& copy_K, const CopyV& copy_V, const Tile& tile,
+                                            bool hand_over_between) {
     // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
     ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
     if constexpr (S::listed) shared.listed[kv.stage] = listed;  // K_full announces it, too
     ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
-#pragma unroll
-    for (int c = 0; c < S::chunks; ++c) {
-      ptx::tma_load_4d(shared.K[kv.stage][c], args.maps[map_K], shared.K_full[kv.stage], c * chunk_dim, row, kv_head,
-                       batch_idx);
-    }
+    copy_K();
     if (hand_over_between) hand_over(tile);
     ptx::mbarrier_wait(shared.V_empty[kv.stage], kv.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.stage], S::v_bytes);
-#pragma unroll
-    for (int c = 0; c < S::chunks_v; ++c) {
-      ptx::tma_load_4d(shared.V[kv.stage][c], args.maps[map_V], shared.V_full[kv.stage], c * chunk_dim, row, kv_head,
-                       batch_idx);
-    }
+    copy_V();
     kv.advance();
   }
 

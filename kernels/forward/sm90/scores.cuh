@@ -8,6 +8,7 @@
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
+#include "tile/key_source.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -77,6 +78,7 @@ struct ScoreMath {
       const int q = first_row + 8 * r;
       int first = 0, last = score.visible_kv;
       if constexpr (features.window_left) first = q + score.diagonal - score.window_left;
+      if constexpr (features.left_padding) first = features.window_left ? tile::max(first, score.first_kv) : score.first_kv;
       if constexpr (features.window_right) last = tile::min(last, q + score.diagonal + score.window_right + 1);
       if (q >= score.len_q) last = 0;
       begin[r] = first - kv_begin - column;
@@ -87,7 +89,7 @@ struct ScoreMath {
     for (int i = 0; i < count; ++i) {
       const int r = row_of(i);
       bool visible = left_edge || key_of(i) < end[r];
-      if constexpr (features.window_left) visible = visible && key_of(i) >= begin[r];
+      if constexpr (Shape::left_edge) visible = visible && key_of(i) >= begin[r];
       if constexpr (features.mask) {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
@@ -256,7 +258,8 @@ struct ScoreMath {
                                             int key) const {
     using Element = typename Shape::Element;
     const Element* Q = tile::query_rows<const Element, features>(args.Q, tile.sequence, tile.head_idx).row(q);
-    const Element* K = tile::key_rows<const Element, features>(args.K, tile.sequence, tile.head_idx / args.group).row(key);
+    const Element* K =
+        tile::key_source<const Element, features>(args, args.K, tile.sequence, tile.head_idx / args.group).row(key);
     float dot = 0;
 #pragma unroll 1
     for (int d = 0; d < config.head_dim; ++d) dot = ptx::fma(ptx::to_float(Q[d]), ptx::to_float(K[d]), dot);

@@ -15,7 +15,8 @@ namespace flash_attention::forward_sm90 {
 
 using namespace abi;
 
-/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes).
+/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages K
+/// and V are [head_dim, page_size, heads, pages].
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 
 constexpr int wg_threads = 128;
@@ -79,14 +80,17 @@ struct Shape {
   static constexpr bool uniform_by_vote =
       !low_registers && (!modifies_scores || (config.head_dim <= 128 && config.head_dim_v <= 128));
 
+  // Keys before the first visible one are hidden, by a window or as padding.
+  static constexpr bool left_edge = features.window_left || features.left_padding;
+
   // Blocks that begin together read the same keys if all go from the first key to the last, and L2 is asked once for
   // several. With ALiBi the nearest keys weigh most: they have to come first, to give the reference. So they do with a left
   // edge, which then is tested after the interior, on one side only.
   // A program may be one like ALiBi.
-  static constexpr bool forwards = !features.alibi && !features.window_left && !features.score_program;
+  static constexpr bool forwards = !features.alibi && !left_edge && !features.score_program;
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
-  static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths;
+  static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths || features.paged;
 
   static_assert(config.head_dim % 8 == 0 && config.head_dim <= 256 && config.head_dim_v % 8 == 0 &&
                 config.head_dim_v <= 256);

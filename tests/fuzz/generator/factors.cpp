@@ -189,6 +189,7 @@ Domain domain_of(std::string_view kernel) {
     if (kernel != "backward/sm90") domain.without(scale, {"negative", "zero"});
   }
   if (kernel == "decode/sm80") domain.only(dropout, {"off"}).without(queries, {"edge", "long"});
+  if (kernel == "forward/sm90") domain.without(page_size, {"1", "few", "whole"});
   if (kernel.ends_with("/sm90"))
     domain.without(layout, {"broadcast", "reversed"}).without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
   return domain;
