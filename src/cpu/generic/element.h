@@ -11,7 +11,7 @@ namespace {
 /// A product whose left side is float.
 struct FloatProduct {
   using Left = float;
-  static FLASH_ATTENTION_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
+  static FLASH_ATTENTION_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) { return fma(a, b, sum); }
 };
 
 struct Float32 : FloatProduct {

@@ -3,6 +3,9 @@
 // The matrix product that all of attention is made of: C[row][lane] (+)= sum over k of A(row, k) * B[k][lane], with the
 // lanes of B and C in vectors and the elements of A broadcast. A register tile of C stays in registers for all of k. B may
 // have any element type; A and C are float. (For an instruction that multiplies pairs, an element of A and of B is a pair.)
+//
+// Each step is one multiply-add, by name: C * factor + a * b, left to the compiler, may be contracted in two ways, which
+// differ in the last bit, and tiles of other shapes would not have to agree.
 
 #include "cpu/generic/element.h"
 

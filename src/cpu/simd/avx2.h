@@ -13,6 +13,9 @@ namespace {
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)_mm256_max_ps((__m256)x, (__m256)y); }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)_mm256_min_ps((__m256)x, (__m256)y); }
 
+/// a * b + sum, rounded once.
+FLASH_ATTENTION_INLINE Vec fma(Vec a, Vec b, Vec sum) { return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum); }
+
 /// Four floats, in every four lanes of the vector.
 FLASH_ATTENTION_INLINE Vec load_quad(const float* from) {
   return (Vec)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(from));

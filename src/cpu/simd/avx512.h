@@ -16,6 +16,9 @@ constexpr __mmask16 all_lanes = 0xffff;
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)_mm512_maskz_max_ps(all_lanes, (__m512)x, (__m512)y); }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)_mm512_maskz_min_ps(all_lanes, (__m512)x, (__m512)y); }
 
+/// a * b + sum, rounded once.
+FLASH_ATTENTION_INLINE Vec fma(Vec a, Vec b, Vec sum) { return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum); }
+
 FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) { return x; }
 
 FLASH_ATTENTION_INLINE Vec round_to_integer(Vec x) { return (Vec)_mm512_maskz_roundscale_ps(all_lanes, (__m512)x, 0x08); }

@@ -11,6 +11,9 @@ namespace {
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return x > y ? x : y; }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return x < y ? x : y; }
 
+/// a * b + sum. Where the baseline has no instruction that rounds once, nothing does.
+FLASH_ATTENTION_INLINE Vec fma(Vec a, Vec b, Vec sum) { return sum + a * b; }
+
 /// Four floats, in every four lanes of the vector.
 FLASH_ATTENTION_INLINE Vec load_quad(const float* from) { return load(from); }
 

@@ -13,6 +13,11 @@ namespace {
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)vmaxnmq_f32((float32x4_t)x, (float32x4_t)y); }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)vminnmq_f32((float32x4_t)x, (float32x4_t)y); }
 
+/// a * b + sum, rounded once.
+FLASH_ATTENTION_INLINE Vec fma(Vec a, Vec b, Vec sum) {
+  return (Vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+}
+
 /// Four floats, in every four lanes of the vector.
 FLASH_ATTENTION_INLINE Vec load_quad(const float* from) { return load(from); }
 
