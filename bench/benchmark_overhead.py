@@ -15,7 +15,7 @@ import command
 import package  # noqa: F401 (makes flash_attention importable)
 import torch
 from flash_attention import FlashAttention, attention
-from flash_attention.flash_attn import flash_attn_func
+from flash_attention.flash_attn import flash_attn_func, flash_attn_with_kvcache
 from torch.nn.functional import scaled_dot_product_attention
 
 CALLS, BATCHES = 100, 9
@@ -27,10 +27,15 @@ def contestants(shape, device):
     g = q.clone().requires_grad_()
     q_first, g_first = q.transpose(1, 2), q.clone().transpose(1, 2).requires_grad_()
     module = FlashAttention()
+    one, lengths = q[:, :1], torch.full((shape[0],), shape[1], dtype=torch.int32, device=device)
+    table = torch.arange(shape[0], dtype=torch.int32, device=device)[:, None]  # a page a sequence
     return {
         "torch.empty_like(q)": lambda: torch.empty_like(q),
         "q.add(1)": lambda: q.add(1),
         "attention()": lambda: attention(q, q, q, causal=True),
+        "attention(), one query": lambda: attention(one, q, q),
+        "flash_attn_with_kvcache(), one query": lambda: flash_attn_with_kvcache(one, q, q, cache_seqlens=lengths),
+        "the same in pages": lambda: flash_attn_with_kvcache(one, q, q, cache_seqlens=lengths, block_table=table),
         "flash_attn_func()": lambda: flash_attn_func(q, q, q, causal=True),
         "FlashAttention()": lambda: module(q_first, q_first, q_first, causal=True),
         "torch's": lambda: scaled_dot_product_attention(q_first, q_first, q_first, is_causal=True),
@@ -64,7 +69,7 @@ def main():
             if turn:
                 times[name].append(found)
     for name, found in times.items():
-        print(f"{name:34}{statistics.median(found):8.2f} us ({min(found):.2f} to {max(found):.2f})")
+        print(f"{name:40}{statistics.median(found):8.2f} us ({min(found):.2f} to {max(found):.2f})")
 
 
 if __name__ == "__main__":

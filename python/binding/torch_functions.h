@@ -13,8 +13,7 @@ struct Torch {
   PyTypeObject* tensor = nullptr;
   PyObject* empty_like = nullptr;
   PyObject* empty_strided = nullptr;  // (sizes, strides, *, dtype, device), faster than by sizes alone
-  PyObject* float32 = nullptr;
-  PyObject* workspace = nullptr;        // (like, bytes) -> a tensor of that many bytes
+  PyObject *float32 = nullptr, *uint8 = nullptr;
   PyObject* grad_enabled = nullptr;     // () -> bool
   PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
   PyObject* differentiate = nullptr;    // (q, k, v, scalars) -> out, by way of differentiable_forward()
@@ -48,6 +47,9 @@ bool are_tensors(PyObject* const* objects, int count);     ///< of the very clas
 
 /// float32 [batch, heads_q, seq_q] where `like` is.
 nb::object empty_lse(PyObject* like, const Problem& problem, Device device);
+
+/// A tensor of so many bytes where `like` is.
+nb::object empty_bytes(PyObject* like, std::size_t bytes, Device device);
 
 /// Adds set_eager(), which says what torch is.
 void add_torch(nb::module_& module);

@@ -31,6 +31,7 @@ def backward(
 ) -> None: ...
 def append(tensors: tuple[Any, ...], scalars: tuple[Any, ...], stream: int) -> None: ...
 def attend(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...
+def attend_cache(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...
 def differentiable_forward(ctx: Any, q: Any, k: Any, v: Any, scalars: tuple[Any, ...]) -> Any: ...
 def attend_backward(
     q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scalars: tuple[Any, ...]
@@ -40,7 +41,7 @@ def set_eager(
     empty_like: Callable[[Any], Any],
     empty_strided: Callable[..., Any],
     float32: Any,
-    workspace: Callable[[Any, int], Any],
+    uint8: Any,
     grad_enabled: Callable[[], bool],
     deterministic: Callable[[], bool],
     differentiate: Callable[[Any, Any, Any, tuple[Any, ...]], Any],

@@ -114,7 +114,7 @@ def _enable_fast_path():
         empty_like=torch.empty_like,
         empty_strided=torch.empty_strided,
         float32=torch.float32,
-        workspace=torch_ops.workspace,
+        uint8=torch.uint8,
         grad_enabled=torch.is_grad_enabled,
         deterministic=torch._C._get_deterministic_algorithms,
         differentiate=_apply_in_eager(PlainAttention),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from flash_attention import _core, torch_flops, torch_ops
+from flash_attention import _core, functional, torch_flops, torch_ops
 from flash_attention.functional import _planned, _scalars
 from flash_attention.narrow import as_bytes, scale_tensor
 
@@ -65,6 +65,17 @@ def attention_over_cache(
 
     The other arguments are those of attention(). Returns out as q, or (out, lse).
     """
+    plain = left_padding is None and cu_seqlens_q is None and seqused_q is None and alibi_slopes is None and mask is None
+    if (
+        plain and sink is None and kernel is None and not invariant and not latent and cache_dtype is None
+        and k_scale is None and v_scale is None
+        and not functional.is_tracing() and type(q) is functional.eager_type
+    ):  # fmt: skip
+        found = _core.attend_cache(
+            q, k, v, causal, window, softcap, scale, 0.0, False, "bshd", "bottom_right", seqused_kv, page_table, return_lse
+        )
+        if found is not None:
+            return found
     k, v, codes = as_bytes(k, v, cache_dtype)
     tensors = (
         q,

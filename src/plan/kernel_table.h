@@ -31,8 +31,8 @@ struct KernelEntry {
   void (*lay_out)(const Problem& problem, const DeviceInfo& device, Plan& plan);
   /// Why a tile of so many queries and keys does not fit; empty where it does. Null: the kernel's tile cannot be set.
   std::string (*reject_tile)(const Problem& problem, const DeviceInfo& device, int block_q, int block_kv) = nullptr;
-  /// Why a kernel for many queries is better, where one of forward/sm90 and forward/sm80 takes the problem; empty where this
-  /// one is. Not asked where the kernel is named. Null: it is.
+  /// Why a kernel for many queries is better, where one of forward/sm90 and forward/sm80 takes the problem; empty where
+  /// this one is. Not asked where the kernel is named. Null: it is.
   std::string (*yield)(const Problem& problem, const DeviceInfo& device) = nullptr;
 };
 

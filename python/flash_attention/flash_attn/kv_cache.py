@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention import _core, functional
 from flash_attention.append import append_kv
 from flash_attention.flash_attn.kv_append import append_and_turn
 from flash_attention.flash_attn.kv_arguments import CacheCall
@@ -68,6 +69,21 @@ def flash_attn_with_kvcache(
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
     """
+    # A step of decoding, as servers call it: one C function, for calls whose work takes no longer than the way to it.
+    if (
+        k is None and v is None and rotary_cos is None and rotary_sin is None
+        and cache_batch_idx is None and cache_leftpad is None and cu_seqlens_q is None and cu_seqlens_k_new is None
+        and alibi_slopes is None and learnable_sink is None and s_aux is None
+        and qv is None and not fa3 and not invariant and (block_table is None or page_table is None)
+        and not functional.is_tracing() and type(q) is functional.eager_type
+        and type(cache_seqlens) is functional.eager_type
+    ):  # fmt: skip
+        found = _core.attend_cache(
+            q, k_cache, v_cache, causal, window_size, softcap, softmax_scale, 0.0, False, "bshd", "bottom_right",
+            cache_seqlens, page_table if block_table is None else block_table, return_softmax_lse,
+        )  # fmt: skip
+        if found is not None:
+            return found
     if fa3:
         check_options_of_3(fa3)
     if block_table is not None and page_table is not None:

@@ -1,0 +1,109 @@
+#include "plain_call.h"
+
+#include <algorithm>
+
+#include "torch_functions.h"
+
+namespace flash_attention::python {
+namespace {
+
+bool is_number(nb::handle value) { return PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr()); }
+
+/// One bound of a window into `out`; false where it is neither None nor an int.
+bool read_bound(nb::handle value, std::int64_t& out) {
+  if (value.is_none()) return true;
+  if (!PyLong_CheckExact(value.ptr())) return false;
+  out = PyLong_AsLongLong(value.ptr());
+  if (out == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    return false;
+  }
+  return true;
+}
+
+/// 0 or 1 for the word that `value` is, -1 for any other.
+int which(nb::handle value, const char* zero, const char* one) {
+  if (!PyUnicode_CheckExact(value.ptr())) return -1;
+  if (PyUnicode_CompareWithASCIIString(value.ptr(), zero) == 0) return 0;
+  return PyUnicode_CompareWithASCIIString(value.ptr(), one) == 0 ? 1 : -1;
+}
+
+}  // namespace
+
+bool read_scalars(PyObject* const* args, Scalars& out) {
+  const nb::handle sides = args[arg_window], cap = args[arg_softcap], factor = args[arg_scale], drop = args[arg_dropout_p];
+  const int heads_first = which(args[arg_layout], "bshd", "bhsd");
+  const int top_left = which(args[arg_alignment], "bottom_right", "top_left");
+  const bool flags = PyBool_Check(args[arg_causal]) && PyBool_Check(args[arg_deterministic]);
+  if (heads_first < 0 || top_left < 0 || !flags) return false;
+  if (!PyTuple_CheckExact(sides.ptr()) || PyTuple_Size(sides.ptr()) != 2) return false;
+  if (!read_bound(PyTuple_GetItem(sides.ptr(), 0), out.window_left)) return false;
+  if (!read_bound(PyTuple_GetItem(sides.ptr(), 1), out.window_right)) return false;
+  if (!is_number(cap) || !is_number(drop) || PyFloat_AsDouble(drop.ptr()) != 0) return false;
+  if (!factor.is_none()) {
+    if (!is_number(factor)) return false;
+    out.scale = static_cast<float>(PyFloat_AsDouble(factor.ptr()));
+  }
+  out.softcap = static_cast<float>(PyFloat_AsDouble(cap.ptr()));
+  out.causal = args[arg_causal] == Py_True;
+  out.deterministic = args[arg_deterministic] == Py_True;
+  out.heads_first = heads_first == 1;
+  out.top_left = top_left == 1;
+  return true;
+}
+
+bool is_plain(const Tensor& tensor, const Tensor& q) {
+  if (tensor.rank != 4 || tensor.strides[3] != 1 || !known_dtype(tensor)) return false;
+  const std::int64_t head_dim = tensor.sizes[3];
+  if (head_dim % 8 != 0 || head_dim > 256 || head_dim != q.sizes[3]) return false;
+  return tensor.sizes[0] > 0 && tensor.sizes[1] > 0 && tensor.sizes[2] > 0 && head_dim > 0;
+}
+
+bool read_tensors(PyObject* const* qkv, Slots& out) {
+  if (!are_tensors(qkv, 3)) return false;
+  try {
+    for (int i = 0; i < 3; ++i) {
+      out[i] = tensor_of(qkv[i], slot_names[i]);
+      if (!is_plain(out[i], out[0])) return false;
+    }
+  } catch (const nb::builtin_exception&) {  // no memory behind it: torch's "meta" device, sparse tensors
+    return false;
+  }
+  return std::equal(out[Slot::v].sizes, out[Slot::v].sizes + 3, out[Slot::k].sizes);
+}
+
+bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out) {
+  if (argument == Py_None) return true;
+  if (!are_tensors(&argument, 1)) return false;
+  try {
+    out[slot] = tensor_of(argument, slot_names[slot]);
+  } catch (const nb::builtin_exception&) {
+    return false;
+  }
+  const int last = out[slot].rank - 1;
+  return last >= 0 && out[slot].sizes[last] == keys && out[slot].strides[last] == 1;
+}
+
+void run_call(Call& call, bool backward, nb::handle like) {
+  nb::object workspace;
+  if (const std::size_t bytes = call.workspace(backward)) {
+    workspace = empty_bytes(like.ptr(), bytes + Call::workspace_alignment, call.options.device);
+    call.set_workspace(tensor_of(workspace, "workspace").data, bytes);
+  }
+  const nb::gil_scoped_release released;
+  call.run(backward);
+}
+
+Results run_plain(PyObject* const* qkv, Slots& slots, const Scalars& scalars, bool with_lse) {
+  slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
+  Call call(slots, scalars);
+  Results results{.out = result_of(torch.empty_like, {qkv[0]}), .lse = nb::none()};
+  if (with_lse) {
+    results.lse = empty_lse(qkv[0], call.problem, slots[Slot::q].device);
+  }
+  call.set_forward(tensor_of(results.out, "out"), optional_tensor(results.lse, "lse"), 0, 0);
+  run_call(call, false, results.out);
+  return results;
+}
+
+}  // namespace flash_attention::python
