@@ -38,13 +38,6 @@ def split_cache(paged_kv_cache, kv_layout):
     return tuple(nhd("paged_kv_cache", part, kv_layout) for part in pair)
 
 
-def check_positions(pos_encoding_mode):
-    if pos_encoding_mode != "NONE":
-        raise NotImplementedError(
-            f"pos_encoding_mode: got {pos_encoding_mode!r}; allowed is 'NONE': keys are turned when they are appended"
-        )
-
-
 def refuse_given(**options):
     """Options that change results and are not served."""
     for name, value in options.items():

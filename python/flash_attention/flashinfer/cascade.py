@@ -106,6 +106,10 @@ class MultiLevelCascadeAttentionWrapper:
         """One entry a level in each list. causal holds for the last level; what is shared is seen whole."""
         if window_left >= 0 and len(self._levels) > 1:
             raise NotImplementedError(f"window_left: got {window_left}; with more than one level only -1 is supported")
+        if pos_encoding_mode != "NONE" and len(self._levels) > 1:
+            raise NotImplementedError(
+                f"pos_encoding_mode: got {pos_encoding_mode!r}; with more than one level only 'NONE' is supported"
+            )
         arrays = (qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)
         for name, array in zip(("qo_indptr_arr", "paged_kv_indptr_arr", "paged_kv_indices_arr"), arrays, strict=False):
             if len(array) != len(self._levels):
@@ -122,6 +126,8 @@ class MultiLevelCascadeAttentionWrapper:
                 sm_scale=sm_scale,
                 window_left=window_left,
                 logits_soft_cap=logits_soft_cap,
+                rope_scale=rope_scale,
+                rope_theta=rope_theta,
             )
 
     begin_forward = plan

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.flashinfer.arguments import check_positions, finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.arguments import finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.plan import Tables
+from flash_attention.flashinfer.positions import Positions
 from flash_attention.head_dim import padded, padded_cache
 
 
@@ -33,17 +34,19 @@ def single_decode_with_kv_cache(
 
     window_left: so many keys before the last are seen; -1 = all. Returns out as q, or (out, lse [num_qo_heads] of base 2).
     """
-    check_positions(pos_encoding_mode)
+    positions = Positions(pos_encoding_mode, rope_scale, rope_theta)
     if q.dim() != 2:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [num_qo_heads, head_dim]")
     k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
+    q, k = positions.turned(q[None], k)
     out, lse = padded(
-        q[None, None],
+        q[None],
         k[None],
         v[None],
         scale=scale_of(q.shape[-1], sm_scale, q_scale, k_scale),
         softcap=logits_soft_cap or 0.0,
         window=(window_left, 0),
+        alibi_slopes=positions.slopes(q.shape[-2], q.device),
         return_lse=True,
     )
     return finish(out[0, 0], lse[0, :, 0], v_scale, None, None, return_lse)
@@ -122,13 +125,13 @@ class BatchDecodeWithPagedKVCacheWrapper:
     ) -> None:
         """Sequence b has the pages indices[indptr[b] : indptr[b + 1]], the last of which holds last_page_len[b] keys.
 
-        Tables on the host are checked and copied; those on the GPU are not looked at. Options: pos_encoding_mode ("NONE"),
-        window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where
+        Tables on the host are checked and copied; those on the GPU are not looked at. Options: pos_encoding_mode ("NONE",
+        "ALIBI", or "ROPE_LLAMA" with rope_scale and rope_theta, which makes a turned copy of the keys in each run), window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where
         given), q_len_per_req, fixed_split_size (any number: a row's bits do not depend on the batch); data types,
-        rope_scale, rope_theta and non_blocking change nothing.
+        and non_blocking change nothing.
         """
         options = _options(positional, keywords)
-        check_positions(options["pos_encoding_mode"])
+        self._positions = Positions(options["pos_encoding_mode"], options["rope_scale"], options["rope_theta"])
         self._tables.plan(indptr, indices, last_page_len, page_size, options["block_tables"], options["seq_lens"])
         self._heads = (num_qo_heads, num_kv_heads, head_dim)
         self._options = options
@@ -171,13 +174,16 @@ class BatchDecodeWithPagedKVCacheWrapper:
             raise ValueError(f"q: got shape {list(q.shape)}; expected {list(expected)}, as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
         table, lengths = self._tables.over(k, heads_kv, head_dim)
+        rows = q[:, None] if tokens == 1 else q.unflatten(0, (-1, tokens))
+        rows, k, v, table = self._positions.over_pages(rows, k, v, table, lengths)
         found = padded_cache(
-            q[:, None] if tokens == 1 else q.unflatten(0, (-1, tokens)),
+            rows,
             k,
             v,
             page_table=table,
             seqused_kv=lengths,
             sink=sinks,
+            alibi_slopes=self._positions.slopes(heads_q, q.device),
             scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
             softcap=options["logits_soft_cap"] or 0.0,
             window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
@@ -208,7 +214,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         return_lse: bool = False,
     ) -> Any:
         """run() with options of its own, in FlashInfer's old order."""
-        check_positions(pos_encoding_mode)
+        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta)
         self._options = {
             **(self._options or {}),
             "window_left": window_left,

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.flashinfer.arguments import check_positions, finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.arguments import finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.masks import mask_of_batch, unpacked
 from flash_attention.flashinfer.plan import Tables
+from flash_attention.flashinfer.positions import Positions
 from flash_attention.head_dim import padded, padded_cache
 from flash_attention.tables import check_starts
 
@@ -44,7 +45,7 @@ def single_prefill_with_kv_cache(
     custom_mask: bool [qo_len, kv_len], True = visible; or packed_custom_mask, its bits in bytes, the lowest first. Either
     stands in place of causal. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
     """
-    check_positions(pos_encoding_mode)
+    positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and custom_mask is packed_custom_mask is None)
     refuse_given(scale_q=scale_q, scale_k=scale_k, scale_v=scale_v, kv_cache_sf=kv_cache_sf)
     if q.dim() != 3:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_len, num_qo_heads, head_dim]")
@@ -54,6 +55,7 @@ def single_prefill_with_kv_cache(
         mask = unpacked(packed_custom_mask, q.shape[0] * k.shape[0]).view(q.shape[0], k.shape[0])
     if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
         raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
+    q, k = positions.turned(q, k)
     out, lse = padded(
         q[None],
         k[None],
@@ -63,6 +65,7 @@ def single_prefill_with_kv_cache(
         causal=causal and mask is None,
         window=(window_left, -1),
         mask=None if mask is None else mask.bool(),
+        alibi_slopes=positions.slopes(q.shape[1], q.device),
         return_lse=True,
     )
     out, lse = out[0], lse[0].transpose(0, 1)
@@ -153,7 +156,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         bits, each sequence from a byte of its own); it stands in place of causal. fixed_split_size: any
         number asks for bits of a row that do not depend on the batch.
         """
-        check_positions(pos_encoding_mode)
+        masked = custom_mask is not None or packed_custom_mask is not None
+        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and not masked)
         refuse_given(
             prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr, max_item_len_ptr=max_item_len_ptr
         )
@@ -171,7 +175,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         if self._tables.fixed:
             starts = self._starts.copy_(starts)
         self._mask = None
-        if custom_mask is not None or packed_custom_mask is not None:
+        if masked:
             if self._tables.fixed:
                 raise NotImplementedError("custom_mask: got a mask; with use_cuda_graph only None is supported")
             self._mask = mask_of_batch(custom_mask, packed_custom_mask, starts, self._tables)
@@ -225,6 +229,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_indptr[-1], {heads_q}, {head_dim}], as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
         table, lengths = self._tables.over(k, heads_kv, head_dim)
+        q, k, v, table = self._positions.over_pages(q, k, v, table, lengths, self._starts)
         found = padded_cache(
             q,
             k,
@@ -235,6 +240,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             max_seqlen_q=self._most,
             mask=self._mask,
             sink=sinks,
+            alibi_slopes=self._positions.slopes(heads_q, q.device),
             scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
             softcap=options["logits_soft_cap"] or 0.0,
             causal=options["causal"],
@@ -264,7 +270,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return_lse: bool = False,
     ) -> Any:
         """run() with options of its own, in FlashInfer's old order."""
-        check_positions(pos_encoding_mode)
+        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and self._mask is None)
         self._options = {
             "causal": causal and self._mask is None,
             "sm_scale": sm_scale,

@@ -1,0 +1,72 @@
+"""FlashInfer's pos_encoding_mode: positions that enter while attending, not when a key is appended.
+
+"ALIBI" is a slope of the kernels'. "ROPE_LLAMA" turns queries and keys by their places, in halves: the kernels have no turn of
+keys that they read, so a turned copy of the planned pages is made for each call. Keys that are turned when they are appended
+(flash_attention.append, pos_encoding_mode="NONE") cost nothing.
+"""
+
+import math
+
+import torch
+
+MODES = ("NONE", "ROPE_LLAMA", "ALIBI")
+
+
+class Positions:
+    """pos_encoding_mode with its rope_scale and rope_theta."""
+
+    def __init__(self, mode="NONE", rope_scale=None, rope_theta=None, causal=True):
+        if mode not in MODES:
+            raise ValueError(f"pos_encoding_mode: got {mode!r}; allowed are {', '.join(map(repr, MODES))}")
+        if mode == "ALIBI" and not causal:
+            raise NotImplementedError("pos_encoding_mode: got 'ALIBI' without causal, where FlashInfer favours distant keys")
+        self.mode = mode
+        self.scale = 1.0 if rope_scale is None else rope_scale
+        self.theta = 1e4 if rope_theta is None else rope_theta
+
+    def slopes(self, heads, device):
+        """alibi_slopes of the kernels, None where there are none."""
+        return alibi_slopes(heads).to(device) if self.mode == "ALIBI" else None
+
+    def turned(self, q, k):
+        """q [qo_len, heads, dim] and k [kv_len, heads, dim] of one sequence, the last query at the last key."""
+        if self.mode != "ROPE_LLAMA":
+            return q, k
+        of_q = torch.arange(len(k) - len(q), len(k), device=q.device)
+        return self._turn(q, of_q), self._turn(k, torch.arange(len(k), device=q.device))
+
+    def over_pages(self, q, k, v, table, lengths, starts=None):
+        """(q, k, v, table) with q and the keys of the table's pages turned.
+
+        q is [batch, tokens, heads, dim], or with starts [total, heads, dim]; a sequence's last query is at its last key.
+        """
+        if self.mode != "ROPE_LLAMA":
+            return q, k, v, table
+        batch, pages = table.shape
+        rows = table.long().clamp(0, len(k) - 1).flatten()
+        places = torch.arange(pages * k.shape[1], device=q.device).view(pages, -1).repeat(batch, 1)
+        own = torch.arange(batch * pages, dtype=torch.int32, device=q.device).view(batch, pages)
+        if starts is None:
+            first = lengths[:, None] - q.shape[1] + torch.arange(q.shape[1], device=q.device)
+        else:
+            tokens = torch.arange(len(q), device=q.device)
+            sequence = (torch.searchsorted(starts.long(), tokens, right=True) - 1).clamp(max=batch - 1)
+            first = lengths[sequence] - starts[sequence + 1] + tokens
+        return self._turn(q, first), self._turn(k[rows], places), v[rows], own
+
+    def _turn(self, x, places):
+        """x [..., heads, dim] by its places [...]: pairs are (i, i + dim / 2)."""
+        half = x.shape[-1] // 2
+        frequencies = self.theta ** (torch.arange(half, dtype=torch.float64, device=x.device) / -half) / self.scale
+        angles = places.double()[..., None, None] * frequencies
+        cos, sin = angles.cos().float(), angles.sin().float()
+        first, second = x[..., :half].float(), x[..., half:].float()
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
+
+
+def alibi_slopes(heads):
+    """2^(-8 i / n) for i = 1 ... n where n is a power of two; others take every other slope of twice the power below."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    slopes += [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power) + 1, 2)]
+    return torch.tensor(slopes, dtype=torch.float32)
