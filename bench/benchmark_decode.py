@@ -2,19 +2,23 @@
 
     python bench/benchmark_decode.py                                  # the shapes of `flash-attention bench decode`
     python bench/benchmark_decode.py --shapes 8x32/8x4096 --queries 4 --json decode.json
+    python bench/benchmark_decode.py --preset forty --seconds 0.05    # batch, heads, lengths, widths and queries, all over
     python bench/benchmark_decode.py --device cpu --shapes 1x8/2x8192
 
 Entries of a shape take turns, with L2 emptied before each call on a GPU; medians in microseconds. Results are compared
-before anything is timed. `GB/s` is K and V read once by ours; `of read` its part of what a plain read of as many bytes
-reaches here.
+before anything is timed. `x other` is ours over the best of the others (below 1: ours is faster). `GB/s` is K and V read
+once by ours; `of read` its part of what a plain read of as many bytes reaches here.
 """
 
 import argparse
 import importlib.util
 import json
 import re
+import statistics
+from pathlib import Path
 
 import flash_attention
+import machine
 import timing
 import torch
 from flash_attention import flash_attn
@@ -23,6 +27,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 SHAPES = (
     *("1x32/8x1024", "1x32/8x8192", "1x32/8x131072", "16x32/8x8192", "64x32/8x4096", "256x32/8x1024", "32x8/1x16384"),
 )
+# (head_dim, queries): shapes. No shape of these is to be slower than another library.
+FORTY = {
+    (128, 1): (
+        *("1x32/8x128", "1x32/8x1024", "1x32/8x8192", "1x32/8x32768", "1x32/8x131072", "8x32/8x1024", "8x32/8x16384"),
+        *("16x32/8x8192", "64x32/8x128", "64x32/8x4096", "256x32/8x1024", "1x8/1x4096", "32x8/1x16384", "256x8/1x2048"),
+        *("1x32/32x2048", "8x32/32x4096", "128x32/32x2048", "1x64/4x16384", "16x64/4x8192", "128x64/4x1024"),
+    ),
+    (128, 4): ("1x32/8x4096", "8x32/8x1024", "8x32/8x8192", "16x8/1x1024", "1x64/4x32768", "8x64/4x1024", "4x32/32x4096"),
+    (64, 1): ("1x32/8x1024", "64x32/8x128", "64x32/8x1024", "8x32/32x8192", "8x64/4x8192", "32x8/1x32768"),
+    (64, 4): ("8x32/8x4096", "4x64/4x16384"),
+    (256, 1): ("1x32/8x8192", "16x32/8x4096", "64x8/1x4096"),
+    (256, 4): ("8x32/8x2048", "4x8/1x16384"),
+}
 CPU_SHAPES = ("1x8/8x8192", "1x8/2x8192", "4x8/2x4096")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -105,6 +122,12 @@ def measured(shape, arguments, timer):
     return dict(zip(calls, timer.in_turn([timer.warmed(call) for call in calls.values()]), strict=True))
 
 
+def over_others(found):
+    """Ours by the fastest of the others, None where there is none."""
+    others = [found[name]["ms"] for name in ("cudnn", "flash-attn", "torch") if name in found]
+    return found["ours"]["ms"] / min(others) if others else None
+
+
 def read_rate(bytes_read, device, timer):
     """GB/s of a plain read of so many bytes."""
     source = torch.empty(bytes_read // 4, dtype=torch.int32, device=device).fill_(1)
@@ -115,6 +138,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--shapes", type=parsed, nargs="+", help="BATCHxHEADS/KV_HEADSxKEYS")
+    parser.add_argument("--preset", choices=("forty",), help="forty shapes, each with its head dimension and queries")
+    parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes")
     parser.add_argument("--queries", type=int, default=1)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
@@ -126,19 +151,33 @@ def main():
         parser.error("--device: got cuda; there is no GPU that torch can use here")
     timer, rows = timing.Timer(arguments.device, seconds=arguments.seconds), []
     default = SHAPES if arguments.device == "cuda" else CPU_SHAPES
-    for shape in arguments.shapes or [parsed(text) for text in default]:
+    shapes = arguments.shapes or [parsed(text) for text in default]
+    work = [(arguments.head_dim, arguments.queries, shape) for shape in shapes]
+    if arguments.preset:
+        work = [(*kind, parsed(text)) for kind, texts in FORTY.items() for text in texts]
+    for arguments.head_dim, arguments.queries, shape in work[: arguments.first]:
         batch, heads, heads_kv, keys = shape
         found = measured(shape, arguments, timer)
         bytes_read = 2 * batch * keys * heads_kv * arguments.head_dim * DTYPES[arguments.dtype].itemsize
         rate = bytes_read / found["ours"]["ms"] / 1e6
         part = rate / read_rate(bytes_read, arguments.device, timer)
         title = f"{batch} x {heads}/{heads_kv} x {keys}"
+        if arguments.preset:
+            title += f", {arguments.head_dim}, {arguments.queries}"
+        ratio = over_others(found)
         times = "  ".join(f"{name} {row['ms'] * 1e3:.1f}" for name, row in found.items())
-        print(f"{title:>20}  us: {times}  {rate:.0f} GB/s, {part:.0%} of read", flush=True)
+        against = "" if ratio is None else f"  {ratio:.3f} x other"
+        print(f"{title:>20}  us: {times}{against}  {rate:.0f} GB/s, {part:.0%} of read", flush=True)
         rows.append({"shape": [*shape, arguments.head_dim, arguments.queries], "times": found, "gbs": round(rate, 1)})
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"device": arguments.device, "dtype": arguments.dtype, "rows": rows}, file, indent=1)
+        rows[-1]["over_others"] = ratio and round(ratio, 4)
+        if arguments.json:  # after every shape: a run that is stopped keeps what it has
+            head = {"device": arguments.device, "dtype": arguments.dtype, **machine.facts(arguments.device)}
+            Path(arguments.json).write_text(json.dumps({**head, "rows": rows}, indent=1))
+    ratios = [row["over_others"] for row in rows if row["over_others"]]
+    if len(ratios) > 1:
+        slower = sum(ratio > 1 for ratio in ratios)
+        mean = statistics.geometric_mean(ratios)
+        print(f"ours over the best other: {mean:.3f} in the mean, at most {max(ratios):.3f}; slower: {slower} of {len(ratios)}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import baselines
 import benchmark_accuracy
+import benchmark_decode
 import benchmark_memory
 import benchmark_speed
 import cases
@@ -39,12 +40,16 @@ WARM_LENGTHS = (512, 2048, 16384)  # a short, a longer and a long one, where cho
 FLEX_LENGTHS = (4096, 16384)  # each takes seconds to compile
 SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
 
+# Those that write a file of their own form: it goes to profile/, beside the files of the report.
+OTHERS = {Path(module.__file__).name: module for module in (benchmark_decode,)}
+
 # name of the stage and of its file: command
 STAGES = {
     "paper": [*SPEED, "--preset", "paper", "--baselines", *MAIN],
     "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
     "gqa": [*SPEED, "--preset", "gqa", "--baselines", *MAIN],
     "packed": [*SPEED, "--preset", "packed", "--baselines", "ours", "flash_attn", "sdpa_cudnn", "sdpa_flash"],
+    "decode": ["benchmark_decode.py", "--preset", "forty", "--seconds", "0.05"],
     "gpt3": [*SPEED, "--preset", "gpt3", "--baselines", *MAIN, *REST[:2]],
     "memory": [*MEMORY, "--preset", "seq_sweep", "--mask", "causal", "--baselines", *MAIN, *REST[:5]],
     "capacity": [*MEMORY, "--budget", "16", "--baselines", "ours", "standard", "sdpa_math", "megatron_local", "sdpa_flash"],
@@ -58,6 +63,7 @@ SHORT = {
     "benchmark_speed.py": ["--first", "1", "--seconds", "0.01"],
     "benchmark_memory.py": ["--first", "1"],
     "benchmark_accuracy.py": ["--first", "1"],
+    "benchmark_decode.py": ["--first", "1"],
     "flash-attention": ["06"],
     "capacity": ["--budget", "0.5"],
 }
@@ -120,6 +126,8 @@ def command_of(name, output, short, force):
     arguments += SHORT.get(name, SHORT[script]) if short else []
     if script in SCRIPTS:
         return [str(BENCH / script), *arguments, "--output", str(output), "--force" if force else "--resume"]
+    if script in OTHERS:
+        return [str(BENCH / script), *arguments, "--json", str(output)]
     built = sorted(BENCH.parent.glob("build/*/flash-attention"), key=lambda path: path.stat().st_mtime)
     return [str(built[-1]) if built else shutil.which(script) or script, *arguments, "--save", str(output)]
 
@@ -127,13 +135,13 @@ def command_of(name, output, short, force):
 def run_words(words):
     """In the process of the stage: the script as if it had been started with these words, or the program."""
     script = Path(words[0]).name
-    if script not in SCRIPTS:
+    if script not in SCRIPTS | OTHERS:
         status = subprocess.call(words)
         if status == 0:
             sign(words[-1])
         sys.exit(status)
     sys.argv = words
-    benchmark_speed.command.exit_on_bad_input(SCRIPTS[script].main)
+    benchmark_speed.command.exit_on_bad_input((SCRIPTS | OTHERS)[script].main)
 
 
 def sign(path):
@@ -153,7 +161,8 @@ def foreign(path):
 
 def run_stage(name, directory, seconds, short, force):
     """What became of it, in words."""
-    path = directory / f"{name}.json"
+    path = directory / ("profile" if STAGES[name][0] in OTHERS else "") / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if foreign(path) and not force:
         return f"left alone: {path} is of commit {foreign(path)}"
     fork = started(run_words, command_of(name, path, short, force or "ladder" in name))

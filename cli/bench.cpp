@@ -117,7 +117,8 @@ int bench(const Arguments& arguments) {
 const Verb bench_verb{
     "bench",
     "measures sets of problems: flash against standard attention, the forward and backward grids, decoding",
-    "flash-attention bench [SET]: lengths (the default), lengths-backward, forward, backward, decode, small, or all.\n"
+    "flash-attention bench [SET]: lengths (the default), lengths-backward, forward, backward, decode, decode-40,\n"
+    "small, or all (which leaves out decode-40, the forty shapes of bench/benchmark_decode.py).\n"
     "flash-attention bench micro, or micro/wgmma, micro/exp2, micro/reduce, micro/handoff: what the units of a Hopper GPU\n"
     "can do, one by one (docs/lab/forward_sm90.md says what follows from it).\n"
     "The numbers of a set may be replaced: --dtype bf16, --head-dim 128, --causal, --seq-q 2048 and so on.\n"

@@ -90,6 +90,34 @@ void add_serving(std::vector<Case>& cases, const Arguments& arguments) {
   }
 }
 
+/// The forty shapes of bench/benchmark_decode.py, which times other libraries beside them.
+void add_forty(std::vector<Case>& cases, const Arguments& arguments) {
+  struct Shape {
+    std::int64_t batch, heads_q, heads_kv, keys, head_dim, queries;
+  };
+  constexpr Shape all[] = {
+      {1, 32, 8, 128, 128, 1},     {1, 32, 8, 1024, 128, 1},  {1, 32, 8, 8192, 128, 1},   {1, 32, 8, 32768, 128, 1},
+      {1, 32, 8, 131072, 128, 1},  {8, 32, 8, 1024, 128, 1},  {8, 32, 8, 16384, 128, 1},  {16, 32, 8, 8192, 128, 1},
+      {64, 32, 8, 128, 128, 1},    {64, 32, 8, 4096, 128, 1}, {256, 32, 8, 1024, 128, 1}, {1, 8, 1, 4096, 128, 1},
+      {32, 8, 1, 16384, 128, 1},   {256, 8, 1, 2048, 128, 1}, {1, 32, 32, 2048, 128, 1},  {8, 32, 32, 4096, 128, 1},
+      {128, 32, 32, 2048, 128, 1}, {1, 64, 4, 16384, 128, 1}, {16, 64, 4, 8192, 128, 1},  {128, 64, 4, 1024, 128, 1},
+      {1, 32, 8, 4096, 128, 4},    {8, 32, 8, 1024, 128, 4},  {8, 32, 8, 8192, 128, 4},   {16, 8, 1, 1024, 128, 4},
+      {1, 64, 4, 32768, 128, 4},   {8, 64, 4, 1024, 128, 4},  {4, 32, 32, 4096, 128, 4},  {1, 32, 8, 1024, 64, 1},
+      {64, 32, 8, 128, 64, 1},     {64, 32, 8, 1024, 64, 1},  {8, 32, 32, 8192, 64, 1},   {8, 64, 4, 8192, 64, 1},
+      {32, 8, 1, 32768, 64, 1},    {8, 32, 8, 4096, 64, 4},   {4, 64, 4, 16384, 64, 4},   {1, 32, 8, 8192, 256, 1},
+      {16, 32, 8, 4096, 256, 1},   {64, 8, 1, 4096, 256, 1},  {8, 32, 8, 2048, 256, 4},   {4, 8, 1, 16384, 256, 4}};
+  const Problem given = problem_from(arguments);
+  for (const Shape& shape : all) {
+    Problem problem = given;
+    problem.batch = shape.batch, problem.heads_q = shape.heads_q, problem.heads_kv = shape.heads_kv;
+    problem.seq_q = shape.queries, problem.seq_kv = shape.keys;
+    problem.head_dim = problem.head_dim_v = shape.head_dim;
+    if (!arguments.given("dtype")) problem.dtype = Dtype::bfloat16;
+    put_in_pages(problem, arguments.given("page-size") ? arguments.integer("page-size", 0) : 0);
+    cases.push_back({"decode-40", problem, Pass::forward});
+  }
+}
+
 }  // namespace
 
 const std::vector<CaseSet>& case_sets() {
@@ -120,6 +148,8 @@ std::vector<Case> make_cases(std::string_view set, DeviceKind device, const Argu
     add_grid(cases, shapes, set, Pass::backward);
   } else if (set == "decode" && device == DeviceKind::cuda) {
     add_serving(cases, arguments);
+  } else if (set == "decode-40") {
+    add_forty(cases, arguments);
   } else if (set == "decode") {
     for (const Dtype dtype : shapes.dtypes()) {
       for (const std::int64_t group : {1, 4}) {
@@ -140,7 +170,7 @@ std::vector<Case> make_cases(std::string_view set, DeviceKind device, const Argu
   } else {
     std::string names;
     for (const CaseSet& known : case_sets()) names += std::string(known.name) + ", ";
-    throw Error(ErrorCode::invalid_argument, "bench: got '" + std::string(set) + "', allowed: " + names + "all");
+    throw Error(ErrorCode::invalid_argument, "bench: got '" + std::string(set) + "', allowed: " + names + "decode-40, all");
   }
   return cases;
 }

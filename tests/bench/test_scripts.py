@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 memory = pytest.importorskip("benchmark_memory")
+import benchmark_decode  # noqa: E402
 import record  # noqa: E402
 import timing  # noqa: E402
 from progress import Progress  # noqa: E402
@@ -92,8 +93,31 @@ def test_decode(tmp_path):
     (row,) = json.loads(path.read_text())["rows"]
     assert row["shape"] == [2, 4, 2, 70, 16, 1] and set(row["times"]) == {"ours", "invariant", "page 16", "torch"}
     assert all(entry["p10"] <= entry["ms"] <= entry["p90"] for entry in row["times"].values())
+    assert row["over_others"] == pytest.approx(row["times"]["ours"]["ms"] / row["times"]["torch"]["ms"], abs=1e-4)
     wrong = run("benchmark_decode.py", "--device", "cpu", "--shapes", "2x4x70")
     assert wrong.returncode == 2 and "expected BATCHxHEADS/KV_HEADSxKEYS" in wrong.stderr
+
+
+def test_the_list_of_decoding_has_forty_shapes():
+    """Batches, heads, widths, lengths and queries of the aim: no shape slower than another library."""
+    kinds = benchmark_decode.FORTY
+    shapes = [(*kind, *benchmark_decode.parsed(text)) for kind, texts in kinds.items() for text in texts]
+    assert len(shapes) == len(set(shapes)) == 40
+    dims, queries, batches, heads, heads_kv, keys = zip(*shapes, strict=True)
+    assert set(dims) == {64, 128, 256} and set(queries) == {1, 4}
+    assert {1, 256} <= set(batches) and min(keys) == 128 and max(keys) == 131072
+    assert set(zip(heads, heads_kv, strict=True)) == {(32, 8), (8, 1), (32, 32), (64, 4)}
+
+
+def test_prefill_in_pages_is_measured(tmp_path):
+    path = tmp_path / "prefill.json"
+    tiny = ["--device", "cpu", "--shapes", "1x4/2x20x70", "--head-dim", "16", "--pages", "16", "--dtype", "float32"]
+    done = run("benchmark_prefill.py", *tiny, "--kernels", "cpu/prefill", "--seconds", "0.01", "--json", path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["shape"] == [1, 4, 2, 20, 70, 16] and set(row["times"]) == {"one piece", "page 16", "cpu/prefill"}
+    wrong = run("benchmark_prefill.py", "--device", "cpu", "--shapes", "1x4/2x70")
+    assert wrong.returncode == 2 and "expected BATCHxHEADS/KV_HEADSxQUERIESxKEYS" in wrong.stderr
 
 
 def test_memory_grows_with_the_scores(tmp_path):
@@ -153,7 +177,7 @@ def test_list_names_presets_and_baselines():
     assert "not here: runs on cuda only" in done.stdout
 
 
-@pytest.mark.parametrize("stage", [name for name, words in record.STAGES.items() if words[0].endswith(".py")])
+@pytest.mark.parametrize("stage", [name for name, words in record.STAGES.items() if words[0] in record.SCRIPTS])
 def test_every_stage_of_the_record_is_a_command_that_exists(stage, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [*record.STAGES[stage], "--list"])
     assert not importlib.import_module(sys.argv[0].removesuffix(".py")).main()
@@ -165,7 +189,8 @@ def test_every_stage_of_the_record_is_a_command_that_exists(stage, monkeypatch, 
 @pytest.mark.parametrize("short", [False, True], ids=["whole", "dry"])
 def test_words_of_a_stage(stage, short, tmp_path):
     words = record.command_of(stage, tmp_path / "x.json", short, force=False)
-    assert words[-2:] == ["--save", str(tmp_path / "x.json")] if "ladder" in words else words[-1] == "--resume"
+    own = {"ladder": "--save", "decode": "--json"}.get(stage)
+    assert words[-2:] == [own, str(tmp_path / "x.json")] if own else words[-1] == "--resume"
     added = record.SHORT.get(stage, record.SHORT[record.STAGES[stage][0]])
     assert (words[-len(added) - 2 : -2] == added or words[-len(added) - 3 : -3] == added) == short
 
