@@ -38,6 +38,7 @@ def test_two_processes(tmp_path):
         assert name in done.stdout
 
 
+@pytest.mark.long_tail
 def test_the_blocks_of_four_ranks(tmp_path):
     path = tmp_path / "steps.json"
     done = run(BENCH / "multi_gpu.py", *TINY, "--seconds", "0.01", "--steps", "4", "--output", path)

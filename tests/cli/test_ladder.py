@@ -63,6 +63,7 @@ def test_steps_on_the_cpu(command):
         assert result["best_flops_per_second"] > 0 and result["peak_flops_per_second"] > 0
 
 
+@pytest.mark.long_tail  # measures the peaks again
 def test_a_step_of_the_cpu_needs_no_device(command):
     text = command("ladder", "c1", "--seq", 64, "--seconds", 0.01).stdout
     assert "ladder/c1_blocked" in text and "cpu/prefill" in text and "ladder/c0_scalar" not in text

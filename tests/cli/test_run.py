@@ -39,7 +39,13 @@ def test_every_option_of_run(command, option, backward):
 
 
 @pytest.mark.parametrize(
-    "sizes", [["--batch", "0"], ["--seq-q", "0"], ["--seq-kv", "0"], ["--seq-q", "1", "--seq-kv", "1"]]
+    "sizes",
+    [
+        ["--batch", "0", "--seq-q", "64"],
+        ["--seq-q", "0", "--seq-kv", "64"],
+        ["--seq-q", "64", "--seq-kv", "0"],
+        ["--seq-q", "1", "--seq-kv", "1"],
+    ],
 )
 def test_empty_and_tiny_problems(command, sizes):
     words = ["--device", "cpu", "--heads", "2", *sizes]

@@ -1,4 +1,5 @@
-// exp2 and tanh of every instruction set that this machine has, over all floats. docs/numerics.md states the bounds.
+// exp2 and tanh of every instruction set that this machine has: over every 17th float and all of those around the limits,
+// in the long tail over all floats. docs/numerics.md states the bounds.
 
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include "cpu/backend.h"
 #include "cpu/call.h"
 #include "cpu/detect.h"
+#include "support/long_tail.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -26,6 +28,16 @@ void for_all_floats(void (*function)(const float*, float*, std::int64_t), std::u
     function(from.data(), to.data(), block);
     for (std::uint64_t i = 0; i < block; ++i) check(from[i], to[i]);
   }
+}
+
+/// The same for the floats next to `limit`, half a block of them on each side.
+template <class Check>
+void for_floats_around(void (*function)(const float*, float*, std::int64_t), float limit, Check check) {
+  std::vector<float> from(block), to(block);
+  const std::uint32_t first = std::bit_cast<std::uint32_t>(limit) - static_cast<std::uint32_t>(block / 2);
+  for (std::uint32_t i = 0; i < block; ++i) from[i] = std::bit_cast<float>(first + i);
+  function(from.data(), to.data(), block);
+  for (std::uint64_t i = 0; i < block; ++i) check(from[i], to[i]);
 }
 
 /// The distance in units of the last place of the exact value, which is a normal float: 2^-23 of its power of two.
@@ -44,7 +56,7 @@ class CpuMath : public ::testing::TestWithParam<CpuIsa> {
 TEST_P(CpuMath, Exp2IsWithinItsBoundOverAllFloats) {
   double worst = 0;
   std::int64_t wrong = 0;
-  for_all_floats(kernel_table(GetParam()).exp2, 1, [&](float x, float got) {
+  const auto check = [&](float x, float got) {
     if (std::isnan(x)) {
       wrong += !std::isnan(got);
     } else if (x < -126) {
@@ -56,7 +68,11 @@ TEST_P(CpuMath, Exp2IsWithinItsBoundOverAllFloats) {
     } else {
       worst = std::max(worst, ulps(got, std::exp2(static_cast<double>(x))));
     }
-  });
+  };
+  for_all_floats(kernel_table(GetParam()).exp2, testing::with_long_tail() ? 1 : 17, check);
+  for (const float limit : {-126.0f, 128.0f, 0x1p-26f, -0x1p-26f, -0x1p-23f, 1.0f, -1.0f}) {
+    for_floats_around(kernel_table(GetParam()).exp2, limit, check);
+  }
   EXPECT_EQ(wrong, 0);
   EXPECT_LT(worst, 2.4) << to_string(GetParam());
   RecordProperty("worst_ulps", std::to_string(worst));

@@ -22,21 +22,25 @@ inline std::vector<std::uint64_t> schedules(std::uint64_t count) {
   return seeds;
 }
 
-/// One case in eight: enough for a second type, whose only difference is how elements are rounded. In the long tail more.
+/// One case in eight: enough for a second type, whose only difference is how elements are rounded. In the long tail all.
 inline std::vector<Case> some_of(const std::vector<Case>& cases, std::size_t one_in = 8) {
   std::vector<Case> some;
-  for (std::size_t i = 0; i < cases.size(); i += with_long_tail() ? one_in / 4 : one_in) some.push_back(cases[i]);
+  for (std::size_t i = 0; i < cases.size(); i += with_long_tail() ? 1 : one_in) some.push_back(cases[i]);
   return some;
 }
 
-/// Every other case: for kernels that nothing depends on but a comparison, and masks that other kernels take, too. In the
-/// long tail all.
-inline std::vector<Case> every_other(std::vector<Case> cases) {
+/// The kernels of a pass share the cases: of `shares` neighbours this one takes those from `first`, `taken` of them. The
+/// covering arrays of tests/fuzz take every option through every kernel, and find the planted bugs; the contract's cases
+/// are the sizes and values at which kernels broke once. In the long tail each takes all.
+inline std::vector<Case> share_of(std::vector<Case> cases, std::size_t shares, std::size_t first, std::size_t taken = 1) {
   if (with_long_tail()) return cases;
   std::size_t count = 0;
-  std::erase_if(cases, [&](const Case&) { return ++count % 2 == 0; });
+  std::erase_if(cases, [&](const Case&) { return (shares + count++ % shares - first) % shares >= taken; });
   return cases;
 }
+
+/// Every other case: for kernels that nothing depends on but a comparison, and masks that other kernels take, too.
+inline std::vector<Case> every_other(std::vector<Case> cases) { return share_of(std::move(cases), 2, 0); }
 
 /// The cases of which the kernel's way to a result depends on being asked for the same bits in every run.
 inline std::vector<Case> deterministic(std::vector<Case> cases) {

@@ -43,7 +43,12 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+LONG_TAIL = ("flash_attn", "module")  # doors to what "attention" and "torch_later" show
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long_tail if name in LONG_TAIL else ()) for name in PROGRAMS]
+)
 def test_program(name):
     if name == "transformers":
         pytest.importorskip("transformers")

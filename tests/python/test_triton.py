@@ -80,7 +80,10 @@ CASES = [  # batch, seq_q, seq_kv, heads_q, heads_kv, head_dim
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float16, id="fp16"), pytest.param(torch.bfloat16, id="bf16", marks=pytest.mark.long_tail)],
+)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c)))
 def test_forward_and_backward(case, causal, dtype):

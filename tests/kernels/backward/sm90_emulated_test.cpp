@@ -179,7 +179,8 @@ std::vector<Case> walking_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90, ::testing::ValuesIn(share_of(contract_cases(Dtype::bfloat16), 3, 1, 2)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                            std::vector<Case> cases = contract_cases(Dtype::float16);
                            cases.resize(12);  // the sizes
@@ -187,12 +188,14 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                          }()),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
-INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Wide, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Wide, ::testing::ValuesIn(every_other(nan_gradients(Dtype::bfloat16))),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Walks, ::testing::ValuesIn(nan_walks()), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(walking_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(walking_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(share_of(walking_cases(), 2, 0)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(share_of(walking_cases(), 2, 1)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(deterministic(long_walks())), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(deterministic(turns())), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(every_other(deterministic(turns()))), case_name);
 INSTANTIATE_TEST_SUITE_P(Sums, BackwardSm90Walks, ::testing::ValuesIn(summing_walks()), case_name);
 
 }  // namespace

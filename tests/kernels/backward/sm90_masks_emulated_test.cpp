@@ -32,7 +32,8 @@ std::vector<Case> masked_walks() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Contract, BackwardSm90Masks, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Contract, BackwardSm90Masks, ::testing::ValuesIn(share_of(mask_cases(Dtype::bfloat16), 4, 2, 2)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Long, BackwardSm90Masks, ::testing::ValuesIn(masked_walks()), case_name);
 
 }  // namespace

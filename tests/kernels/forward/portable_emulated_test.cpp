@@ -9,11 +9,13 @@ TEST_P(ForwardPortable, Emulated) { check_emulated(GetParam(), "forward/portable
 
 TEST(ForwardPortableFarSequence, Emulated) { check_emulated(far_case(Dtype::float32), "forward/portable", Pass::forward); }
 
-INSTANTIATE_TEST_SUITE_P(Masks, ForwardPortable, ::testing::ValuesIn(mask_cases(Dtype::float32)), case_name);
+INSTANTIATE_TEST_SUITE_P(Masks, ForwardPortable, ::testing::ValuesIn(share_of(mask_cases(Dtype::float32), 3, 0)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, ForwardPortable, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Latent, ForwardPortable, ::testing::ValuesIn(every_other(latent_cases(Dtype::bfloat16))),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Float32, ForwardPortable, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);
+INSTANTIATE_TEST_SUITE_P(Float32, ForwardPortable, ::testing::ValuesIn(share_of(contract_cases(Dtype::float32), 3, 0)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardPortable, ::testing::ValuesIn(some_of(contract_cases(Dtype::bfloat16))),
                          case_name);
 

@@ -35,7 +35,8 @@ std::vector<Case> long_lists() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Contract, ForwardSm90Masks, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Contract, ForwardSm90Masks, ::testing::ValuesIn(share_of(mask_cases(Dtype::bfloat16), 3, 1, 2)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Long, ForwardSm90Masks, ::testing::ValuesIn(long_lists()), case_name);
 
 }  // namespace
