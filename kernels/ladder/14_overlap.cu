@@ -197,7 +197,7 @@ struct Rung {
     Packed P;
     float shrink[2];
     int n = 0, stage = 0, phase = 0, tile_idx = tiles.end - 1;
-    if (warpgroup == warpgroups - 1) pingpong_signal();  // the first turn is warpgroup 0's
+    if (warpgroup == warpgroups - 1) pingpong_signal();  // warpgroup 0 issues first
 
     ptx::mbarrier_wait(storage.Q_full, 0);             // the queries have landed
     ptx::mbarrier_wait(storage.K_full[stage], phase);  // and the last K

@@ -1,5 +1,6 @@
-"""The documents name files that exist, and the project's text names no place outside the project."""
+"""The documents name files and identifiers that exist, and the project's text names no place outside the project."""
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +12,12 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md",
 ROOMS = ("include", "src", "kernels", "cli", "python", "examples", "bench", "tests", "tools", "cmake", "docs")
 PATH = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
+SOURCES = {".c", ".cc", ".cmake", ".cpp", ".cu", ".cuh", ".h", ".in", ".py", ".pyi", ".rs", ".sh", ".toml", ".txt", ".yml"}
+# docs/lab and the change log remember what is gone, and the page on migration is about the names of others.
+EXPLAINING = [path for path in DOCUMENTS if "lab" not in path.parts and path.name != "migration.md"]
+# Of CMake, the kernel, the sanitizers and PyTorch; two examples of the suffix of a memory space; a test for each instruction set.
+FOREIGN = {"CMAKE_CXX_COMPILER", "arch_prctl", "ASAN_OPTIONS", "detect_leaks", "emit_nvtx"}
+FOREIGN |= {"K_gmem", "K_reg", "cpu_contract_amx_test"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -22,6 +29,43 @@ def test_paths_in_a_document_exist(document):
     assert [path for path in missing if path not in made] == []
 
 
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for path in (ROOT / name for name in listed.stdout.splitlines()) if path.is_file()]
+
+
+@functools.cache
+def words_of_the_code() -> frozenset[str]:
+    """Every word of the sources, and the names of their files."""
+    words = set()
+    for path in tracked_files():
+        if path.suffix in SOURCES or path.name == "Makefile":
+            words |= {path.stem, *re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8", errors="replace"))}
+    return frozenset(words)
+
+
+def identifiers_of(text: str) -> set[str]:
+    """Words between backticks that only a program has: with an underscore, or capitals inside. Blocks of code are programs
+    of their own; `num_*` names no identifier."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    spans = re.findall(r"`([^`\n]+)`", text)
+    words = {word for span in spans for word in re.findall(r"(?<![\w/.*-])[A-Za-z_]\w*(?![\w/*-])", span)}
+    return {word for word in words if "_" in word.strip("_") or re.search(r"[a-z][A-Z]", word)}
+
+
+@pytest.mark.parametrize("document", EXPLAINING, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_identifiers_in_a_document_exist(document):
+    assert sorted(identifiers_of(document.read_text()) - words_of_the_code() - FOREIGN) == []
+
+
+def test_an_identifier_that_is_gone_is_found():
+    text = "`take_no_turns` and `Problem::no_such_field()`, ``` `in_a_block` ``` and `num_*`"
+    assert identifiers_of(text) == {"take_no_turns", "no_such_field"}
+    assert "make_plan" in words_of_the_code() and "take_no" + "_turns_at_all" not in words_of_the_code()
+
+
 def test_documents_that_explain_are_short():
     """README is for the first minute; docs/kernels explain and docs/lab remember."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs/kernels").glob("*.md"))]
@@ -29,15 +73,11 @@ def test_documents_that_explain_are_short():
 
 
 def test_no_file_names_a_place_outside_the_project():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
     forbidden = re.compile(r"(?<![\w.])/(work|root)/\w|/tmp/(?!\w*\$)[a-z]+\.(sh|md)")
     found = []
-    for name in listed.stdout.splitlines():
-        path = ROOT / name
-        if path.suffix in {".png", ".svg", ".json"} or not path.is_file() or path == Path(__file__).resolve():
+    for path in tracked_files():
+        if path.suffix in {".png", ".svg", ".json"} or path == Path(__file__).resolve():
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        found += [f"{name}: {line.strip()}" for line in text.splitlines() if forbidden.search(line)]
+        found += [f"{path.relative_to(ROOT)}: {line.strip()}" for line in text.splitlines() if forbidden.search(line)]
     assert found == []
