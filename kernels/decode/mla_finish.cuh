@@ -19,7 +19,8 @@ struct Finish {
   int warpgroup;
   int first_row;  // of a thread; the other is 8 further
   int first_column;
-  Base base{args, shared.finish, shared.sequence, shared.cursor.item};
+  int thread = ptx::registers_fresh(static_cast<int>(threadIdx.x));  // not kept through the products
+  Base base{args, shared.finish, shared.sequence, shared.cursor.item, thread, thread % 32, thread / 32};
 
   __device__ __forceinline__ Finish(const AttentionArgs& arguments, SharedStorage<config>& storage, int wg, int row,
                                     int column)
@@ -27,17 +28,17 @@ struct Finish {
 
   __device__ __forceinline__ static void sync() { ptx::barrier_sync(barrier_attend, 2 * wg_threads); }
 
-  /// O of `count` tiles from `tile` on, before which this block has done `done`.
-  __device__ __forceinline__ void operator()(int tile, int count, int done, const tile::RowState& rows, const Values& O,
-                                             float scale_log2) const {
+  __device__ __forceinline__ void operator()(const tile::RowState& rows, const Values& O, float scale_log2) const {
     const decode::Run<config>& run = shared.run;
+    const int tile = shared.cursor.tile, count = shared.count();
     const decode::Parts<config> parts(args);
     const decode::Item<config>& item = shared.cursor.item;
     share_sums(rows);
     sync();  // the sums are there, and nobody needs Q any more
     const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
-    const int start = run.begin + done - (tile - item.first_tile);
-    const int first = begins ? static_cast<int>(blockIdx.x) : run.shares.block_of(start);
+    const int start = run.begin + shared.done - (tile - item.first_tile);
+    const int block = ptx::registers_fresh(static_cast<int>(blockIdx.x));  // not kept through the products
+    const int first = begins ? block : run.shares.block_of(start);
     if (begins && ends) {
       ptx::path<"decode/mla_sm90 whole item">();
       write_item(rows, O, scale_log2);
@@ -45,7 +46,7 @@ struct Finish {
       return;
     }
     ptx::path<"decode/mla_sm90 part of an item">();
-    write_part(parts, parts.part(first, static_cast<int>(blockIdx.x) - first), rows, O, scale_log2);
+    write_part(parts, parts.part(first, block - first), rows, O, scale_log2);
     sync();  // everyone's writes come before the arrival
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
     if (threadIdx.x == 0) shared.finish.is_last = parts.arrive(first, blocks);

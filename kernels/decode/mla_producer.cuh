@@ -5,11 +5,12 @@
 
 // The warpgroup of decode/mla_sm90 that loads: latent keys through the page table, by cp.async, 16 bytes a lane. A stage is
 // filled in three parts, each with a barrier of its own, so that products begin before the whole of it is there, and a part
-// is filled again as soon as the warpgroup that read it last is done. Keys that no row of the item sees become zero without
-// being read.
+// is filled again as soon as the warpgroup that read it last is done. Warps 0 and 1 fill stage 0, the others stage 1; of
+// the values each warp has one half, and the second of a stage the key's own columns, too. So a warp waits for its own
+// copies alone, and sees every phase of the barriers that it waits for. Keys that no row of the item sees become zero
+// without being read.
 //
-// Copies are signalled two parts late, when they have landed; where the next part must wait for its room, all that is on
-// its way is signalled first.
+// A lane looks up the pages of two rows of the next KV block while the copies of the present one are on their way.
 
 namespace flash_attention::mla {
 
@@ -17,17 +18,14 @@ template <ForwardConfig config>
 struct Producer {
   static constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
-  static constexpr int lag = 2;
-  static constexpr int own_rows = mla_block_kv / 16;  // of a thread: thread / 8 + 16 i, of which it copies chunk thread % 8
+  static constexpr int rows_at_once = 4;  // eight lanes copy 128 bytes of a row
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
-  int thread;
-  int issued = 0, signalled = 0;  // parts
-  int page[own_rows] = {};        // of the next tile's rows
-  int page_row[own_rows] = {};
+  int lane = threadIdx.x % 32;
+  int page[2] = {};  // of rows `lane` and `lane` + 32 of the next part
+  int page_row[2] = {};
 
-  __device__ __forceinline__ int row_of(int i) const { return thread / 8 + 16 * i; }
   __device__ __forceinline__ static bool sees(const decode::Item<config>& item, int j) {
     return j >= item.seen.begin && j < item.seen.end;
   }
@@ -35,52 +33,36 @@ struct Producer {
   __device__ __forceinline__ void look_up(const decode::Cursor<config>& next) {
     if constexpr (features.paged) {
 #pragma unroll
-      for (int i = 0; i < own_rows; ++i) {
-        const int j = next.tile * mla_block_kv + row_of(i);
+      for (int half = 0; half < 2; ++half) {
+        const int j = next.tile * mla_block_kv + lane + 32 * half;
         if (!sees(next.item, j)) continue;
         const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
-        page[i] = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
-        page_row[i] = j % args.page_size;
+        page[half] = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+        page_row[half] = j % args.page_size;
       }
     }
   }
 
-  /// Parts before `until` have landed: whoever waits for them is told.
-  __device__ __forceinline__ void signal(int until) {
-    ptx::fence_async_shared();  // the products read them
-    __syncwarp();               // every lane's copies have landed
-    for (; signalled < until; ++signalled) {
-      const int n = signalled / parts_of_stage;
-      if (thread % 32 == 0) ptx::mbarrier_arrive(shared.full[n % mla_stages][signalled % parts_of_stage]);
-    }
-  }
-
-  __device__ __forceinline__ void wait_for_room(ptx::Mbarrier& empty, int parity) {
-    if (!ptx::any(!ptx::mbarrier_try_wait(empty, parity))) return;
-    ptx::copy_async_wait<0>();
-    signal(issued);
-    ptx::mbarrier_wait(empty, parity);
-  }
-
-  /// Panels [first, first + panels) of the stage, from column 0 of a tensor's rows on.
+  /// Panels [first, first + panels) of the stage, from `column` of a tensor's rows on.
   template <int first, int panels>
-  __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage,
-                                       int first_column) {
-    const int chunk = thread % 8;
+  __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage, int column) {
+    const int chunk = lane % 8;
     const auto* base =
-        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + first_column + chunk * 8;
+        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + chunk * 8;
+    if constexpr (!features.paged) {
+      const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
+      base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
+    }
     const unsigned to = ptx::shared_address(&shared.stage[stage]) + first * StageTile::panel_bytes;
-#pragma unroll
-    for (int i = 0; i < own_rows; ++i) {
-      const int row = row_of(i), j = now.tile * mla_block_kv + row;
-      const bool exists = sees(now.item, j);
-      long long offset = 0;
+#pragma unroll 4
+    for (int begin = 0; begin < mla_block_kv; begin += rows_at_once) {
+      const int row = begin + lane / 8, j = now.tile * mla_block_kv + row, half = begin / 32;
+      long long offset = j * view.seq_stride;
       if constexpr (features.paged) {
-        offset = page[i] * view.batch_stride + page_row[i] * view.seq_stride;
-      } else {
-        const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
-        offset = now.item.batch_idx * view.batch_stride + (start + j) * view.seq_stride;
+        offset = ptx::shuffle(half == 0 ? page[0] : page[1], row % 32) * view.batch_stride +
+                 ptx::shuffle(half == 0 ? page_row[0] : page_row[1], row % 32) * view.seq_stride;
       }
+      const bool exists = sees(now.item, j);
       const Element* from = base + (exists ? offset : 0);
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
@@ -89,30 +71,44 @@ struct Producer {
       }
     }
     ptx::copy_async_commit();
-    if (++issued <= lag) return;
-    ptx::copy_async_wait<lag>();
-    signal(issued - lag);
+  }
+
+  /// The copies of a part have landed.
+  __device__ __forceinline__ void signal(int stage, int part) const {
+    ptx::fence_async_shared();  // the products read it
+    __syncwarp();               // every lane's copies have landed
+    if (lane == 0) ptx::mbarrier_arrive(shared.full[stage][part]);
   }
 
   __device__ __forceinline__ void run() {
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4, stage = warp / 2, half = warp % 2;
+    const int count = shared.run.end - shared.run.begin;
     decode::Cursor<config> cursor = shared.run.start;
+    if (stage < count && stage == 1) cursor.next(args);
     look_up(cursor);
-    tile::PipelineState<mla_stages> state(0);
 #pragma unroll 1
-    for (int left = shared.run.end - shared.run.begin; left > 0; --left) {
-      wait_for_room(shared.empty[state.stage][0], state.phase ^ 1);
-      copy<0, panels_of_half>(cursor, args.V, state.stage, 0);
-      wait_for_room(shared.empty[state.stage][1], state.phase ^ 1);
-      copy<panels_of_half, panels_of_half>(cursor, args.V, state.stage, panels_of_half * 64);
-      copy<value_panels, 1>(cursor, args.K, state.stage, 0);
-      state.advance();
-      if (left > 1) {
-        cursor.next(args);
-        look_up(cursor);
+    for (int n = stage; n < count; n += mla_stages) {
+      const int room = n / mla_stages % 2 ^ 1;
+      ptx::mbarrier_wait(shared.empty[stage][half], room);
+      if (half == 0) {
+        copy<0, panels_of_half>(cursor, args.V, stage, 0);
+      } else {
+        copy<panels_of_half, panels_of_half>(cursor, args.V, stage, panels_of_half * 64);
+        ptx::mbarrier_wait(shared.empty[stage][0], room);  // P was there
+        copy<value_panels, 1>(cursor, args.K, stage, 0);
       }
+      for (int step = 1; step <= mla_stages && n + step < count; ++step) cursor.next(args);
+      if (n + mla_stages < count) look_up(cursor);
+      if (half == 0) {
+        ptx::copy_async_wait<0>();
+      } else {
+        ptx::copy_async_wait<1>();
+      }
+      signal(stage, half);
+      if (half == 0) continue;
+      ptx::copy_async_wait<0>();
+      signal(stage, parts_of_stage - 1);
     }
-    ptx::copy_async_wait<0>();
-    signal(issued);
   }
 };
 

@@ -22,6 +22,21 @@
 namespace flash_attention {
 namespace mla {
 
+/// A thread's place in its warpgroup, and in accumulators. Worked out where it is needed: kept, it would take registers.
+struct Place {
+  int thread, warpgroup, lane, warp;
+  int row, column;  // the first of its two rows, and its first column in each block of 8
+
+  __device__ __forceinline__ Place() {
+    thread = ptx::registers_fresh(static_cast<int>(threadIdx.x));
+    warpgroup = thread / wg_threads;
+    lane = thread % 32;
+    warp = thread / 32 % 4;
+    row = 16 * warp + lane / 4;
+    column = lane % 4 * 2;
+  }
+};
+
 template <ForwardConfig config>
 struct Attend {
   static constexpr Features features = config.features;
@@ -33,16 +48,11 @@ struct Attend {
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
-  const int warpgroup;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const tile::LanePlace place{lane};
-  const int first_row = 16 * warp + place.row;
-
   float O[columns / 2];
   tile::RowState rows;
 
-  __device__ __forceinline__ Attend(const AttentionArgs& arguments, SharedStorage<config>& storage, int wg)
-      : args(arguments), shared(storage), warpgroup(wg) {}
+  __device__ __forceinline__ Attend(const AttentionArgs& arguments, SharedStorage<config>& storage)
+      : args(arguments), shared(storage) {}
 
   __device__ __forceinline__ float scale_log2() const {
     return (tile::Score<features>::linear ? args.scale : 1.0f) * tile::log2_e;
@@ -58,10 +68,11 @@ struct Attend {
       shared.seen_by_all =
           tile::Score<features>(args, sequence, item.kv_head_idx * config.group).keys_of_all(tokens.begin, tokens.end);
     }
+    const Place place;
     constexpr int chunks = mla_head_dim / 8;
     using Chunk = ptx::Vector<unsigned, 4>;
 #pragma unroll 6
-    for (int index = threadIdx.x; index < mla_block_q * chunks; index += 2 * wg_threads) {
+    for (int index = place.thread; index < mla_block_q * chunks; index += 2 * wg_threads) {
       const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
       const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
       Chunk values{};
@@ -81,12 +92,15 @@ struct Attend {
   /// Issues S = Q K^T of KV block n.
   __device__ __forceinline__ void issue_scores(Scores& S, int n) const {
     auto& flat = reinterpret_cast<float(&)[mla_block_kv / 2]>(S);
-    const Descriptor Q(&shared.Q, 0, 1024), K(&shared.stage[warpgroup], 0, 1024);
-    ptx::wgmma_fence();  // softmax is done with these registers
+    const int stage = ptx::shuffle(Place().warpgroup, 0);  // known to be the same in a warp
+    const Descriptor Q(&shared.Q, 0, 1024), K(&shared.stage[stage], 0, 1024);
 #pragma unroll
     for (int step = 0; step < mla_head_dim / 16; ++step) {
       constexpr int steps = panels_of_half * 4;  // of a part
-      if (step % steps == 0) ptx::mbarrier_wait(shared.full[warpgroup][step / steps], n / mla_stages % 2);
+      if (step % steps == 0) {
+        ptx::mbarrier_wait(shared.full[stage][step / steps], n / mla_stages % 2);
+        ptx::wgmma_fence();  // softmax is done with these registers
+      }
       const int at = step / 4 * panel + step % 4 * 32;
       ptx::wgmma_ss<type, mla_block_kv, ptx::Major::k, ptx::Major::k>(flat, Q.at(at), K.at(at), step != 0);
     }
@@ -97,7 +111,7 @@ struct Attend {
     return shared.stage[stage].bytes + value_panels * panel;
   }
   __device__ __forceinline__ Descriptor V_tile(int stage) const {
-    return Descriptor(shared.stage[stage].bytes + warpgroup * panels_of_half * panel, panel, 1024);
+    return Descriptor(shared.stage[stage].bytes + Place().warpgroup * panels_of_half * panel, panel, 1024);
   }
 
   __device__ __forceinline__ void shrink_output(const float (&shrink)[2]) {
@@ -105,15 +119,19 @@ struct Attend {
     for (int i = 0; i < columns / 2; ++i) O[i] *= shrink[i / 2 % 2];
   }
 
-  /// The products of a KV block are complete: this warpgroup's part of the stage may be filled again.
-  __device__ __forceinline__ void release(int stage) const {
-    if (lane == 0) ptx::mbarrier_arrive(shared.empty[stage][warpgroup]);
+  /// The products of a KV block, of this warpgroup's stage or of the other, are complete: its part of the stage may be
+  /// filled again.
+  __device__ __forceinline__ void release(int other) const {
+    const Place place;
+    if (place.lane == 0) ptx::mbarrier_arrive(shared.empty[place.warpgroup ^ other][place.warpgroup]);
   }
 
   /// P and what goes with it, for the other warpgroup.
-  __device__ __forceinline__ void publish(const unsigned (&P)[4][4], const float (&shrink)[2], int stage) const {
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // all warps' products have read the keys
-    const int tile = lane / 8, row = 16 * warp + tile % 2 * 8 + lane % 8;
+  __device__ __forceinline__ void publish(const unsigned (&P)[4][4], const float (&shrink)[2]) const {
+    const Place place;
+    const int stage = place.warpgroup;
+    ptx::barrier_sync(barrier_warpgroup + stage, wg_threads);  // all warps' products have read the keys
+    const int tile = place.lane / 8, row = 16 * place.warp + tile % 2 * 8 + place.lane % 8;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       auto* to = shared.stage[stage].bytes + value_panels * panel + StageTile::offset(row, 2 * step + tile / 2);
@@ -121,9 +139,9 @@ struct Attend {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (lane % 4 != 0) continue;
-      shared.max[stage][first_row + 8 * half] = rows.max[half];
-      shared.shrink[stage][first_row + 8 * half] = shrink[half];
+      if (place.lane % 4 != 0) continue;
+      shared.max[stage][place.row + 8 * half] = rows.max[half];
+      shared.shrink[stage][place.row + 8 * half] = shrink[half];
     }
     ptx::fence_async_shared();  // the other warpgroup's products read P
     __syncwarp();               // not found by the emulator: bar.arrive wants the lanes of a warp together
@@ -137,18 +155,19 @@ struct Attend {
     issue_scores(S, n);
     if constexpr (behind) {
       ptx::wgmma_wait<1>();  // the values before it have been read
-      release(warpgroup ^ 1);
+      release(1);
     }
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(O);
     ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
+    const Place place;
     const int kv_begin = tile_idx * mla_block_kv;
     if (kv_begin < shared.seen_by_all.begin || kv_begin + mla_block_kv > shared.seen_by_all.end) {
       ptx::path<"decode/mla_sm90 edge tile">();
-      decode::score_rows<true>(S, args, shared.cursor.item, shared.sequence, first_row, kv_begin + place.column);
+      decode::score_rows<true>(S, args, shared.cursor.item, shared.sequence, place.row, kv_begin + place.column);
     } else if constexpr (!tile::Score<features>::linear) {
       ptx::path<"decode/mla_sm90 inner tile with options">();
-      decode::score_rows<false>(S, args, shared.cursor.item, shared.sequence, first_row, kv_begin + place.column);
+      decode::score_rows<false>(S, args, shared.cursor.item, shared.sequence, place.row, kv_begin + place.column);
     } else {
       ptx::path<"decode/mla_sm90 inner tile">();
     }
@@ -157,9 +176,9 @@ struct Attend {
     unsigned P[4][4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
-    publish(P, shrink, warpgroup);
+    publish(P, shrink);
     shrink_output(shrink);
-    const Descriptor V = V_tile(warpgroup);
+    const Descriptor V = V_tile(Place().warpgroup);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -169,18 +188,19 @@ struct Attend {
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(O);
     ptx::wgmma_pin(P);
-    release(warpgroup);
+    release(0);
   }
 
   /// A KV block of the other stage: leaves its products under way.
   __device__ __forceinline__ void attend_other() {
-    const int stage = warpgroup ^ 1;
+    const Place place;
+    const int stage = place.warpgroup ^ 1;
     ptx::barrier_sync(barrier_P + stage, 2 * wg_threads);  // P is there
     float shrink[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shrink[half] = shared.shrink[stage][first_row + 8 * half];
-      rows.max[half] = shared.max[stage][first_row + 8 * half];
+      shrink[half] = shared.shrink[stage][place.row + 8 * half];
+      rows.max[half] = shared.max[stage][place.row + 8 * half];
       rows.sum[half] *= shrink[half];
     }
     shrink_output(shrink);
@@ -196,7 +216,8 @@ struct Attend {
   /// KV blocks [n, n + count) of the run, of which the first is tile `tile_idx` of the item.
   __device__ __forceinline__ void attend(int n, int tile_idx, int count) {
     const int end = n + count, shift = tile_idx - n;
-    if (n % mla_stages == warpgroup) {
+    // Known to be the same in a warp.
+    if (ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0) == n % mla_stages) {
       attend_own<false>(n, n + shift);
       ++n;
     }
@@ -209,7 +230,7 @@ struct Attend {
       attend_other();
       ptx::wgmma_wait<0>();  // O is complete
       ptx::wgmma_pin(O);
-      release(warpgroup ^ 1);
+      release(1);
     }
   }
 
@@ -221,22 +242,24 @@ struct Attend {
       parts.prepare(static_cast<int>(blockIdx.x));
       parts.prepare(shared.run.first_block());
     }
-    int done = 0;  // KV blocks of the run
+    if (threadIdx.x == 0) shared.done = 0;
 #pragma unroll 1
-    while (shared.run.begin + done < shared.run.end) {
+    do {
       ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // the cursor is there
       start();
-      const int tile_idx = shared.cursor.tile;
-      const int count = tile::min(shared.cursor.item.end_tile - tile_idx, shared.run.end - shared.run.begin - done);
-      attend(done, tile_idx, count);
-      Finish<config>(args, shared, warpgroup, first_row, warpgroup * columns + place.column)(tile_idx, count, done, rows, O,
-                                                                                             scale_log2());
-      done += count;
-      if (threadIdx.x == 0 && shared.run.begin + done < shared.run.end) {
-        shared.cursor.tile = tile_idx + count - 1;
-        shared.cursor.next(args);
+      // Known to be the same in a warp: products come in no branch that lanes may take apart.
+      attend(ptx::shuffle(shared.done, 0), ptx::shuffle(shared.cursor.tile, 0), ptx::shuffle(shared.count(), 0));
+      const Place place;
+      Finish<config>(args, shared, place.warpgroup, place.row, place.warpgroup * columns + place.column)(rows, O,
+                                                                                                         scale_log2());
+      if (threadIdx.x == 0) {
+        const int count = shared.count();
+        shared.done += count;
+        shared.cursor.tile += count - 1;
+        if (shared.run.begin + shared.done < shared.run.end) shared.cursor.next(args);
       }
-    }
+      ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // all know how far the run is
+    } while (shared.run.begin + shared.done < shared.run.end);
   }
 };
 
@@ -252,7 +275,7 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   auto& shared = ptx::shared_storage<Storage>();
   if (threadIdx.x == 0) {
     for (int s = 0; s < mla_stages; ++s) {
-      for (auto& full : shared.full[s]) ptx::mbarrier_init(full, 4);
+      for (auto& full : shared.full[s]) ptx::mbarrier_init(full, 1);
       for (auto& empty : shared.empty[s]) ptx::mbarrier_init(empty, 4);
     }
     ptx::mbarrier_init_fence();
@@ -267,10 +290,10 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 2) {
     ptx::registers_decrease<56>();
-    Producer<config>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    Producer<config>{args, shared}.run();
   } else {
     ptx::registers_increase<224>();
-    Attend<config>(args, shared, warpgroup).work();
+    Attend<config>(args, shared).work();
   }
 }
 

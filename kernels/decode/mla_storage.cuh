@@ -43,8 +43,14 @@ struct SharedStorage {
   float lse[mla_block_q];              // of those
   decode::Cursor<config> cursor;       // the item that is worked on
   decode::Run<config> run;             // read now and then: no place for registers
+  int done;                            // KV blocks of the run before it
   tile::Sequence sequence;
   tile::KeyRange seen_by_all;
+
+  /// KV blocks of the item that this block has from the cursor on.
+  __device__ __forceinline__ int count() const {
+    return tile::min(cursor.item.end_tile - cursor.tile, run.end - run.begin - done);
+  }
 };
 
 /// A matrix descriptor in two words; the low one comes by a shuffle, so that it is known to be the same in all lanes.

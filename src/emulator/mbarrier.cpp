@@ -125,7 +125,6 @@ bool mbarrier_try_wait(unsigned address, unsigned parity) {
 void mbarrier_wait(unsigned address, unsigned parity) {
   Scheduler& scheduler = Scheduler::current();
   ++scheduler.counters().mbarrier_waits;
-  scheduler.running().tried_mbarrier = false;  // whoever waits after a try in vain may try again the next time
   if (!completed(address, parity, "mbarrier_wait")) {
     scheduler.suspend(Wait::mbarrier, address, parity);
     // A GPU's thread looks again and again: who sleeps while two phases complete sees neither.
