@@ -1,6 +1,6 @@
 #pragma once
 
-#include "decode/mla_storage.cuh"
+#include "decode/mla_codes.cuh"
 #include "ptx/async.cuh"
 
 // The warpgroup of decode/mla_sm90 that loads: latent keys through the page table, by cp.async, 16 bytes a lane. A stage is
@@ -17,8 +17,10 @@ namespace flash_attention::mla {
 template <ForwardConfig config>
 struct Producer {
   static constexpr Features features = config.features;
-  using Element = ptx::Element<features.dtype>;
-  static constexpr int rows_at_once = 4;  // eight lanes copy 128 bytes of a row
+  static constexpr Type code = key_type(features);
+  static constexpr bool narrow = is_narrow(code);
+  using Element = tile::Stored<code>;
+  static constexpr int unit = 16 / sizeof(Element);  // elements that a lane copies at once
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -43,38 +45,53 @@ struct Producer {
     }
   }
 
-  /// Panels [first, first + panels) of the stage, from `column` of a tensor's rows on.
+  __device__ __forceinline__ unsigned part_smem(int stage, int first_panel) const {
+    return ptx::shared_address(&shared.stage[stage]) + first_panel * StageTile::panel_bytes;
+  }
+
+  /// Panels [first, first + panels) of the stage, from `column` of a tensor's rows on. Of 16-bit elements eight lanes copy
+  /// 128 bytes of a row, a panel after the other; codes of a row are copied at once.
   template <int first, int panels>
   __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage, int column) {
-    const int chunk = lane % 8;
+    constexpr int lanes = narrow ? 4 * panels : 8;  // of a row
+    const int chunk = lane % lanes;
     const auto* base =
-        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + chunk * 8;
+        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + chunk * unit;
     if constexpr (!features.paged) {
       const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
       base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
     }
-    const unsigned to = ptx::shared_address(&shared.stage[stage]) + first * StageTile::panel_bytes;
+    const unsigned to = part_smem(stage, first);
 #pragma unroll 4
-    for (int begin = 0; begin < mla_block_kv; begin += rows_at_once) {
-      const int row = begin + lane / 8, j = now.tile * mla_block_kv + row, half = begin / 32;
+    for (int begin = 0; begin < mla_block_kv; begin += 32 / lanes) {
+      const int row = begin + lane / lanes, j = now.tile * mla_block_kv + row;
       long long offset = j * view.seq_stride;
       if constexpr (features.paged) {
-        offset = ptx::shuffle(half == 0 ? page[0] : page[1], row % 32) * view.batch_stride +
-                 ptx::shuffle(half == 0 ? page_row[0] : page_row[1], row % 32) * view.seq_stride;
+        offset = ptx::shuffle(begin < 32 ? page[0] : page[1], row % 32) * view.batch_stride +
+                 ptx::shuffle(begin < 32 ? page_row[0] : page_row[1], row % 32) * view.seq_stride;
       }
       const bool exists = sees(now.item, j);
       const Element* from = base + (exists ? offset : 0);
+      if constexpr (narrow) {
+        ptx::copy_async(to + Codes<code, features.dtype>::template offset<panels>(row, chunk), from, exists ? 16 : 0);
+      } else {
 #pragma unroll
-      for (int panel = 0; panel < panels; ++panel) {
-        ptx::copy_async(to + StageTile::offset(row, chunk) + panel * StageTile::panel_bytes, from + panel * 64,
-                        exists ? 16 : 0);
+        for (int panel = 0; panel < panels; ++panel) {
+          ptx::copy_async(to + StageTile::offset(row, chunk) + panel * StageTile::panel_bytes, from + panel * 64,
+                          exists ? 16 : 0);
+        }
       }
     }
     ptx::copy_async_commit();
   }
 
   /// The copies of a part have landed.
+  template <int first, int panels>
   __device__ __forceinline__ void signal(int stage, int part) const {
+    if constexpr (narrow) {
+      __syncwarp();  // every lane's copies have landed
+      Codes<code, features.dtype>::template expand<panels>(part_smem(stage, first), lane);
+    }
     ptx::fence_async_shared();  // the products read it
     __syncwarp();               // every lane's copies have landed
     if (lane == 0) ptx::mbarrier_arrive(shared.full[stage][part]);
@@ -101,13 +118,13 @@ struct Producer {
       if (n + mla_stages < count) look_up(cursor);
       if (half == 0) {
         ptx::copy_async_wait<0>();
+        signal<0, panels_of_half>(stage, 0);
       } else {
         ptx::copy_async_wait<1>();
+        signal<panels_of_half, panels_of_half>(stage, 1);
+        ptx::copy_async_wait<0>();
+        signal<value_panels, 1>(stage, 2);
       }
-      signal(stage, half);
-      if (half == 0) continue;
-      ptx::copy_async_wait<0>();
-      signal(stage, parts_of_stage - 1);
     }
   }
 };

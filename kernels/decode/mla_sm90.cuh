@@ -55,7 +55,8 @@ struct Attend {
       : args(arguments), shared(storage) {}
 
   __device__ __forceinline__ float scale_log2() const {
-    return (tile::Score<features>::linear ? args.scale : 1.0f) * tile::log2_e;
+    if constexpr (!tile::Score<features>::linear) return tile::log2_e;
+    return args.scale * (features.kv_scales ? shared.k_scale : 1.0f) * tile::log2_e;
   }
 
   /// Q of the item that the cursor is at; rows that do not exist are zero.
@@ -65,6 +66,10 @@ struct Attend {
     if (threadIdx.x == 0) {
       const decode::Tokens tokens = decode::Item<config>::tokens_of(sequence, item.row_tile);
       shared.sequence = sequence;
+      if constexpr (features.kv_scales) {
+        shared.k_scale = tile::head_scale<features>(args.K_scale, item.batch_idx, item.kv_head_idx);
+        shared.v_by_k_scale = tile::head_scale<features>(args.V_scale, item.batch_idx, item.kv_head_idx) / shared.k_scale;
+      }
       shared.seen_by_all =
           tile::Score<features>(args, sequence, item.kv_head_idx * config.group).keys_of_all(tokens.begin, tokens.end);
     }
@@ -101,10 +106,24 @@ struct Attend {
         ptx::mbarrier_wait(shared.full[stage][step / steps], n / mla_stages % 2);
         ptx::wgmma_fence();  // softmax is done with these registers
       }
+      if constexpr (features.kv_scales) {
+        if (step == value_panels * 4) scale_values(flat);
+      }
       const int at = step / 4 * panel + step % 4 * 32;
       ptx::wgmma_ss<type, mla_block_kv, ptx::Major::k, ptx::Major::k>(flat, Q.at(at), K.at(at), step != 0);
     }
     ptx::wgmma_commit();
+  }
+
+  /// Between the products of the values' columns and those of the key's own, which have another scale.
+  __device__ __forceinline__ void scale_values(float (&S)[mla_block_kv / 2]) const {
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(S);
+    const float factor = shared.v_by_k_scale;
+#pragma unroll
+    for (float& score : S) score *= factor;
+    ptx::wgmma_fence();  // the products that follow add to them
   }
 
   __device__ __forceinline__ const unsigned char* P_tile(int stage) const {
@@ -160,6 +179,13 @@ struct Attend {
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(O);
     ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
+    if constexpr (features.kv_scales && !tile::Score<features>::linear) {
+#pragma unroll
+      for (auto& block : S) {
+#pragma unroll
+        for (float& score : block) score *= shared.k_scale;
+      }
+    }
     const Place place;
     const int kv_begin = tile_idx * mla_block_kv;
     if (kv_begin < shared.seen_by_all.begin || kv_begin + mla_block_kv > shared.seen_by_all.end) {
@@ -288,11 +314,12 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   __syncthreads();  // all threads see the barriers and the run
   if (shared.run.begin == shared.run.end) return;
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  constexpr bool narrow = is_narrow(key_type(config.features));  // codes are held while they become elements
   if (warpgroup == 2) {
-    ptx::registers_decrease<56>();
+    ptx::registers_decrease<narrow ? 72 : 56>();
     Producer<config>{args, shared}.run();
   } else {
-    ptx::registers_increase<224>();
+    ptx::registers_increase<narrow ? 216 : 224>();
     Attend<config>(args, shared).work();
   }
 }

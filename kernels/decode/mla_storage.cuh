@@ -43,6 +43,8 @@ struct SharedStorage {
   float lse[mla_block_q];              // of those
   decode::Cursor<config> cursor;       // the item that is worked on
   decode::Run<config> run;             // read now and then: no place for registers
+  float k_scale;                       // of 8-bit keys: that of their own columns
+  float v_by_k_scale;                  // and how many times as large that of the values is
   int done;                            // KV blocks of the run before it
   tile::Sequence sequence;
   tile::KeyRange seen_by_all;

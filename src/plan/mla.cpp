@@ -34,10 +34,17 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
     return "needs a head_dim of 576 and a head_dim_v of 512";
   }
   if (problem.dropout_p != 0) return "takes no dropout";
+  if (problem.kv_scales == ScaleKind::token) return "takes no scales of rows";
   if (*problem.scale <= 0) return "needs a positive scale";
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
     if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0) {
       return "needs strides that are multiples of 8";
+    }
+  }
+  const int of_keys = *problem.kv_dtype != problem.dtype ? 16 : 8;
+  for (const Strides& strides : {problem.k_strides, problem.v_strides}) {
+    if (strides.batch % of_keys != 0 || strides.seq % of_keys != 0 || strides.head % of_keys != 0) {
+      return "needs strides of 8-bit rows that are multiples of 16";
     }
   }
   return decode_tiles(problem, configure(problem)) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
@@ -68,6 +75,7 @@ std::span<const KernelEntry> mla_kernels() {
                       "multiples of 8; no dropout",
       .pages = true,
       .left_padding = true,
+      .narrow_keys = true,
       .latent = true,
       .reject = reject,
       .lay_out = lay_out}};

@@ -39,6 +39,15 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
     pack(c, {3, 0, 1, 9}, {0, 0, 0, 0}), p.seq_kv = 131, p.total_kv = 0, c.cu_seqlens_kv.clear();
     put_in_pages(c, 16, {60, 131, 17, 97}), p.causal = true;
   });
+  add("mla_e4m3", [](Case& c, Problem& p) {
+    p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head, p.seq_q = 2, p.causal = true;
+    put_in_pages(c, 64, {131, 0, 70});
+  });
+  add("mla_e5m2_nan", [](Case& c, Problem& p) {
+    p.kv_dtype = Dtype::float8_e5m2, p.seq_q = 3, p.causal = true, c.nan_value = 130, put_in_pages(c, 16, {131, 131});
+  });
+  add("mla_int8_softcap",
+      [](Case&, Problem& p) { p.kv_dtype = Dtype::int8, p.kv_scales = ScaleKind::tensor, p.softcap = 5, p.heads_q = 70; });
   return cases;
 }
 

@@ -19,11 +19,11 @@ TEST(DecodeMlaCompile, WithoutSpills) {
   Problem options = latent_decoding(16, 4);
   options.dtype = Dtype::float16, options.softcap = 30, options.window_left = 100;
   options.alibi = options.left_padding = options.sink = true;
-  std::vector<Plan> plans;
-  for (const Problem& problem : {latent_decoding(16, 1), options}) {
-    plans.push_back(make_plan(problem, Pass::forward, device, "decode/mla_sm90"));
-  }
-  expect_plans_compile(plans, 90);
+  Problem codes = latent_decoding(16, 1);
+  codes.kv_dtype = Dtype::float8_e4m3, codes.kv_scales = ScaleKind::head;
+  const auto plan = [&](const Problem& problem) { return make_plan(problem, Pass::forward, device, "decode/mla_sm90"); };
+  expect_plans_compile({plan(latent_decoding(16, 1)), plan(latent_decoding(128, 2))}, 90);
+  expect_plans_compile({plan(options), plan(codes)}, 90, 96);  // beside the products: Q, the end of an item, the loads
 }
 
 }  // namespace
