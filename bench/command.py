@@ -10,8 +10,8 @@ import baselines
 import cases
 import package  # noqa: F401 (makes flash_attention importable)
 import torch
-from flash_attention.report.results import ResultError, Results, load
 from progress import Progress
+from report.results import ResultError, Results, load
 
 
 def parser(description, output):

@@ -1,6 +1,6 @@
 """Makes flash_attention importable: the installed package, or the one of this source tree with the extension from build/.
 
-Where there is no extension, the parts in pure Python (Triton kernels, report) still import, and `unavailable` says why our
+Where there is no extension, the parts in pure Python (Triton kernels) still import, and `unavailable` says why our
 own kernels are left out.
 """
 

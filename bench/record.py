@@ -27,7 +27,7 @@ import benchmark_speed
 import cases
 import machine
 import torch
-from flash_attention.report import load
+from report import load
 
 BENCH = Path(__file__).resolve().parent
 MAIN = ["ours", "sdpa_cudnn", "sdpa_flash", "triton"]

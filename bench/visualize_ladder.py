@@ -7,9 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import package  # noqa: F401 (makes flash_attention importable)
-from flash_attention import report
-from flash_attention.report import panels
+import report
+from report import panels
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("results", type=Path, help="JSON of `flash-attention ladder --sweep --save`")

@@ -10,8 +10,8 @@ from pathlib import Path
 import package  # noqa: F401 (makes flash_attention importable)
 from flash_attention.parallel import plan
 from flash_attention.parallel.planner import H100_NODES, HDR_NODES
-from flash_attention.report import svg
-from flash_attention.report.charts import Chart
+from report import svg
+from report.charts import Chart
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 MODEL = {"heads": 64, "heads_kv": 8, "head_dim": 128, "show": False}

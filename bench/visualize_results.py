@@ -4,8 +4,8 @@ import argparse
 import sys
 
 import package  # noqa: F401 (makes flash_attention importable)
-from flash_attention.commands import report
+from flash_attention.commands import report as verb
 
 parser = argparse.ArgumentParser(description=__doc__)
-report.add_arguments(parser)
-sys.exit(report.run(parser.parse_args()))
+verb.add_arguments(parser)
+sys.exit(verb.run(parser.parse_args()))

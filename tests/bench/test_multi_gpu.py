@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 if package.unavailable:
     pytest.skip(package.unavailable, allow_module_level=True)
-from flash_attention.report.results import load  # noqa: E402
+from report.results import load  # noqa: E402
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = ["--device", "cpu", "--seq", "64", "--heads", "4", "--heads-kv", "2", "--head-dim", "16", "--mask", "causal"]

@@ -3,15 +3,17 @@
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 cases = pytest.importorskip("cases")
-from flash_attention import report  # noqa: E402
+import report  # noqa: E402
 from flash_attention.commands import report as verb  # noqa: E402
-from flash_attention.report import charts, markdown, panels, svg  # noqa: E402
+from report import charts, markdown, panels, svg  # noqa: E402
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
@@ -276,6 +278,16 @@ def browse(page, tmp_path, *flags):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     image = pytest.importorskip("PIL.Image").open(picture).convert("RGB")
     return image, re.findall(r"CONSOLE.*", done.stderr)
+
+
+def test_outside_of_a_checkout(paths, tmp_path, monkeypatch):
+    """Wheels have the verb, but not what draws."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not (Path(folder) / "report").is_dir()])
+    for name in [name for name in sys.modules if name.split(".")[0] == "report"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(RuntimeError, match="bench/report is not here; call this in a checkout of the repository"):
+        run(*paths)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 command = pytest.importorskip("command")
-from flash_attention.report.results import ResultError, Results, load  # noqa: E402
+from report.results import ResultError, Results, load  # noqa: E402
 
 ROW = {
     "case": {"seq": 128},

@@ -1,5 +1,9 @@
-"""python -m flash_attention report results.json...: one self-contained HTML file from what bench/ measured."""
+"""python -m flash_attention report results.json...: one self-contained HTML file from what bench/ measured.
 
+What draws it is bench/report of the repository, which wheels leave out.
+"""
+
+import importlib
 import sys
 from pathlib import Path
 
@@ -20,9 +24,20 @@ def add_arguments(parser):
     parser.add_argument("--force", action="store_true", help="overwrite the page and images that are there")
 
 
-def run(arguments):
-    from flash_attention import report
+def drawing():
+    """bench/report of the checkout that this is called in."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / "bench" / "report" / "__init__.py").is_file():
+            sys.path.insert(0, str(folder / "bench"))
+            break
+    try:
+        return importlib.import_module("report")
+    except ModuleNotFoundError:
+        raise RuntimeError("bench/report is not here; call this in a checkout of the repository") from None
 
+
+def run(arguments):
+    report = drawing()
     taken = [path for path in (arguments.output, arguments.images) if path is not None and path.exists()]
     try:
         if taken and not arguments.force:
