@@ -21,14 +21,14 @@ bool chooses_steps(const Problem& p) { return has_tile_map(p) || p.mask.present;
 struct Structure {
   bool wide = false;         // dK and dV by two warpgroups together
   bool separate_dq = false;  // dQ by a kernel of its own
-  bool ordered = false;      // tasks take turns at adding to sums in memory
+  bool ordered = false;      // tasks add to sums in memory in a fixed order
   int warpgroups = 1;        // of 64 keys each
   int stages = 2;
 };
 
-/// Whether tasks can take turns at adding to dQ without waiting long for each other. Under a causal mask they come one
+/// Whether tasks can accumulate into dQ in order without waiting long for each other. Under a causal mask they come one
 /// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
-/// as a head has tiles of keys, which must be few of all that an SM walks over.
+/// as a head has tiles of keys, which must be few of all that an SM works on.
 bool can_take_turns(const Problem& p, const DeviceInfo& device) {
   if (p.window_right >= 0 && p.seq_q >= p.seq_kv) return true;
   return tiles(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;

@@ -22,7 +22,7 @@ struct Epilogue : DqExchange<config> {
     __syncwarp();
   }
   /// A tile of dK or dV, times a factor, to the staging buffer (SumOrder::by_register). With ordinary stores here the
-  /// compiler spills in the walk at head dimension 128.
+  /// compiler spills in the main loop at head dimension 128.
   template <int width>
   __device__ __forceinline__ void stage_keys(const float (&tile)[width / 2], float factor) const {
     static_assert(width <= S::width);

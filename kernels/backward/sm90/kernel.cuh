@@ -3,7 +3,7 @@
 // Attention backward for sm_90 (Hopper), head dimensions up to 128: dK and dV of a tile of keys, and the tile's share of
 // dQ.
 //
-// A block holds K and V of block_kv keys of one key head, 64 for each of its two warpgroups, and walks over the
+// A block holds K and V of block_kv keys of one key head, 64 for each of its two warpgroups, and loops over the
 // query tiles (64 rows) of every query head of the group. Each step, in every warpgroup:
 //
 //     S^T = K Q^T          dP^T = V dO^T                          64 keys x 64 queries, in registers
@@ -12,7 +12,7 @@
 //     dS to shared memory, transposed
 //     one of the warpgroups, in turn:         dQ += dS K          over all keys of the block; added to fp32 sums in memory
 //
-// Taking turns with dQ lets the others run ahead: the warpgroups drift apart, and one's exponentials hide under another's
+// dQ by one warpgroup lets the other run ahead: the warpgroups drift apart, and one's exponentials hide under another's
 // products. dK and dV of a key head are complete in the block: grouped queries need no sums across blocks.
 // Where dQ must have the same bits in every run, or the head is too wide, backward/sm90/separate_dq.cuh computes it
 // instead.

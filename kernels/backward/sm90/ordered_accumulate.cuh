@@ -2,16 +2,16 @@
 
 // The order in which tasks add to the sums in memory, where every run must give the same bits.
 //
-// Each query tile has a number in the workspace: the tile of keys whose turn it is to add to its dQ. The last tile that the
-// queries see comes first (prepare writes it), then the one before. Blocks take the tiles of keys in that order too, so
-// whoever comes first has been started first, and nobody waits for a block that does not run. Under a causal mask a tile of
-// keys comes to a query tile later than the one behind it, by the query tiles that lie between their first steps: hardly
-// anyone waits. Without a mask the blocks begin together, and fall behind each other once, in the first heads.
+// Each query tile has a counter in the workspace: it names the KV tile that accumulates into dQ next. The last KV tile that
+// the queries see comes first (prepare writes it), then the one before. Blocks take KV tiles in the same order, so a block
+// only waits for blocks that were started before it, and these run. Under a causal mask a KV tile reaches a query tile
+// later than the one behind it, by the query tiles between their first steps: blocks hardly wait. Without a mask the blocks
+// begin together, and fall behind each other once, in the first heads.
 //
-// Whoever is the first to add to dQ of a query tile stores it: the sums need not be zeroed before.
+// The first block that accumulates into dQ of a query tile stores it: the sums need not be zeroed before.
 //
-// Where the heads of a group are divided between tasks, each 16 keys (those of a warp) have such a number for dK and dV:
-// the part of the group whose turn it is, from the first one on.
+// If the heads of a group are split between tasks (gqa_split), each 16 keys (those of a warp) have such a counter for dK
+// and dV: it names the split that accumulates next, from the first one on.
 
 #include "backward/sm90/shape.cuh"
 #include "ptx/atomic.cuh"
@@ -22,11 +22,11 @@ namespace flash_attention::backward_sm90 {
 
 constexpr int warp_keys = 16;
 
-/// The turn of a query tile; `padded` is its first row in the padded layout, where tiles are at least 64 rows apart.
+/// The counter of a query tile; `padded` is its first row in the padded layout, where tiles are at least 64 rows apart.
 __device__ __forceinline__ unsigned* dq_order_of(const AttentionArgs& args, long long padded) {
   return workspace<unsigned>(args, workspace_order) + padded / tile_rows;
 }
-/// The turn of a warp's keys; `padded` is the first of them (padded_key). They follow the turns of the query tiles.
+/// The counter of a warp's keys; `padded` is the first of them (padded_key). It follows the counters of the query tiles.
 __device__ __forceinline__ unsigned* dkv_order_of(const AttentionArgs& args, long long padded) {
   return dq_order_of(args, padded_rows(args) * args.heads_q) + 1 + padded / warp_keys;
 }
@@ -39,10 +39,10 @@ __device__ __forceinline__ unsigned first_key_tile(const AttentionArgs& args, co
   return static_cast<unsigned>(score.template key_tiles<tile_rows, config.block_kv>(q_begin).end - 1);
 }
 
-/// A bit of a turn: nobody has added yet. The first one stores, so that the sums need not be zeros.
+/// A bit of a counter: no block has accumulated yet. The first one stores, so that the sums need not be zeros.
 constexpr unsigned none_accumulated = 1u << 31;
 
-/// The thread that is going to add, by copies: all who come before it have added. Returns whether there are any.
+/// The thread that will accumulate, by copies: returns when all that come before it have; true if there are any.
 __device__ __forceinline__ bool wait_for_order(const unsigned* order, unsigned mine) {
   unsigned now;
   do {
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool wait_for_order(const unsigned* order, unsigned m
   ptx::fence_async_global();  // what they did before the copies
   return now == mine;
 }
-/// The thread that has added: when its copies have arrived, it is the next one's turn.
+/// The thread that has accumulated: when its copies have arrived, the next one may go on.
 __device__ __forceinline__ void signal_next(unsigned* order, unsigned next) {
   ptx::bulk_wait<0>();
   ptx::fence_async_global();  // the copies before what others do

@@ -3,7 +3,7 @@
 // Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
 //
 //   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
-//            tasks taken, whose turn it is to add to them; rows in no sequence = 0
+//            tasks taken, the counters of ordered accumulation; rows in no sequence = 0
 //   convert: dQ = scale * the sums, in the tensor's type
 //   convert_keys: the same for dK and dV, where they are summed in memory
 //
@@ -40,7 +40,7 @@ struct RowTile {
   }
 };
 
-/// Zeroes the sums of dK and dV and the turns at them, the blocks of the grid together.
+/// Zeroes the sums of dK and dV and their counters, the blocks of the grid together.
 template <BackwardConfig config>
 __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   using S = Shape<config>;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the blocks of backward/sm90 walk over, and the warp that loads for them.
+// The work tiles of the blocks of backward/sm90, and the producer warp that loads for them.
 //
 // A block takes one task after another: a tile of keys, and every query tile that sees something of it. Its first task is
 // its own index, later ones come from a counter in the workspace, so that a block that was given less takes more. The
@@ -30,7 +30,7 @@ template <BackwardConfig config>
 __device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
   const int heads = args.heads_kv * num_gqa_splits<config>(args);
   const auto place = task_order<config>(args)[task_idx];
-  // The last keys first, where tasks take turns (ordered_accumulate.cuh).
+  // The last keys first, if tasks accumulate in order (ordered_accumulate.cuh).
   const int tile_idx = Shape<config>::ordered ? task_order<config>(args).num_tiles - 1 - place.tile : place.tile;
   return {tile_idx, place.head % heads, place.head / heads};
 }
@@ -79,7 +79,7 @@ struct alignas(8) Step {
   long long padded;      // first row in the padded layout of the workspace
   unsigned char hidden;  // bit w: nothing, warpgroup w
   unsigned char edge;    // bit w: not everything
-  int key_tile;          // whose turn to add to dQ it will be
+  int key_tile;          // that accumulates into dQ
 
   template <BackwardConfig config>
   __device__ __forceinline__ void look(const AttentionArgs& args, const Task<config>& task) {
@@ -104,7 +104,7 @@ template <BackwardConfig config>
 struct WorkTile {
   Task<config> task;
   unsigned first_step, end_step;
-  unsigned owned[2];  // two warpgroups that take turns from the first step on: steps each has owned in the tasks before
+  unsigned owned[2];  // two warpgroups alternate from the first step on: steps each has owned in the tasks before
   bool exists;        // false: there are no more tasks
 };
 
@@ -112,7 +112,7 @@ struct WorkTile {
 // that.
 constexpr int work_tiles_kept = 4, steps_kept = 8;
 
-/// Brings K and V of a task into L2: when its turn comes, they are near.
+/// Prefetches K and V of a task into L2.
 template <BackwardConfig config>
 __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int task_idx) {
   using S = Shape<config>;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
   using S = Shape<config>;
   unsigned count = 0;  // steps
   const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1); };
-  // Where tasks take turns, they are taken in order from the first one on.
+  // Tasks that accumulate in order are taken in order, from the first one on.
   int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
   shared.num_blocks = S::ordered ? 0 : gridDim.x;
   shared.work_tile[0].owned[0] = shared.work_tile[0].owned[1] = 0;

@@ -1,8 +1,8 @@
 #pragma once
 
 // Gradients of keys that 0 * NaN reached in a product of backward/sm90: P and dS are 0 where a query does not see a key, or
-// dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The walk has no registers to look for them.
-// This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
+// dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The main loop has no registers to look for
+// them. This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
 //
 // A warp takes 64 keys of one key head at a time. Nearly always it looks at the statistics of the queries at the edges of
 // the mask and finds nothing: that has to be quick, since it comes with every call.
@@ -49,10 +49,10 @@ struct Repairer {
     return check != 0.0f;
   }
 
-  /// Whether the walk has multiplied keys of the tile with such a query of the head that some of them do not see.
+  /// Whether the main loop has multiplied keys of the tile with such a query of the head that some of them do not see.
   __device__ __forceinline__ bool is_reached(int head_idx) const {
     const tile::Score<features> score(args, sequence, head_idx);
-    // The walk takes all queries that any key of its block sees.
+    // The main loop takes all queries that any key of its block sees.
     const auto tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {

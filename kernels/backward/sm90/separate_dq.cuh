@@ -2,7 +2,7 @@
 
 // dQ for sm_90 (Hopper) by a kernel of its own: the same bits in every run, and head dimensions to 256.
 //
-// A task is 128 queries of one head, 64 for each of two warpgroups, which walk over the key tiles (64 rows) they see:
+// A task is 128 queries of one head, 64 for each of two warpgroups, which loop over the KV tiles (64 rows) they see:
 //
 //     S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers
 //     P = 2^(S - lse2)     dS = P (dP - delta)    dQ += dS K, dS from registers
@@ -170,9 +170,9 @@ struct QueryConsumer {
     if constexpr (S::listed) num_tiles = task.first_listed(args) < task.tiles.end ? 1 : 0;
     if (num_tiles > 0) {
       tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
-      // Where masks choose the tiles, both warpgroups walk over all of them, and count them on the way.
+      // If masks choose the tiles, both warpgroups loop over all of them, and count them.
       if constexpr (S::listed) own = {task.tiles.begin, task.tiles.end};
-      const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the walk
+      const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the tiles
       unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
       ptx::mbarrier_wait(shared.Q_full, walked & 1);   // Q has landed
       ptx::mbarrier_wait(shared.dO_full, walked & 1);  // dO has landed

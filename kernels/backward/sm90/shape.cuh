@@ -99,7 +99,7 @@ struct Shape {
       (width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout || listed)) ||
       (warpgroups == 2 && config.key_sums && (next_sequence_rows || !features.window_right));
 
-  // Tasks take turns at adding to the sums in memory: every run has the same bits (ordered_accumulate.cuh).
+  // Tasks add to the sums in memory in a fixed order: every run has the same bits (ordered_accumulate.cuh).
   static constexpr bool ordered = config.deterministic && !config.separate_dq;
 
   // Two warpgroups: S of the next step is issued before dK of this one is waited for.

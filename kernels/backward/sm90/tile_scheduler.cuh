@@ -27,8 +27,8 @@ struct TaskOrder {
   }
 
   /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
-  /// come first. Tasks that take turns come head by head (ordered_accumulate.cuh), and so do those of divided groups where
-  /// the loading warp has no registers for more.
+  /// come first. Tasks that accumulate in order come head by head (ordered_accumulate.cuh), and so do those of split groups
+  /// if the loading warp has no registers for more.
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;

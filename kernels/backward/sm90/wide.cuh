@@ -2,7 +2,7 @@
 
 // dK and dV for sm_90 (Hopper), head dimensions from 136 to 256: both do not fit into one warpgroup's registers.
 //
-// A task is 64 keys of one key head: K, in part in registers, and V stay with the block while it walks over the query tiles
+// A task is 64 keys of one key head: K, in part in registers, and V stay with the block while it loops over the query tiles
 // (64 rows) of every query head of the group. Two warpgroups share the work of a step:
 //
 //     warpgroup 0:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
@@ -229,7 +229,7 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
 
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
-    ptx::registers_decrease<S::listed ? 56 : 32>();  // those who load walk along a list of steps
+    ptx::registers_decrease<S::listed ? 56 : 32>();  // the producer follows a list of steps
     WideLoader<config> loader{args, shared};
     const int num_tasks = key_tasks<config>(args).count();
     if (threadIdx.x == 0) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // Which blocks of keys a tile visits where hidden rows or a block mask choose: those of which the map of tiles
-// (abi/tile_map.h) shows something, in the order of Shape::forwards. The loading warp walks along the map; the warpgroups
+// (abi/tile_map.h) shows something, in the order of Shape::forwards. The producer warp follows the map; the warpgroups
 // are told with each K.
 
 #include "forward/sm90/shape.cuh"

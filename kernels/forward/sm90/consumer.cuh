@@ -1,6 +1,6 @@
 #pragma once
 
-// What a warpgroup of forward/sm90 that attends is made of: its place in the block, its turns, its products.
+// A consumer warpgroup of forward/sm90: its place in the block, its ping-pong barriers, its products.
 
 #include "forward/sm90/hide_pairs.cuh"
 #include "forward/sm90/scores.cuh"
@@ -110,13 +110,13 @@ struct Warpgroup {
     return ListedBlock(uniform(shared.listed[k_stage]));
   }
 
-  // -- turns ------------------------------------------------------------------------------------------------------------
+  // -- ping-pong --------------------------------------------------------------------------------------------------------
 
-  /// Waits until the warpgroup before this one has issued its products. One alone need not take turns.
+  /// Waits until the warpgroup before this one has issued its products. One alone has no barrier.
   __device__ __forceinline__ void pingpong_wait() const {
     if constexpr (S::pingpong) ptx::barrier_sync(barrier_pingpong + warpgroup, 2 * wg_threads);
   }
-  /// A turn makes the whole warpgroup meet; where there are none, this does.
+  /// The ping-pong barrier makes the whole warpgroup meet; without ping-pong, this one does.
   __device__ __forceinline__ void sync_without_pingpong() const {
     if constexpr (!S::pingpong) ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);
   }
@@ -124,7 +124,7 @@ struct Warpgroup {
     const int next = warpgroup + 1 == S::warpgroups ? 0 : warpgroup + 1;
     if constexpr (S::pingpong) ptx::barrier_arrive(barrier_pingpong + next, 2 * wg_threads);
   }
-  /// Before the first tile the turn is with warpgroup 0; after the last it takes it back, so that no arrival is left over.
+  /// Warpgroup 0 issues first. After the last tile it waits once more, so that no arrival is left over.
   __device__ __forceinline__ void pingpong_begin() const {
     if (warpgroup == S::warpgroups - 1) pingpong_signal();
   }

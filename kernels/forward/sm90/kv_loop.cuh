@@ -8,7 +8,7 @@
 //       softmax of S while P V runs; then P = S
 //     O += P V(last)
 //
-// The warpgroups take turns to issue products (ping-pong): while one does softmax, another's products run.
+// The warpgroups issue products by ping-pong: while one does softmax, another's products run.
 
 #include "forward/sm90/consumer.cuh"
 #include "ptx/path.cuh"
@@ -36,8 +36,8 @@ __device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, P
   }
 }
 
-/// Blocks that only other warpgroups see. The turns go round all the same. V is asked for after K, but copies land in any
-/// order: a stage that is freed while its K is still under way lets the next wait for that stage return at once.
+/// Blocks that only other warpgroups see. The ping-pong goes on. V is loaded after K, but copies land in any
+/// order: a stage that is freed while its K is still in flight lets the next wait for that stage return at once.
 template <ForwardConfig config>
 __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
   using S = Shape<config>;
