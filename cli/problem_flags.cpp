@@ -18,7 +18,7 @@ std::vector<Flag> problem_flags() {
       {"kv-heads", "N", "key and value heads; divides --heads (GQA, MQA) [= --heads]"},
       {"seq-q", "N", "queries in a sequence", "1024"},
       {"seq-kv", "N", "keys in a sequence [= --seq-q]"},
-      {"head-dim", "N", "width of a query and a key: a multiple of 8, at most 256", "64"},
+      {"head-dim", "N", "width of a query and a key: at most 576, fast if a multiple of 8", "64"},
       {"head-dim-v", "N", "width of a value [= --head-dim]"},
       {"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
       {"causal", "", "a query sees no key after the diagonal"},

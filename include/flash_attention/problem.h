@@ -12,6 +12,9 @@
 
 namespace flash_attention {
 
+/// The largest head_dim and head_dim_v.
+constexpr std::int64_t max_head_dim = 576;
+
 /// The last three are for the K and V of a cache alone.
 enum class Dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8 };
 
@@ -87,7 +90,7 @@ struct Problem {
   std::int64_t seq_kv = 0;  ///< packed: the longest key sequence, or a bound on it (0 = total_kv)
   std::int64_t heads_q = 1;
   std::int64_t heads_kv = 1;    ///< divides heads_q
-  std::int64_t head_dim = 0;    ///< a multiple of 8, at most 256; at most 576 where latent
+  std::int64_t head_dim = 0;    ///< at most max_head_dim; fast where it is a multiple of 8
   std::int64_t head_dim_v = 0;  ///< 0 = head_dim; at most 512 where latent
   Dtype dtype = Dtype::float32;
 

@@ -15,9 +15,23 @@ struct ForwardSm90Layout {
 
 constexpr int forward_sm90_max_shared_bytes = 232448;
 
+/// With wider heads than this, two warpgroups share 64 rows: each has half of O's columns
+/// (kernels/forward/sm90/wide_loop.cuh).
+constexpr bool forward_sm90_is_wide(int head_dim, int head_dim_v) { return head_dim > 256 || head_dim_v > 256; }
+
+/// Such a block's K and V come in stages of 16 KiB: 64 columns of its 128 keys, then all columns of some keys.
+constexpr int forward_sm90_wide_keys = 128;
+constexpr int forward_sm90_wide_stage_bytes = 64 * 2 * forward_sm90_wide_keys;
+
+/// Keys of a stage of V.
+constexpr int forward_sm90_value_rows(int head_dim, int head_dim_v, int block_kv) {
+  if (!forward_sm90_is_wide(head_dim, head_dim_v)) return block_kv;
+  return head_dim_v > 256 ? 16 : head_dim_v > 128 ? 32 : 64;
+}
+
 /// Blocks of one warpgroup share an SM: two, or three where the head dimension leaves them enough registers.
 constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
-  if (config.block_q > 64) return 1;
+  if (config.block_q > 64 || forward_sm90_is_wide(config.head_dim, config.head_dim_v)) return 1;
   return config.head_dim <= 64 && config.head_dim_v <= 64 && config.block_kv <= 64 ? 3 : 2;
 }
 
@@ -26,6 +40,10 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int chunk_bytes = 64 * 2;  // of a row
   const int chunks = (config.head_dim + 63) / 64, chunks_v = (config.head_dim_v + 63) / 64;
+  if (forward_sm90_is_wide(config.head_dim, config.head_dim_v)) {
+    const int tiles = 64 * (chunks + 2) * chunk_bytes;  // Q; P, which O passes through, too
+    return {1, 1, tiles + config.num_stages * forward_sm90_wide_stage_bytes + 2048};
+  }
   const int kv_bytes = config.num_stages * config.block_kv * (chunks + chunks_v) * chunk_bytes;
   const int q_bytes = config.block_q * chunks * chunk_bytes;
   const int o_chunk_bytes = config.block_q * chunk_bytes;

@@ -37,8 +37,8 @@ __device__ __forceinline__ void backward_delta(const AttentionArgs& args) {
     const int i = block.tile_idx * tile::block_rows + place.row + r;
     float sum = 0;
     for (int column = place.column; i < sequence.len_q && column < config.head_dim_v; column += 64) {
-      const tile::Four o = tile::load_four(O.data + i * O.stride + column, O_by_four);
-      const tile::Four d = tile::load_four(dO.data + i * dO.stride + column, dO_by_four);
+      const tile::Four o = tile::load_four_of<config.head_dim_v>(O.data + i * O.stride, column, O_by_four);
+      const tile::Four d = tile::load_four_of<config.head_dim_v>(dO.data + i * dO.stride, column, dO_by_four);
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum += o[c] * d[c];
     }

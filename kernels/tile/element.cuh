@@ -33,6 +33,28 @@ __device__ __forceinline__ Four load_four(const Element* from, bool by_four) {
   return result;
 }
 
+/// The first `count` of four elements, and zeros: where a head dimension is no multiple of 4.
+template <typename Element>
+__device__ __forceinline__ Four load_some(const Element* from, int count) {
+  Four result{};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    if (c < count) result[c] = to_float(from[c]);
+  }
+  return result;
+}
+
+/// Four elements of a row of `dim`, from `column` on; what is past the row is zero.
+template <int dim, typename Element>
+__device__ __forceinline__ Four load_four_of(const Element* row, int column, bool by_four) {
+  if constexpr (dim % 4 == 0) {
+    if (column >= dim) return {};
+    return load_four(row + column, by_four);
+  } else {
+    return load_some(row + column, dim - column);
+  }
+}
+
 template <typename Element>
 __device__ __forceinline__ void store_four(Element* to, const Four& values, bool by_four) {
   ptx::Vector<Element, 4> rounded;
@@ -43,6 +65,19 @@ __device__ __forceinline__ void store_four(Element* to, const Four& values, bool
   } else {
 #pragma unroll
     for (int c = 0; c < 4; ++c) to[c] = rounded[c];
+  }
+}
+
+/// The same to a row of `dim` elements; what is past the row is left alone.
+template <int dim, typename Element>
+__device__ __forceinline__ void store_four_of(Element* row, int column, const Four& values, bool by_four) {
+  if constexpr (dim % 4 == 0) {
+    if (column < dim) store_four(row + column, values, by_four);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if (column + c < dim) row[column + c] = ptx::from_float<Element>(values[c]);
+    }
   }
 }
 

@@ -15,21 +15,23 @@ namespace flash_attention::tile {
 constexpr int block_rows = 64;  // both sides of a score tile
 constexpr int product_threads = 256;
 constexpr int dot_depth = 32;  // head_dim elements of a chunk of a dot product
-/// Rows of a chunk of a weighted sum: wide rows come in smaller chunks, so that shared memory is the same for all.
-__device__ constexpr int panel_depth(int dim) { return dim <= 256 ? 16 : 8; }
 constexpr int padded_rows = block_rows + 4;
+
+/// Rows of a chunk of a weighted sum: so many that it takes no more room than the chunks of a dot product.
+__device__ constexpr int panel_depth(int dim) { return dim <= 256 ? 16 : dim <= 512 ? 8 : 4; }
 
 /// Columns of a result of `dim` columns that a thread holds.
 __device__ constexpr int columns_per_thread(int dim) { return round_up(dim, 64) / 16; }
 
 template <int dim>
 struct ProductStorage {
+  static constexpr int panel_rows = panel_depth(dim);
   union {
     struct {
       float A[dot_depth][padded_rows];
       float B[dot_depth][padded_rows];
     } dot;  // transposed: a thread's four rows are neighbours
-    float panel[panel_depth(dim)][round_up(dim, 64)];
+    float panel[panel_rows][round_up(dim, 64)];
   };
 };
 
@@ -52,14 +54,18 @@ struct ThreadPlace {
       : row(static_cast<int>(threadIdx.x) / 16 * 4), column(static_cast<int>(threadIdx.x) % 16 * 4) {}
 };
 
-/// Columns [column, column + depth) of 64 rows, transposed; rows that do not exist become zero.
-template <typename Source>
+/// Columns [column, column + depth) of 64 rows, transposed; rows and columns that do not exist become zero.
+template <int dim, typename Source>
 __device__ __forceinline__ void load_transposed(float (&to)[dot_depth][padded_rows], const Source& rows, int column,
                                                 int depth, bool by_four) {
   for (int group = threadIdx.x; group < block_rows * depth / 4; group += product_threads) {
     const int row = group % block_rows, first = group / block_rows * 4;
     Four values{};
-    if (row < rows.count) values = load_four(rows.row(row) + column + first, by_four);
+    if constexpr (dim % 8 == 0) {
+      if (row < rows.count) values = load_four(rows.row(row) + column + first, by_four);
+    } else {
+      if (row < rows.count) values = load_four_of<dim>(rows.row(row), column + first, by_four);
+    }
 #pragma unroll
     for (int c = 0; c < 4; ++c) to[first + c][row] = values[c];
   }
@@ -72,10 +78,10 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const SourceA
   const bool A_by_four = rows_move_by_four(A), B_by_four = rows_move_by_four(B);
 #pragma unroll 1
   for (int column = 0; column < dim; column += dot_depth) {
-    const int depth = min(dot_depth, dim - column);
+    const int depth = min(dot_depth, round_up(dim, 8) - column);
     __syncthreads();  // the storage's previous content has been read
-    load_transposed(storage.dot.A, A, column, depth, A_by_four);
-    load_transposed(storage.dot.B, B, column, depth, B_by_four);
+    load_transposed<dim>(storage.dot.A, A, column, depth, A_by_four);
+    load_transposed<dim>(storage.dot.B, B, column, depth, B_by_four);
     __syncthreads();  // the chunk is there for everyone
     // Short sums first, then their sum: half the rounding error of one long chain where a few products dominate.
 #pragma unroll 1
@@ -105,24 +111,24 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const SourceA
 template <int dim, bool hides, int columns, typename Source, typename Storage>
 __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const WeightTile& W, const Source& B,
                                                   Storage& storage) {
-  constexpr int width = round_up(dim, 64), depth = panel_depth(dim);
+  constexpr int width = round_up(dim, 64), chunk = Storage::panel_rows;
   static_assert(columns == columns_per_thread(dim));
   const ThreadPlace place;
   const bool by_four = rows_move_by_four(B);
 #pragma unroll 1
-  for (int begin = 0; begin < min(block_rows, B.count); begin += depth) {
+  for (int begin = 0; begin < min(block_rows, B.count); begin += chunk) {
     __syncthreads();  // the weights are written, the storage's previous content has been read
-    for (int group = threadIdx.x; group < depth * width / 4; group += product_threads) {
+    for (int group = threadIdx.x; group < chunk * width / 4; group += product_threads) {
       const int row = group / (width / 4), column = group % (width / 4) * 4;
       Four values{};
       if (begin + row < B.count && column < dim) {
-        values = load_four(B.row(begin + row) + column, by_four);
+        values = load_four_of<dim>(B.row(begin + row), column, by_four);
       }
       *reinterpret_cast<Four*>(&storage.panel[row][column]) = values;
     }
     __syncthreads();  // the panel is there for everyone
 #pragma unroll(columns >= 16 ? 2 : 4)
-    for (int k = 0; k < depth; ++k) {
+    for (int k = 0; k < chunk; ++k) {
       const auto weight = *reinterpret_cast<const Four*>(&W.at[begin + k][place.row]);
 #pragma unroll
       for (int panel = 0; panel < width / 64; ++panel) {
@@ -185,7 +191,7 @@ __device__ __forceinline__ void store_rows(const Rows<Element>& rows, const floa
       Four values;
 #pragma unroll
       for (int c = 0; c < 4; ++c) values[c] = C[r][4 * panel + c] * factor[r];
-      store_four(rows.data + (place.row + r) * rows.stride + column, values, by_four);
+      store_four_of<dim>(rows.data + (place.row + r) * rows.stride, column, values, by_four);
     }
   }
 }

@@ -55,7 +55,7 @@ bool read_scalars(PyObject* const* args, Scalars& out) {
 bool is_plain(const Tensor& tensor, const Tensor& q) {
   if (tensor.rank != 4 || tensor.strides[3] != 1 || !known_dtype(tensor)) return false;
   const std::int64_t head_dim = tensor.sizes[3];
-  if (head_dim % 8 != 0 || head_dim > 256 || head_dim != q.sizes[3]) return false;
+  if (head_dim % 8 != 0 || head_dim > max_head_dim || head_dim != q.sizes[3]) return false;
   return tensor.sizes[0] > 0 && tensor.sizes[1] > 0 && tensor.sizes[2] > 0 && head_dim > 0;
 }
 

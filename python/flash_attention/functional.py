@@ -110,8 +110,8 @@ def attention(
     Differentiable (torch, JAX) in q, k, v, bias and sink, and through the returned lse.
 
     Args:
-        q: [batch, seq_q, heads_q, head_dim], float32, float16 or bfloat16, last stride 1, head_dim a multiple of 8 up
-            to 256. With layout="bhsd": [batch, heads_q, seq_q, head_dim].
+        q: [batch, seq_q, heads_q, head_dim], float32, float16 or bfloat16, last stride 1, head_dim at most 576,
+            fast if a multiple of 8. With layout="bhsd": [batch, heads_q, seq_q, head_dim].
         k: [batch, seq_kv, heads_kv, head_dim]; heads_kv divides heads_q (grouped and multi-query attention).
         v: [batch, seq_kv, heads_kv, head_dim_v]; head_dim_v may differ from head_dim.
         causal: query i sees keys j <= i + seq_kv - seq_q (see alignment).

@@ -26,7 +26,7 @@ def scaled_dot_product_attention(
         is_causal: query i sees keys j <= i (top-left). Not together with attn_mask.
         enable_gqa: heads may be a multiple of heads_kv.
 
-    Inputs that the kernels do not take (float64, head_dim above 256) go to torch's own function.
+    Inputs that the kernels do not take (float64, head_dim above 576) go to torch's own function.
     """
     eager = not functional.is_tracing() and type(query) is type(key) is functional.eager_type
     if eager and (enable_gqa or query.dim() != 4 or key.dim() != 4 or query.size(1) == key.size(1)):
@@ -83,7 +83,7 @@ def _taken(query, key, value, dropout_p):
         return False
     if query.dtype not in _DTYPES or dropout_p == 1 or any(tensor.dim() < 3 for tensor in tensors):
         return False
-    return all(tensor.shape[-3] > 0 and 0 < tensor.shape[-1] <= 256 for tensor in tensors)
+    return all(tensor.shape[-3] > 0 and 0 < tensor.shape[-1] <= 576 for tensor in tensors)
 
 
 def _heads(query, key, value, enable_gqa):

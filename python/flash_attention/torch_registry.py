@@ -15,7 +15,7 @@ def register() -> None:
     """Makes torch's own attention use this library wherever torch would choose its flash kernels.
 
     That is scaled_dot_product_attention, nested tensors in it, and torch.nn.attention.varlen.varlen_attn; CPU and CUDA,
-    forward and backward. What the kernels do not take (float64, head_dim above 256) stays with torch; why_torch says why.
+    forward and backward. What the kernels do not take (float64, head_dim above 576) stays with torch; why_torch says why.
     """
     global _fallback
     attention = torch.nn.attention

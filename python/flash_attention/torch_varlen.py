@@ -26,8 +26,8 @@ def why_not(query, value, *, cum_seq_q=None, cum_seq_k=None, block_table=None, r
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"query: {query.dtype} is taken by no kernel; float32, float16 and bfloat16 are"
     for name, tensor in (("query", query), ("value", value)):
-        if tensor.shape[-1] % 8 or not 0 < tensor.shape[-1] <= 256:
-            return f"{name}: a head_dim of {tensor.shape[-1]} is no multiple of 8 up to 256"
+        if tensor.shape[-1] % 8 or not 0 < tensor.shape[-1] <= 576:
+            return f"{name}: a head_dim of {tensor.shape[-1]} is no multiple of 8 up to 576"
     if return_debug_mask:
         return "return_debug_mask: the mask of torch's dropout is not this library's"
     if num_splits not in (None, 0, 1):

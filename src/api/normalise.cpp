@@ -24,7 +24,8 @@ void check_dtype(const char* argument, Dtype got) {
 }
 
 void check_head_dim(const char* argument, std::int64_t got) {
-  require(got >= 8 && got <= 256 && got % 8 == 0, argument, got, "allowed are multiples of 8 from 8 to 256");
+  if (got >= 1 && got <= max_head_dim) return;
+  refuse(argument, std::to_string(got), "allowed are 1 to " + std::to_string(max_head_dim));
 }
 
 /// A key is its value and some columns more.

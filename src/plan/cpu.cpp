@@ -102,6 +102,7 @@ std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device, in
     return "the instruction set is " + std::string(to_string(device.isa)) + ", not amx or avx512_bf16";
   }
   if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
   const std::int64_t rows = group(problem) * problem.seq_q;
   if (rows < min_rows) {
     return "takes at least " + std::to_string(min_rows) + " query rows of a key head, and there are " +
@@ -267,7 +268,8 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX or AVX512-BF16; bfloat16; at least 17 query rows of a key head (seq_q * heads_q / heads_kv), 5 "
+     .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; at least 17 query rows of a "
+                     "key head (seq_q * heads_q / heads_kv), 5 "
                      "with AMX, 17 keys and 576 scores; with AVX512-BF16 not what cpu/decode multiplies in pairs",
      .left_padding = true,
      .hidden_rows = true,
@@ -304,7 +306,8 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX or AVX512-BF16; bfloat16; no bias; at least 17 query rows of a key head and 17 keys",
+     .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; no bias; at least 17 query "
+                     "rows of a key head and 17 keys",
      .hidden_rows = true,
      .block_mask = true,
      .reject = reject_backward_bfloat16,

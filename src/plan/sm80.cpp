@@ -20,6 +20,8 @@ std::string reject_problem(const Problem& problem, const DeviceInfo& device) {
   if (device.arch < 80) return "needs sm_80";
   if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
   if (*problem.scale <= 0) return "needs a positive scale";
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
+  if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "needs head dimensions up to 256";
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides,
                                  problem.dout_strides, problem.dq_strides, problem.dk_strides, problem.dv_strides}) {
     if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0)

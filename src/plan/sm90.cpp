@@ -60,6 +60,7 @@ std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
   if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (device.shared_bytes < abi::forward_sm90_max_shared_bytes) return "a block needs 227 KiB of shared memory";
   if (p.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
+  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
   if (p.total_q == 0 || p.total_kv == 0) return "there is nothing to load";
   return reject_grid(p);
 }
@@ -72,9 +73,32 @@ struct Tile {
   int num_stages = 2;
 };
 
+bool is_wide(const Problem& p) {
+  return abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v));
+}
+
+/// Two warpgroups attend to 64 rows where heads are wide, else to 64 each.
+int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
+
+/// Of a tile that was asked for: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
+abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+  abi::ForwardConfig config{.features = features_of(p),
+                            .head_dim = static_cast<int>(p.head_dim),
+                            .head_dim_v = static_cast<int>(p.head_dim_v),
+                            .block_q = block_q,
+                            .block_kv = block_kv,
+                            .num_warps = warps_of(p, block_q),
+                            .num_stages = is_wide(p) ? 9 : 4,
+                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
+  while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > device.shared_bytes) --config.num_stages;
+  return config;
+}
+
 /// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
-Tile choose_tile(const Problem& p, int num_sms) {
+Tile choose_tile(const Problem& p, const DeviceInfo& device) {
+  if (is_wide(p))
+    return {64, abi::forward_sm90_wide_keys, asked_config(p, device, 64, abi::forward_sm90_wide_keys).num_stages};
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const ProgramTraits program = program_traits(p);
   constexpr int few_values = 12;  // a program of so many beside S, P and O: tests/kernels/program_compile_test.cpp
@@ -91,7 +115,7 @@ Tile choose_tile(const Problem& p, int num_sms) {
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
   if (options == 0 && !lengths && !masked && p.window_left < 0 && p.seq_q > 128) {
     const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
-    if (p.seq_q >= 512 && 2 * pairs_of_warpgroups <= num_sms) return {64, 64};  // an SM for each warpgroup
+    if (p.seq_q >= 512 && 2 * pairs_of_warpgroups <= device.num_sms) return {64, 64};  // an SM for each warpgroup
     if (dim <= 64) {
       if (windowed ? p.seq_q <= 1024 : p.seq_q < 512) return {64, 64};
       return {192, 128, windowed ? 4 : 2};
@@ -101,22 +125,9 @@ Tile choose_tile(const Problem& p, int num_sms) {
   return {128, 128, dim <= 64 ? 4 : 2};
 }
 
-/// Of a tile that was asked for: as many stages as fit, four at most.
-abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
-  abi::ForwardConfig config{.features = features_of(p),
-                            .head_dim = static_cast<int>(p.head_dim),
-                            .head_dim_v = static_cast<int>(p.head_dim_v),
-                            .block_q = block_q,
-                            .block_kv = block_kv,
-                            .num_warps = (block_q / 64 + 1) * 4,
-                            .num_stages = 4,
-                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
-  while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > device.shared_bytes) --config.num_stages;
-  return config;
-}
-
 std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (is_wide(p)) return block_q == 64 && block_kv == 128 ? "" : "heads wider than 256 have tiles of 64 x 128";
   if (block_q != 64 && block_q != 128 && block_q != 192) return "allowed are 64, 128 and 192 queries";
   if (block_q == 192 && dim > 64) return "192 queries fit in registers up to a head_dim of 64";
   if (block_kv != 32 && block_kv != 64 && block_kv != 128) return "allowed are 32, 64 and 128 keys";
@@ -128,20 +139,22 @@ std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int 
 
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
+  if (reason.empty() && p.head_dim_v > 512) reason = "needs a head_dim_v up to 512";
+  if (reason.empty() && is_wide(p) && p.page_size != 0) reason = "takes no pages of heads wider than 256";
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
   if (reason.empty() && p.page_size % 8 != 0) {
     reason = "TMA brings pages in boxes of 8 keys or more: page_size must be a multiple of 8, got " +
              std::to_string(p.page_size);
   }
   if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
-  if (reason.empty() && has_tile_map(p) && choose_tile(p, device.num_sms).block_kv < abi::mask_unit) {
+  if (reason.empty() && has_tile_map(p) && choose_tile(p, device).block_kv < abi::mask_unit) {
     reason = "with these options blocks have 32 keys, and masks are known for 64";
   }
   return reason;
 }
 
 void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
-  const Tile tile = plan.block_q == 0 ? choose_tile(p, device.num_sms)
+  const Tile tile = plan.block_q == 0 ? choose_tile(p, device)
                                       : Tile{plan.block_q, plan.block_kv,
                                              asked_config(p, device, plan.block_q, plan.block_kv).num_stages};
   plan.block_q = tile.block_q;
@@ -156,7 +169,7 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                                   .head_dim_v = static_cast<int>(p.head_dim_v),
                                   .block_q = tile.block_q,
                                   .block_kv = tile.block_kv,
-                                  .num_warps = (tile.block_q / 64 + 1) * 4,
+                                  .num_warps = warps_of(p, tile.block_q),
                                   .num_stages = tile.num_stages,
                                   .pair_tiles = uneven && !dynamic_scheduler,
                                   .dynamic_scheduler = dynamic_scheduler,

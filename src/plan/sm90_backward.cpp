@@ -72,6 +72,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
   if (!reason.empty()) return reason;
+  if (std::max(p.head_dim, p.head_dim_v) > 256) return "needs head dimensions up to 256";
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
     if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "abi/forward_sm90.h"
 #include "plan/arguments.h"
 #include "plan/ladder.h"
 #include "plan/sm90.h"
@@ -61,7 +62,9 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
     const int key_rows = p.page_size != 0 ? rows_of_page_box(p, plan.block_kv) : plan.block_kv;
     maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
     maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
-    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), key_rows));
+    const int value_rows =
+        abi::forward_sm90_value_rows(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), key_rows);
+    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), value_rows));
     maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
   if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh

@@ -55,9 +55,9 @@ TEST(CApi, DefaultsAreThoseOfTheCppApi) {
 
 TEST(CApi, RefusalsBecomeAStatusAndAMessage) {
   Call c;
-  c.problem.head_dim = 12;
+  c.problem.head_dim = 600;
   EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
-  EXPECT_NE(std::strstr(flash_attention_last_error(), "head_dim: got 12"), nullptr) << flash_attention_last_error();
+  EXPECT_NE(std::strstr(flash_attention_last_error(), "head_dim: got 600"), nullptr) << flash_attention_last_error();
   for (float x : c.out) ASSERT_EQ(x, -1);
 }
 
@@ -68,7 +68,7 @@ TEST(CApi, EveryRefusalOfTheContractIsNamedAndNothingIsWritten) {
     void (*make)(Call&);
   };
   const Mistake mistakes[] = {
-      {"head_dim: got 20", [](Call& c) { c.problem.head_dim = 20; }},
+      {"head_dim: got 577", [](Call& c) { c.problem.head_dim = 577; }},
       {"heads_q: got 3; allowed are multiples of heads_kv, 2", [](Call& c) { c.problem.heads_kv = 2; }},
       {"dropout_p: got 1", [](Call& c) { c.problem.dropout_p = 1; }},
       {"dropout_p: got -", [](Call& c) { c.problem.dropout_p = -0.5f; }},

@@ -56,6 +56,16 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("head_dim_64_32", [](Case&, Problem& p) { p.head_dim_v = 32; });
   add("head_dim_32_96", [](Case&, Problem& p) { p.head_dim = 32, p.head_dim_v = 96; });
   add("head_dim_192_128", [](Case&, Problem& p) { p.head_dim = 192, p.head_dim_v = 128, p.batch = 1, p.causal = true; });
+  add("head_dim_512",
+      [](Case&, Problem& p) { p.head_dim = 512, p.batch = 1, p.heads_q = 2, p.heads_kv = 1, p.causal = true; });
+  add("head_dim_320", [](Case&, Problem& p) { p.head_dim = 320, p.batch = 1, p.softcap = 1.5f, p.window_left = 40; });
+  add("head_dim_264_512", [](Case&, Problem& p) { p.head_dim = 264, p.head_dim_v = 512, p.batch = 1, p.dropout_p = 0.2f; });
+  add("head_dim_512_256", [](Case& c, Problem& p) {
+    p.head_dim = 512, p.head_dim_v = 256, p.heads_q = p.heads_kv = 1, p.sink = c.dsink = true;
+  });
+  add("head_dim_59", [](Case&, Problem& p) { p.head_dim = 59, p.batch = 1, p.causal = true; });
+  add("head_dim_7_131", [](Case&, Problem& p) { p.head_dim = 7, p.head_dim_v = 131, p.batch = 1; });
+  add("head_dim_571_1", [](Case&, Problem& p) { p.head_dim = 571, p.head_dim_v = 1, p.batch = 1, p.heads_q = p.heads_kv; });
   add("gqa", [](Case&, Problem& p) { p.heads_q = 6, p.heads_kv = 2, p.batch = 1; });
   add("mqa_causal", [](Case&, Problem& p) { p.heads_q = 4, p.heads_kv = 1, p.batch = 1, p.causal = true; });
   add("decode_gqa", [](Case&, Problem& p) { p.seq_q = 1, p.seq_kv = 521, p.heads_q = 8, p.heads_kv = 2, p.causal = true; });

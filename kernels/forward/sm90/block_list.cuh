@@ -26,7 +26,7 @@ struct BlockList {
     const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
     words = map.words;
     rows = map.rows + tile.q_begin / mask_unit * words;
-    num_rows = tile::min(S::warpgroups, map.last_row + 1 - tile.q_begin / mask_unit);
+    num_rows = tile::min(S::row_groups, map.last_row + 1 - tile.q_begin / mask_unit);
   }
 
   /// The first listed block from `block` on, or -1.

@@ -46,6 +46,15 @@ struct Output {
   RowState rows;
 };
 
+/// How far a warpgroup of wide heads is: all that it shares with the other one comes in the same order.
+template <int stages>
+struct WidePlace {
+  PipelineState<stages> next{0};  // the stage of K or V that comes next
+  int oldest = 0;                 // the first stage that was not given back
+  unsigned num_published = 0;     // blocks of P
+  unsigned num_exchanges = 0;     // of row statistics
+};
+
 template <ForwardConfig config>
 struct Warpgroup {
   using S = Shape<config>;
@@ -57,9 +66,10 @@ struct Warpgroup {
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   const int warpgroup;
-  const int thread;         // in the warpgroup
-  int num_tiles = 0;        // finished so far
-  unsigned num_blocks = 0;  // K blocks whose scores have been computed; V follows one behind
+  const int thread;              // in the warpgroup
+  int num_tiles = 0;             // finished so far
+  unsigned num_blocks = 0;       // K blocks whose scores have been computed; V follows one behind
+  WidePlace<S::stages> place{};  // wide heads, instead of num_blocks
 
   /// What all lanes of a warp agree on. Without uniform_by_vote (Shape) a shuffle tells the compiler so: loops over blocks
   /// count in uniform registers only then, and wgmma takes its descriptors from those.
@@ -84,7 +94,7 @@ struct Warpgroup {
   }
   /// The blocks of it that this warpgroup visits.
   __device__ __forceinline__ Blocks blocks() const {
-    const Blocks& seen = stored_tile().seen[warpgroup];
+    const Blocks& seen = stored_tile().seen[S::row_group(warpgroup)];
     return {.begin = uniform(seen.begin),
             .interior_begin = uniform(seen.interior_begin),
             .interior_end = uniform(seen.interior_end),
@@ -95,14 +105,14 @@ struct Warpgroup {
     return static_cast<Attempt>(uniform(static_cast<int>(stored_tile().attempt)));
   }
   __device__ __forceinline__ bool visited_interior() const {
-    const Blocks& seen = stored_tile().seen[warpgroup];
+    const Blocks& seen = stored_tile().seen[S::row_group(warpgroup)];
     return seen.interior_begin < seen.interior_end;
   }
   __device__ __forceinline__ PipelineState<S::q_stages> q_state() const { return PipelineState<S::q_stages>(num_tiles); }
 
   __device__ __forceinline__ ScoreMath<config> scores_of(const Tile& tile) const {
     const int t = ptx::registers_fresh(thread);
-    return {args, tile, tile.q_begin + warpgroup * wg_rows + t / 32 * 16, t % 32};
+    return {args, tile, tile.q_begin + S::row_group(warpgroup) * wg_rows + t / 32 * 16, t % 32};
   }
 
   /// Which block of keys is in a stage, where masks choose; before its scores are issued, after which others may write it.
@@ -183,7 +193,9 @@ struct Warpgroup {
     if (thread == 0) ptx::mbarrier_arrive(free);
   }
   /// Q has been read.
-  __device__ __forceinline__ void release_queries() const { release(shared.Q_empty[q_state().stage][warpgroup]); }
+  __device__ __forceinline__ void release_queries() const {
+    release(shared.Q_empty[q_state().stage][S::row_group(warpgroup)]);
+  }
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 

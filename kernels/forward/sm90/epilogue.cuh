@@ -29,7 +29,8 @@ struct Epilogue {
   /// Returns whether the tile must be done again by the next attempt (see Attempt).
   __device__ __forceinline__ bool finish(const Tile& tile, bool visited_interior, Output<config>& out) const {
     auto& [O, rows] = out;
-    const ScoreMath<config> math(args, tile, tile.q_begin + warpgroup * wg_rows + thread / 32 * 16, thread % 32);
+    const ScoreMath<config> math(args, tile, tile.q_begin + S::row_group(warpgroup) * wg_rows + thread / 32 * 16,
+                                 thread % 32);
     float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads hold a row
 #pragma unroll
     for (int lanes = 1; lanes <= 2; ++lanes) {
@@ -58,7 +59,7 @@ struct Epilogue {
       if constexpr (features.seqused_q) O[i] = used[r] && !empty[r] ? O[i] : 0.0f;  // unused rows are 0 whatever was there
     }
     store(tile, O, [&] {
-      if (args.lse != nullptr && thread % 4 == 0) {
+      if (args.lse != nullptr && thread % 4 == 0 && S::first_chunk(warpgroup) == 0) {
         float* const lse = args.lse + tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + math.row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -100,7 +101,8 @@ struct Epilogue {
   template <typename Meanwhile>
   __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2],
                                         const Meanwhile& meanwhile) const {
-    const int first_row = tile.q_begin + warpgroup * wg_rows;
+    const int first_row = tile.q_begin + S::row_group(warpgroup) * wg_rows;
+    const int first_chunk = S::first_chunk(warpgroup);
     const int rows = tile.sequence.rows_q - first_row;
     // stmatrix stores 16 x 16: a lane gives the address of row lane % 16, columns 8 (lane / 16) on.
     const unsigned row = thread / 32 * 16 + thread % 16;
@@ -125,7 +127,8 @@ struct Epilogue {
       } else if (thread == 0 && rows > 0) {
 #pragma unroll
         for (int c = begin; c < tile::min(begin + S::o_chunks, S::chunks_v); ++c) {
-          ptx::tma_store_4d(args.maps[map_O], shared.O[warpgroup][c - begin], c * chunk_dim,
+          if (S::wide && (first_chunk + c) * chunk_dim >= config.head_dim_v) continue;
+          ptx::tma_store_4d(args.maps[map_O], shared.O[warpgroup][c - begin], (first_chunk + c) * chunk_dim,
                             static_cast<int>(tile.sequence.start_q) + first_row, tile.head_idx,
                             features.packed ? 0 : tile.sequence.batch_idx);
         }
@@ -142,11 +145,11 @@ struct Epilogue {
     const tile::Rows<Element> out = tile::query_rows<Element, features>(args.O, tile.sequence, tile.head_idx);
     for (int i = thread; i < rows * pieces; i += wg_threads) {
       const int row = i / pieces, piece = i - row * pieces;
-      const int column = chunk_begin * chunk_dim + piece * 8;
+      const int column = (S::first_chunk(warpgroup) + chunk_begin) * chunk_dim + piece * 8;
       if (column >= config.head_dim_v) continue;
       const unsigned from = ptx::shared_address(shared.O[warpgroup][piece / 8]) + row * 128 + (piece % 8 ^ row % 8) * 16;
       const auto value = ptx::load_shared<ptx::Vector<unsigned, 4>>(from);
-      Element* to = out.data + (tile.q_begin + warpgroup * wg_rows + row) * out.stride + column;
+      Element* to = out.data + (tile.q_begin + S::row_group(warpgroup) * wg_rows + row) * out.stride + column;
       ptx::store_global(reinterpret_cast<ptx::Vector<unsigned, 4>*>(to), value);
     }
   }

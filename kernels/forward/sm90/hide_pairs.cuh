@@ -10,7 +10,7 @@ namespace flash_attention::forward_sm90 {
 template <ForwardConfig config>
 __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
                                            int kv_begin) {
-  constexpr int groups = config.block_kv / 8;
+  constexpr int groups = ScoreMath<config>::block_kv / 8;
   const int first_row = ptx::registers_fresh(math.row), last_row = math.score.len_q - 1;
   const int rows[2] = {tile::min(first_row, last_row), tile::min(first_row + 8, last_row)};  // others are hidden already
   const int last_key = math.score.visible_kv - 1;

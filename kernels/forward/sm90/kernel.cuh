@@ -20,6 +20,7 @@
 #include "forward/sm90/kv_loop.cuh"
 #include "forward/sm90/nonfinite_safe.cuh"
 #include "forward/sm90/producer.cuh"
+#include "forward/sm90/wide_loop.cuh"
 #include "ptx/path.cuh"
 #include "tile/tail.cuh"
 
@@ -47,16 +48,25 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
   using S = Shape<config>;
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::q_stages; ++s) {
-      for (int w = 0; w < S::warpgroups; ++w) {
+      for (int w = 0; w < S::row_groups; ++w) {
         ptx::mbarrier_init(shared.Q_full[s][w], 1);
-        ptx::mbarrier_init(shared.Q_empty[s][w], 1);
+        ptx::mbarrier_init(shared.Q_empty[s][w], S::warpgroups / S::row_groups);
       }
     }
-    for (int s = 0; s < S::stages; ++s) {
-      ptx::mbarrier_init(shared.K_full[s], 1);
-      ptx::mbarrier_init(shared.V_full[s], 1);
-      ptx::mbarrier_init(shared.K_empty[s], S::warpgroups);
-      ptx::mbarrier_init(shared.V_empty[s], S::warpgroups);
+    if constexpr (S::wide) {
+      for (int s = 0; s < S::stages; ++s) {
+        ptx::mbarrier_init(shared.KV_full[s], 1);
+        ptx::mbarrier_init(shared.KV_empty[s], S::warpgroups);
+      }
+      ptx::mbarrier_init(shared.P_full, S::warpgroups * wg_threads / 32);
+      ptx::mbarrier_init(shared.P_empty, S::warpgroups);
+    } else {
+      for (int s = 0; s < S::stages; ++s) {
+        ptx::mbarrier_init(shared.K_full[s], 1);
+        ptx::mbarrier_init(shared.V_full[s], 1);
+        ptx::mbarrier_init(shared.K_empty[s], S::warpgroups);
+        ptx::mbarrier_init(shared.V_empty[s], S::warpgroups);
+      }
     }
     ptx::mbarrier_init_fence();  // TMA sees the barriers
     shared.last_attempt = 0;
@@ -76,6 +86,8 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     for (float& x : out.O) x = 0;
     ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
     wg.release_queries();
+  } else if constexpr (Shape<config>::wide) {
+    visited_interior = attend_wide(wg, out, work == Work::attend_nonfinite_safe);
   } else if (work == Work::attend_nonfinite_safe) {
     ptx::path<"forward/sm90 careful tile">();
     attend_nonfinite_safe(wg, out);
@@ -84,6 +96,7 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     loop.run();
     visited_interior = loop.visited_interior;
   }
+  if constexpr (Shape<config>::wide) add_other_sums(wg, out.rows);
   if constexpr (!Shape<config>::listed) visited_interior = wg.visited_interior();
   return Epilogue<config>(wg).finish(wg.tile(), visited_interior, out);
 }
@@ -130,7 +143,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
       const PipelineState<S::q_stages> q = wg.q_state();
-      ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile is there, and its Q
+      ptx::mbarrier_wait(shared.Q_full[q.stage][S::row_group(wg.warpgroup)], q.phase);  // the next tile is there, and its Q
       if (const Work work = wg.work(); work != Work::none) {
         const bool unsound = attend(wg, work);
         if (S::uniform_by_vote ? ptx::any(unsound) : unsound) retry.mark(wg.stored_tile());
@@ -140,7 +153,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
       if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another attempt or the end
       __syncwarp();                             // not found by the emulator: bar.sync wants the lanes of a warp together
       ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all tiles are done and marked
-      wg.release(shared.Q_empty[q.stage][wg.warpgroup]);              // the loader waits for that, too
+      wg.release_queries();                                           // the loader waits for that, too
       if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;
     }
     wg.pingpong_end();

@@ -14,18 +14,18 @@ __device__ __forceinline__ bool has_nonfinite(unsigned pair) {
   return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
 }
 
-/// What is not finite in a block of V goes to the outputs of the rows that see it ...
-template <ForwardConfig config>
-__device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Output<config>::Tile& O, int v_stage,
-                                              int kv_begin, const Tile& tile, const ScoreMath<config>& math) {
+/// What is not finite in `keys` rows of V goes to the outputs of the rows that see it ...
+template <int keys, ForwardConfig config>
+__device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Output<config>::Tile& O,
+                                              unsigned V_smem, int kv_begin, const Tile& tile,
+                                              const ScoreMath<config>& math) {
   using S = Shape<config>;
-  const unsigned V_smem = ptx::shared_address(wg.shared.V[v_stage]);
   // Each thread looks at the columns of O that it holds.
 #pragma unroll 1
-  for (int key = 0; key < S::block_kv; ++key) {
+  for (int key = 0; key < keys; ++key) {
 #pragma unroll
     for (int group = 0; group < S::width_v / 8; ++group) {
-      const unsigned piece = V_smem + group / 8 * S::block_kv * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
+      const unsigned piece = V_smem + group / 8 * keys * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
       const unsigned pair = ptx::load_shared<unsigned>(piece + 2 * math.column);
       if (!has_nonfinite<S::type>(pair)) continue;
 #pragma unroll
@@ -82,7 +82,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     wg.correct(out.O, correction);
     math.pack(scores, P);
     ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);  // V has landed
-    add_nonfinite(wg, out.O, kv.stage, block * S::block_kv, tile, math);
+    add_nonfinite<S::block_kv>(wg, out.O, ptx::shared_address(wg.shared.V[kv.stage]), block * S::block_kv, tile, math);
     clear_nonfinite(wg, kv.stage);
     ptx::wgmma_pin(P);
     wg.issue_output(out.O, P, kv.stage, true);

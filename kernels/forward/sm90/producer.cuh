@@ -17,6 +17,7 @@ struct Loader {
   unsigned num_tiles = 0;          // handed over so far
   PipelineState<S::stages> kv{0};  // of the next block
   int listed = 0;                  // the ListedBlock that is loaded
+  int last_block = 0;              // wide heads: the block whose V comes next
 
   /// All tiles of a attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
   /// handed over while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
@@ -32,13 +33,20 @@ struct Loader {
       if (!early && tile.blocks == 0) hand_over(tile);
       int n = 0;
       for_blocks(tile, attempt, [&](int block) {
-        load_keys(tile, block, !early && n == 0);
+        if constexpr (S::wide) {
+          load_wide_keys(tile, block, n == 0);
+        } else {
+          load_keys(tile, block, !early && n == 0);
+        }
         if (early && n == 1) {
           exists = find_next(next_tile());
           if (exists) hand_over(next_tile());
         }
         ++n;
       });
+      if constexpr (S::wide) {
+        if (n > 0) load_wide_values(tile);
+      }
       if (early && n > 1) continue;
       exists = find_next(next_tile());
       if (early && exists) hand_over(next_tile());
@@ -47,7 +55,7 @@ struct Loader {
     hand_over(next_tile());
     const PipelineState<S::q_stages> q(num_tiles - 1);
 #pragma unroll 1
-    for (int w = 0; w < S::warpgroups; ++w) ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase);  // all are marked
+    for (int w = 0; w < S::row_groups; ++w) ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase);  // all are marked
   }
 
  private:
@@ -120,6 +128,40 @@ struct Loader {
     kv.advance();
   }
 
+  /// A block of K, then V of the block before: the order in which they are used.
+  __device__ __forceinline__ void load_wide_keys(const Tile& tile, int block, bool is_first) {
+#pragma unroll 1
+    for (int c = 0; c < S::chunks; ++c) {
+      ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
+      if (S::listed && c == 0) shared.listed[kv.stage] = listed;    // the first stage announces it, too
+      ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], forward_sm90_wide_stage_bytes);
+      ptx::tma_load_4d(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c * chunk_dim,
+                       static_cast<int>(tile.sequence.start_kv) + block * S::block_kv, tile.head_idx / args.group,
+                       batch_coordinate(tile));
+      kv.advance();
+      if (is_first && c == tile::min(S::chunks, S::stages) - 1) hand_over(tile);  // it may wait, and no more stage is free
+    }
+    if (!is_first) load_wide_values(tile);
+    last_block = block;
+  }
+
+  /// V of last_block. Columns past the head dimension read as zero: the warpgroups have as many.
+  __device__ __forceinline__ void load_wide_values(const Tile& tile) {
+    constexpr int keys = S::value_rows;
+    const int row = static_cast<int>(tile.sequence.start_kv) + last_block * S::block_kv;
+#pragma unroll 1
+    for (int begin = 0; begin < S::block_kv; begin += keys) {
+      ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
+      ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], 2 * S::chunks_v * keys * chunk_dim * 2);
+#pragma unroll
+      for (int c = 0; c < 2 * S::chunks_v; ++c) {
+        ptx::tma_load_4d(shared.KV[kv.stage] + c * keys * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage],
+                         c * chunk_dim, row + begin, tile.head_idx / args.group, batch_coordinate(tile));
+      }
+      kv.advance();
+    }
+  }
+
   /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
   __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_stages]; }
 
@@ -133,7 +175,7 @@ struct Loader {
     const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
     ++num_tiles;
 #pragma unroll 1
-    for (int w = 0; w < S::warpgroups; ++w) {
+    for (int w = 0; w < S::row_groups; ++w) {
       ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
       if (tile.sees_nothing()) {
         ptx::mbarrier_arrive(shared.Q_full[q.stage][w]);

@@ -18,7 +18,7 @@ template <ForwardConfig config>
 struct ScoreMath {
   using Shape = forward_sm90::Shape<config>;
   static constexpr Features features = config.features;
-  static constexpr int block_kv = config.block_kv;
+  static constexpr int block_kv = Shape::score_keys;
   static constexpr int count = block_kv / 2;
   using Added = forward_sm90::Added<features>;
   using Tile = float[count];

@@ -35,20 +35,28 @@ struct Shape {
   static constexpr int block_q = config.block_q;
   static constexpr int block_kv = config.block_kv;
   static constexpr int stages = config.num_stages;
-  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
+
+  // Wide heads: two warpgroups have the same rows, and each has half of a block's keys, and half of O's columns.
+  static constexpr bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
+  static constexpr int row_groups = block_q / wg_rows;               // of 64 query rows
+  static constexpr int warpgroups = wide ? 2 : row_groups;           // that attend; one more loads
+  static constexpr int score_keys = wide ? block_kv / 2 : block_kv;  // of a block, whose scores a warpgroup has
   static constexpr int threads = (warpgroups + 1) * wg_threads;
 
   // Ping-pong. With a wide O a block's products take so long that the warpgroups need no order; under a window a tile ends
   // before they are worth it.
   static constexpr bool pingpong =
-      warpgroups > 1 && config.head_dim_v <= 128 && !(features.window_left && config.head_dim_v > 64);
+      warpgroups > 1 && !wide && config.head_dim_v <= 128 && !(features.window_left && config.head_dim_v > 64);
 
   // Columns past the head dimension read as zero and are not stored, so tiles round up.
   static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
-  static constexpr int chunks_v = tile::ceil_div(config.head_dim_v, chunk_dim);
+  static constexpr int chunks_v = tile::ceil_div(config.head_dim_v, wide ? 2 * chunk_dim : chunk_dim);  // of a warpgroup
   static constexpr int steps_qk = tile::ceil_div(config.head_dim, 16);
   static constexpr int steps_pv = block_kv / 16;
-  static constexpr int width_v = tile::round_up(config.head_dim_v, 32);  // the N of P V
+  static constexpr int width_v = wide ? chunks_v * chunk_dim : tile::round_up(config.head_dim_v, 32);  // the N of P V
+
+  static constexpr int value_rows =  // keys of a stage of V
+      forward_sm90_value_rows(config.head_dim, config.head_dim_v, block_kv);
 
   static constexpr int q_bytes = wg_rows * chunks * chunk_dim * 2;  // of one warpgroup
   static constexpr int k_bytes = block_kv * chunks * chunk_dim * 2;
@@ -72,7 +80,7 @@ struct Shape {
   static constexpr bool modifies_scores = features.softcap || features.bias || features.alibi || features.mask ||
                                           features.dropout || features.score_program || listed;
   static constexpr bool holds_queries =
-      !modifies_scores && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
+      !wide && !modifies_scores && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
 
   // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
   // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
@@ -92,10 +100,15 @@ struct Shape {
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths || features.paged;
 
-  static_assert(config.head_dim % 8 == 0 && config.head_dim <= 256 && config.head_dim_v % 8 == 0 &&
-                config.head_dim_v <= 256);
+  // The row group and the first chunk of O's columns of a warpgroup.
+  __device__ __forceinline__ static constexpr int row_group(int warpgroup) { return wide ? 0 : warpgroup; }
+  __device__ __forceinline__ static constexpr int first_chunk(int warpgroup) { return wide ? warpgroup * chunks_v : 0; }
+
+  static_assert(config.head_dim % 8 == 0 && config.head_dim <= 576 && config.head_dim_v % 8 == 0 &&
+                config.head_dim_v <= 512);
+  static_assert(!wide || (block_q == wg_rows && block_kv == forward_sm90_wide_keys));
   static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3);
-  static_assert(block_kv % 16 == 0 && ptx::wgmma_has_shape(block_kv) && ptx::wgmma_has_shape(width_v));
+  static_assert(block_kv % 16 == 0 && ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
   static_assert(config.num_warps * 32 == threads);
 };
 
@@ -178,6 +191,28 @@ struct alignas(1024) SharedStorage {
   int last_attempt;
   int claimed[config.dynamic_scheduler ? max_retry_marks : 1];  // the unit of each iteration
   int listed[S::listed ? S::stages : 1];                        // the ListedBlock of each stage of K
+};
+
+/// Wide heads: one ring for K and V.
+template <ForwardConfig config>
+requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
+  using S = Shape<config>;
+  using Element = typename S::Element;
+
+  Element Q[S::q_stages][S::row_groups][S::chunks][wg_rows * chunk_dim];
+  Element KV[S::stages][forward_sm90_wide_stage_bytes / 2];
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of each half of the keys; O on its way to memory
+
+  ptx::Mbarrier Q_full[S::q_stages][S::row_groups], Q_empty[S::q_stages][S::row_groups];
+  ptx::Mbarrier KV_full[S::stages], KV_empty[S::stages];
+  ptx::Mbarrier P_full, P_empty;
+
+  Tile tiles[tile_stages];
+  unsigned char retry[max_retry_marks];
+  int last_attempt;
+  int claimed[1];
+  int listed[S::listed ? S::stages : 1];
+  float exchanged[2][S::warpgroups][wg_rows];  // what a warpgroup tells the other of its rows, in turn here and there
 };
 
 template <ForwardConfig config>

@@ -132,7 +132,7 @@ struct Schedule {
                                                      : Work::attend;
     if constexpr (Shape<config>::listed) return;
 #pragma unroll 1
-    for (int w = 0; w < Shape<config>::warpgroups; ++w) {
+    for (int w = 0; w < Shape<config>::row_groups; ++w) {
       // In Attempt::nonfinite_safe the warpgroups go through the blocks together.
       tile.seen[w] = attempt == Attempt::nonfinite_safe ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
                                                         : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, attempt);

@@ -62,7 +62,7 @@ class Backend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return 0 < head_size <= 256
+        return 0 < head_size <= 576
 
     @classmethod
     def supports_sink(cls) -> bool:

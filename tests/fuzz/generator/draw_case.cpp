@@ -36,12 +36,16 @@ std::int64_t dim_of(std::string_view level, Dice& dice) {
   if (level == "72..120") return eights(72, 120);
   if (level == "136..192") return dice.one_of<std::int64_t>({136, 152, 192});
   if (level == "200..248") return eights(200, 248);
+  if (level == "any") return dice.one_of<std::int64_t>({1, 4, 7, 20, 59, 75, 101, 131, 203});
+  if (level == "264..504") return dice.one_of<std::int64_t>({264, 320, 384, 293, 448});
+  if (level == "512..576") return dice.one_of<std::int64_t>({512, 512, 576, 571});
   return std::stoll(std::string(level));
 }
 
 std::int64_t other_dim(std::string_view level, std::int64_t dim, Dice& dice) {
-  if (level == "smaller") return dim == 8 ? 8 : 8 * dice.between(1, dim / 8 - 1);
-  if (level == "larger") return dim == 256 ? 256 : 8 * dice.between(dim / 8 + 1, 32);
+  const std::int64_t unit = dim % 8 == 0 ? 8 : 1, most = dim <= 256 ? 256 : max_head_dim;
+  if (level == "smaller") return dim == unit ? unit : unit * dice.between(1, dim / unit - 1);
+  if (level == "larger") return dim == most ? most : unit * dice.between(dim / unit + 1, most / unit);
   return dim;
 }
 

@@ -20,7 +20,9 @@ struct Description {
 const std::vector<Description>& table() {
   static const std::vector<Description> rows{
       {dtype, "dtype", {"float32", "float16", "bfloat16"}},
-      {head_dim, "head_dim", {"8", "16..56", "64", "72..120", "128", "136..192", "200..248", "256"}},
+      {head_dim,
+       "head_dim",
+       {"8", "16..56", "64", "72..120", "128", "136..192", "200..248", "256", "any", "264..504", "512..576"}},
       {head_dim_v, "head_dim_v", {"same", "smaller", "larger"}},
       {window, "window", {"none", "causal", "left", "right", "both", "causal_left"}},
       {alignment, "alignment", {"bottom_right", "top_left"}},

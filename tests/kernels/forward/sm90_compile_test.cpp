@@ -23,6 +23,14 @@ TEST(ForwardSm90Compiles, HeadDims) {
   }
   problems.push_back(problem(192));
   problems.back().head_dim_v = 128;
+  problems.push_back(problem(512));
+  problems.push_back(problem(576, false));
+  problems.back().head_dim_v = 512;
+  if (with_long_tail()) {
+    problems.push_back(problem(64));
+    problems.back().head_dim_v = 264;
+    problems.push_back(problem(320, false));
+  }
   if (with_long_tail()) {
     problems.push_back(problem(64));
     problems.back().head_dim_v = 256;
@@ -61,7 +69,7 @@ TEST(ForwardSm90Compiles, Options) {
       [](Problem& p) { p.sink = true; },
   };
   std::vector<Problem> problems;
-  for (std::int64_t dim : {64, 128, 256}) {
+  for (std::int64_t dim : {64, 128, 256, 512}) {
     Problem all = problem(dim);
     std::ptrdiff_t alone = with_long_tail() ? std::ssize(changes) : dim == 128 ? 3 : 0;
     for (Change change : changes) {
