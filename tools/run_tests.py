@@ -112,6 +112,7 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
 
 # What takes longest comes first, so that no core waits for the last file: names of files begin with these.
 LONGEST = (
+    "fuzz_cover_emulated",
     "kernels_backward_sm90_",
     "kernels_forward_sm90_",
     "kernels_ladder_",
@@ -149,13 +150,14 @@ def install_python_package() -> list[Result]:
 
 
 def pytest_groups() -> dict[str, list[str]]:
-    """Files of Python tests that share a process: those of a folder, the largest folder in two halves."""
+    """Files of Python tests that share a process: those of a folder, the largest folder in three parts. The small groups
+    come last, so that no core waits long for the other."""
     groups: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         groups.setdefault(path.parent.name, []).append(str(path.relative_to(ROOT)))
-    largest = max(groups, key=lambda name: len(groups[name]))
-    files = groups.pop(largest)
-    return {f"{largest} 1": files[::2], f"{largest} 2": files[1::2], **groups}
+    largest, *others = sorted(groups, key=lambda name: -len(groups[name]))
+    parts = {f"{largest} {i + 1}": groups[largest][i::3] for i in range(3)}
+    return {**parts, **{name: groups[name] for name in others}}
 
 
 def run_pytest(name: str, files: list[str]) -> list[Result]:
