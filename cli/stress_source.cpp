@@ -17,7 +17,8 @@ std::vector<std::string> domains_of(const StressOptions& options) {
   if (!options.kernel.empty()) return {options.kernel};
   if (options.device.kind == DeviceKind::cpu) return {"cpu/backward", "cpu/prefill"};
   const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
-  return {"backward" + fastest, "forward" + fastest, "decode/sm80", "forward/portable", "backward/portable"};
+  return {"backward" + fastest, "forward" + fastest,  "decode" + fastest,
+          "decode/sm80",        "forward/portable", "backward/portable"};
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ struct ForwardConfig {
   int num_stages = 1;              // K/V tiles in flight
   int group = 1;                   // heads_q / heads_kv where the kernel packs them, else 1
   int split_tiles = 0;             // decode: keys are split at multiples of so many tiles, and nowhere else; 0 = anywhere
+  bool producer_warp = false;      // decode: warps of their own load, by TMA
   bool pair_tiles = false;         // sm90: a block takes a long and a short row tile in turn
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they lie in pages

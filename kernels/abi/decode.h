@@ -35,7 +35,7 @@ struct DecodeLayout {
       : row_warps(config.block_q <= 16 ? 1 : config.block_q / 16),
         key_warps(config.num_warps / row_warps),
         warp_rows(min(config.block_q, 16)),
-        merge_columns(min(panels(config.head_dim_v) * 64, warp_rows == 8 ? 128 : 64)),
+        merge_columns(min(panels(config.head_dim_v) * 64, warp_rows == 8 && !config.producer_warp ? 128 : 64)),
         stage_bytes(
             config.block_kv * 128 *
                 (panels(stored_columns(config, config.head_dim)) + panels(stored_columns(config, config.head_dim_v))) +
@@ -43,6 +43,32 @@ struct DecodeLayout {
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
         merge_bytes(config.num_warps * warp_rows * (merge_columns + 4) * 4),  // 4: so that rows begin in other banks
         shared_bytes(config.num_stages * stage_bytes + q_bytes + merge_bytes + 2048) {}  // statistics and a flag
+};
+
+/// Blocks that an SM holds at a time.
+constexpr int decode_blocks_per_sm(const ForwardConfig& config, int shared_limit) {
+  return config.num_warps <= 4 && 2 * DecodeLayout(config).shared_bytes <= shared_limit ? 2 : 1;
+}
+
+/// decode/sm90: a warpgroup loads, though one warp would do. The registers of nine warps are those of twelve (each quarter
+/// of an SM has its own), and only a whole warpgroup can hand them to the consumers.
+constexpr int decode_producer_threads = 128;
+constexpr int decode_threads(const ForwardConfig& config) {
+  return 32 * config.num_warps + (config.producer_warp ? decode_producer_threads : 0);
+}
+
+/// Registers of a thread, when the producers have given theirs; 0 where nobody needs them.
+struct DecodeRegisters {
+  int producer = 0;
+  int consumer = 0;
+
+  constexpr DecodeRegisters(const ForwardConfig& config, int blocks_per_sm) {
+    const int threads = decode_threads(config) * blocks_per_sm, at_launch = 65536 / threads / 8 * 8;
+    if (at_launch >= 240) return;
+    producer = 40;
+    consumer = (at_launch + (at_launch - producer) * decode_producer_threads / (32 * config.num_warps)) / 8 * 8;
+    consumer = consumer < 240 ? consumer : 240;
+  }
 };
 
 /// Parts that an item may have: one for each block of a grid that shares it, or one for each split of its keys. Their

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "decode/parts.cuh"
+#include "decode/tiles.cuh"
 #include "forward/repair.cuh"
 #include "ptx/path.cuh"
 #include "ptx/shared.cuh"
@@ -179,7 +180,7 @@ struct Finish {
     if constexpr (begin < config.head_dim_v) {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<begin>(O);
-      __syncthreads();  // the columns, and at first the statistics, are there
+      sync_consumers<config>();  // the columns, and at first the statistics, are there
       for (int row = warp; row < num_rows(); row += warps) {
         const Total total = total_of(row);
         const int column = 4 * lane;
@@ -201,7 +202,7 @@ struct Finish {
           if (ptx::any(!finite)) repair(place, lse);
         }
       }
-      __syncthreads();  // everyone has read the columns
+      sync_consumers<config>();  // everyone has read the columns
       collect<begin + columns>(O, parts, part);
     }
   }
@@ -293,31 +294,35 @@ struct Finish {
     // The barrier at the end of collect() orders everyone's writes before the arrival.
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
     if (thread == 0) storage.is_last = parts.arrive(first, blocks);
-    __syncthreads();  // everyone knows, and sees what thread 0 has seen
+    sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
     if (storage.is_last) {
       ptx::path<"decode/sm80 merged parts">();
       merge(parts, 0, blocks, [&](int x) { return parts.part(first, x); });
     }
-    __syncthreads();  // is_last and the factors have been read
+    sync_consumers<config>();  // is_last and the factors have been read
   }
 
   /// The end of the split that `tile` begins, of an item whose first tile is tile `start` of all.
   __device__ __forceinline__ void end_split(const Shares& shares, const Parts<config>& parts, int start, int tile,
                                             const float (&O)[1][dim_v / 8][4]) const {
-    const int first = item.split_of(item.first_tile), last = item.split_of(item.end_tile - 1);
-    collect<0>(O, parts, first == last ? nullptr : parts.part_of_split(shares, item, start, item.split_of(tile)));
+    const int first = item.split_of(item.first_tile), last = item.split_of(item.end_tile - 1), own = item.split_of(tile);
+    collect<0>(O, parts, first == last ? nullptr : parts.part_of_split(shares, item, start, own));
     if (first == last) return;
+    // The block's splits of an item arrive together, with the last of them.
+    const int block = static_cast<int>(blockIdx.x), origin = start - item.first_tile;  // of tile 0 of the keys
+    if (own != last && shares.block_of(origin + (own + 1) * config.split_tiles) == block) return;
     // The barrier at the end of collect() orders everyone's writes before the arrival.
-    const int first_block = shares.block_of(start);
-    const int last_block = shares.block_of(start + last * config.split_tiles - item.first_tile);
+    const int first_block = shares.block_of(start), last_block = shares.block_of(origin + last * config.split_tiles);
     if (thread == 0) {
+      const int own_first =
+          block == first_block ? first : tile::ceil_div(shares.begin_of(block) - origin, config.split_tiles);
       storage.is_last =
-          first_block == last_block ? item.split_of(tile) == last : parts.arrive(first_block, last - first + 1);
+          first_block == last_block || parts.arrive(first_block, last - first + 1, own - own_first + 1);
     }
-    __syncthreads();  // everyone knows, and sees what thread 0 has seen
+    sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
     if (storage.is_last)
       merge(parts, first, last + 1, [&](int split) { return parts.part_of_split(shares, item, start, split); });
-    __syncthreads();  // is_last and the factors have been read
+    sync_consumers<config>();  // is_last and the factors have been read
   }
 };
 

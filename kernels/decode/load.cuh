@@ -1,12 +1,12 @@
 #pragma once
 
 #include "decode/schedule.cuh"
+#include "decode/tiles.cuh"
 #include "ptx/async.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile/narrow.cuh"
 #include "tile/scales.cuh"
-#include "tile/swizzle.cuh"
 
 // K and V of a tile into shared memory by cp.async, 16 bytes a lane. A warp copies the same rows of every tile; where warps
 // share no keys it is also the one that reads them, and needs nobody's barrier. Keys that no row of the item sees become
@@ -21,13 +21,11 @@ template <ForwardConfig config>
 struct Loader {
   static constexpr Features features = config.features;
   static constexpr int own_rows = config.block_kv / config.num_warps;
-  static constexpr int dim = DecodeLayout::columns_of(config, config.head_dim);
-  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
   using Element = ptx::Element<features.dtype>;
   using Key = tile::Stored<key_type(features)>;
   static constexpr int chunk_elements = 16 / sizeof(Key);
-  using KTile = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim)>;
-  using VTile = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim_v)>;
+  using KTile = typename DecodeTiles<config>::K;
+  using VTile = typename DecodeTiles<config>::V;
   static_assert(own_rows % 16 == 0 && own_rows <= 32);
 
   const AttentionArgs& args;
@@ -56,7 +54,7 @@ struct Loader {
       if (--left > 0) {
         now.next(args);
         look_up(now);
-        if (now.tile == now.item.first_tile) ask_for_Q(now.item);
+        if (now.tile == now.item.first_tile && first_row == 0) prefetch_Q(args, now.item);
         __syncwarp();  // everyone has read the cursor
         if (lane == 0) cursor = now;
         __syncwarp();  // and will read the new one
@@ -73,18 +71,6 @@ struct Loader {
       const unsigned to = scale_smem + (first_row + lane) * 4;
       ptx::store_shared(to, k_scale);
       ptx::store_shared(to + config.block_kv * 4, v_scale);
-    }
-  }
-
-  /// Q of the item that the tiles have come to: it is wanted as soon as they are.
-  __device__ __forceinline__ void ask_for_Q(const Item<config>& item) const {
-    if constexpr (!features.packed) {
-      const int packed = item.row_tile * config.block_q + lane, query = packed / config.group;
-      if (first_row != 0 || lane >= config.block_q || query >= args.seq_q) return;
-      const auto* row = static_cast<const Element*>(args.Q.data) + item.batch_idx * args.Q.batch_stride +
-                        query * args.Q.seq_stride +
-                        (item.kv_head_idx * config.group + packed % config.group) * args.Q.head_stride;
-      for (int column = 0; column < config.head_dim; column += 64) ptx::prefetch_l2(row + column);
     }
   }
 

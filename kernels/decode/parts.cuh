@@ -50,10 +50,10 @@ struct Parts {
     if ((found & ~Word{0xffff}) != tag_of(block)) ptx::compare_exchange(words + block, found, tag_of(block));
   }
 
-  /// Whether all of `count` blocks have come; what each wrote before is then visible here.
-  __device__ __forceinline__ bool arrive(int block, int count) const {
-    const Word before = ptx::atomic_add_acq_rel(words + block, Word{1});
-    if (static_cast<int>(before & 0xffff) + 1 < count) return false;
+  /// Brings `own` parts: whether all of `count` have come; what each block wrote before is then visible here.
+  __device__ __forceinline__ bool arrive(int block, int count, int own = 1) const {
+    const Word before = ptx::atomic_add_acq_rel(words + block, static_cast<Word>(own));
+    if (static_cast<int>(before & 0xffff) + own < count) return false;
     ptx::store_global(words + block, tag_of(block));
     return true;
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ptx/memory.cuh"
 #include "ptx/path.cuh"
 #include "ptx/warp.cuh"
 #include "tile/score.cuh"
@@ -219,5 +220,19 @@ struct Run {
     return found;
   }
 };
+
+/// Q of an item that the tiles have come to goes to L2: it is wanted as soon as they are. By one warp.
+template <ForwardConfig config>
+__device__ __forceinline__ void prefetch_Q(const AttentionArgs& args, const Item<config>& item) {
+  if constexpr (!config.features.packed) {
+    using Element = ptx::Element<config.features.dtype>;
+    const int lane = threadIdx.x % 32, packed = item.row_tile * config.block_q + lane, query = packed / config.group;
+    if (lane >= config.block_q || query >= args.seq_q) return;
+    const auto* row = static_cast<const Element*>(args.Q.data) + item.batch_idx * args.Q.batch_stride +
+                      query * args.Q.seq_stride +
+                      (item.kv_head_idx * config.group + packed % config.group) * args.Q.head_stride;
+    for (int column = 0; column < config.head_dim; column += 64) ptx::prefetch_l2(row + column);
+  }
+}
 
 }  // namespace flash_attention::decode

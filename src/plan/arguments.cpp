@@ -111,6 +111,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(num_stages);
   MEMBER(group);
   MEMBER(split_tiles);
+  MEMBER(producer_warp);
   MEMBER(pair_tiles);
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);

@@ -9,6 +9,7 @@
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 #include "plan/portable.h"
+#include "plan/sm90.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -86,18 +87,20 @@ int stages_of(abi::ForwardConfig config, int shared_bytes, int most_bytes) {
 
 /// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200): tiles of 128 keys with two
 /// stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, also where they leave SMs without work (fewer
-/// parts to merge); eight warps are 0 to 2 % faster than four. Narrow heads are 1 to 25 % faster with four warps and two
+/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages. Narrow heads are 1 to 25 % faster with four warps and two
 /// blocks an SM, whose copies do not pause together.
-std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, int block_q) {
+std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp,
+                                            int block_q) {
   constexpr int most_scores = 64;  // keys of a warp: more scores than that do not fit in registers
   abi::ForwardConfig config{.features = features_of(problem),
                             .head_dim = static_cast<int>(problem.head_dim),
                             .head_dim_v = static_cast<int>(problem.head_dim_v),
                             .block_q = block_q,
-                            .group = static_cast<int>(problem.heads_q / problem.heads_kv)};
+                            .group = static_cast<int>(problem.heads_q / problem.heads_kv),
+                            .producer_warp = producer_warp};
   const bool narrow = problem.head_dim + problem.head_dim_v <= 128 && block_q <= 16;
   for (const Tile tile :
-       {Tile{128, narrow ? 4 : 8, narrow ? 64 << 10 : 128 << 10}, Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
+       {Tile{128, narrow ? 4 : 8, (narrow ? 64 : producer_warp ? 192 : 128) << 10}, Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
     if (block_q > 16 * tile.num_warps) continue;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
@@ -114,9 +117,9 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
 }
 
 /// With as many rows as there are, or as few as fit.
-std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device) {
+std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp = false) {
   for (int block_q = block_q_of(problem); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
-    auto config = configure(problem, device, block_q);
+    auto config = configure(problem, device, producer_warp, block_q);
     if (config && problem.invariant) config->split_tiles = static_cast<int>(invariant_split_keys) / config->block_kv;
     if (config) return config;
   }
@@ -164,27 +167,66 @@ std::string yield(const Problem& problem, const DeviceInfo& device) {
   return "more than " + std::to_string(most_queries) + " queries of a sequence: a tile of rows for each head is faster";
 }
 
-void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  const abi::ForwardConfig config = *configure(problem, device);
+/// Boxes of a tile, or of as many rows as a page has: those begin where the swizzle does.
+bool pages_are_boxes(const Problem& problem, int block_kv) {
+  const std::int64_t size = problem.page_size;
+  return size % block_kv == 0 || (block_kv % size == 0 && size % 8 == 0) || problem.seq_kv <= size;
+}
+
+/// The tiles of decode/sm80, so that results have the same bits, loaded by TMA.
+std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device) {
+  if (device.arch != 90) return "TMA needs sm_90; this is sm_" + std::to_string(device.arch);
+  std::string reason = reject(problem, device);
+  if (!reason.empty()) return reason;
+  const auto config = configure(problem, device, true);
+  if (config->block_q > 16) return "takes at most 16 rows of a key head at a time";
+  if (config->num_warps % 4 != 0) return "needs whole warpgroups";
+  if (problem.kv_scales == ScaleKind::token) return "takes no scales of tokens";
+  if (problem.page_size != 0 && !pages_are_boxes(problem, config->block_kv)) {
+    return "takes pages of 8, 16, 32, 64 and multiples of " + std::to_string(config->block_kv) + " keys";
+  }
+  const bool nothing = problem.page_size != 0 ? problem.num_pages == 0 : problem.total_kv == 0;
+  if (nothing || problem.seq_kv == 0) return "there is nothing to load";
+  return reject_tma_cache(problem);
+}
+
+void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan, bool producer_warp) {
+  const abi::ForwardConfig config = *configure(problem, device, producer_warp);
   plan.block_q = config.block_q;
   plan.block_kv = config.block_kv;
   const int shared_bytes = abi::DecodeLayout(config).shared_bytes;
-  const int blocks_per_sm = config.num_warps <= 4 && 2 * shared_bytes <= device.shared_bytes ? 2 : 1;
+  const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
   const std::int64_t most = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
   const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
   add_launch(plan,
-             {.unit = "decode/sm80",
-              .entry = "decode_sm80",
+             {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
+              .entry = producer_warp ? "decode_sm90" : "decode_sm80",
               .config = to_source(config),
-              .block = 32 * config.num_warps,
-              .shared_bytes = shared_bytes},
+              .block = abi::decode_threads(config),
+              .shared_bytes = shared_bytes,
+              .min_blocks_per_sm = producer_warp ? blocks_per_sm : 1},
              blocks);
 }
+
+void lay_out_sm80(const Problem& problem, const DeviceInfo& device, Plan& plan) { lay_out(problem, device, plan, false); }
+void lay_out_sm90(const Problem& problem, const DeviceInfo& device, Plan& plan) { lay_out(problem, device, plan, true); }
 
 }  // namespace
 
 std::span<const KernelEntry> decode_kernels() {
-  static const std::array<KernelEntry, 1> rows{
+  static const std::array<KernelEntry, 2> rows{
+      KernelEntry{.name = "decode/sm90",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_90; what decode/sm80 takes, with at most 16 rows of a key head at a time, strides that "
+                                  "TMA can take, pages of 8, 16, 32, 64 or multiples of a tile's keys, no scales of tokens",
+                  .pages = true,
+                  .left_padding = true,
+                  .invariant = true,
+                  .narrow_keys = true,
+                  .reject = reject_sm90_decode,
+                  .lay_out = lay_out_sm90,
+                  .yield = yield},
       KernelEntry{.name = "decode/sm80",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
@@ -195,7 +237,7 @@ std::span<const KernelEntry> decode_kernels() {
                   .invariant = true,
                   .narrow_keys = true,
                   .reject = reject,
-                  .lay_out = lay_out,
+                  .lay_out = lay_out_sm80,
                   .yield = yield}};
   return rows;
 }

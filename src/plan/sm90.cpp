@@ -16,15 +16,23 @@ namespace flash_attention::plan {
 
 namespace {
 
-/// Dimensions of one need no stride.
-std::string reject_strides(const Problem& problem, const char* name, const Strides& strides, std::int64_t rows,
-                           std::int64_t heads, std::int64_t batch) {
+/// Rows of a tensor, or of the pages of one. Dimensions of one need no stride.
+struct Sizes {
+  std::int64_t rows, heads, batch;
+};
+Sizes key_sizes(const Problem& p) {
+  if (p.page_size != 0) return {p.page_size, p.heads_kv, p.num_pages};
+  return {p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch};
+}
+
+std::string reject_strides(Dtype dtype, const char* name, const Strides& strides, const Sizes& sizes) {
   struct Axis {
     const char* name;
     std::int64_t size, stride;
   };
-  const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
-  const Axis axes[3] = {{"seq", rows, strides.seq}, {"head", heads, strides.head}, {"batch", batch, strides.batch}};
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  const Axis axes[3] = {
+      {"seq", sizes.rows, strides.seq}, {"head", sizes.heads, strides.head}, {"batch", sizes.batch, strides.batch}};
   for (const Axis& axis : axes) {
     if (axis.size <= 1) continue;
     const std::int64_t bytes = axis.stride * element;
@@ -38,18 +46,18 @@ std::string reject_strides(const Problem& problem, const char* name, const Strid
 }  // namespace
 
 std::string reject_tma_strides(const Problem& p, Pass pass) {
-  const bool paged = p.page_size != 0;
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, batch_q = p.packed ? 1 : p.batch;
-  const std::int64_t rows_kv = paged ? p.page_size : p.packed ? p.total_kv : p.seq_kv;
-  const std::int64_t batch_kv = paged ? p.num_pages : batch_q;
-  std::string reason = reject_strides(p, "q", p.q_strides, rows_q, p.heads_q, batch_q);
-  if (reason.empty()) reason = reject_strides(p, "k", p.k_strides, rows_kv, p.heads_kv, batch_kv);
-  if (reason.empty()) reason = reject_strides(p, "v", p.v_strides, rows_kv, p.heads_kv, batch_kv);
-  if (reason.empty()) reason = reject_strides(p, "out", p.out_strides, rows_q, p.heads_q, batch_q);
-  if (reason.empty() && pass == Pass::backward) {
-    reason = reject_strides(p, "dout", p.dout_strides, rows_q, p.heads_q, batch_q);
-  }
+  const Sizes q{p.packed ? p.total_q : p.seq_q, p.heads_q, p.packed ? 1 : p.batch}, kv = key_sizes(p);
+  std::string reason = reject_strides(p.dtype, "q", p.q_strides, q);
+  if (reason.empty()) reason = reject_strides(p.dtype, "k", p.k_strides, kv);
+  if (reason.empty()) reason = reject_strides(p.dtype, "v", p.v_strides, kv);
+  if (reason.empty()) reason = reject_strides(p.dtype, "out", p.out_strides, q);
+  if (reason.empty() && pass == Pass::backward) reason = reject_strides(p.dtype, "dout", p.dout_strides, q);
   return reason;
+}
+
+std::string reject_tma_cache(const Problem& p) {
+  const std::string reason = reject_strides(*p.kv_dtype, "k", p.k_strides, key_sizes(p));
+  return reason.empty() ? reject_strides(*p.kv_dtype, "v", p.v_strides, key_sizes(p)) : reason;
 }
 
 int rows_of_page_box(const Problem& p, int block_kv) {

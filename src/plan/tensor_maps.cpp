@@ -46,6 +46,17 @@ RowsOfTensor key_tensor(const Problem& p, const void* data, const Strides& strid
   return {data, strides, dim, p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch};
 }
 
+/// K or V of decode/sm90: rows of sequences, or of pages. Elements of 8 bits go in pairs.
+TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Strides& strides, std::int64_t dim,
+                        int block_kv) {
+  const auto element = static_cast<std::int64_t>(size_of(*p.kv_dtype)), pair = static_cast<std::int64_t>(size_of(p.dtype));
+  const auto in_pairs = [&](std::int64_t elements) { return elements * element / pair; };
+  const bool paged = p.page_size != 0;
+  const Strides stored{in_pairs(strides.batch), in_pairs(strides.seq), in_pairs(strides.head)};
+  const RowsOfTensor tensor = key_tensor(p, data, stored, in_pairs(dim));
+  return rows_map(slot, p, tensor, paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, block_kv)) : block_kv);
+}
+
 /// Looked up only for a rung: every launch comes by here.
 bool is_tma_rung(std::string_view kernel) {
   if (!kernel.starts_with("ladder/")) return false;
@@ -66,6 +77,10 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
         abi::forward_sm90_value_rows(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), key_rows);
     maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), value_rows));
     maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+  }
+  if (plan.kernel == "decode/sm90") {  // slots: DecodeMap in kernels/decode/sm90.cuh
+    maps.add(cache_map(0, p, b.k, p.k_strides, p.head_dim, plan.block_kv));
+    maps.add(cache_map(1, p, b.v, p.v_strides, p.head_dim_v, plan.block_kv));
   }
   if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh
     constexpr int tile_rows = 64;

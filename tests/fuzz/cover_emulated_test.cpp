@@ -80,6 +80,11 @@ const Narrow small_pages{[](Domain domain) {
   domain = plain(domain, "64").only(paged, {"used"}).only(page_size, {"few"}).only(seqused_kv, {"on"});
   return domain.only(queries, {"1", "few"}).only(group, {"3", "8"}).only(batch, {"2", "3"});
 }};
+/// Pages that are boxes, which end in the middle of them.
+const Narrow boxes_of_pages{[](Domain domain) {
+  domain = plain(domain, "64").only(paged, {"used"}).only(page_size, {"16", "64", "whole"}).only(seqused_kv, {"on"});
+  return domain.only(queries, {"1", "few"}).only(group, {"3", "8"}).only(batch, {"2", "3"});
+}};
 const Narrow many_sequences{[](Domain domain) {
   domain = plain(domain, "64").only(batch, {"many"}).only(queries, {"1", "few", "0"}).only(keys, {"few"});
   return domain.only(packed, {"on"}).only(group, {"3", "8"});
@@ -145,6 +150,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64, soft_cap}},
                       Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries, blocks_of_keys}},
                       Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
+                      Part{"decode/sm90", 2, {many_parts, boxes_of_pages}},
                       Part{"backward/portable", 2, {plain_64}},
                       Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys}},
                       Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered, ordered_groups}}),

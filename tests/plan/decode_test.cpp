@@ -27,7 +27,8 @@ Problem one_token(std::int64_t batch, std::int64_t keys, std::int64_t head_dim =
 
 TEST(PlanDecode, TakesFewQueries) {
   Problem problem = one_token(4, 4096);
-  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm90");
+  EXPECT_EQ(make_plan(problem, Pass::forward, a100).kernel, "decode/sm80");
   problem.seq_q = 16;
   EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
   problem.seq_q = 17;
@@ -74,7 +75,7 @@ TEST(PlanDecode, IsOneLaunchWithoutMemset) {
         problem.seq_q = queries;
         SCOPED_TRACE(to_string(problem) + " on " + std::to_string(device.arch));
         const Plan plan = make_plan(problem, Pass::forward, device);
-        EXPECT_EQ(plan.kernel, "decode/sm80");
+        EXPECT_EQ(plan.kernel, device.arch == 90 && plan.block_q <= 16 ? "decode/sm90" : "decode/sm80");
         ASSERT_EQ(plan.launches.size(), 1u);
         EXPECT_LE(plan.launches[0].grid[0], 2 * device.num_sms);
         EXPECT_LE(plan.launches[0].shared_bytes, device.shared_bytes);
@@ -95,10 +96,27 @@ TEST(PlanDecode, TilesAreAsLargeAsTwoStagesAllow) {
   EXPECT_LT(make_plan(one_token(64, 4096, 128), Pass::forward, consumer).block_kv, 128);
 }
 
-/// Narrow heads of few rows have two blocks an SM with four warps, all others eight warps.
+/// Boxes are tiles, or pages that a tile has a whole number of; everything else is copied row by row.
+TEST(PlanDecode, TmaTakesPagesThatAreBoxes) {
+  const auto kernel_of = [](std::int64_t page_size, std::int64_t keys) {
+    Problem problem = one_token(4, keys);
+    problem.page_size = page_size, problem.num_pages = 5000;
+    return make_plan(problem, Pass::forward, h200).kernel;
+  };
+  for (const std::int64_t page_size : {8, 16, 32, 64, 128, 256, 384}) EXPECT_EQ(kernel_of(page_size, 5000), "decode/sm90");
+  for (const std::int64_t page_size : {1, 4, 24, 96, 200}) EXPECT_EQ(kernel_of(page_size, 5000), "decode/sm80");
+  EXPECT_EQ(kernel_of(200, 200), "decode/sm90");  // one page for a sequence
+  Problem narrow = one_token(4, 4096);
+  narrow.kv_dtype = Dtype::float8_e4m3, narrow.kv_scales = ScaleKind::head;
+  EXPECT_EQ(make_plan(narrow, Pass::forward, h200).kernel, "decode/sm90");
+  narrow.kv_scales = ScaleKind::token;
+  EXPECT_EQ(make_plan(narrow, Pass::forward, h200).kernel, "decode/sm80");
+}
+
+/// Narrow heads of few rows have two blocks an SM with four warps, all others eight warps; with TMA four more that load.
 TEST(PlanDecode, NarrowHeadsHaveTwoBlocksAnSm) {
   for (const auto& [head_dim, queries, threads, blocks] :
-       {std::array{64, 1, 128, 264}, {64, 8, 256, 132}, {128, 1, 256, 132}, {256, 1, 128, 132}}) {
+       {std::array{64, 1, 256, 264}, {64, 8, 256, 132}, {128, 1, 384, 132}, {256, 1, 256, 132}}) {
     Problem problem = one_token(64, 4096, head_dim);
     problem.seq_q = queries;
     const Launch launch = make_plan(problem, Pass::forward, h200).launches[0];

@@ -5,7 +5,7 @@ from .plant import Plant
 COVER = "fuzz_emulated_test Kernels/CoverEmulated.*/decode_sm80"
 SHAPES = "kernels_emulated_test */DecodeSm80.* DecodeSm80Workspace.*"
 SCHEDULE, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/load.cuh"
-PARTS, FINISH, KERNEL = "kernels/decode/parts.cuh", "kernels/decode/finish.cuh", "kernels/decode/sm80.cuh"
+PARTS, FINISH, KERNEL = "kernels/decode/parts.cuh", "kernels/decode/finish.cuh", "kernels/decode/consumer.cuh"
 
 PLANTS = (
     # Schedule
@@ -107,7 +107,7 @@ PLANTS = (
         COVER,
         survives="two items meet there only where a block overtakes the one before it, and the emulator keeps their order",
     ),
-    Plant("the last to arrive is one too early", PARTS, "& 0xffff) + 1 < count)", "& 0xffff) + 2 < count)", COVER),
+    Plant("the last to arrive is one too early", PARTS, "& 0xffff) + own < count)", "& 0xffff) + own + 1 < count)", COVER),
     Plant(
         "the counter does not go back to 0",
         PARTS,
@@ -125,7 +125,7 @@ PLANTS = (
     Plant(
         "a counter of the item before is not prepared",
         KERNEL,
-        "          parts.prepare(run.first_block());\n",
+        "        parts.prepare(run.first_block());\n",
         "",
         COVER,
         survives="the block that begins the item prepares the same word before it can be the first to arrive; only a "

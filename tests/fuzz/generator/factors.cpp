@@ -190,7 +190,7 @@ Domain domain_of(std::string_view kernel) {
     domain.without(dtype, {"float32"}).without(layout, {"odd", "fours"});
     if (kernel != "backward/sm90") domain.without(scale, {"negative", "zero"});
   }
-  if (kernel == "decode/sm80") domain.only(dropout, {"off"}).without(queries, {"edge", "long"});
+  if (kernel.starts_with("decode/")) domain.only(dropout, {"off"}).without(queries, {"edge", "long"});
   if (kernel == "forward/sm90") domain.without(page_size, {"1", "few", "whole"});
   if (kernel.ends_with("/sm90"))
     domain.without(layout, {"broadcast", "reversed"}).without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});

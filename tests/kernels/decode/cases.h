@@ -64,4 +64,42 @@ inline std::vector<Case> decode_shapes() {
   return cases;
 }
 
+inline Case shape(const char* name, std::int64_t group, std::int64_t seq_q, std::int64_t seq_kv) {
+  Case c = base(name, Dtype::bfloat16);
+  c.problem.heads_kv = 2, c.problem.heads_q = 2 * group, c.problem.seq_q = seq_q, c.problem.seq_kv = seq_kv;
+  c.problem.causal = true;
+  return c;
+}
+
+/// Pages of which a tile has several, one or a part; one page for a whole sequence, which ends inside of a tile. What lies
+/// outside of what is visible is NaN.
+inline std::vector<Case> box_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t page_size : {8, 16, 32, 64, 128, 256, 200, 40}) {
+    const bool whole_sequence = page_size == 200 || page_size == 40;
+    Case c = shape(("pages_of_" + std::to_string(page_size)).c_str(), 4, 2, whole_sequence ? page_size : 600);
+    const auto longest = static_cast<std::int32_t>(c.problem.seq_kv);
+    put_in_pages(c, page_size, {longest, 1, 0, longest - 1, longest / 2 + 3});
+    cases.push_back(c);
+  }
+  Case padded = shape("left_padding", 4, 1, 300);
+  put_in_pages(padded, 16, {300, 150, 20});
+  padded.problem.left_padding = true, padded.left_padding = {0, 140, 20};
+  cases.push_back(padded);
+  Case window = shape("window", 8, 1, 700);
+  window.problem.window_left = 150, window.problem.seqused_kv = true, window.seqused_kv = {690, 131};
+  window.nan_value = 10;
+  cases.push_back(window);
+  Case wide = shape("head_dim_200_by_72", 16, 1, 300);
+  wide.problem.head_dim = 200, wide.problem.head_dim_v = 72, wide.problem.sink = true;
+  cases.push_back(wide);
+  Case narrow = shape("head_dim_64_packed", 4, 3, 0);
+  narrow.problem.head_dim = 64;
+  narrow.problem.packed = true, narrow.cu_seqlens_q = {0, 3, 3, 5}, narrow.cu_seqlens_kv = {0, 150, 171, 400};
+  narrow.problem.total_q = 5, narrow.problem.total_kv = 400, narrow.problem.batch = 3;
+  narrow.problem.seq_q = 3, narrow.problem.seq_kv = 229;
+  cases.push_back(narrow);
+  return cases;
+}
+
 }  // namespace flash_attention::testing

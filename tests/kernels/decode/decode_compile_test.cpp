@@ -36,9 +36,9 @@ Problem all_options(std::int64_t head_dim, std::int64_t group, std::int64_t seq_
   return problem;
 }
 
-class DecodeSm80Compile : public ::testing::TestWithParam<int> {};
+class DecodeCompile : public ::testing::TestWithParam<int> {};
 
-TEST_P(DecodeSm80Compile, WithoutSpills) {
+TEST_P(DecodeCompile, WithoutSpills) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
   const int arch = GetParam();
   const DeviceInfo device{
@@ -71,10 +71,18 @@ TEST_P(DecodeSm80Compile, WithoutSpills) {
     }
   }
   for (const Problem& problem : problems) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm80"));
+  if (arch == 90) {
+    Problem splits = in_pages(decoding(128, 4, 1)), narrow = in_pages(decoding(128, 4, 1));
+    splits.invariant = true;
+    narrow.kv_dtype = Dtype::float8_e4m3, narrow.kv_scales = ScaleKind::head;
+    for (const Problem& problem :
+         {in_pages(decoding(128, 4, 1)), decoding(64, 8, 1), decoding(256, 4, 2), all_options(128, 4, 1), splits, narrow})
+      plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm90"));
+  }
   expect_plans_compile(plans, arch);
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, DecodeSm80Compile, ::testing::Values(80, 90, 100),
+INSTANTIATE_TEST_SUITE_P(Architectures, DecodeCompile, ::testing::Values(80, 90, 100),
                          [](const auto& param) { return "sm_" + std::to_string(param.param); });
 
 }  // namespace

@@ -1,0 +1,189 @@
+#pragma once
+
+#include "decode/consumer.cuh"
+#include "ptx/bits.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "tile/pipeline.cuh"
+#include "tile/tail.cuh"
+
+// Attention forward for few queries on sm_90: the tiles, items and consumers of decode/sm80, loaded by warps of their
+// own through TMA. A block:
+//
+//   producer warps:  for each tile:  wait until the stage is empty;  boxes of K (one warp), of V (another)
+//   consumer warps:  for each tile:  wait for K;  S = Q K^T;  K is empty;  softmax step
+//                                    wait for V;  O = O * shrink + P V;    V is empty;  at the end of an item: finish
+//
+// The producers go on to the next item while the consumers finish one, so memory has something to do all the time. A box is
+// 64 columns of a tile's rows, or of the rows of a page where pages are smaller: then each lane has a page of its own.
+// Pages that no row sees are not touched. Rows that nobody sees may come along, or stay as they were: the consumers clear
+// those of V (Consumer::clear_unseen_values) and hide the scores of those of K.
+
+namespace flash_attention {
+
+using namespace abi;
+
+enum DecodeMap : int { decode_map_K = 0, decode_map_V = 1 };
+
+template <ForwardConfig config>
+struct DecodeSm90 {
+  using Consumer = decode::Consumer<config>;
+  using KTile = typename Consumer::KTile;
+  using VTile = typename Consumer::VTile;
+  static constexpr Features features = config.features;
+  static constexpr int stages = config.num_stages, block_kv = config.block_kv;
+  // Of the planner's device, whose shared memory is that of sm_90.
+  static constexpr DecodeRegisters registers{config, decode_blocks_per_sm(config, 227 << 10)};
+  static_assert(config.producer_warp && Consumer::layout.row_warps == 1 && !features.token_scales);
+
+  using SharedStorage = typename Consumer::SharedStorage;
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  typename SharedStorage::Barriers& barriers = storage.barriers;
+
+  /// A consumer warp's way through a stage.
+  struct Gate {
+    typename SharedStorage::Barriers& barriers;
+    tile::PipelineState<stages> kv;
+
+    __device__ __forceinline__ void K_ready() const { ptx::mbarrier_wait(barriers.K_full[kv.stage], kv.phase); }
+    __device__ __forceinline__ void V_ready() const { ptx::mbarrier_wait(barriers.V_full[kv.stage], kv.phase); }
+    __device__ __forceinline__ void K_read() const { arrive(barriers.K_empty[kv.stage]); }
+    __device__ __forceinline__ void V_read() const { arrive(barriers.V_empty[kv.stage]); }
+
+    __device__ __forceinline__ static void arrive(ptx::Mbarrier& barrier) {
+      __syncwarp();  // every lane has read
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+    }
+  };
+
+  // Producers: a warp for K and one for V; of small pages, which are many boxes, two for each.
+  static constexpr int producer_warps = decode_producer_threads / 32, sharers = features.paged ? producer_warps / 2 : 1;
+  static constexpr int meeting = 2, all_threads = 32 * (config.num_warps + 2 * sharers);
+
+  __device__ __forceinline__ void initialize() const {
+    for (int stage = 0; stage < stages; ++stage) {
+      ptx::mbarrier_init(barriers.K_full[stage], sharers);
+      ptx::mbarrier_init(barriers.V_full[stage], sharers);
+      ptx::mbarrier_init(barriers.K_empty[stage], config.num_warps);
+      ptx::mbarrier_init(barriers.V_empty[stage], config.num_warps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+
+  /// One producer warp's part of K or of V.
+  struct Producer {
+    const AttentionArgs& args;
+    const TensorMap& map;
+    ptx::Mbarrier* full;
+    ptx::Mbarrier* empty;
+    unsigned char* stage;  // the first
+    int panels;
+    int panel_bytes;
+    int sharer;
+    int lane = threadIdx.x % 32;
+    int rows = features.paged ? tile::min(args.page_size, block_kv) : block_kv;  // of a box
+    int box = lane * sharers + sharer;                                           // of this lane: its place in the tile
+
+    /// The boxes of a tile. Where there are pages, `page` is that of this lane's box, -1 where nobody sees it.
+    __device__ __forceinline__ void load(int n, const decode::Item<config>& item, int tile_idx, int page) const {
+      const tile::PipelineState<stages> kv(static_cast<unsigned>(n));
+      ptx::mbarrier_wait(empty[kv.stage], kv.phase ^ 1);  // stages start out empty: phase 1 counts as completed
+      unsigned char* to = stage + kv.stage * sizeof(typename SharedStorage::Stage);
+      ptx::Mbarrier& barrier = full[kv.stage];
+      if constexpr (features.paged) {
+        const int boxes = ptx::count_ones(ptx::ballot(page >= 0));
+        if (lane == 0) ptx::mbarrier_arrive_expect_tx(barrier, boxes * rows * 128 * panels);
+        __syncwarp();  // the bytes are expected before they come
+        if (page < 0) return;
+        const int first = rows == block_kv ? tile_idx * block_kv % args.page_size : 0;
+#pragma unroll 1
+        for (int panel = 0; panel < panels; ++panel)
+          ptx::tma_load_4d(to + panel * panel_bytes + box * rows * 128, map, barrier, panel * 64, first, item.kv_head_idx,
+                           page);
+      } else if (lane == 0) {
+        const int start = features.packed ? args.cu_seqlens_kv[item.batch_idx] : 0;
+        ptx::mbarrier_arrive_expect_tx(barrier, panel_bytes * panels);
+#pragma unroll 1
+        for (int panel = 0; panel < panels; ++panel)
+          ptx::tma_load_4d(to + panel * panel_bytes, map, barrier, panel * 64, start + tile_idx * block_kv,
+                           item.kv_head_idx, features.packed ? 0 : item.batch_idx);
+      }
+    }
+
+    /// The page of this lane's box of a tile, -1 where nobody sees any row of it.
+    __device__ __forceinline__ int look_up(const decode::Cursor<config>& place) const {
+      if constexpr (!features.paged) return 0;
+      const decode::Item<config>& item = place.item;
+      const int begin = place.tile * block_kv + box * rows;
+      if (box * rows >= block_kv || begin >= item.seen.end || begin + rows <= item.seen.begin) return -1;
+      const int entry = args.page_table[item.batch_idx * args.page_table_stride + begin / args.page_size];
+      return tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+    }
+
+    /// All tiles of the run. What the next one needs is asked for before the wait for this one's stage.
+    __device__ __forceinline__ void produce(const decode::Run<config>& run) const {
+      decode::Cursor<config> cursor = run.start;
+      int page = look_up(cursor);
+#pragma unroll 1
+      for (int position = run.begin; position < run.end; ++position) {
+        const decode::Cursor<config> now = cursor;
+        const int now_page = page;
+        if (position + 1 < run.end) {
+          cursor.next(args);
+          page = look_up(cursor);
+          if (cursor.tile == cursor.item.first_tile && &map == &args.maps[decode_map_K])
+            decode::prefetch_Q(args, cursor.item);
+        }
+        load(position - run.begin, now.item, now.tile, now_page);
+      }
+    }
+  };
+
+  __device__ __forceinline__ void produce(int warp) const {
+    if (warp == 0 && threadIdx.x % 32 == 0) initialize();
+    if (threadIdx.x % 32 == 0) ptx::tma_prefetch(args.maps[warp % 2 == 0 ? decode_map_K : decode_map_V]);
+    const decode::Run<config> run(args);
+    if (run.begin == run.end) return;
+    ptx::barrier_sync(meeting, all_threads);  // the barriers are there
+    if (warp % 2 == 0) {
+      Producer{args,           args.maps[decode_map_K], barriers.K_full, barriers.K_empty, storage.stage[0].K.bytes,
+               KTile::panels, KTile::panel_bytes,      warp / 2}
+          .produce(run);
+    } else {
+      Producer{args,           args.maps[decode_map_V], barriers.V_full, barriers.V_empty, storage.stage[0].V.bytes,
+               VTile::panels, VTile::panel_bytes,      warp / 2}
+          .produce(run);
+    }
+  }
+
+  __device__ __forceinline__ void work() const {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp >= config.num_warps) {
+      if constexpr (registers.producer > 0) ptx::registers_decrease<registers.producer>();
+      if (warp - config.num_warps < 2 * sharers) produce(warp - config.num_warps);
+      return;
+    }
+    if constexpr (registers.consumer > 0) ptx::registers_increase<registers.consumer>();
+    const decode::Run<config> run(args);
+    if (run.begin == run.end) return;
+    Consumer consumer(args, storage, run);
+    ptx::barrier_sync(meeting, all_threads);  // the barriers are there
+    Gate gate{barriers, tile::PipelineState<stages>{0}};
+#pragma unroll 1
+    for (int position = run.begin; position < run.end; ++position) {
+      consumer.take(position, gate.kv.stage, gate);
+      gate.kv.advance();
+    }
+  }
+};
+
+template <ForwardConfig config>
+__device__ __forceinline__ void decode_sm90(const AttentionArgs& args) {
+  tile::clear_output_tail<config>(args, threadIdx.x, decode_threads(config));
+  DecodeSm90<config>{args, ptx::shared_storage<typename DecodeSm90<config>::SharedStorage>()}.work();
+}
+
+}  // namespace flash_attention
