@@ -91,6 +91,7 @@ struct DecodeSm90 {
     __device__ __forceinline__ void load(int n, const decode::Item<config>& item, int tile_idx, int page) const {
       const tile::PipelineState<stages> kv(static_cast<unsigned>(n));
       ptx::mbarrier_wait(empty[kv.stage], kv.phase ^ 1);  // stages start out empty: phase 1 counts as completed
+      __syncwarp();  // every lane has seen it: a phase later they could not tell
       unsigned char* to = stage + kv.stage * sizeof(typename SharedStorage::Stage);
       ptx::Mbarrier& barrier = full[kv.stage];
       if constexpr (features.paged) {
