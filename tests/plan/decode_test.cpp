@@ -53,7 +53,7 @@ TEST(PlanDecode, YieldsPromptsInPages) {
   problem.seq_q = 40, problem.batch = 1;  // 32 tiles for 132 SMs
   EXPECT_EQ(kernel(h200), "decode/sm80");
   problem.seq_q = 2000, problem.batch = 4, problem.invariant = true;
-  EXPECT_EQ(kernel(h200), "decode/sm80");
+  EXPECT_EQ(kernel(h200), "decode/sm90");
   problem.invariant = false, problem.kv_dtype = Dtype::float8_e4m3;
   EXPECT_EQ(kernel(h200), "decode/sm80");
   problem.kv_dtype = Dtype::bfloat16, problem.packed = true, problem.total_q = 2000 + 63, problem.batch = 64;

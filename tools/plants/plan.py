@@ -67,8 +67,8 @@ PLANTS = (
     Plant(
         "backward/sm90 does not look at dout's strides",
         "src/plan/sm90.cpp",
-        "if (reason.empty() && pass == Pass::backward) {",
-        "if (reason.empty() && pass == Pass::forward) {",
+        "if (reason.empty() && pass == Pass::backward) reason =",
+        "if (reason.empty() && pass == Pass::forward) reason =",
         TAKES,
     ),
     Plant(
