@@ -23,6 +23,24 @@ using ParallelFor = void (*)(void* context, std::int64_t count, void (*body)(voi
                              void* body_context);
 FLASH_ATTENTION_API void set_parallel_for(ParallelFor parallel_for, void* context, int threads);
 
+/// The same for the calls of this thread while it lives, before set_parallel_for: for an engine that says with each call
+/// which threads are its own. Nothing changes where `threads` is 0, or where FLASH_ATTENTION_THREAD_SOURCE asks for others;
+/// FLASH_ATTENTION_THREADS is an upper bound.
+class FLASH_ATTENTION_API ParallelScope {
+ public:
+  ParallelScope(ParallelFor parallel_for, void* context, int threads);
+  ~ParallelScope();
+  ParallelScope(const ParallelScope&) = delete;
+  ParallelScope& operator=(const ParallelScope&) = delete;
+
+  ParallelFor parallel_for;
+  void* context;
+  int threads;
+
+ private:
+  const ParallelScope* outer_;
+};
+
 /// Compiles and loads what the call would need, so that the call itself never waits for a compiler.
 FLASH_ATTENTION_API void prewarm(const Problem& problem, Pass pass, const Options& options);
 

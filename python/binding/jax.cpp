@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "call.h"
+#include "xla_threads.h"
 
 namespace flash_attention::python {
 namespace {
@@ -139,7 +140,8 @@ ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::Scratc
   }
 }
 
-ffi::Error run_cpu(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attributes) {
+ffi::Error run_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attributes) {
+  const XlaThreads threads(pool);
   return run({args, rets, {}, nullptr}, attributes, nullptr);
 }
 
@@ -148,7 +150,8 @@ ffi::Error run_cuda(void* stream, std::int32_t ordinal, ffi::ScratchAllocator sc
   return run({args, rets, {.kind = DeviceKind::cuda, .index = ordinal}, stream}, attributes, &scratch);
 }
 
-XLA_FFI_DEFINE_HANDLER(cpu_target, run_cpu, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+XLA_FFI_DEFINE_HANDLER(cpu_target, run_cpu,
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 XLA_FFI_DEFINE_HANDLER(cuda_target, run_cuda,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<void*>>()

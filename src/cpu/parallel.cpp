@@ -25,6 +25,7 @@ struct Hook {
 };
 
 std::atomic<const Hook*> the_hook{nullptr};
+thread_local const ParallelScope* the_scope = nullptr;
 std::atomic<ThreadPool*> the_pool{nullptr};
 std::mutex making;                  // the pool
 std::atomic<bool> is_child{false};  // of fork()
@@ -90,12 +91,17 @@ struct Threads {
   int count;
   const Hook* hook = nullptr;
   const OpenMp* team = nullptr;  // neither: the pool
+  const ParallelScope* scope = nullptr;
 
   static Threads now() {
     using support::ThreadSource;
+    const support::Settings& settings = support::settings();
+    if (the_scope != nullptr && settings.thread_source == ThreadSource::automatic) {
+      const int most = settings.threads > 0 ? settings.threads : the_scope->threads;
+      return {.count = std::min(most, the_scope->threads), .scope = the_scope};
+    }
     const Hook* hook = the_hook.load(std::memory_order_acquire);
     if (hook != nullptr && hook->function != nullptr) return {.count = hook->threads, .hook = hook};
-    const support::Settings& settings = support::settings();
     const OpenMp* team = settings.thread_source == ThreadSource::own ? nullptr : OpenMp::loaded();
     if (team == nullptr) return {.count = settings.thread_source == ThreadSource::openmp ? 1 : own_threads()};
     const int wanted = team->threads(), most = settings.threads > 0 ? std::min(settings.threads, wanted) : wanted;
@@ -143,6 +149,7 @@ std::string describe_threads() {
   const Threads threads = Threads::now();
   const std::string count = std::to_string(threads.count) + (threads.count == 1 ? " thread, " : " threads, ");
   if (threads.hook != nullptr) return count + "those of the caller (set_parallel_for)";
+  if (threads.scope != nullptr) return count + "those of the caller (ParallelScope)";
   if (threads.team != nullptr) return count + "the OpenMP team of " + threads.team->library();
   if (support::settings().thread_source == support::ThreadSource::openmp) return count + "because no OpenMP is loaded";
   if (is_child && OpenMp::loaded() != nullptr) return count + "a pool of its own (OpenMP does not outlive fork)";
@@ -168,7 +175,9 @@ void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
     return;
   }
   Guarded guarded{body, context, {}, {}};
-  if (threads.hook != nullptr) {
+  if (threads.scope != nullptr) {
+    threads.scope->parallel_for(threads.scope->context, count, Guarded::call, &guarded);
+  } else if (threads.hook != nullptr) {
     threads.hook->function(threads.hook->context, count, Guarded::call, &guarded);
   } else if (threads.team != nullptr) {
     if (!threads.team->run(count, Guarded::call, &guarded, threads.count)) crowd.seen();
@@ -187,5 +196,12 @@ void set_parallel_for(ParallelFor parallel_for, void* context, int threads) {
   while (!cpu::the_hook.compare_exchange_weak(hook->replaced, hook)) {
   }
 }
+
+ParallelScope::ParallelScope(ParallelFor function, void* of_caller, int count)
+    : parallel_for(function), context(of_caller), threads(count), outer_(cpu::the_scope) {
+  if (threads > 0) cpu::the_scope = this;
+}
+
+ParallelScope::~ParallelScope() { cpu::the_scope = outer_; }
 
 }  // namespace flash_attention

@@ -232,5 +232,36 @@ TEST(ParallelFor, UsesTheCallersHook) {
   EXPECT_NE(num_threads(), 0);
 }
 
+TEST(ParallelFor, AScopeIsOfItsThreadAndItsLife) {
+  const auto backwards = [](void* loops, std::int64_t count, void (*body)(void*, std::int64_t), void* context) {
+    ++*static_cast<int*>(loops);
+    for (std::int64_t i = count; i-- > 0;) body(context, i);
+  };
+  const int usual = num_threads();
+  int loops = 0, inner_loops = 0;
+  {
+    const ParallelScope outer(backwards, &loops, 5);
+    EXPECT_EQ(num_threads(), 5);
+    {
+      const ParallelScope none(backwards, &inner_loops, 0);
+      EXPECT_EQ(num_threads(), 5);
+      const ParallelScope inner(backwards, &inner_loops, 3);
+      EXPECT_EQ(num_threads(), 3);
+      Counts counts(9);
+      parallel_for(9, false, Counts::count, &counts);
+      EXPECT_TRUE(counts.all_once());
+    }
+    int elsewhere = 0;
+    std::thread([&] { elsewhere = num_threads(); }).join();
+    EXPECT_EQ(elsewhere, usual);
+    Counts counts(9);
+    parallel_for(9, false, Counts::count, &counts);
+    EXPECT_TRUE(counts.all_once());
+  }
+  EXPECT_EQ(num_threads(), usual);
+  EXPECT_EQ(loops, 1);
+  EXPECT_EQ(inner_loops, 1);
+}
+
 }  // namespace
 }  // namespace flash_attention::cpu

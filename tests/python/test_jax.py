@@ -240,3 +240,34 @@ def test_on_cuda(dtype, tolerance):
         true = true.numpy().reshape(found.shape)
         numpy.testing.assert_allclose(found.astype("float32"), true, atol=10 * tolerance * numpy.abs(true).max())
         assert found.devices() == {jax.devices("cuda")[0]}
+
+
+THREADS = """
+import os
+import jax
+from flash_attention.jax import attention
+
+names = lambda: len(os.listdir("/proc/self/task"))
+q, k, v = (jax.random.normal(jax.random.key(i), (2, 512, 8, 64)) for i in range(3))
+step = jax.jit(lambda q, k, v: attention(q @ (q[0, 0].T @ q[0, 0] / 64), k, v, causal=True))
+(q @ q.swapaxes(-1, -2)).block_until_ready()
+before = names()
+for _ in range(3):
+    step(q, k, v).block_until_ready()
+print(names() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+def test_calls_run_on_the_threads_of_xla():
+    def started(**settings):
+        settings = {"JAX_PLATFORMS": "cpu", "FLASH_ATTENTION_THREADS": "", **settings}
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS], capture_output=True, text=True, env={**os.environ, **settings}, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    xla = started()
+    own = started(FLASH_ATTENTION_THREAD_SOURCE="own", FLASH_ATTENTION_THREADS="3")
+    assert own == xla + 2
