@@ -67,7 +67,7 @@ wheels: ## the sdist and wheels for every Python from 3.10 that is here, in dist
 	@tools/setup.sh build run
 	@$(PYTHON) tools/wheels.py
 
-kernels-wheel: ## a wheel of GPU kernels compiled ahead of time, in dist/; needs NVRTC and no GPU (an hour on two cores)
+kernels-wheel: ## a wheel of GPU kernels compiled ahead of time, in dist/; needs NVRTC and no GPU (15 minutes on two cores)
 	@tools/setup.sh build run test
 	@tools/build.sh release flash-attention
 	@$(PYTHON) tools/kernels_wheel.py --command $(COMMAND)

@@ -151,7 +151,8 @@ def capacity_tables(rows):
             gain = f"{row['largest'] / base:.1f} x" if base else "-"
             rows_.append([row["baseline"], f"{row['largest']}{more}", gain])
         title = f"{what} in {budget:g} GB: forward and backward, {fixed}, {shape_of(case)}"
-        tables.append(Table(f"capacity {axis} {shape_of(case)}", title, ["", what.lower(), "against standard attention"], rows_))
+        heads = ["", what.lower(), "against standard attention"]
+        tables.append(Table(f"capacity {axis} {shape_of(case)}", title, heads, rows_))
     return tables
 
 

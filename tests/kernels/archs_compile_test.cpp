@@ -86,14 +86,16 @@ TEST_P(Archs, WhatIsChosenCompiles) {
   for (const auto& [problem, pass] : calls_for(arch)) {
     Plan plan = make_plan(problem, pass, typical_gpu(arch));
     // At 256 the key gradients of the portable kernel spill a few registers, which costs it nothing. From sm_100 on the
-    // assembler keeps up to four registers of the sm80 kernels in memory; they were tuned for sm_80.
+    // assembler keeps up to five addresses of forward/sm80 at head_dim 128 in memory: stored before the main loop and read
+    // once for each tile of keys, beside 256 tensor instructions. Warps of 16 rows, which would spill nothing, read K and V
+    // twice as often from shared memory.
     const bool may_spill = plan.kernel == "backward/portable" && problem.head_dim == 256;
-    const bool tuned_elsewhere = arch >= 100 && (plan.kernel == "forward/sm80" || plan.kernel == "backward/sm80");
-    (may_spill ? wide : tuned_elsewhere ? newer : plans).push_back(std::move(plan));
+    const bool addresses = arch >= 100 && plan.kernel == "forward/sm80" && problem.head_dim == 128;
+    (may_spill ? wide : addresses ? newer : plans).push_back(std::move(plan));
   }
   expect_plans_compile(plans, arch);
   expect_plans_compile(wide, arch, 64);
-  expect_plans_compile(newer, arch, 16);
+  expect_plans_compile(newer, arch, 20);
 }
 
 std::vector<int> archs() {
