@@ -16,6 +16,7 @@ BUILDERS = {
     "prefix_lm": lambda: masks.prefix_lm(67, 211),
     "spans": lambda: masks.spans([10, 90], [50, 140], 211),
     "sink_window": lambda: masks.sink_window(5, 40, 211),
+    "block_causal": lambda: masks.block_causal(16, 211),
     "block_diffusion": lambda: masks.block_diffusion(104, 16),
 }
 
@@ -49,6 +50,8 @@ def expected_visible(name):
         return (j <= i) | both
     if name == "sink_window":
         return (j <= i) & ((j > i - 40) | (j < 5))
+    if name == "block_causal":
+        return j // 16 <= i // 16
     block_i, block_j = i % 104 // 16, j % 104 // 16
     noised_i, noised_j = i < 104, j < 104
     clean = torch.where(noised_i, block_j < block_i, block_j <= block_i)

@@ -10,6 +10,7 @@ A builder gives an IntervalMask: the numbers of attention(hidden_rows=...) toget
 
 from flash_attention.masks.blocks import BlockMask
 from flash_attention.masks.builders import (
+    block_causal,
     block_diffusion,
     documents,
     prefix_lm,
@@ -25,6 +26,7 @@ from flash_attention.masks.intervals import IntervalMask
 __all__ = [
     "BlockMask",
     "IntervalMask",
+    "block_causal",
     "block_diffusion",
     "documents",
     "from_bool",

@@ -109,6 +109,13 @@ def spans(begins: Any, ends: Any, total: int, *, device: Any = None) -> Interval
     return _mask([torch.zeros_like(keys), end])
 
 
+def block_causal(block: int, total: int, *, device: Any = None) -> IntervalMask:
+    """Causal by blocks of `block` tokens: a token sees all of its own block, and the blocks before it."""
+    torch = _torch()
+    keys = torch.arange(total, dtype=torch.int32, device=device)
+    return _mask([torch.zeros_like(keys), keys // block * block])
+
+
 def sink_window(sink: int, window: int, total: int, *, device: Any = None) -> IntervalMask:
     """Causal: the last `window` keys, the query's own among them, and the first `sink` keys of all."""
     torch = _torch()
