@@ -32,30 +32,43 @@ FLASH_ATTENTION_INLINE void interleave_rows(Vec row0, Vec row1, Vec& first, Vec&
   second = (Vec)_mm512_permutex2var_epi16((__m512i)row0, other, (__m512i)row1);
 }
 
+/// Float8 as bfloat16, `shift` and `bias` those of its normal codes: the bits moved, the exponent put right. Subnormal
+/// codes, Inf and NaN, which are the `odd_count` lowest and those from `odd_end` on, come from a table by their low bits;
+/// most vectors have none.
+template <int shift, int bias, int odd_count, int odd_end>
+FLASH_ATTENTION_INLINE __m512i float8_to_bfloat16(__m256i codes, __m512i table) {
+  constexpr __mmask32 all = 0xffffffffu;
+  const __m512i words = _mm512_maskz_cvtepi8_epi16(all, codes);  // the sign in all upper bits
+  const __m512i moved =
+      _mm512_maskz_slli_epi16(all, words, shift) & _mm512_set1_epi16(static_cast<short>(0x8000 | 0x7f << shift));
+  const __m512i normal = _mm512_maskz_add_epi16(all, moved, _mm512_set1_epi16(bias));
+  const __m256i magnitude = codes & _mm256_set1_epi8(0x7f);
+  const __mmask32 odd = _mm256_cmpge_epu8_mask(_mm256_sub_epi8(magnitude, _mm256_set1_epi8(odd_count)),
+                                               _mm256_set1_epi8(odd_end - odd_count));
+  if (__builtin_expect(odd == 0, 1)) return normal;
+  const __m512i sign = words & _mm512_set1_epi16(static_cast<short>(0x8000));
+  return _mm512_mask_mov_epi16(normal, odd, _mm512_maskz_permutexvar_epi16(odd, words, table) | sign);
+}
+
 /// Rows of codes as rows of bfloat16, columns in multiples of 32. code: Element::e4m3, e5m2 or int8 as a number (call.h
 /// comes later).
 template <int code>
 inline void rows_to_bfloat16(const std::uint8_t* from, std::int64_t stride, int rows, int columns, std::uint16_t* to) {
-  constexpr __mmask32 all = 0xffffffffu;
-  // e4m3: the bits moved, the bias put right; subnormal codes from a table.
-  const __m512i low_bits = _mm512_set1_epi16(0x7f), bias = _mm512_set1_epi16(0x3c00), eight = _mm512_set1_epi16(8);
-  const __m512i nan = _mm512_set1_epi16(0x7fc0), sign = _mm512_set1_epi16(static_cast<short>(0x8000));
-  const __m512i subnormal = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3c60,
-                                             0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0);
+  const __m512i e4m3 = _mm512_set_epi16(0x7fc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3c60,
+                                        0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0);
+  const __m512i e5m2 = _mm512_set_epi16(0x7fe0, 0x7fc0, 0x7fc0, 0x7f80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                        0, 0, 0, 0, 0, 0, 0, 0x3840, 0x3800, 0x3780, 0);
   for (int row = 0; row < rows; ++row, from += stride, to += columns) {
     for (int c = 0; c < columns; c += 32) {
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + c));
       __m512i halves;
       if constexpr (code == 4) {
-        const __m512i words = _mm512_maskz_cvtepu8_epi16(all, bytes), magnitude = words & low_bits;
-        halves = _mm512_maskz_add_epi16(all, _mm512_maskz_slli_epi16(all, magnitude, 4), bias);
-        halves = _mm512_mask_permutexvar_epi16(halves, _mm512_cmplt_epu16_mask(magnitude, eight), magnitude, subnormal);
-        halves = _mm512_mask_mov_epi16(halves, _mm512_cmpeq_epi16_mask(magnitude, low_bits), nan);
-        halves |= _mm512_maskz_slli_epi16(all, words, 8) & sign;
+        halves = float8_to_bfloat16<4, 120 << 7, 8, 0x7f>(bytes, e4m3);
+      } else if constexpr (code == 5) {
+        halves = float8_to_bfloat16<5, 112 << 7, 4, 0x7c>(bytes, e5m2);
       } else {
         const auto half = [&](__m128i part) {
-          if constexpr (code == 6) return _mm512_maskz_cvtepi32_ps(all_lanes, _mm512_maskz_cvtepi8_epi32(all_lanes, part));
-          return _mm512_maskz_cvtph_ps(all_lanes, _mm256_slli_epi16(_mm256_cvtepu8_epi16(part), 8));
+          return _mm512_maskz_cvtepi32_ps(all_lanes, _mm512_maskz_cvtepi8_epi32(all_lanes, part));
         };
         halves =
             (__m512i)_mm512_cvtne2ps_pbh(half(_mm256_extracti128_si256(bytes, 1)), half(_mm256_castsi256_si128(bytes)));
