@@ -45,6 +45,22 @@ void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan)
   add_launch(plan, launch_of(rung, problem, "output"), rows);
 }
 
+/// So many parts of the keys that there are two blocks for each SM of a large GPU. workspace_offsets[0]: the parts'
+/// outputs, fp32, [1]: their lse. The second launch merges them, a warp a row.
+void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
+  constexpr std::int64_t enough_blocks = 264;
+  const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  const std::int64_t most = std::max<std::int64_t>(1, tiles(problem.seq_kv, rung.block_kv));
+  const std::int64_t splits = std::min(most, std::max<std::int64_t>(1, enough_blocks / std::max<std::int64_t>(blocks, 1)));
+  plan.num_splits = static_cast<int>(splits);
+  plan.workspace_offsets[1] = splits * rows * problem.head_dim * std::int64_t{sizeof(float)};
+  plan.workspace_bytes =
+      static_cast<std::size_t>(plan.workspace_offsets[1]) + static_cast<std::size_t>(splits * rows) * sizeof(float);
+  add_launch(plan, launch_of(rung, problem, "attention"), blocks * splits);
+  add_launch(plan, launch_of(rung, problem, "merge"), tiles(rows, rung.num_warps));
+}
+
 constexpr int float_bytes = 4, half_bytes = 2;
 
 int row_tile_bytes(const Rung& rung, int dim) {
@@ -199,6 +215,14 @@ constexpr auto table = std::to_array<Rung>({
      .min_blocks_per_sm = 2,
      .shared_bytes = backward_mma_bytes,
      .add_launches = add_backward_launches},
+    {.name = "ladder/d0_split",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes,
+     .add_launches = add_split_launches},
 });
 
 std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
