@@ -60,6 +60,7 @@ struct ForwardConfig {
   int split_tiles = 0;             // decode: keys are split at multiples of so many tiles, and nowhere else; 0 = anywhere
   bool producer_warp = false;      // decode: warps of their own load, by TMA
   bool pair_tiles = false;         // sm90: a block takes a long and a short row tile in turn
+  bool row_grid = false;           // decode: blockIdx.y is the tile of rows
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they lie in pages
 };

@@ -30,6 +30,10 @@ struct Parts {
   __device__ __forceinline__ explicit Parts(const AttentionArgs& args)
       : words(reinterpret_cast<Word*>(static_cast<char*>(args.workspace) + args.workspace_offsets[0])),
         parts(reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[1])) {
+    if constexpr (config.row_grid) {  // blocks of another blockIdx.y have their own
+      words += blockIdx.y * gridDim.x;
+      parts += 2ll * blockIdx.y * gridDim.x * floats();
+    }
     if constexpr (splits) {
       const long long bytes = args.workspace_offsets[2] - args.workspace_offsets[1];
       rows = static_cast<int>(bytes / decode_part_bytes(config, 1));

@@ -7,8 +7,9 @@
 
 // What the blocks of decode/sm80 work on. An item is block_q rows of a key head of a sequence; its work is the tiles of
 // keys that these rows see. The tiles of all items stand in one row, and block c takes an equal run of them: an item that
-// the end of a run cuts is finished by several blocks (decode/parts.cuh). The lengths are read here, on the device, so the
-// launch is the same whatever they are.
+// the end of a run cuts is finished by several blocks (decode/parts.cuh). With config.row_grid the blocks of each
+// blockIdx.y do so for one tile of the rows of every key head: those that need the same keys ask for them at the same time.
+// The lengths are read here, on the device, so the launch is the same whatever they are.
 
 namespace flash_attention::decode {
 
@@ -45,9 +46,12 @@ struct Item {
     return tile == first_tile || (config.split_tiles > 0 && tile % config.split_tiles == 0);
   }
 
+  /// Tiles of rows that this block's items have, and the first of them: all, or that of blockIdx.y.
   __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
-    return tile::ceil_div(sequence.rows_q * config.group, config.block_q);
+    const int tiles = tile::ceil_div(sequence.rows_q * config.group, config.block_q);
+    return config.row_grid ? tile::min(1, tile::max(0, tiles - first_row_tile())) : tiles;
   }
+  __device__ __forceinline__ static int first_row_tile() { return config.row_grid ? static_cast<int>(blockIdx.y) : 0; }
   __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {
     const int first = row_tile * config.block_q, rows = sequence.rows_q * config.group;
     return {first / config.group, tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};
@@ -92,8 +96,8 @@ struct Cursor {
       return;
     }
     tile::Sequence sequence = tile::make_sequence<config.features>(args, item.batch_idx);
-    if (++item.row_tile == Item<config>::row_tiles_of(sequence)) {
-      item.row_tile = 0;
+    if (++item.row_tile == Item<config>::first_row_tile() + Item<config>::row_tiles_of(sequence)) {
+      item.row_tile = Item<config>::first_row_tile();
       ++item.kv_head_idx;
     }
     if constexpr (Item<config>::alike) {
@@ -143,12 +147,13 @@ struct Run {
   __device__ __forceinline__ void divide(const AttentionArgs& args) {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, 0);
     start.item = {};
+    start.item.row_tile = Item<config>::first_row_tile();
     const int tiles = start.item.find_tiles(args, sequence), row_tiles = Item<config>::row_tiles_of(sequence);
     take(tiles * row_tiles * args.heads_kv * args.batch);
     const int item_idx = begin / tiles, head_idx = item_idx / row_tiles;
     start.item.batch_idx = head_idx / args.heads_kv;
     start.item.kv_head_idx = head_idx % args.heads_kv;
-    start.item.row_tile = item_idx % row_tiles;
+    start.item.row_tile = Item<config>::first_row_tile() + item_idx % row_tiles;
     start.tile = start.item.first_tile + begin % tiles;
   }
 
@@ -200,8 +205,9 @@ struct Run {
   __device__ __forceinline__ int tiles_of_head(const AttentionArgs& args, const tile::Sequence& sequence) const {
     Item<config> item{};
     int tiles = 0;
-    const int row_tiles = Item<config>::row_tiles_of(sequence);
-    for (; item.row_tile < row_tiles; ++item.row_tile) tiles += item.find_tiles(args, sequence);
+    item.row_tile = Item<config>::first_row_tile();
+    const int end = item.row_tile + Item<config>::row_tiles_of(sequence);
+    for (; item.row_tile < end; ++item.row_tile) tiles += item.find_tiles(args, sequence);
     return tiles;
   }
   __device__ __forceinline__ int tiles_of(const AttentionArgs& args, int batch_idx) const {
@@ -212,7 +218,7 @@ struct Run {
   __device__ __forceinline__ Cursor<config> find(const AttentionArgs& args, int batch_idx, int left) const {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, batch_idx);
     const int of_head = tiles_of_head(args, sequence);
-    Cursor<config> found{{batch_idx, left / of_head, 0, 0, 0, {0, 0}, false}, 0};
+    Cursor<config> found{{batch_idx, left / of_head, Item<config>::first_row_tile(), 0, 0, {0, 0}, false}, 0};
     left %= of_head;
     for (int tiles; left >= (tiles = found.item.find_tiles(args, sequence)); ++found.item.row_tile) left -= tiles;
     if (left != 0) ptx::path<"decode/sm80 run from within an item">();

@@ -113,6 +113,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(split_tiles);
   MEMBER(producer_warp);
   MEMBER(pair_tiles);
+  MEMBER(row_grid);
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);
   return out.done();

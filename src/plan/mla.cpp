@@ -13,8 +13,16 @@
 namespace flash_attention::plan {
 namespace {
 
+/// Tiles of rows of a key head, where all sequences have as many: blocks that need the same keys then work side by side,
+/// and the keys come from memory once. With more of them than that, each would have too few blocks.
+std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t most = std::min(16, device.num_sms);
+  const std::int64_t tiles = (decode_rows(problem) + abi::mla_block_q - 1) / abi::mla_block_q;
+  return problem.packed || problem.seqused_q || tiles > most ? 1 : std::max<std::int64_t>(tiles, 1);
+}
+
 /// One block an SM: the stages fill shared memory.
-abi::ForwardConfig configure(const Problem& problem) {
+abi::ForwardConfig configure(const Problem& problem, const DeviceInfo& device) {
   return {.features = features_of(problem),
           .head_dim = abi::mla_head_dim,
           .head_dim_v = abi::mla_head_dim_v,
@@ -22,7 +30,8 @@ abi::ForwardConfig configure(const Problem& problem) {
           .block_kv = abi::mla_block_kv,
           .num_warps = 8,
           .num_stages = abi::mla_stages,
-          .group = static_cast<int>(problem.heads_q / problem.heads_kv)};
+          .group = static_cast<int>(problem.heads_q / problem.heads_kv),
+          .row_grid = rows_side_by_side(problem, device) > 1};
 }
 
 std::string reject(const Problem& problem, const DeviceInfo& device) {
@@ -47,11 +56,11 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
       return "needs strides of 8-bit rows that are multiples of 16";
     }
   }
-  return decode_tiles(problem, configure(problem)) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+  return decode_tiles(problem, configure(problem, device)) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
 }
 
 void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  const abi::ForwardConfig config = configure(problem);
+  const abi::ForwardConfig config = configure(problem, device);
   plan.block_q = config.block_q;
   plan.block_kv = config.block_kv;
   const std::int64_t blocks = reserve_decode_parts(problem, config, std::min(device.num_sms, abi::decode_max_blocks), plan);
@@ -62,6 +71,10 @@ void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
               .block = abi::mla_threads,
               .shared_bytes = abi::mla_shared_bytes},
              blocks);
+  if (config.row_grid && blocks > 0) {
+    const auto rows = static_cast<int>(rows_side_by_side(problem, device));
+    plan.launches.back().grid = {static_cast<int>(blocks) / rows, rows, 1};
+  }
 }
 
 }  // namespace

@@ -18,6 +18,9 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
   };
   add("mla_pages", [](Case& c, Problem& p) { p.seq_kv = 331, put_in_pages(c, 64, {331, 0, 70}); });
   add("mla_two_row_tiles", [](Case& c, Problem& p) { p.heads_q = 96, p.seq_kv = 259, put_in_pages(c, 16, {259, 64}); });
+  add("mla_eight_row_tiles", [](Case& c, Problem& p) {  // more than the smaller GPU has SMs
+    p.heads_q = 128, p.seq_q = 4, p.causal = true, put_in_pages(c, 32, {97, 131});
+  });
   add("mla_two_tokens", [](Case& c, Problem& p) {
     p.seq_q = 2, p.causal = true, p.heads_q = 40, put_in_pages(c, 7, {131, 65, 1});
   });
