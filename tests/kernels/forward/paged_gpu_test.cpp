@@ -5,23 +5,23 @@
 namespace flash_attention::testing {
 namespace {
 
-constexpr Device gpu{.kind = DeviceKind::cuda};
+constexpr Device paged_gpu{.kind = DeviceKind::cuda};
 
 using PagedPrompts = ::testing::TestWithParam<Case>;
 
 TEST_P(PagedPrompts, ByBoxesOfTma) {
   REQUIRE_GPU(90);
-  check(GetParam(), {gpu, "forward/sm90", Pass::forward});
+  check(GetParam(), {paged_gpu, "forward/sm90", Pass::forward});
 }
 
 TEST_P(PagedPrompts, ByCopiesOfRows) {
   REQUIRE_GPU(80);
-  check(GetParam(), {gpu, "forward/sm80", Pass::forward});
+  check(GetParam(), {paged_gpu, "forward/sm80", Pass::forward});
 }
 
 TEST_P(PagedPrompts, HaveTheSameBitsAgain) {
   REQUIRE_GPU(90);
-  check_reproducible(GetParam(), {gpu, "forward/sm90", Pass::forward});
+  check_reproducible(GetParam(), {paged_gpu, "forward/sm90", Pass::forward});
 }
 
 INSTANTIATE_TEST_SUITE_P(Float16, PagedPrompts, ::testing::ValuesIn(paged_prompts(Dtype::float16)), case_name);
@@ -31,7 +31,7 @@ using OddPages = ::testing::TestWithParam<Case>;
 
 TEST_P(OddPages, ByCopiesOfRows) {
   REQUIRE_GPU(80);
-  check(GetParam(), {gpu, "forward/sm80", Pass::forward});
+  check(GetParam(), {paged_gpu, "forward/sm80", Pass::forward});
 }
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16, OddPages, ::testing::ValuesIn(odd_pages(Dtype::bfloat16)), case_name);
