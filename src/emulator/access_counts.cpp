@@ -1,7 +1,7 @@
 #include "emulator/access_counts.h"
 
 #include <algorithm>
-#include <set>
+#include <vector>
 
 #include "emulator/scheduler.h"
 
@@ -11,15 +11,25 @@ namespace {
 constexpr int banks = 32;  // of 4 bytes
 constexpr std::uint64_t sector = 32;
 
+/// The units of so many bytes that the lanes touch, each once. A vector, since every emulated access comes by here.
+std::vector<std::uint64_t> touched(const std::uint64_t* addresses, std::size_t lanes, int bytes, std::uint64_t unit) {
+  std::vector<std::uint64_t> units;
+  units.reserve(lanes * (static_cast<std::size_t>(bytes) / unit + 2));
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    const std::uint64_t last = (addresses[lane] + static_cast<std::uint64_t>(bytes) - 1) / unit;
+    for (std::uint64_t at = addresses[lane] / unit; at <= last; ++at) units.push_back(at);
+  }
+  std::sort(units.begin(), units.end());
+  units.erase(std::unique(units.begin(), units.end()), units.end());
+  return units;
+}
+
 /// Passes for lanes that are served together: the most different words that fall into one bank.
 std::uint64_t wavefronts(const std::uint64_t* addresses, std::size_t lanes, int bytes) {
-  std::set<std::uint64_t> words[banks];
-  for (std::size_t lane = 0; lane < lanes; ++lane) {
-    const std::uint64_t last = (addresses[lane] + static_cast<std::uint64_t>(bytes) - 1) / 4;
-    for (std::uint64_t word = addresses[lane] / 4; word <= last; ++word) words[word % banks].insert(word);
+  std::uint64_t words_of_bank[banks] = {}, most = 0;
+  for (const std::uint64_t word : touched(addresses, lanes, bytes, 4)) {
+    most = std::max(most, ++words_of_bank[word % banks]);
   }
-  std::size_t most = 0;
-  for (const auto& bank : words) most = std::max(most, bank.size());
   return most;
 }
 
@@ -40,15 +50,8 @@ void count(OpenAccesses::Instruction instruction) {
   std::vector<std::uint64_t> addresses;
   for (const auto& [lane, address] : instruction.lanes) addresses.push_back(address);
   if (!instruction.global) return count_shared(addresses.data(), addresses.size(), instruction.bytes, true);
-  std::set<std::uint64_t> sectors;
-  for (const std::uint64_t address : addresses) {
-    for (std::uint64_t at = address / sector; at <= (address + static_cast<std::uint64_t>(instruction.bytes) - 1) / sector;
-         ++at) {
-      sectors.insert(at);
-    }
-  }
   Counters& counters = Scheduler::current().counters();
-  counters.global_sectors += sectors.size();
+  counters.global_sectors += touched(addresses.data(), addresses.size(), instruction.bytes, sector).size();
   ++counters.global_requests;
 }
 
