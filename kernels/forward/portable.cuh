@@ -201,10 +201,10 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
       tile::add_dot_products<config.head_dim>(S, Q, K.from(kv_begin), storage.product);
     }
     Kernel::score_tile(S, score, q_begin, kv_begin, some_hidden, [&](float dot, int r, int c, int j) {
-      if constexpr (features.latent) {
-        return tile::latent_dot<features>(args, sequence, kv_head_idx, j, dot, own[r][c]);
-      } else if constexpr (features.token_scales) {
-        return dot * tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
+      if constexpr (config.features.latent) {
+        return tile::latent_dot<config.features>(args, sequence, kv_head_idx, j, dot, own[r][c]);
+      } else if constexpr (config.features.token_scales) {
+        return dot * tile::token_scale<config.features>(args, args.K_scale, sequence, kv_head_idx, j);
       } else {
         return dot;
       }
