@@ -78,4 +78,33 @@ std::vector<CommonCall> common_calls() {
   return calls;
 }
 
+std::vector<AppendProblem> common_appends() {
+  std::vector<AppendProblem> problems;
+  for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {
+    for (const std::int64_t head_dim : {64, 128, 256}) {  // rows of other widths have the lanes of one of these
+      for (const std::int64_t page_size : {0, 16}) {
+        AppendProblem problem{.batch = 8,
+                              .seq_new = 1,
+                              .seq_q = 1,
+                              .heads_q = 32,
+                              .heads_kv = 8,
+                              .head_dim = head_dim,
+                              .dtype = dtype,
+                              .capacity = 4096,
+                              .page_size = page_size};
+        if (page_size > 0) problem.num_pages = problem.batch * problem.capacity / page_size;
+        problems.push_back(problem);
+        problem.rotary_dim = head_dim;
+        problem.rotary_dtype = dtype;
+        problem.rotary_positions = problem.capacity;
+        for (const bool interleaved : {false, true}) {
+          problem.rotary_interleaved = interleaved;
+          problems.push_back(problem);
+        }
+      }
+    }
+  }
+  return problems;
+}
+
 }  // namespace flash_attention::cli

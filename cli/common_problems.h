@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "flash_attention/append.h"
 #include "flash_attention/problem.h"
 
 namespace flash_attention::cli {
@@ -16,5 +17,8 @@ struct CommonCall {
 /// A kernel's configuration follows from sizes too, so the sizes are those at which it changes; the same kernel is compiled
 /// once.
 std::vector<CommonCall> common_calls();
+
+/// New rows for the caches of such models: dense and in pages, without a rotary embedding and with either pairing.
+std::vector<AppendProblem> common_appends();
 
 }  // namespace flash_attention::cli

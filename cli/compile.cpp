@@ -36,11 +36,8 @@ int compile(const Arguments& arguments) {
   Table table({"kernel", "registers", "spills", "state"});
   std::set<std::string> seen;
   std::size_t number = 0, lost = 0;
-  for (const auto& [problem, pass] : calls) {
-    if (interrupted()) break;
-    const Plan plan = make_plan(problem, pass, info, kernel);
-    progress.show(format("%zu of %zu: %s for %s", ++number, calls.size(), plan.kernel.c_str(), describe(problem).c_str()));
-    for (const KernelReport& report : flash_attention::compile(plan, info.arch)) {
+  const auto list = [&](const std::vector<KernelReport>& reports) {
+    for (const KernelReport& report : reports) {
       if (!seen.insert(report.kernel).second) continue;
       Json entry = Json::object();
       entry.add("kernel", report.kernel).add("registers", report.registers).add("spill_bytes", report.spill_bytes);
@@ -53,6 +50,17 @@ int compile(const Arguments& arguments) {
                                    : "was there"});
       lost += !kept;
     }
+  };
+  for (const auto& [problem, pass] : calls) {
+    if (interrupted()) break;
+    const Plan plan = make_plan(problem, pass, info, kernel);
+    progress.show(format("%zu of %zu: %s for %s", ++number, calls.size(), plan.kernel.c_str(), describe(problem).c_str()));
+    list(flash_attention::compile(plan, info.arch));
+  }
+  for (const AppendProblem& problem : arguments.on("common") ? common_appends() : std::vector<AppendProblem>{}) {
+    if (interrupted()) break;
+    progress.show("rows for caches");
+    list(flash_attention::compile(problem, info.arch));
   }
   progress.clear();
   if (arguments.on("json")) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "flash_attention/append.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/export.h"
 
@@ -60,6 +61,7 @@ struct KernelReport {
 /// Compiles what a plan for a GPU launches into the cache on disk. Needs NVRTC and no GPU; `arch` is the compute
 /// capability, 90 for 9.0. Throws Error(unavailable | compile_failed).
 FLASH_ATTENTION_API std::vector<KernelReport> compile(const Plan& plan, int arch);
+FLASH_ATTENTION_API std::vector<KernelReport> compile(const AppendProblem& problem, int arch);
 
 /// One thing that `doctor` looks at.
 struct Finding {

@@ -1,5 +1,6 @@
 #include "flash_attention/runtime.h"
 
+#include "api/append_problem.h"
 #include "api/guard.h"
 #include "cpu/backend.h"
 #include "cpu/parallel.h"
@@ -7,26 +8,39 @@
 #include "jit/cached.h"
 #include "jit/compile.h"
 #include "jit/diagnose.h"
+#include "plan/append.h"
 #include "plan/gpu_facts.h"
 
 namespace flash_attention {
+
+namespace {
+
+std::vector<KernelReport> compile_all(const std::vector<jit::KernelKey>& keys) {
+  jit::prewarm(keys).get();  // several at a time
+  std::vector<KernelReport> reports;
+  for (const jit::KernelKey& key : keys) {
+    const auto kernel = jit::compiled(key);
+    reports.push_back({.kernel = jit::to_string(key),
+                       .registers = kernel->report.registers,
+                       .spill_bytes = kernel->report.spill_store_bytes + kernel->report.spill_load_bytes,
+                       .path = kernel->path.string(),
+                       .compiled = kernel->compiled});
+  }
+  return reports;
+}
+
+}  // namespace
 
 std::vector<KernelReport> compile(const Plan& plan, int arch) {
   return api::guarded([&] {
     std::vector<jit::KernelKey> keys;
     for (const Launch& launch : plan.launches) keys.push_back(jit::make_key(launch, arch));
-    jit::prewarm(keys).get();  // several at a time
-    std::vector<KernelReport> reports;
-    for (const jit::KernelKey& key : keys) {
-      const auto kernel = jit::compiled(key);
-      reports.push_back({.kernel = jit::to_string(key),
-                         .registers = kernel->report.registers,
-                         .spill_bytes = kernel->report.spill_store_bytes + kernel->report.spill_load_bytes,
-                         .path = kernel->path.string(),
-                         .compiled = kernel->compiled});
-    }
-    return reports;
+    return compile_all(keys);
   });
+}
+
+std::vector<KernelReport> compile(const AppendProblem& problem, int arch) {
+  return api::guarded([&] { return compile_all({jit::make_key(plan::lay_out_append(api::normalise(problem)), arch)}); });
 }
 
 std::string describe_path(const DeviceInfo& gpu) {

@@ -11,7 +11,7 @@ from test_wheels import FIRST_RESULT, INSTALL_TO_RESULT_S
 pytestmark = pytest.mark.long_tail
 
 SUITE, PYTHON = "bookworm", "3.11"
-ALONE = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+ALONE = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/"}
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def test_from_wheel_to_first_result(debian, wheels, tmp_path):
         pytest.skip(f"no NumPy: {done.stderr[-200:]}")
     (numpy,) = packages.glob("numpy*.whl")
     wheel = shutil.copy(found[-1], packages)
-    inside(debian, "python3", "-m", "venv", "/root/venv")
-    install = ("/root/venv/bin/pip", "install", "--quiet", "--no-index", "--no-deps")
+    inside(debian, "python3", "-m", "venv", "/venv")
+    install = ("/venv/bin/pip", "install", "--quiet", "--no-index", "--no-deps")
     inside(debian, *install, f"/packages/{numpy.name}")
     start = time.monotonic()
     inside(debian, *install, f"/packages/{os.path.basename(wheel)}")
-    inside(debian, "/root/venv/bin/python", "-c", FIRST_RESULT)
+    inside(debian, "/venv/bin/python", "-c", FIRST_RESULT)
     assert time.monotonic() - start < INSTALL_TO_RESULT_S

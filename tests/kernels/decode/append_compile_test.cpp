@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "flash_attention/runtime.h"
 #include "plan/append.h"
 #include "support/append_check.h"
 #include "support/compile.h"
@@ -30,6 +31,17 @@ TEST(AppendCompile, WithoutSpills) {
     plans.push_back(plan);
   }
   for (const int arch : {80, 90}) expect_plans_compile(plans, arch);
+}
+
+/// As `compile --common` asks: sizes alone are given.
+TEST(AppendCompile, FromAProblem) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  const AppendProblem problem{
+      .batch = 8, .seq_new = 1, .heads_kv = 8, .head_dim = 64, .dtype = Dtype::float16, .capacity = 64};
+  const std::vector<KernelReport> reports = compile(problem, 80);
+  ASSERT_EQ(reports.size(), 1);
+  EXPECT_EQ(reports[0].kernel.find("decode/append"), 0) << reports[0].kernel;
+  EXPECT_EQ(reports[0].spill_bytes, 0);
 }
 
 }  // namespace
