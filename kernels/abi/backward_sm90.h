@@ -48,6 +48,12 @@ constexpr int backward_sm90_wide_shared_bytes(const BackwardConfig& config) {
   return (chunks + 2) * l.chunk_bytes + l.tail_bytes(config.num_stages);
 }
 
+/// backward/sm90/columns: 64 rows, for dP those of another tensor, too; the ring of stages of 16 KiB; P or dS of two steps.
+constexpr int backward_sm90_columns_shared_bytes(const BackwardConfig& config, bool has_dP) {
+  const BackwardSm90Layout l(config);
+  return (l.chunks + (has_dP ? l.chunks_v : 1) + 2 + 2 * config.num_stages) * l.chunk_bytes + 2048;
+}
+
 /// backward/sm90_dq: Q and dO of 128 queries, the ring of K and V.
 constexpr int backward_sm90_dq_shared_bytes(const BackwardConfig& config) {
   const BackwardSm90Layout l(config);

@@ -68,11 +68,15 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   return structure;
 }
 
+/// Heads whose gradients are made by two warpgroups with half of the columns each: kernels/backward/sm90/columns.cuh.
+bool is_split_by_columns(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
+
 std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
   if (!reason.empty()) return reason;
-  if (std::max(p.head_dim, p.head_dim_v) > 256) return "needs head dimensions up to 256";
+  if (std::max(p.head_dim, p.head_dim_v) > 512) return "needs head dimensions up to 512";
+  if (is_split_by_columns(p) && has_tile_map(p)) return "takes no masks of heads wider than 256";
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
     if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
   }
@@ -108,6 +112,39 @@ std::int64_t reserve(Plan& plan, std::int64_t floats) {
   const auto offset = static_cast<std::int64_t>(plan.workspace_bytes);
   plan.workspace_bytes += static_cast<std::size_t>((floats * 4 + 255) / 256 * 256);
   return offset;
+}
+
+/// Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
+void add_repair_launch(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config, Plan& plan) {
+  if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
+      config.features.score_hides || has_tile_map(p)) {
+    constexpr int warps = 4;  // each takes a tile of keys
+    const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
+    add_launch(
+        plan,
+        {.unit = "backward/sm90/repair", .entry = "backward_sm90_repair", .config = to_source(config), .block = 32 * warps},
+        std::min<std::int64_t>(blocks, 8LL * device.num_sms));
+  }
+}
+
+/// The launches of dV, dK and dQ, each with as many stages as fit.
+void add_column_launches(const Problem& p, const DeviceInfo& device, abi::BackwardConfig config, Plan& plan) {
+  const auto add = [&](const char* entry, bool has_dP, std::int64_t tasks) {
+    config.num_stages = 9;
+    while (abi::backward_sm90_columns_shared_bytes(config, has_dP) > abi::backward_sm90_max_shared_bytes)
+      --config.num_stages;
+    add_launch(plan,
+               {.unit = "backward/sm90/columns",
+                .entry = entry,
+                .config = to_source(config),
+                .block = 384,
+                .shared_bytes = abi::backward_sm90_columns_shared_bytes(config, has_dP)},
+               std::min<std::int64_t>(tasks, device.num_sms));
+  };
+  const std::int64_t key_tasks = tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch;
+  add("backward_sm90_columns_dv", false, key_tasks);
+  add("backward_sm90_columns_dk", true, key_tasks);
+  add("backward_sm90_columns_dq", true, tiles(p.seq_q, tile_rows) * p.heads_q * p.batch);
 }
 
 void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
@@ -150,7 +187,9 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   const std::string source = to_source(config);
   add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
              std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
-  if (structure.wide) {
+  if (is_split_by_columns(p)) {
+    add_column_launches(p, device, config, plan);
+  } else if (structure.wide) {
     add_launch(plan,
                {.unit = "backward/sm90/wide",
                 .entry = "backward_sm90_wide_kernel",
@@ -168,7 +207,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                 .shared_bytes = abi::backward_sm90_shared_bytes(config)},
                std::min<std::int64_t>(key_tiles, device.num_sms));
   }
-  if (config.separate_dq) {
+  if (config.separate_dq && !is_split_by_columns(p)) {
     abi::BackwardConfig dq = config;
     dq.block_kv = tile_rows;
     dq.num_warps = 12;
@@ -180,7 +219,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
-  } else {
+  } else if (!config.separate_dq) {
     add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
                row_tiles);
   }
@@ -189,15 +228,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = source, .block = 128},
                tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
-  // Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
-  if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
-      config.features.score_hides || has_tile_map(p)) {
-    constexpr int warps = 4;  // each takes a tile of keys
-    const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
-    add_launch(plan,
-               {.unit = "backward/sm90/repair", .entry = "backward_sm90_repair", .config = source, .block = 32 * warps},
-               std::min<std::int64_t>(blocks, 8LL * device.num_sms));
-  }
+  add_repair_launch(p, device, config, plan);
   if (portable_parts) {
     add_delta_launch(p, plan);
     add_bias_and_sink_launches(p, plan);

@@ -83,7 +83,7 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
     maps.add(cache_map(1, p, b.v, p.v_strides, p.head_dim_v, plan.block_kv));
   }
   if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh
-    constexpr int tile_rows = 64;
+    const int tile_rows = std::max(p.head_dim, p.head_dim_v) > 256 ? 16 : 64;  // box_rows of columns_storage.cuh
     maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
     maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));
     maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), tile_rows));

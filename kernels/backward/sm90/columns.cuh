@@ -1,0 +1,163 @@
+#pragma once
+
+// Gradients of heads wider than 256 for sm_90 (Hopper), each by a kernel of its own: no sums in memory, the same bits in
+// every run. A gradient of 64 rows is too wide for one warpgroup's registers: two have the same rows, each half of the
+// columns.
+//
+//     dQ: rows are queries, steps are tiles of keys         dK, dV: rows are keys, steps are tiles of queries
+//
+// A task is 64 rows: X, and X' for dP, stay in shared memory while the block walks over its steps, two at a time, one for
+// each warpgroup:
+//
+//     S = X Y^T, dP = X' Y'^T of my step             X, Y = Q, K   X', Y' = dO, V   (dQ), or the other way round
+//     W = P (dV) or dS                               to shared memory; wait for the other's
+//     G += W Z over both steps, my columns           Z = K (dQ), Q (dK), dO (dV)
+//
+// Y, Y' and Z come in one ring of stages of 16 KiB: 64 columns of both tiles, then all columns of some rows.
+
+#include "backward/sm90/columns_products.cuh"
+#include "ptx/path.cuh"
+
+namespace flash_attention {
+namespace backward_sm90 {
+
+template <BackwardConfig config, Gradient gradient>
+struct ColumnsConsumer : ColumnsProducts<config, gradient> {
+  using Base = ColumnsProducts<config, gradient>;
+  using Base::publish, Base::add_rows, Base::release;
+  using Base::type, Base::args, Base::shared, Base::warpgroup, Base::thread, Base::num_tasks, Base::num_pairs;
+  using typename Base::C, typename Base::S, typename Base::Math, typename Base::Statistics;
+
+  __device__ __forceinline__ void run() {
+    ColumnsTask<config, gradient>::for_each(args, [&](const auto& task) {
+      auto& kept = shared.tasks[warpgroup];  // in shared memory: registers are short
+      if (thread == 0) kept = task;
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // all may read it
+      make(kept);
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // all have read it
+    });
+  }
+
+ private:
+  __device__ __forceinline__ void make(const ColumnsTask<config, gradient>& task) {
+    float G[C::width / 2];
+    zero(G);
+    if (task.num_steps > 0) {
+      ptx::mbarrier_wait(shared.X_full, num_tasks++ & 1);  // the rows have landed
+#pragma unroll 1
+      for (int pair = 0; pair < task.num_steps; pair += 2) add_pair(task, pair, G);
+      release(shared.X_empty);
+    }
+    write(task, G);
+  }
+
+  /// Two steps.
+  __device__ __forceinline__ void add_pair(const ColumnsTask<config, gradient>& task, int pair, float (&G)[C::width / 2]) {
+    const int step = tile::min(pair + warpgroup, task.num_steps - 1);
+    Statistics statistics{*this};
+    statistics.load(task, task.step(args, step));
+
+    float scores[tile_rows / 2];
+    this->template make_scores<S::chunks, S::steps>(scores, shared.X);
+
+    // Nothing of this is kept while the products run: registers are short.
+    const auto place = task.step(args, ptx::registers_fresh(step));
+    const tile::Sequence sequence = fresh_sequence(task.sequence);
+    const tile::Score<config.features> score(args, sequence, place.head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, place.head_idx);
+    const int lane = ptx::registers_fresh(thread) % 32;
+    const bool edge = !score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ||
+                      ((C::of_queries || S::next_sequence_rows) && place.q_begin + tile_rows > score.len_q);
+    const Math math{score,          dropout,        score.unit_scale() * tile::log2_e,
+                    place.q_begin,  place.kv_begin, 16 * (ptx::registers_fresh(thread) / 32) + lane / 4,
+                    2 * (lane % 4), edge,           {false, false}};
+    typename Math::Packed W;
+    typename Math::Marks marks;
+    if constexpr (C::has_dP) {
+      math.probabilities(
+          scores, marks, [&](int i) { return statistics.lse2(math, i); }, [](int, float, float) {});
+      float dP[tile_rows / 2];  // after P, not under it
+      this->template make_scores<S::chunks_v, S::steps_v>(dP, shared.X2);
+      math.gradients(scores, dP, marks, [&](int i) { return statistics.delta(math, i); });
+      Math::pack(dP, W);
+    } else {
+      math.probabilities(
+          scores, marks, [&](int i) { return statistics.lse2(math, i); },
+          [&](int i, float p, float q) { W[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
+    }
+    if (pair + warpgroup >= task.num_steps) {  // there is no such step; the last one is there twice
+      ptx::path<"backward/sm90 odd step of wide columns">();
+#pragma unroll
+      for (auto& four : W) {
+#pragma unroll
+        for (unsigned& word : four) word = 0;
+      }
+    }
+    publish(W);
+    add_rows(task, pair, G);
+    ++num_pairs;
+  }
+
+  __device__ __forceinline__ void write(const ColumnsTask<config, gradient>& task, const float (&G)[C::width / 2]) const {
+    const auto rows = task.result(args);
+    const float factor = gradient == Gradient::dV ? 1 : args.scale;
+    const int lane = thread % 32, first = warpgroup * C::width + 2 * (lane % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * (thread / 32) + lane / 4 + 8 * half;
+      if (row >= rows.count) continue;
+#pragma unroll
+      for (int group = 0; group < C::width / 8; ++group) {
+        if (first + 8 * group >= C::dim) break;
+        const unsigned pair = ptx::pack<type>(G[4 * group + 2 * half] * factor, G[4 * group + 2 * half + 1] * factor);
+        ptx::store_global(reinterpret_cast<unsigned*>(rows.row(row) + first + 8 * group), pair);
+      }
+    }
+  }
+};
+
+template <BackwardConfig config, Gradient gradient>
+__device__ __forceinline__ void make_columns(const AttentionArgs& args) {
+  using Storage = ColumnsStorage<config, gradient>;
+  static_assert(sizeof(Storage) <= backward_sm90_columns_shared_bytes(config, gradient != Gradient::dV));
+  auto& shared = ptx::shared_storage<Storage>();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(shared.X_full, 1);
+    ptx::mbarrier_init(shared.X_empty, columns_warpgroups);
+    for (auto& barrier : shared.full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : shared.empty) ptx::mbarrier_init(barrier, columns_warpgroups);
+    ptx::mbarrier_init(shared.W_full, columns_warpgroups * wg_threads / 32);
+    ptx::mbarrier_init(shared.W_empty, columns_warpgroups);
+    ptx::mbarrier_init_fence();  // TMA sees the barriers
+  }
+  __syncthreads();  // everyone sees the barriers
+
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  if (warpgroup == 0) {
+    ptx::registers_decrease<24>();
+    if (threadIdx.x == 0) ColumnsLoader<config, gradient>{args, shared}.run();
+  } else {
+    ptx::registers_increase<240>();
+    ColumnsConsumer<config, gradient>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+  }
+}
+
+}  // namespace backward_sm90
+
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_columns_dq(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 dQ by columns">();
+  backward_sm90::make_columns<config, backward_sm90::Gradient::dQ>(args);
+}
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_columns_dk(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 dK by columns">();
+  backward_sm90::make_columns<config, backward_sm90::Gradient::dK>(args);
+}
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_columns_dv(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 dV by columns">();
+  backward_sm90::make_columns<config, backward_sm90::Gradient::dV>(args);
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,170 @@
+#pragma once
+
+// What a warpgroup of backward/sm90/columns.cuh does besides softmax: its step's scores, P or dS for both warpgroups, its
+// columns of the gradient.
+
+#include "backward/sm90/columns_storage.cuh"
+#include "backward/sm90/products.cuh"
+#include "backward/sm90/scores.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+template <BackwardConfig config, Gradient gradient>
+struct ColumnsProducts {
+  using C = Columns<config, gradient>;
+  using S = Shape<config>;
+  using Math = ScoreMath<config, C::rows, tile_rows>;
+  static constexpr Type type = S::type;
+
+  const AttentionArgs& args;
+  ColumnsStorage<config, gradient>& shared;
+  const int warpgroup;
+  const int thread;  // in the warpgroup
+  PipelineState<S::stages> next{0}, oldest{0};
+  unsigned num_tasks = 0, num_pairs = 0;  // so far
+
+  __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
+    if (thread == 0) ptx::mbarrier_arrive(empty);
+  }
+  __device__ __forceinline__ int wait_for_stage() {
+    const int stage = next.stage;
+    ptx::mbarrier_wait(shared.full[stage], next.phase);
+    next.advance();
+    return stage;
+  }
+  __device__ __forceinline__ void release_stage() {
+    release(shared.empty[oldest.stage]);
+    oldest.advance();
+  }
+
+  /// D = A B^T of this warpgroup's step, a stage at a time.
+  template <int chunks, int steps>
+  __device__ __forceinline__ void make_scores(float (&D)[tile_rows / 2], const void* A) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const int stage = wait_for_stage();
+      const unsigned long long A_desc = ptx::wgmma_descriptor(A, 0, 1024) + chunk * (chunk_bytes / 16);
+      const unsigned long long B_desc = ptx::wgmma_descriptor(shared.ring[stage] + warpgroup * chunk_elements, 0, 1024);
+      ptx::wgmma_fence();  // the registers have been used for other things
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        if (4 * chunk + step >= steps) break;
+        ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(D, A_desc + step * 2, B_desc + step * 2,
+                                                                     chunk + step != 0);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();  // the stage before
+      if (chunk > 0) release_stage();
+    }
+    ptx::wgmma_wait<0>();  // D is there
+    ptx::wgmma_pin(D);
+    release_stage();
+  }
+
+  /// lse and delta: of this thread's two rows, or of all queries of the step, in shared memory.
+  struct Statistics {
+    const ColumnsProducts& c;
+    float of_rows[2][2];
+    using Pair = typename Math::Pair;
+
+    template <typename Step>
+    __device__ __forceinline__ void load(const ColumnsTask<config, gradient>& task, const Step& place) {
+      const long long padded = place.head_idx * padded_rows(c.args) + padded_start(c.args, task.sequence) + place.q_begin;
+      const int row = 16 * (c.thread / 32) + c.thread % 32 / 4, used = task.sequence.len_q - place.q_begin;
+      const float* lse2 = workspace<float>(c.args, workspace_lse2) + padded;
+      const float* delta = workspace<float>(c.args, workspace_delta) + padded;
+      if constexpr (C::of_queries) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          of_rows[0][r] = row + 8 * r < used ? lse2[row + 8 * r] : tile::infinity;
+          of_rows[1][r] = row + 8 * r < used ? delta[row + 8 * r] : 0;
+        }
+      } else {
+        const int i = c.thread % tile_rows;
+        ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // those of the last step have been read
+        c.shared.statistics[c.warpgroup][c.thread / tile_rows][i] = c.thread < tile_rows ? lse2[i] : delta[i];
+        ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // all are there
+      }
+    }
+    __device__ __forceinline__ Pair get(const Math& math, int which, int i) const {
+      if constexpr (C::of_queries) return Pair{of_rows[which][Math::row_of(i)], of_rows[which][Math::row_of(i)]};
+      return math.along_columns(c.shared.statistics[c.warpgroup][which], i);
+    }
+    __device__ __forceinline__ Pair lse2(const Math& math, int i) const { return get(math, 0, i); }
+    __device__ __forceinline__ Pair delta(const Math& math, int i) const { return get(math, 1, i); }
+  };
+
+  /// W of this warpgroup's step to shared memory, where both read it; returns when that of the other is there, too.
+  __device__ __forceinline__ void publish(const typename Math::Packed& W) {
+    const auto t = static_cast<unsigned>(ptx::registers_fresh(thread));
+    ptx::mbarrier_wait(shared.W_empty, (num_pairs & 1) ^ 1);  // no product reads the last W
+    const unsigned row = t / 32 * 16 + t % 16, place = row * 128 + (t / 16 % 2 ^ row % 8) * 16;
+    auto* to = reinterpret_cast<unsigned char*>(shared.W[warpgroup]);
+#pragma unroll
+    for (int i = 0; i < tile_rows / 16; ++i) ptx::stmatrix_x4(to + (place ^ i * 32), W[i][0], W[i][1], W[i][2], W[i][3]);
+    ptx::fence_async_shared();  // W before the products' reads
+    __syncwarp();               // that of the whole warp
+    if (t % 32 == 0) ptx::mbarrier_arrive(shared.W_full);
+    ptx::mbarrier_wait(shared.W_full, num_pairs & 1);  // W of all warps is there
+  }
+
+  /// G += W Z, this warpgroup's columns, a stage of rows at a time.
+  __device__ __forceinline__ void add_rows(const ColumnsTask<config, gradient>& task, int pair, float (&G)[C::width / 2]) {
+    const unsigned long long W_desc = ptx::wgmma_descriptor(shared.W, 0, 1024);
+#pragma unroll 1
+    for (int first = 0; first < 2 * tile_rows; first += C::z_rows) {
+      const int stage = wait_for_stage();
+      auto* const Z = shared.ring[stage] + warpgroup * C::chunks * C::z_rows * chunk_dim;
+      clear(task, tile::min(pair + first / tile_rows, task.num_steps - 1), first % tile_rows, Z);
+      const unsigned long long Z_desc = ptx::wgmma_descriptor(Z, C::z_rows * 128, 1024);
+      ptx::wgmma_fence();  // G has been written by ordinary instructions
+#pragma unroll
+      for (int i = 0; i < C::z_rows / 16; ++i) {
+        const int row = first + 16 * i;  // W has a chunk for each step
+        ptx::wgmma_ss<type, C::width, ptx::Major::k, ptx::Major::mn>(
+            G, W_desc + (row / tile_rows * chunk_bytes + row % tile_rows * 2) / 16, Z_desc + i * 16 * 128 / 16, true);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();  // the stage before
+      if (first > 0) release_stage();
+    }
+    ptx::wgmma_wait<0>();  // G is ours again
+    ptx::wgmma_pin(G);
+    release_stage();
+    release(shared.W_empty);
+  }
+
+ private:
+  /// W is 0 where a pair is hidden, which does not silence NaN or Inf in Z. Keys: what is not finite in them has made dS of
+  /// those that see them NaN, so it is taken out. Queries past the last one are another sequence's; for those that are
+  /// hidden from some keys comes backward/sm90/repair.cuh.
+  __device__ __forceinline__ void clear(const ColumnsTask<config, gradient>& task, int step, int first,
+                                        typename S::Element* Z) const {
+    const auto place = task.step(args, step);
+    const unsigned address = ptx::shared_address(Z);
+    if constexpr (C::of_queries) {
+      const tile::Score<config.features> score(args, task.sequence, place.head_idx);
+      if (score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) &&
+          place.q_begin + tile_rows <= score.len_q)
+        return;
+#pragma unroll 1
+      for (int i = thread; i < C::z_rows * C::chunks * 32; i += wg_threads) {
+        if (!finite<type>(ptx::load_shared<unsigned>(address + 4 * i))) ptx::store_shared(address + 4 * i, 0u);
+      }
+    } else {
+      if constexpr (!S::next_sequence_rows) return;
+      const int used = tile::max(task.sequence.len_q - place.q_begin - first, 0);
+      if (used >= C::z_rows) return;
+      const int pieces = (C::z_rows - used) * 8;  // of 16 bytes, in each chunk
+#pragma unroll 1
+      for (int i = thread; i < pieces * C::chunks; i += wg_threads) {
+        const int chunk = i / pieces, piece = i - chunk * pieces;
+        ptx::store_shared(address + (chunk * C::z_rows + used) * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
+      }
+    }
+    ptx::fence_async_shared();                                     // the zeros before the products' reads
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // those of the whole warpgroup
+  }
+};
+
+}  // namespace flash_attention::backward_sm90
