@@ -90,6 +90,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(kv_scales);
   MEMBER(token_scales);
   MEMBER(latent);
+  MEMBER(mask_bits);
   return out.done();
 }
 
@@ -189,6 +190,15 @@ abi::Features features_of(const Problem& p) {
 abi::Features features_with_map(const Problem& p) {
   abi::Features features = features_of(p);
   features.mask_map = p.mask.present;
+  return features;
+}
+
+abi::Features features_with_bits(const Problem& p, Pass pass) {
+  if (!has_mask_bits(p)) return features_with_map(p);
+  abi::Features features = features_of(p);
+  features.mask = features.block_mask = features.mask_program = false;
+  features.hidden_bounds = 0;
+  features.mask_bits = pass == Pass::backward ? 2 : 1;
   return features;
 }
 

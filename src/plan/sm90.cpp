@@ -110,11 +110,12 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const ProgramTraits program = program_traits(p);
   constexpr int few_values = 12;  // a program of so many beside S, P and O: tests/kernels/program_compile_test.cpp
-  const bool loads_scores = p.bias.present || p.mask.present || program.loads_scores || program.values > few_values;
-  const bool masked = has_tile_map(p);
+  const bool bytes = p.mask.present && !has_mask_bits(p);  // of a boolean mask
+  const bool loads_scores = p.bias.present || bytes || program.loads_scores || program.values > few_values;
+  const bool masked = has_tile_map(p) || p.mask.present;
   const bool dropout = p.dropout_p != 0;
   const int options =
-      p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi + 2 * program.score;  // that touch every score
+      p.bias.present + bytes + dropout + (p.softcap != 0) + p.alibi + 2 * program.score;  // that touch every score
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
@@ -140,8 +141,7 @@ std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int 
   if (block_q == 192 && dim > 64) return "192 queries fit in registers up to a head_dim of 64";
   if (block_kv != 32 && block_kv != 64 && block_kv != 128) return "allowed are 32, 64 and 128 keys";
   if (block_kv == 128 && dim > 128) return "128 keys fit in registers up to a head_dim of 128";
-  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
-  if (masked && block_kv < abi::mask_unit) return "masks are known for blocks of 64 keys";
+  if (has_tile_map(p) && block_kv < abi::mask_unit) return "masks are known for blocks of 64 keys";
   return asked_config(p, device, block_q, block_kv).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
 }
 
@@ -158,6 +158,8 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   if (reason.empty() && has_tile_map(p) && choose_tile(p, device).block_kv < abi::mask_unit) {
     reason = "with these options blocks have 32 keys, and masks are known for 64";
   }
+  if (reason.empty() && (has_tile_map(p) || p.mask.present) && p.seq_kv >= 1 << 26)
+    reason = "masks are known for less than 2^26 keys";
   return reason;
 }
 
@@ -172,16 +174,17 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
   const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
   const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
-  const abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
-                                  .head_dim = static_cast<int>(p.head_dim),
-                                  .head_dim_v = static_cast<int>(p.head_dim_v),
-                                  .block_q = tile.block_q,
-                                  .block_kv = tile.block_kv,
-                                  .num_warps = warps_of(p, tile.block_q),
-                                  .num_stages = tile.num_stages,
-                                  .pair_tiles = uneven && !dynamic_scheduler,
-                                  .dynamic_scheduler = dynamic_scheduler,
-                                  .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
+  const abi::ForwardConfig config{
+      .features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_bits(p, Pass::forward),
+      .head_dim = static_cast<int>(p.head_dim),
+      .head_dim_v = static_cast<int>(p.head_dim_v),
+      .block_q = tile.block_q,
+      .block_kv = tile.block_kv,
+      .num_warps = warps_of(p, tile.block_q),
+      .num_stages = tile.num_stages,
+      .pair_tiles = uneven && !dynamic_scheduler,
+      .dynamic_scheduler = dynamic_scheduler,
+      .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);

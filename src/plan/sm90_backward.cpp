@@ -47,15 +47,17 @@ bool gains_by_turns(const Problem& p, const DeviceInfo& device, std::int64_t blo
 
 Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  // Masks touch scores where they are not bits.
+  const bool masks_touch = !has_mask_bits(p) && (p.mask.present || program_traits(p).visible);
   const bool plain =
-      p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0 && p.program.empty();
-  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain && !has_tile_map(p) ? 3 : 2};
+      p.softcap == 0 && !p.bias.present && !p.alibi && p.dropout_p == 0 && !program_traits(p).score && !masks_touch;
+  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain && !chooses_steps(p) ? 3 : 2};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
     structure.separate_dq = !plain;  // options that touch every score need the registers that dQ would take
   } else {
     structure.warpgroups =
-        plain && !has_tile_map(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
+        plain && !chooses_steps(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
     structure.stages = 3;
   }
   if (structure.separate_dq) return structure;
@@ -88,7 +90,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.separate_dq || !staged) return 1;
-  if (has_tile_map(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
+  if (chooses_steps(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
   const bool causal = p.window_right >= 0 && p.window_left < 0;
@@ -149,7 +151,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
 
 void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   const Structure structure = choose_structure(p, device);
-  abi::BackwardConfig config{.features = features_with_map(p),
+  abi::BackwardConfig config{.features = features_with_bits(p, Pass::backward),
                              .head_dim = static_cast<int>(p.head_dim),
                              .head_dim_v = static_cast<int>(p.head_dim_v),
                              .block_q = tile_rows,

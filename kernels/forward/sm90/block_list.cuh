@@ -18,9 +18,10 @@ struct BlockList {
   int words;
   int num_rows;  // of tiles, that the tile has
   const Blocks&
-      seen;         // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
-  int loaded = -1;  // the word that is in `found`
-  TileWords found{};
+      seen;           // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
+  int loaded = -1;    // the word that is in `found`
+  TileWords found{};  // of all rows
+  TileWords of_row[config.features.mask_bits != 0 ? 2 : 1] = {};  // where masks are bits
 
   __device__ __forceinline__ BlockList(const AttentionArgs& args, const Tile& tile) : seen(tile.seen[0]) {
     const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
@@ -51,7 +52,16 @@ struct BlockList {
   __device__ __forceinline__ ListedBlock describe(int block, Attempt attempt) const {
     constexpr unsigned whole = (1u << units) - 1;
     const bool open = bits(found.full, block) == whole && block >= seen.interior_begin && block < seen.interior_end;
-    return {block, !open, !open || attempt != Attempt::fixed_max};
+    int classes = 0;
+    if constexpr (config.features.mask_bits != 0) {
+#pragma unroll
+      for (int n = 0; n < 2 * units; ++n) {
+        const unsigned seen_here = bits(of_row[n / units].seen, block) >> n % units & 1;
+        const unsigned full_here = bits(of_row[n / units].full, block) >> n % units & 1;
+        classes |= static_cast<int>(seen_here | full_here << 1) << (4 * (n / units) + 2 * (n % units));
+      }
+    }
+    return {block, !open, !open || attempt != Attempt::fixed_max, classes};
   }
 
  private:
@@ -63,6 +73,18 @@ struct BlockList {
     if (word == loaded) return;
     loaded = word;
     found = {0, 0xffffffffu};
+    if constexpr (config.features.mask_bits != 0) {
+      static_assert(S::warpgroups <= 2, "two rows of tiles");
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        of_row[row] = {0, 0};
+        if (row >= num_rows) continue;
+        of_row[row] = rows[row * words + word];
+        found.seen |= of_row[row].seen;
+        found.full &= of_row[row].full;
+      }
+      return;
+    }
 #pragma unroll 1
     for (int row = 0; row < num_rows; ++row) {
       const TileWords here = rows[row * words + word];
