@@ -173,7 +173,10 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
   const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
-  const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
+  // What masks leave of a row tile nobody knows before: there they take what is left, too.
+  const bool masked = (has_tile_map(p) || p.mask.present) && tile.block_kv >= abi::mask_unit;
+  const bool dynamic_scheduler =
+      ((uneven && tile.block_q == 192) || masked) && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
   const abi::ForwardConfig config{
       .features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_bits(p, Pass::forward),
       .head_dim = static_cast<int>(p.head_dim),

@@ -18,10 +18,7 @@ struct BlockList {
   int words;
   int num_rows;  // of tiles, that the tile has
   const Blocks&
-      seen;           // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
-  int loaded = -1;    // the word that is in `found`
-  TileWords found{};  // of all rows
-  TileWords of_row[config.features.mask_bits != 0 ? 2 : 1] = {};  // where masks are bits
+      seen;  // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
 
   __device__ __forceinline__ BlockList(const AttentionArgs& args, const Tile& tile) : seen(tile.seen[0]) {
     const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
@@ -31,66 +28,50 @@ struct BlockList {
   }
 
   /// The first listed block from `block` on, or -1.
-  __device__ __forceinline__ int seek(int block) {
-    constexpr int step = S::forwards ? 1 : -1, blocks_of_word = 32 / (units > 0 ? units : 1);
+  __device__ __forceinline__ int seek(int block) const {
+    constexpr int blocks_of_word = 32 / (units > 0 ? units : 1);
 #pragma unroll 1
     while (block >= seen.begin && block < seen.end) {
-      load(block * units / 32);
-      if ((bits(found.seen, block)) != 0) return block;
+      // Read again for every block: this warp has few registers, and the words are near.
+      unsigned found = 0;
+#pragma unroll 1
+      for (int row = 0; row < num_rows; ++row) found |= rows[row * words + block * units / 32].seen;
+      if (bits(found, block) != 0) return block;
       const int word_begin = block / blocks_of_word * blocks_of_word;
-      if (found.seen == 0) {
+      if (found == 0) {
         block = S::forwards ? word_begin + blocks_of_word : word_begin - 1;
       } else {
-        block += step;
+        block += S::forwards ? 1 : -1;
       }
     }
     return -1;
   }
-  __device__ __forceinline__ int after(int block) { return seek(S::forwards ? block + 1 : block - 1); }
+  __device__ __forceinline__ int after(int block) const { return seek(S::forwards ? block + 1 : block - 1); }
 
-  /// `block` was found last.
   __device__ __forceinline__ ListedBlock describe(int block, Attempt attempt) const {
     constexpr unsigned whole = (1u << units) - 1;
-    const bool open = bits(found.full, block) == whole && block >= seen.interior_begin && block < seen.interior_end;
+    unsigned full = whole;
     int classes = 0;
-    if constexpr (config.features.mask_bits != 0) {
+#pragma unroll 1
+    for (int row = 0; row < num_rows; ++row) {
+      const TileWords here = rows[row * words + block * units / 32];
+      full &= bits(here.full, block);
+      if constexpr (config.features.mask_bits != 0) {
+        static_assert(S::warpgroups <= 2 && units <= 2, "ListedBlock has room for two of two");
 #pragma unroll
-      for (int n = 0; n < 2 * units; ++n) {
-        const unsigned seen_here = bits(of_row[n / units].seen, block) >> n % units & 1;
-        const unsigned full_here = bits(of_row[n / units].full, block) >> n % units & 1;
-        classes |= static_cast<int>(seen_here | full_here << 1) << (4 * (n / units) + 2 * (n % units));
+        for (int unit = 0; unit < units; ++unit) {
+          const unsigned both = (bits(here.seen, block) >> unit & 1) | (bits(here.full, block) >> unit & 1) << 1;
+          classes |= static_cast<int>(both) << (4 * row + 2 * unit);
+        }
       }
     }
+    const bool open = full == whole && block >= seen.interior_begin && block < seen.interior_end;
     return {block, !open, !open || attempt != Attempt::fixed_max, classes};
   }
 
  private:
   __device__ __forceinline__ static unsigned bits(unsigned word, int block) {
     return word >> block * units % 32 & ((1u << units) - 1);
-  }
-
-  __device__ __forceinline__ void load(int word) {
-    if (word == loaded) return;
-    loaded = word;
-    found = {0, 0xffffffffu};
-    if constexpr (config.features.mask_bits != 0) {
-      static_assert(S::warpgroups <= 2, "two rows of tiles");
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        of_row[row] = {0, 0};
-        if (row >= num_rows) continue;
-        of_row[row] = rows[row * words + word];
-        found.seen |= of_row[row].seen;
-        found.full &= of_row[row].full;
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int row = 0; row < num_rows; ++row) {
-      const TileWords here = rows[row * words + word];
-      found.seen |= here.seen;
-      found.full &= here.full;
-    }
   }
 };
 
