@@ -1,11 +1,13 @@
 """Times masks as data against torch's FlexAttention, compiled, and against our own other ways to say the same.
 
     python bench/benchmark_masks.py --lengths 8192 16384
+    python bench/benchmark_masks.py --lengths 16384 --ways intervals bool --launches
     python bench/benchmark_masks.py --device cpu --lengths 2048 --heads 4 --only documents
 
 Masks: those of flash_attention.masks. Ways: "intervals" (hidden_rows), "bool" (the
 same as mask=), "packed" (documents as attention_packed), "flex" (FlexAttention's block mask, made before the clock
 starts). TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. Results are compared first.
+--launches lists the microseconds of every launch of a forward call: those before the longest prepare the mask.
 """
 
 import argparse
@@ -41,7 +43,7 @@ def gallery(length):
     }
 
 
-def ways_of(name, mask, length, q, k, v, device):
+def ways_of(name, mask, length, q, device, wanted):
     """{way: call(q, k, v)}"""
     hidden = mask.to(device)
     ways = {"intervals": lambda q, k, v: flash_attention.attention(q, k, v, hidden_rows=hidden)}
@@ -58,7 +60,7 @@ def ways_of(name, mask, length, q, k, v, device):
             return flash_attention.attention_packed(q[0], k[0], v[0], starts, causal=mask.causal, **bounds)[None]
 
         ways["packed"] = packed
-    if visible is not None:
+    if visible is not None and "flex" in wanted:
 
         def sees(b, h, i, j):
             return visible[0, 0, i, j]
@@ -71,7 +73,7 @@ def ways_of(name, mask, length, q, k, v, device):
             return theirs(*heads_first, block_mask=block_mask).transpose(1, 2)
 
         ways["flex"] = flex
-    return ways
+    return {way: call for way, call in ways.items() if way in wanted}
 
 
 def passes_of(way, call, q, k, v, grad, device):
@@ -86,6 +88,17 @@ def passes_of(way, call, q, k, v, grad, device):
     return forward, lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
 
 
+def launches(call):
+    """Microseconds of each kernel of a call, in order."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    found = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    found.sort(key=lambda event: event.time_range.start)
+    return " ".join(f"{event.time_range.elapsed_us():.1f}" for event in found)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -94,6 +107,8 @@ def main():
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--ways", nargs="+", default=["intervals", "bool", "packed", "flex"])
+    parser.add_argument("--launches", action="store_true")
     arguments = parser.parse_args()
     device, dtype = arguments.device, torch.bfloat16 if arguments.device == "cuda" else torch.float32
     timer = timing.Timer(device)
@@ -106,12 +121,15 @@ def main():
             if arguments.only and name not in arguments.only:
                 continue
             pairs = int(mask.visible().sum()) * arguments.batch * arguments.heads
-            ways = ways_of(name, mask, length, q, k, v, device)
+            ways = ways_of(name, mask, length, q, device, arguments.ways)
             made = {way: passes_of(way, call, q, k, v, grad, device) for way, call in ways.items()}
             outs = {way: forward().float() for way, (forward, _) in made.items()}
             for way, out in outs.items():
-                worst = (out - outs["intervals"]).abs().max().item()
-                assert worst < 0.05, f"{name}: {way} differs from intervals by {worst}"
+                worst = (out - outs[arguments.ways[0]]).abs().max().item()
+                assert worst < 0.05, f"{name}: {way} differs from {arguments.ways[0]} by {worst}"
+            if arguments.launches:
+                for way, (forward, _) in made.items():
+                    print(f"{name:16} {length:6} launches of {way}, us: {launches(forward)}", flush=True)
             for which, factor in ((0, 4), (1, 10)):
                 there = [way for way in made if made[way][which] is not None]
                 calls = [timer.warmed(made[way][which]) for way in there]

@@ -6,6 +6,7 @@
 
 #include "cli/array.h"
 #include "cli/gpu_clock.h"
+#include "cli/mask_flag.h"
 #include "cli/memory_meter.h"
 #include "cli/terminal.h"
 #include "cpu/peaks.h"
@@ -100,7 +101,9 @@ bool Measurement::ok() const {
   return std::all_of(accuracy.begin(), accuracy.end(), [](const Accuracy& a) { return a.ok(); });
 }
 
-double Measurement::flops_per_second() const { return timing.samples ? flops(problem, pass) / timing.median_s : 0; }
+double Measurement::flops_per_second() const {
+  return timing.samples ? flops(problem, pass) * visible_share(problem) / timing.median_s : 0;
+}
 
 double Measurement::kv_bytes_per_second() const {
   const std::int64_t width = problem.head_dim + (problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim);

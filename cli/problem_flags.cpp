@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "cli/format.h"
+#include "cli/mask_flag.h"
 
 namespace flash_attention::cli {
 
@@ -23,6 +24,9 @@ std::vector<Flag> problem_flags() {
       {"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
       {"causal", "", "a query sees no key after the diagonal"},
       {"window", "L,R", "a query sees L keys before the diagonal and R after it; -1 = all"},
+      {"mask", "KIND:N,..",
+       "documents:LENGTH, documents_both:LENGTH, prefix:KEYS, sink_window:KEYS,WINDOW or dilated:REACH,STEP, as a program; "
+       "TFLOP/s are over what it shows"},
       {"softcap", "C", "scores become C * tanh(score / C); 0 = off", "0"},
       {"alibi", "", "linear distance penalty with the usual slopes 2^(-8 h / heads)"},
       {"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
@@ -129,6 +133,7 @@ Problem problem_from(const Arguments& arguments) {
     problem.window_left = left;
     problem.window_right = right;
   }
+  if (arguments.given("mask")) problem.program = mask_from(arguments.text("mask")).program();
   problem.softcap = static_cast<float>(arguments.number("softcap"));
   problem.alibi = arguments.on("alibi");
   problem.dropout_p = static_cast<float>(arguments.number("dropout"));
@@ -148,6 +153,7 @@ std::string describe(const Problem& problem) {
   if (problem.head_dim_v != 0 && problem.head_dim_v != problem.head_dim) text += format(" (v %lld)", n(problem.head_dim_v));
   text += ", " + std::string(to_string(problem.dtype));
   if (problem.causal) text += ", causal";
+  if (const auto mask = mask_of(problem)) text += ", mask " + mask->to_text();
   if (problem.window_left >= 0 || problem.window_right >= 0) {
     text += format(", window %lld,%lld", n(problem.window_left), n(problem.window_right));
   }

@@ -4,6 +4,7 @@
 
 #include "cli/format.h"
 #include "cli/hardware_counters.h"
+#include "cli/mask_flag.h"
 #include "cli/measure.h"
 #include "cli/problem_flags.h"
 #include "cli/process.h"
@@ -146,7 +147,7 @@ int profile(const Arguments& typed) {
   if (typed.on("json")) {
     Json json = Json::object();
     json.add("problem", to_json(problem)).add("kernel", plan.kernel).add("device_info", to_json(info));
-    json.add("least_bytes", least_bytes(problem, pass)).add("flops", flops(problem, pass));
+    json.add("least_bytes", least_bytes(problem, pass)).add("flops", flops(problem, pass) * visible_share(problem));
     std::puts(json.add("launches", launches_to_json(launches)).text().c_str());
     return ok;
   }

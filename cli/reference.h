@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/element.h"
+#include "cli/mask_flag.h"
 #include "cli/workload.h"
 
 namespace flash_attention::cli {
@@ -13,7 +14,11 @@ namespace flash_attention::cli {
 class Reference {
  public:
   explicit Reference(const Workload& work)
-      : work_(work), p_(work.problem), dim_(p_.head_dim), dim_v_(p_.head_dim_v != 0 ? p_.head_dim_v : p_.head_dim) {}
+      : work_(work),
+        p_(work.problem),
+        mask_(mask_of(p_)),
+        dim_(p_.head_dim),
+        dim_v_(p_.head_dim_v != 0 ? p_.head_dim_v : p_.head_dim) {}
 
   double q(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
     return load(work_.q.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_ + d);
@@ -36,6 +41,7 @@ class Reference {
   bool visible(std::int64_t i, std::int64_t j) const {
     const std::int64_t distance = j - i - (p_.alignment == Alignment::bottom_right ? p_.seq_kv - p_.seq_q : 0);
     const std::int64_t right = p_.causal ? 0 : p_.window_right;
+    if (mask_ && !mask_->shows(i, j)) return false;
     return (right < 0 || distance <= right) && (p_.window_left < 0 || -distance <= p_.window_left);
   }
 
@@ -77,6 +83,7 @@ class Reference {
 
   const Workload& work_;
   const Problem& p_;
+  std::optional<MaskFlag> mask_;
   std::int64_t dim_, dim_v_;
 };
 

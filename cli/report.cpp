@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "cli/format.h"
+#include "cli/mask_flag.h"
 
 namespace flash_attention::cli {
 namespace {
@@ -55,7 +56,7 @@ Json to_json(const Measurement& m) {
     json.add("time", time.add("samples", m.timing.samples));
     json.add("flops_per_second", m.flops_per_second()).add("kv_bytes_per_second", m.kv_bytes_per_second());
   }
-  json.add("flops", flops(m.problem, m.pass)).add("workspace_bytes", m.workspace_bytes);
+  json.add("flops", flops(m.problem, m.pass) * visible_share(m.problem)).add("workspace_bytes", m.workspace_bytes);
   if (m.peak_extra_bytes >= 0) json.add("peak_extra_bytes", m.peak_extra_bytes);
   if (m.repaired_tiles >= 0) json.add("repaired_tiles", m.repaired_tiles);
   if (m.counters) json.add("counters", counters_json(*m.counters));

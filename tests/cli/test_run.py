@@ -31,6 +31,11 @@ def test_run_is_right(command, dtype, backward, standard):
         ["--dropout", "0.2"],
         ["--seq-kv", "33"],
         ["--head-dim-v", "64"],
+        ["--mask", "documents:20"],
+        ["--mask", "documents_both:30", "--kv-heads", "2"],
+        ["--mask", "prefix:9"],
+        ["--mask", "sink_window:3,12"],
+        ["--mask", "dilated:30,3", "--causal"],
     ],
 )
 @pytest.mark.parametrize("backward", [[], ["--backward"]])
@@ -51,6 +56,20 @@ def test_empty_and_tiny_problems(command, sizes):
     words = ["--device", "cpu", "--heads", "2", *sizes]
     assert command.json("run", *words)["ok"]
     assert command.json("run", *words, "--backward")["ok"]
+
+
+def test_masks_count_what_they_show(command):
+    """Four documents of a quarter: their triangles have a quarter of the causal pairs, and a bit of the diagonal."""
+    words = ["--device", "cpu", "--heads", "2", "--seq-q", "256", "--head-dim", "16"]
+    causal = command.json("run", *words, "--causal")["flops"]
+    shown = command.json("run", *words, "--mask", "documents:64")["flops"]
+    assert shown / causal == pytest.approx(4 * 64 * 65 / (256 * 257))
+
+
+@pytest.mark.parametrize("text", ["documents", "documents:0", "documents:3,4", "dilated:3", "rings:3", "prefix:x"])
+def test_masks_that_do_not_exist(command, text):
+    result = command("run", *SMALL, "--mask", text, code=2)
+    assert f"--mask: got '{text}', allowed: documents:LENGTH" in result.stderr
 
 
 def test_run_says_it_in_words(command):
