@@ -174,20 +174,21 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
   const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
   // What masks leave of a row tile nobody knows before: there they take what is left, too.
-  const bool masked = (has_tile_map(p) || p.mask.present) && tile.block_kv >= abi::mask_unit;
+  const bool masked = (has_tile_map(p) || p.mask.present) && tile.block_kv >= abi::mask_unit && !is_wide(p);
   const bool dynamic_scheduler =
       ((uneven && tile.block_q == 192) || masked) && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
-  const abi::ForwardConfig config{
-      .features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_bits(p, Pass::forward),
-      .head_dim = static_cast<int>(p.head_dim),
-      .head_dim_v = static_cast<int>(p.head_dim_v),
-      .block_q = tile.block_q,
-      .block_kv = tile.block_kv,
-      .num_warps = warps_of(p, tile.block_q),
-      .num_stages = tile.num_stages,
-      .pair_tiles = uneven && !dynamic_scheduler,
-      .dynamic_scheduler = dynamic_scheduler,
-      .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
+  const abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p)
+                                              : is_wide(p)                   ? features_with_map(p)
+                                                                             : features_with_bits(p, Pass::forward),
+                                  .head_dim = static_cast<int>(p.head_dim),
+                                  .head_dim_v = static_cast<int>(p.head_dim_v),
+                                  .block_q = tile.block_q,
+                                  .block_kv = tile.block_kv,
+                                  .num_warps = warps_of(p, tile.block_q),
+                                  .num_stages = tile.num_stages,
+                                  .pair_tiles = uneven && !dynamic_scheduler,
+                                  .dynamic_scheduler = dynamic_scheduler,
+                                  .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
