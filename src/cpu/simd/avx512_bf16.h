@@ -34,7 +34,8 @@ FLASH_ATTENTION_INLINE void interleave_rows(Vec row0, Vec row1, Vec& first, Vec&
 
 /// Float8 as bfloat16, `shift` and `bias` those of its normal codes: the bits moved, the exponent put right. Subnormal
 /// codes, Inf and NaN, which are the `odd_count` lowest and those from `odd_end` on, come from a table by their low bits;
-/// most vectors have none.
+/// most vectors have none. (A branch around it
+/// is half as fast where every third vector has one.)
 template <int shift, int bias, int odd_count, int odd_end>
 FLASH_ATTENTION_INLINE __m512i float8_to_bfloat16(__m256i codes, __m512i table) {
   constexpr __mmask32 all = 0xffffffffu;
@@ -45,7 +46,6 @@ FLASH_ATTENTION_INLINE __m512i float8_to_bfloat16(__m256i codes, __m512i table) 
   const __m256i magnitude = codes & _mm256_set1_epi8(0x7f);
   const __mmask32 odd = _mm256_cmpge_epu8_mask(_mm256_sub_epi8(magnitude, _mm256_set1_epi8(odd_count)),
                                                _mm256_set1_epi8(odd_end - odd_count));
-  if (__builtin_expect(odd == 0, 1)) return normal;
   const __m512i sign = words & _mm512_set1_epi16(static_cast<short>(0x8000));
   return _mm512_mask_mov_epi16(normal, odd, _mm512_maskz_permutexvar_epi16(odd, words, table) | sign);
 }
