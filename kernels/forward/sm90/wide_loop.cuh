@@ -7,8 +7,8 @@
 //     S = Q K(first)^T of my keys; P = softmax(S)
 //     for the other blocks:
 //       issue S = Q K^T, by chunks of 64 columns            P of the block before to shared memory; wait for the other's
-//       issue O += P V of the block before, first half      softmax of S while that runs
-//       issue the second half; when it is done, P = S
+//       issue O += P V of the block before, by stages of keys
+//       softmax of S while the last stage runs; P = S
 //     O += P V(last)
 //
 // An edge block raises the maximum that both use: they tell each other theirs. An interior block keeps it as a reference
@@ -23,7 +23,6 @@ namespace flash_attention::forward_sm90 {
 template <ForwardConfig config, bool safe>
 struct WideLoop {
   using S = Shape<config>;
-  static constexpr int half_stages = WideProducts<config>::half_stages;
 
   Warpgroup<config>& wg;
   Output<config>& out;
@@ -75,7 +74,7 @@ struct WideLoop {
   __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block) {
     block = issue_first_chunk(block);
     products.issue_other_chunks(scores);
-    finish_scores<0>();
+    finish_scores();
     softmax_edge(math, block, at.tested());
     visited_interior = S::listed && !at.tested();
     math.drop(scores, math.draw(wg.args, tile, key_of(block)));
@@ -90,24 +89,15 @@ struct WideLoop {
     publish();
     const auto draw = math.draw(wg.args, tile, key_of(block));
     if constexpr (safe) {
-      finish_scores<0>();
+      finish_scores();
       products.add_safely(out.O, in_P * S::block_kv, tile, math);
     } else {
-      products.issue_half(out.O, 0, in_P * S::block_kv, accumulate, math);
-      finish_scores<half_stages>();  // P V may still run
+      products.template issue_output<true>(out.O, in_P * S::block_kv, accumulate, math);
+      ptx::wgmma_pin(scores);  // they are there; the end of P V may still run
     }
     softmax<kind>(math, block);
-    if constexpr (!safe) {
-      products.issue_half(out.O, 1, in_P * S::block_kv, true, math);
-      ptx::wgmma_wait<half_stages>();  // the first half is done
-      products.release_stages(half_stages);
-    }
     math.drop(scores, draw);
-    if constexpr (!safe) {
-      ptx::wgmma_wait<0>();  // so is the second: O is ours again
-      ptx::wgmma_pin(out.O);
-      products.release_stages(half_stages);
-    }
+    if constexpr (!safe) finish_output();
     products.release_P();
     if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.correct(out.O, correction);
     accumulate = true;
@@ -118,18 +108,18 @@ struct WideLoop {
   __device__ __forceinline__ void end(const Tile& tile, const ScoreMath<config>& math) {
     publish();
     if constexpr (safe) return products.add_safely(out.O, in_P * S::block_kv, tile, math);
-    products.issue_half(out.O, 0, in_P * S::block_kv, accumulate, math);
-    products.issue_half(out.O, 1, in_P * S::block_kv, true, math);
-    ptx::wgmma_wait<0>();  // O is complete
-    ptx::wgmma_pin(out.O);
-    products.release_stages(2 * half_stages);
+    products.template issue_output<false>(out.O, in_P * S::block_kv, accumulate, math);
+    finish_output();
   }
 
-  /// The scores are there; `pending` groups of products have been issued since.
-  template <int pending>
   __device__ __forceinline__ void finish_scores() {
-    ptx::wgmma_wait<pending>();
+    ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
+    products.release_stages(1);
+  }
+  __device__ __forceinline__ void finish_output() {
+    ptx::wgmma_wait<0>();  // O is ours again
+    ptx::wgmma_pin(out.O);
     products.release_stages(1);
   }
 

@@ -46,7 +46,7 @@ struct WideProducts {
   using ScoreTile = typename Warpgroup<config>::ScoreTile;
   using PackedTile = typename Warpgroup<config>::PackedTile;
   using OutputTile = typename Warpgroup<config>::OutputTile;
-  static constexpr int half_stages = S::block_kv / S::value_rows / 2;  // of V, that are issued together
+  static constexpr int value_stages = S::block_kv / S::value_rows;  // of a block
 
   Warpgroup<config>& wg;
 
@@ -117,13 +117,16 @@ struct WideProducts {
   /// This warpgroup's products have read P.
   __device__ __forceinline__ void release_P() const { wg.release(wg.shared.P_empty); }
 
-  /// Issues O += P V, or O = P V, over half of the keys of a block: a group of products for each stage.
-  __device__ __forceinline__ void issue_half(OutputTile& O, int half, int kv_begin, bool accumulate,
-                                             const ScoreMath<config>& math) const {
+  /// Issues O += P V, or O = P V. Each stage is given back as soon as the next one is issued: what is in flight from L2
+  /// bounds this kernel. One stage of V is not given back; one of K is, where scores were issued before.
+  template <bool after_scores>
+  __device__ __forceinline__ void issue_output(OutputTile& O, int kv_begin, bool accumulate,
+                                               const ScoreMath<config>& math) const {
 #pragma unroll  // else the compiler could not count what is in flight
-    for (int i = 0; i < half_stages; ++i) {
-      const int n = half * half_stages + i;
+    for (int n = 0; n < value_stages; ++n) {
       issue_stage(O, n, next_values(n, kv_begin, math), accumulate || n != 0);
+      ptx::wgmma_wait<1>();  // what was issued before
+      if (after_scores || n > 0) release_stages(1);
     }
   }
 
@@ -131,7 +134,7 @@ struct WideProducts {
   __device__ __forceinline__ void add_safely(OutputTile& O, int kv_begin, const Tile& tile,
                                              const ScoreMath<config>& math) const {
 #pragma unroll 1
-    for (int n = 0; n < 2 * half_stages; ++n) {
+    for (int n = 0; n < value_stages; ++n) {
       auto* const V = next_values(n, kv_begin, math);
       add_nonfinite<S::value_rows>(wg, O, ptx::shared_address(V), kv_begin + n * S::value_rows, tile, math);
       clear_all_nonfinite(V);
