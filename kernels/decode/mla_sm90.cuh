@@ -167,17 +167,11 @@ struct Attend {
     ptx::barrier_arrive(barrier_P + stage, 2 * wg_threads);
   }
 
-  /// KV block n, of this warpgroup's stage. With `behind`, products of the block before are still under way.
-  template <bool behind>
+  /// KV block n, of this warpgroup's stage.
   __device__ __forceinline__ void attend_own(int n, int tile_idx) {
     Scores S;
     issue_scores(S, n);
-    if constexpr (behind) {
-      ptx::wgmma_wait<1>();  // the values before it have been read
-      release(1);
-    }
     ptx::wgmma_wait<0>();  // the scores are there
-    ptx::wgmma_pin(O);
     ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
     if constexpr (features.kv_scales && !tile::Score<features>::linear) {
 #pragma unroll
@@ -217,7 +211,8 @@ struct Attend {
     release(0);
   }
 
-  /// A KV block of the other stage: leaves its products under way.
+  /// A KV block of the other stage. Its part is released before anyone waits for the next block to land: the copies of the
+  /// one after that begin now.
   __device__ __forceinline__ void attend_other() {
     const Place place;
     const int stage = place.warpgroup ^ 1;
@@ -237,6 +232,9 @@ struct Attend {
       ptx::wgmma_ss<type, columns, ptx::Major::k, ptx::Major::mn>(O, P.at(step * 32), V.at(step * 16 * 128), true);
     }
     ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();  // O is complete
+    ptx::wgmma_pin(O);
+    release(1);
   }
 
   /// KV blocks [n, n + count) of the run, of which the first is tile `tile_idx` of the item.
@@ -244,20 +242,15 @@ struct Attend {
     const int end = n + count, shift = tile_idx - n;
     // Known to be the same in a warp.
     if (ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0) == n % mla_stages) {
-      attend_own<false>(n, n + shift);
+      attend_own(n, n + shift);
       ++n;
     }
 #pragma unroll 1
     for (; n + 1 < end; n += 2) {
       attend_other();
-      attend_own<true>(n + 1, n + 1 + shift);
+      attend_own(n + 1, n + 1 + shift);
     }
-    if (n < end) {
-      attend_other();
-      ptx::wgmma_wait<0>();  // O is complete
-      ptx::wgmma_pin(O);
-      release(1);
-    }
+    if (n < end) attend_other();
   }
 
   __device__ __forceinline__ void work() {
