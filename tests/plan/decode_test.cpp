@@ -50,8 +50,10 @@ TEST(PlanDecode, YieldsPromptsInPages) {
   EXPECT_EQ(kernel(h200), "forward/sm80");
   problem.page_size = 16, problem.seq_q = 16;
   EXPECT_EQ(kernel(h200), "decode/sm80");
-  problem.seq_q = 40, problem.batch = 1;  // 32 tiles for 132 SMs
+  problem.seq_q = 64, problem.batch = 1;  // 32 tiles for 132 SMs, and half of their rows
   EXPECT_EQ(kernel(h200), "decode/sm80");
+  problem.seq_q = 128;
+  EXPECT_EQ(kernel(h200), "forward/sm90");
   problem.seq_q = 2000, problem.batch = 4, problem.invariant = true;
   EXPECT_EQ(kernel(h200), "decode/sm90");
   problem.invariant = false, problem.kv_dtype = Dtype::float8_e4m3;

@@ -33,9 +33,8 @@ FLASH_ATTENTION_INLINE void interleave_rows(Vec row0, Vec row1, Vec& first, Vec&
 }
 
 /// Float8 as bfloat16, `shift` and `bias` those of its normal codes: the bits moved, the exponent put right. Subnormal
-/// codes, Inf and NaN, which are the `odd_count` lowest and those from `odd_end` on, come from a table by their low bits;
-/// most vectors have none. (A branch around it
-/// is half as fast where every third vector has one.)
+/// codes, Inf and NaN, which are the `odd_count` lowest and those from `odd_end` on, come from a table by their low bits.
+/// (A branch around the table takes twice as long where every third vector has such a code.)
 template <int shift, int bias, int odd_count, int odd_end>
 FLASH_ATTENTION_INLINE __m512i float8_to_bfloat16(__m256i codes, __m512i table) {
   constexpr __mmask32 all = 0xffffffffu;
