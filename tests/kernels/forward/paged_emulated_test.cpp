@@ -14,15 +14,14 @@ TEST_P(PagedPrompts, ByBoxesOfTma) {
   emulator::set_num_sms(0);
 }
 
-TEST_P(PagedPrompts, ByCopiesOfRows) { check_emulated(GetParam(), "forward/sm80", Pass::forward); }
-
 INSTANTIATE_TEST_SUITE_P(Bfloat16, PagedPrompts, ::testing::ValuesIn(paged_prompts(Dtype::bfloat16)), case_name);
 
-using OddPages = ::testing::TestWithParam<Case>;
+using PagedRows = ::testing::TestWithParam<Case>;
 
-TEST_P(OddPages, ByCopiesOfRows) { check_emulated(GetParam(), "forward/sm80", Pass::forward); }
+TEST_P(PagedRows, ByCopiesOfRows) { check_emulated(GetParam(), "forward/sm80", Pass::forward); }
 
-INSTANTIATE_TEST_SUITE_P(Float16, OddPages, ::testing::ValuesIn(odd_pages(Dtype::float16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, PagedRows, ::testing::ValuesIn(every_other(paged_prompts(Dtype::bfloat16))), case_name);
+INSTANTIATE_TEST_SUITE_P(Odd, PagedRows, ::testing::ValuesIn(odd_pages(Dtype::float16)), case_name);
 
 /// Warps have 32 rows and more of a tile that was asked for; a tile of 32 keys has boxes of 32.
 TEST(PagedTiles, CanBeAskedFor) {
