@@ -34,6 +34,34 @@ struct MaskBits {
   const tile::MaskData<features> data;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 
+  /// Hidden rows alone: the words of a key follow from its bounds.
+  __device__ __forceinline__ Words of_bounds(int row, int unit) const {
+    const int first = row * mask_unit, num_rows = tile::min(mask_unit, sequence.rows_q - first);
+    const auto below = [](int count, int part) {  // the queries before `count` that word `part` is about
+      const int bits = tile::max(0, tile::min(count - 32 * part, 32));
+      return bits == 32 ? 0xffffffffu : (1u << bits) - 1;
+    };
+    Words keys{}, queries;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = unit * mask_unit + 32 * half + lane;
+      if (key >= sequence.rows_kv) continue;
+      const int* bounds = data.rows + key * features.hidden_bounds;
+#pragma unroll
+      for (int part = 0; part < 2; ++part) keys.at[half][part] = below(num_rows, part);
+#pragma unroll
+      for (int which = 0; which < (features.hidden_bounds == 4 ? 2 : 1); ++which) {
+        const int begin = tile::max(bounds[2 * which], first) - first;  // no overflow
+        const int end = features.hidden_bounds == 1 ? mask_unit : tile::max(bounds[2 * which + 1], first) - first;
+#pragma unroll
+        for (int part = 0; part < 2; ++part) keys.at[half][part] &= ~(below(end, part) & ~below(begin, part));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) queries.at[n % 2][n / 2] = transposed(keys.at[n / 2][n % 2]);
+    return queries;
+  }
+
   /// Masks that are functions of the indices.
   __device__ __forceinline__ Words computed(int row, int unit) const {
     const int rows_end = tile::min((row + 1) * mask_unit, sequence.rows_q) - row * mask_unit;
@@ -116,7 +144,11 @@ struct MaskBits {
   __device__ __forceinline__ Words words_of(int row, int unit) const {
     constexpr bool computes = features.hidden_bounds != 0 || features.block_mask || features.mask_program;
     Words words{};
-    if constexpr (computes) words = computed(row, unit);
+    if constexpr (computes && !features.block_mask && !features.mask_program) {
+      words = of_bounds(row, unit);
+    } else if constexpr (computes) {
+      words = computed(row, unit);
+    }
     if constexpr (features.mask) {
       const Words bytes = of_bytes(row, unit);
 #pragma unroll

@@ -143,6 +143,9 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   const int unit = 32 * word + map.lane;
   const bool exists = unit * mask_unit < sequence.rows_kv;
 
+  if constexpr (config.dynamic_scheduler) {  // the counter of the kernel that attends
+    if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<unsigned*>(args.workspace) = 0;
+  }
   KeyBounds bounds{};
   if constexpr (features.hidden_bounds != 0) {
 #pragma unroll 1

@@ -49,10 +49,16 @@ void add_map(const Problem& p, Plan& plan, bool with_bits) {
   config.features.mask_program = program_traits(p).visible;
   config.features.mask = config.features.mask_map = p.mask.present;
   if (with_bits) config.features.mask_bits = by_columns ? 2 : 1;
-  Launch map{.unit = "mask/tile_map", .entry = "mask_map", .config = to_source(config), .block = 32 * warps};
+  abi::ForwardConfig map_config = config;
+  map_config.num_warps = 2 * warps;  // two units of keys to a warp
+  // A counter of row tiles begins the workspace: the map sets it to 0 on its way.
+  map_config.dynamic_scheduler = plan.zeroed_bytes != 0;
+  plan.zeroed_bytes = 0;
+  Launch map{
+      .unit = "mask/tile_map", .entry = "mask_map", .config = to_source(map_config), .block = 32 * map_config.num_warps};
   map.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4;
   map.grid[0] = static_cast<int>(words * abi::map_row_blocks(p.seq_q) * heads * batches);
-  Launch bits{.unit = "mask/tile_bits", .entry = "mask_bits", .config = map.config, .block = 32 * warps};
+  Launch bits{.unit = "mask/tile_bits", .entry = "mask_bits", .config = to_source(config), .block = 32 * warps};
   bits.shared_bytes = 32 * static_cast<int>(sizeof(abi::TileClass));
   bits.grid[0] = static_cast<int>(words * abi::map_units(p.seq_q) * heads * batches);
   if (with_bits) plan.launches.insert(plan.launches.begin(), std::move(bits));

@@ -5,6 +5,7 @@
 // are told with each K.
 
 #include "forward/sm90/shape.cuh"
+#include "ptx/bits.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -36,13 +37,18 @@ struct BlockList {
       unsigned found = 0;
 #pragma unroll 1
       for (int row = 0; row < num_rows; ++row) found |= rows[row * words + block * units / 32].seen;
-      if (bits(found, block) != 0) return block;
-      const int word_begin = block / blocks_of_word * blocks_of_word;
-      if (found == 0) {
-        block = S::forwards ? word_begin + blocks_of_word : word_begin - 1;
-      } else {
-        block += S::forwards ? 1 : -1;
+      if constexpr (units == 2) found = (found | found >> 1) & 0x55555555u;  // a bit a block
+      const int word_begin = block / blocks_of_word * blocks_of_word, bit = (block - word_begin) * units;
+      const unsigned left = S::forwards ? found >> bit : found << (31 - bit);
+      if (left != 0) {
+        if constexpr (S::forwards) {
+          block += ptx::trailing_zeros(left) / (units > 0 ? units : 1);
+        } else {
+          block -= ptx::leading_zeros(left) / (units > 0 ? units : 1);
+        }
+        return block >= seen.begin && block < seen.end ? block : -1;
       }
+      block = S::forwards ? word_begin + blocks_of_word : word_begin - 1;
     }
     return -1;
   }
