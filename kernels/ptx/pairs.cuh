@@ -21,6 +21,13 @@ __device__ __forceinline__ unsigned e4m3_to_half_pair(unsigned short pair) {
   return result;
 }
 
+/// cvt.rn.satfinite.e4m3x2.f32 (sm_89): to nearest even, clipped to 448; the first in the low bits.
+__device__ __forceinline__ unsigned short to_e4m3_pair(float low, float high) {
+  unsigned short result;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+  return result;
+}
+
 /// mul.f16x2.
 __device__ __forceinline__ unsigned multiply_half_pairs(unsigned x, unsigned y) {
   unsigned result;

@@ -35,7 +35,8 @@ class EmulatedKernel final : public Kernel {
 
   void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
     abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
-    for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers)) args.maps[spec.slot] = encode(spec);
+    for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers, options.workspace))
+      args.maps[spec.slot] = encode(spec);
     if (plan.zeroed_bytes != 0) std::memset(options.workspace, 0, plan.zeroed_bytes);
     for (std::size_t i = 0; i < modules_.size(); ++i)
       run_grid(*modules_[i], shape_of(plan.launches[i]), &args, {.seed = seed()});

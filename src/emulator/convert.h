@@ -5,6 +5,7 @@
 
 #include "emulator/runtime/interface.h"
 #include "support/half.h"
+#include "support/narrow.h"
 
 namespace flash_attention::emulator {
 
@@ -13,6 +14,12 @@ using support::float_of_fp16;
 
 inline float float_of(MatrixType type, std::uint16_t bits) {
   return type == MatrixType::float16 ? float_of_fp16(bits) : float_of_bf16(bits);
+}
+
+constexpr bool is_8_bit(MatrixType type) { return type == MatrixType::e4m3 || type == MatrixType::e5m2; }
+
+inline float float_of_code(MatrixType type, std::uint8_t code) {
+  return type == MatrixType::e4m3 ? support::float_of_e4m3(code) : support::float_of_e5m2(code);
 }
 
 /// The tensor cores read 10 mantissa bits of a tf32 operand.

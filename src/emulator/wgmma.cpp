@@ -6,6 +6,7 @@
 #include <string>
 
 #include "emulator/address.h"
+#include "emulator/convert.h"
 #include "emulator/scheduler.h"
 #include "emulator/wgmma_product.h"
 
@@ -25,7 +26,7 @@ void execute(Warpgroup& warpgroup, std::uint64_t end) {
     const std::string wrong = multiply(op, shared.async(), shared.size());
     if (!wrong.empty()) Scheduler::current().fail_async(*warpgroup.block, "wgmma", wrong);
     Scheduler::current().counters().wgmma_flops +=
-        static_cast<std::uint64_t>(2 * 64 * 16) * static_cast<std::uint64_t>(op.shape.n);
+        static_cast<std::uint64_t>(2 * 64 * (is_8_bit(op.shape.type) ? 32 : 16)) * static_cast<std::uint64_t>(op.shape.n);
     warpgroup.ops.pop_front();
     ++warpgroup.executed;
   }

@@ -48,7 +48,7 @@ struct MatrixMoveOperand {
   unsigned* tiles;
 };
 
-enum class MatrixType : int { float16, bfloat16, tf32 };
+enum class MatrixType : int { float16, bfloat16, tf32, e4m3, e5m2 };
 struct MultiplyOperand {
   MatrixType type;
   float* D;
@@ -69,7 +69,7 @@ enum class Access : int { load_global, store_global, reduce_global, load_shared,
 /// One asynchronous warpgroup product, as one of its 128 threads sees it.
 struct WgmmaOperand {
   int n;
-  MatrixType type;
+  MatrixType type;  // of B; A is of the same, or in registers beside 8-bit B of e4m3
   bool a_mn_major, b_mn_major;
   const unsigned* a_registers;  // null: by descriptor
   unsigned long long a_descriptor, b_descriptor;

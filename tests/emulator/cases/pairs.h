@@ -43,6 +43,22 @@ inline WrapperCases pair_cases() {
   each_thread("permute_bytes", "ptx::permute_bytes(0xb3a29180u, 0xf7e6d5c4u, (unsigned)thread * 0x1357u & 0x7777u)", moved);
   each_thread("e4m3_to_half_pair", "ptx::e4m3_to_half_pair((unsigned short)(2 * thread | (2 * thread + 1) << 8))",
               converted, 90);
+  std::vector<std::uint32_t> narrowed;  // numbers between codes, ties among them, and one beyond the largest
+  const auto nearest_e4m3 = [](double value) {
+    const double size = std::min(std::fabs(value), 448.0);
+    const int exponent = std::max(size > 0 ? std::ilogb(size) : -6, -6);
+    const int steps = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 8 to 16, or less for subnormals
+    return static_cast<std::uint32_t>(steps + 8 * (exponent + 6)) | (std::signbit(value) ? 0x80u : 0u);
+  };
+  for (int i = 0; i < 128; ++i) {
+    const double low = std::ldexp(64 + i, i % 16 - 17), high = -std::ldexp(i, -11) * (i + 1);
+    narrowed.push_back(nearest_e4m3(low) | nearest_e4m3(high) << 8);
+  }
+  narrowed[127] = 0x7fu | nearest_e4m3(-1e9) << 8;
+  each_thread("to_e4m3_pair",
+              "thread == 127 ? ptx::to_e4m3_pair(__builtin_nanf(\"\"), -1e9f) : ptx::to_e4m3_pair((64 + thread) * "
+              "(float)(1 << thread % 16) / 131072, -(thread / 2048.0f) * (thread + 1))",
+              narrowed, 90);
   // The operands are made of numbers that both types hold.
   const std::string numbers =
       "([&] { const float low = (float)((thread * 7 + thread / 5 * 3 + thread / 64) % 11 - 5), high = thread / 8.0f;"

@@ -25,6 +25,22 @@ inline unsigned e4m3_to_half_pair(unsigned short pair) {
   return result;
 }
 
+inline unsigned to_e4m3(float value) {
+  const unsigned bits = __builtin_bit_cast(unsigned, value), sign = bits >> 24 & 0x80u;
+  if (value != value) return 0x7fu;
+  float magnitude = __builtin_bit_cast(float, bits & 0x7fffffffu);
+  if (magnitude > 448.0f) magnitude = 448.0f;
+  if (magnitude < 0x1p-6f) {  // subnormal: a sum with 2^14 leaves the code in its last bits
+    return sign | (__builtin_bit_cast(unsigned, magnitude + 0x1p14f) & 0xfu);
+  }
+  const unsigned rounded = __builtin_bit_cast(unsigned, magnitude);
+  return sign | (((rounded + 0x7ffffu + (rounded >> 20 & 1u)) >> 20) - (120u << 3));
+}
+
+inline unsigned short to_e4m3_pair(float low, float high) {
+  return static_cast<unsigned short>(to_e4m3(low) | to_e4m3(high) << 8);
+}
+
 template <abi::Type type, class Of>
 inline unsigned of_pairs(unsigned x, unsigned y, Of of) {
   return pack<type>(of(unpack_low<type>(x), unpack_low<type>(y)), of(unpack_high<type>(x), unpack_high<type>(y)));
