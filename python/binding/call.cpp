@@ -63,6 +63,7 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
   options.stream = q.stream;
   options.kernel = kernel_;
   const bool paged = tensors[Slot::page_table].present();
+  const bool narrow_queries = !codes.empty() && q.dtype.bits == 8;
   for (const Tensor* tensor : {&q, &k, &v}) {
     const bool in_pages = paged && tensor != &q;
     if (here(*tensor).rank != (in_pages ? 4 : dim_axis_ + 1)) {
@@ -72,7 +73,9 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
                                        : "expected 4 axes, [batch, heads, seq, head_dim]");
     }
     need_unit_last_stride(*tensor);
-    if (!codes.empty() && tensor != &q) {
+    if (narrow_queries && tensor == &q) {
+      cache_dtype_of(q, codes);
+    } else if (!codes.empty() && tensor != &q) {
       if (cache_dtype_of(*tensor, codes) != cache_dtype_of(k, codes)) refuse_dtype(*tensor, "the dtype of k");
     } else if (dtype_of(*tensor) != dtype_of(q)) {
       refuse_dtype(*tensor, "the dtype of q, " + q.describe());
@@ -85,7 +88,7 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
              .heads_kv = k.sizes[paged && packed ? 2 : head_axis_],
              .head_dim = q.sizes[dim_axis_],
              .head_dim_v = v.sizes[v.rank - 1],
-             .dtype = dtype_of(q),
+             .dtype = narrow_queries ? Dtype::bfloat16 : dtype_of(q),  // set_forward() knows better
              .packed = packed,
              .total_q = packed ? q.sizes[0] : 0,
              .total_kv = packed ? k.sizes[0] : 0,
@@ -162,7 +165,24 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
   buffers.left_padding = lengths(tensors[Slot::left_padding], problem.batch);
   problem.left_padding = tensors[Slot::left_padding].present();
   if (!codes.empty()) problem.kv_dtype = cache_dtype_of(k, codes);
+  if (narrow_queries) problem.q_dtype = cache_dtype_of(q, codes);
   read_scales(tensors);
+  read_query_scale(tensors[Slot::q_scale]);
+}
+
+/// Of Q in 8 bits: one number, or [batch, heads_kv].
+void Call::read_query_scale(const Tensor& scale) {
+  if (!scale.present()) return;
+  need_float32(here(scale));
+  buffers.q_scale = static_cast<const float*>(scale.data);
+  problem.q_scales = ScaleKind::tensor;
+  if (scale.rank == 0 || (scale.rank == 1 && scale.sizes[0] == 1)) return;
+  if (scale.rank != 2 || scale.sizes[0] != problem.batch || scale.sizes[1] != problem.heads_kv) {
+    refuse(scale, "expected one number or " + axes({problem.batch, problem.heads_kv}));
+  }
+  problem.q_scales = ScaleKind::head;
+  problem.q_scale_strides = {scale.strides[0], 0, scale.strides[1]};
+  if (scale.empty()) problem.q_scale_strides = {};
 }
 
 /// Of K and V in 8 bits: one number, [batch, heads], or one of each row and head.
@@ -355,6 +375,7 @@ const std::int32_t* Call::lengths(const Tensor& tensor, std::int64_t count) cons
 void Call::set_forward(const Tensor& out, const Tensor& lse, std::uint64_t seed, std::uint64_t offset) {
   const std::int64_t rows = problem.packed ? problem.total_q : problem.seq_q;
   problem.out_strides = strides_of(like(out, rows, problem.heads_q, problem.head_dim_v));
+  if (problem.q_dtype) problem.dtype = dtype_of(out);
   buffers.out = out.data;
   buffers.lse = static_cast<float*>(lse.data);
   options.seed = seed;

@@ -52,6 +52,7 @@ enum Slot {
   left_padding,
   k_scale,  // of K and V in 8 bits
   v_scale,
+  q_scale,  // of Q in 8 bits
   num_slots
 };
 constexpr std::array<const char*, num_slots> slot_names = {"q",
@@ -71,7 +72,8 @@ constexpr std::array<const char*, num_slots> slot_names = {"q",
                                                            "page_table",
                                                            "left_padding",
                                                            "k_scale",
-                                                           "v_scale"};
+                                                           "v_scale",
+                                                           "q_scale"};
 using Slots = std::array<Tensor, num_slots>;  ///< absent ones have no data and rank -1
 
 /// The tensors of a backward pass.
@@ -82,7 +84,8 @@ struct Gradients {
 /// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
 class Call {
  public:
-  /// `codes`: what the bytes of K and V are, where they are of 8 bits. `latent`: K has the columns of a key behind its
+  /// `codes`: what the bytes of K and V are, where they are of 8 bits, and those of Q where it has bytes,
+  /// too: then the type of out is the problem's. `latent`: K has the columns of a key behind its
   /// value.
   Call(const Slots& tensors, const Scalars& scalars, const std::string& codes = {}, bool latent = false);
   Call(const Call&) = delete;  // options.kernel points into it
@@ -106,6 +109,7 @@ class Call {
   void read_pages(const Slots& tensors);
   void read_scales(const Slots& tensors);
   std::int64_t key_columns() const { return problem.head_dim - (problem.latent ? problem.head_dim_v : 0); }  ///< of K
+  void read_query_scale(const Tensor& scale);
   Strides strides_of(const Tensor& tensor) const;
   void read_hidden_rows(const Tensor& tensor);
   void read_block_mask(const Tensor& tensor, const Scalars& scalars);

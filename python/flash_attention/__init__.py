@@ -31,6 +31,8 @@ _LAZY = {
     "create_block_mask": "flex",
     "and_masks": "flex",
     "or_masks": "flex",
+    "quantize": "quantization",
+    "rotate": "quantization",
 }
 _SUBMODULES = ("flash_attn", "flash_attn_3", "flash_mla", "flashinfer", "jax", "parallel", "masks")
 
@@ -61,9 +63,11 @@ __all__ = [
     "merge_states",
     "or_masks",
     "parallel",
+    "quantize",
     "register",
     "register_flash_attn",
     "register_transformers",
+    "rotate",
     "scaled_dot_product_attention",
     "shared_prefix_attention",
     "unregister",

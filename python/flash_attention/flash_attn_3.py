@@ -1,8 +1,9 @@
 """FlashAttention-3's functions over this library, in its positional order: `from flash_attention import flash_attn_3`.
 
-8-bit queries and attention_chunk are refused, and qv but by flash_attn_with_kvcache; num_splits, pack_gqa, sm_margin and
-scheduler_metadata change nothing: the schedule is made where the lengths are, on the device. return_attn_probs and
-return_softmax_lse give (out, softmax_lse).
+q, k and v in float8 go with q_descale, k_descale and v_descale, float32 [batch, heads_k], and give out in bfloat16; forward
+only. 8-bit queries over a cache and attention_chunk are refused, and qv but by flash_attn_with_kvcache; num_splits, pack_gqa,
+sm_margin and scheduler_metadata change nothing: the schedule is made where the lengths are, on the device. return_attn_probs
+and return_softmax_lse give (out, softmax_lse).
 """
 
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention import functional
 from flash_attention.flash_attn import flash_attn_interface as fa2
+from flash_attention.flash_attn.options_of_3 import check_options_of_3
 from flash_attention.merge import merge_states
 from flash_attention.tables import as_int32
 
@@ -45,6 +48,9 @@ def flash_attn_func(
 ) -> Any:
     """FlashAttention-2's function of this name, in FlashAttention-3's order."""
     rest = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    if _is_float8(q):
+        options = _narrow(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
+        return functional.attention(q, k, v, return_lse=return_attn_probs, **options)
     options = _common(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
     out = fa2.flash_attn_func(q, k, v, deterministic=deterministic, return_attn_probs=return_attn_probs, **options)
     return out[:2] if return_attn_probs else out
@@ -109,6 +115,12 @@ def flash_attn_varlen_func(
 ) -> Any:
     """FlashAttention-2's function of this name, in FlashAttention-3's order."""
     rest = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    if _is_float8(q):
+        options = _narrow(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
+        return functional.attention_packed(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_k,
+            seqused_q=seqused_q, seqused_kv=seqused_k, return_lse=return_attn_probs, **options,
+        )  # fmt: skip
     options = _common(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
     lengths = {"seqused_q": seqused_q, "seqused_k": seqused_k, "deterministic": deterministic}
     starts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -227,3 +239,13 @@ def _common(scale, causal, window, softcap, attention_chunk, rest):
     options = {"softmax_scale": scale, "causal": causal, "window_size": window, "softcap": softcap}
     given = {name: value for name, value in rest.items() if value is not None}
     return {**options, **given, **({"attention_chunk": attention_chunk} if attention_chunk else {})}
+
+
+def _is_float8(q):
+    return isinstance(q, Tensor) and q.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _narrow(scale, causal, window, softcap, attention_chunk, rest):
+    """The same for attention() of float8 tensors."""
+    check_options_of_3({"qv": rest.pop("qv"), "attention_chunk": attention_chunk})
+    return {"scale": scale, "causal": causal, "window": window, "softcap": softcap, **rest}

@@ -104,6 +104,10 @@ def attention(
     mask_mod: Any = None,
     invariant: bool = False,
     tile: tuple[int, int] | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -140,6 +144,9 @@ def attention(
         invariant: a row's bits do not depend on what else is in the call: on other sequences, lengths, capacities, pages,
             on prefill or decoding. docs/numerics.md; forward only.
         tile: (queries, keys) of a tile of the GPU's forward kernel, for experiments; refused by name where it does not fit.
+        q_descale, k_descale, v_descale: of torch tensors in float8 (all e4m3fn or all e5m2), which are worth
+            code * descale: a number, float32 [1] or [batch, heads_kv]; None = 1. quantize() makes them. Forward only.
+        out_dtype: of out where q is float8: torch.bfloat16 (None), float16 or float32.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
@@ -147,6 +154,7 @@ def attention(
     if tile is not None:
         kernel = _with_tile(kernel, tile)
     plain = kernel is None and score_mod is None and mask_mod is None
+    plain = plain and q_descale is None and k_descale is None and v_descale is None and out_dtype is None
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
@@ -165,7 +173,11 @@ def attention(
         block_sizes,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
+        if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
+            raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
         return _run_program()(tensors, scalars, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
+    if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
+        return _run_narrow()(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype)
     return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
 
@@ -202,6 +214,10 @@ def attention_packed(
     mask_mod: Any = None,
     invariant: bool = False,
     tile: tuple[int, int] | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """attention() for sequences of different lengths that lie end to end, without padding.
 
@@ -249,7 +265,11 @@ def attention_packed(
         block_sizes,
     )
     if score_mod is not None or mask_mod is not None:
+        if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
+            raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
         return _run_program()(tensors, scalars, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
+    if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
+        return _run_narrow()(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype)
     return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
 
 
@@ -303,6 +323,17 @@ def _scalars(
         "" if kernel is None or kernel == "standard" else kernel,
         *block_sizes,
     )
+
+
+def _is_narrow(q, *descales):
+    """Whether q is of 8 bits, or something of the call says so."""
+    return any(given is not None for given in descales) or getattr(getattr(q, "dtype", None), "itemsize", 0) == 1
+
+
+def _run_narrow():
+    from flash_attention import torch_narrow
+
+    return torch_narrow.run
 
 
 def _with_tile(kernel, tile):

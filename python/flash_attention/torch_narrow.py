@@ -1,0 +1,104 @@
+"""Attention on torch tensors of 8 bits: q, k and v in float8, out in 16 or 32. Forward only.
+
+As torch_ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_narrow.
+"""
+
+import torch
+
+from flash_attention import _core, torch_ops
+from flash_attention.shapes import lse_shape
+
+FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
+_OUT = (torch.bfloat16, torch.float16, torch.float32)
+_NARROW = "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str codes, ScalarType out_dtype"
+
+
+def run(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype):
+    """attention() or attention_packed() of float8 tensors; each is worth code * descale."""
+    q, k, v = tensors[:3]
+    if not isinstance(q, torch.Tensor) or q.dtype not in FLOAT8:
+        got = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
+        raise TypeError(f"q: got {got}; descales and out_dtype go with torch tensors of float8_e4m3fn or float8_e5m2")
+    for name, tensor in (("k", k), ("v", v)):
+        if getattr(tensor, "dtype", None) != q.dtype:
+            raise TypeError(f"{name}: got {getattr(tensor, 'dtype', type(tensor).__name__)}; expected the dtype of q, {q.dtype}")
+    out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
+    if out_dtype not in _OUT:
+        raise TypeError(f"out_dtype: got {out_dtype}; allowed are torch.bfloat16, torch.float16 and torch.float32")
+    if scalars[11]:
+        raise ValueError('kernel: the textbook algorithm, "standard", takes no 8-bit tensors')
+    scales = _descales(tensors, scalars, q_descale, k_descale, v_descale)
+    codes = FLOAT8[q.dtype]
+    tensors = (*(tensor.view(torch.uint8) for tensor in (q, k, v)), *tensors[3:])
+    if torch_ops.is_watched(q):
+        out, lse = torch.ops.flash_attention.forward_narrow(*tensors, *scalars, *scales, codes, out_dtype)
+    else:
+        out, lse = _forward(tensors, scalars, return_lse, *scales, codes, out_dtype)
+    return (out, lse) if return_lse else out
+
+
+def _descales(tensors, scalars, *given):
+    """Float32 [1] or [batch, heads_kv] of q, k and v, all of one shape; None where there is none."""
+    if all(scale is None for scale in given):
+        return None, None, None
+    q, k, starts = tensors[0], tensors[1], tensors[7]
+    batch = q.shape[0] if starts is None else starts.shape[0] - 1
+    shape = (batch, k.shape[1 if scalars[10] and starts is None else k.dim() - 2])
+    scales = []
+    for name, scale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
+        scale = 1.0 if scale is None else scale
+        if isinstance(scale, int | float):
+            scale = torch.full((1,), float(scale), dtype=torch.float32, device=q.device)
+        if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32:
+            got = scale.dtype if isinstance(scale, torch.Tensor) else type(scale).__name__
+            raise TypeError(f"{name}: got {got}; expected a number or a float32 tensor")
+        if scale.device != q.device:
+            raise ValueError(f"{name}: is on {scale.device}; expected {q.device}, where q is")
+        if scale.numel() != 1 and tuple(scale.shape) != shape:
+            raise ValueError(f"{name}: got shape {list(scale.shape)}; expected one number or {list(shape)}, (batch, heads_kv)")
+        if not scale.is_cuda and not torch_ops.is_watched(scale) and not (torch.isfinite(scale) & (scale > 0)).all():
+            raise ValueError(f"{name}: got {scale.tolist()}; allowed are positive finite numbers")
+        scales.append(scale)
+    if all(scale.numel() == 1 for scale in scales):
+        return tuple(scale.reshape(1) for scale in scales)
+    return tuple(scale.reshape(1, 1).expand(shape) if scale.numel() == 1 else scale for scale in scales)
+
+
+def _empty_results(tensors, scalars, out_dtype, need_lse):
+    q, v = tensors[0], tensors[2]
+    width = v.shape[-1]
+    if scalars[10] and tensors[7] is None:
+        batch, heads, seq, _ = q.shape
+        out = q.new_empty((batch, seq, heads, width), dtype=out_dtype).transpose(1, 2)
+    else:
+        out = q.new_empty((*q.shape[:-1], width), dtype=out_dtype)
+    return out, q.new_empty(lse_shape(tensors, scalars), dtype=torch.float32) if need_lse else None
+
+
+def _forward(tensors, scalars, need_lse, q_scale, k_scale, v_scale, codes, out_dtype):
+    out, lse = _empty_results(tensors, scalars, out_dtype, need_lse)
+    tensors = (*tensors, None, None, k_scale, v_scale, q_scale)
+    tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
+    _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes)
+    return out, lse
+
+
+torch_ops.library.define(
+    f"forward_narrow({torch_ops.TENSORS}, {torch_ops.SCALARS}, {_NARROW}) -> (Tensor out, Tensor lse)",
+    tags=torch_ops.EXACT_STRIDES,
+)
+
+
+def _forward_op(*arguments):
+    tensors, scalars, narrow = torch_ops.split(arguments)
+    return _forward(tensors, scalars, True, *narrow)
+
+
+def _forward_fake(*arguments):
+    tensors, scalars, narrow = torch_ops.split(arguments)
+    return _empty_results(tensors, scalars, narrow[-1], True)
+
+
+for _key in ("CPU", "CUDA"):
+    torch_ops.library.impl("forward_narrow", _forward_op, _key)
+torch.library.register_fake("flash_attention::forward_narrow", _forward_fake, lib=torch_ops.library)
