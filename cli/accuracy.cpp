@@ -66,8 +66,9 @@ std::vector<Accuracy> check_forward(const Workload& work, std::int64_t max_rows)
   const std::int64_t count = p.batch * p.heads_q * p.seq_q;
   const std::vector<std::int64_t> rows = some_rows(count, max_rows);
   const auto checked = static_cast<std::int64_t>(rows.size());
-  Comparison out("out", allowed_error(p.dtype, false), checked, count);
-  Comparison lse("lse", allowed_error(Dtype::float32, false), checked, count);
+  const bool narrow = p.q_dtype.value_or(p.dtype) != p.dtype;  // probabilities in e4m3, 14 bits of the dot products
+  Comparison out("out", narrow ? 5e-2 : allowed_error(p.dtype, false), checked, count);
+  Comparison lse("lse", narrow ? 1e-3 : allowed_error(Dtype::float32, false), checked, count);
   for (const std::int64_t row : rows) {
     const std::int64_t i = row % p.seq_q, h = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
     const Reference::Row wanted = reference.row(b, i, h, false);

@@ -32,6 +32,8 @@ std::vector<Flag> problem_flags() {
       {"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
       {"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
       {"kv-dtype", "T", "K and V in 8 bits: e4m3, e5m2 or int8 [= --dtype]"},
+      {"q-dtype", "T", "Q in 8 bits, beside K and V of that type: e4m3 or e5m2 [= --dtype, which is out's]"},
+      {"q-scales", "S", "of 8-bit Q: none, tensor or head (of each sequence and key head)", "none"},
       {"kv-scales", "S", "of 8-bit K and V: none, tensor, head (of each sequence) or token", "none"},
       {"deterministic", "", "backward gives the same bits in every run"},
       {"invariant", "", "forward gives a row the same bits whatever else is in the call"},
@@ -50,19 +52,20 @@ Dtype dtype_from(std::string_view text) {
   throw Error(ErrorCode::invalid_argument, "--dtype: got '" + std::string(text) + "', allowed: float32, float16, bfloat16");
 }
 
-Dtype kv_dtype_from(std::string_view text) {
+Dtype narrow_dtype_from(const char* flag, std::string_view text) {
   if (text == "e4m3" || text == "float8_e4m3") return Dtype::float8_e4m3;
   if (text == "e5m2" || text == "float8_e5m2") return Dtype::float8_e5m2;
   if (text == "int8") return Dtype::int8;
-  throw Error(ErrorCode::invalid_argument, "--kv-dtype: got '" + std::string(text) + "', allowed: e4m3, e5m2, int8");
+  throw Error(ErrorCode::invalid_argument,
+              "--" + std::string(flag) + ": got '" + std::string(text) + "', allowed: e4m3, e5m2, int8");
 }
 
-ScaleKind scales_from(std::string_view text) {
+ScaleKind scales_from(const char* flag, std::string_view text) {
   for (const ScaleKind kind : {ScaleKind::none, ScaleKind::tensor, ScaleKind::head, ScaleKind::token}) {
     if (text == to_string(kind)) return kind;
   }
   throw Error(ErrorCode::invalid_argument,
-              "--kv-scales: got '" + std::string(text) + "', allowed: none, tensor, head, token");
+              "--" + std::string(flag) + ": got '" + std::string(text) + "', allowed: none, tensor, head, token");
 }
 
 int arch_from(std::string_view text) {
@@ -139,8 +142,10 @@ Problem problem_from(const Arguments& arguments) {
   problem.dropout_p = static_cast<float>(arguments.number("dropout"));
   problem.deterministic = arguments.on("deterministic");
   problem.invariant = arguments.on("invariant");
-  if (arguments.given("kv-dtype")) problem.kv_dtype = kv_dtype_from(arguments.text("kv-dtype"));
-  problem.kv_scales = scales_from(arguments.text("kv-scales"));
+  if (arguments.given("kv-dtype")) problem.kv_dtype = narrow_dtype_from("kv-dtype", arguments.text("kv-dtype"));
+  problem.kv_scales = scales_from("kv-scales", arguments.text("kv-scales"));
+  if (arguments.given("q-dtype")) problem.q_dtype = narrow_dtype_from("q-dtype", arguments.text("q-dtype"));
+  problem.q_scales = scales_from("q-scales", arguments.text("q-scales"));
   put_in_pages(problem, arguments.integer("page-size", 0));
   return problem;
 }
@@ -161,6 +166,8 @@ std::string describe(const Problem& problem) {
   if (problem.alibi) text += ", alibi";
   if (problem.kv_dtype) text += ", keys of " + std::string(to_string(*problem.kv_dtype));
   if (problem.kv_scales != ScaleKind::none) text += ", scales of " + std::string(to_string(problem.kv_scales));
+  if (problem.q_dtype) text += ", queries of " + std::string(to_string(*problem.q_dtype));
+  if (problem.q_scales != ScaleKind::none) text += ", their scales of " + std::string(to_string(problem.q_scales));
   if (problem.page_size != 0) text += format(", pages of %lld", n(problem.page_size));
   if (problem.dropout_p != 0) text += format(", dropout %g", static_cast<double>(problem.dropout_p));
   if (problem.invariant) text += ", invariant";

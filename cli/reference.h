@@ -21,7 +21,10 @@ class Reference {
         dim_v_(p_.head_dim_v != 0 ? p_.head_dim_v : p_.head_dim) {}
 
   double q(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
-    return load(work_.q.host(), p_.dtype, ((b * p_.seq_q + i) * p_.heads_q + h) * dim_ + d);
+    const std::int64_t which = p_.q_scales == ScaleKind::head ? b * p_.heads_kv + kv(h) : 0;
+    const double scale =
+        p_.q_scales == ScaleKind::none ? 1 : double{static_cast<const float*>(work_.q_scale.host())[which]};
+    return load(work_.q.host(), p_.q_dtype.value_or(p_.dtype), ((b * p_.seq_q + i) * p_.heads_q + h) * dim_ + d) * scale;
   }
   double k(std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t d) const {
     const std::int64_t row = key_row(b, j) * p_.heads_kv + kv(h);

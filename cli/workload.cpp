@@ -97,6 +97,7 @@ Buffers Workload::buffers() const {
   buffers.seqused_kv = static_cast<const std::int32_t*>(seqused_kv.device());
   buffers.k_scale = static_cast<const float*>(k_scale.device());
   buffers.v_scale = static_cast<const float*>(v_scale.device());
+  buffers.q_scale = static_cast<const float*>(q_scale.device());
   buffers.alibi_slopes = static_cast<const float*>(alibi_slopes.device());
   buffers.dout = dout.device();
   buffers.dq = dq.device();
@@ -118,7 +119,8 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
   const std::int64_t dim_v = problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim;
   const auto bytes = [&](std::int64_t count) { return static_cast<std::size_t>(count) * size_of(dtype); };
 
-  work.q = random_array(device, dtype, q_rows * problem.head_dim, 1);
+  work.q = problem.q_dtype ? random_codes(device, *problem.q_dtype, q_rows * problem.head_dim, 1)
+                           : random_array(device, dtype, q_rows * problem.head_dim, 1);
   const auto keys = [&](std::int64_t count, std::uint64_t seed) {
     return problem.kv_dtype ? random_codes(device, *problem.kv_dtype, count, seed)
                             : random_array(device, dtype, count, seed);
@@ -131,6 +133,9 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
                                                                       : kv_rows;
     work.k_scale = random_scales(device, count, 6);
     work.v_scale = random_scales(device, count, 7);
+  }
+  if (problem.q_scales != ScaleKind::none) {
+    work.q_scale = random_scales(device, problem.q_scales == ScaleKind::tensor ? 1 : problem.batch * problem.heads_kv, 8);
   }
   work.out = Array(device, bytes(q_rows * dim_v));
   work.lse = Array(device, static_cast<std::size_t>(q_rows) * sizeof(float));

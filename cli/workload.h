@@ -10,9 +10,9 @@ struct Workload {
   Problem problem;
   Options options;
   Array q, k, v, out, lse, alibi_slopes;
-  Array k_scale, v_scale;        ///< of 8-bit K and V
-  Array page_table, seqused_kv;  ///< where the problem has them: pages in no order, all keys in use
-  Array dout, dq, dk, dv;        ///< empty without a backward pass
+  Array q_scale, k_scale, v_scale;  ///< of 8-bit Q, K and V
+  Array page_table, seqused_kv;     ///< where the problem has them: pages in no order, all keys in use
+  Array dout, dq, dk, dv;           ///< empty without a backward pass
 
   Buffers buffers() const;
 };

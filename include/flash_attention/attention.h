@@ -50,6 +50,7 @@ struct Buffers {
   const double* program_scalars = nullptr;       ///< Problem::program: its scalars, in host memory
   const float* k_scale = nullptr;                ///< Problem::kv_scales; [1], [batch, heads_kv] or as the rows of k
   const float* v_scale = nullptr;                ///< the same for v
+  const float* q_scale = nullptr;                ///< Problem::q_scales; [1] or [batch, heads_kv]
 
   // Backward only. Gradients are overwritten, never added to.
   const void* dout = nullptr;   ///< shape of out

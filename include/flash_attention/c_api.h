@@ -81,6 +81,8 @@ typedef struct flash_attention_problem {
   int32_t kv_dtype, kv_scales; /* kv_dtype -1 = dtype */
   flash_attention_strides k_scale_strides, v_scale_strides;
   int32_t latent; /* k has the columns of a key after those of its value */
+  int32_t q_dtype, q_scales; /* q_dtype -1 = dtype */
+  flash_attention_strides q_scale_strides;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -103,6 +105,7 @@ typedef struct flash_attention_buffers {
   const double* program_scalars;
   float* const* program_gradients;
   const float *k_scale, *v_scale;
+  const float* q_scale;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {

@@ -15,10 +15,10 @@ namespace flash_attention {
 /// The largest head_dim and head_dim_v.
 constexpr std::int64_t max_head_dim = 576;
 
-/// The last three are for the K and V of a cache alone.
+/// The last three are for K and V alone, float8 for Q beside K and V of the same type, too.
 enum class Dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8 };
 
-/// Which elements of an 8-bit cache share a scale; an element is worth code * scale.
+/// Which elements of an 8-bit tensor share a scale; an element is worth code * scale.
 enum class ScaleKind : std::uint8_t {
   none,    ///< every scale is 1
   tensor,  ///< [1]
@@ -147,6 +147,11 @@ struct Problem {
   // alone, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. Where both lie in one cache, k begins head_dim_v columns after
   // v.
   bool latent = false;
+
+  // Forward: queries in 8 bits beside keys and values in 8 bits; dtype is then that of out (docs/numerics.md).
+  std::optional<Dtype> q_dtype{};        ///< of q; dtype if not given, else kv_dtype, which is float8_e4m3 or float8_e5m2
+  ScaleKind q_scales = ScaleKind::none;  ///< of 8-bit q: none, tensor or head, which is [batch, heads_kv] for q, too
+  Strides q_scale_strides{};
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -27,7 +27,7 @@ struct ScoreView {
   long long q_stride;
 };
 
-/// Scales of 8-bit K and V; a stride of 0 shares one. Those of rows follow the rows: their pages, places and heads.
+/// Scales of 8-bit Q, K and V; a stride of 0 shares one. Those of rows follow the rows: their pages, places and heads.
 struct ScaleView {
   const float* data;
   long long batch_stride;
@@ -105,6 +105,8 @@ struct AttentionArgs {
   ProgramArgs program;
 
   unsigned* repairs;  // forward/sm90 adds the tiles it does again; may be null
+
+  ScaleView Q_scale;  // of (sequence, key head) or of all
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

@@ -6,7 +6,7 @@
 
 namespace flash_attention::abi {
 
-/// The last three are for the K and V of a cache alone.
+/// The last three are for K and V alone, e4m3 and e5m2 for Q, too.
 enum class Type : int { float32, float16, bfloat16, e4m3, e5m2, int8 };
 
 /// 8 bits an element.
@@ -14,7 +14,7 @@ constexpr bool is_narrow(Type type) { return type == Type::e4m3 || type == Type:
 
 /// The options of the contract that change code. Each kernel applies them with `if constexpr`.
 struct Features {
-  Type dtype = Type::float32;       // q, k, v, out and their gradients
+  Type dtype = Type::float32;       // q, k, v, out and their gradients; 8-bit q, k and v have types of their own
   Type bias_dtype = Type::float32;  // bias and dbias
   bool packed = false;              // cu_seqlens
   bool seqused_q = false;
@@ -42,12 +42,17 @@ struct Features {
   bool token_scales = false;      // of rows
   bool latent = false;            // a key is its value, then head_dim - head_dim_v columns of K
   int mask_bits = 0;              // all masks are bits of tiles: by queries (1), and by keys, too (2): abi/tile_map.h
+  bool narrow_queries = false;    // q is of kv_dtype, too
+  bool q_scales = false;          // and has scales
 };
 
 /// The elements of K and V.
 constexpr Type key_type(const Features& features) {
   return is_narrow(features.kv_dtype) ? features.kv_dtype : features.dtype;
 }
+
+/// The elements of Q.
+constexpr Type query_type(const Features& features) { return features.narrow_queries ? features.kv_dtype : features.dtype; }
 
 struct ForwardConfig {
   Features features{};

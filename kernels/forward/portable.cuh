@@ -169,7 +169,8 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
   if (q_begin >= sequence.rows_q) return;
 
   const int kv_head_idx = block.head_idx / args.group;
-  const auto Q = tile::query_rows<const typename Kernel::Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
+  using Query = const tile::Stored<query_type(features)>;
+  const auto Q = tile::query_rows<Query, features>(args.Q, sequence, block.head_idx).from(q_begin);
   using Key = const tile::Stored<key_type(features)>;
   const auto K = tile::key_source<Key, features>(args, args.K, sequence, kv_head_idx);
   const auto V = tile::key_source<Key, features>(args, args.V, sequence, kv_head_idx);

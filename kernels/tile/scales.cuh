@@ -2,16 +2,21 @@
 
 #include "tile/sequence.cuh"
 
-// Scales of 8-bit K and V. What all rows of a head share goes into the scale of the scores, or the last factor of the
+// Scales of 8-bit Q, K and V. What all rows of a head share goes into the scale of the scores, or the last factor of the
 // output; a row's own is for its score, or its probability.
 
 namespace flash_attention::tile {
 
-/// Of a sequence and key head; 1 where there is none, or each row has its own.
+/// Of a sequence and key head.
+__device__ __forceinline__ float scale_of_head(const ScaleView& scales, int batch_idx, int kv_head_idx) {
+  return scales.data[batch_idx * scales.batch_stride + kv_head_idx * scales.head_stride];
+}
+
+/// That of K or V; 1 where there is none, or each row has its own.
 template <Features features>
 __device__ __forceinline__ float head_scale(const ScaleView& scales, int batch_idx, int kv_head_idx) {
   if constexpr (!features.kv_scales || features.token_scales) return 1;
-  return scales.data[batch_idx * scales.batch_stride + kv_head_idx * scales.head_stride];
+  return scale_of_head(scales, batch_idx, kv_head_idx);
 }
 
 /// Where that of row j of a page lies.

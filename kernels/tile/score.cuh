@@ -81,6 +81,7 @@ struct Score {
         program(args, sequence.batch_idx, head_idx) {
     if constexpr (features.kv_scales && !features.latent)  // latent keys have two scales each
       scale *= head_scale<features>(args.K_scale, sequence.batch_idx, head_idx / args.group);
+    if constexpr (features.q_scales) scale *= scale_of_head(args.Q_scale, sequence.batch_idx, head_idx / args.group);
     if constexpr (features.softcap) softcap = args.softcap;
     if constexpr (features.alibi) slope = args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];
     if constexpr (features.bias) {

@@ -34,15 +34,16 @@ void set_defaults(flash_attention_problem* problem) {
   *problem = {};
   const fa::Problem defaults;
   const flash_attention_strides dense{fa::Strides::dense, fa::Strides::dense, fa::Strides::dense};
-  for (flash_attention_strides* s : {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides,
-                                     &problem->dout_strides, &problem->dq_strides, &problem->dk_strides,
-                                     &problem->dv_strides, &problem->k_scale_strides, &problem->v_scale_strides}) {
+  for (flash_attention_strides* s :
+       {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides, &problem->dout_strides,
+        &problem->dq_strides, &problem->dk_strides, &problem->dv_strides, &problem->k_scale_strides,
+        &problem->v_scale_strides, &problem->q_scale_strides}) {
     *s = dense;
   }
   problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
   problem->window_left = defaults.window_left, problem->window_right = defaults.window_right;
   problem->scale = std::numeric_limits<float>::quiet_NaN();
-  problem->kv_dtype = -1;
+  problem->kv_dtype = problem->q_dtype = -1;
 }
 
 void set_defaults(flash_attention_buffers* buffers) { *buffers = {}; }
@@ -134,6 +135,9 @@ fa::Problem problem_of(const flash_attention_problem* given) {
   p.kv_scales = enumerator("kv_scales", c.kv_scales, fa::ScaleKind::token);
   p.k_scale_strides = strides(c.k_scale_strides), p.v_scale_strides = strides(c.v_scale_strides);
   p.latent = c.latent != 0;
+  if (c.q_dtype != -1) p.q_dtype = enumerator("q_dtype", c.q_dtype, fa::Dtype::int8);
+  p.q_scales = enumerator("q_scales", c.q_scales, fa::ScaleKind::token);
+  p.q_scale_strides = strides(c.q_scale_strides);
   return p;
 }
 
@@ -161,6 +165,7 @@ fa::Buffers buffers_of(const flash_attention_buffers* given) {
           .program_scalars = c.program_scalars,
           .k_scale = c.k_scale,
           .v_scale = c.v_scale,
+          .q_scale = c.q_scale,
           .dout = c.dout,
           .dlse = c.dlse,
           .dq = c.dq,

@@ -208,6 +208,34 @@ void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv) {
   p.v_scale_strides = strides("v_scale_strides", p.v_scale_strides);
 }
 
+/// Q in 8 bits, and its scales: beside K and V of the same type.
+void check_narrow_queries(Problem& p, Pass pass) {
+  if (!p.q_dtype) p.q_dtype = p.dtype;
+  const bool narrow = *p.q_dtype != p.dtype;
+  const std::string got(to_string(*p.q_dtype));
+  if (narrow && *p.q_dtype != Dtype::float8_e4m3 && *p.q_dtype != Dtype::float8_e5m2) {
+    refuse("q_dtype", got, "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3 and float8_e5m2");
+  }
+  if (narrow && pass != Pass::forward) refuse("q_dtype", got, "only forward takes 8 bits");
+  if (narrow && *p.q_dtype != *p.kv_dtype) {
+    refuse("q_dtype", got, "it goes with k and v of the same type, and they are " + std::string(to_string(*p.kv_dtype)));
+  }
+  if (narrow && p.latent) refuse("q_dtype", got, "latent keys take queries of 16 or 32 bits");
+  require(p.q_scales <= ScaleKind::head, "q_scales", static_cast<std::int64_t>(p.q_scales),
+          "allowed are none, tensor and head");
+  if (p.q_scales != ScaleKind::none && !narrow) {
+    refuse("q_scales", std::string(to_string(p.q_scales)),
+           "they belong to float8_e4m3 and float8_e5m2, and q is " + std::string(to_string(*p.q_dtype)));
+  }
+  if (p.q_scales != ScaleKind::head) {
+    p.q_scale_strides = {0, 0, 0};
+    return;
+  }
+  if (p.q_scale_strides.batch == Strides::dense) p.q_scale_strides.batch = p.heads_kv;
+  p.q_scale_strides.seq = 0;
+  p.q_scale_strides = resolve("q_scale_strides", p.q_scale_strides, {false, p.batch, 1}, p.heads_kv, 1);
+}
+
 /// A bound that no score of this problem can cross costs mask work for nothing.
 void drop_idle_window(Problem& p) {
   if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;
@@ -250,6 +278,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   const RowAxes of_kv = p.page_size != 0 ? RowAxes{false, p.num_pages, p.page_size}
                                          : RowAxes{p.packed, p.batch, p.packed ? p.total_kv : p.seq_kv};
   check_narrow_keys(p, pass, of_kv);
+  check_narrow_queries(p, pass);
   p.q_strides = resolve("q_strides", p.q_strides, of_q, p.heads_q, p.head_dim);
   p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
   p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, p.head_dim_v);

@@ -25,7 +25,7 @@ auto fields(const Problem& p) {
                   p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
                   p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic,
                   p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients, p.invariant, p.kv_dtype,
-                  p.kv_scales, p.k_scale_strides, p.v_scale_strides, p.latent);
+                  p.kv_scales, p.k_scale_strides, p.v_scale_strides, p.latent, p.q_dtype, p.q_scales, p.q_scale_strides);
 }
 
 struct Hasher {
@@ -113,6 +113,8 @@ std::string to_string(const Problem& p) {
   if (p.page_size != 0) out << ", " << p.num_pages << " pages of " << p.page_size;
   if (p.kv_dtype && *p.kv_dtype != p.dtype) out << ", keys of " << to_string(*p.kv_dtype);
   if (p.kv_scales != ScaleKind::none) out << ", scales of " << to_string(p.kv_scales);
+  if (p.q_dtype && *p.q_dtype != p.dtype) out << ", queries of " << to_string(*p.q_dtype);
+  if (p.q_scales != ScaleKind::none) out << ", their scales of " << to_string(p.q_scales);
   if (p.sink) out << ", sink";
   if (p.dropout_p != 0) out << ", dropout " << p.dropout_p;
   if (p.deterministic) out << ", deterministic";

@@ -20,12 +20,13 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   const std::size_t element = size_of(p.dtype);
   const std::size_t wide = device.kind == DeviceKind::cpu ? element : 16;
   const bool queries = p.total_q > 0, keys = p.total_kv > 0;
-  check_pointer("q", b.q, queries, wide);
+  check_pointer("q", b.q, queries, device.kind == DeviceKind::cpu ? size_of(*p.q_dtype) : 16);
   const std::size_t of_keys = device.kind == DeviceKind::cpu ? size_of(*p.kv_dtype) : 16;
   check_pointer("k", b.k, keys, of_keys);
   check_pointer("v", b.v, keys, of_keys);
   check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
   check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
+  check_pair("q_scale", b.q_scale, p.q_scales != ScaleKind::none, "q_scales", 4, !keys);
   check_pointer("out", b.out, queries, wide);
   check_pointer("lse", b.lse, queries && is_backward(pass), 4);
 
@@ -84,9 +85,9 @@ void check_page_table(const Problem& p, const Buffers& b) {
 }
 
 /// Scales of the whole and of heads. Those of rows are left to the call: there may be as many as keys.
-void check_scales(const Problem& p, const char* argument, const float* scales, const Strides& s) {
-  if (p.kv_scales == ScaleKind::none || p.kv_scales == ScaleKind::token || scales == nullptr) return;
-  const bool one = p.kv_scales == ScaleKind::tensor;
+void check_scales(const Problem& p, const char* argument, ScaleKind kind, const float* scales, const Strides& s) {
+  if (kind == ScaleKind::none || kind == ScaleKind::token || scales == nullptr) return;
+  const bool one = kind == ScaleKind::tensor;
   for (std::int64_t i = 0; i < (one ? 1 : p.batch); ++i) {
     for (std::int64_t head = 0; head < (one ? 1 : p.heads_kv); ++head) {
       const float got = scales[i * s.batch + head * s.head];
@@ -98,8 +99,9 @@ void check_scales(const Problem& p, const char* argument, const float* scales, c
 }
 
 void check_host_lengths(const Problem& p, const Buffers& b) {
-  check_scales(p, "k_scale", b.k_scale, p.k_scale_strides);
-  check_scales(p, "v_scale", b.v_scale, p.v_scale_strides);
+  check_scales(p, "q_scale", p.q_scales, b.q_scale, p.q_scale_strides);
+  check_scales(p, "k_scale", p.kv_scales, b.k_scale, p.k_scale_strides);
+  check_scales(p, "v_scale", p.kv_scales, b.v_scale, p.v_scale_strides);
   if (p.packed) check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.seq_q);
   if (b.cu_seqlens_kv != nullptr) {
     check_cu_seqlens("cu_seqlens_kv", b.cu_seqlens_kv, p.batch, p.total_kv, p.seq_kv);
@@ -138,7 +140,8 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Axes rows_kv = p.page_size != 0 ? Axes{p.num_pages, p.page_size}
                        : p.packed       ? Axes{1, p.total_kv}
                                         : Axes{p.batch, p.seq_kv};
-  const Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
+  Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
+  q.element_bytes = static_cast<std::int64_t>(size_of(*p.q_dtype));
   Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
   Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
   k.element_bytes = v.element_bytes = static_cast<std::int64_t>(size_of(*p.kv_dtype));

@@ -150,7 +150,8 @@ Rows Call::queries(const void* tensor, const Strides& strides, std::int64_t widt
                    std::int64_t head) const {
   const std::int64_t offset =
       (problem.packed ? sequence(b).first_q * strides.seq : b * strides.batch) + head * strides.head;
-  return {at(tensor, offset, static_cast<std::int64_t>(size_of(problem.dtype))), problem.dtype, strides.seq, width};
+  const Dtype dtype = tensor == buffers.q ? problem.q_dtype.value_or(problem.dtype) : problem.dtype;
+  return {at(tensor, offset, static_cast<std::int64_t>(size_of(dtype))), dtype, strides.seq, width};
 }
 
 Rows Call::statistics(const float* tensor, std::int64_t b, std::int64_t head) const {
@@ -163,6 +164,11 @@ Rows Call::biases(std::int64_t b, std::int64_t head, std::int64_t j, std::int64_
   const ScoreTensor& t = problem.bias;
   const std::int64_t offset = b * t.batch_stride + head * t.head_stride + j;
   return {at(buffers.bias, offset, static_cast<std::int64_t>(size_of(t.dtype))), t.dtype, t.q_stride, width};
+}
+
+double Call::q_scale(std::int64_t b, std::int64_t head) const {
+  const Strides& s = problem.q_scale_strides;
+  return buffers.q_scale == nullptr ? 1 : double{number(buffers.q_scale, b * s.batch + kv_head(head) * s.head)};
 }
 
 double Call::slope(std::int64_t b, std::int64_t head) const {

@@ -60,6 +60,7 @@ class Call {
   std::vector<char> mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                          std::int64_t width) const;
 
+  double q_scale(std::int64_t b, std::int64_t head) const;                               // of 8-bit q; 1 without
   double slope(std::int64_t b, std::int64_t head) const;                                 // of ALiBi; 0 without
   double sink(std::int64_t head) const;                                                  // -inf without
   double kept(std::int64_t b, std::int64_t head, std::int64_t i, std::int64_t j) const;  // what dropout multiplies with

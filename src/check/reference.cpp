@@ -48,7 +48,9 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
   lse = std::isnan(largest) ? NAN : top + std::log(row_sum);
   results.lse.allowed[0] = slack * (error + sum_error(terms) + 4 * float_unit * std::fabs(lse)) + 1e-6;
 
-  const double weight_error = unit_of(p.dtype) + 2 * error + sum_error(terms);
+  const bool narrow = p.q_dtype.value_or(p.dtype) != p.dtype;  // kernels may round probabilities to e4m3
+  const double weight_error = (narrow ? 0x1p-4 : unit_of(p.dtype)) + 2 * error + sum_error(terms);
+  const double underflow = narrow ? 0x1p-16 : underflow_of(p.dtype);
   constexpr std::size_t block = 512;
   for (std::size_t first = 0; first < scores.size(); first += block) {
     const std::size_t last = std::min(first + block, scores.size());
@@ -58,7 +60,7 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
     for (std::size_t n = first; n < last; ++n) {
       // Not from lse: beside the lowest biases it has no room for the sum.
       const double kept = call.kept(b, head, i, scores[n].j), weight = probability(scores[n], top) / row_sum * kept;
-      const double lost = kept * underflow_of(p.dtype) / std::max(row_sum, 1e-300);
+      const double lost = kept * underflow / std::max(row_sum, 1e-300);
       add(results.out, weight, weight * weight_error + lost, &values[(scores[n].j - first_key) * p.head_dim_v]);
     }
   }

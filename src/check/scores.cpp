@@ -12,7 +12,13 @@ constexpr double tanh_error = 0x1p-10;    // of the GPU's own tanh
 }  // namespace
 
 Scores::Scores(const Call& call, std::int64_t b, std::int64_t head)
-    : call_(call), p_(call.problem), b_(b), head_(head), sequence_(call.sequence(b)), slope_(call.slope(b, head)) {}
+    : call_(call),
+      p_(call.problem),
+      b_(b),
+      head_(head),
+      sequence_(call.sequence(b)),
+      slope_(call.slope(b, head)),
+      q_scale_(call.q_scale(b, head)) {}
 
 bool Scores::in_window(std::int64_t i, std::int64_t j) const {
   const std::int64_t diagonal = p_.alignment == Alignment::bottom_right ? i + sequence_.len_kv - sequence_.len_q : i;
@@ -25,9 +31,10 @@ Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const doubl
     dot += q[d] * k[d];
     size += std::fabs(q[d] * k[d]);
   }
-  const double scale = *p_.scale;
+  const double scale = *p_.scale * q_scale_;
   Score s{.i = i, .j = j, .value = scale * dot};
   s.error = float32_unit * (4 + std::sqrt(static_cast<double>(p_.head_dim))) * std::fabs(scale) * size;
+  if (p_.q_dtype.value_or(p_.dtype) != p_.dtype) s.error += 0x1p-11 * std::fabs(scale) * size;  // 14 bits of 8-bit products
   if (p_.softcap > 0) {
     const double bent = std::tanh(s.value / p_.softcap);
     s.value = p_.softcap * bent;

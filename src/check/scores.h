@@ -40,6 +40,7 @@ class Scores {
   std::int64_t b_, head_;
   Sequence sequence_;
   double slope_;
+  double q_scale_;
 };
 
 }  // namespace flash_attention::check

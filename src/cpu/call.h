@@ -29,7 +29,7 @@ struct ScoreView {
   std::int64_t q_stride = 0;
 };
 
-/// Scales of 8-bit k and v: of the whole, of (batch, head), or of rows, which follow those of k and v. Null: none.
+/// Scales of 8-bit q, k and v: of the whole, of (batch, head), or of rows, which follow those of k and v. Null: none.
 struct ScaleView {
   const float* data = nullptr;
   std::int64_t batch_stride = 0;
@@ -41,9 +41,10 @@ struct ScaleView {
 struct Call {
   Element element = Element::float32;
   TensorView q, k, v, out;
-  Element key_element = Element::float32;  // of k and v: that of all, or float32 where they are copies
-  TensorView k_source, v_source;           // what the copies are made from; null: none are made
-  ScaleView k_scale, v_scale;
+  Element query_element = Element::float32;  // of q: that of all, or codes of 8 bits
+  Element key_element = Element::float32;    // of k and v: that of all, or float32 where they are copies
+  TensorView k_source, v_source;             // what the copies are made from; null: none are made
+  ScaleView q_scale, k_scale, v_scale;
   bool token_scales = false;  // they are of rows
   TensorView dout, dq, dk, dv;
   float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward

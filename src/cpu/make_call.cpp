@@ -114,9 +114,11 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.alibi_batch_stride = problem.alibi_batch_stride;
   if (problem.sink) call.sink = buffers.sink;
 
+  call.query_element = element_of(*problem.q_dtype);
   call.key_element = element_of(*problem.kv_dtype);
+  const auto scales = [](const float* data, const Strides& s) { return ScaleView{data, s.batch, s.seq, s.head}; };
+  if (problem.q_scales != ScaleKind::none) call.q_scale = scales(buffers.q_scale, problem.q_scale_strides);
   if (problem.kv_scales != ScaleKind::none) {
-    const auto scales = [](const float* data, const Strides& s) { return ScaleView{data, s.batch, s.seq, s.head}; };
     call.k_scale = scales(buffers.k_scale, problem.k_scale_strides);
     call.v_scale = scales(buffers.v_scale, problem.v_scale_strides);
     call.token_scales = problem.kv_scales == ScaleKind::token;

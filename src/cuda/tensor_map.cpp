@@ -16,10 +16,12 @@ int type_value(Dtype dtype) {
       return 7;
     case Dtype::bfloat16:
       return 9;
-    default:
+    case Dtype::float8_e4m3:
+    case Dtype::float8_e5m2:
+    case Dtype::int8:
       break;
   }
-  return -1;
+  return 0;  // bytes
 }
 
 int swizzle_value(int bytes) { return bytes == 128 ? 3 : bytes == 64 ? 2 : bytes == 32 ? 1 : 0; }

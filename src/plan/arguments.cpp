@@ -91,6 +91,8 @@ std::string to_source(const abi::Features& config) {
   MEMBER(token_scales);
   MEMBER(latent);
   MEMBER(mask_bits);
+  MEMBER(narrow_queries);
+  MEMBER(q_scales);
   return out.done();
 }
 
@@ -184,7 +186,9 @@ abi::Features features_of(const Problem& p) {
           .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
           .kv_scales = p.kv_scales != ScaleKind::none,
           .token_scales = p.kv_scales == ScaleKind::token,
-          .latent = p.latent};
+          .latent = p.latent,
+          .narrow_queries = *p.q_dtype != p.dtype,
+          .q_scales = p.q_scales != ScaleKind::none};
 }
 
 abi::Features features_with_map(const Problem& p) {
@@ -239,6 +243,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.sink = b.sink;
   args.K_scale = scale_view(b.k_scale, p.k_scale_strides);
   args.V_scale = scale_view(b.v_scale, p.v_scale_strides);
+  args.Q_scale = scale_view(b.q_scale, p.q_scale_strides);
 
   // dbias is dense over the axes that bias does not broadcast.
   args.dbias = b.dbias;

@@ -300,6 +300,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .block_mask = true,
      .programs = true,
      .narrow_keys = true,
+     .narrow_queries = true,
      .latent = true,
      .reject = takes_all,
      .lay_out = lay_out_forward},

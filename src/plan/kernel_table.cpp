@@ -14,8 +14,8 @@ std::span<const KernelEntry> kernel_table() {
   // Never destroyed: a call may come from a destructor at the end of the process.
   static const std::vector<KernelEntry>& table = *[] {
     auto& rows = *new std::vector<KernelEntry>;
-    for (auto family : {cpu_kernels, mla_kernels, decode_kernels, sm90_kernels, sm80_kernels, portable_kernels,
-                        standard_kernels, ladder_kernels, cpu_ladder_kernels}) {
+    for (auto family : {cpu_kernels, mla_kernels, decode_kernels, sm90_fp8_kernels, sm90_kernels, sm80_kernels,
+                        portable_kernels, standard_kernels, ladder_kernels, cpu_ladder_kernels}) {
       const auto entries = family();
       rows.insert(rows.end(), entries.begin(), entries.end());
     }
@@ -42,6 +42,7 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
   }
   if (*problem.kv_dtype != problem.dtype && !entry.narrow_keys) return "takes no keys and values of 8 bits";
   if (problem.latent && !entry.latent) return "takes no latent keys";
+  if (*problem.q_dtype != problem.dtype && !entry.narrow_queries) return "takes no queries of 8 bits";
   if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
   if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
   if (!problem.program.empty() && !entry.programs) return "takes no program";

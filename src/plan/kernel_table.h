@@ -15,15 +15,16 @@ struct KernelEntry {
   Pass pass;
   DeviceKind device;  // rows for cuda serve the emulator too
   std::string_view requirements;
-  bool automatic = true;      // false: only when asked for by name (the ladder)
-  bool pages = false;         // takes K and V in pages
-  bool left_padding = false;  // takes Problem::left_padding
-  bool invariant = false;     // forward: serves Problem::invariant
-  bool hidden_rows = false;   // takes Problem::hidden_rows
-  bool block_mask = false;    // takes Problem::block_mask
-  bool programs = false;      // takes Problem::program
-  bool narrow_keys = false;   // takes K and V in 8 bits
-  bool latent = false;        // takes keys that begin with their values
+  bool automatic = true;        // false: only when asked for by name (the ladder)
+  bool pages = false;           // takes K and V in pages
+  bool left_padding = false;    // takes Problem::left_padding
+  bool invariant = false;       // forward: serves Problem::invariant
+  bool hidden_rows = false;     // takes Problem::hidden_rows
+  bool block_mask = false;      // takes Problem::block_mask
+  bool programs = false;        // takes Problem::program
+  bool narrow_keys = false;     // takes K and V in 8 bits
+  bool narrow_queries = false;  // takes Q in 8 bits
+  bool latent = false;          // takes keys that begin with their values
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);
@@ -40,6 +41,7 @@ struct KernelEntry {
 std::span<const KernelEntry> cpu_kernels();
 std::span<const KernelEntry> mla_kernels();
 std::span<const KernelEntry> decode_kernels();
+std::span<const KernelEntry> sm90_fp8_kernels();
 std::span<const KernelEntry> sm90_kernels();
 std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> portable_kernels();

@@ -145,6 +145,7 @@ std::span<const KernelEntry> portable_kernels() {
                   .block_mask = true,
                   .programs = true,
                   .narrow_keys = true,
+                  .narrow_queries = true,
                   .latent = true,
                   .reject = reject_forward,
                   .lay_out = lay_out_forward},

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "abi/forward_sm90.h"
+#include "abi/forward_sm90_fp8.h"
 #include "plan/arguments.h"
 #include "plan/ladder.h"
 #include "plan/sm90.h"
@@ -8,42 +9,67 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr std::uint32_t chunk_dim = 64;  // 128 bytes of 16-bit elements: the width of the swizzle
+constexpr std::uint32_t chunk_bytes = 128;  // of a row: the width of the swizzle
 
-/// [dim, rows, heads, batch] in boxes of `rows_of_box` rows and 64 columns.
+/// [dim, rows, heads, batch] in boxes of `rows_of_box` rows and 128 bytes.
 struct RowsOfTensor {
   const void* data;
   const Strides& strides;
   std::int64_t dim, rows, heads, batch;  // or pages
+  Dtype dtype;
 };
 
 TensorMapSpec rows_map(int slot, const Problem& problem, const RowsOfTensor& tensor, int rows_of_box) {
   TensorMapSpec spec;
   spec.slot = slot;
   spec.data = tensor.data;
-  spec.dtype = problem.dtype;
+  spec.dtype = tensor.dtype;
   spec.rank = 4;
   const std::int64_t sizes[4] = {tensor.dim, tensor.rows, tensor.heads, tensor.batch};
   const std::int64_t strides[3] = {tensor.strides.seq, tensor.strides.head, tensor.strides.batch};
-  const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
+  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
   for (int i = 0; i < 4; ++i) spec.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
   for (int i = 0; i < 3; ++i) {
     // The stride of a dimension of one is never used, but must be a legal one.
     spec.strides_bytes[i] = static_cast<std::uint64_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element);
   }
-  spec.box[0] = chunk_dim;
+  spec.box[0] = chunk_bytes / static_cast<std::uint32_t>(element);
   spec.box[1] = static_cast<std::uint32_t>(rows_of_box);
   spec.box[2] = spec.box[3] = 1;
   return spec;
 }
 
 RowsOfTensor query_tensor(const Problem& p, const void* data, const Strides& strides, std::int64_t dim) {
-  return {data, strides, dim, p.packed ? p.total_q : p.seq_q, p.heads_q, p.packed ? 1 : p.batch};
+  return {data, strides, dim, p.packed ? p.total_q : p.seq_q, p.heads_q, p.packed ? 1 : p.batch, p.dtype};
 }
 
 RowsOfTensor key_tensor(const Problem& p, const void* data, const Strides& strides, std::int64_t dim) {
-  if (p.page_size != 0) return {data, strides, dim, p.page_size, p.heads_kv, p.num_pages};
-  return {data, strides, dim, p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch};
+  if (p.page_size != 0) return {data, strides, dim, p.page_size, p.heads_kv, p.num_pages, *p.kv_dtype};
+  return {data, strides, dim, p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch, *p.kv_dtype};
+}
+
+/// V^T as forward/sm90_fp8's first launch leaves it: [places, dim, heads, batch] in boxes of a chunk of places and all
+/// columns.
+TensorMapSpec transposed_map(int slot, const Problem& p, int block_kv, const void* data) {
+  const std::int64_t places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, block_kv);
+  TensorMapSpec spec;
+  spec.slot = slot;
+  spec.data = data;
+  spec.dtype = *p.kv_dtype;
+  spec.rank = 4;
+  const std::int64_t sizes[4] = {places, p.head_dim_v, p.heads_kv, p.packed ? 1 : p.batch};
+  std::int64_t stride = 1;
+  for (int i = 0; i < 4; ++i) {
+    spec.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
+    stride *= sizes[i];
+    if (i < 3) spec.strides_bytes[i] = static_cast<std::uint64_t>(stride);
+  }
+  const auto chunk = static_cast<std::uint32_t>(abi::forward_sm90_fp8_v_chunk(block_kv));
+  spec.box[0] = chunk;
+  spec.box[1] = static_cast<std::uint32_t>((p.head_dim_v + 31) / 32 * 32);
+  spec.box[2] = spec.box[3] = 1;
+  spec.swizzle_bytes = static_cast<int>(chunk);
+  return spec;
 }
 
 /// K or V of decode/sm90: rows of sequences, or of pages. Elements of 8 bits go in pairs.
@@ -53,7 +79,8 @@ TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Stri
   const auto in_pairs = [&](std::int64_t elements) { return elements * element / pair; };
   const bool paged = p.page_size != 0;
   const Strides stored{in_pairs(strides.batch), in_pairs(strides.seq), in_pairs(strides.head)};
-  const RowsOfTensor tensor = key_tensor(p, data, stored, in_pairs(dim));
+  RowsOfTensor tensor = key_tensor(p, data, stored, in_pairs(dim));
+  tensor.dtype = p.dtype;
   return rows_map(slot, p, tensor, paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, block_kv)) : block_kv);
 }
 
@@ -66,7 +93,7 @@ bool is_tma_rung(std::string_view kernel) {
 
 }  // namespace
 
-TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
+TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b, const void* workspace) {
   TensorMaps maps;
   if (plan.kernel == "forward/sm90" || is_tma_rung(plan.kernel)) {  // slots: Map in kernels/forward/sm90/shape.cuh
     constexpr int warpgroup_rows = 64;
@@ -81,6 +108,15 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   if (plan.kernel == "decode/sm90") {  // slots: DecodeMap in kernels/decode/sm90.cuh
     maps.add(cache_map(0, p, b.k, p.k_strides, p.head_dim, plan.block_kv));
     maps.add(cache_map(1, p, b.v, p.v_strides, p.head_dim_v, plan.block_kv));
+  }
+  if (plan.kernel == "forward/sm90_fp8") {  // slots: Map in kernels/forward/sm90_fp8/shape.cuh
+    constexpr int warpgroup_rows = 64;
+    RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim);
+    q.dtype = *p.q_dtype;
+    maps.add(rows_map(0, p, q, warpgroup_rows));
+    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
+    maps.add(transposed_map(2, p, plan.block_kv, static_cast<const char*>(workspace) + plan.workspace_offsets[0]));
+    maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
   if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh
     const int tile_rows = std::max(p.head_dim, p.head_dim_v) > 256 ? 16 : 64;  // box_rows of columns_storage.cuh

@@ -44,6 +44,9 @@ flash_attention_problem c_problem(const Problem& p) {
   c.kv_scales = static_cast<std::int32_t>(p.kv_scales);
   c.latent = p.latent;
   c.k_scale_strides = c_strides(p.k_scale_strides), c.v_scale_strides = c_strides(p.v_scale_strides);
+  if (p.q_dtype) c.q_dtype = static_cast<std::int32_t>(*p.q_dtype);
+  c.q_scales = static_cast<std::int32_t>(p.q_scales);
+  c.q_scale_strides = c_strides(p.q_scale_strides);
   return c;
 }
 
@@ -55,6 +58,7 @@ flash_attention_buffers c_buffers(const Buffers& b) {
   c.seqused_q = b.seqused_q, c.seqused_kv = b.seqused_kv, c.key_lengths = b.key_lengths;
   c.left_padding = b.left_padding, c.page_table = b.page_table;
   c.hidden_rows = b.hidden_rows, c.block_mask = b.block_mask, c.k_scale = b.k_scale, c.v_scale = b.v_scale;
+  c.q_scale = b.q_scale;
   c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
   return c;
 }

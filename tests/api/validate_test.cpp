@@ -149,6 +149,27 @@ TEST(CacheRefusal, OnlyForwardReadsACache) {
   }
 }
 
+TEST(NarrowQueryRefusal, NamesArgumentAndValue) {
+  const auto narrow = [] {
+    Problem p = good();
+    p.q_dtype = p.kv_dtype = Dtype::float8_e4m3;
+    return p;
+  };
+  const auto refused = [&](const char* argument, const char* value, auto breaks, Pass pass = Pass::forward) {
+    Problem p = narrow();
+    breaks(p);
+    expect_refused([&] { make_plan(p, pass, laptop); }, argument, value);
+  };
+  EXPECT_NO_THROW(make_plan(narrow(), Pass::forward, laptop));
+  refused("q_dtype", "int8", [](Problem& p) { p.q_dtype = p.kv_dtype = Dtype::int8; });
+  refused("q_dtype", "float8_e4m3", [](Problem& p) { p.kv_dtype = Dtype::float8_e5m2; });
+  refused("q_dtype", "float8_e4m3", [](Problem& p) { p.kv_dtype.reset(); });
+  refused("q_scales", "3", [](Problem& p) { p.q_scales = ScaleKind::token; });
+  refused("q_scales", "tensor", [](Problem& p) { p.q_dtype.reset(), p.q_scales = ScaleKind::tensor; });
+  refused(
+      "kv_dtype", "float8_e4m3", [](Problem&) {}, Pass::backward);
+}
+
 TEST(PlanRefusal, UnknownKernelListsThoseThatExist) {
   try {
     make_plan(good(), Pass::forward, laptop, "forward/warp_drive");

@@ -51,7 +51,7 @@ TEST(Maps, EveryTensorHasItsOwnSizesAndStrides) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const Problem whole = api::normalise(p, pass);
       const Plan plan = make_plan(p, pass, gpu, pass == Pass::forward ? "forward/sm90" : "backward/sm90");
-      const plan::TensorMaps maps = plan::tensor_maps(whole, plan, b);
+      const plan::TensorMaps maps = plan::tensor_maps(whole, plan, b, nullptr);
       ASSERT_EQ(maps.count, 4u);
       for (int i = 0; i < 4; ++i) EXPECT_EQ(maps.specs[i].slot, i);
       expect_map(maps.specs[0], {b.q, whole.q_strides, 64, rows_q, 4, batch});

@@ -28,18 +28,19 @@ struct Case {
   Draw draw = Draw::normal;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths, left_padding;
   std::vector<std::int32_t> page_table;  // [batch, page_table_stride] where there are pages
-  std::int64_t nan_key = -1;    // this key of each sequence is NaN: it reaches the queries that see it, and no others
-  std::int64_t nan_value = -1;  // the same for a value
-  std::int64_t nan_query = -1;  // this query is NaN: it reaches the keys that it sees, and no others
-  std::int64_t nan_dout = -1;   // the same for the gradient of its output
-  bool lowest_bias = false;     // many biases are the lowest float, among them all of some rows
-  bool infinite_bias = false;   // many biases are -inf, among them all of some rows and all of a tile of others
-  bool strong_slopes = false;   // ALiBi lets a row see no more than a few keys
-  bool strong_sink = false;     // sinks beside which the keys weigh little, or the sink does
-  bool infinite_sink = false;   // every other sink is -inf
-  std::int64_t document = 0;    // hidden rows, or the mask, make documents of so many keys; 0: they are random
-  bool power_scales = false;    // the scales of 8-bit keys and values are powers of two
-  bool dlse = false;            // backward with a gradient through lse
+  std::int64_t nan_key = -1;     // this key of each sequence is NaN: it reaches the queries that see it, and no others
+  std::int64_t nan_value = -1;   // the same for a value
+  std::int64_t nan_query = -1;   // this query is NaN: it reaches the keys that it sees, and no others
+  std::int64_t nan_dout = -1;    // the same for the gradient of its output
+  bool lowest_bias = false;      // many biases are the lowest float, among them all of some rows
+  bool infinite_bias = false;    // many biases are -inf, among them all of some rows and all of a tile of others
+  bool strong_slopes = false;    // ALiBi lets a row see no more than a few keys
+  bool strong_sink = false;      // sinks beside which the keys weigh little, or the sink does
+  bool infinite_sink = false;    // every other sink is -inf
+  std::int64_t document = 0;     // hidden rows, or the mask, make documents of so many keys; 0: they are random
+  bool power_scales = false;     // the scales of 8-bit keys and values are powers of two
+  bool narrow_products = false;  // P is rounded to e4m3, and sums of 8-bit products are cut to 14 bits on the way
+  bool dlse = false;             // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;
   std::uint64_t seed = 1;  // of the inputs
@@ -79,6 +80,7 @@ struct Inputs {
   std::vector<std::uint8_t> mask;
   // 8-bit keys and values: k and v are what codes and scales are worth; scales of rows are [rows_kv, heads_kv].
   std::vector<double> k_codes, v_codes, k_scale, v_scale;
+  std::vector<double> q_codes, q_scale;   // 8-bit queries
   std::vector<std::int32_t> hidden_rows;  // [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, rows_kv, bounds]
   std::vector<std::uint8_t> block_mask;   // [batch|1, heads_q|1, blocks of queries|1, blocks of keys]
 };
@@ -86,8 +88,8 @@ struct Inputs {
 /// Random inputs of the case. Rows that no query may see, and rows past the used lengths, hold NaN and Inf.
 Inputs draw_inputs(const Case& c);
 
-/// Makes k and v what 8-bit codes and scales can say, where the case has such keys. What nobody sees has codes and scales
-/// of NaN.
+/// Makes q, k and v what 8-bit codes and scales can say, where the case has such queries and keys. What nobody sees has
+/// codes and scales of NaN.
 void make_narrow(const Case& c, const Shape& shape, Inputs& in);
 
 /// Index into bias, mask and dbias in their logical order; broadcast axes count as size 1.

@@ -26,6 +26,9 @@ std::vector<Case> latent_cases(Dtype dtype);
 /// Keys and values of 8 bits, of every type and with every kind of scale.
 std::vector<Case> narrow_key_cases(Dtype dtype);
 
+/// Queries of 8 bits beside them; dtype is that of the output.
+std::vector<Case> narrow_query_cases(Dtype dtype);
+
 /// The same results, to the bit, as from the 16-bit keys and values that the codes and scales of a case are worth; the
 /// scales become powers of two.
 void check_narrow_bits(Case c, const Target& target);

@@ -38,6 +38,28 @@ class Narrowing {
     }
   }
 
+  /// Scales of queries are those of a sequence and its key heads.
+  void run_queries(std::vector<double>& values, std::vector<double>& codes, std::vector<double>& scales) {
+    const std::int64_t heads = shape_.heads_q, kv_heads = shape_.heads_kv, dim = shape_.dim;
+    const std::int64_t count = p_.q_scales == ScaleKind::none     ? 0
+                               : p_.q_scales == ScaleKind::tensor ? 1
+                                                                  : shape_.batch * kv_heads;
+    for (std::int64_t i = 0; i < count; ++i) scales.push_back(draw_scale());
+    codes.resize(values.size());
+    for (std::int64_t b = 0; b < shape_.batch; ++b) {
+      const Shape::Sequence& s = shape_.sequences[b];
+      for (std::int64_t row = s.first_q; row < s.first_q + s.alloc_q; ++row) {
+        for (std::int64_t head = 0; head < heads; ++head) {
+          const std::int64_t which = p_.q_scales == ScaleKind::tensor ? 0 : b * kv_heads + head / (heads / kv_heads);
+          for (std::int64_t d = 0; d < dim; ++d) {
+            const std::int64_t at = (row * heads + head) * dim + d;
+            quantise(values[at], codes[at], count == 0 ? 1 : scales[which]);
+          }
+        }
+      }
+    }
+  }
+
  private:
   double draw_scale() {
     const double exponent = std::uniform_real_distribution<double>(-6, -3)(random_);
@@ -68,6 +90,7 @@ void make_narrow(const Case& c, const Shape& shape, Inputs& in) {
   Narrowing narrowing(c, shape);
   narrowing.run(in.k, shape.dim, in.k_codes, in.k_scale);
   narrowing.run(in.v, shape.dim_v, in.v_codes, in.v_scale);
+  if (c.problem.q_dtype && size_of(*c.problem.q_dtype) == 1) narrowing.run_queries(in.q, in.q_codes, in.q_scale);
 }
 
 }  // namespace flash_attention::testing

@@ -118,6 +118,13 @@ class Oracle {
 
   /// Finite biases are bounded.
   static double bounded(double bias) { return std::isfinite(bias) ? std::clamp(bias, -2.3e38, 2.3e38) : bias; }
+  /// What is left of a probability, relative to the largest of its row, in e4m3: that is at least 2^6.5 there.
+  double weight(double p) const {
+    if (!rounding_ || !c_.narrow_products || !std::isfinite(p)) return p;
+    if (p == 0) return 0;
+    const double unit = std::exp2(6.5), last_place = std::exp2(std::max(std::floor(std::log2(p * unit)), -6.0) - 3);
+    return std::nearbyint(p * unit / last_place) * last_place / unit;
+  }
   double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
   static double largest(const double* row, std::int64_t count) {
     return std::fabs(*std::max_element(row, row + count, [](double a, double b) { return std::fabs(a) < std::fabs(b); }));
@@ -178,7 +185,8 @@ class Oracle {
     if (std::isnan(lse)) std::fill_n(out, shape_.dim_v, NAN);  // whatever dropout takes away
     std::vector<double> p(keys.size()), kept(keys.size());
     for (std::size_t n = 0; n < keys.size(); ++n) {
-      p[n] = rounded(std::exp(score[n] - largest) / sum);  // lse may have no room for the sum beside the maximum
+      p[n] = weight(std::exp(score[n] - largest)) / sum;  // lse may have no room for the sum beside the maximum
+      if (!c_.narrow_products) p[n] = rounded(p[n]);
       kept[n] = p_.dropout_p == 0 ? 1 : keeps(c_, b, h, i, keys[n]) ? 1 / (1 - static_cast<double>(p_.dropout_p)) : 0;
       if (kept[n] != 0) add(out, p[n] * kept[n], &in_.v[value(keys[n])], shape_.dim_v);
     }

@@ -167,7 +167,9 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   const auto flat = [&](const char* name, std::int64_t count, bool output) {
     return Tensor{.name = name, .dtype = Dtype::float32, .sizes = {count}, .strides = {1}, .output = output};
   };
-  place(tensor("q", p.q_strides, shape_.rows_q, shape_.heads_q, shape_.dim, false), &in.q, &buffers_.q);
+  Tensor q = tensor("q", p.q_strides, shape_.rows_q, shape_.heads_q, shape_.dim, false);
+  if (!in.q_codes.empty()) q.dtype = *p.q_dtype;
+  place(q, in.q_codes.empty() ? &in.q : &in.q_codes, &buffers_.q);
   const std::int64_t dim_k = p.latent ? shape_.dim - shape_.dim_v : shape_.dim;
   Tensor k = tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, dim_k, false);
   Tensor v = tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false);
@@ -177,6 +179,7 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   place_keys(k, c, p.latent ? last_columns(keys, shape_.dim, dim_k) : keys, &buffers_.k);
   place_keys(v, c, narrow ? in.v_codes : in.v, &buffers_.v);
   if (narrow) place_scales(c, in);
+  place_query_scales(in);
   place(tensor("dout", p.dout_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, false), &in.dout, &buffers_.dout);
   buffers_.out = place(tensor("out", p.out_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, true), nullptr, nullptr);
   buffers_.lse = static_cast<float*>(place(flat("lse", shape_.rows_q * shape_.heads_q, true), nullptr, nullptr));
@@ -227,6 +230,15 @@ void Tensors::place_scales(const Case& c, const Inputs& in) {
   };
   buffers_.k_scale = put("k_scale", in.k_scale, p.k_scale_strides);
   buffers_.v_scale = put("v_scale", in.v_scale, p.v_scale_strides);
+}
+
+void Tensors::place_query_scales(const Inputs& in) {
+  if (in.q_scale.empty()) return;
+  const void* slot = nullptr;
+  place(
+      {.name = "q_scale", .dtype = Dtype::float32, .sizes = {static_cast<std::int64_t>(in.q_scale.size())}, .strides = {1}},
+      &in.q_scale, &slot);
+  buffers_.q_scale = static_cast<const float*>(slot);
 }
 
 const std::uint8_t* Tensors::place_mask(const ScoreTensor& mask, const std::vector<std::uint8_t>& values) {

@@ -39,6 +39,7 @@ class Tensors {
   /// K or V: as place(), or spread over the pages of the case.
   void* place_keys(Tensor tensor, const Case& c, const std::vector<double>& values, const void** slot);
   void place_scales(const Case& c, const Inputs& in);
+  void place_query_scales(const Inputs& in);
   std::vector<double> values(const char* name);
   const std::uint8_t* place_mask(const ScoreTensor& mask, const std::vector<std::uint8_t>& values);
   template <class T>

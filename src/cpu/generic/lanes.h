@@ -78,6 +78,22 @@ inline void gather_rows(const Call& call, const RowBlock& block, const TensorVie
   });
 }
 
+/// Q of the block, into lanes; where it is of 8 bits, by way of a buffer of floats, and times its scale.
+inline void gather_queries(const Call& call, const RowBlock& block, float factor, float* buffer, float* to) {
+  if (!is_narrow(call.query_element)) return gather_rows(call, block, call.q, call.head_dim, factor, to);
+  for (int lane = 0; lane < block.lanes(); ++lane) {
+    const char* row = call.q.data + block.row_offset(call.q, lane);
+    convert_codes<Float32>(call.query_element, reinterpret_cast<const std::uint8_t*>(row), call.head_dim,
+                           buffer + lane * call.head_dim);
+  }
+  const ScaleView& scales = call.q_scale;
+  if (scales.data != nullptr) {
+    factor *= scales.data[block.batch * scales.batch_stride + block.kv_head * scales.head_stride];
+  }
+  const auto row_of = [&](int lane) { return buffer + lane * call.head_dim; };
+  gather_lanes<Float32>(row_of, block.vectors, call.head_dim, factor, to);
+}
+
 /// Out of lanes, into a query-side tensor of the block.
 inline void scatter_rows(const Call& call, const RowBlock& block, const float* from, int columns, const float* factor,
                          const TensorView& tensor) {

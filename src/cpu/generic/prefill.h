@@ -26,18 +26,20 @@ struct PrefillRows {
   Statistics statistics;
   bool started;  // Ot holds sums
 
-  void start(const Call& call, const RowBlock& block) {
-    gather_rows(call, block, call.q, call.head_dim, query_factor(call), Qt);
+  void start(const Call& call, const RowBlock& block, float* buffer) {
+    gather_queries(call, block, query_factor(call), buffer, Qt);
     statistics.reset();
     started = false;
   }
 };
 
+static_assert(block_q <= block_kv);
+
 struct PrefillScratch {
   PrefillRows rows[most_blocks];
   alignas(64) float S[block_kv * block_q];
   alignas(64) float keep[block_kv * block_q];
-  alignas(64) float K[block_kv * max_head_dim];
+  alignas(64) float K[block_kv * max_head_dim];  // at first Q, on its way to lanes
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
@@ -82,7 +84,7 @@ inline void prefill(const Call& call, std::int64_t item_idx, void* memory) {
   BlockList blocks(call, item.batch, item.kv_head, item.first_block, 1);
   take_split(call, item.split, block_kv, blocks);
   const bool in_rows = !call.invariant && call.num_splits == 1 && blocks.key_end - blocks.key_begin <= block_kv;
-  for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b]);
+  for (int b = 0; b < blocks.count; ++b) scratch.rows[b].start(call, blocks[b], scratch.K);
   for_tiles(call, blocks, in_rows, scratch, [&](int b, const Tile& tile, FloatRows K, FloatRows V, NextTile& next) {
     prefill_tile(call, blocks[b], tile, K, V, in_rows, scratch.rows[b], scratch, next);
   });

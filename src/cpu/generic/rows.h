@@ -95,9 +95,11 @@ struct RowBlock {
 
   /// Where row `lane` of a tensor over the query heads begins.
   FLASH_ATTENTION_INLINE char* row(const Call& call, const TensorView& tensor, int lane) const {
-    return tensor.data + (batch * tensor.batch_stride + (sequence.q_begin + query[lane]) * tensor.seq_stride +
-                          head[lane] * tensor.head_stride) *
-                             size_of(call.element);
+    return tensor.data + row_offset(tensor, lane) * size_of(call.element);
+  }
+  FLASH_ATTENTION_INLINE std::int64_t row_offset(const TensorView& tensor, int lane) const {
+    return batch * tensor.batch_stride + (sequence.q_begin + query[lane]) * tensor.seq_stride +
+           head[lane] * tensor.head_stride;
   }
 
   /// Key j's row of the block's key head. The one way to K and V, in pages or not.

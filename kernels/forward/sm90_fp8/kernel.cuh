@@ -1,0 +1,105 @@
+#pragma once
+
+// Attention forward for sm_90 (Hopper) with Q, K and V in 8 bits: TMA, wgmma of e4m3 or e5m2, warp specialisation.
+//
+// The structure is that of forward/sm90, with whose tiles and schedule it works: one loading warp, two or three warpgroups
+// of 64 queries. What 8 bits change:
+//
+//     V        comes transposed, from a first launch that also puts its keys in the order of P        transpose.cuh
+//     P        is rounded to e4m3, from a range that the reference of a row's softmax gives it          softmax.cuh
+//     O        leaves the tensor core every few blocks, for sums in fp32 in shared memory               consumer.cuh
+//     scales   Q's and K's are part of the scale of the scores, V's is part of the last factor          epilogue.cuh
+//
+//     loading warp:    for each tile: Q, and block after block K and V^T, into rings of stages        producer.cuh
+//     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory                 kv_loop.cuh
+
+#include "forward/sm90_fp8/epilogue.cuh"
+#include "forward/sm90_fp8/kv_loop.cuh"
+#include "forward/sm90_fp8/producer.cuh"
+#include "forward/sm90_fp8/transpose.cuh"
+#include "tile/tail.cuh"
+
+namespace flash_attention {
+namespace forward_sm90_fp8 {
+
+template <ForwardConfig config>
+__device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
+  using S = Shape<config>;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::q_stages; ++s) {
+      for (int w = 0; w < S::warpgroups; ++w) {
+        ptx::mbarrier_init(shared.Q_full[s][w], 1);
+        ptx::mbarrier_init(shared.Q_empty[s][w], 1);
+      }
+    }
+    for (int s = 0; s < S::stages; ++s) {
+      ptx::mbarrier_init(shared.K_full[s], 1);
+      ptx::mbarrier_init(shared.V_full[s], 1);
+      ptx::mbarrier_init(shared.K_empty[s], S::warpgroups);
+      ptx::mbarrier_init(shared.V_empty[s], S::warpgroups);
+    }
+    ptx::mbarrier_init_fence();  // TMA sees the barriers
+  }
+  ptx::barrier_sync(barrier_all, S::threads);  // all threads see the barriers
+}
+
+/// One tile, from its first block to its store.
+template <ForwardConfig config>
+__device__ __forceinline__ void attend(Warpgroup<config>& wg, Work work) {
+  typename Warpgroup<config>::OutputTile O;
+  RowState rows;
+  if (work == Work::write_zeros) {
+    ptx::path<"forward/sm90_fp8 empty tile">();
+#pragma unroll
+    for (float& x : O) x = 0;
+    wg.sync();  // all have seen the tile: no product made them meet
+    wg.release_queries();
+  } else {
+    KvLoop<config>{wg, O, rows}.run();
+  }
+  Epilogue<config>(wg).finish(wg.tile(), O, rows);
+}
+
+}  // namespace forward_sm90_fp8
+
+template <abi::ForwardConfig config>
+__device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs& args) {
+  using namespace forward_sm90_fp8;
+  using S = Shape<config>;
+  static_assert(fits_layout<config>, "the planner reserves what SharedStorage needs");
+  auto& shared = ptx::shared_storage<SharedStorage<config>>();
+  initialise(shared);
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+
+  if (warpgroup == 0) {
+    if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
+    ptx::registers_decrease<S::load_registers>();
+    if (threadIdx.x != 0) return;
+    Schedule<config> schedule(args, nullptr);
+    Loader<config> loader{args, shared};
+    int i = 0;
+    loader.load_tiles([&](Tile& tile) {
+#pragma unroll 1
+      while (schedule.has(i, 0)) {
+        if (schedule.tile_at(i++, Attempt::fixed_max, tile)) return true;
+      }
+      return false;
+    });
+  } else {
+    ptx::registers_increase<S::attend_registers>();
+    Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
+    wg.pingpong_begin();
+#pragma unroll 1
+    for (;; ++wg.num_tiles) {
+      const PipelineState<S::q_stages> q = wg.q_state();
+      ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile is there, and its Q
+      const Work work = wg.work();
+      if (work == Work::none) break;
+      attend(wg, work);
+    }
+    if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before the end
+    wg.pingpong_end();
+  }
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,160 @@
+#pragma once
+
+// A warpgroup of forward/sm90_fp8 that attends: 64 query rows of a tile, all blocks of keys.
+//
+//     S = Q K(first)^T; P = softmax(S)
+//     for the other blocks:
+//       issue S = Q K^T            then issue O += P V of the block before
+//       softmax of S while P V runs; then P = S
+//       now and then: sums += O, and O begins anew
+//     O += P V(last);  O += sums
+//
+// The warpgroups take turns to issue products (ping-pong): while one does softmax, another's products run.
+
+#include "forward/sm90_fp8/consumer.cuh"
+#include "ptx/path.cuh"
+
+namespace flash_attention::forward_sm90_fp8 {
+
+/// Blocks that only other warpgroups see. The turns go round all the same. A stage that is freed while its K or V is still
+/// under way would let the next wait for that stage return at once.
+template <ForwardConfig config>
+__device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
+  using S = Shape<config>;
+#pragma unroll 1
+  for (; blocks > 0; --blocks) {
+    ptx::path<"forward/sm90_fp8 skipped block">();
+    const PipelineState<S::stages> kv(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);
+    ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);
+    if constexpr (!S::pingpong) wg.sync();  // no warp has missed a phase
+    wg.pingpong_wait();
+    wg.pingpong_signal();
+    wg.release(wg.shared.K_empty[kv.stage]);
+    wg.release(wg.shared.V_empty[kv.stage]);
+  }
+}
+
+template <ForwardConfig config>
+struct KvLoop {
+  using S = Shape<config>;
+  using Rows = Softmax<config>;
+
+  Warpgroup<config>& wg;
+  typename Warpgroup<config>::OutputTile& O;
+  RowState& rows;
+  typename Warpgroup<config>::ScoreTile scores;
+  typename Warpgroup<config>::PackedTile P;
+  float since_flush[2] = {1, 1};  // what the sums in fp32 must be multiplied by
+  int blocks_in_O = 0;
+  bool flushed = false;
+
+  __device__ __forceinline__ void run() {
+    const Tile tile = wg.tile();
+    const Blocks seen = wg.blocks();
+    const ScoreMath<config> math = wg.scores_of(tile);
+    skip_blocks(wg, seen.begin);
+    begin(math, block_at<config>(tile, seen.begin));
+    int n = seen.begin + 1;
+#pragma unroll 1
+    for (; n < seen.interior_begin; ++n) visit<true>(math, block_at<config>(tile, n));
+#pragma unroll 1
+    for (; n < seen.interior_end; ++n) visit<false>(math, block_at<config>(tile, n));
+#pragma unroll 1
+    for (; n < seen.end; ++n) visit<true>(math, block_at<config>(tile, n));
+    wg.release_queries();
+    end();
+    skip_blocks(wg, tile.blocks - seen.end);
+  }
+
+ private:
+  template <bool tested>
+  __device__ __forceinline__ void make_scores(const ScoreMath<config>& math, int block) {
+    if constexpr (tested) {
+      ptx::path<"forward/sm90_fp8 edge block">();
+      math.modify_and_mask(scores, block * S::block_kv);
+    } else {
+      ptx::path<"forward/sm90_fp8 inner block">();
+      math.modify(scores, block * S::block_kv);
+    }
+  }
+
+  /// The scores of a tile's first block.
+  __device__ __forceinline__ void begin(const ScoreMath<config>& math, int block) {
+    const PipelineState<S::stages> k(wg.num_blocks++);
+    ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    wg.pingpong_wait();
+    wg.issue_scores(scores, k.stage);
+    wg.pingpong_signal();
+    ptx::wgmma_wait<0>();  // the scores are there
+    ptx::wgmma_pin(scores);
+    wg.release(wg.shared.K_empty[k.stage]);
+    make_scores<true>(math, block);
+    float correction[2];
+    Rows::raise(math, scores, rows, correction);
+    Rows::exponentiate(math, scores, rows);
+    Rows::pack(scores, P);
+    ptx::wgmma_pin(P);
+  }
+
+  /// One block: its scores, the output of the block before, its softmax.
+  template <bool tested>
+  __device__ __forceinline__ void visit(const ScoreMath<config>& math, int block) {
+    const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
+    ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    wg.pingpong_wait();
+    wg.issue_scores(scores, k.stage);
+    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
+    wg.issue_output(O, P, v.stage, blocks_in_O != 0);
+    wg.pingpong_signal();
+    ++wg.num_blocks;
+    ++blocks_in_O;
+    ptx::wgmma_wait<1>();  // the scores are there; P V may still run
+    ptx::wgmma_pin(scores);
+    wg.release(wg.shared.K_empty[k.stage]);
+    make_scores<tested>(math, block);
+    float correction[2];
+    const bool raised = Rows::raise(math, scores, rows, correction);
+    Rows::exponentiate(math, scores, rows);
+    ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
+    ptx::wgmma_pin(O);
+    ptx::wgmma_pin(P);
+    wg.release(wg.shared.V_empty[v.stage]);
+    if (blocks_in_O == S::flush_blocks) flush();
+    if (raised) correct(correction);
+    Rows::pack(scores, P);
+    ptx::wgmma_pin(P);
+  }
+
+  __device__ __forceinline__ void flush() {
+    ptx::path<"forward/sm90_fp8 flush">();
+    if (!flushed) wg.take_sums();
+    wg.flush(O, since_flush, !flushed);
+    since_flush[0] = since_flush[1] = 1;
+    blocks_in_O = 0;
+    flushed = true;
+  }
+
+  __device__ __forceinline__ void correct(const float (&correction)[2]) {
+    ptx::path<"forward/sm90_fp8 raised reference">();
+#pragma unroll
+    for (int i = 0; i < S::width_v / 2; ++i) O[i] *= correction[i / 2 % 2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) since_flush[r] *= correction[r];
+  }
+
+  /// The output of the last block, and the sums.
+  __device__ __forceinline__ void end() {
+    const PipelineState<S::stages> v(wg.num_blocks - 1);
+    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
+    wg.pingpong_wait();
+    wg.issue_output(O, P, v.stage, blocks_in_O != 0);
+    wg.pingpong_signal();
+    ptx::wgmma_wait<0>();  // O is complete
+    ptx::wgmma_pin(O);
+    wg.release(wg.shared.V_empty[v.stage]);
+    if (flushed) wg.add_sums(O, since_flush);
+  }
+};
+
+}  // namespace flash_attention::forward_sm90_fp8

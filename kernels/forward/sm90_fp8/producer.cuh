@@ -1,0 +1,104 @@
+#pragma once
+
+// The loading warp of forward/sm90_fp8: one lane issues every TMA copy, as far ahead as there are free stages.
+
+#include "forward/sm90_fp8/shape.cuh"
+#include "ptx/tma.cuh"
+
+namespace flash_attention::forward_sm90_fp8 {
+
+template <ForwardConfig config>
+struct Loader {
+  using S = Shape<config>;
+
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  unsigned num_tiles = 0;          // handed over so far
+  PipelineState<S::stages> kv{0};  // of the next block
+
+  /// All tiles; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is handed over while
+  /// the keys of the one before are loaded.
+  template <typename FindNext>
+  __device__ __forceinline__ void load_tiles(const FindNext& find_next) {
+    constexpr bool early = S::q_stages == 2;
+    bool exists = find_next(next_tile());
+    if (early && exists) hand_over(next_tile());
+#pragma unroll 1
+    while (exists) {
+      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
+      const int blocks = tile.blocks;
+      if (!early && blocks == 0) hand_over(tile);
+#pragma unroll 1
+      for (int n = 0; n < blocks; ++n) {
+        load_keys(tile, block_at<config>(tile, n), !early && n == 0);
+        if (early && n == 1) {
+          exists = find_next(next_tile());
+          if (exists) hand_over(next_tile());
+        }
+      }
+      if (early && blocks > 1) continue;
+      exists = find_next(next_tile());
+      if (early && exists) hand_over(next_tile());
+    }
+    next_tile() = {.attempt = Attempt::fixed_max};  // its work is none: no tile is left
+    hand_over(next_tile());
+  }
+
+ private:
+  __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool hand_over_between) {
+    const int kv_head = tile.head_idx / args.group, batch_idx = batch_coordinate(tile);
+    const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
+    // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
+    ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
+#pragma unroll
+    for (int c = 0; c < S::chunks; ++c) {
+      ptx::tma_load_4d(shared.K[kv.stage][c], args.maps[map_K], shared.K_full[kv.stage], c * chunk_dim, row, kv_head,
+                       batch_idx);
+    }
+    if (hand_over_between) hand_over(tile);
+    const int place =
+        block * S::block_kv +
+        (config.features.packed
+             ? static_cast<int>(transposed_start(tile.sequence.start_kv, tile.sequence.batch_idx, S::block_kv))
+             : 0);
+    ptx::mbarrier_wait(shared.V_empty[kv.stage], kv.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.stage], S::v_bytes);
+#pragma unroll
+    for (int c = 0; c < S::v_chunks; ++c) {
+      ptx::tma_load_4d(shared.V[kv.stage][c], args.maps[map_V], shared.V_full[kv.stage], place + c * S::v_chunk, 0, kv_head,
+                       batch_idx);
+    }
+    kv.advance();
+  }
+
+  /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
+  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_stages]; }
+
+  __device__ __forceinline__ static int batch_coordinate(const Tile& tile) {
+    return config.features.packed ? 0 : tile.sequence.batch_idx;
+  }
+
+  /// Q_full announces the tile, and its Q where it sees any key.
+  __device__ __forceinline__ void hand_over(const Tile& tile) {
+    const PipelineState<S::q_stages> q(num_tiles);
+    const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
+    ++num_tiles;
+#pragma unroll 1
+    for (int w = 0; w < S::warpgroups; ++w) {
+      ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
+      if (tile.sees_nothing()) {
+        ptx::mbarrier_arrive(shared.Q_full[q.stage][w]);
+        continue;
+      }
+      ptx::mbarrier_arrive_expect_tx(shared.Q_full[q.stage][w], S::q_bytes);
+#pragma unroll
+      for (int c = 0; c < S::chunks; ++c) {
+        ptx::tma_load_4d(shared.Q[q.stage][w][c], args.maps[map_Q], shared.Q_full[q.stage][w], c * chunk_dim,
+                         row + w * wg_rows, tile.head_idx, batch_coordinate(tile));
+      }
+    }
+  }
+};
+
+}  // namespace flash_attention::forward_sm90_fp8

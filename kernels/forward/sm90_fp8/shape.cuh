@@ -1,0 +1,97 @@
+#pragma once
+
+// The sizes of forward/sm90_fp8 that follow from its configuration, and its shared memory.
+
+#include "abi/forward_sm90_fp8.h"
+#include "forward/sm90/scores.cuh"
+#include "ptx/wgmma_fp8.cuh"
+
+namespace flash_attention::forward_sm90_fp8 {
+
+using namespace abi;
+using forward_sm90::Attempt;
+using forward_sm90::barrier_all;
+using forward_sm90::barrier_attend;
+using forward_sm90::barrier_pingpong;
+using forward_sm90::barrier_warpgroup;
+using forward_sm90::block_at;
+using forward_sm90::Blocks;
+using forward_sm90::Schedule;
+using forward_sm90::ScoreMath;
+using forward_sm90::Tile;
+using forward_sm90::tile_stages;
+using forward_sm90::wg_rows;
+using forward_sm90::wg_threads;
+using forward_sm90::Work;
+using tile::PipelineState;
+
+/// Slots of AttentionArgs::maps: Q and K in boxes of 128 columns, V^T of v_chunk keys and all columns, O of 64 columns.
+enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
+
+constexpr int chunk_dim = 128;   // columns of Q and K that lie together: 128 bytes
+constexpr int o_chunk_dim = 64;  // of O, in 16 bits
+
+template <ForwardConfig config>
+struct Shape {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;     // of O
+  static constexpr Type code = features.kv_dtype;  // of Q, K and V
+  using Element = ptx::Element<type>;
+
+  static constexpr int block_q = config.block_q;
+  static constexpr int block_kv = config.block_kv;
+  static constexpr int stages = config.num_stages;
+  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
+  static constexpr int threads = (warpgroups + 1) * wg_threads;
+  static constexpr bool pingpong = warpgroups > 1 && config.head_dim_v <= 128;
+
+  static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
+  static constexpr int steps_qk = tile::ceil_div(config.head_dim, 32);
+  static constexpr int steps_pv = block_kv / 32;
+  static constexpr int width_v = tile::round_up(config.head_dim_v, 32);
+  static constexpr int o_chunks = tile::ceil_div(width_v, o_chunk_dim);
+  static constexpr int v_chunk = forward_sm90_fp8_v_chunk(block_kv);
+  static constexpr int v_chunks = block_kv / v_chunk;
+
+  static constexpr int q_bytes = wg_rows * chunks * chunk_dim;  // of one warpgroup
+  static constexpr int k_bytes = block_kv * chunks * chunk_dim;
+  static constexpr int v_bytes = block_kv * width_v;
+  static constexpr int q_stages = forward_sm90_fp8_layout(config).q_stages;
+
+  // The tensor core keeps about 14 bits of a sum (ptx/wgmma_fp8.cuh), and loses half of the last one on average with each
+  // instruction of 32 keys: after so many blocks its sums go to those in fp32.
+  static constexpr int flush_blocks = tile::max(1, 384 / block_kv);
+
+  // setmaxnreg: a thread enters with 168 registers where two warpgroups attend, with 128 where three do.
+  static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
+  static constexpr int attend_registers = warpgroups == 3 ? 160 : 240;
+
+  static_assert(features.narrow_queries && (code == Type::e4m3 || code == Type::e5m2) && type != Type::float32);
+  static_assert(!features.token_scales && !features.dropout && !features.bias && !features.alibi && !features.mask);
+  static_assert(config.head_dim <= 256 && config.head_dim_v <= 256 && block_q % wg_rows == 0);
+  static_assert(ptx::wgmma_fp8_has_shape(block_kv) && ptx::wgmma_fp8_has_shape(width_v));
+  static_assert((warpgroups == 2 || warpgroups == 3) && config.num_warps * 32 == threads);
+};
+
+template <ForwardConfig config>
+struct alignas(1024) SharedStorage {
+  using S = Shape<config>;
+
+  // Rows of 128 bytes, or of V^T v_chunk, whose 16-byte pieces are swizzled by the row.
+  unsigned char Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
+  unsigned char K[S::stages][S::chunks][S::block_kv * chunk_dim];
+  unsigned char V[S::stages][S::v_chunks][S::width_v * S::v_chunk];
+  // The sums in fp32, each thread's own; at the end of a tile O on its way to memory.
+  unsigned char O[S::warpgroups][wg_rows * S::width_v * 4];
+
+  ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
+  ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
+  ptx::Mbarrier V_full[S::stages], V_empty[S::stages];
+  Tile tiles[tile_stages];  // what Q_full announces
+};
+
+template <ForwardConfig config>
+constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_fp8_layout(config).shared_bytes &&
+                             sizeof(SharedStorage<config>) <= 232448;
+
+}  // namespace flash_attention::forward_sm90_fp8

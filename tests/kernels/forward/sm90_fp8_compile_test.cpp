@@ -1,0 +1,33 @@
+// Configurations that the planner gives forward/sm90_fp8 compile, spill nothing, and no wgmma is serialised.
+#include "kernels/sm90_compile.h"
+
+namespace flash_attention::testing {
+namespace {
+
+TEST(ForwardSm90Fp8Compiles, TilesAndOptions) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  std::vector<Plan> plans;
+  const auto add = [&](Problem p, Dtype codes = Dtype::float8_e4m3) {
+    p.q_dtype = p.kv_dtype = codes;
+    p.q_scales = p.kv_scales = ScaleKind::head;
+    plans.push_back(make_plan(p, Pass::forward, h200(), "forward/sm90_fp8"));
+  };
+  add(problem(64));
+  add(problem(128, false));
+  add(problem(128));
+  add(problem(256));
+  add(problem(128), Dtype::float8_e5m2);
+  Problem p = problem(128);
+  p.packed = true, p.total_q = p.total_kv = 2000, p.window_left = 100;
+  add(p);
+  p = problem(128);
+  p.softcap = 20, p.seqused_q = p.seqused_kv = true;
+  add(p);
+  p = problem(256, false);
+  p.softcap = 20, p.window_left = 100, p.key_lengths = true;
+  add(p);
+  expect_plans_compile(plans, 90);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing

@@ -1,0 +1,57 @@
+// forward/sm90_fp8 in the emulator: Q, K and V in 8 bits.
+#include <set>
+
+#include "kernels/emulated.h"
+
+namespace flash_attention::testing {
+namespace {
+
+constexpr Device hopper_for_fp8{.kind = DeviceKind::emulator, .emulated_arch = 90};
+constexpr const char* fp8_kernel = "forward/sm90_fp8";
+
+class ForwardSm90Fp8 : public ::testing::TestWithParam<Case> {
+  void TearDown() override { emulator::set_num_sms(0); }
+};
+
+TEST_P(ForwardSm90Fp8, KeepsTheContract) {
+  emulator::set_num_sms(2);  // so that a block takes several tiles, one after another
+  emulator::set_seed(std::hash<std::string>{}(GetParam().name));
+  Case c = GetParam();
+  c.narrow_products = true;
+  check(c, {.device = hopper_for_fp8, .kernel = fp8_kernel});
+}
+
+/// Those that take a way of their own through the kernel; in the long tail all, and in float16, too.
+std::vector<Case> telling_cases() {
+  std::vector<Case> cases = narrow_query_cases(Dtype::bfloat16);
+  if (with_long_tail()) {
+    for (const Case& c : narrow_query_cases(Dtype::float16)) cases.push_back(c);
+    return cases;
+  }
+  const std::set<std::string> telling{"q8_plain",  "q8_head",    "q8_window", "q8_softcap",
+                                      "q8_packed", "q8_growing", "q8_nan",    "q8_wide"};
+  std::erase_if(cases, [&](const Case& c) { return !telling.contains(c.name); });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ForwardSm90Fp8, ::testing::ValuesIn(telling_cases()), case_name);
+
+TEST(ForwardSm90Fp8Choice, IsThePlannersOnHopperAlone) {
+  Problem p{.seq_q = 300, .seq_kv = 300, .head_dim = 128, .dtype = Dtype::bfloat16};
+  p.q_dtype = p.kv_dtype = Dtype::float8_e4m3;
+  EXPECT_EQ(make_plan(p, Pass::forward, typical_gpu(90)).kernel, fp8_kernel);
+  EXPECT_EQ(make_plan(p, Pass::forward, typical_gpu(89)).kernel, "forward/portable");
+  const auto chosen_with = [&](auto change) {
+    Problem other = p;
+    change(other);
+    return make_plan(other, Pass::forward, typical_gpu(90)).kernel;
+  };
+  EXPECT_EQ(chosen_with([](Problem& o) { o.sink = true; }), "forward/portable");
+  EXPECT_EQ(chosen_with([](Problem& o) { o.dropout_p = 0.1f; }), "forward/portable");
+  EXPECT_EQ(chosen_with([](Problem& o) { o.alibi = true; }), "forward/portable");
+  EXPECT_EQ(chosen_with([](Problem& o) { o.dtype = Dtype::float32; }), "forward/portable");
+  EXPECT_EQ(chosen_with([](Problem& o) { o.kv_scales = ScaleKind::token; }), "forward/portable");
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
