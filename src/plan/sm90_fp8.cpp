@@ -17,12 +17,13 @@ struct Tile {
   int num_stages = 2;
 };
 
-/// Of S, P and O a thread holds block_kv / 2 + block_kv / 8 + head_dim_v / 2 registers, of 240; a soft cap needs some more.
+/// Of S, P and O a thread holds block_kv / 2 + block_kv / 8 + head_dim_v / 2 registers, of 240; a soft cap or a left edge needs
+/// some more.
 /// docs/lab/forward_sm90_fp8.md.
 Tile choose_tile(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (dim > 128) return {128, 64};
-  return {128, p.softcap != 0 ? 128 : 192};
+  return {128, p.softcap != 0 || p.window_left >= 0 ? 128 : 192};
 }
 
 abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
@@ -63,6 +64,8 @@ std::string reject_options(const Problem& p) {
 
 std::string reject(const Problem& p, const DeviceInfo& device) {
   if (*p.q_dtype == p.dtype) return "takes queries of float8_e4m3 or float8_e5m2";
+  if (std::max(p.head_dim, p.head_dim_v) > 256) return "takes a head_dim of at most 256";
+  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "takes head_dims that are multiples of 8";
   std::string reason = reject_sm90(p, device);
   if (reason.empty()) reason = reject_options(p);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";

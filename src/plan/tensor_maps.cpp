@@ -19,7 +19,7 @@ struct RowsOfTensor {
   Dtype dtype;
 };
 
-TensorMapSpec rows_map(int slot, const Problem& problem, const RowsOfTensor& tensor, int rows_of_box) {
+TensorMapSpec rows_map(int slot, const RowsOfTensor& tensor, int rows_of_box) {
   TensorMapSpec spec;
   spec.slot = slot;
   spec.data = tensor.data;
@@ -81,7 +81,7 @@ TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Stri
   const Strides stored{in_pairs(strides.batch), in_pairs(strides.seq), in_pairs(strides.head)};
   RowsOfTensor tensor = key_tensor(p, data, stored, in_pairs(dim));
   tensor.dtype = p.dtype;
-  return rows_map(slot, p, tensor, paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, block_kv)) : block_kv);
+  return rows_map(slot, tensor, paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, block_kv)) : block_kv);
 }
 
 /// Looked up only for a rung: every launch comes by here.
@@ -98,12 +98,12 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b, con
   if (plan.kernel == "forward/sm90" || is_tma_rung(plan.kernel)) {  // slots: Map in kernels/forward/sm90/shape.cuh
     constexpr int warpgroup_rows = 64;
     const int key_rows = p.page_size != 0 ? rows_of_page_box(p, plan.block_kv) : plan.block_kv;
-    maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
-    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
+    maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
+    maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
     const int value_rows =
         abi::forward_sm90_value_rows(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), key_rows);
-    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), value_rows));
-    maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+    maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), value_rows));
+    maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
   if (plan.kernel == "decode/sm90") {  // slots: DecodeMap in kernels/decode/sm90.cuh
     maps.add(cache_map(0, p, b.k, p.k_strides, p.head_dim, plan.block_kv));
@@ -113,17 +113,17 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b, con
     constexpr int warpgroup_rows = 64;
     RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim);
     q.dtype = *p.q_dtype;
-    maps.add(rows_map(0, p, q, warpgroup_rows));
-    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
+    maps.add(rows_map(0, q, warpgroup_rows));
+    maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
     maps.add(transposed_map(2, p, plan.block_kv, static_cast<const char*>(workspace) + plan.workspace_offsets[0]));
-    maps.add(rows_map(3, p, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+    maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
   if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh
     const int tile_rows = std::max(p.head_dim, p.head_dim_v) > 256 ? 16 : 64;  // box_rows of columns_storage.cuh
-    maps.add(rows_map(0, p, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
-    maps.add(rows_map(1, p, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));
-    maps.add(rows_map(2, p, key_tensor(p, b.v, p.v_strides, p.head_dim_v), tile_rows));
-    maps.add(rows_map(3, p, query_tensor(p, b.dout, p.dout_strides, p.head_dim_v), tile_rows));
+    maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
+    maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));
+    maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), tile_rows));
+    maps.add(rows_map(3, query_tensor(p, b.dout, p.dout_strides, p.head_dim_v), tile_rows));
   }
   return maps;
 }
