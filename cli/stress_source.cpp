@@ -25,7 +25,7 @@ std::vector<std::string> domains_of(const StressOptions& options) {
 
 std::vector<testing::Target> targets_of(const testing::Case& c, const StressOptions& options) {
   std::vector<testing::Target> targets;
-  const bool forward_alone = c.problem.page_size != 0 || c.problem.left_padding;
+  const bool forward_alone = c.problem.page_size != 0 || c.problem.left_padding || c.problem.kv_dtype.has_value();
   const auto add = [&](const std::string& kernel, Pass pass) {
     if (forward_alone && pass != Pass::forward) return;
     const testing::Target target{.device = options.device, .kernel = kernel, .pass = pass};

@@ -1,6 +1,6 @@
 # What judges a result: the fp64 oracle, cases and their tensors, and the generator of problems of tests/fuzz. The tests and
 # the command link it, so it knows no test framework, and it computes, so it is compiled like the library.
-set(oracle_support support/attempt.cpp support/case.cpp support/cuda_memory.cpp support/masks.cpp support/memory.cpp
+set(oracle_support support/attempt.cpp support/case.cpp support/case_programs.cpp support/cuda_memory.cpp support/masks.cpp support/memory.cpp
     support/narrow.cpp support/oracle.cpp support/pages.cpp support/tensors.cpp)
 if(TARGET flash_attention_oracle)
   return()

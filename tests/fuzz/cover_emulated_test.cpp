@@ -29,7 +29,7 @@ struct Narrow {
 Domain plain(Domain domain, std::string_view dim) {
   domain.only(softcap, {"off"}).only(bias, {"off"}).only(alibi, {"off"}).only(mask, {"off"}).only(dropout, {"off"});
   domain.only(head_dim, {dim}).only(head_dim_v, {"same"}).only(queries, {"edge"}).only(keys, {"long"});
-  domain.only(hidden_rows, {"off"}).only(block_mask, {"off"});
+  domain.only(hidden_rows, {"off"}).only(block_mask, {"off"}).only(program, {"off"}).only(kv_dtype, {"off"});
   domain.only(packed, {"off"}).only(paged, {"off"}).only(seqused_q, {"off"}).only(batch, {"1"}).only(group, {"1", "2"});
   domain.only(seqused_kv, {"off"}).only(key_lengths, {"off"}).only(left_padding, {"off"});
   domain.only(deterministic, {dim == "128" ? "on" : "off"}).only(window, {"causal"}).only(alignment, {"bottom_right"});

@@ -42,12 +42,16 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
   }
   if (a == bounds && b == tail && (x == "unused") != (y == "unused")) return false;
   if (both(paged, "full", packed, "on") || both(batch, "0", tail, "some")) return false;
+  if (both(dprogram, "on", program, "off") || both(dprogram, "on", program, "mask")) return false;
+  if (both(kv_dtype, "int8", inputs, "nan_key") || both(kv_dtype, "int8", inputs, "nan_value")) return false;
+  if (both(kv_scales, "head", layout, "broadcast") || both(kv_scales, "token", layout, "broadcast")) return false;
   if (both(seqused_kv, "on", paged, "full") || both(seqused_kv, "off", paged, "used")) return false;
   return off_without(tail, packed) && off_without(page_size, paged) && off_without(hidden_shape, hidden_rows) &&
          off_without(block_shape, block_mask) && off_without(bias_shape, bias) && off_without(slopes, alibi) &&
          off_without(mask_shape, mask) && off_without(bounds, packed) && off_without(sinks, sink) &&
-         needs(dbias, "on", bias) && needs(dsink, "on", sink) && needs(dbias, "on", bias_shape) &&
-         needs(dsink, "on", sinks) && needs(inputs, "infinite_bias", bias) && needs(inputs, "infinite_bias", bias_shape);
+         off_without(kv_scales, kv_dtype) && needs(dbias, "on", bias) && needs(dsink, "on", sink) &&
+         needs(dbias, "on", bias_shape) && needs(dsink, "on", sinks) && needs(inputs, "infinite_bias", bias) &&
+         needs(inputs, "infinite_bias", bias_shape);
 }
 
 TEST(Cover, EveryPairOccurs) {
@@ -127,6 +131,11 @@ void expect_levels(const GeneratedProblem& g) {
   EXPECT_EQ(p.window_left >= 0, row.level(window).find("left") != std::string_view::npos || row.is(window, "both"));
   EXPECT_EQ(p.causal, row.level(window).starts_with("causal"));
   EXPECT_EQ(g.c.dbias, row.is(dbias, "on"));
+  EXPECT_EQ(p.program.empty(), row.is(program, "off"));
+  EXPECT_EQ(p.program_gradients != 0, row.is(dprogram, "on"));
+  EXPECT_EQ(p.kv_dtype.has_value(), !row.is(kv_dtype, "off"));
+  EXPECT_EQ(p.kv_scales == ScaleKind::token, row.is(kv_scales, "token"));
+  EXPECT_EQ(p.invariant, row.is(invariant, "on"));
   EXPECT_EQ(p.batch == 0, row.is(batch, "0"));
   EXPECT_EQ(p.batch > 32, row.is(batch, "many"));
   if (p.packed) {

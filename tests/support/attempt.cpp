@@ -41,6 +41,7 @@ void launch(const Case& c, const Target& target, Memory& memory, const Buffers& 
   b.dlse = nullptr;
   b.dq = b.dk = b.dv = b.dbias = nullptr;
   b.dsink = nullptr;
+  b.program_gradients = nullptr;
   (target.pass == Pass::forward ? forward : standard_forward)(c.problem, b, options);
 }
 
@@ -128,14 +129,16 @@ std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& ou
   const Dtype of_dbias = slack > 1 ? coarser(c.problem.dtype, c.problem.bias.dtype) : c.problem.bias.dtype;
   const double luck = slack > 1 ? 4 * plain.dbias_spread : 0;  // a dbias of few elements has few chances to be wrong
   if (c.dbias) add("dbias", &Results::dbias, of_dbias, plain, luck);
+  const double of_program = slack > 1 ? 4 * plain.dprogram_spread : 0;
+  if (c.dprogram) add("dprogram", &Results::dprogram, c.problem.dtype, plain, of_program);
   if (c.dsink) add("dsink", &Results::dsink, Dtype::float16, plain);
   return lines;
 }
 
 std::string first_changed(const Results& a, const Results& b) {
   const std::pair<const char*, std::vector<double> Results::*> parts[] = {
-      {"out", &Results::out}, {"lse", &Results::lse},     {"dq", &Results::dq},      {"dk", &Results::dk},
-      {"dv", &Results::dv},   {"dbias", &Results::dbias}, {"dsink", &Results::dsink}};
+      {"out", &Results::out}, {"lse", &Results::lse},     {"dq", &Results::dq},       {"dk", &Results::dk},
+      {"dv", &Results::dv},   {"dbias", &Results::dbias}, {"dsink", &Results::dsink}, {"dprogram", &Results::dprogram}};
   for (const auto& [name, part] : parts) {
     const std::vector<double>&x = a.*part, &y = b.*part;
     if (x.size() != y.size()) return name;

@@ -21,6 +21,17 @@ enum class Draw {
   zeros,     // Q and K are -0, and so are half of V and dO
 };
 
+/// Programs of cases: support/case_programs.h.
+enum class CaseProgram {
+  none,
+  distance,   // a score less the distance of its positions times a number of the head
+  squashed,   // tanh, and a number of the diagonal
+  dilated,    // every second, third or fourth diagonal is hidden
+  documents,  // positions of one document see each other
+  both,       // squashed, and diagonals hidden that differ by head
+  hides,      // some scores become -inf
+};
+
 /// One point of the contract: a problem, its lengths and how its inputs look. Values are drawn from `seed`.
 struct Case {
   std::string name;
@@ -43,6 +54,8 @@ struct Case {
   bool dlse = false;             // backward with a gradient through lse
   bool dbias = false;
   bool dsink = false;
+  CaseProgram program = CaseProgram::none;
+  bool dprogram = false;   // backward with the gradient of what the program's score reads
   std::uint64_t seed = 1;  // of the inputs
   std::uint64_t dropout_seed = 0x1234567890abcdefull;
   std::uint64_t dropout_offset = 0x0000000300000007ull;
@@ -83,6 +96,9 @@ struct Inputs {
   std::vector<double> q_codes, q_scale;   // 8-bit queries
   std::vector<std::int32_t> hidden_rows;  // [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, rows_kv, bounds]
   std::vector<std::uint8_t> block_mask;   // [batch|1, heads_q|1, blocks of queries|1, blocks of keys]
+  // What a program reads: one tensor, of floats or of ints, and numbers.
+  std::vector<double> program_reals, program_scalars;
+  std::vector<std::int32_t> program_ints;
 };
 
 /// Random inputs of the case. Rows that no query may see, and rows past the used lengths, hold NaN and Inf.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "support/case_programs.h"
 #include "support/rounding.h"
 
 namespace flash_attention::testing {
@@ -45,6 +46,7 @@ class Oracle {
     r_.dv.assign(in.v.size(), 0);
     if (c.dbias) r_.dbias.assign(in.bias.size(), 0), dbias_squares_.assign(in.bias.size(), 0);
     if (c.dsink) r_.dsink.assign(shape_.heads_q, 0);
+    if (c.dprogram) r_.dprogram.assign(in.program_reals.size(), 0), dprogram_squares_ = r_.dprogram;
     if (c.draw == Draw::ties) dk_squares_.assign(in.k.size() / shape_.dim, 0);
   }
 
@@ -62,6 +64,9 @@ class Oracle {
       }
     }
     for (double squares : dbias_squares_) r_.dbias_spread = std::max(r_.dbias_spread, std::sqrt(squares));
+    for (double squares : dprogram_squares_) r_.dprogram_spread = std::max(r_.dprogram_spread, std::sqrt(squares));
+    const bool whole = std::all_of(r_.dprogram.begin(), r_.dprogram.end(), [](double x) { return std::isfinite(x); });
+    if (!whole) std::fill(r_.dprogram.begin(), r_.dprogram.end(), NAN);
     for (double squares : dk_squares_) r_.dk_spread = std::max(r_.dk_spread, std::sqrt(squares));
     const auto round_all = [&](std::vector<double>& values) {
       if (rounding_)
@@ -145,11 +150,13 @@ class Oracle {
 
     std::vector<std::int64_t> keys;
     std::vector<double> score, exact_score, tanh_score;
+    std::vector<ProgramScore> program;
     multiply(q, keys_, products_);
     for (std::int64_t j = 0; j < s.visible_kv; ++j) {
       if (!shape_.visible(p_, s, i, j)) continue;
       if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
       if (hidden_by_rows(c_, shape_, in_, b, h, i, j) || hidden_by_blocks(c_, in_, b, h, i, j)) continue;
+      if (!program_shows(c_, in_, b, h, i, j)) continue;
       // A shift of all keys together would cancel.
       const double dot = products_.sum[j] + (j % 2 == 0 ? 1 : -1) * spread(products_.squares[j]);
       double value_of = scale_ * dot, exact = scale_ * products_.exact[j];
@@ -166,6 +173,10 @@ class Oracle {
         value_of -= slope * std::fabs(static_cast<double>(i + s.len_kv - s.len_q - j));
       }
       exact += value_of - capped;
+      if (c_.program != CaseProgram::none) {
+        program.push_back(program_score(c_, in_, value_of, h, i, j));
+        value_of = program.back().value, exact = program_score(c_, in_, exact, h, i, j).value;
+      }
       keys.push_back(j);
       // A float holds a score to a unit of its last place, wherever softcap, bias and ALiBi have moved it.
       score.push_back(accumulated(value_of) * (rounding_ ? 1 + (j % 2 == 0 ? 0x1p-23 : -0x1p-23) : 1));
@@ -201,13 +212,14 @@ class Oracle {
       if (kept[n] != 0) add(exact_out.data(), weight, &in_.v[value(keys[n])], shape_.dim_v);
       p[n] = rounded(std::exp(score[n] - exact_lse));
     }
-    gradients(b, h, i, keys, p, kept, tanh_score, exact_out.data(), exact_lse, q, key, value);
+    gradients(b, h, i, keys, p, kept, tanh_score, program, exact_out.data(), exact_lse, q, key, value);
   }
 
   template <class Key, class Value>
   void gradients(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys,
                  const std::vector<double>& p, const std::vector<double>& kept, const std::vector<double>& tanh_score,
-                 const double* out, double lse, const double* q, Key key, Value value) {
+                 const std::vector<ProgramScore>& program, const double* out, double lse, const double* q, Key key,
+                 Value value) {
     const Shape::Sequence& s = shape_.sequences[b];
     const double* dout = &in_.dout[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
     double* dq = &r_.dq[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
@@ -228,15 +240,22 @@ class Oracle {
       const double dp_squares = kept[n] != 0 ? squares * kept[n] * kept[n] : 0;
       const double error = spread(dp_squares + delta_squares);
       ds = p[n] * (ds + std::copysign(error, ds));
+      const double through = program.empty() ? 1 : program[n].slope;
+      if (c_.dprogram) {
+        r_.dprogram[program[n].element] += ds * program[n].by_element;
+        const double each = p[n] * error * program[n].by_element;
+        if (rounding_ && std::isfinite(ds)) dprogram_squares_[program[n].element] += each * each;
+      }
+      ds *= through;
       if (c_.dbias) {
         const std::int64_t at = score_index(c_, p_.bias, b, h, i, j);
         r_.dbias[at] += ds;
-        if (rounding_ && std::isfinite(ds)) dbias_squares_[at] += p[n] * p[n] * error * error;
+        if (rounding_ && std::isfinite(ds)) dbias_squares_[at] += p[n] * p[n] * error * error * through * through;
       }
       const double slope = p_.softcap > 0 ? 1 - tanh_score[n] * tanh_score[n] : 1;
       ds = rounded(ds * slope) * scale_;
       if (c_.draw == Draw::ties && rounding_ && std::isfinite(ds)) {
-        const double each = p[n] * error * slope * scale_ * largest(q, shape_.dim);
+        const double each = p[n] * error * through * slope * scale_ * largest(q, shape_.dim);
         dk_squares_[static_cast<std::size_t>(key(j) / shape_.dim)] += each * each;
       }
       add(dq, ds, &in_.k[key(j)], shape_.dim);
@@ -254,7 +273,7 @@ class Oracle {
   double scale_;
   Columns keys_, values_;  // of the head that is worked on
   Products products_;
-  std::vector<double> dbias_squares_;
+  std::vector<double> dbias_squares_, dprogram_squares_;
   std::vector<double> dk_squares_;  // of each key, where all its elements are one sum
   Results r_;
 };

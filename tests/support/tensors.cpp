@@ -96,7 +96,8 @@ void* Tensors::place(Tensor t, const std::vector<double>* values, const void** s
     (reach < 0 ? low : high) += reach;
   }
   // The first element keeps a 16-byte alignment under negative strides too.
-  t.first = (-low + 7) / 8 * 8;
+  const auto aligned = static_cast<std::int64_t>(16 / size_of(t.dtype));
+  t.first = (-low + aligned - 1) / aligned * aligned;
   t.elements = empty ? 0 : t.first + high + 1;
   t.base = memory_.allocate(t.elements * size_of(t.dtype));
   std::vector<std::byte> bytes = filled(t.dtype, t.elements);
@@ -173,7 +174,7 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   const std::int64_t dim_k = p.latent ? shape_.dim - shape_.dim_v : shape_.dim;
   Tensor k = tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, dim_k, false);
   Tensor v = tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false);
-  const bool narrow = !in.k_codes.empty() || !in.v_codes.empty();
+  const bool narrow = p.kv_dtype && size_of(*p.kv_dtype) == 1;
   if (narrow) k.dtype = v.dtype = *p.kv_dtype;
   const std::vector<double>& keys = narrow ? in.k_codes : in.k;
   place_keys(k, c, p.latent ? last_columns(keys, shape_.dim, dim_k) : keys, &buffers_.k);
@@ -205,6 +206,23 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   buffers_.key_lengths = place_plain(c.key_lengths);
   buffers_.left_padding = place_plain(c.left_padding);
   buffers_.page_table = place_plain(c.page_table);
+  if (c.program != CaseProgram::none) place_program(c, in);
+}
+
+void Tensors::place_program(const Case& c, const Inputs& in) {
+  program_tensor_ = place_plain(in.program_ints);
+  const auto count = static_cast<std::int64_t>(in.program_reals.size());
+  const Tensor reals{.name = "program_reals", .dtype = Dtype::float32, .sizes = {count}, .strides = {1}};
+  if (count > 0) place(reals, &in.program_reals, &program_tensor_);
+  if (c.dprogram) {
+    Tensor gradient = reals;
+    gradient.name = "dprogram", gradient.output = true;
+    program_gradient_ = static_cast<float*>(place(gradient, nullptr, nullptr));
+  }
+  program_scalars_ = in.program_scalars;
+  buffers_.program_tensors = &program_tensor_;
+  buffers_.program_gradients = &program_gradient_;
+  buffers_.program_scalars = program_scalars_.data();
 }
 
 void Tensors::place_scales(const Case& c, const Inputs& in) {
@@ -289,6 +307,7 @@ Results Tensors::read(bool backward) {
   r.dv = values("dv");
   r.dbias = values("dbias");
   r.dsink = values("dsink");
+  r.dprogram = values("dprogram");
   return r;
 }
 

@@ -40,6 +40,7 @@ class Tensors {
   void* place_keys(Tensor tensor, const Case& c, const std::vector<double>& values, const void** slot);
   void place_scales(const Case& c, const Inputs& in);
   void place_query_scales(const Inputs& in);
+  void place_program(const Case& c, const Inputs& in);
   std::vector<double> values(const char* name);
   const std::uint8_t* place_mask(const ScoreTensor& mask, const std::vector<std::uint8_t>& values);
   template <class T>
@@ -49,6 +50,9 @@ class Tensors {
   Memory& memory_;
   std::vector<Tensor> tensors_;
   Buffers buffers_;
+  const void* program_tensor_ = nullptr;  // the buffers point at these
+  float* program_gradient_ = nullptr;
+  std::vector<double> program_scalars_;
 };
 
 }  // namespace flash_attention::testing

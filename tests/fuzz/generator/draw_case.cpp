@@ -5,6 +5,7 @@
 #include <random>
 
 #include "fuzz/generator/layouts.h"
+#include "support/case_programs.h"
 #include "support/pages.h"
 
 namespace flash_attention::fuzz {
@@ -211,6 +212,7 @@ void set_inputs(Case& c, const Row& row, Dice& dice) {
   c.dlse = row.is(dlse, "on");
   c.dbias = row.is(dbias, "on");
   c.dsink = row.is(dsink, "on");
+  c.dprogram = row.is(dprogram, "on");
   c.dropout_seed = dice.word();
   c.dropout_offset = dice.word();
 }
@@ -227,6 +229,25 @@ void set_scores(Problem& p, const Row& row, Dice& dice) {
   if (row.level(slopes).ends_with("batch")) p.alibi_batch_stride = p.heads_q;
   p.sink = row.is(sink, "on");
   p.deterministic = row.is(deterministic, "on");
+  p.invariant = row.is(invariant, "on");
+}
+
+void narrow_keys(Problem& p, const Row& row) {
+  if (row.is(kv_dtype, "off")) return;
+  p.kv_dtype = row.is(kv_dtype, "e4m3") ? Dtype::float8_e4m3 : row.is(kv_dtype, "e5m2") ? Dtype::float8_e5m2 : Dtype::int8;
+  p.kv_scales = row.is(kv_scales, "none")     ? ScaleKind::none
+                : row.is(kv_scales, "tensor") ? ScaleKind::tensor
+                : row.is(kv_scales, "head")   ? ScaleKind::head
+                                              : ScaleKind::token;
+}
+
+/// `fixed` has the same in all problems of a configuration: a program is part of what is compiled.
+testing::CaseProgram program_of(std::string_view level, Dice& fixed) {
+  using testing::CaseProgram;
+  if (level == "score") return fixed.one_of({CaseProgram::distance, CaseProgram::squashed});
+  if (level == "mask") return fixed.one_of({CaseProgram::dilated, CaseProgram::documents});
+  if (level == "both") return CaseProgram::both;
+  return level == "hides" ? CaseProgram::hides : CaseProgram::none;
 }
 
 }  // namespace
@@ -254,6 +275,9 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   if (row.is(block_mask, "on")) hide_blocks(c, row, dice);
   lay_out(p, row.level(layout));
   set_inputs(c, row, dice);
+  narrow_keys(p, row);
+  c.program = program_of(row.level(program), fixed);
+  testing::describe_program(c);
   return c;
 }
 

@@ -41,6 +41,10 @@ const std::vector<Description>& table() {
       {dropout, "dropout", {"off", "some", "half"}},
       {sink, "sink", {"off", "on"}},
       {deterministic, "deterministic", {"off", "on"}},
+      {program, "program", {"off", "score", "mask", "both", "hides"}},  // hides: by a score of -inf
+      {kv_dtype, "kv_dtype", {"off", "e4m3", "e5m2", "int8"}},
+      {kv_scales, "kv_scales", {"unused", "none", "tensor", "head", "token"}},
+      {invariant, "invariant", {"off", "on"}},
       {scale, "scale", {"default", "given", "negative", "zero"}},
       {group, "group", {"1", "2", "3", "8"}},
       {queries, "queries", {"0", "1", "few", "prime", "edge", "long"}},
@@ -63,6 +67,7 @@ const std::vector<Description>& table() {
       {dlse, "dlse", {"off", "on"}},
       {dbias, "dbias", {"off", "on"}},
       {dsink, "dsink", {"off", "on"}},
+      {dprogram, "dprogram", {"off", "on"}},
   };
   return rows;
 }
@@ -73,15 +78,9 @@ const std::vector<Description>& table() {
 struct Detail {
   Factor factor, of;
 };
-constexpr Detail details[] = {{bias_shape, bias},
-                              {slopes, alibi},
-                              {mask_shape, mask},
-                              {hidden_shape, hidden_rows},
-                              {block_shape, block_mask},
-                              {bounds, packed},
-                              {tail, packed},
-                              {page_size, paged},
-                              {sinks, sink}};
+constexpr Detail details[] = {{bias_shape, bias},        {slopes, alibi},  {mask_shape, mask}, {hidden_shape, hidden_rows},
+                              {block_shape, block_mask}, {bounds, packed}, {tail, packed},     {page_size, paged},
+                              {kv_scales, kv_dtype},     {sinks, sink}};
 
 /// A level that needs another factor to be on.
 struct Need {
@@ -100,15 +99,27 @@ struct Exclusion {
   std::string_view other_level;
 };
 constexpr Exclusion exclusions[] = {
-    {paged, "full", seqused_kv, "on"}, {paged, "used", seqused_kv, "off"},
+    {paged, "full", seqused_kv, "on"},
+    {paged, "used", seqused_kv, "off"},
     {paged, "full", packed, "on"},  // packed queries do not say how many keys there are
-    {paged, "full", bounds, "exact"},  {paged, "full", bounds, "loose"},
-    {paged, "full", bounds, "none"},   {paged, "full", tail, "none"},
-    {paged, "full", tail, "some"},     {tail, "some", batch, "0"},  // rows need a sequence
-    {batch, "many", queries, "prime"},                              // so that the oracle stays quick
-    {batch, "many", queries, "edge"},  {batch, "many", queries, "long"},
-    {batch, "many", keys, "prime"},    {batch, "many", keys, "edge"},
+    {paged, "full", bounds, "exact"},
+    {paged, "full", bounds, "loose"},
+    {paged, "full", bounds, "none"},
+    {paged, "full", tail, "none"},
+    {paged, "full", tail, "some"},
+    {tail, "some", batch, "0"},         // rows need a sequence
+    {batch, "many", queries, "prime"},  // so that the oracle stays quick
+    {batch, "many", queries, "edge"},
+    {batch, "many", queries, "long"},
+    {batch, "many", keys, "prime"},
+    {batch, "many", keys, "edge"},
     {batch, "many", keys, "long"},
+    {dprogram, "on", program, "off"},  // a mask has no gradient
+    {dprogram, "on", program, "mask"},
+    {kv_dtype, "int8", inputs, "nan_key"},  // it has no NaN
+    {kv_dtype, "int8", inputs, "nan_value"},
+    {kv_scales, "head", layout, "broadcast"},  // what is shared has one scale
+    {kv_scales, "token", layout, "broadcast"},
 };
 
 int index_of(Factor factor, std::string_view level) {
@@ -184,8 +195,13 @@ Domain domain_of(std::string_view kernel) {
   if (!entry->left_padding) domain.only(left_padding, {"off"});
   if (!entry->hidden_rows) domain.only(hidden_rows, {"off"}).only(hidden_shape, {"unused"});
   if (!entry->block_mask) domain.only(block_mask, {"off"}).only(block_shape, {"unused"});
-  if (entry->pass == Pass::forward)
-    domain.only(dlse, {"off"}).only(dbias, {"off"}).only(dsink, {"off"}).without(inputs, {"nan_dout"});
+  if (!entry->programs) domain.only(program, {"off"}).only(dprogram, {"off"});
+  if (!entry->narrow_keys) domain.only(kv_dtype, {"off"}).only(kv_scales, {"unused"});
+  if (entry->pass == Pass::forward) {
+    domain.only(dlse, {"off"}).only(dbias, {"off"}).only(dsink, {"off"}).only(dprogram, {"off"});
+    domain.without(inputs, {"nan_dout"});
+    if (!entry->invariant) domain.only(invariant, {"off"});
+  }
   if (kernel.ends_with("/sm80") || kernel.ends_with("/sm90")) {
     domain.without(dtype, {"float32"}).without(layout, {"odd", "fours"});
     if (kernel != "backward/sm90") domain.without(scale, {"negative", "zero"});

@@ -29,6 +29,10 @@ enum Factor : int {
   dropout,
   sink,
   deterministic,
+  program,
+  kv_dtype,
+  kv_scales,
+  invariant,
   scale,  // from here on: known when the kernel runs
   group,
   queries,
@@ -48,6 +52,7 @@ enum Factor : int {
   dlse,
   dbias,
   dsink,
+  dprogram,
   num_factors,
 };
 constexpr int num_compiled = scale;
