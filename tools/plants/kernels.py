@@ -263,4 +263,26 @@ PLANTS = (
         "q_tile_idx * block_rows * args.bias.q_stride + kv_begin;",
         BACKWARD,
     ),
+    # Programs and 8-bit keys
+    Plant(
+        "a program's slope is left out",
+        "kernels/backward/portable.cuh",
+        "if constexpr (features.score_program && at != At::program) dS[r][c + e] *= slope;",
+        "if constexpr (false) dS[r][c + e] *= slope;",
+        cover("backward_portable"),
+    ),
+    Plant(
+        "a score that a program makes -inf is not hidden",
+        "kernels/forward/portable.cuh",
+        "if (features.score_program && S[r][c] == -tile::infinity) S[r][c] = tile::hidden();",
+        "if (features.score_program && S[r][c] == -tile::infinity) S[r][c] = -1e4f;",
+        cover("forward_portable"),
+    ),
+    Plant(
+        "scales of rows: those of the first sequence serve all",
+        "kernels/tile/scales.cuh",
+        "features.packed ? 0 : sequence.batch_idx, sequence.start_kv + j",
+        "0, sequence.start_kv + j",
+        cover("forward_portable"),
+    ),
 )

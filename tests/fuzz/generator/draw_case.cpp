@@ -31,20 +31,23 @@ class Dice {
   std::mt19937_64 random_;
 };
 
-std::int64_t dim_of(std::string_view level, Dice& dice) {
-  const auto eights = [&](std::int64_t low, std::int64_t high) { return 8 * dice.between(low / 8, high / 8); };
-  if (level == "16..56") return eights(16, 56);
-  if (level == "72..120") return eights(72, 120);
-  if (level == "136..192") return dice.one_of<std::int64_t>({136, 152, 192});
-  if (level == "200..248") return eights(200, 248);
+/// `step`: of what the dimension is a multiple, where the level leaves it open.
+std::int64_t dim_of(std::string_view level, std::int64_t step, Dice& dice) {
+  const auto multiples = [&](std::int64_t low, std::int64_t high) {
+    return step * dice.between((low + step - 1) / step, high / step);
+  };
+  if (level == "16..56") return multiples(16, 56);
+  if (level == "72..120") return multiples(72, 120);
+  if (level == "136..192") return step == 8 ? dice.one_of<std::int64_t>({136, 152, 192}) : multiples(144, 192);
+  if (level == "200..248") return multiples(200, 248);
   if (level == "any") return dice.one_of<std::int64_t>({1, 4, 7, 20, 59, 75, 101, 131, 203});
   if (level == "264..504") return dice.one_of<std::int64_t>({264, 320, 384, 293, 448});
   if (level == "512..576") return dice.one_of<std::int64_t>({512, 512, 576, 571});
   return std::stoll(std::string(level));
 }
 
-std::int64_t other_dim(std::string_view level, std::int64_t dim, Dice& dice) {
-  const std::int64_t unit = dim % 8 == 0 ? 8 : 1, most = dim <= 256 ? 256 : max_head_dim;
+std::int64_t other_dim(std::string_view level, std::int64_t dim, std::int64_t step, Dice& dice) {
+  const std::int64_t unit = dim % step == 0 ? step : dim % 8 == 0 ? 8 : 1, most = dim <= 256 ? 256 : max_head_dim;
   if (level == "smaller") return dim == unit ? unit : unit * dice.between(1, dim / unit - 1);
   if (level == "larger") return dim == most ? most : unit * dice.between(dim / unit + 1, most / unit);
   return dim;
@@ -259,8 +262,10 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   Dice fixed(configuration_seed), dice(seed);
   c.seed = dice.word();
   p.dtype = static_cast<Dtype>(row[dtype]);
-  p.head_dim = dim_of(row.level(head_dim), fixed);
-  p.head_dim_v = other_dim(row.level(head_dim_v), p.head_dim, fixed);
+  // Quick kernels take rows of 8-bit keys that are multiples of 16 bytes.
+  const std::int64_t step = row.is(kv_dtype, "off") || fixed.between(0, 3) == 0 ? 8 : 16;
+  p.head_dim = dim_of(row.level(head_dim), step, fixed);
+  p.head_dim_v = other_dim(row.level(head_dim_v), p.head_dim, step, fixed);
   set_sizes(c, row, sizes, dice);
   set_lengths(c, row, dice);
   set_window(p, row.level(window), dice);

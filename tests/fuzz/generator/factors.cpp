@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "flash_attention/attention.h"
+#include "flash_attention/error.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention::fuzz {
@@ -129,6 +131,21 @@ int index_of(Factor factor, std::string_view level) {
   throw std::invalid_argument(std::string(name_of(factor)) + " has no level " + std::string(level));
 }
 
+/// Some kernels take programs that change scores and none that hide keys.
+bool takes_masks_of_programs(const plan::KernelEntry& entry) {
+  if (entry.device == DeviceKind::cpu) return true;
+  const Problem small{
+      .seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::float16, .program = "v = eq i j\nvisible = v\n"};
+  const DeviceInfo device =
+      device_info({.kind = DeviceKind::emulator, .emulated_arch = entry.name.ends_with("90") ? 90 : 80});
+  try {
+    make_plan(small, entry.pass, device, entry.name);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string_view name_of(Factor factor) { return table()[factor].name; }
@@ -195,6 +212,7 @@ Domain domain_of(std::string_view kernel) {
   if (!entry->left_padding) domain.only(left_padding, {"off"});
   if (!entry->hidden_rows) domain.only(hidden_rows, {"off"}).only(hidden_shape, {"unused"});
   if (!entry->block_mask) domain.only(block_mask, {"off"}).only(block_shape, {"unused"});
+  if (entry->programs && !takes_masks_of_programs(*entry)) domain.without(program, {"mask", "both"});
   if (!entry->programs) domain.only(program, {"off"}).only(dprogram, {"off"});
   if (!entry->narrow_keys) domain.only(kv_dtype, {"off"}).only(kv_scales, {"unused"});
   if (entry->pass == Pass::forward) {

@@ -23,11 +23,11 @@ Strides heads_first(std::int64_t rows, std::int64_t heads, std::int64_t dim) {
 
 Strides strides_of(std::string_view level, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
   if (level == "heads_first") return heads_first(rows, heads, dim);
-  if (level == "gaps") return with_gaps(rows, heads, dim, {8, 16, 24});
+  if (level == "gaps") return with_gaps(rows, heads, dim, {dim % 16 == 0 ? 16 : 8, 16, 48});
   if (level == "odd") return with_gaps(rows, heads, dim, {1, heads % 2 == 0 ? 1 : 2, 5});
   if (level == "fours") return with_gaps(rows, heads, dim, {4, 4, 12});
   if (level == "reversed") {
-    const Strides forwards = with_gaps(rows, heads, dim, {0, 8, 0});
+    const Strides forwards = with_gaps(rows, heads, dim, {0, 16, 0});
     return {-forwards.batch, -forwards.seq, forwards.head};
   }
   return {};
