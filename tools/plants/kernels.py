@@ -279,10 +279,10 @@ PLANTS = (
         cover("forward_portable"),
     ),
     Plant(
-        "scales of rows: those of the first sequence serve all",
-        "kernels/tile/scales.cuh",
-        "features.packed ? 0 : sequence.batch_idx, sequence.start_kv + j",
-        "0, sequence.start_kv + j",
+        "the scales of key rows are left out",
+        "kernels/forward/portable.cuh",
+        "return dot * tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);",
+        "return dot;",
         cover("forward_portable"),
     ),
 )
