@@ -54,6 +54,13 @@ const Narrow blocks_of_keys{[](Domain domain) {
   return domain.only(deterministic, {"on"});
 }};
 
+/// The same above 256, where warpgroups share columns.
+const Narrow plain_wide{[](Domain domain) { return plain(domain, "264..504"); }};
+const Narrow wide_blocks{[](Domain domain) {
+  domain = plain(domain, "264..504").only(block_mask, {"on"}).only(window, {"none"});
+  return domain.only(inputs, {"normal", "nan_value"});
+}};
+
 /// So many queries that blocks take the longest tile that is left.
 const Narrow many_queries{[](Domain domain) { return plain(domain, "8").only(queries, {"long"}).only(keys, {"few"}); },
                           {.longest = 1400, .most_products = 4e6}};
@@ -159,13 +166,13 @@ TEST_P(CoverEmulated, MatchesTheOracleAndTakesEveryPath) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kernels, CoverEmulated,
-    ::testing::Values(Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64, soft_cap}},
-                      Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries, blocks_of_keys}},
-                      Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
-                      Part{"decode/sm90", 2, {many_parts, boxes_of_pages}},
-                      Part{"backward/portable", 2, {plain_64}},
-                      Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys}},
-                      Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered, ordered_groups}}),
+    ::testing::Values(
+        Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64, soft_cap}},
+        Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries, blocks_of_keys, plain_wide, wide_blocks}},
+        Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
+        Part{"decode/sm90", 2, {many_parts, boxes_of_pages}}, Part{"backward/portable", 2, {plain_64}},
+        Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys}},
+        Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered, ordered_groups}}),
     [](const auto& part) {
       std::string name = part.param.kernel;
       name[name.find('/')] = '_';

@@ -285,4 +285,11 @@ PLANTS = (
         "return dot;",
         cover("forward_portable"),
     ),
+    Plant(
+        "backward/sm90, wide: a program's slope does not reach dK",
+        "kernels/backward/sm90/wide.cuh",
+        "constexpr bool has_slope = config.features.softcap || config.features.score_program;",
+        "constexpr bool has_slope = config.features.softcap;",
+        cover("backward_sm90"),
+    ),
 )

@@ -78,8 +78,10 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     // S becomes P while dV of the step before still reads P's registers: it is packed into them when that is done.
     typename Math::Tile weights;  // P as dV needs it
     typename Math::Marks marks;
-    // Without a soft cap what dropout leaves of P follows from P and the marks: 32 registers fewer until it is packed.
-    constexpr bool drops_late = config.features.dropout && !config.features.softcap;
+    // Where scores have a slope, dS needs P times it and dV needs P.
+    constexpr bool has_slope = config.features.softcap || config.features.score_program;
+    // Without one, what dropout leaves of P follows from P and the marks: 32 registers fewer until it is packed.
+    constexpr bool drops_late = config.features.dropout && !has_slope;
     const auto make_P = [&](int step) {
       if (step + 1 == task.num_steps) release(shared.K_empty);
       marks = {};
@@ -99,7 +101,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
       }
       Math::pack(weights, P);
       ptx::wgmma_pin(P);
-      if constexpr (config.features.dropout || config.features.softcap) {
+      if constexpr (config.features.dropout || has_slope) {
         typename Math::Packed before_dropout;
         Math::pack(St, before_dropout);
         send_P(step, before_dropout);

@@ -99,8 +99,8 @@ struct WideExchange {
 
   // -- P -----------------------------------------------------------------------------------------------------------------
 
-  /// P before dropout and with the slope of the soft cap, as dS needs it: each thread's registers to the same thread of the
-  /// other warpgroup.
+  /// P before dropout and with the slope of the soft cap and of the program, as dS needs it: each thread's registers to the
+  /// same thread of the other warpgroup.
   __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
     const unsigned stage = (first_step + step) % P_stages;
     // The other warpgroup has taken what was in the stage.
