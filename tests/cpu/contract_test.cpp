@@ -10,6 +10,7 @@
 #include "plan/cpu_tiles.h"
 #include "plan/kernel_table.h"
 #include "support/long_tail.h"
+#include "support/make_case.h"
 
 // The contract on one instruction set, that of FLASH_ATTENTION_CPU_ISA: a process for each, because the settings are read
 // once. CTest sets three threads, too, whatever the machine has: so that work is split and merged.
@@ -148,6 +149,16 @@ TEST_P(CpuRepeated, HasTheSameBits) { check_reproducible(GetParam().c, GetParam(
 
 INSTANTIATE_TEST_SUITE_P(All, CpuContract, ::testing::ValuesIn(runs()), run_name);
 INSTANTIATE_TEST_SUITE_P(All, CpuRepeated, ::testing::ValuesIn(repeated_runs()), run_name);
+
+/// All rows of a head go over its keys together, and sums of one block of keys need the most memory there is.
+TEST(CpuContractWide, FewQueriesOfTheWidestHeads) {
+  if (!cpu::has_isa(cpu::chosen_isa())) GTEST_SKIP() << "this CPU has no " << to_string(cpu::chosen_isa());
+  for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
+    Case c = base("widest_few_queries", dtype);
+    c.problem.head_dim = max_head_dim, c.problem.seq_q = 3;
+    check(c, {.pass = Pass::backward});
+  }
+}
 
 }  // namespace
 }  // namespace flash_attention::testing

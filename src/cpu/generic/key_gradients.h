@@ -9,9 +9,11 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Sums of dK and dV of the keys of a chunk, in a thread's own memory: 264 KB stay in an L2.
+/// Sums of dK and dV of the keys of a chunk, in a thread's own memory: 264 KB stay in an L2; the widest heads need more for
+/// one block of keys.
 struct KeySums {
-  static constexpr int size = 66 << 10;
+  static constexpr long long one_block = block_kv * plan::cpu_sums_stride(max_head_dim, max_head_dim);
+  static constexpr long long size = one_block > 66 << 10 ? one_block : 66 << 10;
   alignas(64) float data[size];
 };
 
