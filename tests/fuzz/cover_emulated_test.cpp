@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages}}, Part{"backward/portable", 2, {plain_64}},
         Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys}},
-        Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, ordered, ordered_groups}}),
+        Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, plain_wide, ordered, ordered_groups}}),
     [](const auto& part) {
       std::string name = part.param.kernel;
       name[name.find('/')] = '_';

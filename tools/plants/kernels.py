@@ -281,7 +281,7 @@ PLANTS = (
     Plant(
         "the scales of key rows are left out",
         "kernels/forward/portable.cuh",
-        "return dot * tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);",
+        "return dot * tile::token_scale<config.features>(args, args.K_scale, sequence, kv_head_idx, j);",
         "return dot;",
         cover("forward_portable"),
     ),
