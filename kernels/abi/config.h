@@ -41,7 +41,6 @@ struct Features {
   bool kv_scales = false;         // they have scales
   bool token_scales = false;      // of rows
   bool latent = false;            // a key is its value, then head_dim - head_dim_v columns of K
-  int mask_bits = 0;              // all masks are bits of tiles: by queries (1), and by keys, too (2): abi/tile_map.h
   bool narrow_queries = false;    // q is of kv_dtype, too
   bool q_scales = false;          // and has scales
 };

@@ -2,7 +2,7 @@
 
 // Which tiles of 64 queries and 64 keys the masks show, on a GPU: made by mask/tile_map.cuh before a kernel begins, read by
 // tile/tile_map.cuh. Two bits a tile, 32 tiles of keys to a pair of words. One granularity for every kernel and pass. It is
-// the part workspace_offsets[mask_slot] of the workspace: rows of tiles, in backward columns, then bits of pairs.
+// the part workspace_offsets[mask_slot] of the workspace.
 
 #include "abi/key_bounds.h"
 
@@ -14,13 +14,10 @@ struct TileWords {
   unsigned full;  // all are
 };
 
-constexpr int mask_map_rows = 8;  // rows of tiles that a block of mask/tile_map.cuh takes
+constexpr int mask_map_rows = 32;  // rows of tiles that a block of mask/tile_map.cuh takes
 
 /// Words of a row of tiles.
 constexpr int map_words(long long seq_kv) { return static_cast<int>((seq_kv + 32 * mask_unit - 1) / (32 * mask_unit)); }
-
-/// Blocks of mask/tile_map.cuh along the rows: they fill whole words of columns.
-constexpr int map_row_blocks(long long seq_q) { return map_words(seq_q) * (32 / mask_map_rows); }
 
 /// Rows of tiles of one head's map, and where those of a sequence begin. batches: 1 where all entries share a map.
 constexpr long long map_rows(bool packed, long long batches, long long seq_q, long long total_q) {
@@ -33,24 +30,5 @@ constexpr long long map_row(bool packed, long long batch_idx, long long batches,
 
 // By columns, for backward: of each tile of keys a bit for every tile of queries that sees something of it, in
 // map_words(seq_q) words. Columns lie behind the rows and as they do, with queries and keys exchanged.
-
-// Bits of pairs (Features::mask_bits), made by mask/tile_bits.cuh: of a tile of which something is hidden, for each query
-// two words, a bit for each key; in backward then for each key two words of queries. Other tiles have a place, too, which
-// nobody fills or needs.
-constexpr int bit_tile_words = 2 * mask_unit;  // of one of the two
-constexpr long long max_bit_tiles = 1 << 17;   // of a call; with more of them, kernels test pairs by the masks themselves
-
-/// Tiles of keys of a row.
-constexpr int map_units(long long seq_kv) { return static_cast<int>((seq_kv + mask_unit - 1) / mask_unit); }
-
-/// Bytes of rows, and of columns.
-constexpr long long map_bytes(long long heads, long long rows, long long seq_kv) {
-  return heads * rows * map_words(seq_kv) * static_cast<long long>(sizeof(TileWords));
-}
-constexpr long long column_bytes(long long heads, long long columns, long long seq_q) {
-  return heads * columns * map_words(seq_q) * static_cast<long long>(sizeof(unsigned));
-}
-/// Where bits begin behind so many bytes.
-constexpr long long bits_begin(long long bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace flash_attention::abi

@@ -6,9 +6,8 @@
 
 // Which tiles of 64 queries and 64 keys the masks show, before the kernel that attends: abi/tile_map.h.
 //
-// A block takes 32 tiles of keys and 8 rows of tiles. What the hidden rows of 64 keys have in common is found first, a
-// warp for 64 keys; then a warp takes a row of tiles, a lane one tile, and a vote makes the words. Where all pairs of the
-// tiles between are looked at afterwards (mask/tile_bits.cuh), bytes are left to that.
+// A block takes 32 tiles of keys and 64 rows of tiles. What the hidden rows of 64 keys have in common is found first, a
+// warp for 64 keys; then a warp takes a row of tiles, a lane one tile, and a vote makes the words.
 
 namespace flash_attention {
 
@@ -68,9 +67,7 @@ struct MaskMap {
       const TileClass blocks = blocks_of(first, last, unit);
       if (blocks != TileClass::full) found = blocks;
     }
-    if constexpr (features.mask && features.mask_bits != 0) {
-      if (found == TileClass::full) found = TileClass::partial;
-    } else if constexpr (features.mask) {
+    if constexpr (features.mask) {
       if (found == TileClass::none) return found;
       const TileClass bytes = bytes_of(first, last, unit);
       if (bytes != TileClass::full) found = bytes;
@@ -130,7 +127,7 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   constexpr Features features = config.features;
   auto& storage = ptx::shared_storage<typename Map::SharedStorage>();
   const int words = map_words(args.seq_kv);
-  const int row_blocks = map_row_blocks(args.seq_q);
+  const int row_blocks = tile::ceil_div(args.seq_q, mask_unit * Map::rows_of_block);
   int index = static_cast<int>(blockIdx.x);
   const int word = index % words;
   index /= words;
@@ -143,9 +140,6 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   const int unit = 32 * word + map.lane;
   const bool exists = unit * mask_unit < sequence.rows_kv;
 
-  if constexpr (config.dynamic_scheduler) {  // the counter of the kernel that attends
-    if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<unsigned*>(args.workspace) = 0;
-  }
   KeyBounds bounds{};
   if constexpr (features.hidden_bounds != 0) {
 #pragma unroll 1
@@ -169,14 +163,19 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   if constexpr (!by_columns) return;
   __syncthreads();  // the words of all rows are there
 
-  // Eight rows are a byte of each column's words.
-  static_assert(Map::rows_of_block == 8);
-  if (map.warp != 0 || !exists) return;
-  unsigned found = 0;
-#pragma unroll
-  for (int n = 0; n < Map::rows_of_block; ++n) found |= (storage.seen[n] >> map.lane & 1) << n;
-  unsigned* column = tile::map_columns<features>(args, sequence, head_idx) + unit * map_words(args.seq_q);
-  reinterpret_cast<unsigned char*>(column)[row_begin / 8] = static_cast<unsigned char>(found);
+  unsigned* columns = tile::map_columns<features>(args, sequence, head_idx);
+  const int column_words = map_words(args.seq_q);
+#pragma unroll 1
+  for (int n = map.warp; n < 32; n += config.num_warps) {
+    const int column = 32 * word + n;
+    if (column * mask_unit >= sequence.rows_kv) break;
+#pragma unroll 1
+    for (int part = 0; part < Map::rows_of_block / 32; ++part) {
+      const unsigned found = ptx::ballot((storage.seen[32 * part + map.lane] >> n & 1) != 0);
+      const int at = row_begin / 32 + part;
+      if (map.lane == 0 && at < column_words) columns[column * column_words + at] = found;
+    }
+  }
 }
 
 }  // namespace flash_attention

@@ -28,11 +28,6 @@ __device__ __forceinline__ void reduce_max(unsigned* address, unsigned value) {
   asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// red.global.and.b32.
-__device__ __forceinline__ void reduce_and(unsigned* address, unsigned value) {
-  asm volatile("red.relaxed.gpu.global.and.b32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-
 /// red.global.add.u64.
 __device__ __forceinline__ void reduce_add(long long* address, long long value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");

@@ -44,7 +44,7 @@ struct Score {
   static constexpr bool linear = !(features.softcap || features.bias || features.alibi || features.score_program);
   /// True where keys may be hidden from some queries and not from others.
   static constexpr bool hides = features.window_left || features.window_right || features.mask || features.left_padding ||
-                                features.score_hides || MaskData<features>::present || features.mask_bits != 0;
+                                features.score_hides || MaskData<features>::present;
   /// True where tiles may be hidden that lie in the range of their rows.
   static constexpr bool skips_tiles = TileMap<features>::present;
   using Bias = ptx::Element<features.bias_dtype>;
@@ -112,7 +112,7 @@ struct Score {
     return {keys_of(q_begin).begin, keys_of(min(q_end, len_q) - 1).end};
   }
   __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
-    if (features.mask || MaskData<features>::present || features.mask_bits != 0 || q_begin >= len_q) return {0, 0};
+    if (features.mask || MaskData<features>::present || q_begin >= len_q) return {0, 0};
     return {keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
   }
 
@@ -122,14 +122,7 @@ struct Score {
     if constexpr (features.window_left || features.left_padding) result = result && j >= range.begin;
     if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
     if constexpr (MaskData<features>::present) result = result && !data.hides_pair(i, j);
-    if constexpr (features.mask_bits != 0) result = result && !map.hides_pair(i, j);
     return result;
-  }
-
-  /// The same but for masks that are bits.
-  __device__ __forceinline__ bool in_range(int i, int j) const {
-    const KeyRange range = keys_of(i);
-    return j < range.end && (!(features.window_left || features.left_padding) || j >= range.begin);
   }
 
   /// Whether query i sees key j; false outside of the sequence.

@@ -2,7 +2,6 @@
 
 #include "abi/tile_map.h"
 #include "ptx/bits.cuh"
-#include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile/program.cuh"
 #include "tile/sequence.cuh"
@@ -50,13 +49,11 @@ struct MaskData {
 /// The map of tiles of one sequence and query head.
 template <Features features>
 struct TileMap {
-  static constexpr bool present = MaskData<features>::present || features.mask_map || features.mask_bits != 0;
+  static constexpr bool present = MaskData<features>::present || features.mask_map;
 
   TileWords* rows;
   int words;
   int last_row, last_unit;
-  unsigned* bits;  // of pairs, of the first tile
-  int units;       // tiles of bits from a row of tiles to the next
 
   __device__ __forceinline__ TileMap(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
     if constexpr (present) {
@@ -66,43 +63,9 @@ struct TileMap {
       const int head = head_idx / (args.heads_q / args.map_heads);
       const long long head_rows = map_rows(features.packed, args.map_batches, args.seq_q, args.total_q);
       const long long row = map_row(features.packed, sequence.batch_idx, args.map_batches, args.seq_q, sequence.start_q);
-      char* begin = static_cast<char*>(args.workspace) + args.workspace_offsets[mask_slot];
-      rows = reinterpret_cast<TileWords*>(begin) + (head * head_rows + row) * words;
-      if constexpr (features.mask_bits != 0) {
-        units = map_units(args.seq_kv);
-        long long before = map_bytes(args.map_heads, head_rows, args.seq_kv);
-        if constexpr (features.mask_bits == 2) {
-          before += column_bytes(args.map_heads, map_rows(features.packed, args.map_batches, args.seq_kv, args.total_kv),
-                                 args.seq_q);
-        }
-        bits = reinterpret_cast<unsigned*>(begin + bits_begin(before)) +
-               (head * head_rows + row) * units * (features.mask_bits * bit_tile_words);
-      }
+      rows = reinterpret_cast<TileWords*>(static_cast<char*>(args.workspace) + args.workspace_offsets[mask_slot]) +
+             (head * head_rows + row) * words;
     }
-  }
-
-  /// Where the bits of a tile are, by queries and then by keys.
-  __device__ __forceinline__ unsigned* bits_of(int row, int unit) const {
-    return bits + (static_cast<long long>(row) * units + unit) * (features.mask_bits * bit_tile_words);
-  }
-
-  using Line = ptx::Vector<unsigned, 2>;
-
-  /// Which keys of a tile a query sees, counted in the tile; or the other way round.
-  __device__ __forceinline__ Line keys_of_query(int row, int unit, int query) const {
-    return ptx::load_global(reinterpret_cast<const Line*>(bits_of(row, unit)) + query);
-  }
-  __device__ __forceinline__ Line queries_of_key(int row, int unit, int key) const {
-    return ptx::load_global(reinterpret_cast<const Line*>(bits_of(row, unit) + bit_tile_words) + key);
-  }
-
-  /// Whether the masks that are bits hide key j from query i. For the few who ask pair by pair.
-  __device__ __forceinline__ bool hides_pair(int i, int j) const {
-    const int row = i / mask_unit, unit = j / mask_unit;
-    const TileClass found = of<mask_unit, mask_unit>(i, j);
-    if (found != TileClass::partial) return found == TileClass::none;
-    const Line line = keys_of_query(row, unit, i % mask_unit);
-    return ((j % mask_unit < 32 ? line[0] : line[1]) >> j % 32 & 1) == 0;
   }
 
   /// Of the queries [q_begin, q_begin + block_q) and the keys [kv_begin, kv_begin + block_kv), as far as they exist; both

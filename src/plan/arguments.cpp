@@ -90,7 +90,6 @@ std::string to_source(const abi::Features& config) {
   MEMBER(kv_scales);
   MEMBER(token_scales);
   MEMBER(latent);
-  MEMBER(mask_bits);
   MEMBER(narrow_queries);
   MEMBER(q_scales);
   return out.done();
@@ -194,15 +193,6 @@ abi::Features features_of(const Problem& p) {
 abi::Features features_with_map(const Problem& p) {
   abi::Features features = features_of(p);
   features.mask_map = p.mask.present;
-  return features;
-}
-
-abi::Features features_with_bits(const Problem& p, Pass pass) {
-  if (!has_mask_bits(p)) return features_with_map(p);
-  abi::Features features = features_of(p);
-  features.mask = features.block_mask = features.mask_program = false;
-  features.hidden_bounds = 0;
-  features.mask_bits = pass == Pass::backward ? 2 : 1;
   return features;
 }
 

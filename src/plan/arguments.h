@@ -15,9 +15,6 @@ abi::Features features_of(const Problem& problem);
 /// The same for kernels that read a map of the tiles of a boolean mask (abi/tile_map.h).
 abi::Features features_with_map(const Problem& problem);
 
-/// The same for kernels that take all masks as bits of pairs, where those have room.
-abi::Features features_with_bits(const Problem& problem, Pass pass);
-
 /// C++ source of a configuration, for Launch::config: "ForwardConfig{.features = {...}, .head_dim = 64, ...}".
 std::string to_source(const abi::ForwardConfig& config);
 std::string to_source(const abi::BackwardConfig& config);

@@ -1,7 +1,6 @@
 #include "plan/masks.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "abi/tile_map.h"
 #include "plan/arguments.h"
@@ -27,19 +26,17 @@ void reserve_bounds(const Problem& p, Plan& plan) {
   reserve(plan, units * static_cast<std::int64_t>(sizeof(abi::KeyBounds)));
 }
 
-/// Of all maps of tiles.
-std::int64_t num_map_tiles(const Problem& p) {
-  return map_heads(p) * abi::map_rows(p.packed, map_batches(p), p.seq_q, p.total_q) * abi::map_units(p.seq_kv);
-}
-
-/// A map of tiles with or without bits of pairs, and the launches that make it.
-void add_map(const Problem& p, Plan& plan, bool with_bits) {
+/// A map of tiles, and the launch that makes it.
+void add_map(const Problem& p, Plan& plan) {
   constexpr int warps = 8;
   const std::int64_t heads = map_heads(p), batches = map_batches(p), words = abi::map_words(p.seq_kv);
+  const std::int64_t rows = abi::map_rows(p.packed, batches, p.seq_q, p.total_q);
+  std::int64_t bytes = heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords));
   const bool by_columns = plan.pass == Pass::backward;
-  std::int64_t bytes = abi::map_bytes(heads, abi::map_rows(p.packed, batches, p.seq_q, p.total_q), p.seq_kv);
-  if (by_columns) bytes += abi::column_bytes(heads, abi::map_rows(p.packed, batches, p.seq_kv, p.total_kv), p.seq_q);
-  if (with_bits) bytes = abi::bits_begin(bytes) + num_map_tiles(p) * abi::bit_tile_words * 4 * (by_columns ? 2 : 1);
+  if (by_columns) {
+    bytes += heads * abi::map_rows(p.packed, batches, p.seq_kv, p.total_kv) * abi::map_words(p.seq_q) *
+             static_cast<std::int64_t>(sizeof(unsigned));
+  }
   reserve(plan, bytes);
   abi::ForwardConfig config{.num_warps = warps, .num_stages = by_columns ? 2 : 1};
   config.features.packed = p.packed;
@@ -48,31 +45,16 @@ void add_map(const Problem& p, Plan& plan, bool with_bits) {
   config.features.block_mask = p.block_mask.block_q != 0;
   config.features.mask_program = program_traits(p).visible;
   config.features.mask = config.features.mask_map = p.mask.present;
-  if (with_bits) config.features.mask_bits = by_columns ? 2 : 1;
-  abi::ForwardConfig map_config = config;
-  map_config.num_warps = 2 * warps;  // two units of keys to a warp
-  // A counter of row tiles begins the workspace: the map sets it to 0 on its way.
-  map_config.dynamic_scheduler = plan.zeroed_bytes != 0;
-  plan.zeroed_bytes = 0;
-  Launch map{
-      .unit = "mask/tile_map", .entry = "mask_map", .config = to_source(map_config), .block = 32 * map_config.num_warps};
-  map.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4;
-  map.grid[0] = static_cast<int>(words * abi::map_row_blocks(p.seq_q) * heads * batches);
-  Launch bits{.unit = "mask/tile_bits", .entry = "mask_bits", .config = to_source(config), .block = 32 * warps};
-  bits.shared_bytes = 32 * static_cast<int>(sizeof(abi::TileClass));
-  bits.grid[0] = static_cast<int>(words * abi::map_units(p.seq_q) * heads * batches);
-  if (with_bits) plan.launches.insert(plan.launches.begin(), std::move(bits));
-  plan.launches.insert(plan.launches.begin(), std::move(map));
+  Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = to_source(config), .block = 32 * warps};
+  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4;
+  launch.grid[0] = static_cast<int>(words * tiles(p.seq_q, abi::mask_unit * abi::mask_map_rows) * heads * batches);
+  plan.launches.insert(plan.launches.begin(), std::move(launch));
 }
 
 }  // namespace
 
 bool has_tile_map(const Problem& p) {
   return p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || program_traits(p).visible;
-}
-
-bool has_mask_bits(const Problem& p) {
-  return (has_tile_map(p) || p.mask.present) && num_map_tiles(p) <= abi::max_bit_tiles;
 }
 
 std::int64_t map_heads(const Problem& p) {
@@ -91,13 +73,12 @@ std::int64_t map_batches(const Problem& p) {
 
 void prepare_masks(const Problem& p, Plan& plan) {
   if (plan.launches.empty()) return reserve_bounds(p, plan);
-  const auto some_have = [&](std::string_view feature) {
-    return std::ranges::any_of(plan.launches, [&](const Launch& l) { return l.config.find(feature) != std::string::npos; });
+  const auto reads_map = [](const Launch& launch) {
+    const auto has = [&](const char* feature) { return launch.config.find(feature) != std::string::npos; };
+    return has(".hidden_bounds = ") || has(".block_mask = true") || has(".mask_map = true") || has(".mask_program = true");
   };
-  const bool bits = some_have(".mask_bits = ");
-  const bool reads = bits || some_have(".hidden_bounds = ") || some_have(".block_mask = true") ||
-                     some_have(".mask_map = true") || some_have(".mask_program = true");
-  if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan, bits);
+  const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
+  if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);
 }
 
 }  // namespace flash_attention::plan

@@ -7,9 +7,6 @@ namespace flash_attention::plan {
 /// Whether a kernel on a GPU reads a map of tiles: hidden rows, a block mask, or a program that hides keys.
 bool has_tile_map(const Problem& problem);
 
-/// Whether kernels that can take all masks of a problem as bits of pairs: there are some, and not too many tiles.
-bool has_mask_bits(const Problem& problem);
-
 /// Query heads, or groups of them, and batch entries whose masks differ.
 std::int64_t map_heads(const Problem& problem);
 std::int64_t map_batches(const Problem& problem);

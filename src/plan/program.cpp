@@ -105,8 +105,7 @@ void add_program_source(const Problem& problem, Plan& plan) {
   if (problem.program.empty() || plan.launches.empty()) return;
   const std::string source = program::cuda_source(program::parse(problem.program), problem.program_gradients);
   for (Launch& launch : plan.launches) {
-    const bool asks = launch.config.find("_program = true") != std::string::npos;  // not where masks are bits
-    if (asks && launch.unit != unit_without_scores) launch.prelude = source;
+    if (launch.unit != unit_without_scores) launch.prelude = source;
   }
 }
 

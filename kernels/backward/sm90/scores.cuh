@@ -194,34 +194,8 @@ struct ScoreMath {
       const int shift = ptx::registers_fresh(0);
 #pragma unroll
       for (int i = group; i < group + 4; ++i) {
-        const bool visible =
-            features.mask_bits != 0 ? score.in_range(query(i) + shift, key(i)) : score.visible(query(i) + shift, key(i));
-        if (!visible) marks.hidden[i / 32] |= 1u << (i % 32);
+        if (!score.visible(query(i) + shift, key(i))) marks.hidden[i / 32] |= 1u << (i % 32);
       }
-    }
-    if constexpr (features.mask_bits != 0) mark_by_bits(marks);
-  }
-
-  /// What masks hide, where they are bits: a line of them for each of a thread's rows.
-  __device__ __forceinline__ void mark_by_bits(Marks& marks) const {
-    static_assert(columns == mask_unit);
-    if (q_begin >= score.len_q || kv_begin >= score.visible_kv) return;  // in no range
-    const int tile_row = q_begin / mask_unit, unit = kv_begin / mask_unit, first = ptx::registers_fresh(row);
-    typename tile::TileMap<features>::Line lines[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {  // they come with the class, which says whether they mean anything
-      lines[r] = rows == Rows::keys ? score.map.queries_of_key(tile_row, unit, first + 8 * r)
-                                    : score.map.keys_of_query(tile_row, unit, first + 8 * r);
-    }
-    const TileClass found = score.map.template of<mask_unit, mask_unit>(q_begin, kv_begin);
-    if (found == TileClass::full) return;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const unsigned word = found == TileClass::none ? 0 : lines[n / 2][n % 2];
-      const unsigned pairs = ~word >> column & 0x03030303u;        // two bits of eight
-      const unsigned halves = (pairs | pairs >> 4) & 0x00330033u;  // of four
-      const unsigned hidden = (halves | halves >> 8) & 0x3333u;    // as registers count them
-      marks.hidden[0] |= hidden << (16 * (n % 2) + 2 * (n / 2));
     }
   }
 

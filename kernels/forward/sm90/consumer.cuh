@@ -202,14 +202,13 @@ struct Warpgroup {
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
   /// multiplied by `correction`.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
-                                               float (&correction)[2], const ListedBlock& at = {}) const {
+                                               float (&correction)[2], bool tested = true) const {
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
-    if (S::listed ? !at.tested() : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
+    if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       math.modify(scores, block * S::block_kv);
     } else {
       math.modify_and_mask(scores, block * S::block_kv);
       if constexpr (tile::MaskData<config.features>::present) hide_pairs(math, scores, block * S::block_kv);
-      if constexpr (config.features.mask_bits != 0) hide_by_bits(math, scores, block * S::block_kv, at, warpgroup);
     }
     math.raise_maximum(scores, rows.max, correction);
 #pragma unroll

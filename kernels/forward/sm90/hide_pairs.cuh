@@ -41,32 +41,4 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
   }
 }
 
-/// The same where masks are bits: each row of a thread has two words for 64 keys.
-template <ForwardConfig config>
-__device__ __forceinline__ void hide_by_bits(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
-                                             int kv_begin, const ListedBlock& at, int warpgroup) {
-  const auto& map = math.score.map;
-  const int first_row = ptx::registers_fresh(math.row);
-#pragma unroll
-  for (int unit = 0; unit < config.block_kv / mask_unit; ++unit) {
-    const bool open = at.is_open(warpgroup, unit), asks = at.sees(warpgroup, unit) && !open;
-    typename tile::TileMap<config.features>::Line lines[2] = {};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (asks)
-        lines[r] = map.keys_of_query(first_row / mask_unit, kv_begin / mask_unit + unit, first_row % mask_unit + 8 * r);
-    }
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {  // 32 keys of a row
-      const unsigned visible = open ? 0xffffffffu : lines[n / 2][n % 2] >> math.column;
-#pragma unroll
-      for (int key = 0; key < 8; ++key) {
-        const int bit = 8 * (key / 2) + key % 2;
-        float& s = S[32 * unit + 16 * (n % 2) + 4 * (key / 2) + 2 * (n / 2) + key % 2];
-        s = (visible & 1u << bit) != 0 ? s : -tile::infinity;
-      }
-    }
-  }
-}
-
 }  // namespace flash_attention::forward_sm90

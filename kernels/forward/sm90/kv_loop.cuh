@@ -129,7 +129,7 @@ struct KvLoop {
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_empty[k.stage]);
     float correction[2];
-    wg.softmax_edge(math, block, scores, out.rows, correction, at);
+    wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
     if constexpr (S::listed) visited_interior = !at.tested();
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
@@ -184,7 +184,7 @@ struct KvLoop {
   __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&correction)[2]) {
     if (at.raises()) {
       ptx::path<"forward/sm90 listed edge block">();
-      wg.softmax_edge(math, block, scores, out.rows, correction, at);
+      wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
     } else {
       ptx::path<"forward/sm90 listed open block">();
 #pragma unroll

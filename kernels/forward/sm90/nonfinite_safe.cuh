@@ -77,7 +77,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     ptx::wgmma_wait<0>();  // the scores are there
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[kv.stage]);
-    wg.softmax_edge(math, block, scores, out.rows, correction, at);
+    wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
     math.pack(scores, P);

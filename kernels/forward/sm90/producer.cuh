@@ -64,7 +64,7 @@ struct Loader {
   __device__ __forceinline__ void for_blocks(const Tile& tile, Attempt attempt, const Load& load) {
     if constexpr (S::listed) {
       if (tile.blocks == 0) return;
-      const BlockList<config> list(args, tile);
+      BlockList<config> list(args, tile);
       int block = list.seek(tile.first);
 #pragma unroll 1
       while (block >= 0) {

@@ -157,22 +157,14 @@ struct ListedBlock {
   int word = 0;
 
   __device__ __forceinline__ ListedBlock() = default;
-  __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises, int classes)
-      : word(block << 11 | classes << 3 | (raises ? 2 : 0) | (tested ? 1 : 0)) {}
+  __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises)
+      : word(block * 8 + (tested ? 1 : 0) + (raises ? 2 : 0)) {}
   __device__ __forceinline__ explicit ListedBlock(int stored) : word(stored) {}
 
-  __device__ __forceinline__ int block() const { return word >> 11; }
+  __device__ __forceinline__ int block() const { return word / 8; }
   __device__ __forceinline__ bool tested() const { return (word & 1) != 0; }   // some pair may be hidden
   __device__ __forceinline__ bool raises() const { return (word & 2) != 0; }   // it raises the maximum
   __device__ __forceinline__ bool is_last() const { return (word & 4) != 0; }  // of the tile
-  /// Where masks are bits: of each tile of 64 keys that is seen by the warpgroup, and of each that is open to it. Two bits
-  /// a tile, two tiles a warpgroup.
-  __device__ __forceinline__ bool sees(int warpgroup, int unit) const {
-    return (word >> (3 + 4 * warpgroup + 2 * unit) & 1) != 0;
-  }
-  __device__ __forceinline__ bool is_open(int warpgroup, int unit) const {
-    return (word >> (4 + 4 * warpgroup + 2 * unit) & 1) != 0;
-  }
 };
 
 constexpr int max_retry_marks = 256;

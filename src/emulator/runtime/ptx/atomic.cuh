@@ -28,11 +28,6 @@ inline void reduce_max(unsigned* address, unsigned value) {
   }
 }
 
-inline void reduce_and(unsigned* address, unsigned value) {
-  emulator::table->access_global(emulator::Access::reduce_global, address, 4);
-  __atomic_fetch_and(address, value, __ATOMIC_RELAXED);
-}
-
 inline void reduce_add(long long* address, long long value) {
   emulator::table->access_global(emulator::Access::reduce_global, address, 8);
   __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
