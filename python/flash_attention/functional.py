@@ -327,7 +327,8 @@ def _scalars(
 
 def _is_narrow(q, *descales):
     """Whether q is of 8 bits, or something of the call says so."""
-    return any(given is not None for given in descales) or getattr(getattr(q, "dtype", None), "itemsize", 0) == 1
+    size = getattr(getattr(q, "dtype", None), "itemsize", 0)  # torch.fx's stand-ins have no number
+    return any(given is not None for given in descales) or (isinstance(size, int) and size == 1)
 
 
 def _run_narrow():

@@ -147,7 +147,7 @@ def test_vllm_refuses_by_name(monkeypatch):
         module.Impl(HEADS, DIM, 1.0, kv_cache_dtype="fp8")
     out = torch.ones(2, HEADS * DIM)
     assert (module.Impl(HEADS, DIM, 1.0).forward(None, out, out, out, None, None, out) == 0).all()  # no metadata
-    assert module.Backend.supports_dtype(torch.bfloat16) and not module.Backend.supports_head_size(264)
+    assert module.Backend.supports_dtype(torch.bfloat16) and not module.Backend.supports_head_size(584)
 
 
 def test_vllm_registers_the_place_for_others_once(monkeypatch):

@@ -162,7 +162,7 @@ def test_why_torch(device):
     assert flash_attention.why_torch(q, q, q, is_causal=True) is None
     assert "return_debug_mask" in registry.torch_varlen.why_not(q, q, return_debug_mask=True)
     assert "num_splits" in registry.torch_varlen.why_not(q, q, num_splits=4)
-    wide = torch.randn(1, 2, 16, 264, device=device, dtype=torch.float16)
+    wide = torch.randn(1, 2, 16, 584, device=device, dtype=torch.float16)
     assert flash_attention.why_torch(wide, wide, wide)
     with sdpa_kernel(SDPBackend.MATH):
         assert "MATH" in flash_attention.why_torch(q, q, q)
