@@ -177,7 +177,9 @@ def main():
     if len(ratios) > 1:
         slower = sum(ratio > 1 for ratio in ratios)
         mean = statistics.geometric_mean(ratios)
-        print(f"ours over the best other: {mean:.3f} in the mean, at most {max(ratios):.3f}; slower: {slower} of {len(ratios)}")
+        print(
+            f"ours over the best other: {mean:.3f} in the mean, at most {max(ratios):.3f}; slower: {slower} of {len(ratios)}"
+        )
 
 
 if __name__ == "__main__":

@@ -116,9 +116,7 @@ def main():
     p.add_argument("--force", action="store_true", help="overwrite the output")
     p.add_argument("--quiet", action="store_true", help="no progress")
     arguments = p.parse_args()
-    results = command.opened(
-        arguments.output, "models", machine.facts(arguments.device), arguments.resume, arguments.force
-    )
+    results = command.opened(arguments.output, "models", machine.facts(arguments.device), arguments.resume, arguments.force)
     work = []
     for name in arguments.models:
         for dtype in arguments.dtype:

@@ -37,7 +37,7 @@ int main(void) {
   printf("flash_attention %s: out = %.3f %.3f ... %.3f\n", flash_attention_version(), out[0], out[1], out[63]);
   const int right = out[63] > 62.999f && out[63] < 63.001f;
 
-  problem.head_dim = 60;
+  problem.head_dim = 600;
   const flash_attention_status status = flash_attention_forward(&problem, &buffers, &options);
   printf("status %d: %s\n", status, flash_attention_last_error());
   free(memory);

@@ -215,7 +215,9 @@ def accuracy_charts(rows):
 def model_tables(rows):
     """Whole models with each attention, by tokens."""
     tables = []
-    for (model, dtype, which), group in grouped(rows, lambda r: (r["case"]["model"], r["case"]["dtype"], r["pass"])).items():
+    for (model, dtype, which), group in grouped(
+        rows, lambda r: (r["case"]["model"], r["case"]["dtype"], r["pass"])
+    ).items():
         times = {(row["case"]["seq"], row["baseline"]): row["ms"] for row in group}
         lines = []
         for seq in sorted({seq for seq, _ in times}):

@@ -43,7 +43,9 @@ def quantize(
         raise ValueError(f"scales: got {scales!r}; allowed are 'head' and 'tensor'")
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != (4 if cu_seqlens is None else 3):
         got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x: got {got}; expected [batch, seq, heads, head_dim], or [total, heads, head_dim] with cu_seqlens")
+        raise ValueError(
+            f"x: got {got}; expected [batch, seq, heads, head_dim], or [total, heads, head_dim] with cu_seqlens"
+        )
     x = rotate(x, seed) if hadamard else x.float()
     largest = _LARGEST[dtype]
     if scales == "tensor":

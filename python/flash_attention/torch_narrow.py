@@ -21,7 +21,9 @@ def run(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype
         raise TypeError(f"q: got {got}; descales and out_dtype go with torch tensors of float8_e4m3fn or float8_e5m2")
     for name, tensor in (("k", k), ("v", v)):
         if getattr(tensor, "dtype", None) != q.dtype:
-            raise TypeError(f"{name}: got {getattr(tensor, 'dtype', type(tensor).__name__)}; expected the dtype of q, {q.dtype}")
+            raise TypeError(
+                f"{name}: got {getattr(tensor, 'dtype', type(tensor).__name__)}; expected the dtype of q, {q.dtype}"
+            )
     out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
     if out_dtype not in _OUT:
         raise TypeError(f"out_dtype: got {out_dtype}; allowed are torch.bfloat16, torch.float16 and torch.float32")
@@ -55,7 +57,9 @@ def _descales(tensors, scalars, *given):
         if scale.device != q.device:
             raise ValueError(f"{name}: is on {scale.device}; expected {q.device}, where q is")
         if scale.numel() != 1 and tuple(scale.shape) != shape:
-            raise ValueError(f"{name}: got shape {list(scale.shape)}; expected one number or {list(shape)}, (batch, heads_kv)")
+            raise ValueError(
+                f"{name}: got shape {list(scale.shape)}; expected one number or {list(shape)}, (batch, heads_kv)"
+            )
         if not scale.is_cuda and not torch_ops.is_watched(scale) and not (torch.isfinite(scale) & (scale > 0)).all():
             raise ValueError(f"{name}: got {scale.tolist()}; allowed are positive finite numbers")
         scales.append(scale)

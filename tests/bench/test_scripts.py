@@ -67,7 +67,7 @@ def test_overhead():
     assert done.returncode == 0, done.stderr
     for name in ("attention()", "flash_attn_func()", "torch's, a gradient to come"):
         assert name in done.stdout
-    assert all(float(line[34:].split()[0]) > 0 for line in done.stdout.splitlines())
+    assert all(float(line[40:].split()[0]) > 0 for line in done.stdout.splitlines())
 
 
 def test_decode(tmp_path):

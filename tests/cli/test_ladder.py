@@ -94,6 +94,7 @@ def test_update_writes_the_table_and_the_plots(command, tmp_path):
     for script in ("visualize_ladder.py", "package.py"):
         (tmp_path / "bench" / script).write_text((ROOT / "bench" / script).read_text())
     (tmp_path / "python").symlink_to(ROOT / "python")
+    (tmp_path / "bench" / "report").symlink_to(ROOT / "bench" / "report")
     page = tmp_path / "kernels/ladder/README.md"
     page.write_text((ROOT / "kernels/ladder/README.md").read_text())
     rows = [measured("00_standard", 16, 4096, False, 2.0), measured("01_naive", 16, 4096, False, 5.0)]

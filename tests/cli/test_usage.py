@@ -99,8 +99,8 @@ def test_a_mistake_is_named(command, words, expected):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["--head-dim", "60"], "head_dim"),
-        (["--head-dim", "264"], "head_dim"),
+        (["--head-dim", "577"], "head_dim"),
+        (["--head-dim-v", "600"], "head_dim_v"),
         (["--heads", "6", "--kv-heads", "4"], "heads"),
         (["--dropout", "1"], "dropout"),
         (["--dropout", "-0.5"], "dropout"),

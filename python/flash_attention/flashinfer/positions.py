@@ -19,7 +19,9 @@ class Positions:
         if mode not in MODES:
             raise ValueError(f"pos_encoding_mode: got {mode!r}; allowed are {', '.join(map(repr, MODES))}")
         if mode == "ALIBI" and not causal:
-            raise NotImplementedError("pos_encoding_mode: got 'ALIBI' without causal, where FlashInfer favours distant keys")
+            raise NotImplementedError(
+                "pos_encoding_mode: got 'ALIBI' without causal, where FlashInfer favours distant keys"
+            )
         self.mode = mode
         self.scale = 1.0 if rope_scale is None else rope_scale
         self.theta = 1e4 if rope_theta is None else rope_theta
