@@ -22,7 +22,7 @@ struct Tile {
 /// docs/lab/forward_sm90_fp8.md.
 Tile choose_tile(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (dim > 128 || (p.window_left >= 0 && p.packed)) return {128, 64};
+  if (dim > 128) return {128, 64};
   return {128, p.softcap != 0 || p.window_left >= 0 ? 128 : 192};
 }
 
