@@ -46,10 +46,9 @@ std::string reject_strides(Dtype dtype, const char* name, const Strides& strides
 }  // namespace
 
 std::string reject_tma_strides(const Problem& p, Pass pass) {
-  const Sizes q{p.packed ? p.total_q : p.seq_q, p.heads_q, p.packed ? 1 : p.batch}, kv = key_sizes(p);
-  std::string reason = reject_strides(p.dtype, "q", p.q_strides, q);
-  if (reason.empty()) reason = reject_strides(p.dtype, "k", p.k_strides, kv);
-  if (reason.empty()) reason = reject_strides(p.dtype, "v", p.v_strides, kv);
+  const Sizes q{p.packed ? p.total_q : p.seq_q, p.heads_q, p.packed ? 1 : p.batch};
+  std::string reason = reject_strides(*p.q_dtype, "q", p.q_strides, q);
+  if (reason.empty()) reason = reject_tma_cache(p);
   if (reason.empty()) reason = reject_strides(p.dtype, "out", p.out_strides, q);
   if (reason.empty() && pass == Pass::backward) reason = reject_strides(p.dtype, "dout", p.dout_strides, q);
   return reason;

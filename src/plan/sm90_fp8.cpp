@@ -39,18 +39,6 @@ abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
           .pair_tiles = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1};
 }
 
-std::string reject_strides(const Problem& p, const char* name, const Strides& strides, Dtype dtype, std::int64_t rows,
-                           std::int64_t heads) {
-  const auto element = static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t axes[3][2] = {{rows, strides.seq}, {heads, strides.head}, {p.packed ? 1 : p.batch, strides.batch}};
-  for (const auto& [size, stride] : axes) {
-    if (size <= 1 || (stride > 0 && stride * element % 16 == 0 && stride * element < (std::int64_t{1} << 40))) continue;
-    return std::string(name) + " has a stride of " + std::to_string(stride) +
-           " elements; TMA needs positive multiples of 16 bytes below 2^40";
-  }
-  return {};
-}
-
 /// What other kernels take, by name.
 std::string reject_options(const Problem& p) {
   if (p.bias.present) return "takes no bias";
@@ -65,15 +53,10 @@ std::string reject_options(const Problem& p) {
 std::string reject(const Problem& p, const DeviceInfo& device) {
   if (*p.q_dtype == p.dtype) return "takes queries of float8_e4m3 or float8_e5m2";
   if (std::max(p.head_dim, p.head_dim_v) > 256) return "takes a head_dim of at most 256";
-  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "takes head_dims that are multiples of 8";
   std::string reason = reject_sm90(p, device);
   if (reason.empty()) reason = reject_options(p);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
-  const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q, rows_kv = p.packed ? p.total_kv : p.seq_kv;
-  if (reason.empty()) reason = reject_strides(p, "q", p.q_strides, *p.q_dtype, rows_q, p.heads_q);
-  if (reason.empty()) reason = reject_strides(p, "k", p.k_strides, *p.kv_dtype, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_strides(p, "v", p.v_strides, *p.kv_dtype, rows_kv, p.heads_kv);
-  if (reason.empty()) reason = reject_strides(p, "out", p.out_strides, p.dtype, rows_q, p.heads_q);
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
   return reason;
 }
 
