@@ -1,6 +1,6 @@
 #pragma once
 
-// What a warpgroup of forward/sm90_fp8 that attends is made of: its place in the block, its turns, its products, its sums.
+// What a warpgroup of forward/sm90_fp8 that attends is made of: its place in the block, its ping-pong, its products, its sums.
 
 #include "forward/sm90_fp8/softmax.cuh"
 #include "ptx/barrier.cuh"
@@ -79,7 +79,7 @@ struct Warpgroup {
     return {args, tile, tile.q_begin + warpgroup * wg_rows + t / 32 * 16, t % 32};
   }
 
-  // -- turns ------------------------------------------------------------------------------------------------------------
+  // -- ping-pong --------------------------------------------------------------------------------------------------------
 
   /// Waits until the warpgroup before this one has issued its products.
   __device__ __forceinline__ void pingpong_wait() const {
@@ -89,7 +89,7 @@ struct Warpgroup {
     const int next = warpgroup + 1 == S::warpgroups ? 0 : warpgroup + 1;
     if constexpr (S::pingpong) ptx::barrier_arrive(barrier_pingpong + next, 2 * wg_threads);
   }
-  /// Before the first tile the turn is with warpgroup 0; after the last it takes it back, so that no arrival is left over.
+  /// Warpgroup 0 issues first. After the last tile it waits once more, so that no arrival is left over.
   __device__ __forceinline__ void pingpong_begin() const {
     if (warpgroup == S::warpgroups - 1) pingpong_signal();
   }
