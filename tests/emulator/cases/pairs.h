@@ -56,8 +56,8 @@ inline WrapperCases pair_cases() {
   }
   narrowed[127] = 0x7fu | nearest_e4m3(-1e9) << 8;
   each_thread("to_e4m3_pair",
-              "thread == 127 ? ptx::to_e4m3_pair(__builtin_nanf(\"\"), -1e9f) : ptx::to_e4m3_pair((64 + thread) * "
-              "(float)(1 << thread % 16) / 131072, -(thread / 2048.0f) * (thread + 1))",
+              "thread == 127 ? ptx::to_e4m3_pair(__builtin_bit_cast(float, 0x7fc00000), -1e9f) : "
+              "ptx::to_e4m3_pair((64 + thread) * (float)(1 << thread % 16) / 131072, -(thread / 2048.0f) * (thread + 1))",
               narrowed, 90);
   // The operands are made of numbers that both types hold.
   const std::string numbers =
