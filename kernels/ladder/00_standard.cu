@@ -2,7 +2,7 @@
 
 // The idea:  the textbook in three kernels: S = Q K^T, P = softmax(S), O = P V; S and P lie in global memory.
 // Before it: nothing. One thread computes one element of S, one row of P, one element of O.
-// It buys:   0.82 TFLOP/s full, 0.44 causal (H200, 4096 x 4096, 16 heads of 128, bf16).
+// It buys:   a result that is easy to believe; every later rung is compared with its speed.
 // The limit: S and P are written and read in full, and the 32 threads of a warp read 32 rows of K at once.
 
 #include "ptx/convert.cuh"

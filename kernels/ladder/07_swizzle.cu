@@ -2,7 +2,7 @@
 
 // The idea:  permute the 16-byte chunks of each row by the row's number, so that eight rows read together use all banks.
 // From 06:   tile::SwizzledTile in place of the plain tile; nothing else.
-// It buys:   114 TFLOP/s full, 57 causal: 2.90 and 2.40 times rung 06 (H200, 4096 x 4096, 16 heads of 128, bf16).
+// It buys:   more than twice the speed for six changed lines: no bank conflict is left.
 // The limit: waiting: every tile comes from global memory while nobody multiplies, and Q is read again for each.
 
 #include "ptx/memory.cuh"

@@ -2,7 +2,7 @@
 
 // The idea:  TMA, the tensor memory accelerator: one thread asks for a whole tile, an engine copies and swizzles it.
 // From 10:   cp.async and its address arithmetic give way to tensor maps and mbarriers; the steps of the loop get names.
-// It buys:   326 TFLOP/s full, 309 causal: 0.99 and 1.03 times rung 10, whose copies were hidden; the next rungs need it.
+// It buys:   no time yet, since the copies of rung 10 were hidden: the next rungs need it.
 // The limit: mma.sync: operands pass through registers, and the pipe that Hopper keeps for it has half of wgmma's rate.
 
 #include "ptx/fence.cuh"

@@ -81,3 +81,16 @@ def test_no_file_names_a_place_outside_the_project():
         text = path.read_text(encoding="utf-8", errors="replace")
         found += [f"{path.relative_to(ROOT)}: {line.strip()}" for line in text.splitlines() if forbidden.search(line)]
     assert found == []
+
+
+def test_speeds_of_the_ladder_are_written_once():
+    """By `flash-attention ladder --update`, into kernels/ladder/README.md. The machine's own rates are no rung's speed."""
+    rates = re.compile(r"(?:67|989) TFLOP/s")
+    pages = [*sorted((ROOT / "kernels/ladder").glob("*.cu")), *sorted((ROOT / "docs/ladder").glob("*.md"))]
+    found = []
+    for path in pages:
+        if path.name == "cpu.md":  # its table is the only one of the CPU's ladder
+            continue
+        text = rates.sub("", path.read_text())
+        found += [f"{path.name}: {line.strip()}" for line in text.splitlines() if re.search(r"\d TFLOP/s|TFLOP/s[^a-z]*\d", line)]
+    assert found == []
