@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "cli/verb.h"
 #include "flash_attention/error.h"
 #include "flash_attention/runtime.h"

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/arguments.h"
+#include "cli/problem/arguments.h"
 
 namespace flash_attention::cli {
 

@@ -1,4 +1,4 @@
-# One object per instruction set: src/cpu/isa/<isa>.cpp compiles the shared algorithms of src/cpu/generic for that set.
+# One object per instruction set: src/cpu/isa/<isa>.cpp compiles the shared algorithms of src/cpu/{prefill,decode,backward,tile}.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(flash_attention_isa_flags_avx2 -march=x86-64-v3)
   set(flash_attention_isa_flags_avx512 -march=x86-64-v4)

@@ -1,13 +1,11 @@
 # What judges a result: the fp64 oracle, cases and their tensors, and the generator of problems of tests/fuzz. The tests and
 # the command link it, so it knows no test framework, and it computes, so it is compiled like the library.
-set(oracle_support support/attempt.cpp support/case.cpp support/case_programs.cpp support/cuda_memory.cpp support/masks.cpp support/memory.cpp
-    support/narrow.cpp support/oracle.cpp support/pages.cpp support/tensors.cpp)
 if(TARGET flash_attention_oracle)
   return()
 endif()
-list(TRANSFORM oracle_support PREPEND ${PROJECT_SOURCE_DIR}/tests/ OUTPUT_VARIABLE oracle_sources)
-file(GLOB generator_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/generator/*.cpp)
-add_library(flash_attention_oracle STATIC ${oracle_sources} ${generator_sources})
+file(GLOB oracle_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/oracle/*.cpp
+     ${PROJECT_SOURCE_DIR}/tests/fuzz/generator/*.cpp)
+add_library(flash_attention_oracle STATIC ${oracle_sources})
 unite(flash_attention_oracle)
 if(FLASH_ATTENTION_SANITIZE)
   target_compile_options(flash_attention_oracle PRIVATE -O1)

@@ -1,10 +1,11 @@
-# Most of a small file's compile time is the standard library's headers. In a united build the files of one folder, or of one
+# Most of a small file's compile time is the standard library's headers. In a united build the files of one room, or of one
 # test program, are one unit, which halves the time from clean; a build of single files (the preset dev) compiles less after a
 # change to one.
-option(FLASH_ATTENTION_UNITY "Compile the files of a folder as one unit" ON)
+option(FLASH_ATTENTION_UNITY "Compile the files of a room as one unit" ON)
 
-# One unit for each folder. Files with flags of their own stay alone, and so do those of the folders named after the target.
-function(unite_by_folder target)
+# One unit for each room with its folders. Files with flags of their own stay alone, and so do those of the rooms named after
+# the target.
+function(unite_by_room target)
   if(NOT FLASH_ATTENTION_UNITY)
     return()
   endif()
@@ -12,10 +13,9 @@ function(unite_by_folder target)
   get_target_property(sources ${target} SOURCES)
   foreach(source ${sources})
     get_source_file_property(options ${source} COMPILE_OPTIONS)
-    cmake_path(GET source PARENT_PATH folder)
-    cmake_path(GET folder FILENAME folder)
-    if(NOT options AND NOT folder IN_LIST ARGN)
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder})
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE path)
+    if(NOT options AND path MATCHES "^(src/)?([a-z]+)/" AND NOT CMAKE_MATCH_2 IN_LIST ARGN)
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${CMAKE_MATCH_2})
     endif()
   endforeach()
 endfunction()

@@ -53,8 +53,8 @@ ALLOWED_FILES = {
         "src/api/plain_kernel.h",
         "src/cpu/peaks.h",
         "src/cuda/memory.h",
-        "src/emulator/counters.h",
-        "src/emulator/seed.h",
+        "src/emulator/checks/counters.h",
+        "src/emulator/host/seed.h",
         "src/jit/embedded.h",
     },
 }

@@ -3,11 +3,11 @@
 #include <array>
 #include <memory>
 
-#include "api/append_problem.h"
+#include "api/checks/append_problem.h"
 #include "api/guard.h"
 #include "cpu/append.h"
 #include "cuda/backend.h"
-#include "emulator/backend.h"
+#include "emulator/host/backend.h"
 #include "plan/append.h"
 
 namespace flash_attention {

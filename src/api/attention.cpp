@@ -2,10 +2,10 @@
 
 #include <memory>
 
+#include "api/checks/validate.h"
 #include "api/guard.h"
 #include "api/prepared.h"
 #include "api/program.h"
-#include "api/validate.h"
 #include "api/watchdog.h"
 #include "flash_attention/runtime.h"
 #include "support/settings.h"

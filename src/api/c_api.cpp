@@ -6,8 +6,8 @@
 #include <limits>
 #include <string>
 
+#include "api/checks/refuse.h"
 #include "api/guard.h"
-#include "api/refuse.h"
 #include "flash_attention/append.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/version.h"

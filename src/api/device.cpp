@@ -2,11 +2,11 @@
 
 #include <charconv>
 
+#include "api/checks/refuse.h"
 #include "api/guard.h"
-#include "api/refuse.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
-#include "emulator/backend.h"
+#include "emulator/host/backend.h"
 
 namespace flash_attention {
 namespace {

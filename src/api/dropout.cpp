@@ -1,7 +1,7 @@
 #include <bit>
 #include <cmath>
 
-#include "api/refuse.h"
+#include "api/checks/refuse.h"
 #include "flash_attention/attention.h"
 
 namespace flash_attention {

@@ -1,7 +1,7 @@
 #include "api/plain_kernel.h"
 
 #include "cuda/backend.h"
-#include "emulator/backend.h"
+#include "emulator/host/backend.h"
 #include "flash_attention/error.h"
 #include "jit/sources.h"
 #include "support/settings.h"

@@ -2,8 +2,8 @@
 
 #include <sstream>
 
+#include "api/checks/validate.h"
 #include "api/guard.h"
-#include "api/validate.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention {

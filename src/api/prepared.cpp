@@ -10,11 +10,11 @@
 #include <unordered_map>
 #include <utility>
 
-#include "api/validate.h"
+#include "api/checks/validate.h"
 #include "cpu/backend.h"
 #include "cpu/parallel.h"
 #include "cuda/backend.h"
-#include "emulator/backend.h"
+#include "emulator/host/backend.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention::api {

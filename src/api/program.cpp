@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "api/refuse.h"
+#include "api/checks/refuse.h"
 #include "flash_attention/error.h"
 #include "program/classes.h"
 #include "program/program.h"

@@ -1,6 +1,6 @@
 #include "flash_attention/runtime.h"
 
-#include "api/append_problem.h"
+#include "api/checks/append_problem.h"
 #include "api/guard.h"
 #include "cpu/backend.h"
 #include "cpu/parallel.h"

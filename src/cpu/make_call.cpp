@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention::cpu {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "plan/portable.h"
+#include "plan/families/portable.h"
 #include "program/sizes.h"
 #include "program/source.h"
 

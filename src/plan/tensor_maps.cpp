@@ -3,8 +3,8 @@
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
 #include "plan/arguments.h"
-#include "plan/ladder.h"
-#include "plan/sm90.h"
+#include "plan/families/ladder.h"
+#include "plan/families/sm90.h"
 
 namespace flash_attention::plan {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "flash_attention/c_api.h"
-#include "support/contract.h"
-#include "support/tensors.h"
+#include "support/cases/contract.h"
+#include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
 namespace {

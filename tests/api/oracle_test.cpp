@@ -1,12 +1,12 @@
 // The oracle judges everything else, so its own gradients are checked against finite differences of its own forward pass.
-#include "support/oracle.h"
+#include "support/oracle/oracle.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 namespace flash_attention::testing {
 namespace {

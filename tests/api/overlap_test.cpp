@@ -1,4 +1,4 @@
-#include "api/overlap.h"
+#include "api/checks/overlap.h"
 
 #include <gtest/gtest.h>
 

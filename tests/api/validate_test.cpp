@@ -1,5 +1,5 @@
 // Every refusal of the contract: it must name the argument, the value and what is allowed, and leave the outputs alone.
-#include "api/validate.h"
+#include "api/checks/validate.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "flash_attention/attention.h"
-#include "support/contract.h"
-#include "support/tensors.h"
+#include "support/cases/contract.h"
+#include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <set>
 
-#include "api/validate.h"
+#include "api/checks/validate.h"
 #include "check/sample.h"
 #include "check/sums.h"
 #include "flash_attention/error.h"
-#include "support/contract.h"
-#include "support/make_case.h"
-#include "support/tensors.h"
+#include "support/cases/contract.h"
+#include "support/cases/make_case.h"
+#include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "flash_attention/runtime.h"
-#include "support/contract.h"
-#include "support/tensors.h"
+#include "support/cases/contract.h"
+#include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <cstring>
 
-#include "api/validate.h"
+#include "api/checks/validate.h"
 #include "cpu/make_call.h"
 #include "cpu/tails.h"
-#include "plan/cpu_tiles.h"
-#include "support/contract.h"
-#include "support/rounding.h"
-#include "support/tensors.h"
+#include "plan/families/cpu_tiles.h"
+#include "support/cases/contract.h"
+#include "support/oracle/rounding.h"
+#include "support/oracle/tensors.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -27,8 +27,8 @@ constexpr bool only_bfloat16 = true;
 
 #include "cpu/simd/generic.h"
 //
-#include "cpu/generic/amx.h"
-#include "cpu/generic/bfloat16_table.h"
+#include "cpu/isa/bfloat16_table.h"
+#include "cpu/tile/amx.h"
 
 namespace flash_attention::cpu {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 // Rows of bfloat16 that are no whole number of words apart, where products take words of two.
 

@@ -1,4 +1,4 @@
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "cpu/detect.h"
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
+#include "support/cases/make_case.h"
 #include "support/long_tail.h"
-#include "support/make_case.h"
 
 // The contract on one instruction set, that of FLASH_ATTENTION_CPU_ISA: a process for each, because the settings are read
 // once. CTest sets three threads, too, whatever the machine has: so that work is split and merged.

@@ -24,9 +24,9 @@ constexpr bool only_bfloat16 = false;
 
 #include "cpu/simd/avx2.h"
 //
-#include "cpu/generic/rows.h"
+#include "cpu/tile/rows.h"
 //
-#include "cpu/generic/multiply.h"
+#include "cpu/tile/multiply.h"
 
 namespace flash_attention::cpu {
 namespace {

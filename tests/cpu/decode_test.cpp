@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "cpu/detect.h"
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 // What the small problems of the contract do not reach: key heads that are read together, because K and V of a sequence
 // are more than a cache holds.

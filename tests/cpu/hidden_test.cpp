@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 // NaN that a row holds stays with the row and the keys that it sees, and a sink of -inf is no sink.
 

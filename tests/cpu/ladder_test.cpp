@@ -1,4 +1,4 @@
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 // The four steps of the CPU ladder against the oracle: every case of the contract that they take.
 

@@ -1,5 +1,5 @@
 // K and V of 8 bits on the CPU have the bits of 16-bit ones; that they are right, contract_test.cpp says.
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 namespace flash_attention::testing {
 namespace {

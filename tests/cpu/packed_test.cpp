@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 // Packed sequences of which only the total is known: what kernels keep of each lies close behind the one before.
 

@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
 
 #include "cpu/backend.h"
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 // What the small problems of the contract do not reach: blocks of rows that go over the keys together, and copied keys.
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "flash_attention/c_api.h"
-#include "support/programs.h"
+#include "support/cases/programs.h"
 
 namespace flash_attention::testing {
 namespace {

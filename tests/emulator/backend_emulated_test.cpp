@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "emulator/backend.h"
-#include "emulator/counters.h"
-#include "emulator/seed.h"
+#include "emulator/checks/counters.h"
+#include "emulator/host/backend.h"
+#include "emulator/host/seed.h"
 #include "flash_attention/attention.h"
 
 // The emulator by the front door.

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "emulator/counters.h"
+#include "emulator/checks/counters.h"
 #include "emulator/emulate.h"
 #include "emulator/wrapper_cases.h"
 

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "emulator/module.h"
-#include "emulator/tensor_map.h"
+#include "emulator/host/module.h"
+#include "emulator/instructions/tensor_map.h"
 #include "emulator/wrapper_case.h"
 
 namespace flash_attention::testing {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "emulator/counters.h"
-#include "emulator/module.h"
+#include "emulator/checks/counters.h"
+#include "emulator/host/module.h"
 #include "flash_attention/error.h"
 
 // Accesses that no ptx:: wrapper makes, in units that ask for them to be counted.

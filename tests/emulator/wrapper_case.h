@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "abi/args.h"
-#include "emulator/scheduler.h"
+#include "emulator/machine/scheduler.h"
 #include "plan/arguments.h"
 
 namespace flash_attention::testing {

@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "fuzz/generator/problems.h"
-#include "support/contract.h"
+#include "support/cases/contract.h"
 #include "support/long_tail.h"
 
 namespace flash_attention::fuzz {

@@ -5,8 +5,8 @@
 
 #include <regex>
 
-#include "emulator/paths.h"
-#include "emulator/seed.h"
+#include "emulator/checks/paths.h"
+#include "emulator/host/seed.h"
 #include "fuzz/check_problem.h"
 #include "jit/embedded.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "fuzz/bytes.h"
-#include "support/contract.h"
-#include "support/pages.h"
+#include "support/cases/contract.h"
+#include "support/oracle/pages.h"
 
 namespace flash_attention::fuzz {
 

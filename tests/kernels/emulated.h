@@ -2,10 +2,10 @@
 
 #include <functional>
 
-#include "emulator/seed.h"
-#include "support/contract.h"
+#include "emulator/host/seed.h"
+#include "support/cases/contract.h"
+#include "support/cases/make_case.h"
 #include "support/long_tail.h"
-#include "support/make_case.h"
 
 namespace flash_attention::testing {
 

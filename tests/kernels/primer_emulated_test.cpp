@@ -1,5 +1,5 @@
-#include "emulator/counters.h"
-#include "emulator/seed.h"
+#include "emulator/checks/counters.h"
+#include "emulator/host/seed.h"
 #include "flash_attention/error.h"
 #include "kernels/primer.h"
 

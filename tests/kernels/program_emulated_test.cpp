@@ -2,8 +2,8 @@
 
 #include <tuple>
 
+#include "support/cases/programs.h"
 #include "support/long_tail.h"
-#include "support/programs.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "api/validate.h"
+#include "api/checks/validate.h"
 
 namespace flash_attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/ladder.h"
+#include "plan/families/ladder.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "api/validate.h"
+#include "api/checks/validate.h"
 #include "plan/arguments.h"
 
 namespace flash_attention {

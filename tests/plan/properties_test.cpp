@@ -4,7 +4,7 @@
 #include <random>
 #include <set>
 
-#include "api/validate.h"
+#include "api/checks/validate.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/error.h"
 #include "plan/arguments.h"

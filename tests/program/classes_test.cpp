@@ -5,7 +5,7 @@
 #include <bit>
 #include <random>
 
-#include "support/programs.h"
+#include "support/cases/programs.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -7,8 +7,8 @@
 #include <functional>
 #include <random>
 
-#include "support/memory.h"
-#include "support/narrow.h"
+#include "support/oracle/memory.h"
+#include "support/oracle/narrow.h"
 
 namespace flash_attention::testing {
 namespace {

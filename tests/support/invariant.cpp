@@ -7,9 +7,9 @@
 #include <cstring>
 #include <map>
 
-#include "emulator/seed.h"
-#include "support/memory.h"
-#include "support/rounding.h"
+#include "emulator/host/seed.h"
+#include "support/oracle/memory.h"
+#include "support/oracle/rounding.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -53,7 +53,7 @@ def test_a_wrong_edge_is_found(house, source, target):
         ("src/plan/a.cpp", "kernels/abi/b.h"),
         ("kernels/forward/a.cuh", "kernels/tile/b.cuh"),
         ("cli/a.cpp", "src/cuda/memory.h"),
-        ("src/cpu/generic/a.h", "src/cpu/b.h"),
+        ("src/cpu/tile/a.h", "src/cpu/b.h"),
     ],
 )
 def test_an_allowed_edge_is_not(house, source, target):

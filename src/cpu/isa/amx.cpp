@@ -1,7 +1,7 @@
 // The kernels in bfloat16 for AMX.
 
 #include "cpu/isa/tables.h"
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -17,8 +17,8 @@ constexpr bool only_bfloat16 = true;
 
 #include "cpu/simd/amx.h"
 //
-#include "cpu/generic/amx.h"
-#include "cpu/generic/bfloat16_table.h"
+#include "cpu/isa/bfloat16_table.h"
+#include "cpu/tile/amx.h"
 
 namespace flash_attention::cpu {
 const KernelTable amx_table = make_bfloat16_table<TileProducts<AmxTiles>>();

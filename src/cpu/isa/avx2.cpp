@@ -1,7 +1,7 @@
 // The kernels for AVX2 with FMA and F16C.
 
 #include "cpu/isa/tables.h"
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -17,7 +17,7 @@ constexpr bool only_bfloat16 = false;
 
 #include "cpu/simd/avx2.h"
 //
-#include "cpu/generic/table.h"
+#include "cpu/isa/table.h"
 
 namespace flash_attention::cpu {
 const KernelTable avx2_table = make_table();

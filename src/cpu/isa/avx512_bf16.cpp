@@ -1,7 +1,7 @@
 // The kernels in bfloat16 for AVX512-BF16.
 
 #include "cpu/isa/tables.h"
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -17,8 +17,8 @@ constexpr bool only_bfloat16 = true;
 
 #include "cpu/simd/avx512_bf16.h"
 //
-#include "cpu/generic/bfloat16_table.h"
-#include "cpu/generic/dot_products.h"
+#include "cpu/isa/bfloat16_table.h"
+#include "cpu/tile/dot_products.h"
 
 namespace flash_attention::cpu {
 namespace {

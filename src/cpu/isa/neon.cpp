@@ -1,7 +1,7 @@
 // The kernels for Arm's Advanced SIMD.
 
 #include "cpu/isa/tables.h"
-#include "plan/cpu_tiles.h"
+#include "plan/families/cpu_tiles.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -17,7 +17,7 @@ constexpr bool only_bfloat16 = false;
 
 #include "cpu/simd/neon.h"
 //
-#include "cpu/generic/table.h"
+#include "cpu/isa/table.h"
 
 namespace flash_attention::cpu {
 const KernelTable neon_table = make_table();

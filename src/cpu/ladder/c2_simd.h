@@ -5,9 +5,9 @@
 // It buys:   most of what a core can multiply.
 // The limit: one core.
 
-#include "cpu/generic/element.h"
-#include "cpu/generic/math.h"
 #include "cpu/ladder/rows.h"
+#include "cpu/tile/element.h"
+#include "cpu/tile/math.h"
 
 namespace flash_attention::cpu {
 namespace {

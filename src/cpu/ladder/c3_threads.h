@@ -5,9 +5,9 @@
 // It buys:   the other cores.
 // The limit: what cpu/prefill has beyond this: masks only where needed, packing by vectors, grouped heads in one block.
 
-#include "cpu/generic/element.h"
-#include "cpu/generic/math.h"
 #include "cpu/ladder/rows.h"
+#include "cpu/tile/element.h"
+#include "cpu/tile/math.h"
 
 namespace flash_attention::cpu {
 namespace {

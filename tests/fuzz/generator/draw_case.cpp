@@ -5,8 +5,8 @@
 #include <random>
 
 #include "fuzz/generator/layouts.h"
-#include "support/case_programs.h"
-#include "support/pages.h"
+#include "support/oracle/case_programs.h"
+#include "support/oracle/pages.h"
 
 namespace flash_attention::fuzz {
 namespace {

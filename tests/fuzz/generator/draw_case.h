@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "fuzz/generator/factors.h"
-#include "support/case.h"
+#include "support/oracle/case.h"
 
 namespace flash_attention::fuzz {
 

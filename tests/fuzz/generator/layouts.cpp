@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "support/case.h"
+#include "support/oracle/case.h"
 
 namespace flash_attention::fuzz {
 namespace {

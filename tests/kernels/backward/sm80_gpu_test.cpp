@@ -1,4 +1,4 @@
-#include "support/contract.h"
+#include "support/cases/contract.h"
 #include "support/gpu.h"
 
 namespace flash_attention::testing {

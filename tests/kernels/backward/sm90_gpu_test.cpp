@@ -1,5 +1,5 @@
 // backward/sm90 on a GPU: the whole contract, with sums in memory and without.
-#include "support/contract.h"
+#include "support/cases/contract.h"
 #include "support/gpu.h"
 
 namespace flash_attention::testing {

@@ -1,7 +1,7 @@
 // decode/append in the emulator.
 #include <gtest/gtest.h>
 
-#include "emulator/seed.h"
+#include "emulator/host/seed.h"
 #include "flash_attention/error.h"
 #include "support/append_check.h"
 

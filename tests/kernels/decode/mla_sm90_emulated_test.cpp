@@ -1,5 +1,5 @@
 // decode/mla_sm90 in the emulator, on GPUs of several sizes.
-#include "emulator/seed.h"
+#include "emulator/host/seed.h"
 #include "kernels/decode/mla_cases.h"
 #include "kernels/emulated.h"
 

@@ -1,5 +1,5 @@
 // K and V in 8 bits, in the emulator.
-#include "emulator/seed.h"
+#include "emulator/host/seed.h"
 #include "kernels/emulated.h"
 
 namespace flash_attention::testing {

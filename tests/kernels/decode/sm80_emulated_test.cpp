@@ -1,10 +1,10 @@
 // decode/sm80 in the emulator: the contract with few queries and with pages, on GPUs of several sizes.
 #include <cstring>
 
-#include "emulator/seed.h"
+#include "emulator/host/seed.h"
 #include "kernels/decode/cases.h"
 #include "kernels/emulated.h"
-#include "support/tensors.h"
+#include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -1,9 +1,9 @@
 // decode/sm90 in the emulator: what differs from decode/sm80 is who loads, so boxes of every kind, edges of tiles and
 // stages that are used again, with the same bits as decode/sm80.
-#include "emulator/seed.h"
+#include "emulator/host/seed.h"
 #include "kernels/decode/cases.h"
 #include "kernels/emulated.h"
-#include "support/attempt.h"
+#include "support/oracle/attempt.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "emulator/seed.h"
+#include "emulator/host/seed.h"
 #include "flash_attention/attention.h"
-#include "support/contract.h"
-#include "support/oracle.h"
-#include "support/tensors.h"
+#include "support/cases/contract.h"
+#include "support/oracle/oracle.h"
+#include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
 namespace {

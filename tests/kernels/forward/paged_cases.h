@@ -1,8 +1,8 @@
 #pragma once
 
-#include "support/contract.h"
-#include "support/make_case.h"
-#include "support/pages.h"
+#include "support/cases/contract.h"
+#include "support/cases/make_case.h"
+#include "support/oracle/pages.h"
 
 namespace flash_attention::testing {
 

@@ -1,5 +1,5 @@
 // forward/sm90_fp8 on a GPU.
-#include "support/contract.h"
+#include "support/cases/contract.h"
 #include "support/gpu.h"
 
 namespace flash_attention::testing {

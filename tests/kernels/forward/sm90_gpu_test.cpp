@@ -1,5 +1,5 @@
 // forward/sm90 on a GPU: the whole contract.
-#include "support/contract.h"
+#include "support/cases/contract.h"
 #include "support/gpu.h"
 
 namespace flash_attention::testing {

@@ -1,7 +1,7 @@
 // forward/sm90 where a block does more tiles than it has marks for (256): by a fixed schedule and by a counter.
-#include "emulator/seed.h"
+#include "emulator/host/seed.h"
 #include "flash_attention/attention.h"
-#include "support/contract.h"
+#include "support/cases/contract.h"
 
 namespace flash_attention::testing {
 namespace {

@@ -3,8 +3,8 @@
 #include <cctype>
 #include <tuple>
 
-#include "plan/ladder.h"
-#include "support/contract.h"
+#include "plan/families/ladder.h"
+#include "support/cases/contract.h"
 #include "support/long_tail.h"
 
 namespace flash_attention::testing {

@@ -1,0 +1,165 @@
+#include <algorithm>
+#include <cmath>
+
+#include "api/checks/append_problem.h"
+#include "api/checks/overlap.h"
+#include "api/checks/pointers.h"
+#include "api/checks/refuse.h"
+#include "plan/append.h"
+
+namespace flash_attention::api {
+namespace {
+
+std::string entry(const char* argument, std::int64_t i) { return std::string(argument) + "[" + std::to_string(i) + "]"; }
+
+void check_pointers(const AppendProblem& p, const AppendBuffers& b, Device device) {
+  const bool cpu = device.kind == DeviceKind::cpu;
+  const std::size_t wide = cpu ? size_of(p.dtype) : 16, cached = cpu ? size_of(*p.cache_dtype) : 16;
+  const bool queries = plan::query_tokens(p) > 0, rows = plan::new_tokens(p) > 0;
+  check_pointer("q", b.q, queries, wide);
+  check_pointer("q_out", b.q_out, queries, wide);
+  check_pointer("k", b.k, rows, wide);
+  check_pointer("v", b.v, rows, wide);
+  check_pointer("k_cache", b.k_cache, rows && p.capacity > 0, cached);
+  check_pointer("v_cache", b.v_cache, rows && p.capacity > 0, cached);
+  const std::size_t table = cpu ? size_of(p.rotary_dtype) : 16;
+  const bool nothing = !queries && !rows;
+  check_pair("cos", b.cos, p.rotary_dim > 0, "rotary_dim", table, nothing);
+  check_pair("sin", b.sin, p.rotary_dim > 0, "rotary_dim", table, nothing);
+  if (p.placed && b.lengths != nullptr) refuse("lengths", address(b.lengths), "positions say where each row belongs");
+  check_pointer("lengths", b.lengths, false, 4);
+  check_pair("rotary_offsets", b.rotary_offsets, p.rotary_offsets, "rotary_offsets", 4, nothing);
+  check_pair("cu_seqlens_new", b.cu_seqlens_new, p.packed_new, "packed_new", 4);
+  check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed_q, "packed_q", 4);
+  check_pair("sequences", b.sequences, p.placed, "placed", 4, nothing);
+  check_pair("positions", b.positions, p.placed, "placed", 4, nothing);
+  check_pair("page_table", b.page_table, p.page_size != 0, "page_size", 4, !rows || p.capacity == 0);
+  check_pair("k_scale", b.k_scale, p.scales != ScaleKind::none, "scales", 4, !rows);
+  check_pair("v_scale", b.v_scale, p.scales != ScaleKind::none, "scales", 4, !rows);
+}
+
+void check_angle(const AppendProblem& p, const std::string& argument, std::int64_t got, std::int64_t last) {
+  if (p.rotary_dim == 0 || (got >= 0 && last < p.rotary_positions)) return;
+  refuse(
+      argument, std::to_string(got),
+      "cos and sin have " + std::to_string(p.rotary_positions) + " positions, and " + std::to_string(last) + " is needed");
+}
+
+void check_page(const AppendProblem& p, const AppendBuffers& b, std::int64_t sequence, std::int64_t column) {
+  const std::int64_t page = b.page_table[sequence * p.page_table_stride + column];
+  if (page >= 0 && page < p.num_pages) return;
+  refuse("page_table[" + std::to_string(sequence) + "][" + std::to_string(column) + "]", std::to_string(page),
+         "a new row goes there, and the caches have the pages 0 to " + std::to_string(p.num_pages - 1));
+}
+
+/// Rows that say where they belong.
+void check_places(const AppendProblem& p, const AppendBuffers& b) {
+  for (std::int64_t i = 0; i < std::max(p.total_new, p.total_q); ++i) {
+    if (b.sequences[i] < 0 || b.sequences[i] >= p.batch) {
+      refuse(entry("sequences", i), std::to_string(b.sequences[i]), "allowed are 0 to " + std::to_string(p.batch - 1));
+    }
+    if (p.total_new > 0 && (b.positions[i] < 0 || b.positions[i] >= p.capacity)) {
+      refuse(entry("positions", i), std::to_string(b.positions[i]),
+             "the cache has room for " + std::to_string(p.capacity) + " rows of a sequence");
+    }
+    check_angle(p, entry("positions", i), b.positions[i], b.positions[i]);
+    if (p.page_size != 0 && p.total_new > 0) check_page(p, b, b.sequences[i], b.positions[i] / p.page_size);
+  }
+}
+
+void check_lengths(const AppendProblem& p, const AppendBuffers& b) {
+  for (std::int64_t i = 0; i < p.batch; ++i) {
+    const std::int64_t length = b.lengths != nullptr ? b.lengths[i] : 0;
+    const std::int64_t rows = p.packed_new ? std::int64_t{b.cu_seqlens_new[i + 1]} - b.cu_seqlens_new[i] : p.seq_new;
+    const std::int64_t queries = p.packed_q ? std::int64_t{b.cu_seqlens_q[i + 1]} - b.cu_seqlens_q[i] : p.seq_q;
+    if (rows > 0 && (length < 0 || length + rows > p.capacity)) {
+      refuse(entry("lengths", i), std::to_string(length),
+             "with " + std::to_string(rows) + " new rows; the cache has room for " + std::to_string(p.capacity));
+    }
+    const std::int64_t turned = std::max(rows, p.rotary_one_query ? std::min<std::int64_t>(queries, 1) : queries);
+    const std::int64_t first = b.rotary_offsets != nullptr ? b.rotary_offsets[i] : length;
+    if (turned > 0)
+      check_angle(p, entry(b.rotary_offsets != nullptr ? "rotary_offsets" : "lengths", i), first, first + turned - 1);
+    if (p.page_size == 0 || rows == 0) continue;
+    for (std::int64_t column = length / p.page_size; column * p.page_size < length + rows; ++column)
+      check_page(p, b, i, column);
+  }
+}
+
+void check_scales(const AppendProblem& p, const char* argument, const float* scales, const Strides& s) {
+  if (p.scales == ScaleKind::none || p.scales == ScaleKind::token || plan::new_tokens(p) == 0) return;
+  const bool one = p.scales == ScaleKind::tensor;
+  for (std::int64_t i = 0; i < (one ? 1 : p.batch); ++i) {
+    for (std::int64_t head = 0; head < (one ? 1 : p.heads_kv); ++head) {
+      const float got = scales[i * s.batch + head * s.head];
+      if (std::isfinite(got) && got > 0) continue;
+      refuse(std::string(argument) + (one ? "" : "[" + std::to_string(i) + "][" + std::to_string(head) + "]"),
+             std::to_string(got), "allowed are positive finite numbers");
+    }
+  }
+}
+
+void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
+  const auto view = [](const char* name, const void* data, Dtype dtype, const Strides& s, std::int64_t batch,
+                       std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return Extent{name,
+                  static_cast<const char*>(data),
+                  static_cast<std::int64_t>(size_of(dtype)),
+                  {batch, rows, heads, dim},
+                  {s.batch, s.seq, s.head, 1}};
+  };
+  const auto list = [](const char* name, const std::int32_t* data, std::int64_t count) {
+    return Extent{name, reinterpret_cast<const char*>(data), 4, {1, 1, 1, count}, {0, 0, 0, 1}};
+  };
+  const std::int64_t batch_q = p.packed_q || p.placed ? 1 : p.batch, batch_new = p.packed_new || p.placed ? 1 : p.batch;
+  const std::int64_t rows_q = plan::query_tokens(p) / std::max<std::int64_t>(batch_q, 1);
+  const std::int64_t rows_new = plan::new_tokens(p) / std::max<std::int64_t>(batch_new, 1);
+  const std::int64_t pages = p.page_size != 0 ? p.num_pages : p.batch;
+  const std::int64_t rows = p.page_size != 0 ? p.page_size : p.capacity;
+  const std::int64_t places = std::max(p.total_new, p.total_q);
+  const bool in_place = b.q == b.q_out && p.q_strides == p.q_out_strides;
+  const Extent q = view("q", in_place ? nullptr : b.q, p.dtype, p.q_strides, batch_q, rows_q, p.heads_q, p.head_dim);
+  const Extent q_out = view("q_out", b.q_out, p.dtype, p.q_out_strides, batch_q, rows_q, p.heads_q, p.head_dim);
+  const Extent k = view("k", b.k, p.dtype, p.k_strides, batch_new, rows_new, p.heads_kv, p.head_dim);
+  const Extent v = view("v", b.v, p.dtype, p.v_strides, batch_new, rows_new, p.heads_kv, p.head_dim_v);
+  const Extent k_cache = view("k_cache", b.k_cache, *p.cache_dtype, p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim);
+  const Extent v_cache =
+      view("v_cache", b.v_cache, *p.cache_dtype, p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v);
+  const auto table = [&](const char* name, const void* data) {
+    return view(name, data, p.rotary_dtype, {0, p.rotary_stride, 0}, 1, p.rotary_positions, 1, p.rotary_dim / 2);
+  };
+  const auto refuse_if_shared = [&](std::initializer_list<Extent> outputs) {
+    refuse_overlap(
+        outputs, {q, k, v, table("cos", b.cos), table("sin", b.sin), list("lengths", b.lengths, p.batch),
+                  list("rotary_offsets", b.rotary_offsets, p.batch), list("cu_seqlens_new", b.cu_seqlens_new, p.batch + 1),
+                  list("cu_seqlens_q", b.cu_seqlens_q, p.batch + 1), list("sequences", b.sequences, places),
+                  list("positions", b.positions, places), list("page_table", b.page_table, p.batch * p.page_table_stride)});
+  };
+  if (p.page_size == 0 || b.k_cache == b.v_cache) return refuse_if_shared({q_out, k_cache, v_cache});
+  // Pages of keys and of values may come from one pool: which are which only the table says.
+  refuse_if_shared({q_out, k_cache});
+  refuse_if_shared({q_out, v_cache});
+}
+
+}  // namespace
+
+void validate(const AppendProblem& p, const AppendBuffers& b, const Options& options) {
+  if (options.device.kind != DeviceKind::cuda && options.stream != nullptr) {
+    refuse("stream", address(options.stream), "only CUDA devices have streams; the device is " + to_string(options.device));
+  }
+  check_pointers(p, b, options.device);
+  if (options.device.kind != DeviceKind::cuda) {
+    if (p.packed_new) check_cu_seqlens("cu_seqlens_new", b.cu_seqlens_new, p.batch, p.total_new, p.total_new);
+    if (p.packed_q) check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.total_q);
+    if (p.placed) {
+      check_places(p, b);
+    } else {
+      check_lengths(p, b);
+    }
+    check_scales(p, "k_scale", b.k_scale, p.k_scale_strides);
+    check_scales(p, "v_scale", b.v_scale, p.v_scale_strides);
+  }
+  check_overlap(p, b);
+}
+
+}  // namespace flash_attention::api

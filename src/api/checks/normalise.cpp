@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "api/checks/refuse.h"
+#include "api/checks/validate.h"
+#include "api/program.h"
+
+namespace flash_attention::api {
+namespace {
+
+constexpr std::int64_t max_size = std::numeric_limits<std::int32_t>::max();
+
+void check_size(const char* argument, std::int64_t got, std::int64_t smallest) {
+  if (got >= smallest && got <= max_size) return;
+  refuse(argument, std::to_string(got), "allowed are " + std::to_string(smallest) + " to " + std::to_string(max_size));
+}
+
+void check_dtype(const char* argument, Dtype got) {
+  require(got == Dtype::float32 || got == Dtype::float16 || got == Dtype::bfloat16, argument,
+          static_cast<std::int64_t>(got), "allowed are float32, float16 and bfloat16");
+}
+
+void check_head_dim(const char* argument, std::int64_t got) {
+  if (got >= 1 && got <= max_head_dim) return;
+  refuse(argument, std::to_string(got), "allowed are 1 to " + std::to_string(max_head_dim));
+}
+
+/// A key is its value and some columns more.
+void check_latent_dims(const Problem& p) {
+  require(p.head_dim_v >= 8 && p.head_dim_v <= 512 && p.head_dim_v % 8 == 0, "head_dim_v", p.head_dim_v,
+          "allowed are multiples of 8 from 8 to 512 where keys are latent");
+  if (p.head_dim > p.head_dim_v && p.head_dim <= 576 && p.head_dim % 8 == 0) return;
+  refuse("head_dim", std::to_string(p.head_dim),
+         "allowed are multiples of 8 above head_dim_v, " + std::to_string(p.head_dim_v) +
+             ", and up to 576 where keys are latent");
+}
+
+/// So that the bytes that all axes reach together are counted in 64 bits.
+void check_reach(const char* argument, std::int64_t stride, std::int64_t size) {
+  const bool good = std::abs(static_cast<double>(stride)) * static_cast<double>(size) <= 0x1p58;
+  require(good, argument, stride, "offsets must stay below 2^58 elements");
+}
+
+/// A tensor's axes before the heads.
+struct RowAxes {
+  bool packed;
+  std::int64_t batch;  // or pages
+  std::int64_t seq;
+};
+
+/// Dense strides where the caller gave none; refuses a tensor whose offsets would leave 64 bits.
+Strides resolve(const char* argument, const Strides& given, const RowAxes& rows, std::int64_t heads, std::int64_t dim) {
+  Strides s = given;
+  const std::int64_t seq = rows.seq;
+  if (s.head == Strides::dense) s.head = dim;
+  if (s.seq == Strides::dense) s.seq = heads * dim;
+  check_reach(argument, s.head, heads);
+  check_reach(argument, s.seq, seq);
+  if (rows.packed) {
+    s.batch = 0;
+  } else if (s.batch == Strides::dense) {
+    check_reach(argument, heads * dim, seq);
+    s.batch = seq * heads * dim;
+  }
+  check_reach(argument, s.batch, rows.batch);
+  return s;
+}
+
+void check_score_strides(const char* argument, const ScoreTensor& tensor, const Problem& p) {
+  if (!tensor.present) return;
+  check_reach(argument, tensor.batch_stride, p.batch);
+  check_reach(argument, tensor.head_stride, p.heads_q);
+  check_reach(argument, tensor.q_stride, p.seq_q);
+}
+
+void check_hidden_rows(HiddenRows& hidden, const Problem& p) {
+  require(hidden.bounds == 0 || hidden.bounds == 1 || hidden.bounds == 2 || hidden.bounds == 4, "hidden_rows.bounds",
+          std::int64_t{hidden.bounds}, "allowed are 0 (none), 1, 2 and 4");
+  if (hidden.bounds == 0) {
+    hidden = {};
+    return;
+  }
+  if (p.packed && p.page_size == 0) hidden.batch_stride = 0;
+  check_reach("hidden_rows.batch_stride", hidden.batch_stride, p.batch);
+  check_reach("hidden_rows.head_stride", hidden.head_stride, p.heads_kv);
+}
+
+void check_block_mask(BlockMask& mask, const Problem& p) {
+  check_size("block_mask.block_q", mask.block_q, 0);
+  if (mask.block_q == 0) {
+    mask = {};
+    return;
+  }
+  check_size("block_mask.block_kv", mask.block_kv, 1);
+  check_reach("block_mask.batch_stride", mask.batch_stride, p.batch);
+  check_reach("block_mask.head_stride", mask.head_stride, p.heads_q);
+  check_reach("block_mask.q_stride", mask.q_stride, (p.seq_q + mask.block_q - 1) / mask.block_q);
+}
+
+/// An output whose own elements share memory would be written twice.
+void check_distinct(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq, std::int64_t heads,
+                    std::int64_t dim) {
+  if (std::min({batch, seq, heads}) == 0) return;
+  std::array<std::pair<std::int64_t, std::int64_t>, 3> axes{
+      {{std::abs(strides.batch), batch}, {std::abs(strides.seq), seq}, {std::abs(strides.head), heads}}};
+  std::sort(axes.begin(), axes.end());
+  std::int64_t reach = dim;  // elements that the smaller axes cover
+  for (const auto& [stride, size] : axes) {
+    if (size <= 1) continue;
+    if (stride < reach) {
+      refuse(argument,
+             "(" + std::to_string(strides.batch) + ", " + std::to_string(strides.seq) + ", " +
+                 std::to_string(strides.head) + ")",
+             "an output must not overlap itself");
+    }
+    reach += stride * (size - 1);
+  }
+}
+
+void check_sizes(const Problem& p) {
+  check_size("batch", p.batch, 0);
+  check_size("seq_q", p.seq_q, 0);
+  check_size("seq_kv", p.seq_kv, 0);
+  check_size("heads_q", p.heads_q, 1);
+  check_size("heads_kv", p.heads_kv, 1);
+  if (p.heads_q % p.heads_kv != 0) {
+    refuse("heads_q", std::to_string(p.heads_q), "allowed are multiples of heads_kv, " + std::to_string(p.heads_kv));
+  }
+  check_size("batch * heads_q", p.batch * p.heads_q, 0);
+  if (p.latent) {
+    check_latent_dims(p);
+  } else {
+    check_head_dim("head_dim", p.head_dim);
+    check_head_dim("head_dim_v", p.head_dim_v);
+  }
+  check_dtype("dtype", p.dtype);
+  check_size("total_q", p.packed ? p.total_q : p.batch * p.seq_q, 0);
+  if (p.page_size == 0) check_size("total_kv", p.packed ? p.total_kv : p.batch * p.seq_kv, 0);
+}
+
+void check_options(const Problem& p) {
+  require(std::isfinite(*p.scale), "scale", *p.scale, "it must be finite");
+  const bool capped = std::isfinite(p.softcap) && p.softcap >= std::numeric_limits<float>::min();  // 1 / softcap is finite
+  require(capped || p.softcap == 0, "softcap", p.softcap, "allowed are 0 (off) and positive normal numbers");
+  require(p.dropout_p >= 0 && p.dropout_p < 1, "dropout_p", p.dropout_p, "allowed is [0, 1)");
+  require(p.window_left >= -1, "window_left", p.window_left, "allowed are -1 (no bound) and up");
+  require(p.window_right >= -1, "window_right", p.window_right, "allowed are -1 (no bound) and up");
+  require(p.alignment == Alignment::bottom_right || p.alignment == Alignment::top_left, "alignment",
+          static_cast<std::int64_t>(p.alignment), "allowed are bottom_right and top_left");
+  if (p.bias.present) check_dtype("bias.dtype", p.bias.dtype);
+}
+
+/// K and V in pages, and what else belongs to a cache: no gradients flow there.
+void check_cache(Problem& p, Pass pass) {
+  const bool forward = pass == Pass::forward;
+  require(forward || !p.left_padding, "left_padding", std::int64_t{1}, "only forward takes it");
+  require(forward || !p.latent, "latent", std::int64_t{1}, "only forward takes latent keys");
+  check_size("page_size", p.page_size, 0);
+  if (p.page_size == 0) {
+    require(p.num_pages == 0, "num_pages", p.num_pages, "it belongs to pages, and page_size is 0");
+    require(p.page_table_stride == 0, "page_table_stride", p.page_table_stride, "it belongs to pages, and page_size is 0");
+    return;
+  }
+  require(forward, "page_size", p.page_size, "only forward takes pages");
+  check_size("num_pages", p.num_pages, p.batch > 0 && p.seq_kv > 0 ? 1 : 0);
+  check_size("num_pages * page_size", p.num_pages * p.page_size, 0);
+  const std::int64_t needed = (p.seq_kv + p.page_size - 1) / p.page_size;
+  if (p.page_table_stride == 0) p.page_table_stride = needed;
+  if (p.page_table_stride < needed) {
+    refuse("page_table_stride", std::to_string(p.page_table_stride),
+           std::to_string(p.seq_kv) + " keys need " + std::to_string(needed) + " pages of " + std::to_string(p.page_size));
+  }
+  check_reach("page_table_stride", p.page_table_stride, p.batch);
+  require(!p.packed || p.seqused_kv, "seqused_kv", std::int64_t{0}, "packed queries with pages need it");
+}
+
+/// Where there are as many keys as queries both diagonals are the same, and so are the kernels.
+void choose_alignment(Problem& p) {
+  if (!p.packed && !p.seqused_q && !p.seqused_kv && p.seq_q == p.seq_kv) p.alignment = Alignment::bottom_right;
+}
+
+/// K and V in 8 bits, and their scales.
+void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv) {
+  if (!p.kv_dtype) p.kv_dtype = p.dtype;
+  const bool narrow = size_of(*p.kv_dtype) == 1 && *p.kv_dtype <= Dtype::int8;
+  if (!narrow && *p.kv_dtype != p.dtype) {
+    refuse("kv_dtype", std::string(to_string(*p.kv_dtype)),
+           "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3, float8_e5m2 and int8");
+  }
+  if (narrow && pass != Pass::forward) refuse("kv_dtype", std::string(to_string(*p.kv_dtype)), "only forward takes 8 bits");
+  require(p.kv_scales <= ScaleKind::token, "kv_scales", static_cast<std::int64_t>(p.kv_scales),
+          "allowed are none, tensor, head and token");
+  if (p.kv_scales != ScaleKind::none && !narrow) {
+    refuse("kv_scales", std::string(to_string(p.kv_scales)),
+           "they belong to float8_e4m3, float8_e5m2 and int8, and k and v are " + std::string(to_string(*p.kv_dtype)));
+  }
+  const auto strides = [&](const char* argument, Strides given) {
+    if (p.kv_scales == ScaleKind::none || p.kv_scales == ScaleKind::tensor) return Strides{0, 0, 0};
+    if (p.kv_scales == ScaleKind::token) return resolve(argument, given, of_kv, p.heads_kv, 1);
+    if (given.batch == Strides::dense) given.batch = p.heads_kv;
+    given.seq = 0;
+    return resolve(argument, given, {false, p.batch, 1}, p.heads_kv, 1);
+  };
+  p.k_scale_strides = strides("k_scale_strides", p.k_scale_strides);
+  p.v_scale_strides = strides("v_scale_strides", p.v_scale_strides);
+}
+
+/// Q in 8 bits, and its scales: beside K and V of the same type.
+void check_narrow_queries(Problem& p, Pass pass) {
+  if (!p.q_dtype) p.q_dtype = p.dtype;
+  const bool narrow = *p.q_dtype != p.dtype;
+  const std::string got(to_string(*p.q_dtype));
+  if (narrow && *p.q_dtype != Dtype::float8_e4m3 && *p.q_dtype != Dtype::float8_e5m2) {
+    refuse("q_dtype", got, "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3 and float8_e5m2");
+  }
+  if (narrow && pass != Pass::forward) refuse("q_dtype", got, "only forward takes 8 bits");
+  if (narrow && *p.q_dtype != *p.kv_dtype) {
+    refuse("q_dtype", got, "it goes with k and v of the same type, and they are " + std::string(to_string(*p.kv_dtype)));
+  }
+  if (narrow && p.latent) refuse("q_dtype", got, "latent keys take queries of 16 or 32 bits");
+  require(p.q_scales <= ScaleKind::head, "q_scales", static_cast<std::int64_t>(p.q_scales),
+          "allowed are none, tensor and head");
+  if (p.q_scales != ScaleKind::none && !narrow) {
+    refuse("q_scales", std::string(to_string(p.q_scales)),
+           "they belong to float8_e4m3 and float8_e5m2, and q is " + std::string(to_string(*p.q_dtype)));
+  }
+  if (p.q_scales != ScaleKind::head) {
+    p.q_scale_strides = {0, 0, 0};
+    return;
+  }
+  if (p.q_scale_strides.batch == Strides::dense) p.q_scale_strides.batch = p.heads_kv;
+  p.q_scale_strides.seq = 0;
+  p.q_scale_strides = resolve("q_scale_strides", p.q_scale_strides, {false, p.batch, 1}, p.heads_kv, 1);
+}
+
+/// A bound that no score of this problem can cross costs mask work for nothing.
+void drop_idle_window(Problem& p) {
+  if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;
+  if (p.window_right >= p.seq_q + p.seq_kv) p.window_right = -1;
+  const bool one_query_at_the_end = p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right;
+  if (one_query_at_the_end) p.window_right = -1;
+  p.causal = p.window_right == 0;
+}
+
+}  // namespace
+
+Problem normalise(const Problem& problem, Pass pass) {
+  Problem p = problem;
+  if (p.head_dim_v == 0) p.head_dim_v = p.head_dim;
+  check_sizes(p);
+  if (p.packed) {
+    // No sequence is longer than all of them together; a bias keeps the sizes that its caller gave it.
+    const bool rows = p.total_q != 0 || (p.page_size == 0 && p.total_kv != 0);
+    require(p.batch > 0 || !rows, "batch", p.batch, "packed rows need a sequence, or there must be none");
+    if (p.seq_q == 0 || (p.seq_q > p.total_q && !p.bias.present)) p.seq_q = p.total_q;
+    if (p.page_size == 0 && (p.seq_kv == 0 || (p.seq_kv > p.total_kv && !p.bias.present))) p.seq_kv = p.total_kv;
+  } else {
+    require(p.total_q == 0 || p.total_q == p.batch * p.seq_q, "total_q", p.total_q, "it belongs to packed problems");
+  }
+  check_cache(p, pass);
+  if (p.page_size != 0) {
+    require(p.total_kv == 0 || p.total_kv == p.num_pages * p.page_size, "total_kv", p.total_kv,
+            "it belongs to packed keys, and these are in pages");
+    p.total_kv = p.num_pages * p.page_size;
+  } else if (!p.packed) {
+    require(p.total_kv == 0 || p.total_kv == p.batch * p.seq_kv, "total_kv", p.total_kv, "it belongs to packed problems");
+  }
+  if (p.causal) p.window_right = 0;
+  if (!p.scale) p.scale = p.head_dim > 0 ? 1.0f / std::sqrt(static_cast<float>(p.head_dim)) : 1.0f;
+  check_options(p);
+  choose_alignment(p);
+  drop_idle_window(p);
+
+  const RowAxes of_q{p.packed, p.batch, p.packed ? p.total_q : p.seq_q};
+  const RowAxes of_kv = p.page_size != 0 ? RowAxes{false, p.num_pages, p.page_size}
+                                         : RowAxes{p.packed, p.batch, p.packed ? p.total_kv : p.seq_kv};
+  check_narrow_keys(p, pass, of_kv);
+  check_narrow_queries(p, pass);
+  p.q_strides = resolve("q_strides", p.q_strides, of_q, p.heads_q, p.head_dim);
+  p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
+  p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, p.head_dim_v);
+  p.out_strides = resolve("out_strides", p.out_strides, of_q, p.heads_q, p.head_dim_v);
+  p.dout_strides = resolve("dout_strides", p.dout_strides, of_q, p.heads_q, p.head_dim_v);
+  p.dq_strides = resolve("dq_strides", p.dq_strides, of_q, p.heads_q, p.head_dim);
+  p.dk_strides = resolve("dk_strides", p.dk_strides, of_kv, p.heads_kv, p.head_dim);
+  p.dv_strides = resolve("dv_strides", p.dv_strides, of_kv, p.heads_kv, p.head_dim_v);
+
+  check_score_strides("bias strides", p.bias, p);
+  check_score_strides("mask strides", p.mask, p);
+  check_hidden_rows(p.hidden_rows, p);
+  check_block_mask(p.block_mask, p);
+  if (p.alibi) check_reach("alibi_batch_stride", p.alibi_batch_stride, p.batch);
+
+  const std::int64_t batches = p.packed ? 1 : p.batch;
+  if (pass == Pass::forward || pass == Pass::standard_forward) {
+    check_distinct("out_strides", p.out_strides, batches, of_q.seq, p.heads_q, p.head_dim_v);
+    p.dout_strides = p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0};  // one plan whatever they were
+  } else {
+    check_distinct("dq_strides", p.dq_strides, batches, of_q.seq, p.heads_q, p.head_dim);
+    check_distinct("dk_strides", p.dk_strides, batches, of_kv.seq, p.heads_kv, p.head_dim);
+    check_distinct("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
+  }
+  check_program(p, pass);
+  if (!p.packed) p.total_q = p.batch * p.seq_q;
+  if (!p.packed && p.page_size == 0) p.total_kv = p.batch * p.seq_kv;
+  return p;
+}
+
+}  // namespace flash_attention::api

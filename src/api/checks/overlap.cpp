@@ -1,0 +1,105 @@
+#include "api/checks/overlap.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "api/checks/refuse.h"
+
+namespace flash_attention::api {
+namespace {
+
+struct Range {
+  std::intptr_t first, last;  // bytes, last is one past the end
+};
+
+bool empty(const Extent& e) {
+  return e.data == nullptr || std::any_of(e.sizes.begin(), e.sizes.end(), [](std::int64_t size) { return size == 0; });
+}
+
+Range range(const Extent& e) {
+  std::int64_t low = 0, high = 1;
+  for (int axis = 0; axis < 4; ++axis) {
+    const std::int64_t reach = (e.sizes[axis] - 1) * e.strides[axis];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto base = reinterpret_cast<std::intptr_t>(e.data);
+  return {base + low * e.element_bytes, base + high * e.element_bytes};
+}
+
+bool cross(const Range& a, const Range& b) { return a.first < b.last && b.first < a.last; }
+
+/// True where the axes, largest stride first, nest: each step is longer than all that the axes after it reach together.
+bool nested(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides, const std::array<int, 4>& order) {
+  std::int64_t reach = 0;
+  for (int axis = 3; axis >= 0; --axis) {
+    const int index = order[axis];
+    const std::int64_t stride = std::abs(strides[index]), steps = std::max(a.sizes[index], b.sizes[index]) - 1;
+    if (stride == 0) continue;
+    if (stride <= reach) return false;
+    reach += stride * steps;
+  }
+  return true;
+}
+
+/// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Where the
+/// axes nest, a step can only be the quotient or its neighbour, whatever the signs of the strides, so three tries are
+/// enough.
+bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides,
+               const std::array<int, 4>& order, int axis, std::int64_t distance) {
+  if (axis == 4) return distance == 0;
+  const int index = order[axis];
+  const std::int64_t stride = strides[index];
+  if (stride == 0) return reachable(a, b, strides, order, axis + 1, distance);
+  const std::int64_t quotient = distance / stride;
+  for (const std::int64_t step : {quotient - 1, quotient, quotient + 1}) {
+    if (step > a.sizes[index] - 1 || -step > b.sizes[index] - 1) continue;
+    if (reachable(a, b, strides, order, axis + 1, distance - step * stride)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool overlaps(const Extent& a, const Extent& b) {
+  if (empty(a) || empty(b)) return false;
+  if (!cross(range(a), range(b))) return false;
+  const std::intptr_t bytes = b.data - a.data;
+  if (a.element_bytes != b.element_bytes || bytes % a.element_bytes != 0) return true;
+  std::array<std::int64_t, 4> strides;  // of both; the stride of an axis of size 1 means nothing
+  for (int axis = 0; axis < 4; ++axis) {
+    strides[axis] = a.sizes[axis] > 1 ? a.strides[axis] : b.sizes[axis] > 1 ? b.strides[axis] : 0;
+    if (a.sizes[axis] > 1 && b.sizes[axis] > 1 && a.strides[axis] != b.strides[axis]) return true;
+  }
+  std::array<int, 4> order{0, 1, 2, 3};
+  std::sort(order.begin(), order.end(), [&](int x, int y) { return std::abs(strides[x]) > std::abs(strides[y]); });
+  if (!nested(a, b, strides, order)) return true;
+  return reachable(a, b, strides, order, 0, bytes / a.element_bytes);
+}
+
+void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs) {
+  // Every call comes here and hardly any pair is close: each range is taken once, and compared before all else.
+  struct Occupied {
+    const Extent* extent;
+    Range range;
+  };
+  std::array<Occupied, 32> occupied;  // outputs, then inputs
+  std::size_t count = 0;
+  const auto add = [&](const Extent& extent) {
+    if (!empty(extent)) occupied.at(count++) = {&extent, range(extent)};
+  };
+  for (const Extent& output : outputs) add(output);
+  const std::size_t num_outputs = count;
+  for (const Extent& input : inputs) add(input);
+  for (std::size_t a = 0; a < num_outputs; ++a) {
+    for (std::size_t b = a + 1; b < count; ++b) {
+      if (!cross(occupied[a].range, occupied[b].range)) continue;
+      const Extent &output = *occupied[a].extent, &other = *occupied[b].extent;
+      if (!overlaps(output, other)) continue;
+      if (b < num_outputs) refuse(other.name, std::string("memory shared with ") + output.name, "outputs must not overlap");
+      refuse(output.name, std::string("memory shared with ") + other.name, "an output must not overlap an input");
+    }
+  }
+}
+
+}  // namespace flash_attention::api

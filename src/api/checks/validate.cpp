@@ -1,0 +1,218 @@
+#include "api/checks/validate.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "api/checks/overlap.h"
+#include "api/checks/pointers.h"
+#include "api/checks/refuse.h"
+#include "api/program.h"
+
+namespace flash_attention::api {
+namespace {
+
+bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
+
+void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
+  // GPU kernels move 16 bytes at a time; which kernel runs is decided before the pointers are known.
+  const std::size_t element = size_of(p.dtype);
+  const std::size_t wide = device.kind == DeviceKind::cpu ? element : 16;
+  const bool queries = p.total_q > 0, keys = p.total_kv > 0;
+  check_pointer("q", b.q, queries, device.kind == DeviceKind::cpu ? size_of(*p.q_dtype) : 16);
+  const std::size_t of_keys = device.kind == DeviceKind::cpu ? size_of(*p.kv_dtype) : 16;
+  check_pointer("k", b.k, keys, of_keys);
+  check_pointer("v", b.v, keys, of_keys);
+  check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
+  check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
+  check_pair("q_scale", b.q_scale, p.q_scales != ScaleKind::none, "q_scales", 4, !keys);
+  check_pointer("out", b.out, queries, wide);
+  check_pointer("lse", b.lse, queries && is_backward(pass), 4);
+
+  const bool no_scores = !queries || !keys || p.seq_kv == 0, no_batch = p.batch == 0;
+  check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), no_scores);
+  check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
+  check_pair("hidden_rows", b.hidden_rows, p.hidden_rows.bounds != 0, "hidden_rows.bounds", 4, no_scores);
+  check_pair("block_mask", b.block_mask, p.block_mask.block_q != 0, "block_mask.block_q", 1, no_scores);
+  check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4, no_batch && p.alibi_batch_stride != 0);
+  check_pair("sink", b.sink, p.sink, "sink", 4);
+  check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
+  check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);
+  check_pair("seqused_q", b.seqused_q, p.seqused_q, "seqused_q", 4, no_batch);
+  check_pair("seqused_kv", b.seqused_kv, p.seqused_kv, "seqused_kv", 4, no_batch);
+  check_pair("key_lengths", b.key_lengths, p.key_lengths, "key_lengths", 4, no_batch);
+  check_pair("left_padding", b.left_padding, p.left_padding, "left_padding", 4, no_batch);
+  check_pair("page_table", b.page_table, p.page_size != 0, "page_size", 4, no_batch || p.seq_kv == 0);
+
+  check_program_pointers(p, pass, b);
+
+  if (!is_backward(pass)) return;
+  check_pointer("dout", b.dout, queries, wide);
+  check_pointer("dlse", b.dlse, false, 4);
+  check_pointer("dq", b.dq, queries, wide);
+  check_pointer("dk", b.dk, keys, wide);
+  check_pointer("dv", b.dv, keys, wide);
+  if (b.dbias != nullptr && !p.bias.present) refuse("dbias", address(b.dbias), "there is no bias to differentiate");
+  check_pointer("dbias", b.dbias, false, size_of(p.bias.dtype));
+  if (b.dsink != nullptr && !p.sink) refuse("dsink", address(b.dsink), "there is no sink to differentiate");
+  check_pointer("dsink", b.dsink, false, 4);
+}
+
+void check_lengths(const char* argument, const std::int32_t* lengths, const std::int32_t* cu, std::int64_t batch,
+                   std::int64_t longest) {
+  if (lengths == nullptr) return;
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const std::int64_t limit = cu ? std::int64_t{cu[i + 1]} - cu[i] : longest;
+    if (lengths[i] >= 0 && lengths[i] <= limit) continue;
+    refuse(std::string(argument) + "[" + std::to_string(i) + "]", std::to_string(lengths[i]),
+           "allowed are 0 to " + std::to_string(limit));
+  }
+}
+
+/// The entries of the keys in use; what is past them may be anything.
+void check_page_table(const Problem& p, const Buffers& b) {
+  if (p.page_size == 0) return;
+  for (std::int64_t i = 0; i < p.batch; ++i) {
+    const std::int64_t keys = b.seqused_kv != nullptr ? b.seqused_kv[i] : p.seq_kv;
+    for (std::int64_t page = 0; page * p.page_size < keys; ++page) {
+      const std::int64_t got = b.page_table[i * p.page_table_stride + page];
+      if (got >= 0 && got < p.num_pages) continue;
+      refuse("page_table[" + std::to_string(i) + "][" + std::to_string(page) + "]", std::to_string(got),
+             "allowed are 0 to " + std::to_string(p.num_pages - 1) + " for the " + std::to_string(keys) + " keys in use");
+    }
+  }
+}
+
+/// Scales of the whole and of heads. Those of rows are left to the call: there may be as many as keys.
+void check_scales(const Problem& p, const char* argument, ScaleKind kind, const float* scales, const Strides& s) {
+  if (kind == ScaleKind::none || kind == ScaleKind::token || scales == nullptr) return;
+  const bool one = kind == ScaleKind::tensor;
+  for (std::int64_t i = 0; i < (one ? 1 : p.batch); ++i) {
+    for (std::int64_t head = 0; head < (one ? 1 : p.heads_kv); ++head) {
+      const float got = scales[i * s.batch + head * s.head];
+      if (std::isfinite(got) && got > 0) continue;
+      refuse(std::string(argument) + (one ? "" : "[" + std::to_string(i) + "][" + std::to_string(head) + "]"),
+             std::to_string(got), "allowed are positive finite numbers");
+    }
+  }
+}
+
+void check_host_lengths(const Problem& p, const Buffers& b) {
+  check_scales(p, "q_scale", p.q_scales, b.q_scale, p.q_scale_strides);
+  check_scales(p, "k_scale", p.kv_scales, b.k_scale, p.k_scale_strides);
+  check_scales(p, "v_scale", p.kv_scales, b.v_scale, p.v_scale_strides);
+  if (p.packed) check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.seq_q);
+  if (b.cu_seqlens_kv != nullptr) {
+    check_cu_seqlens("cu_seqlens_kv", b.cu_seqlens_kv, p.batch, p.total_kv, p.seq_kv);
+  }
+  check_lengths("seqused_q", b.seqused_q, b.cu_seqlens_q, p.batch, p.seq_q);
+  check_lengths("seqused_kv", b.seqused_kv, b.cu_seqlens_kv, p.batch, p.seq_kv);
+  check_lengths("key_lengths", b.key_lengths, b.cu_seqlens_kv, p.batch, p.seq_kv);
+  check_lengths("left_padding", b.left_padding, b.cu_seqlens_kv, p.batch, p.seq_kv);
+  check_page_table(p, b);
+}
+
+Extent scores(const char* name, const void* data, const ScoreTensor& t, const Problem& p, std::size_t element_bytes) {
+  return {name,
+          static_cast<const char*>(data),
+          static_cast<std::int64_t>(element_bytes),
+          {p.batch, p.heads_q, p.seq_q, p.seq_kv},
+          {t.batch_stride, t.head_stride, t.q_stride, 1}};
+}
+
+Extent dense(const char* name, const void* data, std::size_t element_bytes, std::int64_t elements) {
+  return {
+      name, static_cast<const char*>(data), static_cast<std::int64_t>(element_bytes), {1, 1, 1, elements}, {0, 0, 0, 1}};
+}
+
+void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
+  const auto view = [&](const char* name, const void* data, const Strides& strides, std::array<std::int64_t, 2> rows,
+                        std::int64_t heads, std::int64_t dim) {
+    return Extent{name,
+                  static_cast<const char*>(data),
+                  static_cast<std::int64_t>(size_of(p.dtype)),
+                  {rows[0], rows[1], heads, dim},
+                  {strides.batch, strides.seq, strides.head, 1}};
+  };
+  using Axes = std::array<std::int64_t, 2>;
+  const Axes rows_q = p.packed ? Axes{1, p.total_q} : Axes{p.batch, p.seq_q};
+  const Axes rows_kv = p.page_size != 0 ? Axes{p.num_pages, p.page_size}
+                       : p.packed       ? Axes{1, p.total_kv}
+                                        : Axes{p.batch, p.seq_kv};
+  Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
+  q.element_bytes = static_cast<std::int64_t>(size_of(*p.q_dtype));
+  Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
+  Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
+  k.element_bytes = v.element_bytes = static_cast<std::int64_t>(size_of(*p.kv_dtype));
+  const Extent out = view("out", b.out, p.out_strides, rows_q, p.heads_q, p.head_dim_v);
+  const Extent lse = dense("lse", b.lse, 4, p.total_q * p.heads_q);
+  const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));
+  const Extent mask = scores("mask", b.mask, p.mask, p, 1);
+  const bool flat_keys = p.packed && p.page_size == 0;
+  const Extent hidden{"hidden_rows",
+                      reinterpret_cast<const char*>(b.hidden_rows),
+                      4,
+                      {flat_keys ? 1 : p.batch, p.heads_kv, flat_keys ? p.total_kv : p.seq_kv, p.hidden_rows.bounds},
+                      {p.hidden_rows.batch_stride, p.hidden_rows.head_stride, p.hidden_rows.bounds, 1}};
+  const auto blocks = [](std::int64_t rows, std::int64_t block) { return block == 0 ? 0 : (rows + block - 1) / block; };
+  const Extent block_mask{
+      "block_mask",
+      reinterpret_cast<const char*>(b.block_mask),
+      1,
+      {p.batch, p.heads_q, blocks(p.seq_q, p.block_mask.block_q), blocks(p.seq_kv, p.block_mask.block_kv)},
+      {p.block_mask.batch_stride, p.block_mask.head_stride, p.block_mask.q_stride, 1}};
+  const Extent table = dense("page_table", p.seq_kv > 0 ? b.page_table : nullptr, 4, p.batch * p.page_table_stride);
+  const Extent slopes{"alibi_slopes",
+                      reinterpret_cast<const char*>(b.alibi_slopes),
+                      4,
+                      {1, 1, p.batch, p.heads_q},
+                      {0, 0, p.alibi_batch_stride, 1}};
+  const Extent sink = dense("sink", b.sink, 4, p.heads_q);
+  const Extent cu_q = dense("cu_seqlens_q", b.cu_seqlens_q, 4, p.batch + 1);
+  const Extent cu_kv = dense("cu_seqlens_kv", b.cu_seqlens_kv, 4, p.batch + 1);
+  const Extent used_q = dense("seqused_q", b.seqused_q, 4, p.batch),
+               used_kv = dense("seqused_kv", b.seqused_kv, 4, p.batch);
+  const Extent lengths = dense("key_lengths", b.key_lengths, 4, p.batch);
+  const Extent padding = dense("left_padding", b.left_padding, 4, p.batch);
+  const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(plan.workspace_bytes));
+  if (!is_backward(plan.pass)) {
+    refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv,
+                                           used_q, used_kv, lengths, padding});
+    return;
+  }
+  const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
+  const Extent dq = view("dq", b.dq, p.dq_strides, rows_q, p.heads_q, p.head_dim);
+  const Extent dk = view("dk", b.dk, p.dk_strides, rows_kv, p.heads_kv, p.head_dim);
+  const Extent dv = view("dv", b.dv, p.dv_strides, rows_kv, p.heads_kv, p.head_dim_v);
+  const Extent dlse = dense("dlse", b.dlse, 4, p.total_q * p.heads_q);
+  const auto axis = [](std::int64_t stride, std::int64_t size) {
+    return stride == 0 ? std::min<std::int64_t>(size, 1) : size;
+  };
+  const Extent dbias = dense(
+      "dbias", b.dbias, size_of(p.bias.dtype),
+      axis(p.bias.batch_stride, p.batch) * axis(p.bias.head_stride, p.heads_q) * axis(p.bias.q_stride, p.seq_q) * p.seq_kv);
+  const Extent dsink = dense("dsink", b.dsink, 4, p.heads_q);
+  refuse_overlap({dq, dk, dv, dbias, dsink, workspace}, {q, k, v, out, lse, dout, dlse, bias, mask, hidden, block_mask,
+                                                         slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});
+}
+
+}  // namespace
+
+void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) {
+  if (options.device.kind != DeviceKind::cuda && options.stream != nullptr) {
+    refuse("stream", address(options.stream), "only CUDA devices have streams; the device is " + to_string(options.device));
+  }
+  check_pointers(problem, plan.pass, buffers, options.device);
+  if (options.device.kind != DeviceKind::cuda) check_host_lengths(problem, buffers);
+  if (plan.workspace_bytes != 0) {
+    if (options.workspace == nullptr || options.workspace_bytes < plan.workspace_bytes) {
+      refuse("workspace_bytes", std::to_string(options.workspace == nullptr ? 0 : options.workspace_bytes),
+             plan.kernel + " needs " + std::to_string(plan.workspace_bytes) + " (ask workspace_bytes())");
+    }
+    check_pointer("workspace", options.workspace, true, 256);
+  }
+  check_overlap(problem, plan, buffers, options);
+}
+
+}  // namespace flash_attention::api

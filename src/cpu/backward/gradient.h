@@ -1,0 +1,122 @@
+#pragma once
+
+// What backward knows about a block of query rows, and the gradient of a tile of scores. docs/numerics.md has the formulas.
+
+#include "cpu/tile/dropout.h"
+#include "cpu/tile/hidden.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// What backward knows of each row of a block from the forward pass.
+struct RowTerms {
+  alignas(64) float lse[block_q];    // in units of log2(e); +inf for a row that saw nothing: P is 0
+  alignas(64) float delta[block_q];  // dot(dO, O) - dlse: what the softmax's normalisation passes back
+
+  void load_terms(const Call& call, const RowBlock& block) {
+    with_element(call.element, [&](auto type) {
+      using T = decltype(type);
+      for (int lane = 0; lane < block.rows; ++lane) {
+        const auto* dO = reinterpret_cast<const typename T::Stored*>(block.row(call, call.dout, lane));
+        const auto* O = reinterpret_cast<const typename T::Stored*>(block.row(call, call.out, lane));
+        Vec sum{};
+        for (int c = 0; c < call.head_dim_v; c += vector_lanes) {
+          sum += load_some<T>(dO + c, call.head_dim_v - c) * load_some<T>(O + c, call.head_dim_v - c);
+        }
+        delta[lane] = sum_lanes(sum);
+      }
+    });
+    for (int lane = 0; lane < block.rows; ++lane) {
+      const std::int64_t row = block.row_idx(call, lane);
+      if (call.dlse != nullptr) delta[lane] -= call.dlse[row];
+      constexpr float lowest = -1e7f;  // below it a float has no room for the sum beside the maximum: docs/numerics.md
+      lse[lane] = block.unused[lane] || call.lse[row] < lowest ? infinity : call.lse[row] * log2_e;
+    }
+    for (int lane = block.rows; lane < block.lanes(); ++lane) lse[lane] = lse[lane - 1], delta[lane] = delta[lane - 1];
+  }
+};
+
+/// Of a vector of scores: P with dropout, and the gradient of the score before softcap.
+struct ScoreGradient {
+  Vec p, ds;
+
+  /// kept: dropout's factors, else 1.
+  FLASH_ATTENTION_INLINE ScoreGradient(Vec s, Vec dp, Vec kept, Vec lse, Vec delta) {
+    const Vec probability = exp2(s - lse);
+    dp = select(kept == 0.0f, Vec{}, dp * kept);  // V may be NaN where it was dropped
+    // Behind a hidden score dP may be NaN, and in a row whose query is NaN the lse is.
+    p = select((s == -infinity) | (kept == 0.0f), Vec{}, probability * kept);
+    ds = select(s == -infinity, Vec{}, probability * (dp - delta));
+  }
+};
+
+/// From the gradient of the capped score to that of the raw one; behind a hidden score the derivative may be NaN.
+FLASH_ATTENTION_INLINE Vec through_softcap(Vec ds, Vec derivative) { return select(ds == 0.0f, ds, ds * derivative); }
+
+/// A block's rows in lanes.
+struct GradientRows : RowTerms {
+  alignas(64) float Qt[max_head_dim * block_q];   // query_factor * Q^T
+  alignas(64) float dOt[max_head_dim * block_q];  // dO^T
+
+  void load_rows(const Call& call, const RowBlock& block) {
+    gather_rows(call, block, call.q, call.head_dim, query_factor(call), Qt);
+    gather_rows(call, block, call.dout, call.head_dim_v, 1, dOt);
+    load_terms(call, block);
+  }
+};
+
+/// A tile's scores on the way to gradients, each [keys][lanes].
+struct GradientTile {
+  alignas(64) float P[block_kv * block_q];           // first S, then P with dropout
+  alignas(64) float dS[block_kv * block_q];          // first dP, then dS before softcap
+  alignas(64) float derivative[block_kv * block_q];  // of softcap
+  alignas(64) float keep[block_kv * block_q];        // of dropout
+  alignas(64) float slope[block_kv * block_q];       // of the program
+
+  /// P = 2^(S - lse); dS = P * (dP - delta) before the program; P and dP multiplied by dropout's factors.
+  void compute(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows, FloatRows K,
+               FloatRows V, NextTile* next = nullptr) {
+    compute_after_program(call, block, tile, rows, K, V, next, {.slope = slope});
+    if (!call.has_score_program()) return;
+    for (int i = 0; i < tile.count * block.lanes(); i += vector_lanes) {
+      store(dS + i, cpu::through_softcap(load(dS + i), load(slope + i)));
+    }
+  }
+
+  /// The same with the gradient of the score that the program gives.
+  void compute_after_program(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows,
+                             FloatRows K, FloatRows V, NextTile* next, ProgramTerms terms) {
+    const int lanes = block.lanes();
+    score_tile(call, block, tile, K, rows.Qt, P, derivative, next, terms);
+    multiply<Start::zero, Order::row_major>({.A = V.data,
+                                             .a_stride = V.stride,
+                                             .B = rows.dOt,
+                                             .b_stride = lanes,
+                                             .C = dS,
+                                             .c_stride = lanes,
+                                             .rows = tile.count,
+                                             .depth = call.head_dim_v,
+                                             .vectors = block.vectors});
+    if (call.dropout) dropout_factors(call, block, tile, keep);
+    for (int key = 0; key < tile.count; ++key) {
+      for (int v = 0; v < lanes; v += vector_lanes) {
+        const int i = key * lanes + v;
+        const Vec kept = call.dropout ? load(keep + i) : splat(1.0f);
+        const ScoreGradient gradient(load(P + i), load(dS + i), kept, load(rows.lse + v), load(rows.delta + v));
+        store(P + i, gradient.p);
+        store(dS + i, gradient.ds);
+      }
+    }
+  }
+
+  /// From the gradient of the capped score to that of the raw one.
+  void through_softcap(const Call& call, int size) {
+    if (call.softcap == 0) return;
+    for (int i = 0; i < size; i += vector_lanes) {
+      store(dS + i, cpu::through_softcap(load(dS + i), load(derivative + i)));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace flash_attention::cpu

@@ -1,0 +1,126 @@
+#pragma once
+
+// Forward in bfloat16 where instructions multiply pairs (pairs.h): prefill.h with its two products done by them. Queries
+// stay in lanes, so options and masks are the same functions:
+//
+//     S  = K Q^T                                     K as it lies; Q in pairs of columns
+//     P  = 2^(scale * S - origin)                    rounded to bfloat16 in pairs of keys; bfloat16_scores.h
+//     Ot = Ot + V^T P                                V^T packed
+//
+// A first step packs K (padded) and V (transposed) of every tile of keys, once for all blocks of queries. A single block
+// spares that: bfloat16_once.h.
+//
+// workspace_offsets[3]: K [kv head][tile of all sequences][block_kv][columns]; [4]: V^T [same][columns_v][block_kv];
+// [5]: [same][block_kv + 1], a byte for each key, set where V holds Inf or NaN, and one for the tile. Such
+// a row is packed as 0 and added by hidden.h's rule.
+
+#include "cpu/prefill/bfloat16_once.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+inline bool packs_ahead(const Call& call) { return blocks_per_head(call) > 1; }
+
+struct PackedKeys {
+  int columns, columns_v;  // head_dim in multiples of 32, head_dim_v of 16
+  Half* K;                 // [block_kv][columns]
+  Half* Vt;                // [columns_v][block_kv]
+  std::uint8_t* odd;       // [block_kv]
+  std::uint8_t* any_odd;
+
+  PackedKeys(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
+      : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 16)) {
+    const std::int64_t idx = key_place(call, batch, kv_head, block_kv) + tile;
+    K = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[3]) + idx * block_kv * columns;
+    Vt = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[4]) + idx * block_kv * columns_v;
+    odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[5]) + idx * (block_kv + 1);
+    any_odd = odd + block_kv;
+  }
+};
+
+/// Packs one tile of keys. rows: memory for V with its odd rows cleared, [block_kv][columns_v]
+inline void pack_tile(const Call& call, const KeyTile& keys, const PackedKeys& packed, Half* rows) {
+  LargestBits of_k, of_v;
+  for (int key = 0; key < keys.padded; ++key) {
+    const bool there = key < keys.count;
+    packed.odd[key] = 0;
+    copy_halves(keys.row(call.k, key), there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns, of_k);
+    copy_halves(keys.row(call.v, key), there ? call.head_dim_v : 0, rows + key * packed.columns_v, packed.columns_v, of_v);
+  }
+  *packed.any_odd = !of_v.all_finite();
+  for (int key = 0; *packed.any_odd && key < keys.count; ++key) {
+    LargestBits of_row;
+    copy_halves(keys.row(call.v, key), call.head_dim_v, rows + key * packed.columns_v, packed.columns_v, of_row);
+    packed.odd[key] = !of_row.all_finite();
+    if (packed.odd[key] != 0) copy_halves(rows, 0, rows + key * packed.columns_v, packed.columns_v, of_row);
+  }
+  transpose_halves(rows, packed.columns_v, keys.padded, packed.columns_v, packed.Vt, block_kv);
+}
+
+inline std::int64_t pack_ahead_items(const Call& call) { return packs_ahead(call) ? pack_items(call) : 0; }
+
+inline void pack_ahead(const Call& call, std::int64_t item, void* memory) {
+  const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
+  const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
+  const KeyTile keys(call, batch, kv_head, tile);
+  if (keys.count == 0) return;  // a packed sequence that is shorter has no place for it
+  pack_tile(call, keys, PackedKeys(call, batch, kv_head, tile), static_cast<Half*>(memory));
+}
+
+/// One tile of keys that was packed ahead.
+template <class Products>
+inline void attend_packed(const Call& call, const RowBlock& block, const Tile& tile, Bfloat16Scratch& scratch) {
+  const PackedKeys packed(call, block.batch, block.kv_head, tile.begin / block_kv);
+  const int lanes = block.lanes(), keys = round_up(tile.count, Products::depth_unit);
+  if (probabilities<Products>(call, block, tile, {packed.K, packed.columns}, keys, scratch)) {
+    for (int i = 0; i < call.head_dim_v * lanes; i += lanes) {
+      for (int v = 0; v < lanes; v += vector_lanes) {
+        store(scratch.O + i + v, load(scratch.O + i + v) * load(scratch.rescale + v));
+      }
+    }
+  }
+  Products::template multiply<Start::add>({.A = packed.Vt,
+                                           .a_stride = block_kv,
+                                           .B = scratch.P,
+                                           .b_stride = lanes,
+                                           .C = scratch.O,
+                                           .c_stride = lanes,
+                                           .rows = packed.columns_v,
+                                           .depth = keys,
+                                           .lanes = lanes});
+  if (*packed.any_odd != 0) add_odd_keys(call, block, tile, packed.odd, keys, {1, lanes}, scratch);
+}
+
+template <class Products>
+inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memory) {
+  Bfloat16Scratch& scratch = *static_cast<Bfloat16Scratch*>(memory);
+  const ForwardItem item(call, item_idx);
+  RowBlock block = item.rows(call);
+  if (block.rows == 0) return;
+  block.key_begin = block.key_begin / block_kv * block_kv;  // the packed tiles begin there
+  take_split(call, item.split, block_kv, block);
+
+  Products::begin();
+  gather_pairs(call, block, call.q, call.head_dim, round_up(call.head_dim, 32), scratch.Q);
+  scratch.statistics.reset();
+  for (int i = 0; i < round_up(call.head_dim_v, 16) * block.lanes(); ++i) scratch.O[i] = 0;
+  for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
+    const Tile tile(call, block, begin);
+    if (tile.seen == Seen::none) continue;
+    if (packs_ahead(call)) {
+      attend_packed<Products>(call, block, tile, scratch);
+    } else {
+      attend_once<Products>(call, block, tile, scratch);
+    }
+  }
+  Products::end();
+
+  if (packs_ahead(call)) {
+    write_block(call, block, item.split, scratch.statistics, scratch.O, scratch.rescale);
+  } else {
+    write_rows(call, block, item.split, scratch.statistics, scratch.O, round_up(call.head_dim_v, 16), scratch.rescale);
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

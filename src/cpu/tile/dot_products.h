@@ -1,0 +1,128 @@
+#pragma once
+
+// The products of pairs.h with an instruction that multiplies pairs lane by lane (dot_pairs): the register tile of
+// multiply.h, and the dots of decode.h.
+
+#include "cpu/decode/decode.h"
+#include "cpu/tile/pairs.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+struct DotProducts {
+  static constexpr int row_unit = tile_rows;
+  static constexpr int depth_unit = 2;
+  static void begin() {}
+  static void end() {}
+  static FLASH_ATTENTION_INLINE Short round(Vec x) { return round_to_bfloat16(x); }
+  static FLASH_ATTENTION_INLINE Vec pair(Vec low, Vec high) { return round_to_pair(low, high); }
+
+  struct Pair {
+    using Left __attribute__((may_alias, aligned(2))) = float;
+    using Stored = float;
+    static FLASH_ATTENTION_INLINE Vec load(const float* from) { return cpu::load(from); }
+    static FLASH_ATTENTION_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) { return dot_pairs(sum, a, b); }
+  };
+
+  template <Start start>
+  static void multiply(const PairProduct& product) {
+    cpu::multiply<start, Order::row_major, Pair>({.A = reinterpret_cast<const Pair::Left*>(product.A),
+                                                  .a_stride = product.a_stride / 2,
+                                                  .B = product.B,
+                                                  .b_stride = product.b_stride,
+                                                  .C = product.C,
+                                                  .c_stride = product.c_stride,
+                                                  .rows = product.rows,
+                                                  .depth = product.depth / 2,
+                                                  .vectors = product.lanes / vector_lanes});
+  }
+};
+
+/// How decode multiplies rows of bfloat16: as they are, pairs of columns with the query, and pairs of keys, rounded, with
+/// the values.
+struct PairDots {
+  using Element = Bfloat16;
+  static constexpr int columns = 2 * vector_lanes;
+  static constexpr bool any_width = false;
+  static const float* query(const DecodeHead& head) { return head.Q_raw; }
+  static FLASH_ATTENTION_INLINE Vec load_row(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
+  static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return dot_pairs(sum, key, query); }
+  static void copy_words(const Half* from, int head_dim, float* to) {
+    for (int c = 0; c < head_dim; c += vector_lanes) {
+      store(reinterpret_cast<Half*>(to) + c, load_halves(from + c, head_dim - c));
+    }
+  }
+
+  /// Each row's probabilities as halves, at the place where the row begins.
+  static void prepare_weights(int rows, int keys, float* P) {
+    for (int row = 0; row < rows; ++row, P += block_kv) {
+      for (int key = 0; key < keys; key += vector_lanes) {
+        store(reinterpret_cast<Half*>(P) + key, round_to_bfloat16(load(P + key)));
+      }
+    }
+  }
+
+  static void add_values(int rows, const float* P, KeyRows<Bfloat16> V, int first, int keys, float* O, int width) {
+    for (int row = 0; row < rows;) {
+      const int left = rows - row;
+      const float* words = P + row * block_kv + first / 2;
+      float* sums = O + row * width;
+      const KeyRows<Bfloat16> values{V.data + first * V.stride, V.stride};
+      if (left == 1) {
+        add_columns<1, 4>(words, values, keys, sums, width);
+      } else if (left < 4) {
+        add_columns<2, 4>(words, values, keys, sums, width);
+      } else {
+        add_columns<4, 4>(words, values, keys, sums, width);
+      }
+      row += left == 1 ? 1 : left < 4 ? 2 : 4;
+    }
+  }
+
+ private:
+  /// `rows` rows of O, strips of `vectors` vectors and at the end of two.
+  template <int rows, int vectors>
+  static void add_columns(const float* P, KeyRows<Bfloat16> V, int keys, float* O, int width) {
+    int column = 0;
+    for (; column + vectors * vector_lanes <= width; column += vectors * vector_lanes) {
+      add_strip<rows, vectors>(P, {V.data + column, V.stride}, keys, O + column, width);
+    }
+    for (; column < width; column += 2 * vector_lanes) {
+      add_strip<rows, 2>(P, {V.data + column, V.stride}, keys, O + column, width);
+    }
+  }
+
+  template <int rows, int vectors>
+  static void add_strip(const float* P, KeyRows<Bfloat16> V, int keys, float* O, int width) {
+    Vec sum[rows][vectors];
+    FLASH_ATTENTION_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < vectors; ++v) sum[r][v] = load(O + r * width + v * vector_lanes);
+    }
+    for (int key = 0; key < keys; key += 2, ++P) {
+      const Half* row = V.data + key * V.stride;
+      Vec pairs[vectors];
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < vectors; v += 2) {
+        const Vec even = load_row(row + v * vector_lanes);
+        const Vec odd = key + 1 < keys ? load_row(row + V.stride + v * vector_lanes) : Vec{};
+        interleave_rows(even, odd, pairs[v], pairs[v + 1]);
+      }
+      FLASH_ATTENTION_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const Vec weights = splat(P[r * block_kv]);
+        FLASH_ATTENTION_UNROLL
+        for (int v = 0; v < vectors; ++v) sum[r][v] = dot_pairs(sum[r][v], weights, pairs[v]);
+      }
+    }
+    FLASH_ATTENTION_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < vectors; ++v) store(O + r * width + v * vector_lanes, sum[r][v]);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace flash_attention::cpu

@@ -1,0 +1,94 @@
+#pragma once
+
+// Products over rows of which some are hidden or dropped. Such a score has weight 0, but 0 * NaN is NaN: a row that holds
+// Inf or NaN must be multiplied only where its weight is not 0. Such rows are rare, so the product runs over a copy in
+// which they are cleared, and they are added one by one.
+
+#include "cpu/tile/lanes.h"
+#include "cpu/tile/multiply.h"
+#include "cpu/tile/scores.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+struct SafeRows {
+  FloatRows rows;  // without Inf and NaN
+  FloatRows original;
+  int odd[block_kv];  // rows that were cleared
+  int num_odd = 0;
+};
+
+/// Whether rows of T hold neither Inf nor NaN: then 0 times all of them is 0.
+template <class T>
+inline bool are_finite(const typename T::Stored* rows, std::int64_t stride, int count, int columns) {
+  constexpr int chains = 4;  // sums that do not wait for each other
+  Vec zero[chains] = {};
+  for (int j = 0; j < count; j += chains) {
+    const typename T::Stored* row[chains];
+    FLASH_ATTENTION_UNROLL
+    for (int i = 0; i < chains; ++i) row[i] = rows + smaller(j + i, count - 1) * stride;
+    for (int c = 0; c < columns; c += vector_lanes) {
+      FLASH_ATTENTION_UNROLL
+      for (int i = 0; i < chains; ++i) zero[i] += load_some<T>(row[i] + c, columns - c) * 0.0f;
+    }
+  }
+  return sum_lanes((zero[0] + zero[1]) + (zero[2] + zero[3])) == 0.0f;
+}
+
+/// count <= block_kv rows; buffer has room for them.
+inline SafeRows make_safe(FloatRows rows, int count, int columns, bool weighted, float* buffer) {
+  SafeRows safe{.rows = rows, .original = rows, .odd = {}};
+  if (weighted || are_finite<Float32>(rows.data, rows.stride, count, columns)) return safe;
+  for (int j = 0; j < count; ++j) {
+    if (!are_finite<Float32>(rows.data + j * rows.stride, rows.stride, 1, columns)) safe.odd[safe.num_odd++] = j;
+  }
+  const int stride = round_up(columns, vector_lanes);
+  int odd = 0;
+  for (int j = 0; j < count; ++j) {
+    const bool clear = odd < safe.num_odd && safe.odd[odd] == j;
+    if (clear) ++odd;
+    copy_row<Float32>(rows.data + j * rows.stride, clear ? 0 : columns, buffer + j * stride, stride);
+  }
+  safe.rows = {buffer, stride};
+  return safe;
+}
+
+/// Weights w(row, target) and sums C(target, column), each at data[first * step + second * other step].
+struct Strided {
+  std::int64_t first, second;
+};
+
+/// C(target, column) += w(row, target) * row[column] over the cleared rows, where w is not 0.
+inline void add_odd_rows(const SafeRows& safe, const float* weights, Strided weight, int targets, float* C, Strided sum,
+                         int columns) {
+  for (int odd = 0; odd < safe.num_odd; ++odd) {
+    const int row = safe.odd[odd];
+    const float* values = safe.original.data + row * safe.original.stride;
+    for (int target = 0; target < targets; ++target) {
+      const float w = weights[row * weight.first + target * weight.second];
+      if (w == 0.0f) continue;
+      for (int c = 0; c < columns; ++c) C[target * sum.first + c * sum.second] += w * values[c];
+    }
+  }
+}
+
+/// Ct[column][lane] (+)= sum over the keys of a tile of rows[key][column] * W[key][lane].
+template <Start start>
+inline void add_to_lanes(const RowBlock& block, const Tile& tile, FloatRows rows, int columns, const float* W, float* Ct,
+                         float* buffer, const float* factor = nullptr) {
+  const SafeRows safe = make_safe(rows, tile.count, columns, tile.weighted, buffer);
+  multiply<start, Order::column_major>({.A = safe.rows.data,
+                                        .a_stride = safe.rows.stride,
+                                        .B = W,
+                                        .b_stride = block.lanes(),
+                                        .C = Ct,
+                                        .c_stride = block.lanes(),
+                                        .rows = columns,
+                                        .depth = tile.count,
+                                        .vectors = block.vectors,
+                                        .factor = factor});
+  add_odd_rows(safe, W, {block.lanes(), 1}, block.lanes(), Ct, {1, block.lanes()}, columns);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

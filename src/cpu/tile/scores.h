@@ -1,0 +1,156 @@
+#pragma once
+
+// What happens to a tile of raw scores S[key][lane] before the softmax: softcap, bias, ALiBi, program and masks, in the
+// order of docs/numerics.md. Scores are kept in units of log2(e), so that the softmax takes 2^x. A hidden score is -inf.
+
+#include "cpu/tile/lanes.h"
+#include "cpu/tile/math.h"
+#include "cpu/tile/multiply.h"
+#include "cpu/tile/program_scores.h"
+#include "cpu/tile/tile.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// What Q is multiplied by when it is packed: softcap wants its argument, all else the score.
+FLASH_ATTENTION_INLINE float query_factor(const Call& call) {
+  return call.softcap > 0 ? call.scale / call.softcap : call.scale * log2_e;
+}
+
+/// Calls use(key, v, values) with values = row_of(lane)[key] of the keys of a tile, a vector of lanes each.
+template <class T, class RowOf, class Use>
+inline void for_each_score(const RowBlock& block, const Tile& tile, RowOf row_of, Use use) {
+  for (int v = 0; v < block.vectors; ++v) {
+    const typename T::Stored* rows[vector_lanes];
+    for (int lane = 0; lane < vector_lanes; ++lane) rows[lane] = row_of(v * vector_lanes + lane) + tile.begin;
+    Vec square[vector_lanes];
+    int key = 0;
+    for (; key + vector_lanes <= tile.count; key += vector_lanes) {
+      FLASH_ATTENTION_UNROLL
+      for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = T::load(rows[lane] + key);
+      transpose(square);
+      FLASH_ATTENTION_UNROLL
+      for (int j = 0; j < vector_lanes; ++j) use(key + j, v, square[j]);
+    }
+    if (key == tile.count) continue;
+    for (int lane = 0; lane < vector_lanes; ++lane) square[lane] = load_some<T>(rows[lane] + key, tile.count - key);
+    transpose(square);
+    for (int j = 0; key + j < tile.count; ++j) use(key + j, v, square[j]);
+  }
+}
+
+/// S = softcap * tanh(S). Writes the derivative 1 - tanh^2 where it is asked for.
+inline void apply_softcap(const Call& call, int size, float* S, float* derivative) {
+  for (int i = 0; i < size; i += vector_lanes) {
+    const Vec t = tanh(load(S + i));
+    store(S + i, t * (call.softcap * log2_e));
+    if (derivative != nullptr) store(derivative + i, 1.0f - t * t);
+  }
+}
+
+inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+  with_any_element(call.bias.element, [&](auto type) {
+    using T = decltype(type);
+    const auto row_of = [&](int lane) {
+      return reinterpret_cast<const typename T::Stored*>(call.bias.data) + block.batch * call.bias.batch_stride +
+             block.head[lane] * call.bias.head_stride + block.query[lane] * call.bias.q_stride;
+    };
+    for_each_score<T>(block, tile, row_of, [&](int key, int v, Vec bias) {
+      float* s = S + (key * block.vectors + v) * vector_lanes;
+      store(s, load(s) + scaled_bias(bias));
+    });
+  });
+}
+
+inline void apply_alibi(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+  const std::int64_t shift = block.sequence.kv_used - block.sequence.q_used;
+  for (int v = 0; v < block.vectors; ++v) {
+    alignas(64) float slope[vector_lanes], position[vector_lanes];
+    for (int lane = 0; lane < vector_lanes; ++lane) {
+      const int l = v * vector_lanes + lane;
+      slope[lane] = call.alibi_slopes[block.batch * call.alibi_batch_stride + block.head[l]] * log2_e;
+      position[lane] = static_cast<float>(block.query[l] + shift - tile.begin);
+    }
+    for (int key = 0; key < tile.count; ++key) {
+      float* s = S + (key * block.vectors + v) * vector_lanes;
+      store(s, load(s) - load(slope) * absolute(load(position) - static_cast<float>(key)));
+    }
+  }
+}
+
+/// Hides what is outside each lane's range of keys.
+inline void apply_range(const RowBlock& block, const Tile& tile, float* S) {
+  if (tile.begin >= block.full_begin && tile.begin + tile.count <= block.full_end) return;
+  for (int v = 0; v < block.vectors; ++v) {
+    const Int begin = load(block.begin + v * vector_lanes), end = load(block.end + v * vector_lanes);
+    for (int key = 0; key < tile.count; ++key) {
+      float* s = S + (key * block.vectors + v) * vector_lanes;
+      const Int j = Int{} + static_cast<std::int32_t>(tile.begin + key);
+      store(s, select((j >= begin) & (j < end), load(s), splat(-infinity)));
+    }
+  }
+}
+
+/// Hides what the masks do not show.
+inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
+  for (int first = 0; first < tile.count; first += 32) {
+    const int keys = smaller(tile.count - first, 32);
+    for (int v = 0; v < block.vectors; ++v) {
+      const Uint bits = (Uint)load(reinterpret_cast<const std::int32_t*>(tile.mask.keys[first / 32]) + v * vector_lanes);
+      for (int key = 0; key < keys; ++key) {
+        float* s = S + ((first + key) * block.vectors + v) * vector_lanes;
+        store(s, select((bits & (1u << key)) != 0, load(s), splat(-infinity)));
+      }
+    }
+  }
+}
+
+/// Softcap, bias and ALiBi. derivative is that of softcap, may be null.
+inline void bend_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr) {
+  if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, derivative);
+  if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
+  if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);
+}
+
+/// Hides what is not seen.
+inline void hide_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+  if (tile.seen == Seen::all) return;
+  apply_range(block, tile, S);
+  if (tile.mask.hides) apply_mask(block, tile, S);
+  if constexpr (!only_bfloat16) {
+    if (tile.program_hides) apply_mask_program(call, block, tile, S);
+  }
+}
+
+/// All of it. S[tile.count][block.lanes()].
+inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr,
+                          ProgramTerms terms = {}) {
+  bend_scores(call, block, tile, S, derivative);
+  if constexpr (!only_bfloat16) {
+    if (call.has_score_program()) apply_score_program(call, block, tile, S, terms);
+  }
+  hide_scores(call, block, tile, S);
+}
+
+/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is asked for in between: all at
+/// once, the requests would wait for each other.
+inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
+                       float* derivative = nullptr, NextTile* next = nullptr, ProgramTerms terms = {}) {
+  const int step = next != nullptr && next->is_wanted() ? 8 : tile.count;  // keys
+  for (int key = 0; key < tile.count; key += step) {
+    for (int i = 0; next != nullptr && i < step; ++i) next->ask_for_keys(), next->ask_for_values();
+    multiply<Start::zero, Order::row_major>({.A = K.data + key * K.stride,
+                                             .a_stride = K.stride,
+                                             .B = Qt,
+                                             .b_stride = block.lanes(),
+                                             .C = S + key * block.lanes(),
+                                             .c_stride = block.lanes(),
+                                             .rows = smaller(tile.count - key, step),
+                                             .depth = call.head_dim,
+                                             .vectors = block.vectors});
+  }
+  finish_scores(call, block, tile, S, derivative, terms);
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

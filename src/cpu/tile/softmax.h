@@ -1,0 +1,92 @@
+#pragma once
+
+// The online softmax of a block of rows, a row a lane, and what becomes of it at the end.
+
+#include "cpu/tile/scores.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// Over the keys so far: the largest score and the sum of 2^(score - row_max).
+struct Statistics {
+  alignas(64) float row_max[block_q];
+  alignas(64) float row_sum[block_q];
+
+  void reset() {
+    for (int lane = 0; lane < block_q; ++lane) row_max[lane] = -infinity, row_sum[lane] = 0;
+  }
+};
+
+/// P = 2^(S - row_max) in place; rescale[lane] is what sums over earlier keys must be multiplied by.
+template <int vectors>
+inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* rescale) {
+  Vec old_max[vectors], row_max[vectors], origin[vectors], sum[vectors];
+  FLASH_ATTENTION_UNROLL
+  for (int v = 0; v < vectors; ++v) old_max[v] = row_max[v] = load(statistics.row_max + v * vector_lanes);
+  for (int key = 0; key < keys; ++key) {
+    FLASH_ATTENTION_UNROLL
+    for (int v = 0; v < vectors; ++v) row_max[v] = max(load(S + (key * vectors + v) * vector_lanes), row_max[v]);
+  }
+  FLASH_ATTENTION_UNROLL
+  for (int v = 0; v < vectors; ++v) {
+    origin[v] = select(row_max[v] == -infinity, Vec{}, row_max[v]);  // nothing seen yet: -inf - -inf would be NaN
+    sum[v] = Vec{};
+  }
+  for (int key = 0; key < keys; ++key) {
+    FLASH_ATTENTION_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      float* s = S + (key * vectors + v) * vector_lanes;
+      const Vec p = exp2(load(s) - origin[v]);
+      store(s, p);
+      sum[v] += p;
+    }
+  }
+  FLASH_ATTENTION_UNROLL
+  for (int v = 0; v < vectors; ++v) {
+    const Vec factor = exp2(old_max[v] - origin[v]);
+    store(rescale + v * vector_lanes, factor);
+    store(statistics.row_max + v * vector_lanes, row_max[v]);
+    store(statistics.row_sum + v * vector_lanes, load(statistics.row_sum + v * vector_lanes) * factor + sum[v]);
+  }
+}
+
+inline void softmax_tile(const RowBlock& block, int keys, float* S, Statistics& statistics, float* rescale) {
+  switch (block.vectors) {
+    case 1:
+      return softmax_tile_of<1>(keys, S, statistics, rescale);
+    case 2:
+      return softmax_tile_of<2>(keys, S, statistics, rescale);
+    default:
+      return softmax_tile_of<block_vectors>(keys, S, statistics, rescale);
+  }
+}
+
+/// P *= keep.
+inline void apply_dropout(const Call& call, const RowBlock& block, const Tile& tile, float* P, float* keep) {
+  dropout_factors(call, block, tile, keep);
+  for (int i = 0; i < tile.count * block.lanes(); i += vector_lanes) store(P + i, load(P + i) * load(keep + i));
+}
+
+struct RowResult {
+  float factor;  // out = factor * sum of P V
+  float lse;     // natural logarithm
+};
+
+/// The end of a row: takes the sink into the sum. A row that saw nothing gets 0 and -inf.
+inline RowResult finish_row(const Call& call, const RowBlock& block, int lane, float row_max, float row_sum) {
+  float scale = 1;
+  if (call.sink != nullptr && !block.unused[lane]) {
+    const float sink = call.sink[block.head[lane]] * log2_e;
+    const float total_max = sink > row_max ? sink : row_max;
+    // No key and no sink: -inf - -inf would be NaN. A sum of NaN is that of a key which is NaN.
+    if (total_max == -infinity && row_sum == 0.0f) return {0.0f, -infinity};
+    scale = exp2_one(row_max - total_max);
+    row_sum = row_sum * scale + exp2_one(sink - total_max);
+    row_max = total_max;
+  }
+  if (row_sum == 0.0f) return {0.0f, -infinity};
+  return {scale / row_sum, (row_max + __builtin_log2f(row_sum)) * ln_2};
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

@@ -1,0 +1,92 @@
+#pragma once
+
+// A tile of keys before anything is computed: whether some, all or no rows of a block see it.
+
+#include "cpu/tile/ahead.h"
+#include "cpu/tile/lanes.h"
+#include "cpu/tile/tile_mask.h"
+
+namespace flash_attention::cpu {
+namespace {
+
+/// The keys [begin, begin + count) for one block.
+struct Tile {
+  std::int64_t begin;
+  int count;
+  Seen seen;
+  bool weighted;               // every row has a say in every key: nothing is hidden, nothing dropped
+  bool program_hides = false;  // the program hides some of it
+  MaskBits mask;               // what the masks show
+
+  Tile(const Call& call, const RowBlock& block, std::int64_t first, int most = block_kv)
+      : begin(first), count(static_cast<int>(smaller<std::int64_t>(most, block.key_end - first))) {
+    seen = begin >= block.full_begin && begin + count <= block.full_end ? Seen::all : Seen::some;
+    const Seen through_masks = mask.read(call, block, begin, count);
+    seen = through_masks == Seen::all ? seen : through_masks;
+    if (call.has_mask_program() && seen != Seen::none) ask_program(call, block);
+    weighted = seen == Seen::all && !call.dropout && !call.has_score_program();  // a score of -inf is hidden
+  }
+
+ private:
+  void ask_program(const Call& call, const RowBlock& block) {
+    int h_begin = block.head[0], h_end = block.head[0] + 1;
+    for (int lane = 1; lane < block.rows; ++lane) {
+      h_begin = smaller(h_begin, block.head[lane]);
+      h_end = larger(h_end, block.head[lane] + 1);
+    }
+    const ProgramTile class_of_tile =
+        call.program->classify(call.program->classes, {.b = block.batch,
+                                                       .h_begin = h_begin,
+                                                       .h_end = h_end,
+                                                       .i_begin = block.query[0],
+                                                       .i_end = block.query[block.rows - 1] + 1,
+                                                       .j_begin = begin,
+                                                       .j_end = begin + count});
+    program_hides = class_of_tile == ProgramTile::edge;
+    if (class_of_tile != ProgramTile::open) seen = program_hides ? Seen::some : Seen::none;
+  }
+};
+
+/// Whether no block sees any of the keys, by what is known of them without a look at each.
+inline bool all_hidden(const Call& call, const BlockList& blocks, std::int64_t begin, int count) {
+  if (call.hidden_rows == nullptr && call.block_mask.data == nullptr) return false;
+  for (int b = 0; b < blocks.count; ++b) {
+    if (unit_class(call, blocks[b], begin, count) != Seen::none) return false;
+  }
+  return true;
+}
+
+/// K of a tile as float. Latent keys are for forward alone, whose scratch has room that is not in use yet.
+template <typename Scratch>
+FLASH_ATTENTION_INLINE FloatRows keys_of_tile(const Call& call, const RowBlock& block, FloatRows V, std::int64_t begin,
+                                              int count, Scratch& scratch) {
+  if constexpr (requires { scratch.safe; }) {
+    if (call.latent) return latent_key_rows(call, block, V, begin, count, scratch.K, scratch.safe);
+  }
+  return key_rows(call, block, call.k, begin, count, call.head_dim, false, scratch.K);
+}
+
+/// visit(b, tile, K, V, next) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
+/// next may be asked for meanwhile. whole_values: rows of V can be read in whole vectors.
+template <typename Scratch, typename Visit>
+FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
+                                      Visit visit) {
+  const bool asks = blocks_per_head(call) <= most_blocks && come_from_memory(call);
+  for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
+    const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
+    if (all_hidden(call, blocks, begin, count)) continue;
+    const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, whole_values, scratch.V);
+    const FloatRows K = keys_of_tile(call, blocks[0], V, begin, count, scratch);
+    const std::int64_t after = begin + count, end = asks ? smaller(after + block_kv, blocks.key_end) : after;
+    NextTile next = next_tile(call, blocks[0], after, end);
+    for (int b = 0; b < blocks.count; ++b) {
+      const RowBlock& block = blocks[b];
+      if (begin >= block.key_end || begin + count <= block.key_begin) continue;
+      const Tile tile(call, block, begin, count);
+      if (tile.seen != Seen::none) visit(b, tile, K, V, next);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention::cpu

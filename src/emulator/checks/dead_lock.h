@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "emulator/machine/scheduler.h"
+
+namespace flash_attention::emulator {
+
+/// Who waits where, when nobody can go on.
+std::string describe_dead_lock(const std::vector<Block>& blocks, const LaunchShape& shape);
+
+/// What one thread waits for, in words.
+std::string describe_wait(const Thread& thread);
+
+}  // namespace flash_attention::emulator

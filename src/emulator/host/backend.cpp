@@ -1,0 +1,106 @@
+#include "emulator/host/backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "emulator/host/module.h"
+#include "emulator/host/seed.h"
+#include "emulator/instructions/tensor_map.h"
+#include "flash_attention/error.h"
+#include "jit/kernel_key.h"
+#include "jit/sources.h"
+#include "plan/arguments.h"
+#include "support/settings.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+constexpr std::uint64_t unset = ~std::uint64_t{0};
+std::atomic<std::uint64_t> chosen_seed = unset;
+std::atomic<int> chosen_num_sms = 0;
+
+LaunchShape shape_of(const Launch& launch) {
+  const auto [x, y, z] = launch.grid;
+  return {{static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
+          launch.block,
+          launch.cluster,
+          launch.shared_bytes,
+          launch.min_blocks_per_sm};
+}
+
+class EmulatedKernel final : public Kernel {
+ public:
+  explicit EmulatedKernel(std::vector<std::shared_ptr<const Module>> modules) : modules_(std::move(modules)) {}
+
+  void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
+    abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
+    for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers, options.workspace))
+      args.maps[spec.slot] = encode(spec);
+    if (plan.zeroed_bytes != 0) std::memset(options.workspace, 0, plan.zeroed_bytes);
+    for (std::size_t i = 0; i < modules_.size(); ++i)
+      run_grid(*modules_[i], shape_of(plan.launches[i]), &args, {.seed = seed()});
+  }
+
+ private:
+  std::vector<std::shared_ptr<const Module>> modules_;  // one for each launch of the plan
+};
+
+class EmulatedLaunch final : public LaunchedKernel {
+ public:
+  explicit EmulatedLaunch(std::shared_ptr<const Module> module) : module_(std::move(module)) {}
+
+  void launch(const Launch& launch, void* arguments, void*) const override {
+    run_grid(*module_, shape_of(launch), arguments, {.seed = seed()});
+  }
+
+ private:
+  std::shared_ptr<const Module> module_;
+};
+
+std::shared_ptr<const Module> module_of(const Launch& launch, int arch) {
+  const jit::KernelKey key = jit::make_key(launch, arch);
+  HostUnit unit{to_string(key), launch.unit + "-" + jit::arch_name(arch), {}, arch};
+  std::ranges::replace(unit.stem, '/', '_');
+  unit.text = jit::emit(key, jit::file_of_unit(launch.unit, support::settings().kernel_dir));
+  return load_module(unit);
+}
+
+}  // namespace
+
+std::uint64_t seed() {
+  const std::uint64_t chosen = chosen_seed;
+  return chosen != unset ? chosen : support::settings().emulator_seed;
+}
+
+void set_seed(std::uint64_t seed) { chosen_seed = seed; }
+
+void set_num_sms(int num_sms) { chosen_num_sms = num_sms; }
+
+DeviceInfo info(int arch) {
+  if (arch == 0) arch = 90;
+  if (arch != 80 && arch != 90) {
+    throw Error(ErrorCode::unavailable, "the emulator plays sm_80 and sm_90, not sm_" + std::to_string(arch));
+  }
+  DeviceInfo info;
+  info.device = {DeviceKind::emulator, 0, arch};
+  info.name = arch == 80 ? "emulator of an A100" : "emulator of an H200";
+  info.arch = arch;
+  const int chosen = chosen_num_sms;
+  info.num_sms = chosen > 0 ? chosen : arch == 80 ? 108 : 132;
+  info.shared_bytes = arch == 80 ? 166912 : 232448;
+  info.l2_bytes = (arch == 80 ? 40 : 50) * std::int64_t{1 << 20};
+  return info;
+}
+
+std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
+  std::vector<std::shared_ptr<const Module>> modules;
+  for (const Launch& launch : plan.launches) modules.push_back(module_of(launch, device.arch));
+  return std::make_unique<EmulatedKernel>(std::move(modules));
+}
+
+std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device) {
+  return std::make_unique<EmulatedLaunch>(module_of(launch, device.arch));
+}
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "emulator/host/host_compiler.h"
+#include "emulator/machine/scheduler.h"
+
+namespace flash_attention::emulator {
+
+/// A unit loaded into this process; it stays to the end.
+struct Module {
+  std::string name;
+  EntryPoints entry;
+};
+
+/// Compiles where needed. Loaded once per process.
+std::shared_ptr<const Module> load_module(const HostUnit& unit);
+
+/// How a grid is run.
+struct RunOptions {
+  std::uint64_t seed = 0;
+  int workers = 0;  // OS threads; 0: one a core
+};
+
+/// Runs every block of the grid. `argument` is what the kernel takes. Throws Error(device_failed) with the kernel, block,
+/// thread and instruction of the first mistake found.
+void run_grid(const Module& module, const LaunchShape& shape, const void* argument, const RunOptions& options = {});
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,139 @@
+#include "emulator/instructions/matrix_ops.h"
+
+#include <cstring>
+#include <string>
+
+#include "emulator/checks/access_counts.h"
+#include "emulator/instructions/convert.h"
+#include "emulator/machine/address.h"
+#include "emulator/runtime/interface.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+float low(MatrixType type, unsigned pair) { return float_of(type, static_cast<std::uint16_t>(pair)); }
+float high(MatrixType type, unsigned pair) { return float_of(type, static_cast<std::uint16_t>(pair >> 16)); }
+
+template <typename Operand, typename Same>
+const Operand& uniform(void* const* operands, Same same) {
+  const auto& first = *static_cast<const Operand*>(operands[0]);
+  for (int lane = 1; lane < 32; ++lane) {
+    if (!same(first, *static_cast<const Operand*>(operands[lane]))) {
+      Scheduler::current().fail("the lanes execute different forms of the instruction");
+    }
+  }
+  return first;
+}
+
+/// Calls move(tile, row, place of the row's 16 bytes, the thread that named it), and counts the passes over the banks.
+template <typename Move>
+void for_each_row(void* const* operands, int tiles, Move move) {
+  const std::vector<Thread*>& lanes = Scheduler::current().running().warp->lanes;
+  for (int tile = 0; tile < tiles; ++tile) {
+    unsigned addresses[8];
+    for (int row = 0; row < 8; ++row) {
+      addresses[row] = static_cast<const MatrixMoveOperand*>(operands[tile * 8 + row])->row;
+      move(tile, row, locate(addresses[row], 16, 16), *lanes[static_cast<std::size_t>(tile * 8 + row)]);
+    }
+    count_shared_wavefronts(addresses, 8, 16, tile == 0);
+  }
+}
+
+const MatrixMoveOperand& uniform_move(void* const* operands) {
+  return uniform<MatrixMoveOperand>(operands, [](const MatrixMoveOperand& x, const MatrixMoveOperand& y) {
+    return x.count == y.count && x.transposed == y.transposed;
+  });
+}
+
+/// The two elements that lane `lane` holds of an 8 x 8 tile.
+void positions(int lane, bool transposed, int (&rows)[2], int (&columns)[2]) {
+  for (int e = 0; e < 2; ++e) {
+    const int g = lane / 4, t = 2 * (lane % 4) + e;
+    rows[e] = transposed ? t : g;
+    columns[e] = transposed ? g : t;
+  }
+}
+
+}  // namespace
+
+void ldmatrix(void* const* operands) {
+  Races& races = Scheduler::current().races();
+  const MatrixMoveOperand& form = uniform_move(operands);
+  std::uint16_t tiles[4][8][8];
+  for_each_row(operands, form.count, [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
+    races.read(thread, place, 16);
+    std::memcpy(tiles[tile][row], place.generic(), 16);
+  });
+  for (int lane = 0; lane < 32; ++lane) {
+    int rows[2], columns[2];
+    positions(lane, form.transposed, rows, columns);
+    unsigned* registers = static_cast<const MatrixMoveOperand*>(operands[lane])->tiles;
+    for (int tile = 0; tile < form.count; ++tile) {
+      registers[tile] = tiles[tile][rows[0]][columns[0]] | static_cast<unsigned>(tiles[tile][rows[1]][columns[1]]) << 16;
+    }
+  }
+}
+
+void stmatrix(void* const* operands) {
+  Races& races = Scheduler::current().races();
+  const MatrixMoveOperand& form = uniform_move(operands);
+  std::uint16_t tiles[4][8][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    int rows[2], columns[2];
+    positions(lane, form.transposed, rows, columns);
+    const unsigned* registers = static_cast<const MatrixMoveOperand*>(operands[lane])->tiles;
+    for (int tile = 0; tile < form.count; ++tile) {
+      tiles[tile][rows[0]][columns[0]] = static_cast<std::uint16_t>(registers[tile]);
+      tiles[tile][rows[1]][columns[1]] = static_cast<std::uint16_t>(registers[tile] >> 16);
+    }
+  }
+  for_each_row(operands, form.count, [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
+    races.write(thread, place, 16);
+    std::memcpy(place.generic(), tiles[tile][row], 16);
+  });
+}
+
+void mma(void* const* operands) {
+  const MatrixType type =
+      uniform<MultiplyOperand>(operands, [](const auto& x, const auto& y) { return x.type == y.type; }).type;
+  const int k = type == MatrixType::tf32 ? 8 : 16;
+  float A[16][16], B[16][8], D[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
+    const int g = lane / 4, t = lane % 4;
+    for (int r = 0; r < 4; ++r) {
+      const int row = g + 8 * (r % 2);
+      if (type == MatrixType::tf32) {
+        A[row][t + 4 * (r / 2)] = float_of_tf32(operand.A[r]);
+      } else {
+        A[row][2 * t + 8 * (r / 2)] = low(type, operand.A[r]);
+        A[row][2 * t + 8 * (r / 2) + 1] = high(type, operand.A[r]);
+      }
+      D[g + 8 * (r / 2)][2 * t + r % 2] = operand.D[r];
+    }
+    for (int r = 0; r < 2; ++r) {
+      if (type == MatrixType::tf32) {
+        B[t + 4 * r][g] = float_of_tf32(operand.B[r]);
+      } else {
+        B[2 * t + 8 * r][g] = low(type, operand.B[r]);
+        B[2 * t + 8 * r + 1][g] = high(type, operand.B[r]);
+      }
+    }
+  }
+  // The products of one instruction are added at once, as tensor cores do from sm_90 on: their order does not matter.
+  for (int i = 0; i < 16; ++i) {
+    double sum[8];
+    for (int j = 0; j < 8; ++j) sum[j] = D[i][j];
+    for (int x = 0; x < k; ++x) {
+      for (int j = 0; j < 8; ++j) sum[j] += static_cast<double>(A[i][x]) * B[x][j];
+    }
+    for (int j = 0; j < 8; ++j) D[i][j] = static_cast<float>(sum[j]);
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
+    for (int r = 0; r < 4; ++r) operand.D[r] = D[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2];
+  }
+  Scheduler::current().counters().mma_flops += static_cast<std::uint64_t>(2 * 16 * 8 * k);
+}
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,109 @@
+#include "emulator/instructions/memory_ops.h"
+
+#include <cstring>
+#include <string>
+
+#include "emulator/checks/counting.h"
+#include "emulator/machine/address.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+const char* name_of(Access access) {
+  switch (access) {
+    case Access::load_global:
+      return "load_global";
+    case Access::store_global:
+      return "store_global";
+    case Access::reduce_global:
+      return "reduce_add";
+    case Access::load_shared:
+      return "load_shared";
+    case Access::store_shared:
+      return "store_shared";
+  }
+  return "?";
+}
+
+/// Lanes of a warp need not keep step between two meetings: now and then one falls behind.
+void maybe_yield(Scheduler& scheduler) {
+  if (scheduler.random().below(64) == 0) scheduler.yield();
+}
+
+}  // namespace
+
+void access_global(Access access, const void* address, int bytes) {
+  Scheduler& scheduler = Scheduler::current();
+  scheduler.running().doing = name_of(access);
+  const auto value = reinterpret_cast<std::uintptr_t>(address);
+  if (value % static_cast<std::uintptr_t>(bytes) != 0) {
+    scheduler.fail("the address is not a multiple of the " + std::to_string(bytes) + " bytes accessed");
+  }
+  if (counting_accesses()) count_access(__builtin_return_address(0), value, bytes, true);
+  Races& races = scheduler.races();
+  if (access == Access::load_global) races.read_global(scheduler.running(), address, bytes);
+  if (access == Access::store_global) races.write_global(scheduler.running(), address, bytes);
+  maybe_yield(scheduler);
+}
+
+unsigned char* access_shared(Access access, unsigned address, int bytes, const void* value) {
+  Scheduler& scheduler = Scheduler::current();
+  scheduler.running().doing = name_of(access);
+  const SharedPlace place = locate(address, static_cast<std::size_t>(bytes), static_cast<std::size_t>(bytes));
+  if (counting_accesses()) count_access(__builtin_return_address(0), address, bytes, false);
+  maybe_yield(scheduler);
+  const auto size = static_cast<std::size_t>(bytes);
+  if (access == Access::load_shared)
+    scheduler.races().read(scheduler.running(), place, size);
+  else if (value == nullptr || std::memcmp(place.generic(), value, size) != 0)
+    scheduler.races().write(scheduler.running(), place, size);
+  else
+    scheduler.races().rewrite(scheduler.running(), place, size);
+  if (value != nullptr) std::memcpy(place.generic(), value, size);
+  return place.generic();
+}
+
+void spin() {
+  Scheduler& scheduler = Scheduler::current();
+  Thread& thread = scheduler.running();
+  thread.doing = "load_acquire";
+  thread.wait = Wait::other_block;  // for the report; it stays ready
+  scheduler.yield();
+  thread.wait = Wait::nothing;
+}
+
+void copy_async(unsigned shared, const void* global, int bytes, int valid) {
+  Scheduler& scheduler = Scheduler::current();
+  Thread& thread = scheduler.running();
+  thread.doing = "copy_async";
+  if (valid < 0 || valid > bytes) scheduler.fail(std::to_string(valid) + " valid bytes of " + std::to_string(bytes));
+  if (reinterpret_cast<std::uintptr_t>(global) % static_cast<std::uintptr_t>(bytes) != 0) {
+    scheduler.fail("the global address is not a multiple of " + std::to_string(bytes));
+  }
+  const SharedPlace place = locate(shared, static_cast<std::size_t>(bytes), static_cast<std::size_t>(bytes));
+  if (counting_accesses() && valid > 0) {
+    count_access(__builtin_return_address(0), reinterpret_cast<std::uintptr_t>(global), valid, true);
+  }
+  const std::uint32_t number = scheduler.races().start_copy(thread, place, static_cast<std::size_t>(bytes));
+  const TaskHandle task = scheduler.async().start([place, global, bytes, valid] {
+    std::memcpy(place.generic(), global, static_cast<std::size_t>(valid));
+    std::memset(place.generic() + valid, 0, static_cast<std::size_t>(bytes - valid));
+  });
+  thread.copies.open.push_back({task, number});
+}
+
+void copy_async_commit() { Scheduler::current().running().copies.commit(); }
+
+void copy_async_wait(int pending) {
+  Scheduler& scheduler = Scheduler::current();
+  CopyGroups& copies = scheduler.running().copies;
+  while (static_cast<int>(copies.committed.size()) > pending) {
+    for (const Copy& copy : copies.committed.front()) {
+      copy.task->finish();
+      scheduler.races().finish(scheduler.running(), copy.number);
+    }
+    copies.committed.pop_front();
+  }
+}
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,194 @@
+#include "emulator/instructions/wgmma_product.h"
+
+#include <bit>
+#include <cstring>
+
+#include "emulator/instructions/convert.h"
+#include "emulator/machine/address.h"
+
+// Not under the thread sanitizer: the resolver of the clones runs before its runtime is there.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
+#define FLASH_ATTENTION_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define FLASH_ATTENTION_CLONES
+#endif
+
+namespace flash_attention::emulator {
+namespace {
+
+constexpr int most_k = 32;
+
+int element_bytes(MatrixType type) { return is_8_bit(type) ? 1 : 2; }
+int k_extent(MatrixType type) { return 32 / element_bytes(type); }
+
+/// A shared-memory matrix descriptor (PTX ISA 9.7.15.5.1.2.2).
+struct Descriptor {
+  std::size_t start, leading, stride;
+  int swizzle_bytes;
+
+  explicit Descriptor(unsigned long long bits)
+      : start((bits & 0x3fff) << 4),
+        leading((bits >> 16 & 0x3fff) << 4),
+        stride((bits >> 32 & 0x3fff) << 4),
+        swizzle_bytes(bits >> 62 == 0   ? 0
+                      : bits >> 62 == 1 ? 128
+                      : bits >> 62 == 2 ? 64
+                                        : 32) {}
+
+  /// Address of the element (mn, k). An atom is 8 rows of the swizzle's span; without swizzle, 8 rows of 16 bytes. Elements
+  /// of 8 bits have k contiguous and a swizzle.
+  std::size_t address(std::size_t mn, std::size_t k, bool mn_major, int bytes) const {
+    if (swizzle_bytes == 0) {
+      const std::size_t inner = mn_major ? mn % 8 : k % 8, row = mn_major ? k % 8 : mn % 8;
+      return start + mn / 8 * stride + k / 8 * leading + row * 16 + inner * 2;
+    }
+    const auto span = static_cast<std::size_t>(swizzle_bytes);
+    if (!mn_major)
+      return swizzle(start + mn / 8 * stride + mn % 8 * span + k * static_cast<std::size_t>(bytes), swizzle_bytes);
+    const std::size_t per_row = span / 2;
+    return swizzle(start + mn / per_row * leading + k / 8 * stride + k % 8 * span + mn % per_row * 2, swizzle_bytes);
+  }
+};
+
+/// The operand as a [k][extent] or [extent][k] matrix of floats, by strides of the result.
+std::string gather(const Descriptor& descriptor, MatrixType type, int extent, bool mn_major, const unsigned char* shared,
+                   std::size_t shared_bytes, float* result, int mn_stride, int k_stride) {
+  const std::size_t pattern = descriptor.swizzle_bytes == 0 ? 16 : static_cast<std::size_t>(descriptor.swizzle_bytes) * 8;
+  if (mn_major && descriptor.swizzle_bytes != 0 && descriptor.start % pattern != 0) {
+    return "the descriptor's start, shared offset " + std::to_string(descriptor.start - shared_window) +
+           ", is not a multiple of its swizzle pattern of " + std::to_string(pattern) + " bytes";
+  }
+  const int bytes = element_bytes(type);
+  if (bytes == 1 && (mn_major || descriptor.swizzle_bytes == 0))
+    return "8-bit operands have k contiguous, and a swizzle here";
+  for (int mn = 0; mn < extent; ++mn) {
+    for (int k = 0; k < k_extent(type); ++k) {
+      const std::size_t address =
+          descriptor.address(static_cast<std::size_t>(mn), static_cast<std::size_t>(k), mn_major, bytes) - shared_window;
+      if (address + static_cast<std::size_t>(bytes) > shared_bytes) {
+        return "the descriptor reaches shared offset " + std::to_string(static_cast<std::int64_t>(address)) +
+               ", outside the block's " + std::to_string(shared_bytes) + " bytes";
+      }
+      float& element = result[mn * mn_stride + k * k_stride];
+      if (bytes == 1) {
+        element = float_of_code(type, shared[address]);
+        continue;
+      }
+      std::uint16_t bits;
+      std::memcpy(&bits, shared + address, 2);
+      element = float_of(type, bits);
+    }
+  }
+  return {};
+}
+
+FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B, int n) {
+  for (int i = 0; i < 64; ++i) {
+    float* row = D + i * n;
+    for (int k = 0; k < 16; ++k) {
+      const float a = A[i * 16 + k];
+      const float* b = B + k * n;
+      for (int j = 0; j < n; ++j) row[j] += a * b[j];
+    }
+  }
+}
+
+/// What the tensor core does with 8-bit elements, nearly: the products and D are aligned to the largest of them, 13 bits
+/// below its leading one are kept of each, and what lies below is cut off. That is what published measurements show; the
+/// order and the last bit of a real sum are not known.
+FLASH_ATTENTION_CLONES void accumulate_cut(float* D, const float* A, const float* B, int n) {
+  constexpr int k_extent = 32;
+  float largest[256], unit[256], inverse[256], sum[256];
+  for (int i = 0; i < 64; ++i) {
+    float* row = D + i * n;
+    bool finite = true;
+    for (int j = 0; j < n; ++j) largest[j] = __builtin_fabsf(row[j]), finite = finite && largest[j] < __builtin_inff();
+    for (int k = 0; k < k_extent; ++k) {
+      const float a = A[i * k_extent + k];
+      const float* b = B + k * n;
+      for (int j = 0; j < n; ++j) {
+        const float size = __builtin_fabsf(a * b[j]);
+        largest[j] = size > largest[j] ? size : largest[j];
+        finite = finite && size < __builtin_inff();
+      }
+    }
+    for (int j = 0; j < n; ++j) {
+      std::uint32_t bits = std::bit_cast<std::uint32_t>(largest[j]) & 0x7f800000u;  // a power of two
+      bits = bits < (20u << 23) ? 20u << 23 : bits;
+      unit[j] = finite ? std::bit_cast<float>(bits) * 0x1p-13f : 1;
+      inverse[j] = 1 / unit[j];
+      sum[j] = finite ? __builtin_truncf(row[j] * inverse[j]) : row[j];
+    }
+    for (int k = 0; k < k_extent; ++k) {
+      const float a = A[i * k_extent + k];
+      const float* b = B + k * n;
+      for (int j = 0; j < n; ++j) sum[j] += finite ? __builtin_truncf(a * b[j] * inverse[j]) : a * b[j];
+    }
+    for (int j = 0; j < n; ++j) row[j] = sum[j] * unit[j];
+  }
+}
+
+/// A chunk of 16 bytes holds 8 neighbours along k, or along mn where that is the major one.
+void visit_chunks(const Descriptor& descriptor, MatrixType type, int extent, bool mn_major,
+                  const std::function<void(std::size_t)>& visit) {
+  const int bytes = element_bytes(type), mn_step = mn_major ? 8 : 1, k_step = mn_major ? 1 : 16 / bytes;
+  for (int mn = 0; mn < extent; mn += mn_step) {
+    for (int k = 0; k < k_extent(type); k += k_step) {
+      visit(descriptor.address(static_cast<std::size_t>(mn), static_cast<std::size_t>(k), mn_major, bytes) - shared_window);
+    }
+  }
+}
+
+/// A from the threads' registers; 8-bit ones are e4m3.
+void read_registers(const Wgmma& op, float* A, int depth) {
+  for (int t = 0; t < 128; ++t) {
+    for (int r = 0; r < 4; ++r) {
+      const unsigned held = op.a_registers[static_cast<std::size_t>(t * 4 + r)];
+      float* row = A + (16 * (t / 32) + t % 32 / 4 + 8 * (r % 2)) * depth;
+      if (is_8_bit(op.shape.type)) {
+        for (int byte = 0; byte < 4; ++byte) {
+          row[4 * (t % 4) + 16 * (r / 2) + byte] =
+              float_of_code(MatrixType::e4m3, static_cast<std::uint8_t>(held >> 8 * byte));
+        }
+        continue;
+      }
+      float* at = row + 2 * (t % 4) + 8 * (r / 2);
+      at[0] = float_of(op.shape.type, static_cast<std::uint16_t>(held));
+      at[1] = float_of(op.shape.type, static_cast<std::uint16_t>(held >> 16));
+    }
+  }
+}
+
+}  // namespace
+
+void for_each_operand_chunk(const Wgmma& op, const std::function<void(std::size_t)>& visit) {
+  const WgmmaOperand& shape = op.shape;
+  if (op.a_registers.empty()) visit_chunks(Descriptor(shape.a_descriptor), shape.type, 64, shape.a_mn_major, visit);
+  visit_chunks(Descriptor(shape.b_descriptor), shape.type, shape.n, shape.b_mn_major, visit);
+}
+
+std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t shared_bytes) {
+  const WgmmaOperand& shape = op.shape;
+  const int depth = k_extent(shape.type);
+  float A[64 * most_k], B[most_k * 256];
+  if (op.a_registers.empty()) {
+    std::string wrong =
+        gather(Descriptor(shape.a_descriptor), shape.type, 64, shape.a_mn_major, shared, shared_bytes, A, depth, 1);
+    if (!wrong.empty()) return "A: " + wrong;
+  } else {
+    read_registers(op, A, depth);
+  }
+  std::string wrong =
+      gather(Descriptor(shape.b_descriptor), shape.type, shape.n, shape.b_mn_major, shared, shared_bytes, B, 1, shape.n);
+  if (!wrong.empty()) return "B: " + wrong;
+  std::vector<float>& D = op.accumulator->values;
+  if (!shape.accumulate) D.assign(D.size(), 0.0f);
+  if (is_8_bit(shape.type)) {
+    accumulate_cut(D.data(), A, B, shape.n);
+  } else {
+    accumulate(D.data(), A, B, shape.n);
+  }
+  return {};
+}
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,172 @@
+#include "emulator/machine/fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "emulator/machine/page.h"
+#include "flash_attention/error.h"
+
+// A switch is a call, so only the registers that a call preserves are moved. swapcontext would make a system call each
+// time.
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl flash_attention_switch_fiber
+.hidden flash_attention_switch_fiber
+.type flash_attention_switch_fiber, @function
+flash_attention_switch_fiber:
+  push %rbp
+  push %rbx
+  push %r12
+  push %r13
+  push %r14
+  push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15
+  pop %r14
+  pop %r13
+  pop %r12
+  pop %rbx
+  pop %rbp
+  ret
+.size flash_attention_switch_fiber, .-flash_attention_switch_fiber
+)");
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.globl flash_attention_switch_fiber
+.hidden flash_attention_switch_fiber
+.type flash_attention_switch_fiber, %function
+flash_attention_switch_fiber:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size flash_attention_switch_fiber, .-flash_attention_switch_fiber
+)");
+#else
+#error "The emulator needs a register switch for this processor (src/emulator/machine/fiber.cpp)."
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+extern "C" void flash_attention_switch_fiber(void** save, void* load);
+
+namespace flash_attention::emulator {
+namespace {
+
+/// A thread that failed left its frames behind; the next one on that stack must not trip over their red zones.
+void forget_frames([[maybe_unused]] const void* stack, [[maybe_unused]] std::size_t size) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(stack, size);
+#endif
+}
+
+}  // namespace
+
+StackIdentity current_stack() {
+  StackIdentity identity;
+#if defined(__SANITIZE_THREAD__)
+  identity.thread_sanitizer = __tsan_get_current_fiber();
+#endif
+  return identity;
+}
+
+void switch_stack(void** save, void* load, [[maybe_unused]] const StackIdentity& to) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(to.thread_sanitizer, 0);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake_stack, to.bottom, to.size);
+#endif
+  flash_attention_switch_fiber(save, load);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+}
+
+void enter_fiber([[maybe_unused]] StackIdentity& from) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &from.bottom, &from.size);
+#endif
+}
+
+FiberStack::FiberStack() {
+  void* memory =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED) throw Error(ErrorCode::out_of_memory, "the emulator could not map a stack for a thread");
+  memory_ = static_cast<std::byte*>(memory);
+  mprotect(memory_, page_bytes, PROT_NONE);
+  identity_ = {memory_, size, nullptr};
+#if defined(__SANITIZE_THREAD__)
+  identity_.thread_sanitizer = __tsan_create_fiber(0);
+#endif
+}
+
+FiberStack::~FiberStack() {
+#if defined(__SANITIZE_THREAD__)
+  if (memory_ != nullptr) __tsan_destroy_fiber(identity_.thread_sanitizer);
+#endif
+  if (memory_ == nullptr) return;
+  forget_frames(memory_, size);
+  munmap(memory_, size);
+}
+
+FiberStack::FiberStack(FiberStack&& other) noexcept
+    : memory_(std::exchange(other.memory_, nullptr)), identity_(other.identity_) {}
+
+void* FiberStack::prepare(void (*entry)()) const {
+  forget_frames(memory_, size);
+  auto* top = reinterpret_cast<std::uintptr_t*>(memory_ + size);
+#if defined(__x86_64__)
+  top -= 1;  // as if `entry` had been called: its return address, here none, lies on a multiple of 16 less 8
+  top[0] = 0;
+  *--top = reinterpret_cast<std::uintptr_t>(entry);
+  top -= 6;
+  for (int i = 0; i < 6; ++i) top[i] = 0;
+#else
+  top -= 20;
+  for (int i = 0; i < 20; ++i) top[i] = 0;
+  top[11] = reinterpret_cast<std::uintptr_t>(entry);  // x30
+#endif
+  return top;
+}
+
+bool FiberStack::guards(const void* address) const {
+  const auto* byte = static_cast<const std::byte*>(address);
+  return byte >= memory_ && byte < memory_ + page_bytes;
+}
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,281 @@
+#include "emulator/machine/scheduler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iterator>
+#include <thread>
+
+#include "emulator/checks/dead_lock.h"
+
+namespace flash_attention::emulator {
+namespace {
+
+thread_local Scheduler* current_scheduler = nullptr;
+
+constexpr int registers_of_an_sm = 65536;
+constexpr std::uint32_t longest_nap = 2048;  // in turns of warps
+constexpr std::int64_t patience_ms = 20000;  // for another block that is waited for
+
+std::int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+std::string to_string(const Index3& index) {
+  return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
+}
+
+Scheduler& Scheduler::current() { return *current_scheduler; }
+
+Scheduler::Scheduler(const EntryPoints& entry, const LaunchShape& shape, const void* argument, std::uint64_t seed)
+    : entry_(entry), shape_(shape), argument_(argument), seed_(seed), random_(seed), async_(random_) {
+  blocks_.resize(static_cast<std::size_t>(shape.cluster));
+  stacks_.resize(static_cast<std::size_t>(shape.cluster * shape.block));
+}
+
+void Scheduler::prepare(std::int64_t index) {
+  random_ = Random(seed_ * 1000003 + static_cast<std::uint64_t>(index));
+  async_.reset();
+  failure_.clear();
+  nap_ = 0;
+  cluster_arrived = 0;
+  cluster_phase = 0;
+  alive_ = shape_.block * shape_.cluster;
+  const auto height = static_cast<unsigned>(shape_.block_height);
+  const Index3 block_dim{static_cast<unsigned>(shape_.block) / height, height, 1};
+  for (int rank = 0; rank < shape_.cluster; ++rank) {
+    Block& block = blocks_[static_cast<std::size_t>(rank)];
+    const std::int64_t linear = index * shape_.cluster + rank;
+    block.index = {static_cast<unsigned>(linear % shape_.grid.x),
+                   static_cast<unsigned>(linear / shape_.grid.x % shape_.grid.y),
+                   static_cast<unsigned>(linear / shape_.grid.x / shape_.grid.y)};
+    block.rank = rank;
+    block.shared.reset(static_cast<std::size_t>(shape_.shared_bytes));
+    for (NamedBarrier& barrier : block.barriers) barrier = {};
+    const int threads = (shape_.block + 31) / 32 * 32;
+    block.registers_at_entry = std::min(255, registers_of_an_sm / shape_.blocks_per_sm / threads / 8 * 8);
+    block.alive = shape_.block;
+    block.registers_free = 0;
+    block.hidden_mbarriers.clear();
+    block.threads = std::vector<Thread>(static_cast<std::size_t>(shape_.block));
+    block.warps.assign(static_cast<std::size_t>((shape_.block + 31) / 32), Warp{});
+    block.warpgroups.clear();
+    block.warpgroups.resize(static_cast<std::size_t>((shape_.block + 127) / 128));
+    for (Warpgroup& warpgroup : block.warpgroups) warpgroup.block = &block;
+    for (int i = 0; i < shape_.block; ++i) {
+      Thread& thread = block.threads[static_cast<std::size_t>(i)];
+      thread.view = {{static_cast<unsigned>(i) % block_dim.x, static_cast<unsigned>(i) / block_dim.x, 0},
+                     block.index,
+                     block_dim,
+                     shape_.grid,
+                     static_cast<unsigned>(i % 32),
+                     static_cast<unsigned>(rank),
+                     static_cast<unsigned>(shape_.cluster),
+                     block.shared.generic(),
+                     static_cast<unsigned>(shape_.shared_bytes),
+                     &counters_.fma_flops};
+      thread.block = &block;
+      thread.warp = &block.warps[static_cast<std::size_t>(i / 32)];
+      thread.warp->lanes.push_back(&thread);
+      ++thread.warp->ready;
+      thread.index = i;
+      thread.stack = &stacks_[static_cast<std::size_t>(rank * shape_.block + i)];
+      thread.stack_pointer = thread.stack->prepare(thread_main);
+    }
+  }
+  cluster_known.clear();
+  races_.reset(blocks_);
+}
+
+void Scheduler::thread_main() {
+  Scheduler& self = current();
+  enter_fiber(self.main_stack_);
+  self.entry_.run(self.argument_);
+  Thread& thread = self.running();
+  thread.state = State::done;
+  --thread.warp->ready;
+  --thread.block->alive;
+  --self.alive_;
+  self.progressed_ = true;
+  self.leave(thread);
+  __builtin_unreachable();
+}
+
+void Scheduler::resume(Thread& thread) {
+  running_ = &thread;
+  *slot_ = &thread.view;
+  switch_stack(&main_stack_pointer_, thread.stack_pointer, thread.stack->identity());
+  running_ = nullptr;
+}
+
+void Scheduler::suspend(Wait wait, std::uint32_t key, std::uint32_t detail) {
+  Thread& thread = *running_;
+  thread.state = State::waiting;
+  thread.wait = wait;
+  thread.wait_key = key;
+  thread.wait_detail = detail;
+  --thread.warp->ready;
+  progressed_ = true;
+  leave(thread);
+}
+
+void Scheduler::yield() { leave(*running_); }
+
+void Scheduler::leave(Thread& thread) { switch_stack(&thread.stack_pointer, main_stack_pointer_, main_stack_); }
+
+void Scheduler::wake(Thread& thread) {
+  thread.state = State::ready;
+  thread.wait = Wait::nothing;
+  ++thread.warp->ready;
+}
+
+void Scheduler::fail(const std::string& message) {
+  Thread& thread = *running_;
+  if (failure_.empty()) {
+    failure_ = "block " + to_string(thread.block->index) + ", thread " + std::to_string(thread.index) + ", " +
+               thread.doing + ": " + message;
+  }
+  leave(thread);
+  __builtin_unreachable();
+}
+
+void Scheduler::fail_async(const Block& block, const char* doing, const std::string& message) {
+  if (failure_.empty()) failure_ = "block " + to_string(block.index) + ", " + doing + ": " + message;
+}
+
+/// Any warp that can go on, but one that sleeps: for a while it only gets what the others leave, so that what relies on no
+/// warp falling far behind is found.
+Warp* Scheduler::pick_warp() {
+  if (nap_-- == 0) {
+    nap_ = 1 + random_.below(longest_nap);
+    std::vector<Warp>& warps = blocks_[random_.below(static_cast<std::uint32_t>(blocks_.size()))].warps;
+    sleeper_ = &warps[random_.below(static_cast<std::uint32_t>(warps.size()))];
+  }
+  Warp* chosen = nullptr;
+  std::uint32_t seen = 0;
+  for (Block& block : blocks_) {
+    for (Warp& warp : block.warps) {
+      if (warp.ready > 0 && &warp != sleeper_ && random_.below(++seen) == 0) chosen = &warp;
+    }
+  }
+  return chosen == nullptr && sleeper_->ready > 0 ? sleeper_ : chosen;
+}
+
+void Scheduler::run_warp(Warp& warp) {
+  const std::size_t lanes = warp.lanes.size();
+  const std::size_t first = random_.below(static_cast<std::uint32_t>(lanes));
+  for (std::size_t i = 0; i < lanes && failure_.empty(); ++i) {
+    Thread& thread = *warp.lanes[(first + i) % lanes];
+    if (thread.state == State::ready) resume(thread);
+  }
+}
+
+/// Only threads that poll global memory are left: what is in flight lands, then another block may run; give up when nothing
+/// comes of it.
+void Scheduler::note_idle() {
+  const std::int64_t now = now_ms();
+  if (progressed_ || async_.run_one()) idle_since_ms_ = now;
+  progressed_ = false;
+  if (now - idle_since_ms_ > patience_ms) failure_ = dead_lock_report();
+  if (now != idle_since_ms_) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+std::string Scheduler::run_cluster(std::int64_t index) {
+  current_scheduler = this;
+  slot_ = entry_.thread_slot();
+  main_stack_ = current_stack();
+  prepare(index);
+  if (setjmp(in_task_) != 0) failure_ = "an asynchronous copy " + describe_fault();
+  std::uint32_t steps = 0;
+  while (alive_ > 0 && failure_.empty()) {
+    async_.advance();
+    if (!failure_.empty()) break;
+    Warp* warp = pick_warp();
+    if (warp == sleeper_ && random_.below(8) != 0 && async_.run_one()) continue;  // it sleeps on while copies land
+    if (warp != nullptr) {
+      run_warp(*warp);
+      if ((++steps & 0xfff) == 0) note_idle();
+    } else if (!async_.run_one()) {
+      failure_ = dead_lock_report();
+    }
+  }
+  return finish();
+}
+
+std::string Scheduler::finish() {
+  for (Block& block : blocks_) {
+    for (Warp& warp : block.warps) count_open_accesses(warp.open_accesses);
+    if (failure_.empty() && block.shared.overrun()) {
+      failure_ = "block " + to_string(block.index) + ": wrote past the end of its " + std::to_string(block.shared.size()) +
+                 " bytes of shared memory";
+    }
+    for (std::size_t i = 0; i < std::size(block.barriers) && failure_.empty(); ++i) {
+      const NamedBarrier& barrier = block.barriers[i];
+      if (barrier.arrived != 0) {
+        failure_ = "block " + to_string(block.index) + ": ended with " + std::to_string(barrier.arrived) + " of " +
+                   std::to_string(barrier.expected) + " threads at barrier " + std::to_string(i);
+      }
+    }
+    for (Thread& thread : block.threads) {
+      if (!failure_.empty()) break;
+      const std::string who = "block " + to_string(block.index) + ", thread " + std::to_string(thread.index) + ": ";
+      if (!thread.wgmma.in_flight.empty()) failure_ = who + "ended while its wgmma was in flight (wgmma_wait is missing)";
+      thread.copies.commit();
+      for (const auto& group : thread.copies.committed) {
+        if (!group.empty()) failure_ = who + "ended while its copies were in flight (copy_async_wait is missing)";
+      }
+      thread.bulk.commit();
+      for (auto& group : thread.bulk.committed) {
+        for (BulkStore& store : group) {
+          if (!store.read->done)
+            failure_ = who + "ended before its bulk store had read shared memory (bulk_wait_read is missing)";
+          store.read->finish();
+          store.write->finish();
+        }
+      }
+    }
+  }
+  if (failure_.empty() && async_.run_one()) {
+    failure_ =
+        "block " + to_string(blocks_.front().index) + ": ended while a bulk load into its shared memory was in flight";
+  }
+  counters_.blocks += static_cast<std::uint64_t>(shape_.cluster);
+  counters_.threads += static_cast<std::uint64_t>(shape_.cluster * shape_.block);
+  current_scheduler = nullptr;
+  return failure_;
+}
+
+void* Scheduler::note_fault(const void* address) {
+  Scheduler* self = current_scheduler;
+  if (self == nullptr) return nullptr;
+  self->fault_address_ = address;
+  if (self->running_ == nullptr) longjmp(self->in_task_, 1);
+  return self->running_->stack->top();
+}
+
+void Scheduler::fail_fault() {
+  Scheduler& self = current();
+  self.fail(self.describe_fault());
+}
+
+std::string Scheduler::describe_fault() const {
+  for (const Block& block : blocks_) {
+    if (block.shared.guards(fault_address_)) {
+      const auto past = static_cast<const unsigned char*>(fault_address_) - block.shared.generic();
+      return "touched offset " + std::to_string(past) + " of the block's " + std::to_string(block.shared.size()) +
+             " bytes of shared memory";
+    }
+  }
+  for (const FiberStack& stack : stacks_) {
+    if (stack.guards(fault_address_)) return "its stack of " + std::to_string(FiberStack::size / 1024) + " KiB is full";
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "%p", fault_address_);
+  return std::string("touched memory at ") + text + ", which is not there";
+}
+
+std::string Scheduler::dead_lock_report() const { return describe_dead_lock(blocks_, shape_); }
+
+}  // namespace flash_attention::emulator

@@ -1,0 +1,188 @@
+#pragma once
+
+#include <csetjmp>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "emulator/checks/access_counts.h"
+#include "emulator/checks/counters.h"
+#include "emulator/checks/races.h"
+#include "emulator/machine/async.h"
+#include "emulator/machine/fiber.h"
+#include "emulator/machine/random.h"
+#include "emulator/machine/shared_memory.h"
+#include "emulator/machine/warpgroup.h"
+#include "emulator/runtime/interface.h"
+
+namespace flash_attention::emulator {
+
+struct Block;
+struct Warp;
+
+/// What a thread that cannot go on waits for.
+enum class Wait : std::uint8_t { nothing, warp, barrier, cluster_barrier, mbarrier, wgmma, registers, other_block };
+
+enum class State : std::uint8_t { ready, waiting, done };
+
+/// One CUDA thread.
+struct Thread {
+  ThreadView view{};
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  const FiberStack* stack = nullptr;
+  void* stack_pointer = nullptr;
+  State state = State::ready;
+  Wait wait = Wait::nothing;
+  std::uint32_t wait_key = 0;  // which barrier, address or parity, for the report and to find who is to be woken
+  std::uint32_t wait_detail = 0;
+  const char* doing = "";  // the wrapper it is in
+  int index = 0;           // in the block
+  CopyGroups copies;       // cp.async
+  BulkGroups bulk;         // TMA stores, bulk stores and reductions
+  WarpgroupThread wgmma;
+  AccessLog accesses;
+  int registers = 0;  // after setmaxnreg
+  bool cluster_arrived = false;
+  bool tried_mbarrier = false;  // try_wait came back without success
+  std::uint32_t cluster_phase = 0;
+  std::uint32_t actor = 0;  // its number among those of Clocks
+  Clocks known;
+};
+
+struct Warp {
+  std::vector<Thread*> lanes;
+  int ready = 0;             // lanes that can go on
+  WarpOp op = WarpOp::sync;  // what the lanes that came are doing together
+  int arrived = 0;
+  void* operands[32] = {};
+  OpenAccesses open_accesses;
+};
+
+/// bar.sync and bar.arrive.
+struct NamedBarrier {
+  int expected = 0;
+  int arrived = 0;
+  Clocks known;  // of those who arrived
+};
+
+/// One thread block.
+struct Block {
+  Index3 index{};
+  int rank = 0;  // in its cluster
+  SharedMemory shared;
+  ShadowMemory shadow;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
+  NamedBarrier barriers[16];
+  int alive = 0;                                // threads that have not ended
+  std::map<std::size_t, int> hidden_mbarriers;  // offset and thread: initialised, but not yet fenced for the async proxy
+  int registers_free = 0;                       // of setmaxnreg's pool
+  int registers_at_entry = 0;
+};
+
+struct LaunchShape {
+  Index3 grid{1, 1, 1};
+  int block = 1;
+  int cluster = 1;
+  int shared_bytes = 0;
+  int blocks_per_sm = 1;  // at least; the registers of an SM are divided among them
+  int block_height = 1;   // of a two-dimensional block: its threads are counted row by row
+};
+
+/// A loaded kernel: src/emulator/host/module.h.
+struct EntryPoints {
+  void (*run)(const void* argument) = nullptr;
+  const ThreadView** (*thread_slot)() = nullptr;
+};
+
+/// Runs the blocks of one cluster at a time, on one OS thread: a fiber a CUDA thread, warps in seeded order.
+class Scheduler {
+ public:
+  Scheduler(const EntryPoints& entry, const LaunchShape& shape, const void* argument, std::uint64_t seed);
+
+  /// Runs cluster `index` of the grid to its end. Returns what went wrong; empty if nothing did.
+  std::string run_cluster(std::int64_t index);
+
+  /// The scheduler and thread that run on this OS thread.
+  static Scheduler& current();
+  Thread& running() { return *running_; }
+
+  void suspend(Wait wait, std::uint32_t key, std::uint32_t detail = 0);
+  void yield();  // lets others go first; stays ready
+  void wake(Thread& thread);
+  /// Wakes every thread of the cluster that waits for this.
+  template <typename Predicate>
+  void wake_where(Predicate predicate) {
+    for (Block& block : blocks_) {
+      for (Thread& thread : block.threads) {
+        if (thread.state == State::waiting && predicate(thread)) wake(thread);
+      }
+    }
+  }
+
+  /// Records the mistake and ends the cluster; the calling thread never goes on.
+  [[noreturn]] void fail(const std::string& message);
+  /// The same from an asynchronous task, which has no thread.
+  void fail_async(const Block& block, const char* doing, const std::string& message);
+  bool failed() const { return !failure_.empty(); }
+
+  std::vector<Block>& blocks() { return blocks_; }
+  AsyncEngine& async() { return async_; }
+  Random& random() { return random_; }
+  Races& races() { return races_; }
+  Counters& counters() { return counters_; }
+  const LaunchShape& shape() const { return shape_; }
+  std::uint64_t seed() const { return seed_; }
+  int cluster_arrived = 0;  // threads at the cluster's barrier
+  std::uint32_t cluster_phase = 0;
+  Clocks cluster_known, cluster_passed;  // of those who arrived; the same of the phase before
+
+  /// Called by the signal handler. The top of the stack to leave to, or null where the fault is none of a kernel's.
+  static void* note_fault(const void* address);
+  /// Where a thread goes on after a fault.
+  [[noreturn]] static void fail_fault();
+
+ private:
+  static void thread_main();
+  void prepare(std::int64_t index);
+  void run_warp(Warp& warp);
+  Warp* pick_warp();
+  void resume(Thread& thread);
+  void leave(Thread& thread);  // back into the loop
+  void note_idle();
+  std::string finish();
+  std::string dead_lock_report() const;
+  std::string describe_fault() const;
+
+  const EntryPoints entry_;
+  const LaunchShape shape_;
+  const void* const argument_;
+  const std::uint64_t seed_;
+  Random random_;
+  AsyncEngine async_;
+  Races races_;
+  Counters counters_;
+  std::vector<Block> blocks_;
+  std::vector<FiberStack> stacks_;
+  const ThreadView** slot_ = nullptr;
+  void* main_stack_pointer_ = nullptr;
+  StackIdentity main_stack_;
+  Thread* running_ = nullptr;
+  int alive_ = 0;
+  Warp* sleeper_ = nullptr;
+  std::uint32_t nap_ = 0;  // turns until another one sleeps
+  bool progressed_ = false;
+  std::int64_t idle_since_ms_ = 0;
+  std::string failure_;
+  const void* fault_address_ = nullptr;
+  jmp_buf in_task_;  // back into the loop, from a fault of an asynchronous task
+};
+
+/// "(1, 0, 2)".
+std::string to_string(const Index3& index);
+
+}  // namespace flash_attention::emulator

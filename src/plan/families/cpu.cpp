@@ -1,0 +1,355 @@
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <numeric>
+
+#include "plan/families/cpu_tiles.h"
+#include "plan/kernel_table.h"
+#include "program/sizes.h"
+
+namespace flash_attention::plan {
+namespace {
+
+std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
+
+}  // namespace
+
+int cpu_block_q(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::neon:
+      return cpu_block_q_neon;
+    case CpuIsa::avx2:
+      return cpu_block_q_avx2;
+    case CpuIsa::avx512:
+    case CpuIsa::avx512_bf16:
+    case CpuIsa::amx:
+      return cpu_block_q_avx512;
+    case CpuIsa::generic:
+      break;
+  }
+  return cpu_block_q_generic;
+}
+
+bool cpu_copies_keys(const Problem& problem, int block_q) {
+  if (problem.window_left >= 0) return false;  // few blocks read a key
+  if (*problem.kv_dtype != problem.dtype || problem.latent) return false;
+  if (problem.page_size != 0) return false;  // seq_kv is a capacity: copies would be as large, however few keys there are
+  const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
+  if (problem.dtype != Dtype::float32) return blocks > 2;
+  const auto far_apart = [](const Strides& strides, std::int64_t dim) { return std::abs(strides.seq) > dim; };
+  constexpr std::int64_t kept = 512 << 10;  // what stays in an L2 is as fast where it lies
+  return blocks > 2 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > kept &&
+         (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
+}
+
+int cpu_decode_heads(const Problem& problem) {
+  const bool side_by_side = problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
+  const std::int64_t key_bytes =
+      problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t rows = problem.heads_q / problem.heads_kv * problem.seq_q;
+  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
+}
+
+namespace {
+
+std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }
+
+/// Query rows of the call; packed ones count once.
+std::int64_t total_rows(const Problem& problem) {
+  return problem.heads_q * (problem.packed ? problem.total_q : problem.batch * problem.seq_q);
+}
+
+/// Places for the tiles of `unit` keys of all key heads.
+std::int64_t key_places(const Problem& problem, int unit) {
+  return problem.heads_kv * cpu_places(problem.packed, problem.batch, problem.seq_kv, problem.total_kv, unit);
+}
+
+/// Adds a part to the workspace, on a cache line of its own.
+void reserve(Plan& plan, int part, std::int64_t bytes) {
+  plan.workspace_offsets[static_cast<std::size_t>(part)] = static_cast<std::int64_t>(plan.workspace_bytes);
+  plan.workspace_bytes += static_cast<std::size_t>(ceil_div(bytes, 256) * 256);
+}
+
+std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
+
+/// Whether cpu/decode multiplies pairs of bfloat16 as they lie.
+bool decodes_pairs(const Problem& problem, const DeviceInfo& device) {
+  return device.isa == CpuIsa::avx512_bf16 && problem.dtype == Dtype::bfloat16 && problem.head_dim % 32 == 0 &&
+         problem.head_dim_v % 32 == 0;
+}
+
+std::string too_many_rows(std::int64_t most, std::int64_t rows) {
+  return "takes at most " + std::to_string(most) + " query rows of a key head, and there are " + std::to_string(rows);
+}
+
+std::string reject_decode(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  const int block_q = cpu_block_q(device.isa), most = std::min(cpu_decode_rows, block_q);
+  if (rows > most) return too_many_rows(most, rows);
+  if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
+  const bool fill_lanes = rows > 11 && (rows <= 16 || block_q < cpu_block_q_avx512);
+  if (!fill_lanes || decodes_pairs(problem, device) || cpu_decode_heads(problem) > 1) return {};
+  return std::to_string(rows) + " query rows fill the lanes of cpu/prefill, and K and V stay in the caches";
+}
+
+std::string reject_backward_decode(const Problem& problem, const DeviceInfo&) {
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  return rows <= cpu_backward_decode_rows ? std::string() : too_many_rows(cpu_backward_decode_rows, rows);
+}
+
+std::string reject_bfloat16(const Problem& problem, const DeviceInfo& device, int min_rows) {
+  if (device.isa != CpuIsa::amx && device.isa != CpuIsa::avx512_bf16) {
+    return "the instruction set is " + std::string(to_string(device.isa)) + ", not amx or avx512_bf16";
+  }
+  if (problem.dtype != Dtype::bfloat16) return "takes bfloat16, not " + std::string(to_string(problem.dtype));
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
+  const std::int64_t rows = group(problem) * problem.seq_q;
+  if (rows < min_rows) {
+    return "takes at least " + std::to_string(min_rows) + " query rows of a key head, and there are " +
+           std::to_string(rows);
+  }
+  if (problem.seq_kv >= cpu_bfloat16_min_keys) return {};
+  return "takes at least " + std::to_string(cpu_bfloat16_min_keys) + " keys, and there are " +
+         std::to_string(problem.seq_kv);
+}
+
+std::string reject_forward_bfloat16(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t scores = group(problem) * problem.seq_q * problem.seq_kv;
+  const int min_rows = device.isa == CpuIsa::amx ? cpu_amx_min_rows : cpu_bfloat16_min_rows;
+  const std::string reason = reject_bfloat16(problem, device, min_rows);
+  if (reason.empty() && decodes_pairs(problem, device) && reject_decode(problem, device).empty()) {
+    return "so few query rows are better off in cpu/decode, which multiplies pairs too";
+  }
+  if (!reason.empty() || scores >= cpu_bfloat16_min_scores) return reason;
+  return "takes at least " + std::to_string(cpu_bfloat16_min_scores) + " scores of a key head, and there are " +
+         std::to_string(scores);
+}
+
+std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
+  if (problem.bias.present) return "takes no bias";
+  return reject_bfloat16(problem, device, cpu_bfloat16_min_rows);
+}
+
+std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
+  return problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
+}
+
+/// The most splits of the keys: each has a good few tiles, or a quarter of a million multiplications in fewer.
+std::int64_t most_key_splits(const Problem& problem) {
+  const std::int64_t a_key =
+      std::max<std::int64_t>(problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v), 1);
+  const std::int64_t min_split = std::clamp<std::int64_t>(250'000 / a_key, 2 * cpu_block_kv, 8 * cpu_block_kv);
+  return std::max<std::int64_t>(problem.seq_kv / min_split, 1);
+}
+
+/// Splits of the keys where the blocks of rows alone do not keep the threads busy.
+void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
+  const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
+  int splits = static_cast<int>(std::min(most_key_splits(problem), wanted));
+  while (splits > 2 && blocks * splits % device.threads != 0) --splits;  // so that all threads have as much
+  plan.num_splits = splits;
+  if (plan.num_splits == 1) return;
+  reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);  // sums
+  reserve(plan, 1, plan.num_splits * total_rows(problem) * 2 * 4);                               // statistics
+}
+
+/// Two blocks of rows go over the keys together where K and V of a head come from far away and the threads have enough to
+/// share all the same. On a Xeon 5 to 20 % faster from 1 MB on, on a Zen 4 no slower.
+int together(const Problem& problem, std::int64_t items) {
+  constexpr std::int64_t near = 256 << 10;
+  return items > 1 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > near ? 2 : 1;
+}
+
+/// Copies of K and V as float, the rows of a head one after the other.
+void reserve_copies(const Problem& problem, Plan& plan) {
+  if (!cpu_copies_keys(problem, plan.block_q)) return;
+  const std::int64_t rows = problem.heads_kv * (problem.packed ? problem.total_kv : problem.batch * problem.seq_kv);
+  reserve(plan, 3, rows * cpu_copied_stride(problem.head_dim) * 4);
+  reserve(plan, 4, rows * cpu_copied_stride(problem.head_dim_v) * 4);
+}
+
+void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = cpu_block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  const std::int64_t blocks = row_blocks(problem, plan);
+  if (!problem.invariant) split_keys(problem, device, blocks, plan);
+  if (plan.num_splits == 1) plan.block_q *= together(problem, blocks / (8 * std::max(device.threads, 1)));
+  reserve_copies(problem, plan);
+}
+
+/// As forward, but a block of work is the rows of all key heads that are read together.
+void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = cpu_block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, cpu_decode_heads(problem)), plan);
+}
+
+/// K padded to whole tiles and V transposed, for every tile of keys.
+void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  const bool amx = device.isa == CpuIsa::amx;
+  plan.block_q = amx ? cpu_amx_block_q : cpu_block_q_avx512;
+  plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
+  split_keys(problem, device, row_blocks(problem, plan), plan);
+  if (group(problem) * problem.seq_q <= plan.block_q) return;  // one block of rows packs tile by tile, for itself
+  const std::int64_t keys = key_places(problem, plan.block_kv) * plan.block_kv;
+  reserve(plan, 3, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
+  reserve(plan, 4, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
+  reserve(plan, 5, keys / plan.block_kv * (plan.block_kv + 1));
+}
+
+/// Splits of each key head that give all threads the same work in backward, if heads are few. Each split costs memory and
+/// time for its sums.
+std::int64_t even_splits(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
+  const std::int64_t threads = std::max(device.threads, 1);
+  return heads >= 4 * threads ? 1 : std::min(threads / std::gcd(heads, threads), ceil_div(4 * threads, heads));
+}
+
+/// Splits of the keys, each with its own sums of dQ: where all rows of a key head go over the keys together.
+void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.num_splits = static_cast<int>(std::min(most_key_splits(problem), even_splits(problem, device)));
+  if (plan.num_splits > 1) reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
+}
+
+/// Splits of the keys, or of the queries, each with its own sums of dK and dV. most_blocks: that go over the keys together.
+void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std::int64_t most_blocks, Plan& plan) {
+  const bool amx = device.isa == CpuIsa::amx && plan.kernel == "cpu/bfloat16";
+  plan.block_q = amx ? cpu_amx_block_q : cpu_block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);  // dsink's terms
+  const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  if (blocks <= most_blocks) {
+    plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
+    return split_keys_backward(problem, device, plan);
+  }
+  plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1, even_splits(problem, device)));
+  const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
+  reserve(plan, 0, plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);  // dK and dV
+}
+
+void lay_out_backward_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  lay_out_any_backward(problem, device, 1, plan);
+}
+
+void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  lay_out_any_backward(problem, device, cpu_blocks_together, plan);
+  plan.block_q *= together(problem, ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits);
+  reserve_copies(problem, plan);
+  if (problem.program_gradients != 0) {
+    reserve(plan, 7, program::gradient_layout(problem, program::parse(problem.program)).bytes);
+  }
+}
+
+/// K, V and K^T for every tile of keys; see lay_out_bfloat16.
+void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  lay_out_any_backward(problem, device, 1, plan);
+  plan.block_kv = device.isa == CpuIsa::amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
+  const std::int64_t tiles = key_places(problem, plan.block_kv);
+  for (const auto& [part, head_dim] : {std::pair{3, problem.head_dim}, {4, problem.head_dim_v}, {5, problem.head_dim}}) {
+    reserve(plan, part, tiles * plan.block_kv * ceil_div(head_dim, 32) * 32 * 2);
+  }
+  reserve(plan, 6, tiles);
+}
+
+/// Score matrices, whole: S (then P), and for backward dS.
+void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = cpu_block_q(device.isa);
+  plan.block_kv = cpu_block_kv;
+  const std::int64_t rows = group(problem) * problem.seq_q, total = group(problem) * problem.total_q;
+  const std::int64_t blocks = problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
+  const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;
+  reserve(plan, 0, matrix);
+  if (plan.pass == Pass::standard_forward) return;
+  reserve(plan, 1, matrix);
+  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);
+}
+
+constexpr std::array<KernelEntry, 8> entries{{
+    {.name = "cpu/bfloat16",
+     .pass = Pass::forward,
+     .device = DeviceKind::cpu,
+     .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; at least 17 query rows of a "
+                     "key head (seq_q * heads_q / heads_kv), 5 "
+                     "with AMX, 17 keys and 576 scores; with AVX512-BF16 not what cpu/decode multiplies in pairs",
+     .left_padding = true,
+     .hidden_rows = true,
+     .block_mask = true,
+     .reject = reject_forward_bfloat16,
+     .lay_out = lay_out_bfloat16},
+    {.name = "cpu/decode",
+     .pass = Pass::forward,
+     .device = DeviceKind::cpu,
+     .requirements =
+         "at most 24 query rows of a key head (seq_q * heads_q / heads_kv), 4 where there are at most 64 keys; not "
+         "12 to 16 where cpu/prefill is faster",
+     .pages = true,
+     .left_padding = true,
+     .hidden_rows = true,
+     .block_mask = true,
+     .narrow_keys = true,
+     .reject = reject_decode,
+     .lay_out = lay_out_decode},
+    {.name = "cpu/prefill",
+     .pass = Pass::forward,
+     .device = DeviceKind::cpu,
+     .requirements = "none",
+     .pages = true,
+     .left_padding = true,
+     .invariant = true,
+     .hidden_rows = true,
+     .block_mask = true,
+     .programs = true,
+     .narrow_keys = true,
+     .narrow_queries = true,
+     .latent = true,
+     .reject = takes_all,
+     .lay_out = lay_out_forward},
+    {.name = "cpu/bfloat16",
+     .pass = Pass::backward,
+     .device = DeviceKind::cpu,
+     .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; no bias; at least 17 query "
+                     "rows of a key head and 17 keys",
+     .hidden_rows = true,
+     .block_mask = true,
+     .reject = reject_backward_bfloat16,
+     .lay_out = lay_out_backward_bfloat16},
+    {.name = "cpu/decode",
+     .pass = Pass::backward,
+     .device = DeviceKind::cpu,
+     .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv)",
+     .hidden_rows = true,
+     .block_mask = true,
+     .reject = reject_backward_decode,
+     .lay_out = lay_out_backward_decode},
+    {.name = "cpu/backward",
+     .pass = Pass::backward,
+     .device = DeviceKind::cpu,
+     .requirements = "none",
+     .hidden_rows = true,
+     .block_mask = true,
+     .programs = true,
+     .reject = takes_all,
+     .lay_out = lay_out_backward},
+    {.name = "cpu/standard",
+     .pass = Pass::standard_forward,
+     .device = DeviceKind::cpu,
+     .requirements = "none; keeps whole score matrices",
+     .hidden_rows = true,
+     .block_mask = true,
+     .reject = takes_all,
+     .lay_out = lay_out_standard},
+    {.name = "cpu/standard",
+     .pass = Pass::standard_backward,
+     .device = DeviceKind::cpu,
+     .requirements = "none; keeps whole score matrices",
+     .hidden_rows = true,
+     .block_mask = true,
+     .reject = takes_all,
+     .lay_out = lay_out_standard},
+}};
+
+}  // namespace
+
+std::span<const KernelEntry> cpu_kernels() { return entries; }
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,254 @@
+#include "plan/families/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+
+#include "abi/decode.h"
+#include "plan/arguments.h"
+#include "plan/families/portable.h"
+#include "plan/families/sm90.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention::plan {
+namespace {
+
+constexpr std::int64_t most_queries = 16;  // with more, a tile of rows for each query head is as good
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Even, so that parts begin at multiples of 16 bytes.
+int part_rows(const Problem& problem, const abi::ForwardConfig& config) {
+  if (config.split_tiles == 0) return config.block_q;
+  return static_cast<int>(std::min<std::int64_t>(config.block_q, ceil_div(decode_rows(problem), 2) * 2));
+}
+
+/// Parts of each of the two items that a block shares with others.
+std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
+  if (config.split_tiles == 0) return 1;
+  const auto share = static_cast<std::int64_t>(decode_tiles(problem, config)) / blocks + 1;
+  return std::max<std::int64_t>(
+      std::min<std::int64_t>(share / config.split_tiles + 2, abi::decode_splits(config, problem.seq_kv)), 1);
+}
+
+}  // namespace
+
+std::int64_t decode_rows(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
+
+double decode_tiles(const Problem& problem, const abi::ForwardConfig& config) {
+  const double tiles_of_keys = static_cast<double>(std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv)));
+  const double items = static_cast<double>(problem.batch * problem.heads_kv) *
+                       static_cast<double>(ceil_div(decode_rows(problem), config.block_q));
+  return tiles_of_keys * items;
+}
+
+std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most, Plan& plan) {
+  const auto blocks = static_cast<std::int64_t>(std::min<double>(decode_tiles(problem, config), static_cast<double>(most)));
+  plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
+  if (blocks == 0) return 0;
+  // workspace_offsets[0] to [3] of decode/parts.cuh. Nothing of it needs to be set before the launch.
+  plan.workspace_offsets[1] = ceil_div(blocks * 8, 256) * 256;
+  const std::int64_t part_bytes = abi::decode_part_bytes(config, part_rows(problem, config));
+  const std::int64_t block_bytes = 2 * parts_of_item(problem, config, blocks) * part_bytes;
+  plan.workspace_offsets[2] = plan.workspace_offsets[1] + part_bytes;
+  plan.workspace_offsets[3] = plan.workspace_offsets[1] + block_bytes;
+  plan.workspace_bytes = static_cast<std::size_t>(plan.workspace_offsets[1] + ceil_div(blocks * block_bytes, 256) * 256);
+  return blocks;
+}
+
+namespace {
+
+/// Sums of wide rows leave no registers for the scores of many.
+int block_q_of(const Problem& problem) {
+  if (problem.invariant) return 16;  // warps share keys in one way, whatever the number of rows
+  const std::int64_t most = problem.head_dim_v > 128 ? 16 : 64;
+  for (const int rows : {8, 16, 32}) {
+    if (decode_rows(problem) <= rows || rows == most) return rows;
+  }
+  return 64;
+}
+
+struct Tile {
+  int block_kv;
+  int num_warps;
+  int most_bytes;  // of all stages
+};
+
+/// As many stages as shared memory holds, but no more than keep the memory busy.
+int stages_of(abi::ForwardConfig config, int shared_bytes, int most_bytes) {
+  int stages = 0;
+  do {
+    config.num_stages = ++stages;
+  } while (abi::DecodeLayout(config).shared_bytes <= shared_bytes &&
+           stages * abi::DecodeLayout(config).stage_bytes <= most_bytes);
+  return stages - 1;
+}
+
+/// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200): tiles of 128 keys with two
+/// stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, also where they leave SMs without work (fewer
+/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages. Narrow heads are 1 to 25 % faster with four warps and two
+/// blocks an SM, whose copies do not pause together.
+std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp,
+                                            int block_q) {
+  constexpr int most_scores = 64;  // keys of a warp: more scores than that do not fit in registers
+  abi::ForwardConfig config{.features = features_of(problem),
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim_v),
+                            .block_q = block_q,
+                            .group = static_cast<int>(problem.heads_q / problem.heads_kv),
+                            .producer_warp = producer_warp};
+  const bool narrow = problem.head_dim + problem.head_dim_v <= 128 && block_q <= 16;
+  for (const Tile tile :
+       {Tile{128, narrow ? 4 : 8, (narrow ? 64 : producer_warp ? 192 : 128) << 10}, Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
+    if (block_q > 16 * tile.num_warps) continue;
+    config.block_kv = tile.block_kv;
+    config.num_warps = tile.num_warps;
+    if (config.block_kv / abi::DecodeLayout(config).key_warps > most_scores) continue;
+    // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and up to twice as many stages.
+    abi::ForwardConfig wide = config;
+    wide.features.kv_dtype = wide.features.dtype;
+    wide.features.token_scales = false;
+    if (stages_of(wide, device.shared_bytes, tile.most_bytes) < 2) continue;
+    config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.most_bytes));
+    if (abi::DecodeLayout(config).shared_bytes <= device.shared_bytes) return config;
+  }
+  return std::nullopt;
+}
+
+/// With as many rows as there are, or as few as fit.
+std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp = false) {
+  for (int block_q = block_q_of(problem); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
+    auto config = configure(problem, device, producer_warp, block_q);
+    if (config && problem.invariant) config->split_tiles = static_cast<int>(invariant_split_keys) / config->block_kv;
+    if (config) return config;
+  }
+  return std::nullopt;
+}
+
+/// Whatever the sizes are.
+std::string reject_kind(const Problem& problem, const DeviceInfo& device) {
+  if (device.arch < 80) return "needs sm_80";
+  if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
+  if (problem.dropout_p != 0) return "takes no dropout";
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
+  if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "needs head dimensions up to 256";
+  if (*problem.scale <= 0) return "needs a positive scale";
+  const auto multiples = [](const Strides& s, int of) { return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0; };
+  for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
+    if (!multiples(strides, 8)) return "needs strides that are multiples of 8";
+  }
+  if (*problem.kv_dtype != problem.dtype) {
+    if (!multiples(problem.k_strides, 16) || !multiples(problem.v_strides, 16) || problem.head_dim % 16 != 0 ||
+        problem.head_dim_v % 16 != 0) {
+      return "needs 8-bit rows whose strides and head_dim are multiples of 16";
+    }
+  }
+  return configure(problem, device) ? "" : "needs more shared memory";
+}
+
+std::string reject(const Problem& problem, const DeviceInfo& device) {
+  std::string reason = reject_kind(problem, device);
+  if (!reason.empty()) return reason;
+  if (problem.seq_q > most_queries && problem.page_size == 0 && !problem.invariant) {
+    return "takes at most " + std::to_string(most_queries) + " queries of a sequence where there are no pages";
+  }
+  const auto config = configure(problem, device);
+  return decode_tiles(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+/// Kernels for many queries have five times the rate (H200: about 780 TFLOP/s against 140 here) where their tiles have all
+/// their rows and there is one for each SM. Where fewer rows are in use than a fifth of that, this one is faster, which
+/// splits keys: measured at 32 heads over 16384 keys, 128 queries 167 us there and 240 here, 64 queries 178 and 142.
+std::string yield(const Problem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t tile_rows = 128, faster = 5;
+  const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
+  const std::int64_t row_tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows);
+  const std::int64_t at_once = std::min<std::int64_t>(row_tiles * problem.heads_q * problem.batch, device.num_sms);
+  if (mean <= most_queries || faster * at_once * mean < device.num_sms * row_tiles * tile_rows) return "";
+  return "more than " + std::to_string(most_queries) + " queries of a sequence: a tile of rows for each head is faster";
+}
+
+/// Boxes of a tile, or of as many rows as a page has: those begin where the swizzle does.
+bool pages_are_boxes(const Problem& problem, int block_kv) {
+  const std::int64_t size = problem.page_size;
+  return size % block_kv == 0 || (block_kv % size == 0 && size % 8 == 0) || problem.seq_kv <= size;
+}
+
+/// The tiles of decode/sm80, so that results have the same bits, loaded by TMA.
+std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device) {
+  if (device.arch != 90) return "TMA needs sm_90; this is sm_" + std::to_string(device.arch);
+  std::string reason = reject(problem, device);
+  if (!reason.empty()) return reason;
+  const auto config = configure(problem, device, true);
+  if (config->block_q > 16) return "takes at most 16 rows of a key head at a time";
+  if (config->num_warps % 4 != 0) return "needs whole warpgroups";
+  if (problem.kv_scales == ScaleKind::token) return "takes no scales of tokens";
+  if (problem.page_size != 0 && !pages_are_boxes(problem, config->block_kv)) {
+    return "takes pages of 8, 16, 32, 64 and multiples of " + std::to_string(config->block_kv) + " keys";
+  }
+  const bool nothing = problem.page_size != 0 ? problem.num_pages == 0 : problem.total_kv == 0;
+  if (nothing || problem.seq_kv == 0) return "there is nothing to load";
+  return reject_tma_cache(problem);
+}
+
+void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan, bool producer_warp) {
+  const abi::ForwardConfig config = *configure(problem, device, producer_warp);
+  plan.block_q = config.block_q;
+  plan.block_kv = config.block_kv;
+  const int shared_bytes = abi::DecodeLayout(config).shared_bytes;
+  const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
+  const std::int64_t most = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
+  const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
+  add_launch(plan,
+             {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
+              .entry = producer_warp ? "decode_sm90" : "decode_sm80",
+              .config = to_source(config),
+              .block = abi::decode_threads(config),
+              .shared_bytes = shared_bytes,
+              .min_blocks_per_sm = producer_warp ? blocks_per_sm : 1},
+             blocks);
+}
+
+void lay_out_sm80(const Problem& problem, const DeviceInfo& device, Plan& plan) { lay_out(problem, device, plan, false); }
+void lay_out_sm90(const Problem& problem, const DeviceInfo& device, Plan& plan) { lay_out(problem, device, plan, true); }
+
+}  // namespace
+
+std::span<const KernelEntry> decode_kernels() {
+  static const std::array<KernelEntry, 2> rows{
+      KernelEntry{.name = "decode/sm90",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_90; what decode/sm80 takes, with at most 16 rows of a key head at a time, strides that "
+                                  "TMA can take, pages of 8, 16, 32, 64 or multiples of a tile's keys, no scales of tokens",
+                  .pages = true,
+                  .left_padding = true,
+                  .invariant = true,
+                  .narrow_keys = true,
+                  .reject = reject_sm90_decode,
+                  .lay_out = lay_out_sm90,
+                  .yield = yield},
+      KernelEntry{.name = "decode/sm80",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
+                                  "invariant bits; strides that are multiples of 8; no dropout",
+                  .pages = true,
+                  .left_padding = true,
+                  .invariant = true,
+                  .narrow_keys = true,
+                  .reject = reject,
+                  .lay_out = lay_out_sm80,
+                  .yield = yield}};
+  return rows;
+}
+
+bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device) {
+  const KernelEntry& entry = decode_kernels()[0];
+  const bool takes_masks =
+      (problem.hidden_rows.bounds == 0 || entry.hidden_rows) && (problem.block_mask.block_q == 0 || entry.block_mask);
+  return problem.invariant && takes_masks && reject_kind(problem, device).empty();
+}
+
+}  // namespace flash_attention::plan

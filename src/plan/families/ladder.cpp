@@ -1,0 +1,299 @@
+#include "plan/families/ladder.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "plan/arguments.h"
+#include "plan/families/portable.h"
+#include "plan/families/sm90.h"
+
+namespace flash_attention::plan {
+namespace {
+
+std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
+
+abi::ForwardConfig config_of(const Rung& rung, const Problem& problem) {
+  return {.features = features_of(problem),
+          .head_dim = static_cast<int>(problem.head_dim),
+          .head_dim_v = static_cast<int>(problem.head_dim_v),
+          .block_q = rung.block_q,
+          .block_kv = rung.block_kv,
+          .num_warps = rung.num_warps,
+          .num_stages = rung.num_stages};
+}
+
+Launch launch_of(const Rung& rung, const Problem& problem, std::string entry) {
+  return {.unit = std::string(rung.name),
+          .entry = std::move(entry),
+          .config = to_source(config_of(rung, problem)),
+          .block = 32 * rung.num_warps,
+          .shared_bytes = rung.shared_bytes ? rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) : 0,
+          .min_blocks_per_sm = rung.min_blocks_per_sm};
+}
+
+/// workspace_offsets[0]: S, then P in its place, fp32 [batch, heads_q, seq_q, seq_kv]. A block computes block_kv elements
+/// of a row of S, block_q rows of P, or a row of O.
+void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan) {
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  plan.workspace_bytes = static_cast<std::size_t>(rows * problem.seq_kv) * sizeof(float);
+  add_launch(plan, launch_of(rung, problem, "scores"), rows * tiles(problem.seq_kv, rung.block_kv));
+  add_launch(plan, launch_of(rung, problem, "softmax"),
+             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
+  add_launch(plan, launch_of(rung, problem, "output"), rows);
+}
+
+/// So many parts of the keys that there are two blocks for each SM of a large GPU. workspace_offsets[0]: the parts'
+/// outputs, fp32, [1]: their lse. The second launch merges them, a warp a row.
+void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
+  constexpr std::int64_t enough_blocks = 264;
+  const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  const std::int64_t most = std::max<std::int64_t>(1, tiles(problem.seq_kv, rung.block_kv));
+  const std::int64_t splits = std::min(most, std::max<std::int64_t>(1, enough_blocks / std::max<std::int64_t>(blocks, 1)));
+  plan.num_splits = static_cast<int>(splits);
+  plan.workspace_offsets[1] = splits * rows * problem.head_dim * std::int64_t{sizeof(float)};
+  plan.workspace_bytes =
+      static_cast<std::size_t>(plan.workspace_offsets[1]) + static_cast<std::size_t>(splits * rows) * sizeof(float);
+  add_launch(plan, launch_of(rung, problem, "attention"), blocks * splits);
+  add_launch(plan, launch_of(rung, problem, "merge"), tiles(rows, rung.num_warps));
+}
+
+constexpr int float_bytes = 4, half_bytes = 2;
+
+int row_tile_bytes(const Rung& rung, int dim) {
+  const int Q = rung.block_q * dim, K = rung.block_kv * (dim + 4), V = rung.block_kv * dim,
+            P = rung.block_q * rung.block_kv;
+  return float_bytes * (Q + K + V + P);
+}
+
+/// Columns of a tile: whole steps of a product, or whole panels of tile::SwizzledTile.
+int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
+int in_panels(int head_dim) { return (head_dim + 63) / 64 * 64; }
+
+/// Two tensors of a block and of a tile, and two weights of each pair, in fp32.
+int backward_tile_bytes(const Rung& rung, int dim) {
+  return 2 * float_bytes * (rung.block_q * dim + rung.block_kv * (dim + 4) + rung.block_q * rung.block_kv);
+}
+
+/// The two tensors of a block and of each stage in tile::SwizzledTile, with two statistics of each query; each stage is
+/// rounded up to the tiles' alignment.
+int backward_mma_bytes(const Rung& rung, int dim) {
+  return 2 * half_bytes * (rung.block_q + rung.num_stages * rung.block_kv) * in_panels(dim) + 1024 * rung.num_stages;
+}
+
+/// 16-bit Q, K, V and P; S and the product P V in fp32.
+int wmma_bytes(const Rung& rung, int head_dim) {
+  const int operands = (rung.block_q + 2 * rung.block_kv) * wide(head_dim) + rung.block_q * (rung.block_kv + 8);
+  return half_bytes * operands + float_bytes * rung.block_q * (rung.block_kv + 4 + wide(head_dim) + 4);
+}
+
+/// Q and stages of K and V, 16 bits.
+int plain_bytes(const Rung& rung, int head_dim) {
+  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * wide(head_dim);
+}
+
+/// The same in tile::SwizzledTile.
+int swizzled_bytes(const Rung& rung, int head_dim) {
+  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * in_panels(head_dim);
+}
+
+/// The same with barriers behind the tiles, rounded up to the tiles' alignment.
+int tma_bytes(const Rung& rung, int head_dim) { return swizzled_bytes(rung, head_dim) + 1024; }
+
+/// The same with a second slot of Q and a buffer for O.
+int persistent_bytes(const Rung& rung, int head_dim) {
+  return tma_bytes(rung, head_dim) + 2 * half_bytes * rung.block_q * in_panels(head_dim);
+}
+
+/// A rung on wgmma: two warpgroups that attend, and from 13_warp_specialised on one that loads.
+constexpr Rung wgmma_rung(std::string_view name, int num_warps) {
+  return {.name = name,
+          .arch = 90,
+          .block_q = 128,
+          .block_kv = 128,
+          .num_warps = num_warps,
+          .num_stages = 2,
+          .wgmma = true,
+          .tma = true,
+          .shared_bytes = tma_bytes};
+}
+
+constexpr auto table = std::to_array<Rung>({
+    {.name = "ladder/00_standard",
+     .float32 = true,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 4,
+     .add_launches = add_standard_launches},
+    {.name = "ladder/01_naive", .float32 = true, .block_q = 128, .block_kv = 1, .num_warps = 4, .min_blocks_per_sm = 3},
+    {.name = "ladder/02_coalesced", .float32 = true, .block_q = 4, .block_kv = 1, .num_warps = 4},
+    {.name = "ladder/03_row_tile",
+     .float32 = true,
+     .block_q = 16,
+     .block_kv = 32,
+     .num_warps = 4,
+     .shared_bytes = row_tile_bytes},
+    {.name = "ladder/04_wmma", .block_q = 16, .block_kv = 32, .num_warps = 1, .shared_bytes = wmma_bytes},
+    {.name = "ladder/05_wmma_block", .block_q = 64, .block_kv = 32, .num_warps = 4, .shared_bytes = wmma_bytes},
+    {.name = "ladder/06_mma", .block_q = 64, .block_kv = 64, .num_warps = 4, .shared_bytes = plain_bytes},
+    {.name = "ladder/07_swizzle", .block_q = 64, .block_kv = 64, .num_warps = 4, .shared_bytes = swizzled_bytes},
+    {.name = "ladder/08_q_registers",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/09_async",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/10_causal",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/11_tma",
+     .arch = 90,
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .tma = true,
+     .shared_bytes = tma_bytes},
+    wgmma_rung("ladder/12_wgmma", 8),
+    wgmma_rung("ladder/13_warp_specialised", 12),
+    wgmma_rung("ladder/14_overlap", 12),
+    wgmma_rung("ladder/15_reference_max", 12),
+    {.name = "ladder/16_persistent",
+     .arch = 90,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 12,
+     .num_stages = 2,
+     .wgmma = true,
+     .tma = true,
+     .persistent = true,
+     .shared_bytes = persistent_bytes},
+    {.name = "ladder/b0_naive",
+     .pass = Pass::backward,
+     .float32 = true,
+     .block_q = 4,
+     .block_kv = 4,
+     .num_warps = 4,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/b1_tiled",
+     .pass = Pass::backward,
+     .float32 = true,
+     .block_q = 32,
+     .block_kv = 32,
+     .num_warps = 4,
+     .shared_bytes = backward_tile_bytes,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/b2_mma",
+     .pass = Pass::backward,
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = backward_mma_bytes,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/b3_async",
+     .pass = Pass::backward,
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = backward_mma_bytes,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/d0_split",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes,
+     .add_launches = add_split_launches},
+});
+
+std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
+  if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
+  if (rung.wgmma && device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
+  if (problem.dtype == Dtype::float32 && !rung.float32) return "needs a 16-bit dtype";
+  if (std::string reason = reject_beside_ladder(problem); !reason.empty()) return reason;
+  const double blocks =
+      static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
+      static_cast<double>(rung.add_launches == add_standard_launches ? tiles(problem.seq_kv, rung.block_kv) : 1);
+  if (blocks > std::numeric_limits<int>::max()) return "more than 2^31 blocks";
+  if (rung.shared_bytes && rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) > device.shared_bytes)
+    return "needs more shared memory";
+  if (!rung.tma) return "";
+  if (problem.total_q == 0 || problem.total_kv == 0) return "there is nothing to load";
+  return reject_tma_strides(problem, Pass::forward);
+}
+
+void lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.block_q = rung.block_q;
+  plan.block_kv = rung.block_kv;
+  if (rung.add_launches) return rung.add_launches(rung, problem, plan);
+  const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
+  add_launch(plan, launch_of(rung, problem, "attention"),
+             rung.persistent ? std::min<std::int64_t>(blocks, device.num_sms) : blocks);
+}
+
+template <std::size_t... index>
+std::vector<KernelEntry> entries(std::index_sequence<index...>) {
+  return {KernelEntry{
+      .name = table[index].name,
+      .pass = table[index].pass,
+      .device = DeviceKind::cuda,
+      .requirements = table[index].float32 ? "a rung of the ladder: dense, causal or not, head_dim to 128, every dtype"
+                                           : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes",
+      .automatic = false,
+      .reject = [](const Problem& problem, const DeviceInfo& device) { return reject(table[index], problem, device); },
+      .lay_out = [](const Problem& problem, const DeviceInfo& device,
+                    Plan& plan) { lay_out(table[index], problem, device, plan); }}...};
+}
+
+}  // namespace
+
+std::string reject_beside_ladder(const Problem& p) {
+  if (p.packed || p.seqused_q || p.seqused_kv || p.key_lengths) return "the ladder takes no packed or shortened sequences";
+  if (p.window_left >= 0 || p.window_right > 0) return "the ladder takes no window but causal";
+  if (p.alignment == Alignment::top_left && p.window_right >= 0) return "the ladder takes no top-left causal mask";
+  if (p.bias.present || p.mask.present || p.alibi || p.softcap != 0) return "the ladder takes no bias, mask or soft cap";
+  if (p.dropout_p != 0) return "the ladder takes no dropout";
+  if (p.sink) return "the ladder takes no sink";
+  if (p.head_dim != p.head_dim_v) return "the ladder needs head_dim_v = head_dim";
+  if (p.head_dim > 128) return "the ladder needs a head_dim of at most 128";
+  if (*p.scale <= 0) return "the ladder needs a positive scale";
+  for (const Strides& strides :
+       {p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides, p.dk_strides, p.dv_strides}) {
+    if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0)
+      return "the ladder needs strides that are multiples of 8";
+  }
+  return "";
+}
+
+std::span<const Rung> rungs() { return table; }
+
+const Rung* find_rung(std::string_view name) {
+  const auto found = std::ranges::find(table, name, &Rung::name);
+  return found == table.end() ? nullptr : &*found;
+}
+
+std::span<const KernelEntry> ladder_kernels() {
+  static const std::vector<KernelEntry> rows = entries(std::make_index_sequence<table.size()>());
+  return rows;
+}
+
+}  // namespace flash_attention::plan

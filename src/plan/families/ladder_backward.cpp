@@ -1,0 +1,38 @@
+#include "plan/arguments.h"
+#include "plan/families/ladder.h"
+#include "plan/families/portable.h"
+
+namespace flash_attention::plan {
+namespace {
+
+std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
+
+Launch launch_of(const Rung& rung, const Problem& problem, std::string entry, int shared_bytes) {
+  const abi::BackwardConfig config{.features = features_of(problem),
+                                   .head_dim = static_cast<int>(problem.head_dim),
+                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
+                                   .block_q = rung.block_q,
+                                   .block_kv = rung.block_kv,
+                                   .num_warps = rung.num_warps,
+                                   .num_stages = rung.num_stages,
+                                   .deterministic = true};
+  return {.unit = std::string(rung.name),
+          .entry = std::move(entry),
+          .config = to_source(config),
+          .block = 32 * rung.num_warps,
+          .shared_bytes = shared_bytes,
+          .min_blocks_per_sm = rung.min_blocks_per_sm};
+}
+
+}  // namespace
+
+void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan) {
+  const int shared_bytes = rung.shared_bytes ? rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) : 0;
+  const std::int64_t heads_q = problem.batch * problem.heads_q, heads_kv = problem.batch * problem.heads_kv;
+  reserve_row_delta(problem, plan);
+  add_launch(plan, launch_of(rung, problem, "delta", 0), heads_q * tiles(problem.seq_q, rung.num_warps));
+  add_launch(plan, launch_of(rung, problem, "dq", shared_bytes), heads_q * tiles(problem.seq_q, rung.block_q));
+  add_launch(plan, launch_of(rung, problem, "dkv", shared_bytes), heads_kv * tiles(problem.seq_kv, rung.block_kv));
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,98 @@
+#include "abi/mla.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "abi/decode.h"
+#include "plan/arguments.h"
+#include "plan/families/decode.h"
+#include "plan/families/portable.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention::plan {
+namespace {
+
+/// Tiles of rows of a key head, where all sequences have as many: blocks that need the same keys then work side by side,
+/// and the keys come from memory once. With more of them than that, each would have too few blocks.
+std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t most = std::min(16, device.num_sms);
+  const std::int64_t tiles = (decode_rows(problem) + abi::mla_block_q - 1) / abi::mla_block_q;
+  return problem.packed || problem.seqused_q || tiles > most ? 1 : std::max<std::int64_t>(tiles, 1);
+}
+
+/// One block an SM: the stages fill shared memory.
+abi::ForwardConfig configure(const Problem& problem, const DeviceInfo& device) {
+  return {.features = features_of(problem),
+          .head_dim = abi::mla_head_dim,
+          .head_dim_v = abi::mla_head_dim_v,
+          .block_q = abi::mla_block_q,
+          .block_kv = abi::mla_block_kv,
+          .num_warps = 8,
+          .num_stages = abi::mla_stages,
+          .group = static_cast<int>(problem.heads_q / problem.heads_kv),
+          .row_grid = rows_side_by_side(problem, device) > 1};
+}
+
+std::string reject(const Problem& problem, const DeviceInfo& device) {
+  if (!problem.latent) return "takes latent keys alone";
+  if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
+  if (device.shared_bytes < abi::mla_shared_bytes) return "needs more shared memory";
+  if (problem.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
+  if (problem.head_dim != abi::mla_head_dim || problem.head_dim_v != abi::mla_head_dim_v) {
+    return "needs a head_dim of 576 and a head_dim_v of 512";
+  }
+  if (problem.dropout_p != 0) return "takes no dropout";
+  if (problem.kv_scales == ScaleKind::token) return "takes no scales of rows";
+  if (*problem.scale <= 0) return "needs a positive scale";
+  for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
+    if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0) {
+      return "needs strides that are multiples of 8";
+    }
+  }
+  const int of_keys = *problem.kv_dtype != problem.dtype ? 16 : 8;
+  for (const Strides& strides : {problem.k_strides, problem.v_strides}) {
+    if (strides.batch % of_keys != 0 || strides.seq % of_keys != 0 || strides.head % of_keys != 0) {
+      return "needs strides of 8-bit rows that are multiples of 16";
+    }
+  }
+  return decode_tiles(problem, configure(problem, device)) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  const abi::ForwardConfig config = configure(problem, device);
+  plan.block_q = config.block_q;
+  plan.block_kv = config.block_kv;
+  const std::int64_t blocks = reserve_decode_parts(problem, config, std::min(device.num_sms, abi::decode_max_blocks), plan);
+  add_launch(plan,
+             {.unit = "decode/mla_sm90",
+              .entry = "decode_mla_sm90",
+              .config = to_source(config),
+              .block = abi::mla_threads,
+              .shared_bytes = abi::mla_shared_bytes},
+             blocks);
+  if (config.row_grid && blocks > 0) {
+    const auto rows = static_cast<int>(rows_side_by_side(problem, device));
+    plan.launches.back().grid = {static_cast<int>(blocks) / rows, rows, 1};
+  }
+}
+
+}  // namespace
+
+std::span<const KernelEntry> mla_kernels() {
+  static const std::array<KernelEntry, 1> rows{KernelEntry{
+      .name = "decode/mla_sm90",
+      .pass = Pass::forward,
+      .device = DeviceKind::cuda,
+      .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 576 and head_dim_v 512; strides that are "
+                      "multiples of 8; no dropout",
+      .pages = true,
+      .left_padding = true,
+      .narrow_keys = true,
+      .latent = true,
+      .reject = reject,
+      .lay_out = lay_out}};
+  return rows;
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,164 @@
+#include "plan/families/portable.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "plan/arguments.h"
+#include "plan/kernel_table.h"
+#include "plan/program.h"
+
+namespace flash_attention::plan {
+namespace {
+
+constexpr int block = 64;     // tile::block_rows
+constexpr int num_warps = 8;  // tile::product_threads / 32
+
+std::int64_t tiles(std::int64_t rows) { return (rows + block - 1) / block; }
+
+void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
+  plan.block_q = plan.block_kv = block;
+  const abi::ForwardConfig config{.features = features_with_map(problem),
+                                  .head_dim = static_cast<int>(problem.head_dim),
+                                  .head_dim_v = static_cast<int>(problem.head_dim_v),
+                                  .block_q = block,
+                                  .block_kv = block,
+                                  .num_warps = num_warps};
+  add_launch(plan,
+             {.unit = "forward/portable",
+              .entry = "forward_portable",
+              .config = to_source(config),
+              .block = 32 * num_warps,
+              .shared_bytes = portable_shared_bytes},
+             tiles(problem.seq_q) * problem.heads_q * problem.batch);
+}
+
+void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
+  plan.block_q = plan.block_kv = block;
+  const std::string config = to_source(portable_backward_config(problem));
+  reserve_row_delta(problem, plan);
+  add_delta_launch(problem, plan);
+  add_launch(plan,
+             {.unit = "backward/portable",
+              .entry = "backward_portable_dkv",
+              .config = config,
+              .block = 32 * num_warps,
+              .shared_bytes = portable_shared_bytes},
+             tiles(problem.seq_kv) * problem.heads_kv * problem.batch);
+  add_launch(plan,
+             {.unit = "backward/portable",
+              .entry = "backward_portable_dq",
+              .config = config,
+              .block = 32 * num_warps,
+              .shared_bytes = portable_shared_bytes},
+             tiles(problem.seq_q) * problem.heads_q * problem.batch);
+  add_bias_and_sink_launches(problem, plan);
+}
+
+}  // namespace
+
+abi::BackwardConfig portable_backward_config(const Problem& problem) {
+  return {.features = features_with_map(problem),
+          .head_dim = static_cast<int>(problem.head_dim),
+          .head_dim_v = static_cast<int>(problem.head_dim_v),
+          .block_q = block,
+          .block_kv = block,
+          .num_warps = num_warps,
+          .deterministic = true,
+          .dbias = problem.bias.present,
+          .dsink = problem.sink};
+}
+
+std::string reject_grid(const Problem& problem) {
+  const double blocks = static_cast<double>(tiles(std::max(problem.seq_q, problem.seq_kv))) *
+                        static_cast<double>(problem.heads_q) * static_cast<double>(problem.batch);
+  return blocks > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+void add_launch(Plan& plan, Launch launch, std::int64_t blocks) {
+  if (blocks == 0) return;
+  launch.grid = {static_cast<int>(blocks), 1, 1};
+  plan.launches.push_back(std::move(launch));
+}
+
+void reserve_row_delta(const Problem& problem, Plan& plan) {
+  const std::int64_t rows = problem.packed ? problem.total_q : problem.batch * problem.seq_q;
+  const auto bytes = static_cast<std::size_t>(rows * problem.heads_q) * sizeof(float);
+  plan.workspace_offsets[0] = static_cast<std::int64_t>(plan.workspace_bytes);
+  plan.workspace_bytes += (bytes + 255) / 256 * 256;
+}
+
+void add_delta_launch(const Problem& problem, Plan& plan) {
+  add_launch(plan,
+             {.unit = "backward/delta",
+              .entry = "backward_delta",
+              .config = to_source(portable_backward_config(problem)),
+              .block = 32 * num_warps},
+             std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
+                                    problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
+}
+
+void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {
+  const std::string config = to_source(portable_backward_config(problem));
+  add_program_gradients(problem, config, plan);
+  if (problem.bias.present) {
+    const std::int64_t kept = (problem.bias.q_stride == 0 ? 1 : tiles(problem.seq_q)) *
+                              (problem.bias.head_stride == 0 ? 1 : problem.heads_q) *
+                              (problem.bias.batch_stride == 0 ? 1 : problem.batch);
+    add_launch(plan,
+               {.unit = "backward/dbias",
+                .entry = "backward_dbias",
+                .config = config,
+                .block = 32 * num_warps,
+                .shared_bytes = portable_shared_bytes},
+               tiles(problem.seq_kv) * kept);
+  }
+  if (problem.sink) {
+    add_launch(plan,
+               {.unit = "backward/delta",
+                .entry = "backward_dsink",
+                .config = config,
+                .block = 32 * num_warps,
+                .shared_bytes = 32 * num_warps * static_cast<int>(sizeof(float))},
+               problem.heads_q);
+  }
+}
+
+namespace {
+std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
+  if (decode_serves_invariant(problem, device)) return "decode/sm80 takes all such calls where bits are invariant";
+  return reject_grid(problem);
+}
+}  // namespace
+
+std::span<const KernelEntry> portable_kernels() {
+  static constexpr std::string_view requirements = "any GPU from sm_70, every dtype and option";
+  static const std::array<KernelEntry, 2> rows{
+      KernelEntry{.name = "forward/portable",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = requirements,
+                  .pages = true,
+                  .left_padding = true,
+                  .invariant = true,
+                  .hidden_rows = true,
+                  .block_mask = true,
+                  .programs = true,
+                  .narrow_keys = true,
+                  .narrow_queries = true,
+                  .latent = true,
+                  .reject = reject_forward,
+                  .lay_out = lay_out_forward},
+      KernelEntry{.name = "backward/portable",
+                  .pass = Pass::backward,
+                  .device = DeviceKind::cuda,
+                  .requirements = requirements,
+                  .hidden_rows = true,
+                  .block_mask = true,
+                  .programs = true,
+                  .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
+                  .lay_out = lay_out_backward}};
+  return rows;
+}
+
+}  // namespace flash_attention::plan

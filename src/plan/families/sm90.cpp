@@ -1,0 +1,221 @@
+#include "plan/families/sm90.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "abi/forward_sm90.h"
+#include "abi/key_bounds.h"
+#include "plan/arguments.h"
+#include "plan/families/portable.h"
+#include "plan/kernel_table.h"
+#include "plan/masks.h"
+#include "plan/program.h"
+
+namespace flash_attention::plan {
+
+namespace {
+
+/// Rows of a tensor, or of the pages of one. Dimensions of one need no stride.
+struct Sizes {
+  std::int64_t rows, heads, batch;
+};
+Sizes key_sizes(const Problem& p) {
+  if (p.page_size != 0) return {p.page_size, p.heads_kv, p.num_pages};
+  return {p.packed ? p.total_kv : p.seq_kv, p.heads_kv, p.packed ? 1 : p.batch};
+}
+
+std::string reject_strides(Dtype dtype, const char* name, const Strides& strides, const Sizes& sizes) {
+  struct Axis {
+    const char* name;
+    std::int64_t size, stride;
+  };
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  const Axis axes[3] = {
+      {"seq", sizes.rows, strides.seq}, {"head", sizes.heads, strides.head}, {"batch", sizes.batch, strides.batch}};
+  for (const Axis& axis : axes) {
+    if (axis.size <= 1) continue;
+    const std::int64_t bytes = axis.stride * element;
+    if (bytes > 0 && bytes % 16 == 0 && bytes < (std::int64_t{1} << 40)) continue;
+    return std::string(name) + " has a " + axis.name + " stride of " + std::to_string(axis.stride) +
+           " elements; TMA needs positive multiples of 16 bytes below 2^40";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string reject_tma_strides(const Problem& p, Pass pass) {
+  const Sizes q{p.packed ? p.total_q : p.seq_q, p.heads_q, p.packed ? 1 : p.batch};
+  std::string reason = reject_strides(*p.q_dtype, "q", p.q_strides, q);
+  if (reason.empty()) reason = reject_tma_cache(p);
+  if (reason.empty()) reason = reject_strides(p.dtype, "out", p.out_strides, q);
+  if (reason.empty() && pass == Pass::backward) reason = reject_strides(p.dtype, "dout", p.dout_strides, q);
+  return reason;
+}
+
+std::string reject_tma_cache(const Problem& p) {
+  const std::string reason = reject_strides(*p.kv_dtype, "k", p.k_strides, key_sizes(p));
+  return reason.empty() ? reject_strides(*p.kv_dtype, "v", p.v_strides, key_sizes(p)) : reason;
+}
+
+int rows_of_page_box(const Problem& p, int block_kv) {
+  return static_cast<int>(std::gcd(p.page_size, static_cast<std::int64_t>(block_kv)));
+}
+
+std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
+  if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
+  if (device.shared_bytes < abi::forward_sm90_max_shared_bytes) return "a block needs 227 KiB of shared memory";
+  if (p.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
+  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
+  if (p.total_q == 0 || p.total_kv == 0) return "there is nothing to load";
+  return reject_grid(p);
+}
+
+namespace {
+
+struct Tile {
+  int block_q;
+  int block_kv;
+  int num_stages = 2;
+};
+
+bool is_wide(const Problem& p) {
+  return abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v));
+}
+
+/// Two warpgroups attend to 64 rows where heads are wide, else to 64 each.
+int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
+
+/// Of a tile that was asked for: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
+abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+  abi::ForwardConfig config{.features = features_of(p),
+                            .head_dim = static_cast<int>(p.head_dim),
+                            .head_dim_v = static_cast<int>(p.head_dim_v),
+                            .block_q = block_q,
+                            .block_kv = block_kv,
+                            .num_warps = warps_of(p, block_q),
+                            .num_stages = is_wide(p) ? 9 : 4,
+                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
+  while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > device.shared_bytes) --config.num_stages;
+  return config;
+}
+
+/// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
+/// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
+Tile choose_tile(const Problem& p, const DeviceInfo& device) {
+  if (is_wide(p))
+    return {64, abi::forward_sm90_wide_keys, asked_config(p, device, 64, abi::forward_sm90_wide_keys).num_stages};
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const ProgramTraits program = program_traits(p);
+  constexpr int few_values = 12;  // a program of so many beside S, P and O: tests/kernels/program_compile_test.cpp
+  const bool loads_scores = p.bias.present || p.mask.present || program.loads_scores || program.values > few_values;
+  const bool masked = has_tile_map(p);
+  const bool dropout = p.dropout_p != 0;
+  const int options =
+      p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi + 2 * program.score;  // that touch every score
+  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
+  const bool windowed = p.window_left >= 0 || p.window_right >= 0;
+  if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
+  if (dim > 128) return {128, options > 2 ? 32 : 64};
+  if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
+  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
+  if (options == 0 && !lengths && !masked && p.window_left < 0 && p.seq_q > 128) {
+    const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
+    if (p.seq_q >= 512 && 2 * pairs_of_warpgroups <= device.num_sms) return {64, 64};  // an SM for each warpgroup
+    if (dim <= 64) {
+      if (windowed ? p.seq_q <= 1024 : p.seq_q < 512) return {64, 64};
+      return {192, 128, windowed ? 4 : 2};
+    }
+    if (windowed && p.seq_q <= 1024) return {128, 64, 4};
+  }
+  return {128, 128, dim <= 64 ? 4 : 2};
+}
+
+std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (is_wide(p)) return block_q == 64 && block_kv == 128 ? "" : "heads wider than 256 have tiles of 64 x 128";
+  if (block_q != 64 && block_q != 128 && block_q != 192) return "allowed are 64, 128 and 192 queries";
+  if (block_q == 192 && dim > 64) return "192 queries fit in registers up to a head_dim of 64";
+  if (block_kv != 32 && block_kv != 64 && block_kv != 128) return "allowed are 32, 64 and 128 keys";
+  if (block_kv == 128 && dim > 128) return "128 keys fit in registers up to a head_dim of 128";
+  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
+  if (masked && block_kv < abi::mask_unit) return "masks are known for blocks of 64 keys";
+  return asked_config(p, device, block_q, block_kv).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
+}
+
+std::string reject_forward(const Problem& p, const DeviceInfo& device) {
+  std::string reason = reject_sm90(p, device);
+  if (reason.empty() && p.head_dim_v > 512) reason = "needs a head_dim_v up to 512";
+  // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
+  const bool masked = has_tile_map(p) || p.mask.present;
+  if (reason.empty() && masked && p.page_size != 0) reason = "takes no masks of keys in pages";
+  if (reason.empty() && is_wide(p) && p.page_size != 0) reason = "takes no pages of heads wider than 256";
+  if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
+  if (reason.empty() && p.page_size % 8 != 0) {
+    reason = "TMA brings pages in boxes of 8 keys or more: page_size must be a multiple of 8, got " +
+             std::to_string(p.page_size);
+  }
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
+  if (reason.empty() && has_tile_map(p) && choose_tile(p, device).block_kv < abi::mask_unit) {
+    reason = "with these options blocks have 32 keys, and masks are known for 64";
+  }
+  return reason;
+}
+
+void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
+  const Tile tile = plan.block_q == 0 ? choose_tile(p, device)
+                                      : Tile{plan.block_q, plan.block_kv,
+                                             asked_config(p, device, plan.block_q, plan.block_kv).num_stages};
+  plan.block_q = tile.block_q;
+  plan.block_kv = tile.block_kv;
+  const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
+  // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
+  // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
+  const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
+  const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
+  const abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
+                                  .head_dim = static_cast<int>(p.head_dim),
+                                  .head_dim_v = static_cast<int>(p.head_dim_v),
+                                  .block_q = tile.block_q,
+                                  .block_kv = tile.block_kv,
+                                  .num_warps = warps_of(p, tile.block_q),
+                                  .num_stages = tile.num_stages,
+                                  .pair_tiles = uneven && !dynamic_scheduler,
+                                  .dynamic_scheduler = dynamic_scheduler,
+                                  .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
+  const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
+  if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
+  const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
+  add_launch(plan,
+             {.unit = "forward/sm90",
+              .entry = "forward_sm90_kernel",
+              .config = to_source(config),
+              .block = config.num_warps * 32,
+              .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
+              .min_blocks_per_sm = blocks_per_sm},
+             std::min<std::int64_t>(units, blocks_per_sm * device.num_sms));
+}
+
+}  // namespace
+
+std::span<const KernelEntry> sm90_kernels() {
+  static const std::array<KernelEntry, 2> rows{
+      KernelEntry{.name = "forward/sm90",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; pages of a multiple of 8 keys; "
+                                  "every option",
+                  .pages = true,
+                  .left_padding = true,
+                  .hidden_rows = true,
+                  .block_mask = true,
+                  .programs = true,
+                  .reject = reject_forward,
+                  .lay_out = lay_out_forward,
+                  .reject_tile = reject_forward_tile},
+      sm90_backward_kernel()};
+  return rows;
+}
+
+}  // namespace flash_attention::plan

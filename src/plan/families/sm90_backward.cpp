@@ -1,0 +1,254 @@
+#include <algorithm>
+
+#include "abi/backward_sm90.h"
+#include "plan/arguments.h"
+#include "plan/families/portable.h"
+#include "plan/families/sm90.h"
+#include "plan/masks.h"
+#include "plan/program.h"
+
+namespace flash_attention::plan {
+namespace {
+
+constexpr int tile_rows = 64;
+
+std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
+
+/// Masks that are data or programs choose the steps of a task.
+bool chooses_steps(const Problem& p) { return has_tile_map(p) || p.mask.present; }
+
+/// docs/lab/backward_sm90.md has the measurements.
+struct Structure {
+  bool wide = false;         // dK and dV by two warpgroups together
+  bool separate_dq = false;  // dQ by a kernel of its own
+  bool ordered = false;      // tasks add to sums in memory in a fixed order
+  int warpgroups = 1;        // of 64 keys each
+  int stages = 2;
+};
+
+/// Whether tasks can accumulate into dQ in order without waiting long for each other. Under a causal mask they come one
+/// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
+/// as a head has tiles of keys, which must be few of all that an SM works on.
+bool can_take_turns(const Problem& p, const DeviceInfo& device) {
+  if (p.window_right >= 0 && p.seq_q >= p.seq_kv) return true;
+  return tiles(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;
+}
+
+/// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. That is
+/// worth about 64 / length of the time. What it costs is the order of the tasks, the longest ones last under a causal mask:
+/// about 0.6 of an SM's mean task. In a window all tasks are alike.
+bool gains_by_turns(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
+  const std::int64_t tasks = tiles(p.total_kv, block_kv) * p.heads_kv, sms = device.num_sms;
+  if (chooses_steps(p) || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms) return false;
+  if (p.window_right < 0) return p.window_left < 0 && p.seq_kv <= 512;
+  if (p.window_left >= 0 && (p.window_left + p.window_right) * 4 <= p.seq_kv) return true;
+  return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
+}
+
+Structure choose_structure(const Problem& p, const DeviceInfo& device) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const bool plain =
+      p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0 && p.program.empty();
+  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain && !has_tile_map(p) ? 3 : 2};
+  Structure structure{.warpgroups = 2, .stages = 2};
+  if (dim > 64) {
+    structure.separate_dq = !plain;  // options that touch every score need the registers that dQ would take
+  } else {
+    structure.warpgroups =
+        plain && !has_tile_map(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
+    structure.stages = 3;
+  }
+  if (structure.separate_dq) return structure;
+  if (p.deterministic) {
+    structure.ordered = !chooses_steps(p) && can_take_turns(p, device);
+    structure.separate_dq = !structure.ordered;
+  } else {
+    structure.ordered = gains_by_turns(p, device, structure.warpgroups * tile_rows);
+  }
+  return structure;
+}
+
+/// Heads whose gradients are made by two warpgroups with half of the columns each: kernels/backward/sm90/columns.cuh.
+bool is_split_by_columns(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
+
+std::string reject_backward(const Problem& p, const DeviceInfo& device) {
+  std::string reason = reject_sm90(p, device);
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
+  if (!reason.empty()) return reason;
+  if (std::max(p.head_dim, p.head_dim_v) > 512) return "needs head dimensions up to 512";
+  if (is_split_by_columns(p) && p.packed) return "takes no packed sequences of heads wider than 256";
+  // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && has_tile_map(p)) return "takes no masks of heads wider than 128";
+  for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
+    if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
+  }
+  return "";
+}
+
+/// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that all SMs end
+/// together. dK and dV are then summed in memory.
+int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
+  const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
+  if (config.separate_dq || !staged) return 1;
+  if (has_tile_map(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
+  const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
+  const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
+  const bool causal = p.window_right >= 0 && p.window_left < 0;
+  const auto divided_until = [&](auto enough) {
+    std::int64_t parts = 1;
+    while (parts < group && (group % parts != 0 || !enough(tasks * parts))) ++parts;
+    return static_cast<int>(parts);
+  };
+  // Without a mask all tasks are alike: few SMs must be idle in the last round of them.
+  if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= tiles(count, sms) * sms * 85; });
+  // Under a causal mask the longest tasks have twice the work of the mean. A division costs sums in memory: it begins where
+  // it must, and goes on until SMs end together although, for the sake of L2, one head comes after another.
+  if (tasks * 10 >= 19 * sms) return 1;
+  return divided_until([&](std::int64_t count) { return count >= 14 * sms; });
+}
+
+/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
+std::int64_t padded_rows(const Problem& p) { return (p.total_q + 68 * p.batch + 3) / 4 * 4; }
+
+std::int64_t reserve(Plan& plan, std::int64_t floats) {
+  const auto offset = static_cast<std::int64_t>(plan.workspace_bytes);
+  plan.workspace_bytes += static_cast<std::size_t>((floats * 4 + 255) / 256 * 256);
+  return offset;
+}
+
+/// Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
+void add_repair_launch(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config, Plan& plan) {
+  if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
+      config.features.score_hides || has_tile_map(p)) {
+    constexpr int warps = 4;  // each takes a tile of keys
+    const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
+    add_launch(
+        plan,
+        {.unit = "backward/sm90/repair", .entry = "backward_sm90_repair", .config = to_source(config), .block = 32 * warps},
+        std::min<std::int64_t>(blocks, 8LL * device.num_sms));
+  }
+}
+
+/// The launches of dV, dK and dQ, each with as many stages as fit.
+void add_column_launches(const Problem& p, const DeviceInfo& device, abi::BackwardConfig config, Plan& plan) {
+  const auto add = [&](const char* entry, bool has_dP, std::int64_t tasks) {
+    config.num_stages = 9;
+    while (abi::backward_sm90_columns_shared_bytes(config, has_dP) > abi::backward_sm90_max_shared_bytes)
+      --config.num_stages;
+    add_launch(plan,
+               {.unit = "backward/sm90/columns",
+                .entry = entry,
+                .config = to_source(config),
+                .block = 384,
+                .shared_bytes = abi::backward_sm90_columns_shared_bytes(config, has_dP)},
+               std::min<std::int64_t>(tasks, device.num_sms));
+  };
+  const std::int64_t key_tasks = tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch;
+  add("backward_sm90_columns_dv", false, key_tasks);
+  add("backward_sm90_columns_dk", true, key_tasks);
+  add("backward_sm90_columns_dq", true, tiles(p.seq_q, tile_rows) * p.heads_q * p.batch);
+}
+
+void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
+  const Structure structure = choose_structure(p, device);
+  abi::BackwardConfig config{.features = features_with_map(p),
+                             .head_dim = static_cast<int>(p.head_dim),
+                             .head_dim_v = static_cast<int>(p.head_dim_v),
+                             .block_q = tile_rows,
+                             .block_kv = structure.warpgroups * tile_rows,
+                             .num_warps = structure.wide ? 12 : (structure.warpgroups + 1) * 4,
+                             .num_stages = structure.stages,
+                             .deterministic = structure.ordered,
+                             .separate_dq = structure.separate_dq};
+  plan.block_q = config.block_q;
+  plan.block_kv = config.block_kv;
+  plan.num_splits = num_gqa_splits(p, device, config);
+  config.key_sums = plan.num_splits > 1;
+
+  // dbias and dsink are made by the portable kernels, which take delta in the layout of lse.
+  const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
+  if (portable_parts) reserve_row_delta(p, plan);
+  const std::int64_t rows = padded_rows(p) * p.heads_q;
+  plan.workspace_offsets[1] = reserve(plan, rows);  // lse2
+  plan.workspace_offsets[2] = reserve(plan, rows);  // delta
+  plan.workspace_offsets[4] = reserve(plan, 2);     // counters of tasks
+  if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
+
+  const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
+  if (config.key_sums) {
+    plan.workspace_offsets[5] = reserve(plan, keys * ((p.head_dim + 31) / 32 * 32));    // dK sums
+    plan.workspace_offsets[6] = reserve(plan, keys * ((p.head_dim_v + 31) / 32 * 32));  // dV sums
+  }
+
+  // Turns: kernels/backward/sm90/ordered_accumulate.cuh.
+  if (structure.ordered)
+    plan.workspace_offsets[7] = reserve(plan, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
+
+  const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
+  const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
+  const std::string source = to_source(config);
+  add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
+             std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
+  if (is_split_by_columns(p)) {
+    add_column_launches(p, device, config, plan);
+  } else if (structure.wide) {
+    add_launch(plan,
+               {.unit = "backward/sm90/wide",
+                .entry = "backward_sm90_wide_kernel",
+                .config = source,
+                .block = config.num_warps * 32,
+                .shared_bytes = abi::backward_sm90_wide_shared_bytes(config)},
+               std::min<std::int64_t>(key_tiles, device.num_sms));
+  } else {
+    const bool three = structure.warpgroups == 3;
+    add_launch(plan,
+               {.unit = three ? "backward/sm90/three_warpgroups" : "backward/sm90",
+                .entry = three ? "backward_sm90_three_warpgroups_kernel" : "backward_sm90_kernel",
+                .config = source,
+                .block = config.num_warps * 32,
+                .shared_bytes = abi::backward_sm90_shared_bytes(config)},
+               std::min<std::int64_t>(key_tiles, device.num_sms));
+  }
+  if (config.separate_dq && !is_split_by_columns(p)) {
+    abi::BackwardConfig dq = config;
+    dq.block_kv = tile_rows;
+    dq.num_warps = 12;
+    dq.num_stages = structure.wide ? 3 : 6;
+    add_launch(plan,
+               {.unit = "backward/sm90/separate_dq",
+                .entry = "backward_sm90_separate_dq_kernel",
+                .config = to_source(dq),
+                .block = 384,
+                .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
+               std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
+  } else if (!config.separate_dq) {
+    add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
+               row_tiles);
+  }
+  if (config.key_sums) {
+    add_launch(plan,
+               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = source, .block = 128},
+               tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
+  }
+  add_repair_launch(p, device, config, plan);
+  if (portable_parts) {
+    add_delta_launch(p, plan);
+    add_bias_and_sink_launches(p, plan);
+  }
+}
+
+}  // namespace
+
+KernelEntry sm90_backward_kernel() {
+  return {.name = "backward/sm90",
+          .pass = Pass::backward,
+          .device = DeviceKind::cuda,
+          .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
+          .hidden_rows = true,
+          .block_mask = true,
+          .programs = true,
+          .reject = reject_backward,
+          .lay_out = lay_out_backward};
+}
+
+}  // namespace flash_attention::plan

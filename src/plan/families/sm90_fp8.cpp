@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <array>
+
+#include "abi/forward_sm90.h"
+#include "abi/forward_sm90_fp8.h"
+#include "plan/arguments.h"
+#include "plan/families/portable.h"
+#include "plan/families/sm90.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention::plan {
+namespace {
+
+struct Tile {
+  int block_q;
+  int block_kv;
+  int num_stages = 2;
+};
+
+/// Of S, P and O a thread holds block_kv / 2 + block_kv / 8 + head_dim_v / 2 registers, of 240; a soft cap or a left edge needs
+/// some more.
+/// docs/lab/forward_sm90_fp8.md.
+Tile choose_tile(const Problem& p) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (dim > 128) return {128, 64};
+  return {128, p.softcap != 0 || p.window_left >= 0 ? 128 : 192};
+}
+
+abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
+  const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
+  return {.features = features_of(p),
+          .head_dim = static_cast<int>(p.head_dim),
+          .head_dim_v = static_cast<int>(p.head_dim_v),
+          .block_q = tile.block_q,
+          .block_kv = tile.block_kv,
+          .num_warps = (tile.block_q / 64 + 1) * 4,
+          .num_stages = tile.num_stages,
+          // Under a causal mask row tiles differ in length: a block takes a long and a short one as a pair.
+          .pair_tiles = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1};
+}
+
+/// What other kernels take, by name.
+std::string reject_options(const Problem& p) {
+  if (p.bias.present) return "takes no bias";
+  if (p.alibi) return "takes no ALiBi slopes";
+  if (p.mask.present) return "takes no boolean mask";
+  if (p.dropout_p != 0) return "takes no dropout";
+  if (p.sink) return "takes no sink";
+  if (p.kv_scales == ScaleKind::token) return "takes no scales of rows";
+  return {};
+}
+
+std::string reject(const Problem& p, const DeviceInfo& device) {
+  if (*p.q_dtype == p.dtype) return "takes queries of float8_e4m3 or float8_e5m2";
+  if (std::max(p.head_dim, p.head_dim_v) > 256) return "takes a head_dim of at most 256";
+  std::string reason = reject_sm90(p, device);
+  if (reason.empty()) reason = reject_options(p);
+  if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
+  if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
+  return reason;
+}
+
+std::string reject_tile(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+  if (block_q != 128) return "allowed are 128 queries";
+  if (block_kv != 64 && block_kv != 96 && block_kv != 128 && block_kv != 160 && block_kv != 192) {
+    return "allowed are 64, 96, 128, 160 and 192 keys";
+  }
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (block_kv > 96 && dim > 128) return "more than 96 keys fit in registers up to a head_dim of 128";
+  const abi::ForwardConfig config = config_of(p, {block_q, block_kv});
+  return abi::forward_sm90_fp8_layout(config).shared_bytes <= device.shared_bytes ? "" : "it does not fit in shared memory";
+}
+
+void lay_out(const Problem& p, const DeviceInfo& device, Plan& plan) {
+  const Tile tile = plan.block_q == 0 ? choose_tile(p) : Tile{plan.block_q, plan.block_kv};
+  plan.block_q = tile.block_q;
+  plan.block_kv = tile.block_kv;
+  const abi::ForwardConfig config = config_of(p, tile);
+  const long long places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, tile.block_kv);
+  plan.workspace_bytes = static_cast<std::size_t>(places * p.head_dim_v * p.heads_kv * (p.packed ? 1 : p.batch));
+
+  constexpr std::int64_t transposed_keys = 256;  // of a block: transpose.cuh
+  const std::int64_t blocks_kv = (p.seq_kv + tile.block_kv - 1) / tile.block_kv * tile.block_kv;
+  add_launch(plan,
+             {.unit = "forward/sm90_fp8", .entry = "forward_sm90_fp8_transpose", .config = to_source(config), .block = 256},
+             (blocks_kv + transposed_keys - 1) / transposed_keys * p.heads_kv * p.batch);
+  const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
+  const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
+  add_launch(plan,
+             {.unit = "forward/sm90_fp8",
+              .entry = "forward_sm90_fp8_kernel",
+              .config = to_source(config),
+              .block = config.num_warps * 32,
+              .shared_bytes = abi::forward_sm90_fp8_layout(config).shared_bytes},
+             std::min<std::int64_t>(units, device.num_sms));
+}
+
+}  // namespace
+
+std::span<const KernelEntry> sm90_fp8_kernels() {
+  static const std::array<KernelEntry, 1> rows{KernelEntry{
+      .name = "forward/sm90_fp8",
+      .pass = Pass::forward,
+      .device = DeviceKind::cuda,
+      .requirements = "sm_90; q, k and v of float8_e4m3 or float8_e5m2, out of float16 or bfloat16; strides that "
+                      "TMA can take; causal, windows, softcap, packed, lengths",
+      .narrow_keys = true,
+      .narrow_queries = true,
+      .reject = reject,
+      .lay_out = lay_out,
+      .reject_tile = reject_tile}};
+  return rows;
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "support/oracle/case.h"
+
+namespace flash_attention::testing {
+namespace {
+
+constexpr std::int32_t everything = std::numeric_limits<std::int32_t>::max();
+
+bool flat_keys(const Problem& p) { return p.packed && p.page_size == 0; }
+std::int64_t hidden_heads(const Problem& p) { return p.hidden_rows.head_stride != 0 ? p.heads_kv : 1; }
+std::int64_t blocks(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
+
+/// Where the bounds of key j begin in Inputs::hidden_rows.
+std::int64_t hidden_index(const Case& c, const Shape& shape, std::int64_t b, std::int64_t kv_head, std::int64_t j) {
+  const Problem& p = c.problem;
+  const std::int64_t head = p.hidden_rows.head_stride != 0 ? kv_head : 0;
+  if (flat_keys(p)) return (head * shape.rows_kv + shape.sequences[b].first_kv + j) * p.hidden_rows.bounds;
+  const std::int64_t entry = p.hidden_rows.batch_stride != 0 ? b : 0;
+  return ((entry * hidden_heads(p) + head) * shape.seq_kv + j) * p.hidden_rows.bounds;
+}
+
+/// Key j is in a document: hidden from the rows after it, and with four bounds from those before it.
+void draw_document(std::int64_t document, std::int64_t rows, std::int64_t keys, std::int64_t j, int bounds,
+                   std::int32_t* to) {
+  const std::int64_t begin = j / document * document, end = std::min(begin + document, keys);
+  const auto row = [&](std::int64_t key) {
+    return static_cast<std::int32_t>(key * rows / std::max<std::int64_t>(keys, 1));
+  };
+  to[0] = row(end);
+  if (bounds >= 2) to[1] = everything;
+  if (bounds == 4) to[2] = -5, to[3] = row(begin);
+}
+
+void draw_random(std::mt19937_64& random, std::int64_t rows, int bounds, std::int32_t* to) {
+  const auto place = [&] { return static_cast<std::int32_t>(random() % (rows + 40)) - 20; };
+  for (int n = 0; n < bounds; ++n) to[n] = place();
+  if (bounds == 1) to[0] = std::max(to[0], static_cast<std::int32_t>(rows / 3));
+  if (bounds > 1 && random() % 8 == 0) to[0] = 0, to[1] = everything;               // hidden from all
+  if (bounds > 1 && random() % 8 == 0) to[1] = to[0] - 1;                           // from none
+  if (bounds == 4 && random() % 2 == 0) to[2] = std::max(to[2], 0), to[3] = to[2];  // the second is empty
+}
+
+}  // namespace
+
+bool hidden_by_rows(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i,
+                    std::int64_t j) {
+  const int bounds = c.problem.hidden_rows.bounds;
+  if (bounds == 0) return false;
+  const std::int32_t* r = &in.hidden_rows[hidden_index(c, shape, b, h / shape.group, j)];
+  if (bounds == 1) return i >= r[0];
+  return (i >= r[0] && i < r[1]) || (bounds == 4 && i >= r[2] && i < r[3]);
+}
+
+bool hidden_by_blocks(const Case& c, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  const BlockMask& m = c.problem.block_mask;
+  if (m.block_q == 0) return false;
+  return in.block_mask[b * m.batch_stride + h * m.head_stride + i / m.block_q * m.q_stride + j / m.block_kv] == 0;
+}
+
+void draw_masks(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in) {
+  const Problem& p = c.problem;
+  std::mt19937_64 random(seed + 17);
+  if (const int bounds = p.hidden_rows.bounds; bounds != 0) {
+    const std::int64_t entries = flat_keys(p) || p.hidden_rows.batch_stride == 0 ? 1 : p.batch;
+    const std::int64_t keys = flat_keys(p) ? shape.rows_kv : shape.seq_kv;
+    in.hidden_rows.resize(std::max<std::int64_t>(entries * hidden_heads(p) * keys * bounds, 0));
+    for (std::int64_t b = 0; b < shape.batch; ++b) {
+      const Shape::Sequence& s = shape.sequences[b];
+      for (std::int64_t head = 0; head < hidden_heads(p); ++head) {
+        for (std::int64_t j = 0; j < s.alloc_kv; ++j) {
+          std::int32_t* to = &in.hidden_rows[hidden_index(c, shape, b, head, j)];
+          if (c.document != 0) {
+            draw_document(c.document + 3 * head, s.alloc_q, s.alloc_kv, j, bounds, to);
+          } else {
+            draw_random(random, s.alloc_q, bounds, to);
+          }
+        }
+      }
+    }
+  }
+  if (p.mask.present && p.mask.q_stride != 0 && p.hidden_rows.bounds == 0 && c.document != 0) {
+    const std::int64_t rows = shape.seq_q, keys = shape.seq_kv;
+    for (std::size_t x = 0; x < in.mask.size(); ++x) {
+      const std::int64_t j = static_cast<std::int64_t>(x) % keys, i = static_cast<std::int64_t>(x) / keys % rows;
+      in.mask[x] = i * keys / rows / c.document == j / c.document ? 1 : 0;
+    }
+  }
+  if (const BlockMask& m = p.block_mask; m.block_q != 0) {
+    const std::int64_t rows = blocks(shape.seq_q, m.block_q), columns = blocks(shape.seq_kv, m.block_kv);
+    in.block_mask.resize((m.batch_stride != 0 ? p.batch : 1) * (m.head_stride != 0 ? p.heads_q : 1) *
+                         (m.q_stride != 0 ? rows : 1) * columns);
+    for (std::uint8_t& byte : in.block_mask) byte = random() % 3 == 0 ? 0 : static_cast<std::uint8_t>(1 + random() % 255);
+  }
+}
+
+void make_masks_dense(Problem& p) {
+  const bool flat = flat_keys(p);
+  const std::int64_t keys = (flat ? p.total_kv : p.seq_kv) * p.hidden_rows.bounds;
+  if (p.hidden_rows.batch_stride != 0) p.hidden_rows.batch_stride = hidden_heads(p) * keys;
+  if (p.hidden_rows.head_stride != 0) p.hidden_rows.head_stride = keys;
+  BlockMask& m = p.block_mask;
+  if (m.block_q == 0) return;
+  const std::int64_t rows = blocks(p.seq_q, m.block_q), columns = blocks(p.seq_kv, m.block_kv);
+  if (m.batch_stride != 0) m.batch_stride = (m.head_stride != 0 ? p.heads_q : 1) * rows * columns;
+  if (m.head_stride != 0) m.head_stride = rows * columns;
+  m.q_stride = columns;
+}
+
+}  // namespace flash_attention::testing
