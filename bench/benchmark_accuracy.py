@@ -6,10 +6,10 @@ Each number is the root-mean-square error divided by the root-mean-square of the
 of a single entry divided by the largest exact entry.
 """
 
-import baselines
 import command
 import machine
 import torch
+from peers import baselines
 
 NAMES = ("out", "dq", "dk", "dv")
 

@@ -11,11 +11,11 @@ import ctypes
 import gc
 from dataclasses import replace
 
-import baselines
 import cases
 import command
 import machine
 import torch
+from peers import baselines
 
 SEARCH_LIMIT = {"batch": 4096, "seq": 1 << 19}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import command
 import machine
-import models
 import timing
 import torch
+from peers import models
 from torch.nn import functional as F
 
 LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 1e-2}

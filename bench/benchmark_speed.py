@@ -12,12 +12,12 @@ TFLOP/s = 4 * batch * heads * L * L * head_dim, halved for causal, 2.5 times for
 import statistics
 import time
 
-import baselines
 import cases
 import command
 import machine
 import timing
 import torch
+from peers import baselines
 
 NOISY = 0.05  # half the spread between the 10th and the 90th percentile, against the median
 

@@ -6,10 +6,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import baselines
 import cases
 import package  # noqa: F401 (makes flash_attention importable)
 import torch
+from peers import baselines
 from progress import Progress
 from report.results import ResultError, Results, load
 

@@ -13,7 +13,6 @@ one call. The JSON file is that of the other benchmarks: bench/visualize_results
 import os
 import time
 
-import baselines
 import command
 import machine
 import parallel_calls
@@ -21,6 +20,7 @@ import timing
 import torch
 import torch.distributed as dist
 from flash_attention.parallel import split
+from peers import baselines
 
 SAMPLES = (3, 50)
 

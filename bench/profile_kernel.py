@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import sys
 
-import baselines
 import command
 import torch
+from peers import baselines
 
 # counter: (name in the table, scale, unit)
 COUNTERS = {

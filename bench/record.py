@@ -19,7 +19,6 @@ import sys
 import time
 from pathlib import Path
 
-import baselines
 import benchmark_accuracy
 import benchmark_decode
 import benchmark_memory
@@ -27,6 +26,7 @@ import benchmark_speed
 import cases
 import machine
 import torch
+from peers import baselines
 from report import load
 
 BENCH = Path(__file__).resolve().parent

@@ -162,7 +162,7 @@ def pytest_groups() -> dict[str, list[str]]:
     come last, so that no core waits long for the other."""
     groups: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        groups.setdefault(path.parent.name, []).append(str(path.relative_to(ROOT)))
+        groups.setdefault(path.relative_to(ROOT / "tests").parts[0], []).append(str(path.relative_to(ROOT)))
     largest, *others = sorted(groups, key=lambda name: -len(groups[name]))
     parts = {f"{largest} {i + 1}": groups[largest][i::3] for i in range(3)}
     return {**parts, **{name: groups[name] for name in others}}

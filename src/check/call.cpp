@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "support/half.h"
-#include "support/oracle/narrow.h"
+#include "support/narrow.h"
 
 namespace flash_attention::check {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "cpu/parallel.h"
 #include "plan/append.h"
-#include "support/oracle/narrow.h"
+#include "support/narrow.h"
 
 // append on the CPU: a token an item, a row of a head at a time, in float.
 

@@ -3,8 +3,8 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-baselines = pytest.importorskip("baselines")
-import megatron_attention as megatron  # noqa: E402
+baselines = pytest.importorskip("peers.baselines")
+from peers import megatron_attention as megatron  # noqa: E402
 from benchmark_accuracy import exact  # noqa: E402
 from cases import Case  # noqa: E402
 
@@ -42,7 +42,7 @@ def test_entry_computes_attention(entry, causal):
 
 def test_fused_softmax_is_the_separate_one():
     pytest.importorskip("triton", reason="Triton is not installed")
-    from megatron_softmax import fused_softmax
+    from peers.megatron_softmax import fused_softmax
 
     for causal in (False, True):
         scores = torch.randn(3, 20, 20, device=DEVICE).half().requires_grad_()

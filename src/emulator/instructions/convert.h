@@ -5,7 +5,7 @@
 
 #include "emulator/runtime/interface.h"
 #include "support/half.h"
-#include "support/oracle/narrow.h"
+#include "support/narrow.h"
 
 namespace flash_attention::emulator {
 

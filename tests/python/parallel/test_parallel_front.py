@@ -7,7 +7,7 @@ import pytest
 import torch
 from parallel_pool import Pool
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from parallel_pool import Pool
 
 transformers = pytest.importorskip("transformers")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")

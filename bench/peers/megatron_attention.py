@@ -40,6 +40,6 @@ def local(q, k, v, case):
 
 
 def fused(q, k, v, case):
-    from megatron_softmax import fused_softmax
+    from peers.megatron_softmax import fused_softmax
 
     return weigh(q, k, v, case, fused_softmax)

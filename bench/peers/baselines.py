@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import megatron_attention
-import megatron_package
 import package
 import torch
+from peers import megatron_attention, megatron_package
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -9,7 +9,7 @@ import torch
 
 @pytest.fixture(scope="module")
 def serve():
-    path = Path(__file__).resolve().parents[2] / "examples" / "serve.py"
+    path = Path(__file__).resolve().parents[3] / "examples" / "serve.py"
     spec = importlib.util.spec_from_file_location("serve", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
