@@ -8,8 +8,9 @@ from functools import cache
 
 import package
 import torch
-from peers import megatron_attention, megatron_package
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from peers import megatron_attention, megatron_package
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -65,7 +65,7 @@ def _on_gpu(q):
 
 
 def _by_torch(torch):
-    from flash_attention.torch_autograd import run
+    from flash_attention.pytorch.autograd import run
 
     def look(tensor):
         return torch.as_tensor(tensor, device="cuda") if _has_interface(tensor) else torch.from_dlpack(tensor)

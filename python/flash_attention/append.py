@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from flash_attention import _core, torch_ops
-from flash_attention.narrow import as_bytes, scale_tensor
+from flash_attention import _core
+from flash_attention.arguments.narrow import as_bytes, scale_tensor
+from flash_attention.pytorch import ops as torch_ops
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import secrets
 from importlib import import_module
 
 from flash_attention import _core
-from flash_attention.shapes import check_tensors, lse_shape, score_width
+from flash_attention.arguments.shapes import check_tensors, lse_shape, score_width
 
 
 def run(tensors, scalars, seed, offset, return_lse):

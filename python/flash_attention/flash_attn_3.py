@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from flash_attention import functional
+from flash_attention.arguments.tables import as_int32
 from flash_attention.flash_attn import flash_attn_interface as fa2
 from flash_attention.flash_attn.options_of_3 import check_options_of_3
 from flash_attention.merge import merge_states
-from flash_attention.tables import as_int32
 
 __all__ = [
     "flash_attn_combine",

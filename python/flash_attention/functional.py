@@ -6,7 +6,7 @@ import operator
 import sys
 
 from flash_attention import _core
-from flash_attention.seeds import check_seed
+from flash_attention.arguments.seeds import check_seed
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _ALIGNMENTS = {"bottom_right": False, "top_left": True}
 
 # Import statements, which torch.compile can follow: a compiled function may be the first to come here.
 def _run_of_torch():
-    from flash_attention.torch_autograd import run
+    from flash_attention.pytorch.autograd import run
 
     return run
 
@@ -61,7 +61,7 @@ def is_tracing():
     if state_of_torch is None:
         if "torch" not in sys.modules:
             return False
-        import flash_attention.torch_autograd  # noqa: F401
+        import flash_attention.pytorch.autograd  # noqa: F401
     try:
         return state_of_torch.tracing_context is not None
     except AttributeError:  # no trace yet in this thread; torch leaves None behind one, and an attribute is found faster
@@ -332,7 +332,7 @@ def _is_narrow(q, *descales):
 
 
 def _run_narrow():
-    from flash_attention import torch_narrow
+    from flash_attention.pytorch import narrow as torch_narrow
 
     return torch_narrow.run
 

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from flash_attention.head_dim import padded
+from flash_attention.arguments.head_dim import padded
 from flash_attention.hugging_face_masks import LazyMask, make_mask
 
 # transformers takes "flash" in a name for FlashAttention-2 and its kin: it sends some models to a kernel of its own, and

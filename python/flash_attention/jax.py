@@ -12,8 +12,8 @@ import numpy
 from jax.custom_batching import custom_vmap
 
 from flash_attention import _core, functional
-from flash_attention.seeds import signed
-from flash_attention.shapes import NAMES, check_tensors, lse_shape, score_width
+from flash_attention.arguments.seeds import signed
+from flash_attention.arguments.shapes import NAMES, check_tensors, lse_shape, score_width
 
 _SCALARS = (
     "max_seqlen_q",

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flash_attention import _core, functional
+from flash_attention.arguments.head_dim import padded
 from flash_attention.functional import attention
-from flash_attention.head_dim import padded
 
 
 class FlashAttention(torch.nn.Module):

@@ -2,8 +2,9 @@
 
 import torch
 
-from flash_attention import _core, functional, torch_autograd  # noqa: F401  (it says what the fast path is)
-from flash_attention.head_dim import padded
+from flash_attention import _core, functional
+from flash_attention.arguments.head_dim import padded
+from flash_attention.pytorch import autograd as torch_autograd  # noqa: F401  (it says what the fast path is)
 
 
 def scaled_dot_product_attention(

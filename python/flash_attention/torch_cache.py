@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from flash_attention import _core, functional, torch_flops, torch_ops
+from flash_attention import _core, functional
+from flash_attention.arguments.narrow import as_bytes, scale_tensor
 from flash_attention.functional import _planned, _scalars
-from flash_attention.narrow import as_bytes, scale_tensor
+from flash_attention.pytorch import flops as torch_flops
+from flash_attention.pytorch import ops as torch_ops
 
 _CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
 _NUM_TENSORS = torch_ops.NUM_TENSORS + 2

@@ -4,7 +4,8 @@ import warnings
 
 import torch
 
-from flash_attention import torch_ops, torch_varlen
+from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch import varlen as torch_varlen
 
 NAME = "flash_attention"
 _aten = torch.ops.aten

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 baselines = pytest.importorskip("peers.baselines")
-from peers import megatron_attention as megatron  # noqa: E402
 from benchmark_accuracy import exact  # noqa: E402
 from cases import Case  # noqa: E402
+from peers import megatron_attention as megatron  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASE = Case(2, 48, 4, 32, heads_kv=2, causal=True, dtype="float32")

@@ -49,7 +49,13 @@ PLANTS = (
         "bytes > 0 && bytes % 8 == 0 &&",
         TAKES,
     ),
-    Plant("TMA takes a stride of 0", "src/plan/families/sm90.cpp", "bytes > 0 && bytes % 16", "bytes >= 0 && bytes % 16", TAKES),
+    Plant(
+        "TMA takes a stride of 0",
+        "src/plan/families/sm90.cpp",
+        "bytes > 0 && bytes % 16",
+        "bytes >= 0 && bytes % 16",
+        TAKES,
+    ),
     Plant(
         "TMA strides up to 2^40 inclusive",
         "src/plan/families/sm90.cpp",

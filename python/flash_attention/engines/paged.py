@@ -2,7 +2,7 @@
 
 import torch
 
-from flash_attention.head_dim import padded_cache
+from flash_attention.arguments.head_dim import padded_cache
 
 
 def write_slots(cache, rows, slots):

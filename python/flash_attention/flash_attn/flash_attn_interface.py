@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import _core, functional
+from flash_attention.arguments.head_dim import padded
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
 from flash_attention.flash_attn.options_of_3 import check_options_of_3
 from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
@@ -23,7 +24,6 @@ from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttent
     plain_options,
 )
 from flash_attention.flash_attn.weights import signed_weights
-from flash_attention.head_dim import padded
 
 __all__ = [
     "flash_attn_func",

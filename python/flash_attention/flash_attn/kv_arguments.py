@@ -2,8 +2,8 @@
 
 import torch
 
+from flash_attention.arguments.tables import as_int32, check_range, check_starts
 from flash_attention.flash_attn.paging import usable_pages
-from flash_attention.tables import as_int32, check_range, check_starts
 
 
 class CacheFull(ValueError, RuntimeError):

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from flash_attention import _core, functional
 from flash_attention.append import append_kv
+from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.flash_attn.kv_append import append_and_turn
 from flash_attention.flash_attn.kv_arguments import CacheCall
 from flash_attention.flash_attn.options_of_3 import check_options_of_3
-from flash_attention.head_dim import padded_cache
 from flash_attention.torch_cache import attention_over_cache
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from flash_attention.head_dim import padded_cache
-from flash_attention.tables import as_int32
+from flash_attention.arguments.head_dim import padded_cache
+from flash_attention.arguments.tables import as_int32
 
 
 def attention_in_pages(q, k, v, block_table, cu_seqlens_q, lengths, max_seqlen_q, **options):

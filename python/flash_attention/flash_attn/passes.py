@@ -6,9 +6,10 @@
 import torch
 from torch import Tensor
 
-from flash_attention import functional, torch_ops
+from flash_attention import functional
 from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
 from flash_attention.flash_attn.weights import signed_weights
+from flash_attention.pytorch import ops as torch_ops
 
 
 def _flash_attn_forward(

@@ -4,8 +4,8 @@ import itertools
 
 import torch
 
+from flash_attention.arguments.head_dim import padded
 from flash_attention.functional import dropout_mask
-from flash_attention.head_dim import padded
 
 
 @torch.no_grad()

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention.arguments.head_dim import padded, padded_cache
 from flash_attention.flashinfer.arguments import finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.plan import Tables
 from flash_attention.flashinfer.positions import Positions
-from flash_attention.head_dim import padded, padded_cache
 
 
 @torch.no_grad()

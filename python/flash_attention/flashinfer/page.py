@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.append import append_kv
+from flash_attention.arguments.tables import check_integers, check_range, check_starts
 from flash_attention.flashinfer.arguments import split_cache
-from flash_attention.tables import check_integers, check_range, check_starts
 
 _MOST_ENTRIES = 1 << 22  # of a table that is made wider than it need be, so that nothing waits for the GPU: 16 MB
 

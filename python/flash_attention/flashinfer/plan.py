@@ -2,9 +2,9 @@
 
 import torch
 
+from flash_attention.arguments.tables import check_integers, check_range
 from flash_attention.flashinfer.arguments import check_layout
 from flash_attention.flashinfer.page import check_table, get_seq_lens, rectangle, table_width
-from flash_attention.tables import check_integers, check_range
 
 
 class Tables:

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention.arguments.head_dim import padded, padded_cache
+from flash_attention.arguments.tables import check_starts
 from flash_attention.flashinfer.arguments import finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.masks import mask_of_batch, unpacked
 from flash_attention.flashinfer.plan import Tables
 from flash_attention.flashinfer.positions import Positions
-from flash_attention.head_dim import padded, padded_cache
-from flash_attention.tables import check_starts
 
 
 @torch.no_grad()

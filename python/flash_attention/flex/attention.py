@@ -2,12 +2,14 @@
 
 import torch
 
-from flash_attention import functional, torch_autograd, torch_ops
+from flash_attention import functional
+from flash_attention.arguments.seeds import signed
+from flash_attention.arguments.shapes import score_width
 from flash_attention.flex import passes
 from flash_attention.flex.block_mask import mask_mods_of
 from flash_attention.flex.program import record
-from flash_attention.seeds import signed
-from flash_attention.shapes import score_width
+from flash_attention.pytorch import autograd as torch_autograd
+from flash_attention.pytorch import ops as torch_ops
 
 
 @torch.compiler.disable

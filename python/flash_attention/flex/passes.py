@@ -2,9 +2,10 @@
 
 import torch
 
-from flash_attention import _core, torch_ops
-from flash_attention.seeds import unsigned
-from flash_attention.torch_gradients import refuse
+from flash_attention import _core
+from flash_attention.arguments.seeds import unsigned
+from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.gradients import refuse
 
 _NUM_TENSORS = torch_ops.NUM_TENSORS
 

@@ -13,7 +13,7 @@ from flash_attention.parallel.agreement import Agreement
 from flash_attention.parallel.call import Call
 from flash_attention.parallel.peers import Peers, resolve_group
 from flash_attention.parallel.sharded import from_local, to_local
-from flash_attention.torch_gradients import refuse
+from flash_attention.pytorch.gradients import refuse
 
 _PASSES = {"ring": ring, "all_gather": gather}
 

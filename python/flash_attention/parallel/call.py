@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention import functional, torch_ops
+from flash_attention import functional
 from flash_attention.parallel.cut import Block, Shape
 from flash_attention.parallel.peers import Peers
+from flash_attention.pytorch import ops as torch_ops
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A problem cut by rank: which rows meet which keys in which call. Pure data, no tensors and no communication.
 
-Every visible (query, key) pair is in exactly one block of exactly one rank and source; tests/python/parallel/test_parallel_cut.py
-counts them.
+Every visible (query, key) pair is in exactly one block of exactly one rank and source;
+tests/python/parallel/test_parallel_cut.py counts them.
 """
 
 import itertools

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from flash_attention.head_dim import _pad
+from flash_attention.arguments.head_dim import _pad
 from flash_attention.parallel.attention import context_attention
 from flash_attention.parallel.layout import check_layout, shift_labels, split
 from flash_attention.parallel.peers import ParallelError, resolve_group

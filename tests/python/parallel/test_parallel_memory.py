@@ -16,8 +16,8 @@ def peaks(group, heads, heads_kv, dtype, causal):
     """Most bytes alive in both passes, inputs included, and bytes of q and k. Not counted: the workspace of a kernel, which
     a call in one process has, too."""
     import torch.distributed as dist
-    from flash_attention import torch_ops
     from flash_attention.parallel import context_attention
+    from flash_attention.pytorch import ops as torch_ops
     from torch.profiler import ProfilerActivity, profile
 
     torch.manual_seed(dist.get_rank(group))

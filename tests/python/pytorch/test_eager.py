@@ -3,8 +3,9 @@
 import flash_attention
 import pytest
 import torch
-from flash_attention import _core, torch_ops
+from flash_attention import _core
 from flash_attention.flash_attn import flash_attn_func
+from flash_attention.pytorch import ops as torch_ops
 
 PLAIN = {
     "plain": {},

@@ -107,7 +107,7 @@ def registered():
 
 def counted(monkeypatch):
     """How often the binding's forward ran."""
-    from flash_attention import torch_ops
+    from flash_attention.pytorch import ops as torch_ops
 
     calls = []
     original = torch_ops._core.forward

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from flash_attention import _core, torch_ops
+from flash_attention import _core
 from flash_attention.flash_attn import flash_attn_with_kvcache
+from flash_attention.pytorch import ops as torch_ops
 from flash_attention.torch_cache import attention_over_cache
 
 pytestmark = pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")

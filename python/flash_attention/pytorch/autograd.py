@@ -3,11 +3,13 @@
 import torch
 from torch._guards import _TLS
 
-from flash_attention import _core, functional, torch_flops, torch_op_autograd, torch_ops  # noqa: F401 (what ops have)
-from flash_attention.seeds import signed
-from flash_attention.shapes import NAMES, check_tensors, score_width
-from flash_attention.torch_gradients import gradients
-from flash_attention.torch_transforms import TransformedAttention, is_transformed
+from flash_attention import _core, functional
+from flash_attention.arguments.seeds import signed
+from flash_attention.arguments.shapes import NAMES, check_tensors, score_width
+from flash_attention.pytorch import flops, op_autograd  # noqa: F401 (what ops have)
+from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.gradients import gradients
+from flash_attention.pytorch.transforms import TransformedAttention, is_transformed
 
 _NO_EXTRAS = (None,) * 11
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)

@@ -2,8 +2,8 @@
 
 import torch
 
-from flash_attention import torch_ops
-from flash_attention.torch_gradients import gradients, refuse
+from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.gradients import gradients, refuse
 
 _BIAS, _SINK = 3, 6
 

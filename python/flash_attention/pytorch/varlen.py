@@ -6,7 +6,7 @@ torch has no such kernel for CPUs, so on a CPU they work only while this library
 
 import torch
 
-from flash_attention import torch_ops
+from flash_attention.pytorch import ops as torch_ops
 
 OPS = {}  # name of the aten op -> function(original, *arguments)
 

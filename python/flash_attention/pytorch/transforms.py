@@ -3,8 +3,8 @@
 import torch
 from torch.autograd import forward_ad
 
-from flash_attention import torch_ops
-from flash_attention.torch_gradients import gradients
+from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.gradients import gradients
 
 _transforms_active = torch._C._are_functorch_transforms_active
 

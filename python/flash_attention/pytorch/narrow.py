@@ -5,8 +5,9 @@ As torch_ops: eager code calls the binding, whatever traces goes through torch.o
 
 import torch
 
-from flash_attention import _core, torch_ops
-from flash_attention.shapes import lse_shape
+from flash_attention import _core
+from flash_attention.arguments.shapes import lse_shape
+from flash_attention.pytorch import ops as torch_ops
 
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 _OUT = (torch.bfloat16, torch.float16, torch.float32)

@@ -7,7 +7,7 @@ pass and the five of the backward pass, one of which repeats the scores.
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from flash_attention import torch_ops
+from flash_attention.pytorch import ops as torch_ops
 
 
 @register_flop_formula(torch.ops.flash_attention.forward, get_raw=True)

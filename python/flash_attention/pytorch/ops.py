@@ -7,8 +7,8 @@ subclasses go through torch.ops.flash_attention.forward and .backward, whose fak
 import torch
 
 from flash_attention import _core
-from flash_attention.seeds import unsigned
-from flash_attention.shapes import check_tensors, lse_shape
+from flash_attention.arguments.seeds import unsigned
+from flash_attention.arguments.shapes import check_tensors, lse_shape
 
 TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "

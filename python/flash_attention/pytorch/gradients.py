@@ -2,7 +2,7 @@
 
 import torch
 
-from flash_attention import torch_ops
+from flash_attention.pytorch import ops as torch_ops
 
 
 def refuse(ctx, *unused):

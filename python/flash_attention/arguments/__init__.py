@@ -1,0 +1,1 @@
+"""Checks and conversions of arguments that several doors of the package share."""
