@@ -51,7 +51,7 @@ _LIBRARIES = {
 }
 _runs = {}
 
-# The short way, _core.attend: for this type, where nothing traces. Set by torch_autograd, which knows torch.
+# The short way, _core.attend: for this type, where nothing traces. Set by pytorch.autograd, which knows torch.
 eager_type = None
 state_of_torch = None  # of each thread, in which torch.compile keeps what it traces
 

@@ -1,6 +1,6 @@
 """Attention over a cache of keys and values, on torch tensors: in pages, with left padding. Forward only.
 
-As torch_ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_cache.
+As pytorch.ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_cache.
 """
 
 from typing import Any

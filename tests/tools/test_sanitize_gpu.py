@@ -28,7 +28,7 @@ def test_every_kernel_has_the_suite_that_its_tests_are_in():
 
 
 def test_cases_are_those_of_the_contract():
-    text = "".join((ROOT / "tests/support" / name).read_text() for name in ("contract_cases.cpp", "cache_cases.cpp"))
+    text = "".join((ROOT / "tests/support/cases" / name).read_text() for name in ("contract_cases.cpp", "cache_cases.cpp"))
     for case in sanitize_gpu.CASES:
         assert f'"{case}' in text, case
 

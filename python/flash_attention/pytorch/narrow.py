@@ -1,6 +1,6 @@
 """Attention on torch tensors of 8 bits: q, k and v in float8, out in 16 or 32. Forward only.
 
-As torch_ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_narrow.
+As pytorch.ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_narrow.
 """
 
 import torch
