@@ -7,7 +7,7 @@
 namespace flash_attention::emulator {
 namespace {
 
-constexpr std::size_t word = 4;
+constexpr std::size_t word_bytes = 4;
 constexpr std::uint32_t threads_of_warpgroup = 128;
 
 std::uint32_t knows_of(const Clocks& known, std::size_t actor) { return actor < known.size() ? known[actor] : 0; }
@@ -21,10 +21,10 @@ bool same_warp(const Touch& a, const Touch& b) {
 template <typename Visit>
 void for_each_word(std::size_t begin, std::size_t bytes, Visit visit) {
   const std::size_t end = begin + bytes;
-  for (std::size_t at = begin / word; at * word < end; ++at) {
+  for (std::size_t at = begin / word_bytes; at * word_bytes < end; ++at) {
     unsigned mask = 0xf;
-    if (at * word < begin) mask &= 0xfu << (begin - at * word);
-    if ((at + 1) * word > end) mask &= 0xfu >> ((at + 1) * word - end);
+    if (at * word_bytes < begin) mask &= 0xfu << (begin - at * word_bytes);
+    if ((at + 1) * word_bytes > end) mask &= 0xfu >> ((at + 1) * word_bytes - end);
     visit(at, static_cast<std::uint8_t>(mask & 0xf));
   }
 }
@@ -51,7 +51,7 @@ void Races::reset(std::vector<Block>& blocks) {
   global_writes_.clear();
   for (Block& block : blocks) {
     ShadowMemory& shadow = block.shadow;
-    shadow.words = block.shared.size() / word + 1;
+    shadow.words = block.shared.size() / word_bytes + 1;
     shadow.writes.assign(shadow.words * ShadowMemory::writers, {});
     shadow.reads.assign(shadow.words * block.warps.size(), {});
     for (Thread& thread : block.threads) {
@@ -128,7 +128,7 @@ void Races::check_read(const SharedPlace& place, std::size_t bytes, const Clocks
   for_each_word(place.offset, bytes, [&](std::size_t at, std::uint8_t mask) {
     const Touch* writers = shadow.writes.data() + at * ShadowMemory::writers;
     if ((writers->bytes & mask) != 0 && !one_happened(writers, known))
-      report("reads", "shared offset " + std::to_string(at * word), *writers, "wrote");
+      report("reads", "shared offset " + std::to_string(at * word_bytes), *writers, "wrote");
     reads[at] = touch;
     reads[at].bytes = mask;
   });
@@ -140,11 +140,11 @@ void Races::check_write(const SharedPlace& place, std::size_t bytes, const Clock
     Touch* writers = shadow.writes.data() + at * ShadowMemory::writers;
     Touch& written = *writers;
     if ((written.bytes & mask) != 0 && !same_warp(written, touch) && !happened(written, known))
-      report("writes", "shared offset " + std::to_string(at * word), written, "wrote");
+      report("writes", "shared offset " + std::to_string(at * word_bytes), written, "wrote");
     for (std::size_t i = at; i < shadow.reads.size(); i += shadow.words) {
       Touch& read = shadow.reads[i];
       if ((read.bytes & mask) == 0) continue;
-      if (!happened(read, known)) report("writes", "shared offset " + std::to_string(at * word), read, "read");
+      if (!happened(read, known)) report("writes", "shared offset " + std::to_string(at * word_bytes), read, "read");
       read = {};  // the write stands for it from now on
     }
     written = touch;
@@ -158,7 +158,7 @@ void Races::rewrite(const Thread& thread, const SharedPlace& place, std::size_t 
   for_each_word(place.offset, bytes, [&](std::size_t at, std::uint8_t mask) {
     Touch* writers = place.block->shadow.writes.data() + at * ShadowMemory::writers;
     if (writers->kind != Touch::Kind::thread || (writers->bytes & mask) != mask)
-      return check_write({place.block, at * word}, word, thread.known, touch);
+      return check_write({place.block, at * word_bytes}, word_bytes, thread.known, touch);
     Touch* slot = writers + 1;
     while (slot + 1 < writers + ShadowMemory::writers && slot->kind != Touch::Kind::none && !same_warp(*slot, touch))
       ++slot;
