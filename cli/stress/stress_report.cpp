@@ -8,7 +8,7 @@
 namespace flash_attention::cli {
 namespace {
 
-Json to_json(const Difference& d) {
+Json difference_to_json(const Difference& d) {
   Json lines = Json::array();
   for (const std::string& line : d.lines) lines.push(line);
   return Json::object()
@@ -49,7 +49,7 @@ void add(StressReport& sum, const StressReport& part) {
 Json to_json(const StressReport& report, bool for_sum) {
   Json kernels = Json::object(), differences = Json::array(), hashes = Json::array();
   for (const auto& [name, calls] : report.calls_of_kernel) kernels.add(name, calls);
-  for (const Difference& d : report.differences) differences.push(to_json(d));
+  for (const Difference& d : report.differences) differences.push(difference_to_json(d));
   for (const std::string& hash : report.compiled) hashes.push(hash);
   return Json::object()
       .add("last_seed", report.last_seed)
