@@ -45,11 +45,10 @@ struct Plan {
   int block_kv = 0;    ///< columns of the score matrix in one tile
   int num_splits = 1;  ///< parts the keys are divided into, merged at the end
   std::size_t workspace_bytes = 0;
-  std::size_t zeroed_bytes = 0;  ///< of the workspace, from its beginning: 0 before the first launch
-  std::array<std::int64_t, 10>
-      workspace_offsets{};              ///< where each part of the workspace begins; the kernel says what it is
-  std::vector<Launch> launches{};       ///< CUDA and emulator; in order
-  std::vector<Candidate> candidates{};  ///< in the order in which they were considered, up to the chosen one
+  std::size_t zeroed_bytes = 0;                      ///< of the workspace, from its beginning: 0 before the first launch
+  std::array<std::int64_t, 10> workspace_offsets{};  ///< where each region of the workspace begins, in bytes
+  std::vector<Launch> launches{};                    ///< CUDA and emulator; in order
+  std::vector<Candidate> candidates{};               ///< in the order in which they were considered, up to the chosen one
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };

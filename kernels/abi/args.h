@@ -1,6 +1,7 @@
 #pragma once
 
 #include "abi/program.h"
+#include "abi/workspace.h"
 
 // The one parameter of every attention kernel. Plain data: no includes, the same layout on host and device.
 
@@ -69,7 +70,7 @@ struct AttentionArgs {
   float* dsink;  // [heads_q] or null
 
   void* workspace;
-  long long workspace_offsets[10];  // bytes; each kernel says what is where; [8]: abi/tile_map.h, [9]: plan/program.h
+  long long workspace_offsets[max_regions];  // bytes; abi/workspace.h has their names
 
   int batch;
   int seq_q;  // the longest, in a packed problem

@@ -6,7 +6,6 @@
 namespace flash_attention::abi {
 
 constexpr int mask_unit = 64;  // keys
-constexpr int mask_slot = 8;   // of workspace_offsets: KeyBounds of every unit on a CPU, a map of tiles on a GPU
 
 /// Whether the rows of a tile see none, some or all of its keys, as far as one mask is asked.
 enum class TileClass : int { none, partial, full };

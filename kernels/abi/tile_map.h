@@ -2,7 +2,7 @@
 
 // Which tiles of 64 queries and 64 keys the masks show, on a GPU: made by mask/tile_map.cuh before a kernel begins, read by
 // tile/tile_map.cuh. Two bits a tile, 32 tiles of keys to a pair of words. One granularity for every kernel and pass. It is
-// the part workspace_offsets[mask_slot] of the workspace.
+// the region SharedRegion::masks of the workspace.
 
 #include "abi/key_bounds.h"
 

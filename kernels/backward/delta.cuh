@@ -4,13 +4,14 @@
 #include "tile/product.cuh"
 #include "tile/sequence.cuh"
 #include "tile/tail.cuh"
+#include "tile/workspace.cuh"
 
 // What the backward pass needs of each row before the score tiles, and what it gives back of each row after them.
 //
 //   delta[i] = sum over d of dO[i][d] * O[i][d]  -  dlse[i]        so that dS = P * (dP - delta)
 //   dsink[h] = sum over all rows i of head h of  -exp(sink[h] - lse[i]) * delta[i]
 //
-// delta lies in the workspace, workspace_offsets[0], in the layout of lse.
+// delta is a region of the workspace, BackwardRegion::delta, in the layout of lse.
 
 namespace flash_attention {
 
@@ -29,7 +30,7 @@ __device__ __forceinline__ void backward_delta(const AttentionArgs& args) {
   const auto dO = tile::query_rows<Element, features>(args.dO, sequence, block.head_idx);
   const bool O_by_four = tile::moves_by_four(O.data, O.stride), dO_by_four = tile::moves_by_four(dO.data, dO.stride);
   const long long statistics = tile::statistics_offset<features>(args, sequence, block.head_idx);
-  auto* delta = reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[0]) + statistics;
+  auto* delta = tile::workspace<float>(args, BackwardRegion::delta) + statistics;
 
   const tile::ThreadPlace place;
 #pragma unroll
@@ -59,7 +60,7 @@ __device__ __forceinline__ void backward_dsink(const AttentionArgs& args) {
   auto& storage = ptx::shared_storage<SinkStorage>();
   const int head_idx = blockIdx.x, thread = threadIdx.x;
   const float sink = args.sink[head_idx];
-  const auto* delta = reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]);
+  const auto* delta = tile::workspace<const float>(args, BackwardRegion::delta);
 
   float sum = 0;
   for (int batch_idx = 0; batch_idx < args.batch; ++batch_idx) {

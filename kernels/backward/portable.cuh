@@ -5,6 +5,7 @@
 #include "tile/dropout.cuh"
 #include "tile/product.cuh"
 #include "tile/score.cuh"
+#include "tile/workspace.cuh"
 
 // Attention backward on CUDA cores: every option, every dtype, every head_dim, any GPU, the same bits in every run.
 //
@@ -52,8 +53,7 @@ struct BackwardPortable {
           dropout(args, sequence.batch_idx, head_idx) {
       const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx);
       lse = args.lse + statistics;
-      delta =
-          reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]) + statistics;
+      delta = tile::workspace<const float>(args, BackwardRegion::delta) + statistics;
       Q.count = dO.count = sequence.len_q;
       K.count = V.count = sequence.visible_kv;
     }

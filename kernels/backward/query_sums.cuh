@@ -2,9 +2,10 @@
 
 #include "backward/sm80_shape.cuh"
 #include "ptx/atomic.cuh"
+#include "tile/workspace.cuh"
 
-// The fp32 sums of dQ in the workspace, workspace_offsets[1], to which many blocks add. They lie in the order in which the
-// threads of a block hold them, four neighbours a thread, so that every access of a warp is 512 neighbouring bytes:
+// The fp32 sums of dQ in the workspace, BackwardSm80Region::dQ, to which many blocks add. They lie in the order in which
+// the threads of a block hold them, four neighbours a thread, so that every access of a warp is 512 neighbouring bytes:
 //
 //   tile (head, queries / block_q):  [register / 4][thread][4]
 
@@ -20,7 +21,7 @@ struct QuerySums {
   using Four = ptx::Vector<float, 4>;
 
   __device__ __forceinline__ static float* begin(const AttentionArgs& args) {
-    return reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[1]);
+    return tile::workspace<float>(args, BackwardSm80Region::dQ);
   }
 
   /// The thread's first four of a tile. Packed sequences begin a tile of their own: batch tiles more than the rows need.

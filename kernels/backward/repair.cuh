@@ -3,6 +3,7 @@
 #include "tile/careful.cuh"
 #include "tile/dropout.cuh"
 #include "tile/score.cuh"
+#include "tile/workspace.cuh"
 
 // Gradients of single rows by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in
 // a tensor-core product (tile/careful.cuh).
@@ -54,7 +55,7 @@ struct CarefulHead {
 template <BackwardConfig config>
 __device__ __forceinline__ const float* delta_like_lse(const AttentionArgs& args, const tile::Sequence& sequence,
                                                        int head_idx) {
-  return reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]) +
+  return tile::workspace<const float>(args, BackwardRegion::delta) +
          tile::statistics_offset<config.features>(args, sequence, head_idx);
 }
 

@@ -19,7 +19,7 @@
 //     backward_sm80_dq)
 //   dK, dV -> shared -> global
 //
-// Workspace: [0] delta (backward/delta.cuh), [1] the fp32 sums of dQ, in the order in which threads hold them (QuerySums).
+// Workspace: delta (backward/delta.cuh), the fp32 sums of dQ, in the order in which threads hold them (QuerySums).
 
 namespace flash_attention {
 

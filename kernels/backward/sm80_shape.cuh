@@ -5,6 +5,7 @@
 #include "tile/dropout.cuh"
 #include "tile/mma.cuh"
 #include "tile/score.cuh"
+#include "tile/workspace.cuh"
 
 // What the sm80 backward kernels share: tiles, loads, and the step from dot products to probabilities and their gradients.
 
@@ -71,7 +72,7 @@ struct BackwardSm80Shape {
   }
 
   __device__ __forceinline__ static const float* delta_of(const AttentionArgs& args) {
-    return reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0]);
+    return tile::workspace<const float>(args, BackwardRegion::delta);
   }
 
   /// Starts to copy lse and delta of a query tile, one behind the other; zero for rows that do not exist.

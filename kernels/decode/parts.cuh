@@ -3,13 +3,14 @@
 #include "abi/decode.h"
 #include "decode/schedule.cuh"
 #include "ptx/atomic.cuh"
+#include "tile/workspace.cuh"
 
 // Where the blocks that share an item leave their parts of its result, and how the last of them knows that it is the last.
 //
-// workspace_offsets[0]: a word for each block, which counts who has come to the item that is cut at the block's end.
-// workspace_offsets[1]: two parts for each block: of the item that began before it, and of the one that it began. Where
-// splits are fixed, as many for both as an item may have there: the second part begins at workspace_offsets[2], the second
-// block's at workspace_offsets[3].
+// DecodeRegion::arrivals: a word for each block, which counts who has come to the item that is cut at the block's end.
+// DecodeRegion::parts: two parts for each block: of the item that began before it, and of the one that it began. Where
+// splits are fixed, as many for both as an item may have there: the second part begins at second_part, the second block's
+// at second_block.
 //
 // The words need no initialisation, since a memset would cost as much as a short call. A word is 48 bits of tag, made from
 // its own address, and 16 bits of count. Whatever a workspace holds is no tag but by a chance of 2^-48, and then the first
@@ -27,17 +28,21 @@ struct Parts {
   int rows = config.block_q;  // of a part
   int many = 1;               // parts of each of a block's two items
 
+  __device__ __forceinline__ static long long offset(const AttentionArgs& args, DecodeRegion region) {
+    return args.workspace_offsets[static_cast<int>(region)];
+  }
+
   __device__ __forceinline__ explicit Parts(const AttentionArgs& args)
-      : words(reinterpret_cast<Word*>(static_cast<char*>(args.workspace) + args.workspace_offsets[0])),
-        parts(reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[1])) {
+      : words(tile::workspace<Word>(args, DecodeRegion::arrivals)),
+        parts(tile::workspace<float>(args, DecodeRegion::parts)) {
     if constexpr (config.row_grid) {  // blocks of another blockIdx.y have their own
       words += blockIdx.y * gridDim.x;
       parts += 2ll * blockIdx.y * gridDim.x * floats();
     }
     if constexpr (splits) {
-      const long long bytes = args.workspace_offsets[2] - args.workspace_offsets[1];
+      const long long bytes = offset(args, DecodeRegion::second_part) - offset(args, DecodeRegion::parts);
       rows = static_cast<int>(bytes / decode_part_bytes(config, 1));
-      many = static_cast<int>((args.workspace_offsets[3] - args.workspace_offsets[1]) / (2 * bytes));
+      many = static_cast<int>((offset(args, DecodeRegion::second_block) - offset(args, DecodeRegion::parts)) / (2 * bytes));
     }
   }
 

@@ -16,6 +16,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile/sequence.cuh"
+#include "tile/workspace.cuh"
 
 namespace flash_attention {
 
@@ -76,7 +77,7 @@ __device__ __forceinline__ float dot(const Columns<dim>& a, const Columns<dim>& 
 }
 
 __device__ __forceinline__ float* delta_of(const AttentionArgs& args, long long statistics) {
-  return reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[0]) + statistics;
+  return tile::workspace<float>(args, BackwardRegion::delta) + statistics;
 }
 
 /// A row that saw no key has lse = -inf and no probabilities: with +inf, every exp(S - lse) is 0.

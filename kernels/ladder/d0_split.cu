@@ -11,6 +11,7 @@
 #include "tile/score.cuh"
 #include "tile/softmax.cuh"
 #include "tile/swizzle.cuh"
+#include "tile/workspace.cuh"
 
 namespace flash_attention {
 
@@ -24,8 +25,8 @@ struct Parts {
   long long rows;
 
   __device__ __forceinline__ explicit Parts(const AttentionArgs& args)
-      : O(reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[0])),
-        lse(reinterpret_cast<float*>(static_cast<char*>(args.workspace) + args.workspace_offsets[1])),
+      : O(tile::workspace<float>(args, LadderSplitRegion::O)),
+        lse(tile::workspace<float>(args, LadderSplitRegion::lse)),
         rows(static_cast<long long>(args.batch) * args.heads_q * args.seq_q) {}
 };
 

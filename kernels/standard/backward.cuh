@@ -1,6 +1,7 @@
 #pragma once
 
 #include "standard/forward.cuh"
+#include "tile/workspace.cuh"
 
 // Standard attention, backward. S comes from standard_scores, delta from backward_delta; then
 //
@@ -28,7 +29,7 @@ __device__ __forceinline__ void standard_dp(const AttentionArgs& args) {
   const auto V = tile::key_rows<Element, features>(args.V, sequence, where.head_idx / args.group).from(where.kv_begin);
   float dP[4][4]{};
   tile::add_dot_products<config.head_dim_v>(dP, dO, V, storage.product);
-  standard::ScoreMatrix<float>(args, standard::Matrix::dP, where.batch_idx, where.head_idx)
+  standard::ScoreMatrix<float>(args, StandardRegion::dP, where.batch_idx, where.head_idx)
       .store(where.q_begin, where.kv_begin, dP);
 }
 
@@ -37,7 +38,7 @@ template <BackwardConfig config>
 __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
-  using standard::Matrix, standard::ScoreMatrix;
+  using standard::ScoreMatrix;
   constexpr int rows_per_block = 8;
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, rows_per_block), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
@@ -46,14 +47,13 @@ __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& a
 
   const tile::Score<features> score(args, sequence, block.head_idx);
   const tile::Dropout dropout(args, block.batch_idx, block.head_idx);
-  const float* S = ScoreMatrix<float>(args, Matrix::S, block.batch_idx, block.head_idx).row(i);
-  const float* dP = ScoreMatrix<float>(args, Matrix::dP, block.batch_idx, block.head_idx).row(i);
-  Element* P = ScoreMatrix<Element>(args, Matrix::P, block.batch_idx, block.head_idx).row(i);
-  Element* dS = ScoreMatrix<Element>(args, Matrix::dS, block.batch_idx, block.head_idx).row(i);
+  const float* S = ScoreMatrix<float>(args, StandardRegion::S, block.batch_idx, block.head_idx).row(i);
+  const float* dP = ScoreMatrix<float>(args, StandardRegion::dP, block.batch_idx, block.head_idx).row(i);
+  Element* P = ScoreMatrix<Element>(args, StandardRegion::P, block.batch_idx, block.head_idx).row(i);
+  Element* dS = ScoreMatrix<Element>(args, StandardRegion::dS, block.batch_idx, block.head_idx).row(i);
   const long long statistic = tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
   const float lse = args.lse[statistic];
-  const float delta =
-      reinterpret_cast<const float*>(static_cast<const char*>(args.workspace) + args.workspace_offsets[0])[statistic];
+  const float delta = tile::workspace<const float>(args, BackwardRegion::delta)[statistic];
   for (int j = 2 * lane; j < sequence.len_kv; j += 64) {
     float factor[2] = {1, 1};
     if constexpr (features.dropout) dropout.pair(i, j, factor[0], factor[1]);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& a
 
 /// result = sum over the queries of the group of weights^T rows, for 64 keys: dV from P and dO, dK from dS and Q.
 template <BackwardConfig config, int dim>
-__device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args, standard::Matrix matrix,
+__device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args, StandardRegion matrix,
                                                       const TensorView& queries, const TensorView& result, float factor) {
   constexpr Features features = config.features;
   constexpr int block_rows = tile::block_rows;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args,
   if (kv_begin >= sequence.rows_kv) return;
 
   float total[4][tile::columns_per_thread(dim)]{};
-  const bool skips_dropped = features.dropout && matrix == standard::Matrix::P;
+  const bool skips_dropped = features.dropout && matrix == StandardRegion::P;
   const int num_queries = kv_begin < sequence.visible_kv ? sequence.len_q : 0;
 #pragma unroll 1
   for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
@@ -110,12 +110,12 @@ __device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args,
 
 template <BackwardConfig config>
 __device__ __forceinline__ void standard_dv(const AttentionArgs& args) {
-  standard_key_gradient<config, config.head_dim_v>(args, standard::Matrix::P, args.dO, args.dV, 1);
+  standard_key_gradient<config, config.head_dim_v>(args, StandardRegion::P, args.dO, args.dV, 1);
 }
 
 template <BackwardConfig config>
 __device__ __forceinline__ void standard_dk(const AttentionArgs& args) {
-  standard_key_gradient<config, config.head_dim>(args, standard::Matrix::dS, args.Q, args.dK, args.scale);
+  standard_key_gradient<config, config.head_dim>(args, StandardRegion::dS, args.Q, args.dK, args.scale);
 }
 
 template <BackwardConfig config>
@@ -130,7 +130,7 @@ __device__ __forceinline__ void standard_dq(const AttentionArgs& args) {
   if (q_begin >= sequence.rows_q) return;
 
   const tile::Score<features> score(args, sequence, block.head_idx);
-  const standard::ScoreMatrix<Element> dS(args, standard::Matrix::dS, block.batch_idx, block.head_idx);
+  const standard::ScoreMatrix<Element> dS(args, StandardRegion::dS, block.batch_idx, block.head_idx);
   auto K = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   K.count = sequence.visible_kv;
   float dQ[4][tile::columns_per_thread(config.head_dim)]{};

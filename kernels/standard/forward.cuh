@@ -41,7 +41,7 @@ __device__ __forceinline__ void standard_scores(const AttentionArgs& args) {
       S[r][c] = score.visible(i, j) ? score.capped(S[r][c]) + score.added(i, j) : -tile::infinity;
     }
   }
-  standard::ScoreMatrix<float>(args, standard::Matrix::S, where.batch_idx, where.head_idx)
+  standard::ScoreMatrix<float>(args, StandardRegion::S, where.batch_idx, where.head_idx)
       .store(where.q_begin, where.kv_begin, S);
 }
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void standard_softmax(const AttentionArgs& args) {
   if (i >= sequence.rows_q) return;
 
   float row_max = -tile::infinity, row_sum = 0, sink = -tile::infinity;
-  const float* S = standard::ScoreMatrix<float>(args, standard::Matrix::S, block.batch_idx, block.head_idx).row(i);
+  const float* S = standard::ScoreMatrix<float>(args, StandardRegion::S, block.batch_idx, block.head_idx).row(i);
   const int num_keys = i < sequence.len_q ? sequence.len_kv : 0;
   for (int j = lane; j < num_keys; j += 32) row_max = ptx::max(row_max, S[j]);
   row_max = standard::reduce_warp(row_max, [](float a, float b) { return ptx::max(a, b); });
@@ -67,7 +67,7 @@ __device__ __forceinline__ void standard_softmax(const AttentionArgs& args) {
   for (int j = lane; j < num_keys; j += 32) row_sum += tile::exp(S[j] - reference);
   row_sum = standard::reduce_warp(row_sum, [](float a, float b) { return a + b; }) + tile::exp(sink - reference);
 
-  Element* P = standard::ScoreMatrix<Element>(args, standard::Matrix::P, block.batch_idx, block.head_idx).row(i);
+  Element* P = standard::ScoreMatrix<Element>(args, StandardRegion::P, block.batch_idx, block.head_idx).row(i);
   const tile::Dropout dropout(args, block.batch_idx, block.head_idx);
   const float inverse = row_sum == 0 ? 0 : 1 / row_sum;
   for (int j = 2 * lane; j < num_keys; j += 64) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void standard_output(const AttentionArgs& args) {
   if (q_begin >= sequence.rows_q) return;
 
   const tile::Score<features> score(args, sequence, block.head_idx);
-  const standard::ScoreMatrix<Element> P(args, standard::Matrix::P, block.batch_idx, block.head_idx);
+  const standard::ScoreMatrix<Element> P(args, StandardRegion::P, block.batch_idx, block.head_idx);
   auto V = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   V.count = sequence.visible_kv;
   float O[4][tile::columns_per_thread(config.head_dim_v)]{};

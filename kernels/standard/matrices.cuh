@@ -2,6 +2,7 @@
 
 #include "tile/product.cuh"
 #include "tile/score.cuh"
+#include "tile/workspace.cuh"
 
 // The score matrices that standard attention keeps in memory: [batch, heads_q, seq_q, seq_kv], both sequence axes rounded
 // up to whole tiles so that no access needs a bound. A block of 256 threads moves tiles of 64 x 64.
@@ -9,9 +10,6 @@
 namespace flash_attention::standard {
 
 using namespace abi;
-
-/// Which part of the workspace, an index into workspace_offsets.
-enum class Matrix { delta, S, dP, P, dS };
 
 /// A dropped probability is kept as -0, which no other probability is.
 constexpr float dropped = -0.0f;
@@ -25,11 +23,10 @@ struct ScoreMatrix {
   Element* data;
   long long pitch;
 
-  __device__ __forceinline__ ScoreMatrix(const AttentionArgs& args, Matrix which, int batch_idx, int head_idx)
+  __device__ __forceinline__ ScoreMatrix(const AttentionArgs& args, StandardRegion which, int batch_idx, int head_idx)
       : pitch(tile::round_up(args.seq_kv, tile::block_rows)) {
     const long long plane = static_cast<long long>(batch_idx) * args.heads_q + head_idx;
-    auto* begin = static_cast<char*>(args.workspace) + args.workspace_offsets[static_cast<int>(which)];
-    data = reinterpret_cast<Element*>(begin) + plane * tile::round_up(args.seq_q, tile::block_rows) * pitch;
+    data = tile::workspace<Element>(args, which) + plane * tile::round_up(args.seq_q, tile::block_rows) * pitch;
   }
 
   __device__ __forceinline__ Element* row(int i) const { return data + i * pitch; }

@@ -5,6 +5,7 @@
 #include "ptx/warp.cuh"
 #include "tile/program.cuh"
 #include "tile/sequence.cuh"
+#include "tile/workspace.cuh"
 
 // What the masks that are data say: of a pair of query and key, and of a tile.
 
@@ -63,8 +64,7 @@ struct TileMap {
       const int head = head_idx / (args.heads_q / args.map_heads);
       const long long head_rows = map_rows(features.packed, args.map_batches, args.seq_q, args.total_q);
       const long long row = map_row(features.packed, sequence.batch_idx, args.map_batches, args.seq_q, sequence.start_q);
-      rows = reinterpret_cast<TileWords*>(static_cast<char*>(args.workspace) + args.workspace_offsets[mask_slot]) +
-             (head * head_rows + row) * words;
+      rows = workspace<TileWords>(args, SharedRegion::masks) + (head * head_rows + row) * words;
     }
   }
 
@@ -136,7 +136,7 @@ __device__ __forceinline__ unsigned* map_columns(const AttentionArgs& args, cons
   const long long column = map_row(features.packed, sequence.batch_idx, args.map_batches, args.seq_kv, sequence.start_kv);
   const long long behind = args.map_heads * map_rows(features.packed, args.map_batches, args.seq_q, args.total_q) *
                            map_words(args.seq_kv) * static_cast<long long>(sizeof(TileWords));
-  return reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + args.workspace_offsets[mask_slot] + behind) +
+  return reinterpret_cast<unsigned*>(workspace<char>(args, SharedRegion::masks) + behind) +
          (head * head_columns + column) * map_words(args.seq_q);
 }
 

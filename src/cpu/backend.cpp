@@ -13,6 +13,7 @@
 #include "cpu/make_call.h"
 #include "cpu/parallel.h"
 #include "cpu/program_code.h"
+#include "cpu/region.h"
 #include "cpu/tails.h"
 #include "flash_attention/error.h"
 
@@ -88,7 +89,7 @@ class CpuKernel final : public Kernel {
     Call call = make_call(problem, plan, steps.block_q, buffers, options);
     std::optional<ProgramCode> program;
     if (!problem.program.empty()) {
-      program.emplace(problem, plan.pass, buffers, call.workspace + call.workspace_offsets[7]);
+      program.emplace(problem, plan.pass, buffers, region<char>(call, plan::CpuRegion::program_gradients));
       call.program = program->view();
     }
     clear_tails(call, plan.pass == Pass::backward || plan.pass == Pass::standard_backward);

@@ -93,7 +93,7 @@ struct Call {
   int blocks_together = 1;  // blocks of rows that go over the keys together
   int heads_together = 1;   // key heads that decode reads together
   char* workspace = nullptr;
-  std::int64_t workspace_offsets[10] = {};  // bytes; each kernel says what is where
+  std::int64_t workspace_offsets[10] = {};  // bytes; plan/cpu_regions.h has their names
 
   int key_columns() const { return latent ? head_dim - head_dim_v : head_dim; }  // of k
   bool has_score_program() const { return program != nullptr && program->score.instructions != nullptr; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/region.h"
 #include "plan/key_bounds.h"
 
 namespace flash_attention::cpu {
@@ -11,7 +12,7 @@ void find_key_bounds(const Call& call) {
   const bool packed = call.cu_seqlens_kv != nullptr;
   const std::int64_t heads = call.hidden_head_stride != 0 ? call.heads_kv : 1;
   const std::int64_t places = abi::unit_places(packed, call.batch, call.seq_kv, call.total_kv);
-  auto* units = reinterpret_cast<abi::KeyBounds*>(call.workspace + call.workspace_offsets[abi::mask_slot]);
+  auto* units = region<abi::KeyBounds>(call, plan::CpuRegion::masks);
   for (std::int64_t head = 0; head < heads; ++head) {
     for (std::int64_t batch = 0; batch < call.batch; ++batch) {
       const std::int64_t first = packed ? call.cu_seqlens_kv[batch] : 0;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "plan/cpu_regions.h"
 #include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -50,16 +52,16 @@ ScoreView dbias_view(const Problem& problem, void* dbias) {
 /// k and v become views of the workspace: the rows of a head one after the other, as float.
 void copy_keys(const Problem& problem, const Plan& plan, const Options& options, Call& call) {
   const std::int64_t rows = problem.packed ? problem.total_kv : problem.seq_kv;
-  const auto view_of_copy = [&](int part, std::int64_t columns) {
+  const auto view_of_copy = [&](plan::CpuRegion region, std::int64_t columns) {
     const std::int64_t stride = plan::cpu_copied_stride(columns), head = rows * stride;
-    return TensorView{static_cast<char*>(options.workspace) + plan.workspace_offsets[static_cast<std::size_t>(part)],
+    return TensorView{static_cast<char*>(options.workspace) + plan::offset_of(plan, region),
                       problem.packed ? 0 : problem.heads_kv * head, stride, head};
   };
   call.key_element = Element::float32;
   call.k_source = call.k;
   call.v_source = call.v;
-  call.k = view_of_copy(3, problem.head_dim);
-  call.v = view_of_copy(4, problem.head_dim_v);
+  call.k = view_of_copy(plan::CpuRegion::copied_K, problem.head_dim);
+  call.v = view_of_copy(plan::CpuRegion::copied_V, problem.head_dim_v);
 }
 
 }  // namespace

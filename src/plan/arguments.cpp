@@ -12,6 +12,7 @@
 namespace flash_attention::plan {
 namespace {
 
+static_assert(std::tuple_size_v<decltype(Plan::workspace_offsets)> == abi::max_regions);
 static_assert(static_cast<int>(abi::Type::bfloat16) == static_cast<int>(Dtype::bfloat16) &&
               static_cast<int>(abi::Type::float16) == static_cast<int>(Dtype::float16) &&
               static_cast<int>(abi::Type::e4m3) == static_cast<int>(Dtype::float8_e4m3) &&

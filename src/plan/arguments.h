@@ -21,7 +21,6 @@ std::string to_source(const abi::BackwardConfig& config);
 std::string to_source(const abi::AppendConfig& config);
 
 /// The kernel parameter of a call, all but the tensor maps. Reads no memory behind the pointers.
-/// workspace_offsets come from the plan's kernel family: see Plan::workspace_offsets.
 abi::AttentionArgs make_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options);
 
 /// What a TMA kernel wants in AttentionArgs::maps[slot]. The driver or the emulator encodes it.

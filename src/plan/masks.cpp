@@ -4,18 +4,14 @@
 
 #include "abi/tile_map.h"
 #include "plan/arguments.h"
+#include "plan/cpu_regions.h"
 #include "plan/program.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
 
 std::int64_t tiles(std::int64_t rows, std::int64_t of) { return (rows + of - 1) / of; }
-
-void reserve(Plan& plan, std::int64_t bytes) {
-  plan.workspace_bytes = (plan.workspace_bytes + 255) / 256 * 256;
-  plan.workspace_offsets[abi::mask_slot] = static_cast<std::int64_t>(plan.workspace_bytes);
-  plan.workspace_bytes += static_cast<std::size_t>(tiles(bytes, 256) * 256);
-}
 
 /// KeyBounds of every unit, for the CPU.
 void reserve_bounds(const Problem& p, Plan& plan) {
@@ -23,7 +19,7 @@ void reserve_bounds(const Problem& p, Plan& plan) {
   const bool packed = p.packed && p.page_size == 0;
   const std::int64_t heads = p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
   const std::int64_t units = heads * abi::unit_places(packed, p.batch, p.seq_kv, p.total_kv);
-  reserve(plan, units * static_cast<std::int64_t>(sizeof(abi::KeyBounds)));
+  reserve(plan, CpuRegion::masks, units * static_cast<std::int64_t>(sizeof(abi::KeyBounds)));
 }
 
 /// A map of tiles, and the launch that makes it.
@@ -37,7 +33,7 @@ void add_map(const Problem& p, Plan& plan) {
     bytes += heads * abi::map_rows(p.packed, batches, p.seq_kv, p.total_kv) * abi::map_words(p.seq_q) *
              static_cast<std::int64_t>(sizeof(unsigned));
   }
-  reserve(plan, bytes);
+  reserve(plan, abi::SharedRegion::masks, bytes);
   abi::ForwardConfig config{.num_warps = warps, .num_stages = by_columns ? 2 : 1};
   config.features.packed = p.packed;
   config.features.paged = p.page_size != 0;

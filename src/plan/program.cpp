@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "plan/families/portable.h"
+#include "plan/workspace.h"
 #include "program/sizes.h"
 #include "program/source.h"
 
@@ -37,7 +38,7 @@ abi::ProgramArgs program_arguments(const Problem& p, const Plan& plan, const Buf
   }
   if (plan.pass != Pass::backward || p.program_gradients == 0) return args;
   const program::GradientLayout layout = program::gradient_layout(p, parsed);
-  char* part = static_cast<char*>(options.workspace) + plan.workspace_offsets[program_part];
+  char* part = static_cast<char*>(options.workspace) + offset_of(plan, abi::SharedRegion::program_gradients);
   args.limits = reinterpret_cast<unsigned*>(part);
   for (int n = 0; n < program::max_tensors; ++n) {
     if (layout.offsets[n] < 0) continue;
@@ -54,8 +55,7 @@ abi::ProgramArgs program_arguments(const Problem& p, const Plan& plan, const Buf
 void add_program_gradients(const Problem& problem, const std::string& config, Plan& plan) {
   if (problem.program_gradients == 0) return;
   const program::GradientLayout layout = program::gradient_layout(problem, program::parse(problem.program));
-  plan.workspace_offsets[program_part] = static_cast<std::int64_t>(plan.workspace_bytes);
-  plan.workspace_bytes += static_cast<std::size_t>(layout.bytes + 255) / 256 * 256;
+  reserve(plan, abi::SharedRegion::program_gradients, layout.bytes);
   constexpr int block = 64, threads = 256;
   const std::int64_t tiles = (problem.seq_q + block - 1) / block * problem.heads_q * problem.batch;
   const std::int64_t elements = std::clamp<std::int64_t>(layout.bytes / 8 / threads, 1, 1024);

@@ -5,9 +5,6 @@
 
 namespace flash_attention::plan {
 
-/// The part of the workspace, Plan::workspace_offsets, in which gradients of a program's tensors are summed.
-constexpr std::size_t program_part = 9;
-
 /// What the program is given: scalars, tensors, and where its gradients go.
 abi::ProgramArgs program_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers,
                                    const Options& options);

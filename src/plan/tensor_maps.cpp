@@ -5,6 +5,7 @@
 #include "plan/arguments.h"
 #include "plan/families/ladder.h"
 #include "plan/families/sm90.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -115,7 +116,9 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b, con
     q.dtype = *p.q_dtype;
     maps.add(rows_map(0, q, warpgroup_rows));
     maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
-    maps.add(transposed_map(2, p, plan.block_kv, static_cast<const char*>(workspace) + plan.workspace_offsets[0]));
+    maps.add(
+        transposed_map(2, p, plan.block_kv,
+                       static_cast<const char*>(workspace) + offset_of(plan, abi::ForwardSm90Fp8Region::transposed_V)));
     maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   }
   if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh

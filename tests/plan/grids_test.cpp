@@ -4,6 +4,7 @@
 #include <map>
 
 #include "flash_attention/attention.h"
+#include "plan/workspace.h"
 
 namespace flash_attention {
 namespace {
@@ -76,6 +77,7 @@ TEST(Grids, BackwardHasABlockForEveryTileOfKeysAndOfRows) {
 /// backward/sm90 keeps row statistics where sequence b begins at row (first row + 68 b) / 4 * 4 and has room for whole
 /// tiles of 64 rows.
 TEST(Grids, StatisticsOfBackwardSm90HaveRoomForTheLastTile) {
+  using Region = abi::BackwardSm90Region;
   for (const std::int64_t seq_q : lengths) {
     for (const std::int64_t batch : {1, 2, 7}) {
       Problem p = problem_of(seq_q, 300);
@@ -84,7 +86,8 @@ TEST(Grids, StatisticsOfBackwardSm90HaveRoomForTheLastTile) {
       const std::int64_t last_start = ((batch - 1) * seq_q + 68 * (batch - 1)) / 4 * 4;
       const std::int64_t needed = last_start + blocks_for(seq_q, 64) * 64;
       // Heads lie one after another, so the first one's last tile must end before the second's first row.
-      const std::int64_t rows_of_head = (plan.workspace_offsets[2] - plan.workspace_offsets[1]) / 4 / p.heads_q;
+      const std::int64_t rows_of_head =
+          (plan::offset_of(plan, Region::delta) - plan::offset_of(plan, Region::lse2)) / 4 / p.heads_q;
       EXPECT_GE(rows_of_head, needed) << seq_q << " x " << batch;
     }
   }

@@ -71,8 +71,8 @@ struct ColumnsProducts {
     __device__ __forceinline__ void load(const ColumnsTask<config, gradient>& task, const Step& place) {
       const long long padded = place.head_idx * padded_rows(c.args) + padded_start(c.args, task.sequence) + place.q_begin;
       const int row = 16 * (c.thread / 32) + c.thread % 32 / 4, used = task.sequence.len_q - place.q_begin;
-      const float* lse2 = workspace<float>(c.args, workspace_lse2) + padded;
-      const float* delta = workspace<float>(c.args, workspace_delta) + padded;
+      const float* lse2 = workspace<float>(c.args, Region::lse2) + padded;
+      const float* delta = workspace<float>(c.args, Region::delta) + padded;
       if constexpr (C::of_queries) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

@@ -20,7 +20,7 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
     const Step& step = shared.step[shared.dQ_step[warpgroup] % steps_kept];
     const long long padded = step.padded;
     const unsigned key_tile = step.key_tile;
-    float* const sums = workspace<float>(args, workspace_dQ) + padded * width;
+    float* const sums = workspace<float>(args, Region::dQ) + padded * width;
     if (!Shape<config>::ordered || wait_for_order(dq_order_of(args, padded), key_tile)) {
       if (Shape<config>::ordered) ptx::path<"backward/sm90 dQ added in order">();
       ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);

@@ -61,9 +61,9 @@ struct Epilogue : DqExchange<config> {
       wait_for_order(order, task().gqa_split);
     }
     stage_keys<S::width>(dK, args.scale);
-    send<S::width>(workspace<float>(args, workspace_dK) + row * S::width);
+    send<S::width>(workspace<float>(args, Region::dK) + row * S::width);
     stage_keys<S::width_v>(dV, one);
-    send<S::width_v>(workspace<float>(args, workspace_dV) + row * S::width_v);
+    send<S::width_v>(workspace<float>(args, Region::dV) + row * S::width_v);
     if (in_order) signal_next(order, task().gqa_split + 1);
     if (thread % 32 == 0) ptx::bulk_wait_read<0>();  // this may have been the last task
   }

@@ -24,7 +24,7 @@ constexpr int warp_keys = 16;
 
 /// The counter of a query tile; `padded` is its first row in the padded layout, where tiles are at least 64 rows apart.
 __device__ __forceinline__ unsigned* dq_order_of(const AttentionArgs& args, long long padded) {
-  return workspace<unsigned>(args, workspace_order) + padded / tile_rows;
+  return workspace<unsigned>(args, Region::order) + padded / tile_rows;
 }
 /// The counter of a warp's keys; `padded` is the first of them (padded_key). It follows the counters of the query tiles.
 __device__ __forceinline__ unsigned* dkv_order_of(const AttentionArgs& args, long long padded) {

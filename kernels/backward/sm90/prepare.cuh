@@ -51,8 +51,8 @@ __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
          i += static_cast<long long>(gridDim.x) * wg_threads)
       ptx::store_global(first + i, {});
   };
-  zero(workspace<Four>(args, workspace_dK), rows * S::width / 4);
-  zero(workspace<Four>(args, workspace_dV), rows * S::width_v / 4);
+  zero(workspace<Four>(args, Region::dK), rows * S::width / 4);
+  zero(workspace<Four>(args, Region::dV), rows * S::width_v / 4);
   if constexpr (S::ordered) zero(dkv_order_of(args, 0), tile::ceil_div(rows, static_cast<long long>(warp_keys)));
 }
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   using Element = typename Shape<config>::Element;
   using Eight = ptx::Vector<unsigned, 4>;
   constexpr Type type = config.features.dtype;
-  if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, workspace_tasks)[threadIdx.x] = 0;
+  if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, Region::tasks)[threadIdx.x] = 0;
   if constexpr (config.key_sums) zero_key_sums<config>(args);
   tile::clear_gradient_tails<config>(args, threadIdx.x, wg_threads);
   if (args.seq_q == 0 || args.batch == 0) return;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   if (!config.separate_dq && (!Shape<config>::ordered || first_turn == ~0u)) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;
     auto* sums =
-        reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, workspace_dQ) + tile.padded * Shape<config>::width);
+        reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, Region::dQ) + tile.padded * Shape<config>::width);
     for (int piece = threadIdx.x; piece < pieces; piece += wg_threads)
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
@@ -154,9 +154,9 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       if (lane != 0) continue;
       const float lse = used ? args.lse[statistics + i] : -tile::infinity;
       if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
-      workspace<float>(args, workspace_lse2)[tile.padded + row] =
+      workspace<float>(args, Region::lse2)[tile.padded + row] =
           lse < tile::lowest_lse ? tile::infinity : lse * tile::log2_e;
-      workspace<float>(args, workspace_delta)[tile.padded + row] = used ? sum : 0;
+      workspace<float>(args, Region::delta)[tile.padded + row] = used ? sum : 0;
     }
   }
 }
@@ -170,7 +170,7 @@ __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& 
   if (tile.q_begin >= tile.sequence.rows_q) return;
   const int first_row = 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
   const auto dQ = tile::query_rows<typename S::Element, config.features>(args.dQ, tile.sequence, tile.head_idx);
-  const float* sums = workspace<float>(args, workspace_dQ) + (tile.padded + first_row) * S::width;
+  const float* sums = workspace<float>(args, Region::dQ) + (tile.padded + first_row) * S::width;
   convert_rows<S::type, config.head_dim, SumOrder::by_lane>(sums, dQ.from(tile.q_begin + first_row), args.scale, lane);
 }
 
@@ -186,8 +186,8 @@ __device__ __forceinline__ void backward_sm90_convert_keys(const abi::AttentionA
   const auto dV = tile::key_rows<typename S::Element, config.features>(args.dV, sequence, block.head_idx).from(first_row);
   if (dK.count <= 0) return;
   const long long padded = padded_key<config>(args, sequence, block.head_idx) + first_row;
-  const float* sums_dK = workspace<float>(args, workspace_dK) + padded * S::width;
-  const float* sums_dV = workspace<float>(args, workspace_dV) + padded * S::width_v;
+  const float* sums_dK = workspace<float>(args, Region::dK) + padded * S::width;
+  const float* sums_dV = workspace<float>(args, Region::dV) + padded * S::width_v;
   convert_rows<S::type, config.head_dim, SumOrder::by_register>(sums_dK, dK, 1, lane);
   convert_rows<S::type, config.head_dim_v, SumOrder::by_register>(sums_dV, dV, 1, lane);
 }

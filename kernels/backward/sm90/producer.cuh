@@ -137,7 +137,7 @@ template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;
   unsigned count = 0;  // steps
-  const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, workspace_tasks) + counter_keys, 1); };
+  const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, Region::tasks) + counter_keys, 1); };
   // Tasks that accumulate in order are taken in order, from the first one on.
   int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
   shared.num_blocks = S::ordered ? 0 : gridDim.x;
@@ -206,9 +206,9 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       for (int c = 0; c < S::chunks_v; ++c)
         ptx::tma_load_4d(shared.dO[state.stage][c], args.maps[map_dO], shared.full[state.stage], c * chunk_dim, row,
                          head_idx, batch_idx());
-      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, workspace_lse2) + described.padded, tile_rows * 4,
+      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, Region::lse2) + described.padded, tile_rows * 4,
                      shared.full[state.stage]);
-      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, workspace_delta) + described.padded, tile_rows * 4,
+      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, Region::delta) + described.padded, tile_rows * 4,
                      shared.full[state.stage]);
       if (count == work_tile.first_step) load_keys();  // the first queries come under the end of the tile before
       head_idx = described.head_idx;                   // both read again

@@ -26,7 +26,7 @@ struct Repairer {
   const int lane = threadIdx.x % 32;
 
   __device__ __forceinline__ const float* delta_of(int head_idx) const {
-    return workspace<float>(args, workspace_delta) + head_idx * padded_rows(args) + padded_start(args, sequence);
+    return workspace<float>(args, Region::delta) + head_idx * padded_rows(args) + padded_start(args, sequence);
   }
 
   /// At least lse of a query that sees no key; with a sink that is the sink's logit, up to rounding.

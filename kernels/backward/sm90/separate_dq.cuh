@@ -85,8 +85,8 @@ struct QueryConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool exists = q_begin + row + 8 * r < score.len_q;
-      lse2[r] = exists ? workspace<float>(args, workspace_lse2)[padded + row + 8 * r] : tile::infinity;
-      delta[r] = exists ? workspace<float>(args, workspace_delta)[padded + row + 8 * r] : 0;
+      lse2[r] = exists ? workspace<float>(args, Region::lse2)[padded + row + 8 * r] : tile::infinity;
+      delta[r] = exists ? workspace<float>(args, Region::delta)[padded + row + 8 * r] : 0;
     }
     // A bias and lists of tiles take the registers of dP: there it comes after P, not under it.
     constexpr bool late_dP = (config.features.bias || S::listed) && S::width > 128;
@@ -244,7 +244,7 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
       QueryLoader<config, Shape<config>::chunks, Storage::stages_K> loader{
           args,          shared.Q,       shared.Q_full, shared.Q_empty, map_Q,          shared.K,
           shared.K_full, shared.K_empty, map_K,         shared.K_place, shared.lists[0]};
-      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_queries, num_tasks, [&](int task_idx) {
+      shared.tasks.take(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks, [&](int task_idx) {
         loader.load({args, task_idx});
       });
     }

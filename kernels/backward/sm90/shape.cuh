@@ -12,6 +12,7 @@
 #include "tile/math.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/score.cuh"
+#include "tile/workspace.cuh"
 
 namespace flash_attention::backward_sm90 {
 
@@ -20,18 +21,10 @@ using namespace abi;
 /// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes).
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3 };
 
-/// Slots of AttentionArgs::workspace_offsets. Slot 0 is delta in the layout of lse, for dbias and dsink alone.
-enum Workspace : int {
-  workspace_lse2 = 1,
-  workspace_delta = 2,
-  workspace_dQ = 3,
-  workspace_tasks = 4,
-  workspace_dK = 5,
-  workspace_dV = 6,
-  workspace_order = 7
-};
+using Region = BackwardSm90Region;
+using tile::workspace;
 
-/// Counters of tasks taken, at workspace_tasks.
+/// Counters of tasks taken, at Region::tasks.
 enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2 };
 
 constexpr int wg_threads = 128;
@@ -57,10 +50,6 @@ __device__ __forceinline__ long long padded_key(const AttentionArgs& args, const
       config.features.packed ? sequence.start_kv : static_cast<long long>(sequence.batch_idx) * args.seq_kv;
   return head_idx * (args.total_kv + static_cast<long long>(config.block_kv) * args.batch) + start +
          config.block_kv * sequence.batch_idx;
-}
-template <typename T>
-__device__ __forceinline__ T* workspace(const AttentionArgs& args, Workspace region) {
-  return reinterpret_cast<T*>(static_cast<char*>(args.workspace) + args.workspace_offsets[region]);
 }
 
 template <BackwardConfig config>

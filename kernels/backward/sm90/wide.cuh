@@ -235,7 +235,7 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
     WideLoader<config> loader{args, shared};
     const int num_tasks = key_tasks<config>(args).count();
     if (threadIdx.x == 0) {
-      shared.tasks.take(workspace<unsigned>(args, workspace_tasks) + counter_keys, num_tasks,
+      shared.tasks.take(workspace<unsigned>(args, Region::tasks) + counter_keys, num_tasks,
                         [&](int task_idx) { loader.load_K_Q(key_task<config>(args, task_idx)); });
     }
     if (threadIdx.x == 32)

@@ -77,9 +77,9 @@ struct WideLoader {
       ptx::mbarrier_arrive_expect_tx(shared.Q_full[state.stage], S::chunks * chunk_bytes + 2 * tile_rows * 4);
       load_queries(shared.Q[state.stage], shared.Q_full[state.stage], args.maps[map_Q], task, head_idx, q_begin);
       const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
-      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, workspace_lse2) + padded, tile_rows * 4,
+      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, Region::lse2) + padded, tile_rows * 4,
                      shared.Q_full[state.stage]);
-      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, workspace_delta) + padded, tile_rows * 4,
+      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, Region::delta) + padded, tile_rows * 4,
                      shared.Q_full[state.stage]);
     });
   }

@@ -4,6 +4,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/pairs.cuh"
 #include "tile/sequence.cuh"
+#include "tile/workspace.cuh"
 
 // V^T for forward/sm90_fp8, in the workspace: products of 8 bits want the keys of V contiguous. Within each 16 keys places
 // 4u, 4u + 1, 4u + 2, 4u + 3 hold keys 2u, 2u + 1, 2u + 8, 2u + 9 (softmax.cuh says why). Keys that no query sees are 0, so
@@ -37,8 +38,8 @@ __device__ __forceinline__ void forward_sm90_fp8_transpose(const abi::AttentionA
     place += abi::transposed_start(sequence.start_kv, batch_idx, config.block_kv);
     rows = head_idx;
   }
-  auto* const to =
-      static_cast<unsigned char*>(args.workspace) + args.workspace_offsets[0] + rows * config.head_dim_v * places + place;
+  auto* const to = tile::workspace<unsigned char>(args, abi::ForwardSm90Fp8Region::transposed_V) +
+                   rows * config.head_dim_v * places + place;
   const auto V = tile::key_rows<const unsigned char, features>(args.V, sequence, head_idx);
 #pragma unroll 1
   for (int column = 4 * lane; column < config.head_dim_v; column += 128) {

@@ -10,10 +10,10 @@
 //         dQ = scale * dQt^T
 //
 // An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
-// sums of its own for dK and dV: workspace_offsets[0] holds them, [split][kv head][key of all sequences, padded][padded
+// sums of its own for dK and dV: CpuRegion::key_gradients holds them, [split][kv head][key of all sequences, padded][padded
 // head_dim + head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of
 // a key head go over the keys together, the keys are split instead: key_gradients.h. dsink's terms are at
-// workspace_offsets[2], one a row, added head by head in a third step; dbias.h is the fourth.
+// CpuRegion::sink_terms, one a row, added head by head in a third step; dbias.h is the fourth.
 
 #include "cpu/backward/gradient.h"
 #include "cpu/backward/key_gradients.h"
@@ -69,7 +69,7 @@ inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W,
 }
 
 inline void write_sink_terms(const Call& call, const RowBlock& block, const RowTerms& rows) {
-  float* terms = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[2]);
+  float* terms = region<float>(call, plan::CpuRegion::sink_terms);
   for (int lane = 0; lane < block.rows; ++lane) {
     const float share = exp2_one(call.sink[block.head[lane]] * log2_e - rows.lse[lane]);
     const bool empty = block.unused[lane] || rows.lse[lane] == infinity;  // dO of such a row may be NaN
@@ -185,7 +185,7 @@ inline void finish_backward(const Call& call, std::int64_t item, void* /*scratch
 inline std::int64_t sink_items(const Call& call) { return call.dsink != nullptr ? call.heads_q : 0; }
 
 inline void finish_sink(const Call& call, std::int64_t head, void* /*scratch*/) {
-  const float* terms = reinterpret_cast<const float*>(call.workspace + call.workspace_offsets[2]);
+  const float* terms = region<const float>(call, plan::CpuRegion::sink_terms);
   const bool packed = call.cu_seqlens_q != nullptr;
   double sum = 0;
   for (std::int64_t batch = 0; batch < (packed ? 1 : call.batch); ++batch) {

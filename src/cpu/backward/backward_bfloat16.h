@@ -6,9 +6,9 @@
 //     dV += P dO, dK += dS Q                  P and dS in rows; dO and Q in pairs of rows
 //     dQt += K^T dS                           K^T packed; dS in pairs of keys
 //
-// A first step packs K and V (padded) and K^T of every tile of keys: workspace_offsets[3] to [5], and at [6] a byte for
-// each tile, set where it holds Inf or NaN. A block of rows that meets Inf or NaN is left to backward.h, which knows what
-// to do about them behind a mask.
+// A first step packs K and V (padded) and K^T of every tile of keys: CpuRegion::packed_K, packed_V and packed_Kt, and
+// nonfinite_tiles has a byte for each tile, set where it holds Inf or NaN. A block of rows that meets Inf or NaN is left to
+// backward.h, which knows what to do about them behind a mask.
 
 #include "cpu/backward/backward.h"
 #include "cpu/tile/pairs.h"
@@ -26,10 +26,10 @@ struct PackedPair {
   PackedPair(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 32)) {
     const std::int64_t idx = key_place(call, batch, kv_head, block_kv) + tile;
-    K = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[3]) + idx * block_kv * columns;
-    V = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[4]) + idx * block_kv * columns_v;
-    Kt = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[5]) + idx * block_kv * columns;
-    odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[6]) + idx;
+    K = region<Half>(call, plan::CpuRegion::packed_K) + idx * block_kv * columns;
+    V = region<Half>(call, plan::CpuRegion::packed_V) + idx * block_kv * columns_v;
+    Kt = region<Half>(call, plan::CpuRegion::packed_Kt) + idx * block_kv * columns;
+    odd = region<std::uint8_t>(call, plan::CpuRegion::nonfinite_tiles) + idx;
   }
 };
 

@@ -25,7 +25,7 @@ struct KeyGradients {
 
   /// In the workspace, for all keys of a head.
   KeyGradients(const Call& call, std::int64_t split, std::int64_t batch, int kv_head) : KeyGradients(call, nullptr, 0) {
-    data = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]) + split * split_stride(call) +
+    data = region<float>(call, plan::CpuRegion::key_gradients) + split * split_stride(call) +
            key_place(call, batch, kv_head, plan::cpu_key_unit) * plan::cpu_key_unit * stride();
   }
   KeyGradients(const Call& call, float* sums, std::int64_t first_key)

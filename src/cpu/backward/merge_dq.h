@@ -1,6 +1,6 @@
 #pragma once
 
-// dQ where the keys of a head are split: each part leaves its sums at workspace_offsets[0], [split][row][padded head_dim],
+// dQ where the keys of a head are split: each part leaves its sums in CpuRegion::split_dQ, [split][row][padded head_dim],
 // and a second step adds them in order, so the result is the same in every run.
 
 #include "cpu/tile/partial.h"
@@ -9,7 +9,7 @@ namespace flash_attention::cpu {
 namespace {
 
 inline float* partial_dq(const Call& call, std::int64_t split, std::int64_t row) {
-  return reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]) +
+  return region<float>(call, plan::CpuRegion::split_dQ) +
          (split * total_rows(call) + row) * plan::cpu_padded(call.head_dim);
 }
 

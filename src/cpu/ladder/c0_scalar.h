@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "cpu/ladder/rows.h"
+#include "cpu/region.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -19,7 +20,7 @@ inline void attend(const Call& call, std::int64_t batch_idx, std::int64_t head_i
   const HeadRows Q = head_rows(call.q, batch_idx, head_idx), O = head_rows(call.out, batch_idx, head_idx);
   const HeadRows K = head_rows(call.k, batch_idx, head_idx / call.group);
   const HeadRows V = head_rows(call.v, batch_idx, head_idx / call.group);
-  float* S = reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]);  // [seq_kv]
+  float* S = region<float>(call, plan::CpuRegion::scores_of_row);  // [seq_kv]
   const std::int64_t keys = visible_keys(call, i);
 
   float row_max = -INFINITY;

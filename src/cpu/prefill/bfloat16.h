@@ -10,9 +10,8 @@
 // A first step packs K (padded) and V (transposed) of every tile of keys, once for all blocks of queries. A single block
 // spares that: bfloat16_once.h.
 //
-// workspace_offsets[3]: K [kv head][tile of all sequences][block_kv][columns]; [4]: V^T [same][columns_v][block_kv];
-// [5]: [same][block_kv + 1], a byte for each key, set where V holds Inf or NaN, and one for the tile. Such
-// a row is packed as 0 and added by hidden.h's rule.
+// CpuRegion::packed_K and packed_Vt hold them, for the tiles of all sequences; nonfinite_keys says where V holds Inf or
+// NaN. Such a row is packed as 0 and added by hidden.h's rule.
 
 #include "cpu/prefill/bfloat16_once.h"
 
@@ -31,9 +30,9 @@ struct PackedKeys {
   PackedKeys(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 16)) {
     const std::int64_t idx = key_place(call, batch, kv_head, block_kv) + tile;
-    K = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[3]) + idx * block_kv * columns;
-    Vt = reinterpret_cast<Half*>(call.workspace + call.workspace_offsets[4]) + idx * block_kv * columns_v;
-    odd = reinterpret_cast<std::uint8_t*>(call.workspace + call.workspace_offsets[5]) + idx * (block_kv + 1);
+    K = region<Half>(call, plan::CpuRegion::packed_K) + idx * block_kv * columns;
+    Vt = region<Half>(call, plan::CpuRegion::packed_Vt) + idx * block_kv * columns_v;
+    odd = region<std::uint8_t>(call, plan::CpuRegion::nonfinite_keys) + idx * (block_kv + 1);
     any_odd = odd + block_kv;
   }
 };

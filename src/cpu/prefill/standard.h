@@ -1,8 +1,8 @@
 #pragma once
 
 // The textbook algorithm, as a baseline: each step walks over whole score matrices in memory. It uses the same products, so
-// what it loses to flash attention it loses to memory and to scores that no query sees. workspace_offsets[0] holds S, then
-// P; [1] dS: each [kv head][block of all sequences][key][block_q].
+// what it loses to flash attention it loses to memory and to scores that no query sees. CpuRegion::S holds S, then P, and
+// CpuRegion::dS dS: each [kv head][block of all sequences][key][block_q].
 
 #include <limits>
 
@@ -14,14 +14,14 @@ namespace {
 inline std::int64_t standard_items(const Call& call) { return call.batch * call.heads_kv * blocks_per_head(call); }
 
 /// Matrix `which` of a block: [key][lanes].
-inline float* score_matrix(const Call& call, int which, std::int64_t item) {
+inline float* score_matrix(const Call& call, plan::CpuRegion which, std::int64_t item) {
   const bool packed = call.cu_seqlens_q != nullptr;
   const std::int64_t blocks = blocks_per_head(call), kv_head = item / blocks % call.heads_kv;
   const std::int64_t batch = item / blocks / call.heads_kv, rows = call.seq_q * call.group;
   const std::int64_t first = packed ? call.cu_seqlens_q[batch] * call.group / block_q + batch : batch * blocks;
   const std::int64_t place =
       kv_head * plan::cpu_places(packed, call.batch, rows, call.total_q * call.group, block_q) + first + item % blocks;
-  return reinterpret_cast<float*>(call.workspace + call.workspace_offsets[which]) + place * call.seq_kv * block_q;
+  return region<float>(call, which) + place * call.seq_kv * block_q;
 }
 
 /// The rows of an item, over all keys.
@@ -56,7 +56,7 @@ inline void standard_scores(const Call& call, std::int64_t item, void* memory) {
   gather_rows(call, block, call.q, call.head_dim, query_factor(call), rows.Qt);
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
-    score_tile(call, block, tile, K, rows.Qt, score_matrix(call, 0, item) + tile.begin * block.lanes());
+    score_tile(call, block, tile, K, rows.Qt, score_matrix(call, plan::CpuRegion::S, item) + tile.begin * block.lanes());
   });
 }
 
@@ -65,7 +65,7 @@ inline void standard_softmax(const Call& call, std::int64_t item, void* memory) 
   PrefillRows& rows = scratch.rows[0];
   const RowBlock block = standard_rows(call, item);
   if (block.rows == 0) return;
-  float* P = score_matrix(call, 0, item);
+  float* P = score_matrix(call, plan::CpuRegion::S, item);
   rows.statistics.reset();
   softmax_tile(block, static_cast<int>(block.key_end), P, rows.statistics, scratch.rescale);
   for (int lane = 0; lane < block.lanes(); ++lane) {
@@ -94,8 +94,9 @@ inline void standard_values(const Call& call, std::int64_t item, void* memory) {
   for (int i = 0; i < call.head_dim_v * block.lanes(); ++i) rows.Ot[i] = 0;
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
-    add_to_lanes<Start::add>(block, tile, V, call.head_dim_v, score_matrix(call, 0, item) + tile.begin * block.lanes(),
-                             rows.Ot, scratch.safe);
+    add_to_lanes<Start::add>(block, tile, V, call.head_dim_v,
+                             score_matrix(call, plan::CpuRegion::S, item) + tile.begin * block.lanes(), rows.Ot,
+                             scratch.safe);
   });
   for (int lane = 0; lane < block.lanes(); ++lane) scratch.rescale[lane] = 1;
   scatter_rows(call, block, rows.Ot, call.head_dim_v, scratch.rescale, call.out);
@@ -116,8 +117,8 @@ inline void standard_score_gradients(const Call& call, std::int64_t item, void* 
     scratch.tile.through_softcap(call, tile.count * block.lanes());
     const std::int64_t at = tile.begin * block.lanes();
     for (int i = 0; i < tile.count * block.lanes(); i += vector_lanes) {
-      store(score_matrix(call, 0, item) + at + i, load(scratch.tile.P + i));
-      store(score_matrix(call, 1, item) + at + i, load(scratch.tile.dS + i));
+      store(score_matrix(call, plan::CpuRegion::S, item) + at + i, load(scratch.tile.P + i));
+      store(score_matrix(call, plan::CpuRegion::dS, item) + at + i, load(scratch.tile.dS + i));
     }
   });
 }
@@ -130,8 +131,9 @@ inline void standard_dq(const Call& call, std::int64_t item, void* memory) {
   for (int i = 0; i < call.head_dim * block.lanes(); ++i) rows.dQt[i] = 0;
   for_each_tile(call, block, [&](const Tile& tile) {
     const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
-    add_to_lanes<Start::add>(block, tile, K, call.head_dim, score_matrix(call, 1, item) + tile.begin * block.lanes(),
-                             rows.dQt, scratch.safe);
+    add_to_lanes<Start::add>(block, tile, K, call.head_dim,
+                             score_matrix(call, plan::CpuRegion::dS, item) + tile.begin * block.lanes(), rows.dQt,
+                             scratch.safe);
   });
   for (int lane = 0; lane < block.lanes(); ++lane) scratch.factor[lane] = call.scale;
   scatter_rows(call, block, rows.dQt, call.head_dim, scratch.factor, call.dq);
@@ -158,8 +160,10 @@ inline void standard_dkv(const Call& call, std::int64_t item, void* memory) {
     const std::int64_t at = begin * block.lanes();
     copy_rows(call, block, call.q, call.head_dim, rows.Q);
     copy_rows(call, block, call.dout, call.head_dim_v, rows.dO);
-    add_to_keys(block, tile, score_matrix(call, 0, block_item) + at, rows.dO, call.head_dim_v, dV, columns_v, scratch.safe);
-    add_to_keys(block, tile, score_matrix(call, 1, block_item) + at, rows.Q, call.head_dim, dK, columns, scratch.safe);
+    add_to_keys(block, tile, score_matrix(call, plan::CpuRegion::S, block_item) + at, rows.dO, call.head_dim_v, dV,
+                columns_v, scratch.safe);
+    add_to_keys(block, tile, score_matrix(call, plan::CpuRegion::dS, block_item) + at, rows.Q, call.head_dim, dK, columns,
+                scratch.safe);
   }
   const Sequence sequence(call, head_idx / call.heads_kv);
   const int keys = static_cast<int>(larger<std::int64_t>(smaller<std::int64_t>(block_kv, sequence.kv_rows - begin), 0));

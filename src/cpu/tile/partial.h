@@ -1,7 +1,7 @@
 #pragma once
 
 // Results of a block. With one split they go to out and lse; with several, sums and statistics go to the workspace and a
-// second step merges them: workspace_offsets[0] holds sums [split][row][padded head_dim_v], [1] statistics [split][row][2].
+// second step merges them: CpuRegion::split_sums and split_statistics.
 
 #include "cpu/tile/softmax.h"
 
@@ -13,12 +13,12 @@ inline std::int64_t total_rows(const Call& call) {
 }
 
 inline float* partial_sums(const Call& call, std::int64_t split, std::int64_t row) {
-  return reinterpret_cast<float*>(call.workspace + call.workspace_offsets[0]) +
+  return region<float>(call, plan::CpuRegion::split_sums) +
          (split * total_rows(call) + row) * plan::cpu_padded(call.head_dim_v);
 }
 
 inline float* partial_statistics(const Call& call, std::int64_t split, std::int64_t row) {
-  return reinterpret_cast<float*>(call.workspace + call.workspace_offsets[1]) + (split * total_rows(call) + row) * 2;
+  return region<float>(call, plan::CpuRegion::split_statistics) + (split * total_rows(call) + row) * 2;
 }
 
 /// A unit of work of forward: some blocks of rows (call.blocks_together) and a part of the keys. Later blocks, which see

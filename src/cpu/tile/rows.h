@@ -4,6 +4,7 @@
 // is query r / stack of head first_head + r % stack, so that neighbouring lanes see nearly the same keys.
 
 #include "cpu/call.h"
+#include "cpu/region.h"
 #include "cpu/tile/element.h"
 #include "plan/families/cpu_tiles.h"
 

@@ -24,7 +24,7 @@ FLASH_ATTENTION_INLINE Seen through(Seen x, Seen y) {
 inline Seen hidden_rows_class(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
   const bool packed = call.cu_seqlens_kv != nullptr;
   const std::int64_t head = call.hidden_head_stride != 0 ? block.kv_head : 0;
-  const auto* units = reinterpret_cast<const abi::KeyBounds*>(call.workspace + call.workspace_offsets[abi::mask_slot]) +
+  const auto* units = region<const abi::KeyBounds>(call, plan::CpuRegion::masks) +
                       head * abi::unit_places(packed, call.batch, call.seq_kv, call.total_kv) +
                       abi::unit_place(packed, block.batch, call.seq_kv, block.sequence.kv_begin);
   const std::int64_t first = begin / abi::mask_unit, last = (begin + count - 1) / abi::mask_unit;

@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "plan/cpu_regions.h"
 #include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
+#include "plan/workspace.h"
 #include "program/sizes.h"
 
 namespace flash_attention::plan {
@@ -62,12 +64,6 @@ std::int64_t total_rows(const Problem& problem) {
 /// Places for the tiles of `unit` keys of all key heads.
 std::int64_t key_places(const Problem& problem, int unit) {
   return problem.heads_kv * cpu_places(problem.packed, problem.batch, problem.seq_kv, problem.total_kv, unit);
-}
-
-/// Adds a part to the workspace, on a cache line of its own.
-void reserve(Plan& plan, int part, std::int64_t bytes) {
-  plan.workspace_offsets[static_cast<std::size_t>(part)] = static_cast<std::int64_t>(plan.workspace_bytes);
-  plan.workspace_bytes += static_cast<std::size_t>(ceil_div(bytes, 256) * 256);
 }
 
 std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
@@ -149,8 +145,8 @@ void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t b
   while (splits > 2 && blocks * splits % device.threads != 0) --splits;  // so that all threads have as much
   plan.num_splits = splits;
   if (plan.num_splits == 1) return;
-  reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);  // sums
-  reserve(plan, 1, plan.num_splits * total_rows(problem) * 2 * 4);                               // statistics
+  reserve(plan, CpuRegion::split_sums, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);
+  reserve(plan, CpuRegion::split_statistics, plan.num_splits * total_rows(problem) * 2 * 4);
 }
 
 /// Two blocks of rows go over the keys together where K and V of a head come from far away and the threads have enough to
@@ -164,8 +160,8 @@ int together(const Problem& problem, std::int64_t items) {
 void reserve_copies(const Problem& problem, Plan& plan) {
   if (!cpu_copies_keys(problem, plan.block_q)) return;
   const std::int64_t rows = problem.heads_kv * (problem.packed ? problem.total_kv : problem.batch * problem.seq_kv);
-  reserve(plan, 3, rows * cpu_copied_stride(problem.head_dim) * 4);
-  reserve(plan, 4, rows * cpu_copied_stride(problem.head_dim_v) * 4);
+  reserve(plan, CpuRegion::copied_K, rows * cpu_copied_stride(problem.head_dim) * 4);
+  reserve(plan, CpuRegion::copied_V, rows * cpu_copied_stride(problem.head_dim_v) * 4);
 }
 
 void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
@@ -192,9 +188,9 @@ void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& pl
   split_keys(problem, device, row_blocks(problem, plan), plan);
   if (group(problem) * problem.seq_q <= plan.block_q) return;  // one block of rows packs tile by tile, for itself
   const std::int64_t keys = key_places(problem, plan.block_kv) * plan.block_kv;
-  reserve(plan, 3, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
-  reserve(plan, 4, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
-  reserve(plan, 5, keys / plan.block_kv * (plan.block_kv + 1));
+  reserve(plan, CpuRegion::packed_K, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
+  reserve(plan, CpuRegion::packed_Vt, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
+  reserve(plan, CpuRegion::nonfinite_keys, keys / plan.block_kv * (plan.block_kv + 1));
 }
 
 /// Splits of each key head that give all threads the same work in backward, if heads are few. Each split costs memory and
@@ -208,7 +204,8 @@ std::int64_t even_splits(const Problem& problem, const DeviceInfo& device) {
 /// Splits of the keys, each with its own sums of dQ: where all rows of a key head go over the keys together.
 void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   plan.num_splits = static_cast<int>(std::min(most_key_splits(problem), even_splits(problem, device)));
-  if (plan.num_splits > 1) reserve(plan, 0, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
+  if (plan.num_splits > 1)
+    reserve(plan, CpuRegion::split_dQ, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
 }
 
 /// Splits of the keys, or of the queries, each with its own sums of dK and dV. most_blocks: that go over the keys together.
@@ -216,7 +213,7 @@ void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std:
   const bool amx = device.isa == CpuIsa::amx && plan.kernel == "cpu/bfloat16";
   plan.block_q = amx ? cpu_amx_block_q : cpu_block_q(device.isa);
   plan.block_kv = cpu_block_kv;
-  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);  // dsink's terms
+  if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
   if (blocks <= most_blocks) {
     plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
@@ -224,7 +221,7 @@ void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std:
   }
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1, even_splits(problem, device)));
   const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
-  reserve(plan, 0, plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);  // dK and dV
+  reserve(plan, CpuRegion::key_gradients, plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);
 }
 
 void lay_out_backward_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
@@ -236,7 +233,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
   plan.block_q *= together(problem, ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits);
   reserve_copies(problem, plan);
   if (problem.program_gradients != 0) {
-    reserve(plan, 7, program::gradient_layout(problem, program::parse(problem.program)).bytes);
+    reserve(plan, CpuRegion::program_gradients, program::gradient_layout(problem, program::parse(problem.program)).bytes);
   }
 }
 
@@ -245,10 +242,12 @@ void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device,
   lay_out_any_backward(problem, device, 1, plan);
   plan.block_kv = device.isa == CpuIsa::amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
   const std::int64_t tiles = key_places(problem, plan.block_kv);
-  for (const auto& [part, head_dim] : {std::pair{3, problem.head_dim}, {4, problem.head_dim_v}, {5, problem.head_dim}}) {
-    reserve(plan, part, tiles * plan.block_kv * ceil_div(head_dim, 32) * 32 * 2);
+  for (const auto& [region, head_dim] : {std::pair{CpuRegion::packed_K, problem.head_dim},
+                                         {CpuRegion::packed_V, problem.head_dim_v},
+                                         {CpuRegion::packed_Kt, problem.head_dim}}) {
+    reserve(plan, region, tiles * plan.block_kv * ceil_div(head_dim, 32) * 32 * 2);
   }
-  reserve(plan, 6, tiles);
+  reserve(plan, CpuRegion::nonfinite_tiles, tiles);
 }
 
 /// Score matrices, whole: S (then P), and for backward dS.
@@ -258,10 +257,10 @@ void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& pl
   const std::int64_t rows = group(problem) * problem.seq_q, total = group(problem) * problem.total_q;
   const std::int64_t blocks = problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
   const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;
-  reserve(plan, 0, matrix);
+  reserve(plan, CpuRegion::S, matrix);
   if (plan.pass == Pass::standard_forward) return;
-  reserve(plan, 1, matrix);
-  if (problem.sink) reserve(plan, 2, total_rows(problem) * 4);
+  reserve(plan, CpuRegion::dS, matrix);
+  if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
 }
 
 constexpr std::array<KernelEntry, 8> entries{{

@@ -15,7 +15,7 @@ std::string reject(const Problem& problem, const DeviceInfo&) {
   return reject_beside_ladder(problem);
 }
 
-/// workspace_offsets[0]: one row of scores.
+/// The workspace is one row of scores.
 void lay_out_scalar(const Problem& problem, const DeviceInfo&, Plan& plan) {
   plan.block_q = plan.block_kv = 1;
   plan.workspace_bytes = static_cast<std::size_t>(problem.seq_kv) * sizeof(float);

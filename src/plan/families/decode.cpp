@@ -10,6 +10,7 @@
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/kernel_table.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -47,13 +48,14 @@ std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConf
   const auto blocks = static_cast<std::int64_t>(std::min<double>(decode_tiles(problem, config), static_cast<double>(most)));
   plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
   if (blocks == 0) return 0;
-  // workspace_offsets[0] to [3] of decode/parts.cuh. Nothing of it needs to be set before the launch.
-  plan.workspace_offsets[1] = ceil_div(blocks * 8, 256) * 256;
+  // decode/parts.cuh. Nothing of it needs to be set before the launch.
+  using Region = abi::DecodeRegion;
+  reserve(plan, Region::arrivals, blocks * 8);
   const std::int64_t part_bytes = abi::decode_part_bytes(config, part_rows(problem, config));
   const std::int64_t block_bytes = 2 * parts_of_item(problem, config, blocks) * part_bytes;
-  plan.workspace_offsets[2] = plan.workspace_offsets[1] + part_bytes;
-  plan.workspace_offsets[3] = plan.workspace_offsets[1] + block_bytes;
-  plan.workspace_bytes = static_cast<std::size_t>(plan.workspace_offsets[1] + ceil_div(blocks * block_bytes, 256) * 256);
+  reserve(plan, Region::parts, blocks * block_bytes);
+  offset_of(plan, Region::second_part) = offset_of(plan, Region::parts) + part_bytes;
+  offset_of(plan, Region::second_block) = offset_of(plan, Region::parts) + block_bytes;
   return blocks;
 }
 
@@ -87,8 +89,8 @@ int stages_of(abi::ForwardConfig config, int shared_bytes, int most_bytes) {
 
 /// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200): tiles of 128 keys with two
 /// stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, also where they leave SMs without work (fewer
-/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages. Narrow heads are 1 to 25 % faster with four warps and two
-/// blocks an SM, whose copies do not pause together.
+/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages. Narrow heads are 1
+/// to 25 % faster with four warps and two blocks an SM, whose copies do not pause together.
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp,
                                             int block_q) {
   constexpr int most_scores = 64;  // keys of a warp: more scores than that do not fit in registers
@@ -99,8 +101,12 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
                             .group = static_cast<int>(problem.heads_q / problem.heads_kv),
                             .producer_warp = producer_warp};
   const bool narrow = problem.head_dim + problem.head_dim_v <= 128 && block_q <= 16;
-  for (const Tile tile :
-       {Tile{128, narrow ? 4 : 8, (narrow ? 64 : producer_warp ? 192 : 128) << 10}, Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
+  for (const Tile tile : {Tile{128, narrow ? 4 : 8,
+                               (narrow          ? 64
+                                : producer_warp ? 192
+                                                : 128)
+                                   << 10},
+                          Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
     if (block_q > 16 * tile.num_warps) continue;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
@@ -220,8 +226,9 @@ std::span<const KernelEntry> decode_kernels() {
       KernelEntry{.name = "decode/sm90",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
-                  .requirements = "sm_90; what decode/sm80 takes, with at most 16 rows of a key head at a time, strides that "
-                                  "TMA can take, pages of 8, 16, 32, 64 or multiples of a tile's keys, no scales of tokens",
+                  .requirements =
+                      "sm_90; what decode/sm80 takes, with at most 16 rows of a key head at a time, strides that "
+                      "TMA can take, pages of 8, 16, 32, 64 or multiples of a tile's keys, no scales of tokens",
                   .pages = true,
                   .left_padding = true,
                   .invariant = true,

@@ -9,6 +9,7 @@
 #include "plan/arguments.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -34,7 +35,7 @@ Launch launch_of(const Rung& rung, const Problem& problem, std::string entry) {
           .min_blocks_per_sm = rung.min_blocks_per_sm};
 }
 
-/// workspace_offsets[0]: S, then P in its place, fp32 [batch, heads_q, seq_q, seq_kv]. A block computes block_kv elements
+/// The workspace is S, then P in its place, fp32 [batch, heads_q, seq_q, seq_kv]. A block computes block_kv elements
 /// of a row of S, block_q rows of P, or a row of O.
 void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
@@ -45,8 +46,8 @@ void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan)
   add_launch(plan, launch_of(rung, problem, "output"), rows);
 }
 
-/// So many parts of the keys that there are two blocks for each SM of a large GPU. workspace_offsets[0]: the parts'
-/// outputs, fp32, [1]: their lse. The second launch merges them, a warp a row.
+/// So many parts of the keys that there are two blocks for each SM of a large GPU. The workspace has the
+/// parts' outputs, fp32, and their lse. The second launch merges them, a warp a row.
 void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   constexpr std::int64_t enough_blocks = 264;
   const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
@@ -54,9 +55,8 @@ void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   const std::int64_t most = std::max<std::int64_t>(1, tiles(problem.seq_kv, rung.block_kv));
   const std::int64_t splits = std::min(most, std::max<std::int64_t>(1, enough_blocks / std::max<std::int64_t>(blocks, 1)));
   plan.num_splits = static_cast<int>(splits);
-  plan.workspace_offsets[1] = splits * rows * problem.head_dim * std::int64_t{sizeof(float)};
-  plan.workspace_bytes =
-      static_cast<std::size_t>(plan.workspace_offsets[1]) + static_cast<std::size_t>(splits * rows) * sizeof(float);
+  reserve(plan, abi::LadderSplitRegion::O, splits * rows * problem.head_dim * std::int64_t{sizeof(float)});
+  reserve(plan, abi::LadderSplitRegion::lse, splits * rows * std::int64_t{sizeof(float)});
   add_launch(plan, launch_of(rung, problem, "attention"), blocks * splits);
   add_launch(plan, launch_of(rung, problem, "merge"), tiles(rows, rung.num_warps));
 }

@@ -32,7 +32,7 @@ std::span<const Rung> rungs();
 /// The rung of that name, or null.
 const Rung* find_rung(std::string_view name);
 
-/// The launches of a backward rung: delta (workspace_offsets[0], in the layout of lse), dq, dkv.
+/// The launches of a backward rung: delta (in the layout of lse), dq, dkv.
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);
 
 /// Why no rung takes the problem; empty where all do. What one rung needs beside it is in its row.

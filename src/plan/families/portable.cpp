@@ -7,6 +7,7 @@
 #include "plan/arguments.h"
 #include "plan/kernel_table.h"
 #include "plan/program.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -83,9 +84,7 @@ void add_launch(Plan& plan, Launch launch, std::int64_t blocks) {
 
 void reserve_row_delta(const Problem& problem, Plan& plan) {
   const std::int64_t rows = problem.packed ? problem.total_q : problem.batch * problem.seq_q;
-  const auto bytes = static_cast<std::size_t>(rows * problem.heads_q) * sizeof(float);
-  plan.workspace_offsets[0] = static_cast<std::int64_t>(plan.workspace_bytes);
-  plan.workspace_bytes += (bytes + 255) / 256 * 256;
+  reserve(plan, abi::BackwardRegion::delta, rows * problem.heads_q * std::int64_t{sizeof(float)});
 }
 
 void add_delta_launch(const Problem& problem, Plan& plan) {

@@ -20,7 +20,7 @@ void add_launch(Plan& plan, Launch launch, std::int64_t blocks);
 /// The configuration of the kernels in backward/portable, backward/delta and backward/dbias.
 abi::BackwardConfig portable_backward_config(const Problem& problem);
 
-/// workspace_offsets[0]: delta, one float for each row and head, in the layout of lse.
+/// BackwardRegion::delta: one float for each row and head, in the layout of lse.
 void reserve_row_delta(const Problem& problem, Plan& plan);
 
 /// Fills it.

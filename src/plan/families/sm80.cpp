@@ -5,6 +5,7 @@
 #include "plan/arguments.h"
 #include "plan/families/portable.h"
 #include "plan/kernel_table.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -154,14 +155,13 @@ abi::BackwardConfig backward_config(const Problem& problem, int block_q, int blo
   return config;
 }
 
-/// workspace_offsets[1]: QuerySums, whole tiles of fp32, as many as returned.
+/// QuerySums, whole tiles of fp32, as many as returned.
 std::int64_t reserve_query_sums(const Problem& problem, int block_q, Plan& plan) {
   const std::int64_t count = problem.packed ? problem.heads_q * (problem.total_q / block_q + problem.batch)
                                             : problem.heads_q * problem.batch * tiles(problem.seq_q, block_q);
   const std::int64_t warps_n = backward_warps / (block_q / 32), steps = tiles(problem.head_dim, 16);
   const std::int64_t columns = (steps + warps_n - 1) / warps_n * warps_n * 16;
-  plan.workspace_offsets[1] = static_cast<std::int64_t>(plan.workspace_bytes);
-  plan.workspace_bytes += static_cast<std::size_t>(count * block_q * columns) * sizeof(float);
+  reserve(plan, abi::BackwardSm80Region::dQ, count * block_q * columns * std::int64_t{sizeof(float)});
   return count;
 }
 

@@ -6,6 +6,7 @@
 #include "plan/families/sm90.h"
 #include "plan/masks.h"
 #include "plan/program.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -110,11 +111,7 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
 std::int64_t padded_rows(const Problem& p) { return (p.total_q + 68 * p.batch + 3) / 4 * 4; }
 
-std::int64_t reserve(Plan& plan, std::int64_t floats) {
-  const auto offset = static_cast<std::int64_t>(plan.workspace_bytes);
-  plan.workspace_bytes += static_cast<std::size_t>((floats * 4 + 255) / 256 * 256);
-  return offset;
-}
+void reserve_floats(Plan& plan, abi::BackwardSm90Region region, std::int64_t floats) { reserve(plan, region, floats * 4); }
 
 /// Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
 void add_repair_launch(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config, Plan& plan) {
@@ -169,20 +166,19 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
   const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
-  plan.workspace_offsets[1] = reserve(plan, rows);  // lse2
-  plan.workspace_offsets[2] = reserve(plan, rows);  // delta
-  plan.workspace_offsets[4] = reserve(plan, 2);     // counters of tasks
-  if (!config.separate_dq) plan.workspace_offsets[3] = reserve(plan, rows * ((p.head_dim + 31) / 32 * 32));  // dQ sums
+  using Region = abi::BackwardSm90Region;
+  reserve_floats(plan, Region::lse2, rows);
+  reserve_floats(plan, Region::delta, rows);
+  reserve_floats(plan, Region::tasks, 2);
+  if (!config.separate_dq) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
 
   const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
   if (config.key_sums) {
-    plan.workspace_offsets[5] = reserve(plan, keys * ((p.head_dim + 31) / 32 * 32));    // dK sums
-    plan.workspace_offsets[6] = reserve(plan, keys * ((p.head_dim_v + 31) / 32 * 32));  // dV sums
+    reserve_floats(plan, Region::dK, keys * ((p.head_dim + 31) / 32 * 32));
+    reserve_floats(plan, Region::dV, keys * ((p.head_dim_v + 31) / 32 * 32));
   }
 
-  // Turns: kernels/backward/sm90/ordered_accumulate.cuh.
-  if (structure.ordered)
-    plan.workspace_offsets[7] = reserve(plan, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
+  if (structure.ordered) reserve_floats(plan, Region::order, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;

@@ -7,6 +7,7 @@
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/kernel_table.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -17,9 +18,8 @@ struct Tile {
   int num_stages = 2;
 };
 
-/// Of S, P and O a thread holds block_kv / 2 + block_kv / 8 + head_dim_v / 2 registers, of 240; a soft cap or a left edge needs
-/// some more.
-/// docs/lab/forward_sm90_fp8.md.
+/// Of S, P and O a thread holds block_kv / 2 + block_kv / 8 + head_dim_v / 2 registers, of 240; a soft cap or a left edge
+/// needs some more. docs/lab/forward_sm90_fp8.md.
 Tile choose_tile(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (dim > 128) return {128, 64};
@@ -77,7 +77,7 @@ void lay_out(const Problem& p, const DeviceInfo& device, Plan& plan) {
   plan.block_kv = tile.block_kv;
   const abi::ForwardConfig config = config_of(p, tile);
   const long long places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, tile.block_kv);
-  plan.workspace_bytes = static_cast<std::size_t>(places * p.head_dim_v * p.heads_kv * (p.packed ? 1 : p.batch));
+  reserve(plan, abi::ForwardSm90Fp8Region::transposed_V, places * p.head_dim_v * p.heads_kv * (p.packed ? 1 : p.batch));
 
   constexpr std::int64_t transposed_keys = 256;  // of a block: transpose.cuh
   const std::int64_t blocks_kv = (p.seq_kv + tile.block_kv - 1) / tile.block_kv * tile.block_kv;

@@ -5,6 +5,7 @@
 #include "plan/arguments.h"
 #include "plan/families/portable.h"
 #include "plan/kernel_table.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -14,15 +15,14 @@ constexpr int threads = 256;
 constexpr int rows_per_softmax_block = threads / 32;
 constexpr int shared_bytes = 2 * 64 * 68 * 4;  // standard::TileStorage
 
-enum Matrix { delta, S, dP, P, dS };  // standard::Matrix: the parts of the workspace
+using Region = abi::StandardRegion;
 
 std::int64_t tiles(std::int64_t rows, int tile = block) { return (rows + tile - 1) / tile; }
 
-void reserve_matrix(const Problem& problem, Plan& plan, Matrix which, std::size_t element_bytes) {
-  plan.workspace_offsets[which] = static_cast<std::int64_t>(plan.workspace_bytes);
+void reserve_matrix(const Problem& problem, Plan& plan, Region which, std::size_t element_bytes) {
   const std::int64_t elements =
       problem.batch * problem.heads_q * tiles(problem.seq_q) * tiles(problem.seq_kv) * block * block;
-  plan.workspace_bytes += static_cast<std::size_t>(elements) * element_bytes;
+  reserve(plan, which, elements * static_cast<std::int64_t>(element_bytes));
 }
 
 /// Launches of one unit and configuration.
@@ -39,8 +39,8 @@ struct Launcher {
 
 void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
   plan.block_q = plan.block_kv = block;
-  reserve_matrix(problem, plan, S, sizeof(float));
-  reserve_matrix(problem, plan, P, size_of(problem.dtype));
+  reserve_matrix(problem, plan, Region::S, sizeof(float));
+  reserve_matrix(problem, plan, Region::P, size_of(problem.dtype));
   const abi::ForwardConfig config{.features = features_of(problem),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
@@ -57,10 +57,10 @@ void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
 void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
   plan.block_q = plan.block_kv = block;
   reserve_row_delta(problem, plan);
-  reserve_matrix(problem, plan, S, sizeof(float));
-  reserve_matrix(problem, plan, dP, sizeof(float));
-  reserve_matrix(problem, plan, P, size_of(problem.dtype));
-  reserve_matrix(problem, plan, dS, size_of(problem.dtype));
+  reserve_matrix(problem, plan, Region::S, sizeof(float));
+  reserve_matrix(problem, plan, Region::dP, sizeof(float));
+  reserve_matrix(problem, plan, Region::P, size_of(problem.dtype));
+  reserve_matrix(problem, plan, Region::dS, size_of(problem.dtype));
   add_delta_launch(problem, plan);
   const Launcher launches{plan, "standard/backward", to_source(portable_backward_config(problem))};
   const std::int64_t heads = problem.batch * problem.heads_q;

@@ -1,0 +1,51 @@
+#pragma once
+
+// The regions of a workspace, by name: indices into AttentionArgs::workspace_offsets and Plan::workspace_offsets. A plan
+// has regions of one kernel family, and those that all families share. Plain data: no includes, the same on host and
+// device.
+
+namespace flash_attention::abi {
+
+constexpr int max_regions = 10;
+
+/// Of every family on a GPU.
+enum class SharedRegion : int {
+  masks = 8,             // a map of tiles: abi/tile_map.h
+  program_gradients = 9  // backward: sums of the gradients of a program's tensors
+};
+
+/// Of every backward pass on a GPU that takes delta in the layout of lse. In backward/sm90 for dbias and dsink alone.
+enum class BackwardRegion : int { delta = 0 };
+
+/// Whole tiles of fp32: backward/query_sums.cuh.
+enum class BackwardSm80Region : int { dQ = 1 };
+
+/// Statistics and sums of padded rows: backward/sm90/shape.cuh.
+enum class BackwardSm90Region : int {
+  lse2 = 1,
+  delta = 2,
+  dQ = 3,     // sums
+  tasks = 4,  // counters of tasks taken
+  dK = 5,     // sums
+  dV = 6,     // sums
+  order = 7   // who may add next: backward/sm90/ordered_accumulate.cuh
+};
+
+/// V^T, which the first launch makes.
+enum class ForwardSm90Fp8Region : int { transposed_V = 0 };
+
+/// What the blocks that share an item exchange: decode/parts.cuh.
+enum class DecodeRegion : int {
+  arrivals = 0,     // a word for each block
+  parts = 1,        // two parts for each block, or as many for both as an item may have
+  second_part = 2,  // where the second of them begins
+  second_block = 3  // and the first of the second block
+};
+
+/// Whole score matrices: standard/matrices.cuh.
+enum class StandardRegion : int { S = 1, dP = 2, P = 3, dS = 4 };
+
+/// ladder/d0_split: of each split.
+enum class LadderSplitRegion : int { O = 0, lse = 1 };
+
+}  // namespace flash_attention::abi
