@@ -39,7 +39,7 @@ struct Candidate {
 
 /// How a Problem is solved on a device. Made by a pure function, constant once made.
 struct Plan {
-  std::string kernel;  ///< "forward/sm90", "cpu/prefill", ...
+  std::string kernel{};  ///< "forward/sm90", "cpu/prefill", ...
   Pass pass = Pass::forward;
   int block_q = 0;     ///< rows of the score matrix in one tile
   int block_kv = 0;    ///< columns of the score matrix in one tile

@@ -59,11 +59,10 @@ bool prefill_takes(const Problem& problem, const DeviceInfo& device) {
   return false;
 }
 
-std::string reject_tile(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device,
-                        const Request::Tile& tile) {
+std::string reject_tile(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device, const TileSize& tile) {
   if (entry.reject_tile == nullptr) return "its tile cannot be set";
   if (problem.invariant) return "tile: bits that are invariant have one tile";
-  std::string reason = entry.reject_tile(problem, device, tile.block_q, tile.block_kv);
+  std::string reason = entry.reject_tile(problem, device, tile);
   return reason.empty()
              ? reason
              : "tile: got (" + std::to_string(tile.block_q) + ", " + std::to_string(tile.block_kv) + "), " + reason;
@@ -83,8 +82,7 @@ std::string names_of(Pass pass, const DeviceInfo& device) {
 
 Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked) {
   const auto [kernel, tile] = parse_request(asked);
-  Plan plan;
-  plan.pass = pass;
+  std::vector<Candidate> candidates;
   bool found = false;
   for (const KernelEntry& entry : kernel_table()) {
     if (!serves(entry, pass, device)) continue;
@@ -97,11 +95,12 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     }
     if (reason.empty() && tile) reason = reject_tile(entry, problem, device, *tile);
     const bool chosen = reason.empty();
-    plan.candidates.push_back({std::string(entry.name), std::move(reason)});
+    candidates.push_back({std::string(entry.name), std::move(reason)});
     if (!chosen) continue;
+    Plan plan = tile ? entry.lay_out_tile(problem, device, *tile) : entry.lay_out(problem, device);
     plan.kernel = entry.name;
-    if (tile) plan.block_q = tile->block_q, plan.block_kv = tile->block_kv;
-    entry.lay_out(problem, device, plan);
+    plan.pass = pass;
+    plan.candidates = std::move(candidates);
     prepare_masks(problem, plan);
     add_program_source(problem, plan);
     return plan;
@@ -112,7 +111,7 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
                                                  "; there are: " + names_of(pass, device));
   }
   std::string message = "no kernel for " + where + " takes this problem";
-  for (const Candidate& candidate : plan.candidates) message += "; " + candidate.kernel + ": " + candidate.reason;
+  for (const Candidate& candidate : candidates) message += "; " + candidate.kernel + ": " + candidate.reason;
   throw Error(ErrorCode::unsupported, message);
 }
 

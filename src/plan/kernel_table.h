@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "flash_attention/plan.h"
+#include "plan/request.h"
 
 namespace flash_attention::plan {
 
@@ -28,10 +29,12 @@ struct KernelEntry {
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);
-  /// Fills block sizes, launches and workspace of the plan. Where the tile can be set and was, the plan has it already.
-  void (*lay_out)(const Problem& problem, const DeviceInfo& device, Plan& plan);
+  /// Block sizes, launches and workspace of a plan. The planner adds what is the same for every kernel.
+  Plan (*lay_out)(const Problem& problem, const DeviceInfo& device);
   /// Why a tile of so many queries and keys does not fit; empty where it does. Null: the kernel's tile cannot be set.
-  std::string (*reject_tile)(const Problem& problem, const DeviceInfo& device, int block_q, int block_kv) = nullptr;
+  std::string (*reject_tile)(const Problem& problem, const DeviceInfo& device, const TileSize& tile) = nullptr;
+  /// lay_out with that tile.
+  Plan (*lay_out_tile)(const Problem& problem, const DeviceInfo& device, const TileSize& tile) = nullptr;
   /// Why a kernel for many queries is better, where one of forward/sm90 and forward/sm80 takes the problem; empty where
   /// this one is. Not asked where the kernel is named. Null: it is.
   std::string (*yield)(const Problem& problem, const DeviceInfo& device) = nullptr;

@@ -10,7 +10,7 @@ Request parse_request(std::string_view text) {
   const std::size_t mark = text.find('@');
   if (mark == std::string_view::npos) return {text, std::nullopt};
   const char* const end = text.data() + text.size();
-  Request::Tile tile;
+  TileSize tile;
   const auto [middle, first] = std::from_chars(text.data() + mark + 1, end, tile.block_q);
   if (first == std::errc() && middle != end && *middle == 'x') {
     const auto [last, second] = std::from_chars(middle + 1, end, tile.block_kv);

@@ -164,33 +164,34 @@ void reserve_copies(const Problem& problem, Plan& plan) {
   reserve(plan, CpuRegion::copied_V, rows * cpu_copied_stride(problem.head_dim_v) * 4);
 }
 
-void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = cpu_block_q(device.isa);
-  plan.block_kv = cpu_block_kv;
+Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
+  Plan plan{.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
   const std::int64_t blocks = row_blocks(problem, plan);
   if (!problem.invariant) split_keys(problem, device, blocks, plan);
   if (plan.num_splits == 1) plan.block_q *= together(problem, blocks / (8 * std::max(device.threads, 1)));
   reserve_copies(problem, plan);
+  return plan;
 }
 
 /// As forward, but a block of work is the rows of all key heads that are read together.
-void lay_out_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = cpu_block_q(device.isa);
-  plan.block_kv = cpu_block_kv;
+Plan lay_out_decode(const Problem& problem, const DeviceInfo& device) {
+  Plan plan{.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
   split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, cpu_decode_heads(problem)), plan);
+  return plan;
 }
 
 /// K padded to whole tiles and V transposed, for every tile of keys.
-void lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+Plan lay_out_bfloat16(const Problem& problem, const DeviceInfo& device) {
   const bool amx = device.isa == CpuIsa::amx;
-  plan.block_q = amx ? cpu_amx_block_q : cpu_block_q_avx512;
-  plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
+  Plan plan{.block_q = amx ? cpu_amx_block_q : cpu_block_q_avx512,
+            .block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv};
   split_keys(problem, device, row_blocks(problem, plan), plan);
-  if (group(problem) * problem.seq_q <= plan.block_q) return;  // one block of rows packs tile by tile, for itself
+  if (group(problem) * problem.seq_q <= plan.block_q) return plan;  // one block of rows packs tile by tile, for itself
   const std::int64_t keys = key_places(problem, plan.block_kv) * plan.block_kv;
   reserve(plan, CpuRegion::packed_K, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
   reserve(plan, CpuRegion::packed_Vt, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);
   reserve(plan, CpuRegion::nonfinite_keys, keys / plan.block_kv * (plan.block_kv + 1));
+  return plan;
 }
 
 /// Splits of each key head that give all threads the same work in backward, if heads are few. Each split costs memory and
@@ -208,39 +209,42 @@ void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan&
     reserve(plan, CpuRegion::split_dQ, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
 }
 
-/// Splits of the keys, or of the queries, each with its own sums of dK and dV. most_blocks: that go over the keys together.
-void lay_out_any_backward(const Problem& problem, const DeviceInfo& device, std::int64_t most_blocks, Plan& plan) {
-  const bool amx = device.isa == CpuIsa::amx && plan.kernel == "cpu/bfloat16";
-  plan.block_q = amx ? cpu_amx_block_q : cpu_block_q(device.isa);
-  plan.block_kv = cpu_block_kv;
+/// Splits of the keys, or of the queries, each with its own sums of dK and dV. block_q: rows of a block; most_blocks: that
+/// go over the keys together.
+Plan lay_out_any_backward(const Problem& problem, const DeviceInfo& device, int block_q, std::int64_t most_blocks) {
+  Plan plan{.block_q = block_q, .block_kv = cpu_block_kv};
   if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
   if (blocks <= most_blocks) {
     plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
-    return split_keys_backward(problem, device, plan);
+    split_keys_backward(problem, device, plan);
+    return plan;
   }
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1, even_splits(problem, device)));
   const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
   reserve(plan, CpuRegion::key_gradients, plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);
+  return plan;
 }
 
-void lay_out_backward_decode(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  lay_out_any_backward(problem, device, 1, plan);
+Plan lay_out_backward_decode(const Problem& problem, const DeviceInfo& device) {
+  return lay_out_any_backward(problem, device, cpu_block_q(device.isa), 1);
 }
 
-void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  lay_out_any_backward(problem, device, cpu_blocks_together, plan);
+Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
+  Plan plan = lay_out_any_backward(problem, device, cpu_block_q(device.isa), cpu_blocks_together);
   plan.block_q *= together(problem, ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits);
   reserve_copies(problem, plan);
   if (problem.program_gradients != 0) {
     reserve(plan, CpuRegion::program_gradients, program::gradient_layout(problem, program::parse(problem.program)).bytes);
   }
+  return plan;
 }
 
 /// K, V and K^T for every tile of keys; see lay_out_bfloat16.
-void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  lay_out_any_backward(problem, device, 1, plan);
-  plan.block_kv = device.isa == CpuIsa::amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
+Plan lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
+  const bool amx = device.isa == CpuIsa::amx;
+  Plan plan = lay_out_any_backward(problem, device, amx ? cpu_amx_block_q : cpu_block_q(device.isa), 1);
+  plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
   const std::int64_t tiles = key_places(problem, plan.block_kv);
   for (const auto& [region, head_dim] : {std::pair{CpuRegion::packed_K, problem.head_dim},
                                          {CpuRegion::packed_V, problem.head_dim_v},
@@ -248,19 +252,28 @@ void lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device,
     reserve(plan, region, tiles * plan.block_kv * ceil_div(head_dim, 32) * 32 * 2);
   }
   reserve(plan, CpuRegion::nonfinite_tiles, tiles);
+  return plan;
 }
 
 /// Score matrices, whole: S (then P), and for backward dS.
-void lay_out_standard(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = cpu_block_q(device.isa);
-  plan.block_kv = cpu_block_kv;
+Plan lay_out_standard(const Problem& problem, const DeviceInfo& device, bool backward) {
+  Plan plan{.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
   const std::int64_t rows = group(problem) * problem.seq_q, total = group(problem) * problem.total_q;
   const std::int64_t blocks = problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
   const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;
   reserve(plan, CpuRegion::S, matrix);
-  if (plan.pass == Pass::standard_forward) return;
+  if (!backward) return plan;
   reserve(plan, CpuRegion::dS, matrix);
   if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
+  return plan;
+}
+
+Plan lay_out_standard_forward(const Problem& problem, const DeviceInfo& device) {
+  return lay_out_standard(problem, device, false);
+}
+
+Plan lay_out_standard_backward(const Problem& problem, const DeviceInfo& device) {
+  return lay_out_standard(problem, device, true);
 }
 
 constexpr std::array<KernelEntry, 8> entries{{
@@ -336,7 +349,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .hidden_rows = true,
      .block_mask = true,
      .reject = takes_all,
-     .lay_out = lay_out_standard},
+     .lay_out = lay_out_standard_forward},
     {.name = "cpu/standard",
      .pass = Pass::standard_backward,
      .device = DeviceKind::cpu,
@@ -344,7 +357,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .hidden_rows = true,
      .block_mask = true,
      .reject = takes_all,
-     .lay_out = lay_out_standard},
+     .lay_out = lay_out_standard_backward},
 }};
 
 }  // namespace

@@ -16,22 +16,17 @@ std::string reject(const Problem& problem, const DeviceInfo&) {
 }
 
 /// The workspace is one row of scores.
-void lay_out_scalar(const Problem& problem, const DeviceInfo&, Plan& plan) {
-  plan.block_q = plan.block_kv = 1;
-  plan.workspace_bytes = static_cast<std::size_t>(problem.seq_kv) * sizeof(float);
+Plan lay_out_scalar(const Problem& problem, const DeviceInfo&) {
+  return {.block_q = 1, .block_kv = 1, .workspace_bytes = static_cast<std::size_t>(problem.seq_kv) * sizeof(float)};
 }
 
-void lay_out_blocked(const Problem&, const DeviceInfo&, Plan& plan) {
-  plan.block_q = 32;
-  plan.block_kv = cpu_block_kv;
+Plan lay_out_blocked(const Problem&, const DeviceInfo&) { return {.block_q = 32, .block_kv = cpu_block_kv}; }
+
+Plan lay_out_vectors(const Problem&, const DeviceInfo& device) {
+  return {.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
 }
 
-void lay_out_vectors(const Problem&, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = cpu_block_q(device.isa);
-  plan.block_kv = cpu_block_kv;
-}
-
-constexpr KernelEntry step(std::string_view name, void (*lay_out)(const Problem&, const DeviceInfo&, Plan&)) {
+constexpr KernelEntry step(std::string_view name, Plan (*lay_out)(const Problem&, const DeviceInfo&)) {
   return {.name = name,
           .pass = Pass::forward,
           .device = DeviceKind::cpu,

@@ -198,10 +198,9 @@ std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device)
   return reject_tma_cache(problem);
 }
 
-void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan, bool producer_warp) {
+Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
   const abi::ForwardConfig config = *configure(problem, device, producer_warp);
-  plan.block_q = config.block_q;
-  plan.block_kv = config.block_kv;
+  Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   const int shared_bytes = abi::DecodeLayout(config).shared_bytes;
   const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
   const std::int64_t most = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
@@ -214,10 +213,11 @@ void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan, bool 
               .shared_bytes = shared_bytes,
               .min_blocks_per_sm = producer_warp ? blocks_per_sm : 1},
              blocks);
+  return plan;
 }
 
-void lay_out_sm80(const Problem& problem, const DeviceInfo& device, Plan& plan) { lay_out(problem, device, plan, false); }
-void lay_out_sm90(const Problem& problem, const DeviceInfo& device, Plan& plan) { lay_out(problem, device, plan, true); }
+Plan lay_out_sm80(const Problem& problem, const DeviceInfo& device) { return lay_out(problem, device, false); }
+Plan lay_out_sm90(const Problem& problem, const DeviceInfo& device) { return lay_out(problem, device, true); }
 
 }  // namespace
 

@@ -241,13 +241,16 @@ std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& d
   return reject_tma_strides(problem, Pass::forward);
 }
 
-void lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.block_q = rung.block_q;
-  plan.block_kv = rung.block_kv;
-  if (rung.add_launches) return rung.add_launches(rung, problem, plan);
+Plan lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
+  Plan plan{.block_q = rung.block_q, .block_kv = rung.block_kv};
+  if (rung.add_launches) {
+    rung.add_launches(rung, problem, plan);
+    return plan;
+  }
   const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
   add_launch(plan, launch_of(rung, problem, "attention"),
              rung.persistent ? std::min<std::int64_t>(blocks, device.num_sms) : blocks);
+  return plan;
 }
 
 template <std::size_t... index>
@@ -260,8 +263,8 @@ std::vector<KernelEntry> entries(std::index_sequence<index...>) {
                                            : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes",
       .automatic = false,
       .reject = [](const Problem& problem, const DeviceInfo& device) { return reject(table[index], problem, device); },
-      .lay_out = [](const Problem& problem, const DeviceInfo& device,
-                    Plan& plan) { lay_out(table[index], problem, device, plan); }}...};
+      .lay_out = [](const Problem& problem,
+                    const DeviceInfo& device) { return lay_out(table[index], problem, device); }}...};
 }
 
 }  // namespace

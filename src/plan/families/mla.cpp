@@ -59,10 +59,9 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
   return decode_tiles(problem, configure(problem, device)) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
 }
 
-void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+Plan lay_out(const Problem& problem, const DeviceInfo& device) {
   const abi::ForwardConfig config = configure(problem, device);
-  plan.block_q = config.block_q;
-  plan.block_kv = config.block_kv;
+  Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   const std::int64_t blocks = reserve_decode_parts(problem, config, std::min(device.num_sms, abi::decode_max_blocks), plan);
   add_launch(plan,
              {.unit = "decode/mla_sm90",
@@ -75,6 +74,7 @@ void lay_out(const Problem& problem, const DeviceInfo& device, Plan& plan) {
     const auto rows = static_cast<int>(rows_side_by_side(problem, device));
     plan.launches.back().grid = {static_cast<int>(blocks) / rows, rows, 1};
   }
+  return plan;
 }
 
 }  // namespace

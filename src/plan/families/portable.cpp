@@ -17,8 +17,8 @@ constexpr int num_warps = 8;  // tile::product_threads / 32
 
 std::int64_t tiles(std::int64_t rows) { return (rows + block - 1) / block; }
 
-void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
-  plan.block_q = plan.block_kv = block;
+Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
+  Plan plan{.block_q = block, .block_kv = block};
   const abi::ForwardConfig config{.features = features_with_map(problem),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
@@ -32,10 +32,11 @@ void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
               .block = 32 * num_warps,
               .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_q) * problem.heads_q * problem.batch);
+  return plan;
 }
 
-void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
-  plan.block_q = plan.block_kv = block;
+Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
+  Plan plan{.block_q = block, .block_kv = block};
   const std::string config = to_source(portable_backward_config(problem));
   reserve_row_delta(problem, plan);
   add_delta_launch(problem, plan);
@@ -54,6 +55,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
               .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_q) * problem.heads_q * problem.batch);
   add_bias_and_sink_launches(problem, plan);
+  return plan;
 }
 
 }  // namespace

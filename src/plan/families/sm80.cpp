@@ -58,17 +58,19 @@ ForwardTile forward_tile(const Problem& problem, const DeviceInfo& device) {
 }
 
 /// A tile that was asked for, with the warps that such a tile has.
-ForwardTile asked_tile(const Problem& problem, const DeviceInfo& device, int block_q, int block_kv) {
+ForwardTile asked_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+  const auto [block_q, block_kv] = asked;
   const int usual = forward_tile(problem, device).num_warps;
   return {block_q, block_kv, block_q == 128 ? (usual == 4 && problem.seq_q > 64 ? 4 : 8) : block_q / 16};
 }
 
-std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device, int block_q, int block_kv) {
+std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+  const auto [block_q, block_kv] = asked;
   if (block_q != 32 && block_q != 64 && block_q != 128) return "allowed are 32, 64 and 128 queries";
   if (block_kv != 32 && block_kv != 64 && block_kv != 96 && block_kv != 128) return "allowed are 32, 64, 96 and 128 keys";
   const bool masked = problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
   if (masked && block_kv % 64 != 0) return "masks are known for blocks of 64 keys";
-  const int bytes = asked_tile(problem, device, block_q, block_kv).shared_bytes(problem);
+  const int bytes = asked_tile(problem, device, asked).shared_bytes(problem);
   if (bytes <= device.shared_bytes) return "";
   return "it needs " + std::to_string(bytes) + " bytes of shared memory, there are " + std::to_string(device.shared_bytes);
 }
@@ -79,11 +81,8 @@ std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
   return "";
 }
 
-void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  const ForwardTile tile =
-      plan.block_q != 0 ? asked_tile(problem, device, plan.block_q, plan.block_kv) : forward_tile(problem, device);
-  plan.block_q = tile.block_q;
-  plan.block_kv = tile.block_kv;
+Plan lay_out_forward(const Problem& problem, const ForwardTile& tile) {
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   const abi::ForwardConfig config{.features = features_with_map(problem),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
@@ -98,6 +97,15 @@ void lay_out_forward(const Problem& problem, const DeviceInfo& device, Plan& pla
               .shared_bytes = tile.shared_bytes(problem),
               .min_blocks_per_sm = tile.num_warps == 4 ? 2 : 1},
              tiles(problem.seq_q, tile.block_q) * problem.heads_q * problem.batch);
+  return plan;
+}
+
+Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
+  return lay_out_forward(problem, forward_tile(problem, device));
+}
+
+Plan lay_out_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+  return lay_out_forward(problem, asked_tile(problem, device, asked));
 }
 
 // Backward ------------------------------------------------------------------------------------------------------------
@@ -165,10 +173,9 @@ std::int64_t reserve_query_sums(const Problem& problem, int block_q, Plan& plan)
   return count;
 }
 
-void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
   const BackwardTile tile = *backward_tile(problem, device);
-  plan.block_q = tile.block_q;
-  plan.block_kv = tile.block_kv;
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   const std::string config = to_source(backward_config(problem, tile.block_q, tile.block_kv, tile.num_stages));
   const std::int64_t heads = problem.heads_q * problem.batch;
   const auto launch = [&](std::string unit, std::string entry, const std::string& text, int shared_bytes,
@@ -198,6 +205,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo& device, Plan& pl
            tiles(problem.seq_q, tile.block_q) * heads);
   }
   add_bias_and_sink_launches(problem, plan);
+  return plan;
 }
 
 }  // namespace
@@ -216,7 +224,8 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .programs = true,
                                                            .reject = reject_forward,
                                                            .lay_out = lay_out_forward,
-                                                           .reject_tile = reject_forward_tile},
+                                                           .reject_tile = reject_forward_tile,
+                                                           .lay_out_tile = lay_out_forward_tile},
                                                KernelEntry{.name = "backward/sm80",
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,

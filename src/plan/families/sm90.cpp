@@ -88,7 +88,8 @@ bool is_wide(const Problem& p) {
 int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
 
 /// Of a tile that was asked for: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
-abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
+  const auto [block_q, block_kv] = asked;
   abi::ForwardConfig config{.features = features_of(p),
                             .head_dim = static_cast<int>(p.head_dim),
                             .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -105,7 +106,7 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, int 
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
 Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   if (is_wide(p))
-    return {64, abi::forward_sm90_wide_keys, asked_config(p, device, 64, abi::forward_sm90_wide_keys).num_stages};
+    return {64, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const ProgramTraits program = program_traits(p);
   constexpr int few_values = 12;  // a program of so many beside S, P and O: tests/kernels/program_compile_test.cpp
@@ -132,7 +133,8 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   return {128, 128, dim <= 64 ? 4 : 2};
 }
 
-std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
+  const auto [block_q, block_kv] = asked;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (is_wide(p)) return block_q == 64 && block_kv == 128 ? "" : "heads wider than 256 have tiles of 64 x 128";
   if (block_q != 64 && block_q != 128 && block_q != 192) return "allowed are 64, 128 and 192 queries";
@@ -141,7 +143,7 @@ std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, int 
   if (block_kv == 128 && dim > 128) return "128 keys fit in registers up to a head_dim of 128";
   const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
   if (masked && block_kv < abi::mask_unit) return "masks are known for blocks of 64 keys";
-  return asked_config(p, device, block_q, block_kv).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
+  return asked_config(p, device, asked).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
 }
 
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
@@ -163,12 +165,8 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   return reason;
 }
 
-void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
-  const Tile tile = plan.block_q == 0 ? choose_tile(p, device)
-                                      : Tile{plan.block_q, plan.block_kv,
-                                             asked_config(p, device, plan.block_q, plan.block_kv).num_stages};
-  plan.block_q = tile.block_q;
-  plan.block_kv = tile.block_kv;
+Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& tile) {
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
@@ -195,6 +193,15 @@ void lay_out_forward(const Problem& p, const DeviceInfo& device, Plan& plan) {
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
               .min_blocks_per_sm = blocks_per_sm},
              std::min<std::int64_t>(units, blocks_per_sm * device.num_sms));
+  return plan;
+}
+
+Plan lay_out_forward(const Problem& p, const DeviceInfo& device) {
+  return lay_out_forward(p, device, choose_tile(p, device));
+}
+
+Plan lay_out_forward_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
+  return lay_out_forward(p, device, Tile{asked.block_q, asked.block_kv, asked_config(p, device, asked).num_stages});
 }
 
 }  // namespace
@@ -213,7 +220,8 @@ std::span<const KernelEntry> sm90_kernels() {
                   .programs = true,
                   .reject = reject_forward,
                   .lay_out = lay_out_forward,
-                  .reject_tile = reject_forward_tile},
+                  .reject_tile = reject_forward_tile,
+                  .lay_out_tile = lay_out_forward_tile},
       sm90_backward_kernel()};
   return rows;
 }

@@ -146,7 +146,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
   add("backward_sm90_columns_dq", true, tiles(p.seq_q, tile_rows) * p.heads_q * p.batch);
 }
 
-void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
+Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
   const Structure structure = choose_structure(p, device);
   abi::BackwardConfig config{.features = features_with_map(p),
                              .head_dim = static_cast<int>(p.head_dim),
@@ -157,9 +157,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
                              .num_stages = structure.stages,
                              .deterministic = structure.ordered,
                              .separate_dq = structure.separate_dq};
-  plan.block_q = config.block_q;
-  plan.block_kv = config.block_kv;
-  plan.num_splits = num_gqa_splits(p, device, config);
+  Plan plan{.block_q = config.block_q, .block_kv = config.block_kv, .num_splits = num_gqa_splits(p, device, config)};
   config.key_sums = plan.num_splits > 1;
 
   // dbias and dsink are made by the portable kernels, which take delta in the layout of lse.
@@ -231,6 +229,7 @@ void lay_out_backward(const Problem& p, const DeviceInfo& device, Plan& plan) {
     add_delta_launch(p, plan);
     add_bias_and_sink_launches(p, plan);
   }
+  return plan;
 }
 
 }  // namespace

@@ -60,7 +60,8 @@ std::string reject(const Problem& p, const DeviceInfo& device) {
   return reason;
 }
 
-std::string reject_tile(const Problem& p, const DeviceInfo& device, int block_q, int block_kv) {
+std::string reject_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
+  const auto [block_q, block_kv] = asked;
   if (block_q != 128) return "allowed are 128 queries";
   if (block_kv != 64 && block_kv != 96 && block_kv != 128 && block_kv != 160 && block_kv != 192) {
     return "allowed are 64, 96, 128, 160 and 192 keys";
@@ -71,10 +72,8 @@ std::string reject_tile(const Problem& p, const DeviceInfo& device, int block_q,
   return abi::forward_sm90_fp8_layout(config).shared_bytes <= device.shared_bytes ? "" : "it does not fit in shared memory";
 }
 
-void lay_out(const Problem& p, const DeviceInfo& device, Plan& plan) {
-  const Tile tile = plan.block_q == 0 ? choose_tile(p) : Tile{plan.block_q, plan.block_kv};
-  plan.block_q = tile.block_q;
-  plan.block_kv = tile.block_kv;
+Plan lay_out(const Problem& p, const DeviceInfo& device, const Tile& tile) {
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   const abi::ForwardConfig config = config_of(p, tile);
   const long long places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, tile.block_kv);
   reserve(plan, abi::ForwardSm90Fp8Region::transposed_V, places * p.head_dim_v * p.heads_kv * (p.packed ? 1 : p.batch));
@@ -93,6 +92,13 @@ void lay_out(const Problem& p, const DeviceInfo& device, Plan& plan) {
               .block = config.num_warps * 32,
               .shared_bytes = abi::forward_sm90_fp8_layout(config).shared_bytes},
              std::min<std::int64_t>(units, device.num_sms));
+  return plan;
+}
+
+Plan lay_out(const Problem& p, const DeviceInfo& device) { return lay_out(p, device, choose_tile(p)); }
+
+Plan lay_out_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
+  return lay_out(p, device, Tile{asked.block_q, asked.block_kv});
 }
 
 }  // namespace
@@ -108,7 +114,8 @@ std::span<const KernelEntry> sm90_fp8_kernels() {
       .narrow_queries = true,
       .reject = reject,
       .lay_out = lay_out,
-      .reject_tile = reject_tile}};
+      .reject_tile = reject_tile,
+      .lay_out_tile = lay_out_tile}};
   return rows;
 }
 

@@ -37,8 +37,8 @@ struct Launcher {
   }
 };
 
-void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
-  plan.block_q = plan.block_kv = block;
+Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
+  Plan plan{.block_q = block, .block_kv = block};
   reserve_matrix(problem, plan, Region::S, sizeof(float));
   reserve_matrix(problem, plan, Region::P, size_of(problem.dtype));
   const abi::ForwardConfig config{.features = features_of(problem),
@@ -52,10 +52,11 @@ void lay_out_forward(const Problem& problem, const DeviceInfo&, Plan& plan) {
   launches.add("standard_scores", heads * tiles(problem.seq_q) * tiles(problem.seq_kv));
   launches.add("standard_softmax", heads * tiles(problem.seq_q, rows_per_softmax_block), 0);
   launches.add("standard_output", heads * tiles(problem.seq_q));
+  return plan;
 }
 
-void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
-  plan.block_q = plan.block_kv = block;
+Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
+  Plan plan{.block_q = block, .block_kv = block};
   reserve_row_delta(problem, plan);
   reserve_matrix(problem, plan, Region::S, sizeof(float));
   reserve_matrix(problem, plan, Region::dP, sizeof(float));
@@ -71,6 +72,7 @@ void lay_out_backward(const Problem& problem, const DeviceInfo&, Plan& plan) {
   launches.add("standard_dk", problem.batch * problem.heads_kv * tiles(problem.seq_kv));
   launches.add("standard_dq", heads * tiles(problem.seq_q));
   add_bias_and_sink_launches(problem, plan);
+  return plan;
 }
 
 /// The scores have a block for each tile, the softmax one for eight rows.
