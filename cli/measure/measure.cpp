@@ -129,7 +129,8 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
   result.problem = work.problem;
   result.pass = pass;
   result.device = work.options.device;
-  result.kernel = make_plan(work.problem, pass, device_info(result.device), work.options.kernel).kernel;
+  const Plan plan = make_plan(work.problem, pass, device_info(result.device), work.options.kernel);
+  result.kernel = plan.kernel;
   const MemoryMeter meter;
   const auto workspace = attach_workspace(work, pass);
   result.workspace_bytes = static_cast<std::int64_t>(work.options.workspace_bytes);
@@ -137,7 +138,7 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
   if (emulated) emulator::count_accesses(true);
   if (emulated) emulator::reset_counters();
   std::optional<Array> repairs;
-  if (result.kernel == "forward/sm90") {
+  if (plan.counts_repairs) {
     repairs.emplace(result.device, sizeof(std::uint32_t));
     *static_cast<std::uint32_t*>(repairs->host()) = 0;
     repairs->upload();

@@ -37,6 +37,18 @@ struct Candidate {
   friend bool operator==(const Candidate&, const Candidate&) = default;
 };
 
+/// The tensor maps (TMA descriptors) that a kernel's launches take.
+enum class TensorMapSet : std::uint8_t { none, forward_sm90, forward_sm90_fp8, decode_sm90, backward_sm90 };
+
+/// What a CPU kernel is told besides its tile.
+struct CpuChoices {
+  int heads_together = 1;    ///< key heads whose rows are read together
+  bool copies_keys = false;  ///< it works on copies of K and V, as float and with the rows of a head together
+  bool packs_keys = false;   ///< a first step packs K and V for all blocks of rows; else a block does for itself
+
+  friend bool operator==(const CpuChoices&, const CpuChoices&) = default;
+};
+
 /// How a Problem is solved on a device. Made by a pure function, constant once made.
 struct Plan {
   std::string kernel{};  ///< "forward/sm90", "cpu/prefill", ...
@@ -48,7 +60,10 @@ struct Plan {
   std::size_t zeroed_bytes = 0;                      ///< of the workspace, from its beginning: 0 before the first launch
   std::array<std::int64_t, 10> workspace_offsets{};  ///< where each region of the workspace begins, in bytes
   std::vector<Launch> launches{};                    ///< CUDA and emulator; in order
-  std::vector<Candidate> candidates{};               ///< in the order in which they were considered, up to the chosen one
+  TensorMapSet tensor_maps = TensorMapSet::none;
+  bool counts_repairs = false;  ///< it adds to Options::repairs
+  CpuChoices cpu{};
+  std::vector<Candidate> candidates{};  ///< in the order in which they were considered, up to the chosen one
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };

@@ -92,6 +92,7 @@ struct Call {
   int num_splits = 1;
   int blocks_together = 1;  // blocks of rows that go over the keys together
   int heads_together = 1;   // key heads that decode reads together
+  bool packs_keys = false;  // a first step packs K and V for all blocks of rows
   char* workspace = nullptr;
   std::int64_t workspace_offsets[10] = {};  // bytes; plan/cpu_regions.h has their names
 

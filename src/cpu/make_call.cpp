@@ -125,8 +125,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
     call.v_scale = scales(buffers.v_scale, problem.v_scale_strides);
     call.token_scales = problem.kv_scales == ScaleKind::token;
   }
-  const bool copying = plan.kernel == "cpu/prefill" || plan.kernel == "cpu/backward";
-  if (copying && plan::cpu_copies_keys(problem, plan.block_q)) copy_keys(problem, plan, options, call);
+  if (plan.cpu.copies_keys) copy_keys(problem, plan, options, call);
 
   call.batch = problem.batch;
   call.seq_q = problem.seq_q;
@@ -155,7 +154,8 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
 
   call.num_splits = plan.num_splits;
   call.blocks_together = std::max(plan.block_q / block_q, 1);
-  if (plan.kernel == "cpu/decode") call.heads_together = plan::cpu_decode_heads(problem);
+  call.heads_together = plan.cpu.heads_together;
+  call.packs_keys = plan.cpu.packs_keys;
   call.workspace = static_cast<char*>(options.workspace);
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) call.workspace_offsets[i] = plan.workspace_offsets[i];
   return call;

@@ -100,6 +100,8 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     Plan plan = tile ? entry.lay_out_tile(problem, device, *tile) : entry.lay_out(problem, device);
     plan.kernel = entry.name;
     plan.pass = pass;
+    plan.tensor_maps = entry.tensor_maps;
+    plan.counts_repairs = entry.counts_repairs;
     plan.candidates = std::move(candidates);
     prepare_masks(problem, plan);
     add_program_source(problem, plan);

@@ -26,6 +26,8 @@ struct KernelEntry {
   bool narrow_keys = false;     // takes K and V in 8 bits
   bool narrow_queries = false;  // takes Q in 8 bits
   bool latent = false;          // takes keys that begin with their values
+  bool counts_repairs = false;  // adds to Options::repairs
+  TensorMapSet tensor_maps = TensorMapSet::none;
 
   /// Why the kernel cannot take the (normalised) problem; empty where it can.
   std::string (*reject)(const Problem& problem, const DeviceInfo& device);
@@ -54,13 +56,6 @@ std::span<const KernelEntry> cpu_ladder_kernels();
 
 /// Queries of a block of the CPU kernels: the lanes of a register tile's vectors.
 int cpu_block_q(CpuIsa isa);
-
-/// Whether cpu/prefill and cpu/backward work on copies of K and V, as float and with the rows of a head together: where
-/// more than two blocks of queries read them and they are 16 bits wide, or lie apart and do not stay in L2.
-bool cpu_copies_keys(const Problem& problem, int block_q);
-
-/// Key heads that cpu/decode reads together: all whose rows lie side by side, where that helps.
-int cpu_decode_heads(const Problem& problem);
 
 std::span<const KernelEntry> kernel_table();
 

@@ -11,6 +11,7 @@ namespace flash_attention::plan {
 namespace {
 
 constexpr std::uint32_t chunk_bytes = 128;  // of a row: the width of the swizzle
+constexpr int warpgroup_rows = 64;
 
 /// [dim, rows, heads, batch] in boxes of `rows_of_box` rows and 128 bytes.
 struct RowsOfTensor {
@@ -85,50 +86,67 @@ TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Stri
   return rows_map(slot, tensor, paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, block_kv)) : block_kv);
 }
 
-/// Looked up only for a rung: every launch comes by here.
-bool is_tma_rung(std::string_view kernel) {
-  if (!kernel.starts_with("ladder/")) return false;
-  const Rung* rung = find_rung(kernel);
-  return rung != nullptr && rung->tma;
+/// Slots: Map in kernels/forward/sm90/shape.cuh.
+TensorMaps forward_maps(const Problem& p, const Plan& plan, const Buffers& b) {
+  const int key_rows = p.page_size != 0 ? rows_of_page_box(p, plan.block_kv) : plan.block_kv;
+  const int value_rows =
+      abi::forward_sm90_value_rows(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), key_rows);
+  TensorMaps maps;
+  maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
+  maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
+  maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), value_rows));
+  maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+  return maps;
+}
+
+/// Slots: Map in kernels/forward/sm90_fp8/shape.cuh.
+TensorMaps fp8_maps(const Problem& p, const Plan& plan, const Buffers& b, const void* workspace) {
+  RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim);
+  q.dtype = *p.q_dtype;
+  const auto* transposed = static_cast<const char*>(workspace) + offset_of(plan, abi::ForwardSm90Fp8Region::transposed_V);
+  TensorMaps maps;
+  maps.add(rows_map(0, q, warpgroup_rows));
+  maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
+  maps.add(transposed_map(2, p, plan.block_kv, transposed));
+  maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+  return maps;
+}
+
+/// Slots: DecodeMap in kernels/decode/sm90.cuh.
+TensorMaps decode_maps(const Problem& p, const Plan& plan, const Buffers& b) {
+  TensorMaps maps;
+  maps.add(cache_map(0, p, b.k, p.k_strides, p.head_dim, plan.block_kv));
+  maps.add(cache_map(1, p, b.v, p.v_strides, p.head_dim_v, plan.block_kv));
+  return maps;
+}
+
+/// Slots: Map in kernels/backward/sm90/shape.cuh.
+TensorMaps backward_maps(const Problem& p, const Buffers& b) {
+  const int tile_rows = std::max(p.head_dim, p.head_dim_v) > 256 ? 16 : 64;  // box_rows of columns_storage.cuh
+  TensorMaps maps;
+  maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
+  maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));
+  maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), tile_rows));
+  maps.add(rows_map(3, query_tensor(p, b.dout, p.dout_strides, p.head_dim_v), tile_rows));
+  return maps;
 }
 
 }  // namespace
 
 TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b, const void* workspace) {
-  TensorMaps maps;
-  if (plan.kernel == "forward/sm90" || is_tma_rung(plan.kernel)) {  // slots: Map in kernels/forward/sm90/shape.cuh
-    constexpr int warpgroup_rows = 64;
-    const int key_rows = p.page_size != 0 ? rows_of_page_box(p, plan.block_kv) : plan.block_kv;
-    maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
-    maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
-    const int value_rows =
-        abi::forward_sm90_value_rows(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), key_rows);
-    maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), value_rows));
-    maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+  switch (plan.tensor_maps) {
+    case TensorMapSet::forward_sm90:
+      return forward_maps(p, plan, b);
+    case TensorMapSet::forward_sm90_fp8:
+      return fp8_maps(p, plan, b, workspace);
+    case TensorMapSet::decode_sm90:
+      return decode_maps(p, plan, b);
+    case TensorMapSet::backward_sm90:
+      return backward_maps(p, b);
+    case TensorMapSet::none:
+      break;
   }
-  if (plan.kernel == "decode/sm90") {  // slots: DecodeMap in kernels/decode/sm90.cuh
-    maps.add(cache_map(0, p, b.k, p.k_strides, p.head_dim, plan.block_kv));
-    maps.add(cache_map(1, p, b.v, p.v_strides, p.head_dim_v, plan.block_kv));
-  }
-  if (plan.kernel == "forward/sm90_fp8") {  // slots: Map in kernels/forward/sm90_fp8/shape.cuh
-    constexpr int warpgroup_rows = 64;
-    RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim);
-    q.dtype = *p.q_dtype;
-    maps.add(rows_map(0, q, warpgroup_rows));
-    maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
-    maps.add(
-        transposed_map(2, p, plan.block_kv,
-                       static_cast<const char*>(workspace) + offset_of(plan, abi::ForwardSm90Fp8Region::transposed_V)));
-    maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
-  }
-  if (plan.kernel == "backward/sm90") {  // slots: Map in kernels/backward/sm90/shape.cuh
-    const int tile_rows = std::max(p.head_dim, p.head_dim_v) > 256 ? 16 : 64;  // box_rows of columns_storage.cuh
-    maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
-    maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));
-    maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), tile_rows));
-    maps.add(rows_map(3, query_tensor(p, b.dout, p.dout_strides, p.head_dim_v), tile_rows));
-  }
-  return maps;
+  return {};
 }
 
 }  // namespace flash_attention::plan

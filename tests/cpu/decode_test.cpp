@@ -40,13 +40,26 @@ std::vector<Case> long_keys_cases() {
   return cases;
 }
 
+int heads_together(const Problem& p) {
+  return make_plan(p, Pass::forward, device_info({DeviceKind::cpu}), "cpu/decode").cpu.heads_together;
+}
+
 using LongKeys = ::testing::TestWithParam<Case>;
 
 TEST_P(LongKeys, HeadsAreReadTogether) {
-  const Problem& p = GetParam().problem;
-  const std::int64_t key_bytes = p.heads_kv * 2 * p.head_dim * static_cast<std::int64_t>(size_of(p.dtype));
-  EXPECT_EQ(plan::cpu_decode_heads(p.seq_q * p.heads_q / p.heads_kv, p.heads_kv, p.seq_kv, key_bytes, true), 5);
+  EXPECT_EQ(heads_together(GetParam().problem), 5);
   check(GetParam(), {.kernel = "cpu/decode"});
+}
+
+/// Heads that are the same memory do not lie side by side: planner and kernel go by the plan alone.
+TEST(SharedHeads, AreReadOneByOne) {
+  for (const bool values : {false, true}) {
+    Case c = long_keys(values ? "shared_values" : "shared_keys", Dtype::float32, 2);
+    const std::int64_t dim = c.problem.head_dim;
+    (values ? c.problem.v_strides : c.problem.k_strides) = {c.problem.seq_kv * dim, dim, 0};
+    EXPECT_EQ(heads_together(c.problem), 1) << c.name;
+    check(c, {.kernel = "cpu/decode"});
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LongKeys, ::testing::ValuesIn(long_keys_cases()), case_name);

@@ -18,8 +18,6 @@
 namespace flash_attention::cpu {
 namespace {
 
-inline bool packs_ahead(const Call& call) { return blocks_per_head(call) > 1; }
-
 struct PackedKeys {
   int columns, columns_v;  // head_dim in multiples of 32, head_dim_v of 16
   Half* K;                 // [block_kv][columns]
@@ -56,7 +54,7 @@ inline void pack_tile(const Call& call, const KeyTile& keys, const PackedKeys& p
   transpose_halves(rows, packed.columns_v, keys.padded, packed.columns_v, packed.Vt, block_kv);
 }
 
-inline std::int64_t pack_ahead_items(const Call& call) { return packs_ahead(call) ? pack_items(call) : 0; }
+inline std::int64_t pack_ahead_items(const Call& call) { return call.packs_keys ? pack_items(call) : 0; }
 
 inline void pack_ahead(const Call& call, std::int64_t item, void* memory) {
   const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
@@ -106,7 +104,7 @@ inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memo
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
     const Tile tile(call, block, begin);
     if (tile.seen == Seen::none) continue;
-    if (packs_ahead(call)) {
+    if (call.packs_keys) {
       attend_packed<Products>(call, block, tile, scratch);
     } else {
       attend_once<Products>(call, block, tile, scratch);
@@ -114,7 +112,7 @@ inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memo
   }
   Products::end();
 
-  if (packs_ahead(call)) {
+  if (call.packs_keys) {
     write_block(call, block, item.split, scratch.statistics, scratch.O, scratch.rescale);
   } else {
     write_rows(call, block, item.split, scratch.statistics, scratch.O, round_up(call.head_dim_v, 16), scratch.rescale);

@@ -32,7 +32,11 @@ int cpu_block_q(CpuIsa isa) {
   return cpu_block_q_generic;
 }
 
-bool cpu_copies_keys(const Problem& problem, int block_q) {
+namespace {
+
+/// Whether cpu/prefill and cpu/backward work on copies: where more than two blocks of queries read K and V and they are 16
+/// bits wide, or lie apart and do not stay in L2.
+bool copies_keys(const Problem& problem, int block_q) {
   if (problem.window_left >= 0) return false;  // few blocks read a key
   if (*problem.kv_dtype != problem.dtype || problem.latent) return false;
   if (problem.page_size != 0) return false;  // seq_kv is a capacity: copies would be as large, however few keys there are
@@ -44,15 +48,14 @@ bool cpu_copies_keys(const Problem& problem, int block_q) {
          (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
 }
 
-int cpu_decode_heads(const Problem& problem) {
+/// Key heads that cpu/decode reads together: all whose rows lie side by side, where that helps.
+int decode_heads(const Problem& problem) {
   const bool side_by_side = problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
   const std::int64_t key_bytes =
       problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t rows = problem.heads_q / problem.heads_kv * problem.seq_q;
   return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
 }
-
-namespace {
 
 std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }
 
@@ -84,7 +87,7 @@ std::string reject_decode(const Problem& problem, const DeviceInfo& device) {
   if (rows > most) return too_many_rows(most, rows);
   if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
   const bool fill_lanes = rows > 11 && (rows <= 16 || block_q < cpu_block_q_avx512);
-  if (!fill_lanes || decodes_pairs(problem, device) || cpu_decode_heads(problem) > 1) return {};
+  if (!fill_lanes || decodes_pairs(problem, device) || decode_heads(problem) > 1) return {};
   return std::to_string(rows) + " query rows fill the lanes of cpu/prefill, and K and V stay in the caches";
 }
 
@@ -158,7 +161,8 @@ int together(const Problem& problem, std::int64_t items) {
 
 /// Copies of K and V as float, the rows of a head one after the other.
 void reserve_copies(const Problem& problem, Plan& plan) {
-  if (!cpu_copies_keys(problem, plan.block_q)) return;
+  plan.cpu.copies_keys = copies_keys(problem, plan.block_q);
+  if (!plan.cpu.copies_keys) return;
   const std::int64_t rows = problem.heads_kv * (problem.packed ? problem.total_kv : problem.batch * problem.seq_kv);
   reserve(plan, CpuRegion::copied_K, rows * cpu_copied_stride(problem.head_dim) * 4);
   reserve(plan, CpuRegion::copied_V, rows * cpu_copied_stride(problem.head_dim_v) * 4);
@@ -176,7 +180,8 @@ Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
 /// As forward, but a block of work is the rows of all key heads that are read together.
 Plan lay_out_decode(const Problem& problem, const DeviceInfo& device) {
   Plan plan{.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
-  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, cpu_decode_heads(problem)), plan);
+  plan.cpu.heads_together = decode_heads(problem);
+  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, plan.cpu.heads_together), plan);
   return plan;
 }
 
@@ -187,6 +192,7 @@ Plan lay_out_bfloat16(const Problem& problem, const DeviceInfo& device) {
             .block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv};
   split_keys(problem, device, row_blocks(problem, plan), plan);
   if (group(problem) * problem.seq_q <= plan.block_q) return plan;  // one block of rows packs tile by tile, for itself
+  plan.cpu.packs_keys = true;
   const std::int64_t keys = key_places(problem, plan.block_kv) * plan.block_kv;
   reserve(plan, CpuRegion::packed_K, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
   reserve(plan, CpuRegion::packed_Vt, keys * ceil_div(problem.head_dim_v, 16) * 16 * 2);

@@ -233,6 +233,7 @@ std::span<const KernelEntry> decode_kernels() {
                   .left_padding = true,
                   .invariant = true,
                   .narrow_keys = true,
+                  .tensor_maps = TensorMapSet::decode_sm90,
                   .reject = reject_sm90_decode,
                   .lay_out = lay_out_sm90,
                   .yield = yield},

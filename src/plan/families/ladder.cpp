@@ -262,6 +262,7 @@ std::vector<KernelEntry> entries(std::index_sequence<index...>) {
       .requirements = table[index].float32 ? "a rung of the ladder: dense, causal or not, head_dim to 128, every dtype"
                                            : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes",
       .automatic = false,
+      .tensor_maps = table[index].tma ? TensorMapSet::forward_sm90 : TensorMapSet::none,
       .reject = [](const Problem& problem, const DeviceInfo& device) { return reject(table[index], problem, device); },
       .lay_out = [](const Problem& problem,
                     const DeviceInfo& device) { return lay_out(table[index], problem, device); }}...};
@@ -288,11 +289,6 @@ std::string reject_beside_ladder(const Problem& p) {
 }
 
 std::span<const Rung> rungs() { return table; }
-
-const Rung* find_rung(std::string_view name) {
-  const auto found = std::ranges::find(table, name, &Rung::name);
-  return found == table.end() ? nullptr : &*found;
-}
 
 std::span<const KernelEntry> ladder_kernels() {
   static const std::vector<KernelEntry> rows = entries(std::make_index_sequence<table.size()>());

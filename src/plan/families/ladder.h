@@ -29,9 +29,6 @@ struct Rung {
 /// In the order in which they are climbed: forward, then backward.
 std::span<const Rung> rungs();
 
-/// The rung of that name, or null.
-const Rung* find_rung(std::string_view name);
-
 /// The launches of a backward rung: delta (in the layout of lse), dq, dkv.
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);
 

@@ -218,6 +218,8 @@ std::span<const KernelEntry> sm90_kernels() {
                   .hidden_rows = true,
                   .block_mask = true,
                   .programs = true,
+                  .counts_repairs = true,
+                  .tensor_maps = TensorMapSet::forward_sm90,
                   .reject = reject_forward,
                   .lay_out = lay_out_forward,
                   .reject_tile = reject_forward_tile,

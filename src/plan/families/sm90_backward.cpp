@@ -242,6 +242,7 @@ KernelEntry sm90_backward_kernel() {
           .hidden_rows = true,
           .block_mask = true,
           .programs = true,
+          .tensor_maps = TensorMapSet::backward_sm90,
           .reject = reject_backward,
           .lay_out = lay_out_backward};
 }

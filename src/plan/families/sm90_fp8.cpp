@@ -112,6 +112,7 @@ std::span<const KernelEntry> sm90_fp8_kernels() {
                       "TMA can take; causal, windows, softcap, packed, lengths",
       .narrow_keys = true,
       .narrow_queries = true,
+      .tensor_maps = TensorMapSet::forward_sm90_fp8,
       .reject = reject,
       .lay_out = lay_out,
       .reject_tile = reject_tile,
