@@ -8,6 +8,7 @@
 #include "cpu/append.h"
 #include "cuda/backend.h"
 #include "emulator/host/backend.h"
+#include "launch/append.h"
 #include "plan/append.h"
 
 namespace flash_attention {
@@ -78,7 +79,7 @@ void append(const AppendProblem& problem, const AppendBuffers& buffers, const Op
       if (options.device.kind == DeviceKind::cpu) {
         cpu::append(prepared.problem, buffers);
       } else if (prepared.kernel) {
-        abi::AppendArgs args = plan::make_arguments(prepared.problem, buffers);
+        abi::AppendArgs args = launch::make_arguments(prepared.problem, buffers);
         prepared.kernel->launch(prepared.launch, &args, options.stream);
       }
     });

@@ -10,12 +10,13 @@
 #include "cpu/isa/tables.h"
 #include "cpu/key_bounds.h"
 #include "cpu/ladder/steps.h"
-#include "cpu/make_call.h"
 #include "cpu/parallel.h"
 #include "cpu/program_code.h"
 #include "cpu/region.h"
 #include "cpu/tails.h"
+#include "cpu/work.h"
 #include "flash_attention/error.h"
+#include "launch/cpu_call.h"
 
 namespace flash_attention::cpu {
 namespace {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "cpu/program_view.h"
 #include "flash_attention/attention.h"
+#include "launch/program_view.h"
 #include "program/classes.h"
 #include "program/program.h"
 

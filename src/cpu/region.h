@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cpu/call.h"
-#include "plan/cpu_regions.h"
+#include "plan/families/cpu_regions.h"
 
 namespace flash_attention::cpu {
 namespace {  // the objects of every instruction set have their own

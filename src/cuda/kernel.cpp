@@ -7,7 +7,7 @@
 #include "cuda/tensor_map.h"
 #include "flash_attention/error.h"
 #include "jit/compile.h"
-#include "plan/arguments.h"
+#include "launch/arguments.h"
 
 namespace flash_attention::cuda {
 namespace {
@@ -43,8 +43,8 @@ class CudaKernel final : public Kernel {
     }
     const Stream stream = static_cast<Stream>(options.stream);
     const ContextScope scope(cu_, device_, stream);
-    abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
-    for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers, options.workspace))
+    abi::AttentionArgs args = launch::make_arguments(problem, plan, buffers, options);
+    for (const launch::TensorMapSpec& spec : launch::tensor_maps(problem, plan, buffers, options.workspace))
       args.maps[spec.slot] = tensor_map(cu_, spec);
     if (plan.zeroed_bytes != 0) {
       const auto workspace = reinterpret_cast<DevicePointer>(options.workspace);

@@ -28,7 +28,7 @@ int swizzle_value(int bytes) { return bytes == 128 ? 3 : bytes == 64 ? 2 : bytes
 
 constexpr int promote_to_128_bytes = 2;
 
-std::string to_text(const plan::TensorMapSpec& spec) {
+std::string to_text(const launch::TensorMapSpec& spec) {
   std::string text = "slot " + std::to_string(spec.slot) + ", rank " + std::to_string(spec.rank);
   for (int i = 0; i < spec.rank; ++i) {
     text += ", dimension " + std::to_string(i) + ": " + std::to_string(spec.sizes[i]) + " elements in boxes of " +
@@ -38,7 +38,7 @@ std::string to_text(const plan::TensorMapSpec& spec) {
   return text + ", swizzle " + std::to_string(spec.swizzle_bytes);
 }
 
-abi::TensorMap encode(const Driver& cu, const plan::TensorMapSpec& spec) {
+abi::TensorMap encode(const Driver& cu, const launch::TensorMapSpec& spec) {
   abi::TensorMap map;
   constexpr std::uint32_t element_strides[5] = {1, 1, 1, 1, 1};
   const Status status = cu.TensorMapEncodeTiled(
@@ -52,13 +52,13 @@ abi::TensorMap encode(const Driver& cu, const plan::TensorMapSpec& spec) {
 }
 
 struct Remembered {
-  plan::TensorMapSpec spec;
+  launch::TensorMapSpec spec;
   abi::TensorMap map;
 };
 
 /// Where this thread keeps the map of a tensor. Layers and steps of a model come by with the same memory again and again,
 /// and a map is a function of its specification: four of them cost the driver 0.4 us, a tenth of a launch.
-Remembered& place_of(const plan::TensorMapSpec& spec) {
+Remembered& place_of(const launch::TensorMapSpec& spec) {
   thread_local std::array<Remembered, 64> places;
   const std::uint64_t address = reinterpret_cast<std::uintptr_t>(spec.data) / 256;
   return places[(8 * address + static_cast<std::uint64_t>(spec.slot)) * 0x9E3779B97F4A7C15ull >> 58];
@@ -66,7 +66,7 @@ Remembered& place_of(const plan::TensorMapSpec& spec) {
 
 }  // namespace
 
-const abi::TensorMap& tensor_map(const Driver& cu, const plan::TensorMapSpec& spec) {
+const abi::TensorMap& tensor_map(const Driver& cu, const launch::TensorMapSpec& spec) {
   Remembered& place = place_of(spec);
   if (!(place.spec == spec)) place = {spec, encode(cu, spec)};
   return place.map;

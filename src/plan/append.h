@@ -18,7 +18,4 @@ inline std::int64_t query_tokens(const AppendProblem& p) { return p.packed_q || 
 /// The launch of decode/append for a normalised problem; a grid of 0 blocks where there is nothing to do.
 Launch lay_out_append(const AppendProblem& problem);
 
-/// Its parameter. Reads no memory behind the pointers.
-abi::AppendArgs make_arguments(const AppendProblem& problem, const AppendBuffers& buffers);
-
 }  // namespace flash_attention::plan

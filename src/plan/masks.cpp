@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "abi/tile_map.h"
-#include "plan/arguments.h"
-#include "plan/cpu_regions.h"
+#include "plan/config_source.h"
+#include "plan/families/cpu_regions.h"
 #include "plan/program.h"
 #include "plan/workspace.h"
 

@@ -1,13 +1,8 @@
 #pragma once
 
-#include "abi/program.h"
-#include "flash_attention/attention.h"
+#include "flash_attention/plan.h"
 
 namespace flash_attention::plan {
-
-/// What the program is given: scalars, tensors, and where its gradients go.
-abi::ProgramArgs program_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers,
-                                   const Options& options);
 
 /// The launches that sum the gradients of a program's tensors; `config` is that of the portable backward pass.
 void add_program_gradients(const Problem& problem, const std::string& config, Plan& plan);

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "api/checks/validate.h"
-#include "cpu/make_call.h"
 #include "cpu/tails.h"
+#include "launch/cpu_call.h"
 #include "plan/families/cpu_tiles.h"
 #include "support/cases/contract.h"
 #include "support/oracle/rounding.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cpu/detect.h"
-#include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
 #include "support/cases/contract.h"
 

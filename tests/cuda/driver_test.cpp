@@ -110,7 +110,7 @@ TEST_F(DriverTest, what_failed_on_the_gpu_is_reported_by_synchronize) {
 }
 
 TEST_F(DriverTest, tensor_maps) {
-  plan::TensorMapSpec spec{.slot = 2, .data = reinterpret_cast<void*>(0x7000), .dtype = Dtype::bfloat16, .rank = 3};
+  launch::TensorMapSpec spec{.slot = 2, .data = reinterpret_cast<void*>(0x7000), .dtype = Dtype::bfloat16, .rank = 3};
   spec.sizes[0] = 128, spec.sizes[1] = 4096, spec.sizes[2] = 8;
   spec.strides_bytes[0] = 256, spec.strides_bytes[1] = 1 << 20;
   spec.box[0] = 64, spec.box[1] = 128, spec.box[2] = 1;
@@ -127,7 +127,7 @@ TEST_F(DriverTest, tensor_maps) {
 
 TEST_F(DriverTest, a_tensor_map_is_asked_for_once) {
   const auto asked = [&] { return std::ranges::count(cu.calls, "cuTensorMapEncodeTiled"); };
-  plan::TensorMapSpec spec{.data = reinterpret_cast<void*>(0x9000), .rank = 2};
+  launch::TensorMapSpec spec{.data = reinterpret_cast<void*>(0x9000), .rank = 2};
   spec.sizes[0] = 64, spec.sizes[1] = 100;
   for (int i = 0; i < 3; ++i) tensor_map(driver(), spec);
   EXPECT_EQ(asked(), 1);

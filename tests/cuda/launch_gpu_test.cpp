@@ -194,7 +194,7 @@ TEST_F(GpuLaunchTest, clusters) {
 TEST_F(GpuLaunchTest, the_drivers_view_of_tensor_maps) {
   if (gpu.arch < 90) GTEST_SKIP() << gpu.name << " has no tensor maps";
   const DeviceMemory tensor(0, 64 * 128 * 2);
-  plan::TensorMapSpec spec{.data = tensor.data(), .dtype = Dtype::bfloat16, .rank = 2};
+  launch::TensorMapSpec spec{.data = tensor.data(), .dtype = Dtype::bfloat16, .rank = 2};
   spec.sizes[0] = 128, spec.sizes[1] = 64;
   spec.strides_bytes[0] = 256;
   spec.box[0] = 64, spec.box[1] = 64;

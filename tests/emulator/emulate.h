@@ -26,7 +26,7 @@ inline Bytes emulate(const WrapperCase& c, std::uint64_t seed) {
   const auto output = aligned(c.before.empty() ? Bytes(c.expected.size()) : c.before);
   WrapperArgs args{{}, input.get(), output.get()};
   for (const WrapperCase::Map& map : c.maps) {
-    plan::TensorMapSpec spec = map.spec;
+    launch::TensorMapSpec spec = map.spec;
     spec.data = (map.of_output ? output.get() : input.get()) + reinterpret_cast<std::uintptr_t>(spec.data);
     args.maps[spec.slot] = emulator::encode(spec);
   }

@@ -8,7 +8,7 @@
 
 #include "abi/args.h"
 #include "emulator/machine/scheduler.h"
-#include "plan/arguments.h"
+#include "launch/tensor_maps.h"
 
 namespace flash_attention::testing {
 
@@ -35,7 +35,7 @@ struct WrapperCase {
   Bytes before{};  // what output holds at first; zeros where empty
   struct Map {
     bool of_output = false;
-    plan::TensorMapSpec spec{};  // data is an offset into input or output
+    launch::TensorMapSpec spec{};  // data is an offset into input or output
   };
   std::vector<Map> maps{};
   double tolerance = 0;  // relative, of floats; 0: the same bits

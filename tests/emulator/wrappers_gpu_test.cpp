@@ -34,7 +34,7 @@ TEST_P(Wrapper, GivesTheSameBitsOnTheGpu) {
   output.upload(before.data(), before.size());
   WrapperArgs args{{}, static_cast<const unsigned char*>(input.data()), static_cast<unsigned char*>(output.data())};
   for (const WrapperCase::Map& map : c.maps) {
-    plan::TensorMapSpec spec = map.spec;
+    launch::TensorMapSpec spec = map.spec;
     spec.data =
         static_cast<unsigned char*>((map.of_output ? output : input).data()) + reinterpret_cast<std::uintptr_t>(spec.data);
     args.maps[spec.slot] = cuda::tensor_map(cu, spec);

@@ -7,7 +7,7 @@
 #include "api/checks/validate.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/error.h"
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention {

@@ -3,7 +3,8 @@
 from .plant import Plant
 
 TAKES = "plan_test Requirements.*"
-ARGUMENTS = "plan_test Arguments.*"
+ARGUMENTS = "launch_test Arguments.*"
+FEATURES = "plan_test Features.*"
 
 PLANTS = (
     Plant(
@@ -100,73 +101,73 @@ PLANTS = (
     ),
     Plant(
         "dbias strides in 32 bits",
-        "src/plan/arguments.cpp",
+        "src/launch/arguments.cpp",
         "args.dbias_batch_stride = p.bias.batch_stride != 0 ? heads * rows * p.seq_kv : 0;",
         "args.dbias_batch_stride = p.bias.batch_stride != 0 ? static_cast<int>(heads * rows * p.seq_kv) : 0;",
         ARGUMENTS,
     ),
     Plant(
         "tensor strides in 32 bits",
-        "src/plan/views.h",
+        "src/launch/views.h",
         "return {const_cast<void*>(data), strides.batch, strides.seq, strides.head};",
         "return {const_cast<void*>(data), strides.batch, static_cast<int>(strides.seq), strides.head};",
         ARGUMENTS,
     ),
     Plant(
         "score strides in 32 bits",
-        "src/plan/arguments.cpp",
+        "src/launch/arguments.cpp",
         "return {data, tensor.batch_stride, tensor.head_stride, tensor.q_stride};",
         "return {data, tensor.batch_stride, tensor.head_stride, static_cast<int>(tensor.q_stride)};",
         ARGUMENTS,
     ),
     Plant(
         "alibi_batch_stride is lost",
-        "src/plan/arguments.cpp",
+        "src/launch/arguments.cpp",
         "  args.alibi_batch_stride = p.alibi_batch_stride;\n",
         "",
         ARGUMENTS,
     ),
     Plant(
         "seqused_q and seqused_kv change places",
-        "src/plan/arguments.cpp",
+        "src/launch/arguments.cpp",
         "  args.seqused_q = b.seqused_q;\n  args.seqused_kv = b.seqused_kv;\n",
         "  args.seqused_q = b.seqused_kv;\n  args.seqused_kv = b.seqused_q;\n",
         ARGUMENTS,
     ),
     Plant(
         "a threshold of dropout rounded in float",
-        "src/plan/arguments.cpp",
+        "src/launch/arguments.cpp",
         "std::floor(static_cast<double>(p.dropout_p) * 0x1p32)",
         "std::floor(static_cast<double>(p.dropout_p) * 0x1p31)",
         ARGUMENTS,
     ),
     Plant(
         "the configuration lacks a feature: key_lengths",
-        "src/plan/arguments.cpp",
+        "src/plan/config_source.cpp",
         "  MEMBER(key_lengths);\n",
         "",
-        ARGUMENTS,
+        FEATURES,
     ),
     Plant(
         "the configuration lacks a feature: bias_dtype",
-        "src/plan/arguments.cpp",
+        "src/plan/config_source.cpp",
         "  MEMBER(bias_dtype);\n",
         "",
-        ARGUMENTS,
+        FEATURES,
     ),
     Plant(
         "a window of 0 keys to the left is no window",
-        "src/plan/arguments.cpp",
+        "src/plan/features.cpp",
         ".window_left = p.window_left >= 0,",
         ".window_left = p.window_left > 0,",
-        ARGUMENTS,
+        FEATURES,
     ),
     Plant(
         "top_left is lost where there is only a left window",
-        "src/plan/arguments.cpp",
+        "src/plan/features.cpp",
         "p.alignment == Alignment::top_left && (p.window_left >= 0 || p.window_right >= 0)",
         "p.alignment == Alignment::top_left && p.window_right >= 0",
-        ARGUMENTS,
+        FEATURES,
     ),
     Plant(
         "the last tile of rows has no block",
@@ -198,16 +199,16 @@ PLANTS = (
     ),
     Plant(
         "tensor maps of keys have the rows of queries",
-        "src/plan/tensor_maps.cpp",
+        "src/launch/tensor_maps.cpp",
         "p.packed ? p.total_kv : p.seq_kv, p.heads_kv,",
         "p.packed ? p.total_q : p.seq_kv, p.heads_kv,",
-        "plan_test Maps.*",
+        "launch_test Maps.*",
     ),
     Plant(
         "tensor map strides in 32 bits",
-        "src/plan/tensor_maps.cpp",
+        "src/launch/tensor_maps.cpp",
         "static_cast<std::uint64_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element)",
         "static_cast<std::uint32_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element)",
-        "plan_test Maps.*",
+        "launch_test Maps.*",
     ),
 )

@@ -3,9 +3,9 @@
 // The interpreter of programs: each instruction is a loop over the keys of a part of a tile, with a query in each lane. No
 // compiler at run time; the values of 16 keys stay in L1.
 
-#include "cpu/program_view.h"
 #include "cpu/tile/math.h"
 #include "cpu/tile/rows.h"
+#include "launch/program_view.h"
 
 namespace flash_attention::cpu {
 namespace {

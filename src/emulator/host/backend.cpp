@@ -10,7 +10,7 @@
 #include "flash_attention/error.h"
 #include "jit/kernel_key.h"
 #include "jit/sources.h"
-#include "plan/arguments.h"
+#include "launch/arguments.h"
 #include "support/settings.h"
 
 namespace flash_attention::emulator {
@@ -34,8 +34,8 @@ class EmulatedKernel final : public Kernel {
   explicit EmulatedKernel(std::vector<std::shared_ptr<const Module>> modules) : modules_(std::move(modules)) {}
 
   void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
-    abi::AttentionArgs args = plan::make_arguments(problem, plan, buffers, options);
-    for (const plan::TensorMapSpec& spec : plan::tensor_maps(problem, plan, buffers, options.workspace))
+    abi::AttentionArgs args = launch::make_arguments(problem, plan, buffers, options);
+    for (const launch::TensorMapSpec& spec : launch::tensor_maps(problem, plan, buffers, options.workspace))
       args.maps[spec.slot] = encode(spec);
     if (plan.zeroed_bytes != 0) std::memset(options.workspace, 0, plan.zeroed_bytes);
     for (std::size_t i = 0; i < modules_.size(); ++i)

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint32_t magic = 0x544d4150;
 
-void require(bool holds, const plan::TensorMapSpec& spec, const std::string& what) {
+void require(bool holds, const launch::TensorMapSpec& spec, const std::string& what) {
   if (!holds) throw Error(ErrorCode::internal, "tensor map " + std::to_string(spec.slot) + ": " + what);
 }
 
@@ -22,7 +22,7 @@ std::size_t TensorMapFields::box_bytes() const {
   return bytes;
 }
 
-abi::TensorMap encode(const plan::TensorMapSpec& spec) {
+abi::TensorMap encode(const launch::TensorMapSpec& spec) {
   require(spec.rank >= 1 && spec.rank <= 5, spec, "the rank is " + std::to_string(spec.rank) + "; allowed are 1 to 5");
   require(reinterpret_cast<std::uintptr_t>(spec.data) % 16 == 0, spec, "the address is not a multiple of 16");
   TensorMapFields fields{};

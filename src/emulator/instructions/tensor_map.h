@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "abi/args.h"
-#include "plan/arguments.h"
+#include "launch/tensor_maps.h"
 
 namespace flash_attention::emulator {
 
@@ -25,7 +25,7 @@ struct TensorMapFields {
 static_assert(sizeof(TensorMapFields) <= sizeof(abi::TensorMap));
 
 /// Refuses what cuTensorMapEncodeTiled would refuse. Throws Error(internal).
-abi::TensorMap encode(const plan::TensorMapSpec& spec);
+abi::TensorMap encode(const launch::TensorMapSpec& spec);
 
 /// The fields of an encoded map; false where the bytes are none.
 bool decode(const void* map, TensorMapFields& fields);

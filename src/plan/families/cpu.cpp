@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "plan/cpu_regions.h"
+#include "plan/families/cpu_regions.h"
 #include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"

@@ -6,9 +6,10 @@
 #include <optional>
 
 #include "abi/decode.h"
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
+#include "plan/features.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 

@@ -6,9 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
+#include "plan/features.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::plan {

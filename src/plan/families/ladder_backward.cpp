@@ -1,6 +1,7 @@
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/ladder.h"
 #include "plan/families/portable.h"
+#include "plan/features.h"
 
 namespace flash_attention::plan {
 namespace {

@@ -5,9 +5,10 @@
 #include <limits>
 
 #include "abi/decode.h"
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/decode.h"
 #include "plan/families/portable.h"
+#include "plan/features.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention::plan {

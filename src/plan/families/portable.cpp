@@ -4,7 +4,8 @@
 #include <array>
 #include <limits>
 
-#include "plan/arguments.h"
+#include "plan/config_source.h"
+#include "plan/features.h"
 #include "plan/kernel_table.h"
 #include "plan/program.h"
 #include "plan/workspace.h"

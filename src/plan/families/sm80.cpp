@@ -2,8 +2,9 @@
 #include <array>
 #include <optional>
 
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/portable.h"
+#include "plan/features.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 

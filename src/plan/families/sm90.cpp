@@ -6,8 +6,9 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/key_bounds.h"
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/portable.h"
+#include "plan/features.h"
 #include "plan/kernel_table.h"
 #include "plan/masks.h"
 #include "plan/program.h"

@@ -1,9 +1,10 @@
 #include <algorithm>
 
 #include "abi/backward_sm90.h"
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
+#include "plan/features.h"
 #include "plan/masks.h"
 #include "plan/program.h"
 #include "plan/workspace.h"

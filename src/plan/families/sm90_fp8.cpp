@@ -3,9 +3,10 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
-#include "plan/arguments.h"
+#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
+#include "plan/features.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 

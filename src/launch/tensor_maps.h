@@ -2,26 +2,9 @@
 
 #include <array>
 
-#include "abi/append.h"
-#include "abi/args.h"
-#include "abi/config.h"
 #include "flash_attention/attention.h"
 
-namespace flash_attention::plan {
-
-/// The compile-time features of a normalised problem.
-abi::Features features_of(const Problem& problem);
-
-/// The same for kernels that read a map of the tiles of a boolean mask (abi/tile_map.h).
-abi::Features features_with_map(const Problem& problem);
-
-/// C++ source of a configuration, for Launch::config: "ForwardConfig{.features = {...}, .head_dim = 64, ...}".
-std::string to_source(const abi::ForwardConfig& config);
-std::string to_source(const abi::BackwardConfig& config);
-std::string to_source(const abi::AppendConfig& config);
-
-/// The kernel parameter of a call, all but the tensor maps. Reads no memory behind the pointers.
-abi::AttentionArgs make_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options);
+namespace flash_attention::launch {
 
 /// What a TMA kernel wants in AttentionArgs::maps[slot]. The driver or the emulator encodes it.
 struct TensorMapSpec {
@@ -50,4 +33,4 @@ struct TensorMaps {
 /// The maps a plan's kernels need for this call, some of what is in the workspace; empty for kernels that use no TMA.
 TensorMaps tensor_maps(const Problem& problem, const Plan& plan, const Buffers& buffers, const void* workspace);
 
-}  // namespace flash_attention::plan
+}  // namespace flash_attention::launch

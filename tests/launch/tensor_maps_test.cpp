@@ -1,7 +1,8 @@
+#include "launch/tensor_maps.h"
+
 #include <gtest/gtest.h>
 
 #include "api/checks/validate.h"
-#include "plan/arguments.h"
 
 namespace flash_attention {
 namespace {
@@ -14,7 +15,7 @@ struct Expected {
   std::int64_t dim, rows, heads, batch;
 };
 
-void expect_map(const plan::TensorMapSpec& map, const Expected& wanted) {
+void expect_map(const launch::TensorMapSpec& map, const Expected& wanted) {
   EXPECT_EQ(map.data, wanted.data);
   EXPECT_EQ(map.rank, 4);
   const std::int64_t sizes[4] = {wanted.dim, wanted.rows, wanted.heads, wanted.batch};
@@ -51,7 +52,7 @@ TEST(Maps, EveryTensorHasItsOwnSizesAndStrides) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const Problem whole = api::normalise(p, pass);
       const Plan plan = make_plan(p, pass, gpu, pass == Pass::forward ? "forward/sm90" : "backward/sm90");
-      const plan::TensorMaps maps = plan::tensor_maps(whole, plan, b, nullptr);
+      const launch::TensorMaps maps = launch::tensor_maps(whole, plan, b, nullptr);
       ASSERT_EQ(maps.count, 4u);
       for (int i = 0; i < 4; ++i) EXPECT_EQ(maps.specs[i].slot, i);
       expect_map(maps.specs[0], {b.q, whole.q_strides, 64, rows_q, 4, batch});

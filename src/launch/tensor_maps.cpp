@@ -1,13 +1,13 @@
+#include "launch/tensor_maps.h"
+
 #include <algorithm>
 
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
-#include "plan/arguments.h"
-#include "plan/families/ladder.h"
 #include "plan/families/sm90.h"
 #include "plan/workspace.h"
 
-namespace flash_attention::plan {
+namespace flash_attention::launch {
 namespace {
 
 constexpr std::uint32_t chunk_bytes = 128;  // of a row: the width of the swizzle
@@ -88,7 +88,7 @@ TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Stri
 
 /// Slots: Map in kernels/forward/sm90/shape.cuh.
 TensorMaps forward_maps(const Problem& p, const Plan& plan, const Buffers& b) {
-  const int key_rows = p.page_size != 0 ? rows_of_page_box(p, plan.block_kv) : plan.block_kv;
+  const int key_rows = p.page_size != 0 ? plan::rows_of_page_box(p, plan.block_kv) : plan.block_kv;
   const int value_rows =
       abi::forward_sm90_value_rows(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), key_rows);
   TensorMaps maps;
@@ -103,7 +103,8 @@ TensorMaps forward_maps(const Problem& p, const Plan& plan, const Buffers& b) {
 TensorMaps fp8_maps(const Problem& p, const Plan& plan, const Buffers& b, const void* workspace) {
   RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim);
   q.dtype = *p.q_dtype;
-  const auto* transposed = static_cast<const char*>(workspace) + offset_of(plan, abi::ForwardSm90Fp8Region::transposed_V);
+  const auto* transposed =
+      static_cast<const char*>(workspace) + plan::offset_of(plan, abi::ForwardSm90Fp8Region::transposed_V);
   TensorMaps maps;
   maps.add(rows_map(0, q, warpgroup_rows));
   maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), plan.block_kv));
@@ -149,4 +150,4 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b, con
   return {};
 }
 
-}  // namespace flash_attention::plan
+}  // namespace flash_attention::launch

@@ -1,5 +1,5 @@
 // What a problem says reaches the kernels' arguments whole: in 64 bits, and each in its own place.
-#include "plan/arguments.h"
+#include "launch/arguments.h"
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ TEST(Arguments, StridesKeepTheir64Bits) {
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) plan.workspace_offsets[i] = far + 1000 + i;
   Problem with_scale = p;
   with_scale.scale = 1.0f;
-  const abi::AttentionArgs args = plan::make_arguments(with_scale, plan, {}, {});
+  const abi::AttentionArgs args = launch::make_arguments(with_scale, plan, {}, {});
   const auto expect = [](const abi::TensorView& view, const Strides& strides) {
     EXPECT_EQ(view.batch_stride, strides.batch);
     EXPECT_EQ(view.seq_stride, strides.seq);
@@ -59,7 +59,7 @@ TEST(Arguments, DbiasStridesKeepTheir64Bits) {
     for (const bool of_head : {false, true}) {
       for (const bool of_row : {false, true}) {
         p.bias = {true, Dtype::float32, of_batch ? far : 0, of_head ? far : 0, of_row ? far : 0};
-        const abi::AttentionArgs args = plan::make_arguments(p, {}, {}, {});
+        const abi::AttentionArgs args = launch::make_arguments(p, {}, {}, {});
         const std::int64_t rows = of_row ? p.seq_q : 1, heads = of_head ? p.heads_q : 1;
         EXPECT_EQ(args.dbias_q_stride, of_row ? p.seq_kv : 0);
         EXPECT_EQ(args.dbias_head_stride, of_head ? rows * p.seq_kv : 0);
@@ -91,7 +91,7 @@ TEST(Arguments, EveryPointerAndNumberIsInItsPlace) {
   o.repairs = static_cast<std::uint32_t*>(next());
   Plan plan;
   plan.num_splits = 11;
-  const abi::AttentionArgs args = plan::make_arguments(p, plan, b, o);
+  const abi::AttentionArgs args = launch::make_arguments(p, plan, b, o);
   EXPECT_EQ(args.Q.data, b.q);
   EXPECT_EQ(args.K.data, b.k);
   EXPECT_EQ(args.V.data, b.v);
@@ -134,49 +134,6 @@ TEST(Arguments, EveryPointerAndNumberIsInItsPlace) {
   EXPECT_EQ(args.offset, o.offset);
   EXPECT_EQ(args.drop_threshold, 1u << 30);
   EXPECT_EQ(args.keep_scale, 1.0f / 0.75f);
-}
-
-/// A feature that is off in the configuration leaves no instruction behind, so each must be on where its option is.
-TEST(Arguments, EveryOptionIsAFeature) {
-  struct Option {
-    const char* text;
-    void (*set)(Problem&);
-  };
-  const Option options[] = {
-      {".packed = true", [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 40; }},
-      {".seqused_q = true", [](Problem& p) { p.seqused_q = true; }},
-      {".seqused_kv = true", [](Problem& p) { p.seqused_kv = true; }},
-      {".key_lengths = true", [](Problem& p) { p.key_lengths = true; }},
-      {".left_padding = true", [](Problem& p) { p.left_padding = true; }},
-      {".window_left = true", [](Problem& p) { p.window_left = 0; }},
-      {".window_right = true", [](Problem& p) { p.window_right = 0; }},
-      {".window_right = true", [](Problem& p) { p.causal = true; }},
-      {".top_left = true", [](Problem& p) { p.causal = true, ++p.seq_kv, p.alignment = Alignment::top_left; }},
-      {".top_left = true", [](Problem& p) { p.window_left = 3, ++p.seq_kv, p.alignment = Alignment::top_left; }},
-      {".softcap = true", [](Problem& p) { p.softcap = 1e-3f; }},
-      {".bias = true", [](Problem& p) { p.bias.present = true; }},
-      {".bias_dtype = Type::bfloat16", [](Problem& p) { p.bias = {.present = true, .dtype = Dtype::bfloat16}; }},
-      {".alibi = true", [](Problem& p) { p.alibi = true; }},
-      {".mask = true", [](Problem& p) { p.mask.present = true; }},
-      {".hidden_bounds = 2", [](Problem& p) { p.hidden_rows.bounds = 2; }},
-      {".block_mask = true", [](Problem& p) { p.block_mask = {.block_q = 64, .block_kv = 64}; }},
-      {".dropout = true", [](Problem& p) { p.dropout_p = 1e-6f; }},
-      {".sink = true", [](Problem& p) { p.sink = true; }},
-      {".dtype = Type::float16", [](Problem& p) { p.dtype = Dtype::float16; }},
-      {".dtype = Type::bfloat16", [](Problem& p) { p.dtype = Dtype::bfloat16; }},
-  };
-  const Problem plain{.seq_q = 40, .seq_kv = 40, .head_dim = 16};
-  const auto source = [](const Problem& p) {
-    abi::ForwardConfig config;
-    config.features = plan::features_of(api::normalise(p, Pass::forward));
-    return plan::to_source(config);
-  };
-  for (const Option& option : options) {
-    Problem p = plain;
-    option.set(p);
-    EXPECT_EQ(source(plain).find(option.text), std::string::npos) << option.text;
-    EXPECT_NE(source(p).find(option.text), std::string::npos) << option.text << " is not in " << source(p);
-  }
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
-#include "cpu/make_call.h"
+#include "launch/cpu_call.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "plan/cpu_regions.h"
+#include "plan/families/cpu_regions.h"
 #include "plan/families/cpu_tiles.h"
-#include "plan/kernel_table.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::cpu {
@@ -159,15 +158,6 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.workspace = static_cast<char*>(options.workspace);
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) call.workspace_offsets[i] = plan.workspace_offsets[i];
   return call;
-}
-
-double multiplications(const Problem& problem, Pass pass) {
-  // A single row takes the time of four, and a few keys that of eight.
-  const auto rows = static_cast<double>(std::max<std::int64_t>(problem.heads_q * problem.seq_q, 4 * problem.heads_kv));
-  const auto keys = static_cast<double>(std::max<std::int64_t>(problem.seq_kv, 8));
-  const double scores = static_cast<double>(problem.batch) * rows * keys;
-  const double products = pass == Pass::backward || pass == Pass::standard_backward ? 2.5 : 1;  // five instead of two
-  return products * scores * static_cast<double>(problem.head_dim + problem.head_dim_v);
 }
 
 }  // namespace flash_attention::cpu

@@ -3,7 +3,7 @@
 #include "abi/args.h"
 #include "flash_attention/problem.h"
 
-namespace flash_attention::plan {
+namespace flash_attention::launch {
 
 /// A tensor as kernels see it.
 inline abi::TensorView view(const void* data, const Strides& strides) {
@@ -15,4 +15,4 @@ inline abi::ScaleView scale_view(const float* data, const Strides& strides) {
   return {data, strides.batch, strides.seq, strides.head};
 }
 
-}  // namespace flash_attention::plan
+}  // namespace flash_attention::launch

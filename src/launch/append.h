@@ -1,0 +1,11 @@
+#pragma once
+
+#include "abi/append.h"
+#include "flash_attention/append.h"
+
+namespace flash_attention::launch {
+
+/// The parameter of decode/append. Reads no memory behind the pointers.
+abi::AppendArgs make_arguments(const AppendProblem& problem, const AppendBuffers& buffers);
+
+}  // namespace flash_attention::launch

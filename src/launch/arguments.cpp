@@ -1,0 +1,96 @@
+#include "launch/arguments.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "launch/program_arguments.h"
+#include "launch/views.h"
+#include "plan/masks.h"
+
+namespace flash_attention::launch {
+namespace {
+
+static_assert(std::tuple_size_v<decltype(Plan::workspace_offsets)> == abi::max_regions);
+
+abi::ScoreView view(const void* data, const ScoreTensor& tensor) {
+  return {data, tensor.batch_stride, tensor.head_stride, tensor.q_stride};
+}
+
+}  // namespace
+
+abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
+  abi::AttentionArgs args{};
+  args.Q = view(b.q, p.q_strides);
+  args.K = view(b.k, p.k_strides);
+  args.V = view(b.v, p.v_strides);
+  args.O = view(b.out, p.out_strides);
+  args.dO = view(b.dout, p.dout_strides);
+  args.dQ = view(b.dq, p.dq_strides);
+  args.dK = view(b.dk, p.dk_strides);
+  args.dV = view(b.dv, p.dv_strides);
+  args.lse = b.lse;
+  args.dlse = b.dlse;
+  args.cu_seqlens_q = b.cu_seqlens_q;
+  args.cu_seqlens_kv = b.cu_seqlens_kv;
+  args.seqused_q = b.seqused_q;
+  args.seqused_kv = b.seqused_kv;
+  args.key_lengths = b.key_lengths;
+  args.left_padding = b.left_padding;
+  args.page_table = b.page_table;
+  args.page_table_stride = p.page_table_stride;
+  args.page_size = static_cast<int>(p.page_size);
+  args.num_pages = static_cast<int>(p.num_pages);
+  args.bias = view(b.bias, p.bias);
+  args.mask = view(b.mask, p.mask);
+  args.hidden_rows = b.hidden_rows;
+  args.hidden_batch_stride = p.hidden_rows.batch_stride;
+  args.hidden_head_stride = p.hidden_rows.head_stride;
+  args.block_mask = {b.block_mask, p.block_mask.batch_stride, p.block_mask.head_stride, p.block_mask.q_stride};
+  args.mask_block_q = static_cast<int>(p.block_mask.block_q);
+  args.mask_block_kv = static_cast<int>(p.block_mask.block_kv);
+  args.map_heads = static_cast<int>(plan::map_heads(p));
+  args.map_batches = static_cast<int>(plan::map_batches(p));
+  args.alibi_slopes = b.alibi_slopes;
+  args.alibi_batch_stride = p.alibi_batch_stride;
+  args.sink = b.sink;
+  args.K_scale = scale_view(b.k_scale, p.k_scale_strides);
+  args.V_scale = scale_view(b.v_scale, p.v_scale_strides);
+  args.Q_scale = scale_view(b.q_scale, p.q_scale_strides);
+
+  // dbias is dense over the axes that bias does not broadcast.
+  args.dbias = b.dbias;
+  const long long rows = p.bias.q_stride != 0 ? p.seq_q : 1;
+  const long long heads = p.bias.head_stride != 0 ? p.heads_q : 1;
+  args.dbias_q_stride = p.bias.q_stride != 0 ? p.seq_kv : 0;
+  args.dbias_head_stride = p.bias.head_stride != 0 ? rows * p.seq_kv : 0;
+  args.dbias_batch_stride = p.bias.batch_stride != 0 ? heads * rows * p.seq_kv : 0;
+  args.dsink = b.dsink;
+
+  args.program = program_arguments(p, plan, b, options);
+  args.repairs = options.repairs;
+  args.workspace = options.workspace;
+  for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) args.workspace_offsets[i] = plan.workspace_offsets[i];
+
+  args.batch = static_cast<int>(p.batch);
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_kv = static_cast<int>(p.seq_kv);
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.heads_kv = static_cast<int>(p.heads_kv);
+  args.group = static_cast<int>(p.heads_q / p.heads_kv);
+  args.total_q = static_cast<int>(p.total_q);
+  args.total_kv = static_cast<int>(p.total_kv);
+  args.num_splits = plan.num_splits;
+  constexpr std::int64_t far = std::numeric_limits<int>::max() / 2;
+  args.window_left = static_cast<int>(std::min(p.window_left, far));
+  args.window_right = static_cast<int>(std::min(p.window_right, far));
+  args.scale = *p.scale;
+  args.softcap = p.softcap;
+  args.seed = options.seed;
+  args.offset = options.offset;
+  args.drop_threshold = static_cast<unsigned>(std::floor(static_cast<double>(p.dropout_p) * 0x1p32));
+  args.keep_scale = 1.0f / (1.0f - p.dropout_p);
+  return args;
+}
+
+}  // namespace flash_attention::launch

@@ -1,0 +1,103 @@
+#pragma once
+
+// What a CPU kernel is given, as AttentionArgs is what a GPU kernel is given. The code of every instruction set sees it:
+// plain data, and no header with inline functions in it (see cpu/isa/).
+
+#include <cstdint>
+
+#include "launch/program_view.h"
+
+namespace flash_attention::cpu {
+
+enum class Element : std::uint8_t { float32, float16, bfloat16, byte, e4m3, e5m2, int8 };
+
+/// [batch, seq, heads, dim] with unit last stride; strides in elements. Packed: batch_stride is 0.
+struct TensorView {
+  char* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t seq_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// [batch, heads_q, seq_q, seq_kv] with unit last stride; a stride of 0 broadcasts. Null where there is none.
+struct ScoreView {
+  char* data = nullptr;
+  Element element = Element::float32;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t q_stride = 0;
+};
+
+/// Scales of 8-bit q, k and v: of the whole, of (batch, head), or of rows, which follow those of k and v. Null: none.
+struct ScaleView {
+  const float* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t seq_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// One call of attention. The same for every kernel.
+struct Call {
+  Element element = Element::float32;
+  TensorView q, k, v, out;
+  Element query_element = Element::float32;  // of q: that of all, or codes of 8 bits
+  Element key_element = Element::float32;    // of k and v: that of all, or float32 where they are copies
+  TensorView k_source, v_source;             // what the copies are made from; null: none are made
+  ScaleView q_scale, k_scale, v_scale;
+  bool token_scales = false;  // they are of rows
+  TensorView dout, dq, dk, dv;
+  float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
+  const float* dlse = nullptr;  // may be null
+
+  const std::int32_t* cu_seqlens_q = nullptr;  // null: not packed
+  const std::int32_t* cu_seqlens_kv = nullptr;
+  const std::int32_t* seqused_q = nullptr;
+  const std::int32_t* seqused_kv = nullptr;
+  const std::int32_t* key_lengths = nullptr;
+  const std::int32_t* left_padding = nullptr;
+
+  const std::int32_t* page_table = nullptr;  // null: no pages; else the batch stride of k and v leads from page to page
+  std::int64_t page_table_stride = 0, page_size = 0;
+
+  ScoreView bias, mask, dbias;
+  const std::int32_t* hidden_rows = nullptr;  // null: none; of each key `hidden_bounds` numbers
+  std::int64_t hidden_batch_stride = 0, hidden_head_stride = 0;
+  int hidden_bounds = 0;
+  ScoreView block_mask;  // over blocks of mask_block_q queries and mask_block_kv keys
+  int mask_block_q = 1, mask_block_kv = 1;
+  const float* alibi_slopes = nullptr;
+  std::int64_t alibi_batch_stride = 0;
+  const float* sink = nullptr;
+  float* dsink = nullptr;
+
+  std::int64_t batch = 0, seq_q = 0, seq_kv = 0, total_q = 0, total_kv = 0;  // packed: seq_q and seq_kv are the longest
+  int heads_q = 0, heads_kv = 0, group = 1;
+  int head_dim = 0, head_dim_v = 0;
+  bool latent = false;  // a key is its value, then head_dim - head_dim_v columns of k
+
+  float scale = 1;
+  float softcap = 0;
+  std::int64_t window_left = -1, window_right = -1;
+  bool top_left = false;
+  bool invariant = false;  // tiles of keys begin at multiples of their size
+
+  bool dropout = false;
+  std::uint32_t drop_threshold = 0;
+  float keep_scale = 1;
+  std::uint64_t seed = 0, offset = 0;
+
+  const ProgramView* program = nullptr;  // may be null
+
+  int num_splits = 1;
+  int blocks_together = 1;  // blocks of rows that go over the keys together
+  int heads_together = 1;   // key heads that decode reads together
+  bool packs_keys = false;  // a first step packs K and V for all blocks of rows
+  char* workspace = nullptr;
+  std::int64_t workspace_offsets[10] = {};  // bytes; plan/families/cpu_regions.h has their names
+
+  int key_columns() const { return latent ? head_dim - head_dim_v : head_dim; }  // of k
+  bool has_score_program() const { return program != nullptr && program->score.instructions != nullptr; }
+  bool has_mask_program() const { return program != nullptr && program->visible.instructions != nullptr; }
+};
+
+}  // namespace flash_attention::cpu

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "flash_attention/attention.h"
+#include "launch/call.h"
+
+namespace flash_attention::cpu {
+
+/// The normalised problem and its pointers, as kernels with blocks of `block_q` rows see them.
+Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buffers& buffers, const Options& options);
+
+}  // namespace flash_attention::cpu

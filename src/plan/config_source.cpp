@@ -1,0 +1,144 @@
+#include "plan/config_source.h"
+
+#include <sstream>
+
+namespace flash_attention::plan {
+namespace {
+
+const char* source(abi::Type type) {
+  switch (type) {
+    case abi::Type::float32:
+      return "Type::float32";
+    case abi::Type::float16:
+      return "Type::float16";
+    case abi::Type::bfloat16:
+      return "Type::bfloat16";
+    case abi::Type::e4m3:
+      return "Type::e4m3";
+    case abi::Type::e5m2:
+      return "Type::e5m2";
+    case abi::Type::int8:
+      return "Type::int8";
+  }
+  return "";
+}
+
+/// Designated initialisers; members at their default are left out, so that the unit shows what is special about it.
+class Initialiser {
+ public:
+  explicit Initialiser(const char* type) { text_ << type << '{'; }
+
+  void member(const char* name, bool value, bool initial) { put(name, value, initial, value ? "true" : "false"); }
+  void member(const char* name, int value, int initial) { put(name, value, initial, std::to_string(value)); }
+  void member(const char* name, abi::Type value, abi::Type initial) { put(name, value, initial, source(value)); }
+  void member(const char* name, const std::string& value) { put(name, 1, 0, value); }
+  std::string done() const { return text_.str() + "}"; }
+
+ private:
+  template <class T>
+  void put(const char* name, T value, T initial, const std::string& text) {
+    if (value == initial) return;
+    text_ << (first_ ? "." : ", .") << name << " = " << text;
+    first_ = false;
+  }
+  std::ostringstream text_;
+  bool first_ = true;
+};
+
+#define MEMBER(name) out.member(#name, config.name, initial.name)
+
+std::string to_source(const abi::Features& config) {
+  const abi::Features initial;
+  Initialiser out("");
+  MEMBER(dtype);
+  MEMBER(bias_dtype);
+  MEMBER(packed);
+  MEMBER(seqused_q);
+  MEMBER(seqused_kv);
+  MEMBER(key_lengths);
+  MEMBER(left_padding);
+  MEMBER(paged);
+  MEMBER(window_left);
+  MEMBER(window_right);
+  MEMBER(top_left);
+  MEMBER(softcap);
+  MEMBER(bias);
+  MEMBER(alibi);
+  MEMBER(mask);
+  MEMBER(dropout);
+  MEMBER(sink);
+  MEMBER(hidden_bounds);
+  MEMBER(block_mask);
+  MEMBER(mask_map);
+  MEMBER(score_program);
+  MEMBER(score_hides);
+  MEMBER(mask_program);
+  MEMBER(kv_dtype);
+  MEMBER(kv_scales);
+  MEMBER(token_scales);
+  MEMBER(latent);
+  MEMBER(narrow_queries);
+  MEMBER(q_scales);
+  return out.done();
+}
+
+}  // namespace
+
+std::string to_source(const abi::ForwardConfig& config) {
+  const abi::ForwardConfig initial;
+  Initialiser out("ForwardConfig");
+  out.member("features", to_source(config.features));
+  MEMBER(head_dim);
+  MEMBER(head_dim_v);
+  MEMBER(block_q);
+  MEMBER(block_kv);
+  MEMBER(num_warps);
+  MEMBER(num_stages);
+  MEMBER(group);
+  MEMBER(split_tiles);
+  MEMBER(producer_warp);
+  MEMBER(pair_tiles);
+  MEMBER(row_grid);
+  MEMBER(dynamic_scheduler);
+  MEMBER(page_rows);
+  return out.done();
+}
+
+std::string to_source(const abi::BackwardConfig& config) {
+  const abi::BackwardConfig initial;
+  Initialiser out("BackwardConfig");
+  out.member("features", to_source(config.features));
+  MEMBER(head_dim);
+  MEMBER(head_dim_v);
+  MEMBER(block_q);
+  MEMBER(block_kv);
+  MEMBER(num_warps);
+  MEMBER(num_stages);
+  MEMBER(deterministic);
+  MEMBER(separate_dq);
+  MEMBER(key_sums);
+  MEMBER(dlse);
+  MEMBER(dbias);
+  MEMBER(dsink);
+  return out.done();
+}
+
+std::string to_source(const abi::AppendConfig& config) {
+  const abi::AppendConfig initial;
+  Initialiser out("AppendConfig");
+  MEMBER(dtype);
+  MEMBER(cache_dtype);
+  MEMBER(rotary_dtype);
+  MEMBER(vector);
+  MEMBER(lanes);
+  MEMBER(rotary);
+  MEMBER(interleaved);
+  MEMBER(paged);
+  MEMBER(scales);
+  MEMBER(token_scales);
+  return out.done();
+}
+
+#undef MEMBER
+
+}  // namespace flash_attention::plan

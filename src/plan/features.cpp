@@ -1,0 +1,52 @@
+#include "plan/features.h"
+
+#include "plan/program.h"
+#include "program/program.h"
+
+namespace flash_attention::plan {
+
+static_assert(static_cast<int>(abi::Type::bfloat16) == static_cast<int>(Dtype::bfloat16) &&
+              static_cast<int>(abi::Type::float16) == static_cast<int>(Dtype::float16) &&
+              static_cast<int>(abi::Type::e4m3) == static_cast<int>(Dtype::float8_e4m3) &&
+              static_cast<int>(abi::Type::e5m2) == static_cast<int>(Dtype::float8_e5m2) &&
+              static_cast<int>(abi::Type::int8) == static_cast<int>(Dtype::int8));
+
+abi::Features features_of(const Problem& p) {
+  const program::Program program = p.program.empty() ? program::Program{} : program::parse(p.program);
+  return {.dtype = static_cast<abi::Type>(p.dtype),
+          .bias_dtype = p.bias.present ? static_cast<abi::Type>(p.bias.dtype) : abi::Type::float32,
+          .packed = p.packed,
+          .seqused_q = p.seqused_q,
+          .seqused_kv = p.seqused_kv,
+          .key_lengths = p.key_lengths,
+          .left_padding = p.left_padding,
+          .paged = p.page_size != 0,
+          .window_left = p.window_left >= 0,
+          .window_right = p.window_right >= 0,
+          .top_left = p.alignment == Alignment::top_left && (p.window_left >= 0 || p.window_right >= 0),
+          .softcap = p.softcap > 0,
+          .bias = p.bias.present,
+          .alibi = p.alibi,
+          .mask = p.mask.present,
+          .dropout = p.dropout_p > 0,
+          .sink = p.sink,
+          .hidden_bounds = p.hidden_rows.bounds,
+          .block_mask = p.block_mask.block_q != 0,
+          .score_program = program.score >= 0,
+          .score_hides = program.score >= 0 && program_traits(p).hides,
+          .mask_program = program.visible >= 0,
+          .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
+          .kv_scales = p.kv_scales != ScaleKind::none,
+          .token_scales = p.kv_scales == ScaleKind::token,
+          .latent = p.latent,
+          .narrow_queries = *p.q_dtype != p.dtype,
+          .q_scales = p.q_scales != ScaleKind::none};
+}
+
+abi::Features features_with_map(const Problem& p) {
+  abi::Features features = features_of(p);
+  features.mask_map = p.mask.present;
+  return features;
+}
+
+}  // namespace flash_attention::plan

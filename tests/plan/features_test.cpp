@@ -1,0 +1,55 @@
+#include "plan/features.h"
+
+#include <gtest/gtest.h>
+
+#include "api/checks/validate.h"
+#include "plan/config_source.h"
+
+namespace flash_attention {
+namespace {
+
+/// A feature that is off in the configuration leaves no instruction behind, so each must be on where its option is.
+TEST(Features, EveryOptionIsAFeature) {
+  struct Option {
+    const char* text;
+    void (*set)(Problem&);
+  };
+  const Option options[] = {
+      {".packed = true", [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 40; }},
+      {".seqused_q = true", [](Problem& p) { p.seqused_q = true; }},
+      {".seqused_kv = true", [](Problem& p) { p.seqused_kv = true; }},
+      {".key_lengths = true", [](Problem& p) { p.key_lengths = true; }},
+      {".left_padding = true", [](Problem& p) { p.left_padding = true; }},
+      {".window_left = true", [](Problem& p) { p.window_left = 0; }},
+      {".window_right = true", [](Problem& p) { p.window_right = 0; }},
+      {".window_right = true", [](Problem& p) { p.causal = true; }},
+      {".top_left = true", [](Problem& p) { p.causal = true, ++p.seq_kv, p.alignment = Alignment::top_left; }},
+      {".top_left = true", [](Problem& p) { p.window_left = 3, ++p.seq_kv, p.alignment = Alignment::top_left; }},
+      {".softcap = true", [](Problem& p) { p.softcap = 1e-3f; }},
+      {".bias = true", [](Problem& p) { p.bias.present = true; }},
+      {".bias_dtype = Type::bfloat16", [](Problem& p) { p.bias = {.present = true, .dtype = Dtype::bfloat16}; }},
+      {".alibi = true", [](Problem& p) { p.alibi = true; }},
+      {".mask = true", [](Problem& p) { p.mask.present = true; }},
+      {".hidden_bounds = 2", [](Problem& p) { p.hidden_rows.bounds = 2; }},
+      {".block_mask = true", [](Problem& p) { p.block_mask = {.block_q = 64, .block_kv = 64}; }},
+      {".dropout = true", [](Problem& p) { p.dropout_p = 1e-6f; }},
+      {".sink = true", [](Problem& p) { p.sink = true; }},
+      {".dtype = Type::float16", [](Problem& p) { p.dtype = Dtype::float16; }},
+      {".dtype = Type::bfloat16", [](Problem& p) { p.dtype = Dtype::bfloat16; }},
+  };
+  const Problem plain{.seq_q = 40, .seq_kv = 40, .head_dim = 16};
+  const auto source = [](const Problem& p) {
+    abi::ForwardConfig config;
+    config.features = plan::features_of(api::normalise(p, Pass::forward));
+    return plan::to_source(config);
+  };
+  for (const Option& option : options) {
+    Problem p = plain;
+    option.set(p);
+    EXPECT_EQ(source(plain).find(option.text), std::string::npos) << option.text;
+    EXPECT_NE(source(p).find(option.text), std::string::npos) << option.text << " is not in " << source(p);
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention
