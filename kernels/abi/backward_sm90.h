@@ -27,8 +27,9 @@ struct BackwardSm90Layout {
 /// backward/sm90: K and V, the ring of Q and dO, dS for each owner, dQ on its way to memory.
 constexpr int backward_sm90_shared_bytes(const BackwardConfig& config) {
   const BackwardSm90Layout l(config);
-  const int dS = config.separate_dq ? l.chunk_bytes : l.warpgroups * l.warpgroups * l.chunk_bytes;
-  const int dQ = config.separate_dq ? 0 : l.warpgroups * 64 * l.width * 4;
+  const bool separate_dq = config.dq_mode == DqMode::separate_kernel;
+  const int dS = separate_dq ? l.chunk_bytes : l.warpgroups * l.warpgroups * l.chunk_bytes;
+  const int dQ = separate_dq ? 0 : l.warpgroups * 64 * l.width * 4;
   return l.tiles(l.warpgroups + config.num_stages) + dS + dQ + l.tail_bytes(config.num_stages);
 }
 

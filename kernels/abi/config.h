@@ -70,6 +70,13 @@ struct ForwardConfig {
   int page_rows = 0;               // sm90: keys of a box of TMA, where they lie in pages
 };
 
+/// How the tiles of keys, each of which has a term of dQ, come to its sum.
+enum class DqMode : int {
+  atomic,          // each adds to sums in memory, in any order
+  ordered,         // the same in one order: every run has the same bits
+  separate_kernel  // a kernel of its own goes over the keys of each query tile: no sums in memory
+};
+
 struct BackwardConfig {
   Features features{};
   int head_dim = 0;
@@ -78,10 +85,9 @@ struct BackwardConfig {
   int block_kv = 0;
   int num_warps = 0;
   int num_stages = 1;
-  bool deterministic = false;  // sums in memory have one order (sm80: there are none)
-  bool separate_dq = false;    // sm90: dQ by a kernel of its own, no sums in memory
-  bool key_sums = false;       // sm90: several tasks share the queries of a key head; dK and dV are summed in memory
-  bool dlse = true;            // a gradient flows through lse
+  DqMode dq_mode = DqMode::atomic;
+  bool key_sums = false;  // sm90: several tasks share the queries of a key head; dK and dV are summed in memory
+  bool dlse = true;       // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;
 };

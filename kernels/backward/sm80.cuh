@@ -32,7 +32,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   using typename Shape::Element, typename Shape::QTile, typename Shape::dOTile, typename Shape::KTile,
       typename Shape::VTile, typename Shape::PTile;
   using Score = tile::Score<features>;
-  static constexpr bool adds_dQ = !config.deterministic;
+  static constexpr bool adds_dQ = config.dq_mode != DqMode::separate_kernel;
 
   // How the warps divide the products: rows x columns of warps.
   static constexpr int score_m = Shape::warps_q, score_n = config.num_warps / score_m;

@@ -23,6 +23,18 @@ const char* source(abi::Type type) {
   return "";
 }
 
+const char* source(abi::DqMode mode) {
+  switch (mode) {
+    case abi::DqMode::atomic:
+      return "DqMode::atomic";
+    case abi::DqMode::ordered:
+      return "DqMode::ordered";
+    case abi::DqMode::separate_kernel:
+      return "DqMode::separate_kernel";
+  }
+  return "";
+}
+
 /// Designated initialisers; members at their default are left out, so that the unit shows what is special about it.
 class Initialiser {
  public:
@@ -31,6 +43,7 @@ class Initialiser {
   void member(const char* name, bool value, bool initial) { put(name, value, initial, value ? "true" : "false"); }
   void member(const char* name, int value, int initial) { put(name, value, initial, std::to_string(value)); }
   void member(const char* name, abi::Type value, abi::Type initial) { put(name, value, initial, source(value)); }
+  void member(const char* name, abi::DqMode value, abi::DqMode initial) { put(name, value, initial, source(value)); }
   void member(const char* name, const std::string& value) { put(name, 1, 0, value); }
   std::string done() const { return text_.str() + "}"; }
 
@@ -114,8 +127,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(block_kv);
   MEMBER(num_warps);
   MEMBER(num_stages);
-  MEMBER(deterministic);
-  MEMBER(separate_dq);
+  MEMBER(dq_mode);
   MEMBER(key_sums);
   MEMBER(dlse);
   MEMBER(dbias);

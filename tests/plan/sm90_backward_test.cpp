@@ -105,7 +105,7 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
 
 bool takes_turns(const Plan& plan) {
   return std::ranges::any_of(plan.launches, [](const Launch& launch) {
-    return launch.entry == "backward_sm90_prepare" && launch.config.find(".deterministic = true") != std::string::npos;
+    return launch.entry == "backward_sm90_prepare" && launch.config.find(".dq_mode = DqMode::ordered") != std::string::npos;
   });
 }
 

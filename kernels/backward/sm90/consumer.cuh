@@ -86,7 +86,7 @@ struct Consumer : Epilogue<config> {
     const tile::Score<config.features> score(args, sequence, here.head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
     // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
-    const unsigned nonfinite_lanes = config.separate_dq || !edge ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
+    const unsigned nonfinite_lanes = S::separate_dq || !edge ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
     const Math math{score,
                     dropout,
                     score.unit_scale() * tile::log2_e,
@@ -138,7 +138,7 @@ struct Consumer : Epilogue<config> {
   __device__ __forceinline__ void use_dS(unsigned step, Operands& operands, BeginNext begin_next = {}) {
     const PipelineState<S::stages> state(step);
     issue_rows<type, S::width>(dK, operands.dS, shared.Q[state.stage], ptx::registers_fresh(0));
-    if constexpr (!config.separate_dq && !handed_over)
+    if constexpr (!S::separate_dq && !handed_over)
       hand_over(operands.dS, step);  // the product is issued before its fence waits
     if constexpr (begins) {
       await_dV<1>(operands);
@@ -154,8 +154,8 @@ struct Consumer : Epilogue<config> {
 
   /// A step of which this warpgroup sees nothing.
   __device__ __forceinline__ void pass(unsigned step) const {
-    if constexpr (!config.separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
-    await_all_threads();                                     // no thread waits for the stage's phase any more
+    if constexpr (!S::separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
+    await_all_threads();                                 // no thread waits for the stage's phase any more
     if (leads()) ptx::mbarrier_arrive(shared.empty[PipelineState<S::stages>(step).stage]);
   }
   __device__ __forceinline__ bool hidden(unsigned step) const {
@@ -221,9 +221,9 @@ struct Consumer : Epilogue<config> {
   __device__ __forceinline__ void run_task() {
     zero(dK);
     zero(dV);
-    if constexpr (!config.separate_dq) this->zero_nonfinite_keys();
+    if constexpr (!S::separate_dq) this->zero_nonfinite_keys();
     this->begin_task();
-    const auto owns = [&](unsigned step) { return !config.separate_dq && owner_of(step) == warpgroup; };
+    const auto owns = [&](unsigned step) { return !S::separate_dq && owner_of(step) == warpgroup; };
     unsigned step = first_step;
     if constexpr (S::software_pipelined) {
       if (step != end_step && owns(step - 1)) walk_step<S::skips_first_step>(step++);
@@ -232,15 +232,15 @@ struct Consumer : Epilogue<config> {
 #pragma unroll 1
       for (; step != end_step; ++step) {
         walk_step<true>(step);
-        if constexpr (!config.separate_dq) {
+        if constexpr (!S::separate_dq) {
           if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is there by now
         }
       }
     }
     if (end_step != first_step && owns(end_step - 1)) {
-      if constexpr (!config.separate_dq) this->template make_dQ<true>(end_step - 1);
+      if constexpr (!S::separate_dq) this->template make_dQ<true>(end_step - 1);
     } else {
-      if (config.separate_dq && end_step == first_step) await_all_threads();  // neither steps nor keys to clean
+      if (S::separate_dq && end_step == first_step) await_all_threads();  // neither steps nor keys to clean
       release_keys();
     }
     this->finish_task(dK, dV);

@@ -55,7 +55,7 @@ struct DqExchange {
 
   __device__ __forceinline__ void begin_task() {
     const int seen = task().sequence.visible_kv - task().kv_begin - warpgroup * tile_rows;
-    const bool bad = !config.separate_dq && shared.nonfinite_lanes[warpgroup][thread / 32] != 0;
+    const bool bad = !S::separate_dq && shared.nonfinite_lanes[warpgroup][thread / 32] != 0;
     edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
     first_step = ptx::shuffle(work_tile().first_step, 0);
     end_step = ptx::shuffle(work_tile().end_step, 0);
@@ -184,7 +184,7 @@ struct DqExchange {
 
   /// After the last task, whose dQ has left the staging buffer.
   __device__ __forceinline__ void dismiss_sender() const {
-    if constexpr (!config.separate_dq) tell_sender(no_step);
+    if constexpr (!S::separate_dq) tell_sender(no_step);
   }
 
   /// Where no product brings the threads of the warpgroup together: none waits any more for a phase that the rest has seen.

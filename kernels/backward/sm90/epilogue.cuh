@@ -70,14 +70,14 @@ struct Epilogue : DqExchange<config> {
 
   /// All products of the task are done: dK and dV to memory.
   __device__ __forceinline__ void finish_task(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
-    if constexpr (!config.separate_dq) this->await_sender(end_step);
+    if constexpr (!S::separate_dq) this->await_sender(end_step);
     if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
       return tile::key_rows<typename S::Element, config.features>(view, task().sequence, task().kv_head_idx).from(kv_begin);
     };
-    if constexpr (!config.separate_dq && S::width_v <= S::width) {
+    if constexpr (!S::separate_dq && S::width_v <= S::width) {
       const int warp = thread / 32;
       char* staging = reinterpret_cast<char*>(shared.dQ[warpgroup][warp]);
       write_staged_rows<type, config.head_dim, S::width>(rows_of(args.dK).from(16 * warp), dK, args.scale, staging, lane);

@@ -52,7 +52,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
     ptx::registers_decrease<S::load_registers>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) produce_work_tiles<config>(args, shared);
-    if (!config.separate_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
+    if (!S::separate_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
       send_all_dQ<config>(args, shared, warp - 1);
   } else {
     ptx::registers_increase<S::work_registers>();

@@ -111,7 +111,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
     first_turn = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | none_accumulated;
     if (threadIdx.x == 0) *dq_order_of(args, tile.padded) = first_turn;
   }
-  if (!config.separate_dq && (!Shape<config>::ordered || first_turn == ~0u)) {
+  if (!Shape<config>::separate_dq && (!Shape<config>::ordered || first_turn == ~0u)) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;
     auto* sums =
         reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, Region::dQ) + tile.padded * Shape<config>::width);

@@ -89,10 +89,13 @@ struct Shape {
       (warpgroups == 2 && config.key_sums && (next_sequence_rows || !features.window_right));
 
   // Tasks add to the sums in memory in a fixed order: every run has the same bits (ordered_accumulate.cuh).
-  static constexpr bool ordered = config.deterministic && !config.separate_dq;
+  static constexpr bool ordered = config.dq_mode == DqMode::ordered;
+
+  // A kernel of its own computes dQ: no sums in memory, and no exchange of dS between warpgroups.
+  static constexpr bool separate_dq = config.dq_mode == DqMode::separate_kernel;
 
   // Two warpgroups: S of the next step is issued before dK of this one is waited for.
-  static constexpr bool software_pipelined = warpgroups == 2 && !serial_dP && !config.separate_dq;
+  static constexpr bool software_pipelined = warpgroups == 2 && !serial_dP && !separate_dq;
   // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
   // one's to own, and the second passes over it.
   static constexpr bool skips_first_step = software_pipelined && features.window_right;

@@ -16,9 +16,8 @@ struct alignas(1024) SharedStorage {
   Chunk V[S::warpgroups][S::chunks_v];
   Chunk Q[S::stages][S::chunks];
   Chunk dO[S::stages][S::chunks_v];
-  Chunk dS[config.separate_dq ? 1 : S::warpgroups]
-          [config.separate_dq ? 1 : S::warpgroups];  // [step's owner][keys of warpgroup]
-  float dQ[config.separate_dq ? 1 : S::warpgroups][4][config.separate_dq ? 4 : 16 * S::width];  // on their way to memory
+  Chunk dS[S::separate_dq ? 1 : S::warpgroups][S::separate_dq ? 1 : S::warpgroups];     // [step's owner][keys of warpgroup]
+  float dQ[S::separate_dq ? 1 : S::warpgroups][4][S::separate_dq ? 4 : 16 * S::width];  // on their way to memory
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
   ptx::Mbarrier full[S::stages], empty[S::stages], KV_full, KV_empty;

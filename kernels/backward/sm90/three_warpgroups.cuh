@@ -60,7 +60,7 @@ struct ThreeConsumer {
   __device__ __forceinline__ bool steady_state(unsigned step) const { return even || (gets_steady && step >= steady_from); }
   /// Whether this warpgroup owns the step before.
   __device__ __forceinline__ bool owned_last() const {
-    return !config.separate_dq && stage == (warpgroup == S::warpgroups - 1 ? 0 : warpgroup + 1);
+    return !S::separate_dq && stage == (warpgroup == S::warpgroups - 1 ? 0 : warpgroup + 1);
   }
 
   float dK[S::width / 2], dV[S::width_v / 2];
@@ -114,7 +114,7 @@ struct ThreeConsumer {
     const tile::Score<config.features> score(args, sequence, here.head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
     // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
-    const unsigned nonfinite_lanes = config.separate_dq ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
+    const unsigned nonfinite_lanes = S::separate_dq ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
     const Math math{score,
                     dropout,
                     score.unit_scale() * tile::log2_e,
@@ -142,7 +142,7 @@ struct ThreeConsumer {
   __device__ __forceinline__ void walk_step(unsigned step) {
     await_step(step);
     if (steady_state(step) ? sees_no_key : (step_at(step).hidden >> warpgroup & 1) != 0) {
-      if constexpr (!config.separate_dq) lay_down({}), parts().tell_owner(stage);  // for the owner, who multiplies all keys
+      if constexpr (!S::separate_dq) lay_down({}), parts().tell_owner(stage);  // for the owner, who multiplies all keys
       if constexpr (makes_dQ) make_dQ(step - 1);
       parts().await_all_threads();  // no thread waits for the stage's phase any more
     } else {
@@ -150,11 +150,11 @@ struct ThreeConsumer {
       typename Math::Packed P, dS;
       make_operands(step, P, dS);
       issue_rows<type, S::width_v>(dV, P, shared.dO[stage], fresh);
-      if constexpr (!config.separate_dq) lay_down(dS);
+      if constexpr (!S::separate_dq) lay_down(dS);
       float dQ[S::width / 2];
       if constexpr (makes_dQ) parts().begin_dQ(dQ);
       issue_rows<type, S::width>(dK, dS, shared.Q[stage], fresh);
-      if constexpr (!config.separate_dq) parts().tell_owner(stage);  // the products are issued before its fence waits
+      if constexpr (!S::separate_dq) parts().tell_owner(stage);  // the products are issued before its fence waits
       if constexpr (makes_dQ) {
         ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
         ptx::wgmma_pin(dQ);
@@ -175,11 +175,11 @@ struct ThreeConsumer {
     for (;; ++work_tile_idx) {
       ptx::mbarrier_wait(shared.KV_full, work_tile_idx % 2);  // K and V have landed
       if (!work_tile().exists) return parts().dismiss_sender();
-      if constexpr (!config.separate_dq) parts().zero_nonfinite_keys();
+      if constexpr (!S::separate_dq) parts().zero_nonfinite_keys();
       zero(dK);
       zero(dV);
       const int first_key = task().kv_begin + warpgroup * tile_rows, seen = task().sequence.visible_kv - first_key;
-      const bool bad = !config.separate_dq && shared.nonfinite_lanes[warpgroup][thread() / 32] != 0;
+      const bool bad = !S::separate_dq && shared.nonfinite_lanes[warpgroup][thread() / 32] != 0;
       sees_no_key = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
       edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
       first_step = ptx::shuffle(work_tile().first_step, 0);
@@ -189,16 +189,16 @@ struct ThreeConsumer {
 #pragma unroll 1
       for (unsigned step = first_step; step != end_step; ++step) {
         if (step != first_step && owned_last()) {
-          walk_step<!config.separate_dq>(step);
+          walk_step<!S::separate_dq>(step);
         } else {
           walk_step<false>(step);
         }
         if (++stage == S::stages) stage = 0, phase ^= 1;
       }
       if (first_step != end_step && owned_last()) {
-        if constexpr (!config.separate_dq) make_dQ<true>(end_step - 1);
+        if constexpr (!S::separate_dq) make_dQ<true>(end_step - 1);
       } else {
-        if (config.separate_dq && first_step == end_step) parts().await_all_threads();  // neither steps nor keys to clean
+        if (S::separate_dq && first_step == end_step) parts().await_all_threads();  // neither steps nor keys to clean
         parts().release_keys();
       }
       parts().finish_task(dK, dV);

@@ -16,7 +16,7 @@ Launch launch_of(const Rung& rung, const Problem& problem, std::string entry, in
                                    .block_kv = rung.block_kv,
                                    .num_warps = rung.num_warps,
                                    .num_stages = rung.num_stages,
-                                   .deterministic = true};
+                                   .dq_mode = abi::DqMode::separate_kernel};
   return {.unit = std::string(rung.name),
           .entry = std::move(entry),
           .config = to_source(config),

@@ -68,7 +68,7 @@ abi::BackwardConfig portable_backward_config(const Problem& problem) {
           .block_q = block,
           .block_kv = block,
           .num_warps = num_warps,
-          .deterministic = true,
+          .dq_mode = abi::DqMode::separate_kernel,
           .dbias = problem.bias.present,
           .dsink = problem.sink};
 }

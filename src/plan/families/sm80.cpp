@@ -160,7 +160,7 @@ abi::BackwardConfig backward_config(const Problem& problem, int block_q, int blo
   config.block_kv = block_kv;
   config.num_warps = backward_warps;
   config.num_stages = num_stages;
-  config.deterministic = problem.deterministic;
+  config.dq_mode = problem.deterministic ? abi::DqMode::separate_kernel : abi::DqMode::atomic;
   return config;
 }
 

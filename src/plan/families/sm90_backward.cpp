@@ -21,10 +21,9 @@ bool chooses_steps(const Problem& p) { return has_tile_map(p) || p.mask.present;
 
 /// docs/lab/backward_sm90.md has the measurements.
 struct Structure {
-  bool wide = false;         // dK and dV by two warpgroups together
-  bool separate_dq = false;  // dQ by a kernel of its own
-  bool ordered = false;      // tasks add to sums in memory in a fixed order
-  int warpgroups = 1;        // of 64 keys each
+  bool wide = false;  // dK and dV by two warpgroups together
+  abi::DqMode dq_mode = abi::DqMode::atomic;
+  int warpgroups = 1;  // of 64 keys each
   int stages = 2;
 };
 
@@ -51,21 +50,25 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain =
       p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0 && p.program.empty();
-  if (dim > 128) return {.wide = true, .separate_dq = true, .warpgroups = 1, .stages = plain && !has_tile_map(p) ? 3 : 2};
+  if (dim > 128)
+    return {.wide = true,
+            .dq_mode = abi::DqMode::separate_kernel,
+            .warpgroups = 1,
+            .stages = plain && !has_tile_map(p) ? 3 : 2};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
-    structure.separate_dq = !plain;  // options that touch every score need the registers that dQ would take
+    if (!plain) structure.dq_mode = abi::DqMode::separate_kernel;  // options need the registers that dQ would take
   } else {
     structure.warpgroups =
         plain && !has_tile_map(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
     structure.stages = 3;
   }
-  if (structure.separate_dq) return structure;
+  if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
   if (p.deterministic) {
-    structure.ordered = !chooses_steps(p) && can_take_turns(p, device);
-    structure.separate_dq = !structure.ordered;
-  } else {
-    structure.ordered = gains_by_turns(p, device, structure.warpgroups * tile_rows);
+    const bool ordered = !chooses_steps(p) && can_take_turns(p, device);
+    structure.dq_mode = ordered ? abi::DqMode::ordered : abi::DqMode::separate_kernel;
+  } else if (gains_by_turns(p, device, structure.warpgroups * tile_rows)) {
+    structure.dq_mode = abi::DqMode::ordered;
   }
   return structure;
 }
@@ -91,7 +94,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 /// together. dK and dV are then summed in memory.
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
-  if (config.separate_dq || !staged) return 1;
+  if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
   if (has_tile_map(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
@@ -156,8 +159,8 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
                              .block_kv = structure.warpgroups * tile_rows,
                              .num_warps = structure.wide ? 12 : (structure.warpgroups + 1) * 4,
                              .num_stages = structure.stages,
-                             .deterministic = structure.ordered,
-                             .separate_dq = structure.separate_dq};
+                             .dq_mode = structure.dq_mode};
+  const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv, .num_splits = num_gqa_splits(p, device, config)};
   config.key_sums = plan.num_splits > 1;
 
@@ -169,7 +172,7 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
   reserve_floats(plan, Region::lse2, rows);
   reserve_floats(plan, Region::delta, rows);
   reserve_floats(plan, Region::tasks, 2);
-  if (!config.separate_dq) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
+  if (!separate_dq) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
 
   const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
   if (config.key_sums) {
@@ -177,7 +180,8 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
     reserve_floats(plan, Region::dV, keys * ((p.head_dim_v + 31) / 32 * 32));
   }
 
-  if (structure.ordered) reserve_floats(plan, Region::order, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
+  if (config.dq_mode == abi::DqMode::ordered)
+    reserve_floats(plan, Region::order, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
@@ -204,7 +208,7 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
                 .shared_bytes = abi::backward_sm90_shared_bytes(config)},
                std::min<std::int64_t>(key_tiles, device.num_sms));
   }
-  if (config.separate_dq && !is_split_by_columns(p)) {
+  if (separate_dq && !is_split_by_columns(p)) {
     abi::BackwardConfig dq = config;
     dq.block_kv = tile_rows;
     dq.num_warps = 12;
@@ -216,7 +220,7 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
-  } else if (!config.separate_dq) {
+  } else if (!separate_dq) {
     add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
                row_tiles);
   }
