@@ -17,8 +17,8 @@ std::vector<std::string> domains_of(const StressOptions& options) {
   if (!options.kernel.empty()) return {options.kernel};
   if (options.device.kind == DeviceKind::cpu) return {"cpu/backward", "cpu/prefill"};
   const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
-  return {"backward" + fastest, "forward" + fastest,  "decode" + fastest,
-          "decode/sm80",        "forward/portable", "backward/portable"};
+  return {"backward" + fastest, "forward" + fastest, "decode" + fastest,
+          "decode/sm80",        "forward/portable",  "backward/portable"};
 }
 
 }  // namespace
@@ -50,8 +50,8 @@ std::set<std::string> kernels_of(const testing::Case& c, const std::vector<testi
   for (const testing::Target& target : targets) {
     const Plan plan = make_plan(c.problem, target.pass, device_info(target.device), target.kernel);
     for (const Launch& launch : plan.launches) {
-      texts.insert(launch.unit + " " + launch.entry + " " + launch.config + " " + std::to_string(launch.block) + " " +
-                   std::to_string(launch.min_blocks_per_sm) + launch.prelude);
+      texts.insert(launch.unit + " " + launch.entry + " " + to_source(launch.config) + " " + std::to_string(launch.block) +
+                   " " + std::to_string(launch.min_blocks_per_sm) + launch.prelude);
     }
   }
   return texts;

@@ -22,7 +22,7 @@ Json plan_to_json(const Plan& plan) {
     Json grid = Json::array();
     for (const int size : launch.grid) grid.push(size);
     Json entry = Json::object();
-    entry.add("unit", launch.unit).add("entry", launch.entry).add("config", launch.config).add("grid", grid);
+    entry.add("unit", launch.unit).add("entry", launch.entry).add("config", to_source(launch.config)).add("grid", grid);
     entry.add("block", launch.block).add("cluster", launch.cluster).add("shared_bytes", launch.shared_bytes);
     launches.push(entry);
   }

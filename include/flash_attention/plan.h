@@ -3,8 +3,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "flash_attention/device.h"
@@ -13,11 +15,36 @@
 
 namespace flash_attention {
 
+namespace plan {
+struct KernelConfig;
+}
+
+/// What a kernel is compiled for, its template argument: one of the library's own types, or C++ text for a kernel outside
+/// of all plans. The just-in-time compiler prints it (to_source).
+class LaunchConfig {
+ public:
+  LaunchConfig() = default;  ///< none: the entry is no template
+  FLASH_ATTENTION_API LaunchConfig(std::string source);
+  LaunchConfig(const char* source) : LaunchConfig(std::string(source)) {}
+  explicit LaunchConfig(std::shared_ptr<const plan::KernelConfig> value) : value_(std::move(value)) {}
+
+  const plan::KernelConfig* value() const { return value_.get(); }  ///< null: none
+
+  /// Whether both print alike.
+  FLASH_ATTENTION_API friend bool operator==(const LaunchConfig& x, const LaunchConfig& y);
+
+ private:
+  std::shared_ptr<const plan::KernelConfig> value_;
+};
+
+/// C++ source: "ForwardConfig{.features = {...}, .head_dim = 64, ...}"; empty where there is none.
+FLASH_ATTENTION_API std::string to_source(const LaunchConfig& config);
+
 /// One GPU kernel launch: which unit of kernels/, how it is configured, how large.
 struct Launch {
-  std::string unit;    ///< file below kernels/ without its ending, e.g. "forward/portable"
-  std::string entry;   ///< the template in it, e.g. "forward_portable"
-  std::string config;  ///< its template argument in C++, e.g. "ForwardConfig{.head_dim = 64, ...}"
+  std::string unit;   ///< file below kernels/ without its ending, e.g. "forward/portable"
+  std::string entry;  ///< the template in it, e.g. "forward_portable"
+  LaunchConfig config{};
   std::array<int, 3> grid{1, 1, 1};
   int block = 1;
   int cluster = 1;

@@ -30,7 +30,7 @@ std::string to_string(const Plan& plan) {
     out << "launch     " << launch.entry << " (" << launch.unit << ") grid " << launch.grid[0] << 'x' << launch.grid[1]
         << 'x' << launch.grid[2] << ", " << launch.block << " threads, " << launch.shared_bytes << " bytes shared";
     if (launch.cluster > 1) out << ", clusters of " << launch.cluster;
-    out << "\n           " << launch.config << '\n';
+    out << "\n           " << to_source(launch.config) << '\n';
   }
   for (const Candidate& candidate : plan.candidates) {
     if (!candidate.reason.empty()) out << "not        " << candidate.kernel << ": " << candidate.reason << '\n';

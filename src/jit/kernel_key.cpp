@@ -13,8 +13,8 @@ std::string flat(std::string unit) {
 }  // namespace
 
 KernelKey make_key(const Launch& launch, int arch) {
-  return {launch.unit, launch.entry, launch.config, arch, launch.block, launch.min_blocks_per_sm, false, launch.arguments,
-          launch.prelude};
+  return {launch.unit,      launch.entry,  to_source(launch.config), arch, launch.block, launch.min_blocks_per_sm, false,
+          launch.arguments, launch.prelude};
 }
 
 std::string to_string(const KernelKey& key) {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "flash_attention/error.h"
-#include "plan/config_source.h"
+#include "plan/kernel_config.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -56,7 +56,7 @@ Launch lay_out_append(const AppendProblem& problem) {
   }
   return {.unit = "decode/append",
           .entry = "decode_append",
-          .config = to_source(config),
+          .config = launch_config(config),
           .grid = {static_cast<int>(blocks), 1, 1},
           .block = abi::append_threads,
           .arguments = "AppendArgs"};

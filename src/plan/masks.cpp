@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "abi/tile_map.h"
-#include "plan/config_source.h"
 #include "plan/families/cpu_regions.h"
+#include "plan/kernel_config.h"
 #include "plan/program.h"
 #include "plan/workspace.h"
 
@@ -41,7 +41,7 @@ void add_map(const Problem& p, Plan& plan) {
   config.features.block_mask = p.block_mask.block_q != 0;
   config.features.mask_program = program_traits(p).visible;
   config.features.mask = config.features.mask_map = p.mask.present;
-  Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = to_source(config), .block = 32 * warps};
+  Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = launch_config(config), .block = 32 * warps};
   launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4;
   launch.grid[0] = static_cast<int>(words * tiles(p.seq_q, abi::mask_unit * abi::mask_map_rows) * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
@@ -70,8 +70,8 @@ std::int64_t map_batches(const Problem& p) {
 void prepare_masks(const Problem& p, Plan& plan) {
   if (plan.launches.empty()) return reserve_bounds(p, plan);
   const auto reads_map = [](const Launch& launch) {
-    const auto has = [&](const char* feature) { return launch.config.find(feature) != std::string::npos; };
-    return has(".hidden_bounds = ") || has(".block_mask = true") || has(".mask_map = true") || has(".mask_program = true");
+    const abi::Features* f = features_of(launch);
+    return f != nullptr && (f->hidden_bounds != 0 || f->block_mask || f->mask_map || f->mask_program);
   };
   const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
   if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);

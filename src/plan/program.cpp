@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "plan/families/portable.h"
+#include "plan/kernel_config.h"
 #include "plan/workspace.h"
 #include "program/sizes.h"
 #include "program/source.h"
@@ -16,7 +17,7 @@ constexpr std::string_view unit_without_scores = "backward/delta";  // the same 
 
 }  // namespace
 
-void add_program_gradients(const Problem& problem, const std::string& config, Plan& plan) {
+void add_program_gradients(const Problem& problem, const abi::BackwardConfig& config, Plan& plan) {
   if (problem.program_gradients == 0) return;
   const program::GradientLayout layout = program::gradient_layout(problem, program::parse(problem.program));
   reserve(plan, abi::SharedRegion::program_gradients, layout.bytes);
@@ -27,7 +28,7 @@ void add_program_gradients(const Problem& problem, const std::string& config, Pl
     add_launch(plan,
                {.unit = "backward/program_gradients",
                 .entry = entry,
-                .config = config,
+                .config = launch_config(config),
                 .block = threads,
                 .shared_bytes = shared_bytes},
                blocks);

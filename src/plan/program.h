@@ -1,11 +1,12 @@
 #pragma once
 
+#include "abi/config.h"
 #include "flash_attention/plan.h"
 
 namespace flash_attention::plan {
 
 /// The launches that sum the gradients of a program's tensors; `config` is that of the portable backward pass.
-void add_program_gradients(const Problem& problem, const std::string& config, Plan& plan);
+void add_program_gradients(const Problem& problem, const abi::BackwardConfig& config, Plan& plan);
 
 /// What a problem's program does, for the choice of tiles.
 struct ProgramTraits {

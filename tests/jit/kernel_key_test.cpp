@@ -31,7 +31,7 @@ TEST(KernelKey, the_generated_unit_is_a_few_readable_lines) {
 
 TEST(KernelKey, an_entry_without_configuration_is_called_plainly) {
   Launch launch = example_launch();
-  launch.config.clear();
+  launch.config = {};
   EXPECT_NE(emit(make_key(launch, 80), "ladder/00_naive.cu").find("  forward_sm90(args);\n"), std::string::npos);
 }
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "api/checks/validate.h"
-#include "plan/config_source.h"
+#include "plan/kernel_config.h"
 
 namespace flash_attention {
 namespace {
@@ -41,7 +41,7 @@ TEST(Features, EveryOptionIsAFeature) {
   const auto source = [](const Problem& p) {
     abi::ForwardConfig config;
     config.features = plan::features_of(api::normalise(p, Pass::forward));
-    return plan::to_source(config);
+    return to_source(plan::launch_config(config));
   };
   for (const Option& option : options) {
     Problem p = plain;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "flash_attention/attention.h"
+#include "plan/kernel_config.h"
 #include "plan/workspace.h"
 
 namespace flash_attention {
@@ -39,7 +40,7 @@ TEST(Grids, ForwardHasABlockForEveryTileOfRows) {
       for (const auto& [kernel, arch] : {std::pair{"forward/portable", 80}, {"forward/sm80", 80}, {"forward/sm90", 90}}) {
         const Plan plan = make_plan(p, Pass::forward, many_sms(arch), kernel);
         const Launch& launch = plan.launches.at(0);
-        const bool pairs = launch.config.find(".pair_tiles = true") != std::string::npos;
+        const bool pairs = plan::config_of<abi::ForwardConfig>(launch)->pair_tiles;
         const std::int64_t units = blocks_for(blocks_for(seq_q, plan.block_q), pairs ? 2 : 1);
         EXPECT_EQ(launch.grid[0], units * p.heads_q * p.batch) << kernel << " " << seq_q;
       }

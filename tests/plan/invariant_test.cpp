@@ -2,25 +2,17 @@
 // options, and of nothing that changes from call to call.
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <random>
 
 #include "flash_attention/error.h"
 #include "flash_attention/plan.h"
+#include "plan/kernel_config.h"
 
 namespace flash_attention {
 namespace {
 
 DeviceInfo gpu(int arch, int num_sms, std::int64_t shared_bytes) {
   return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = num_sms, .shared_bytes = shared_bytes};
-}
-
-/// A member of a configuration's source text.
-std::optional<int> member_of(const std::string& config, const std::string& member) {
-  const std::string start = "." + member + " = ";
-  const std::size_t at = config.find(start);
-  if (at == std::string::npos) return std::nullopt;
-  return std::stoi(config.substr(at + start.size()));
 }
 
 /// decode/sm80 and decode/sm90 compute alike: tests/kernels/decode/sm90_emulated_test.cpp.
@@ -30,9 +22,10 @@ std::string computes_like(const std::string& kernel) { return kernel == "decode/
 std::string order_of(const Plan& plan) {
   std::string text = computes_like(plan.kernel) + " " + std::to_string(plan.block_kv);
   if (plan.launches.empty()) return text;
-  for (const char* member : {"block_q", "block_kv", "num_warps", "split_tiles", "head_dim", "head_dim_v"}) {
-    if (const auto value = member_of(plan.launches.back().config, member))
-      text += std::string(" ") + member + "=" + std::to_string(*value);
+  const auto* config = plan::config_of<abi::ForwardConfig>(plan.launches.back());
+  for (const int member :
+       {config->block_q, config->block_kv, config->num_warps, config->split_tiles, config->head_dim, config->head_dim_v}) {
+    text += " " + std::to_string(member);
   }
   return text;
 }
@@ -110,7 +103,7 @@ TEST(PlanInvariant, SplitsAreOf512Keys) {
     Problem p{.seq_q = 1, .seq_kv = 9000, .heads_q = 8, .heads_kv = 2, .head_dim = head_dim, .dtype = Dtype::bfloat16};
     p.invariant = true;
     const Plan plan = make_plan(p, Pass::forward, gpu(90, 132, 232448));
-    EXPECT_EQ(member_of(plan.launches[0].config, "split_tiles").value_or(0) * plan.block_kv, 512);
+    EXPECT_EQ(plan::config_of<abi::ForwardConfig>(plan.launches[0])->split_tiles * plan.block_kv, 512);
   }
 }
 

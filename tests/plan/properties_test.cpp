@@ -7,7 +7,7 @@
 #include "api/checks/validate.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/error.h"
-#include "plan/config_source.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention {
@@ -248,7 +248,7 @@ TEST(Arguments, ConfigurationsPrintAsSource) {
   abi::ForwardConfig config{.head_dim = 64, .head_dim_v = 64, .block_q = 128};
   config.features.dtype = abi::Type::bfloat16;
   config.features.window_right = true;
-  EXPECT_EQ(plan::to_source(config),
+  EXPECT_EQ(to_source(plan::launch_config(config)),
             "ForwardConfig{.features = {.dtype = Type::bfloat16, .window_right = true}, .head_dim = 64, .head_dim_v = 64, "
             ".block_q = 128}");
 }

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "flash_attention/attention.h"
+#include "plan/kernel_config.h"
 
 namespace flash_attention {
 namespace {
@@ -143,7 +144,7 @@ TEST(Requirements, TurnsAreTakenOnlyWhereBlocksCanRememberThem) {
   for (const int num_sms : {3, 16, 132}) {
     for (std::int64_t heads = 1; heads < 60 * num_sms; heads += num_sms + 1) {
       const Plan plan = plan_of(heads, num_sms);
-      const bool turns = plan.launches[0].config.find(".dynamic_scheduler = true") != std::string::npos;
+      const bool turns = plan::config_of<abi::ForwardConfig>(plan.launches[0])->dynamic_scheduler;
       (turns ? with_turns : without) += 1;
       if (!turns) continue;
       ASSERT_EQ(plan.block_q, 192);

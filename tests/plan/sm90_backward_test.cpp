@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "flash_attention/attention.h"
+#include "plan/kernel_config.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -105,7 +106,8 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
 
 bool takes_turns(const Plan& plan) {
   return std::ranges::any_of(plan.launches, [](const Launch& launch) {
-    return launch.entry == "backward_sm90_prepare" && launch.config.find(".dq_mode = DqMode::ordered") != std::string::npos;
+    return launch.entry == "backward_sm90_prepare" &&
+           plan::config_of<abi::BackwardConfig>(launch)->dq_mode == abi::DqMode::ordered;
   });
 }
 

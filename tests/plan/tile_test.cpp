@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "flash_attention/error.h"
+#include "plan/kernel_config.h"
 #include "plan/request.h"
 
 namespace flash_attention::testing {
@@ -40,8 +41,10 @@ TEST(Tile, IsWhatThePlanHas) {
       EXPECT_EQ(plan.kernel, arch == 80 ? "forward/sm80" : "forward/sm90");
       const std::string text = "@" + std::to_string(plan.block_q) + "x" + std::to_string(plan.block_kv);
       EXPECT_EQ(text, asked);
-      EXPECT_NE(plan.launches[0].config.find(".block_q = " + std::to_string(plan.block_q)), std::string::npos);
-      EXPECT_NE(plan.launches[0].config.find(".block_kv = " + std::to_string(plan.block_kv)), std::string::npos);
+      const auto* config = plan::config_of<abi::ForwardConfig>(plan.launches[0]);
+      ASSERT_NE(config, nullptr);
+      EXPECT_EQ(config->block_q, plan.block_q);
+      EXPECT_EQ(config->block_kv, plan.block_kv);
       EXPECT_GE(plan.launches[0].grid[0], 1);
       EXPECT_LE(plan.launches[0].shared_bytes, typical_gpu(arch).shared_bytes);
     }

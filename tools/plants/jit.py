@@ -153,8 +153,8 @@ PLANTS = (
     Plant(
         "a kernel's key lacks its threads",
         "src/jit/kernel_key.cpp",
-        "launch.config, arch, launch.block, launch.min_blocks_per_sm, false,",
-        "launch.config, arch, 256, launch.min_blocks_per_sm, false,",
+        "arch, launch.block, launch.min_blocks_per_sm, false,",
+        "arch, 256, launch.min_blocks_per_sm, false,",
         "jit_test KernelKey.*",
     ),
 )

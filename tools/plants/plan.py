@@ -143,14 +143,14 @@ PLANTS = (
     ),
     Plant(
         "the configuration lacks a feature: key_lengths",
-        "src/plan/config_source.cpp",
+        "src/jit/config_source.cpp",
         "  MEMBER(key_lengths);\n",
         "",
         FEATURES,
     ),
     Plant(
         "the configuration lacks a feature: bias_dtype",
-        "src/plan/config_source.cpp",
+        "src/jit/config_source.cpp",
         "  MEMBER(bias_dtype);\n",
         "",
         FEATURES,

@@ -6,10 +6,10 @@
 #include <optional>
 
 #include "abi/decode.h"
-#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 
@@ -209,7 +209,7 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_war
   add_launch(plan,
              {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
               .entry = producer_warp ? "decode_sm90" : "decode_sm80",
-              .config = to_source(config),
+              .config = launch_config(config),
               .block = abi::decode_threads(config),
               .shared_bytes = shared_bytes,
               .min_blocks_per_sm = producer_warp ? blocks_per_sm : 1},

@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::plan {
@@ -30,7 +30,7 @@ abi::ForwardConfig config_of(const Rung& rung, const Problem& problem) {
 Launch launch_of(const Rung& rung, const Problem& problem, std::string entry) {
   return {.unit = std::string(rung.name),
           .entry = std::move(entry),
-          .config = to_source(config_of(rung, problem)),
+          .config = launch_config(config_of(rung, problem)),
           .block = 32 * rung.num_warps,
           .shared_bytes = rung.shared_bytes ? rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) : 0,
           .min_blocks_per_sm = rung.min_blocks_per_sm};

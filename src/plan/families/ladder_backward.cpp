@@ -1,7 +1,7 @@
-#include "plan/config_source.h"
 #include "plan/families/ladder.h"
 #include "plan/families/portable.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -19,7 +19,7 @@ Launch launch_of(const Rung& rung, const Problem& problem, std::string entry, in
                                    .dq_mode = abi::DqMode::separate_kernel};
   return {.unit = std::string(rung.name),
           .entry = std::move(entry),
-          .config = to_source(config),
+          .config = launch_config(config),
           .block = 32 * rung.num_warps,
           .shared_bytes = shared_bytes,
           .min_blocks_per_sm = rung.min_blocks_per_sm};

@@ -5,10 +5,10 @@
 #include <limits>
 
 #include "abi/decode.h"
-#include "plan/config_source.h"
 #include "plan/families/decode.h"
 #include "plan/families/portable.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention::plan {
@@ -67,7 +67,7 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device) {
   add_launch(plan,
              {.unit = "decode/mla_sm90",
               .entry = "decode_mla_sm90",
-              .config = to_source(config),
+              .config = launch_config(config),
               .block = abi::mla_threads,
               .shared_bytes = abi::mla_shared_bytes},
              blocks);

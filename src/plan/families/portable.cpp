@@ -4,8 +4,8 @@
 #include <array>
 #include <limits>
 
-#include "plan/config_source.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 #include "plan/program.h"
 #include "plan/workspace.h"
@@ -29,7 +29,7 @@ Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
   add_launch(plan,
              {.unit = "forward/portable",
               .entry = "forward_portable",
-              .config = to_source(config),
+              .config = launch_config(config),
               .block = 32 * num_warps,
               .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_q) * problem.heads_q * problem.batch);
@@ -38,7 +38,7 @@ Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
 
 Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
   Plan plan{.block_q = block, .block_kv = block};
-  const std::string config = to_source(portable_backward_config(problem));
+  const LaunchConfig config = launch_config(portable_backward_config(problem));
   reserve_row_delta(problem, plan);
   add_delta_launch(problem, plan);
   add_launch(plan,
@@ -94,15 +94,15 @@ void add_delta_launch(const Problem& problem, Plan& plan) {
   add_launch(plan,
              {.unit = "backward/delta",
               .entry = "backward_delta",
-              .config = to_source(portable_backward_config(problem)),
+              .config = launch_config(portable_backward_config(problem)),
               .block = 32 * num_warps},
              std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
                                     problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
 }
 
 void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {
-  const std::string config = to_source(portable_backward_config(problem));
-  add_program_gradients(problem, config, plan);
+  add_program_gradients(problem, portable_backward_config(problem), plan);
+  const LaunchConfig config = launch_config(portable_backward_config(problem));
   if (problem.bias.present) {
     const std::int64_t kept = (problem.bias.q_stride == 0 ? 1 : tiles(problem.seq_q)) *
                               (problem.bias.head_stride == 0 ? 1 : problem.heads_q) *

@@ -2,9 +2,9 @@
 #include <array>
 #include <optional>
 
-#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 
@@ -93,7 +93,7 @@ Plan lay_out_forward(const Problem& problem, const ForwardTile& tile) {
   add_launch(plan,
              {.unit = "forward/sm80",
               .entry = "forward_sm80",
-              .config = to_source(config),
+              .config = launch_config(config),
               .block = 32 * tile.num_warps,
               .shared_bytes = tile.shared_bytes(problem),
               .min_blocks_per_sm = tile.num_warps == 4 ? 2 : 1},
@@ -177,14 +177,14 @@ std::int64_t reserve_query_sums(const Problem& problem, int block_q, Plan& plan)
 Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
   const BackwardTile tile = *backward_tile(problem, device);
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
-  const std::string config = to_source(backward_config(problem, tile.block_q, tile.block_kv, tile.num_stages));
+  const LaunchConfig config = launch_config(backward_config(problem, tile.block_q, tile.block_kv, tile.num_stages));
   const std::int64_t heads = problem.heads_q * problem.batch;
-  const auto launch = [&](std::string unit, std::string entry, const std::string& text, int shared_bytes,
+  const auto launch = [&](std::string unit, std::string entry, const LaunchConfig& of, int shared_bytes,
                           std::int64_t blocks) {
     add_launch(plan,
                {.unit = std::move(unit),
                 .entry = std::move(entry),
-                .config = text,
+                .config = of,
                 .block = 32 * backward_warps,
                 .shared_bytes = shared_bytes},
                blocks);
@@ -199,7 +199,7 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
   if (problem.deterministic) {
     const QueryTile queries = query_tile(problem);
     launch("backward/sm80_dq", "backward_sm80_dq",
-           to_source(backward_config(problem, queries.block_q, queries.block_kv, 1)), queries.shared_bytes(problem),
+           launch_config(backward_config(problem, queries.block_q, queries.block_kv, 1)), queries.shared_bytes(problem),
            tiles(problem.seq_q, queries.block_q) * heads);
   } else {
     launch("backward/sm80_dq", "backward_sm80_finish_dq", config, tile_bytes(tile.block_q, problem.head_dim) + small_bytes,

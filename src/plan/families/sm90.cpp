@@ -6,9 +6,9 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/key_bounds.h"
-#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 #include "plan/masks.h"
 #include "plan/program.h"
@@ -189,7 +189,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
-              .config = to_source(config),
+              .config = launch_config(config),
               .block = config.num_warps * 32,
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
               .min_blocks_per_sm = blocks_per_sm},

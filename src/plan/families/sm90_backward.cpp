@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "abi/backward_sm90.h"
-#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/masks.h"
 #include "plan/program.h"
 #include "plan/workspace.h"
@@ -123,10 +123,12 @@ void add_repair_launch(const Problem& p, const DeviceInfo& device, const abi::Ba
       config.features.score_hides || has_tile_map(p)) {
     constexpr int warps = 4;  // each takes a tile of keys
     const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
-    add_launch(
-        plan,
-        {.unit = "backward/sm90/repair", .entry = "backward_sm90_repair", .config = to_source(config), .block = 32 * warps},
-        std::min<std::int64_t>(blocks, 8LL * device.num_sms));
+    add_launch(plan,
+               {.unit = "backward/sm90/repair",
+                .entry = "backward_sm90_repair",
+                .config = launch_config(config),
+                .block = 32 * warps},
+               std::min<std::int64_t>(blocks, 8LL * device.num_sms));
   }
 }
 
@@ -139,7 +141,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
     add_launch(plan,
                {.unit = "backward/sm90/columns",
                 .entry = entry,
-                .config = to_source(config),
+                .config = launch_config(config),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_columns_shared_bytes(config, has_dP)},
                std::min<std::int64_t>(tasks, device.num_sms));
@@ -185,7 +187,7 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
-  const std::string source = to_source(config);
+  const LaunchConfig source = launch_config(config);
   add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
              std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
   if (is_split_by_columns(p)) {
@@ -216,7 +218,7 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
     add_launch(plan,
                {.unit = "backward/sm90/separate_dq",
                 .entry = "backward_sm90_separate_dq_kernel",
-                .config = to_source(dq),
+                .config = launch_config(dq),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));

@@ -3,10 +3,10 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
-#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 
@@ -81,15 +81,16 @@ Plan lay_out(const Problem& p, const DeviceInfo& device, const Tile& tile) {
 
   constexpr std::int64_t transposed_keys = 256;  // of a block: transpose.cuh
   const std::int64_t blocks_kv = (p.seq_kv + tile.block_kv - 1) / tile.block_kv * tile.block_kv;
-  add_launch(plan,
-             {.unit = "forward/sm90_fp8", .entry = "forward_sm90_fp8_transpose", .config = to_source(config), .block = 256},
-             (blocks_kv + transposed_keys - 1) / transposed_keys * p.heads_kv * p.batch);
+  add_launch(
+      plan,
+      {.unit = "forward/sm90_fp8", .entry = "forward_sm90_fp8_transpose", .config = launch_config(config), .block = 256},
+      (blocks_kv + transposed_keys - 1) / transposed_keys * p.heads_kv * p.batch);
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   add_launch(plan,
              {.unit = "forward/sm90_fp8",
               .entry = "forward_sm90_fp8_kernel",
-              .config = to_source(config),
+              .config = launch_config(config),
               .block = config.num_warps * 32,
               .shared_bytes = abi::forward_sm90_fp8_layout(config).shared_bytes},
              std::min<std::int64_t>(units, device.num_sms));

@@ -2,9 +2,9 @@
 #include <array>
 #include <limits>
 
-#include "plan/config_source.h"
 #include "plan/families/portable.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 
@@ -30,7 +30,7 @@ void reserve_matrix(const Problem& problem, Plan& plan, Region which, std::size_
 struct Launcher {
   Plan& plan;
   std::string unit;
-  std::string config;
+  LaunchConfig config;
 
   void add(std::string entry, std::int64_t blocks, int shared = shared_bytes) const {
     add_launch(plan, {.unit = unit, .entry = std::move(entry), .config = config, .block = threads, .shared_bytes = shared},
@@ -48,7 +48,7 @@ Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
                                   .block_q = block,
                                   .block_kv = block,
                                   .num_warps = threads / 32};
-  const Launcher launches{plan, "standard/forward", to_source(config)};
+  const Launcher launches{plan, "standard/forward", launch_config(config)};
   const std::int64_t heads = problem.batch * problem.heads_q;
   launches.add("standard_scores", heads * tiles(problem.seq_q) * tiles(problem.seq_kv));
   launches.add("standard_softmax", heads * tiles(problem.seq_q, rows_per_softmax_block), 0);
@@ -64,7 +64,7 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
   reserve_matrix(problem, plan, Region::P, size_of(problem.dtype));
   reserve_matrix(problem, plan, Region::dS, size_of(problem.dtype));
   add_delta_launch(problem, plan);
-  const Launcher launches{plan, "standard/backward", to_source(portable_backward_config(problem))};
+  const Launcher launches{plan, "standard/backward", launch_config(portable_backward_config(problem))};
   const std::int64_t heads = problem.batch * problem.heads_q;
   launches.add("standard_scores", heads * tiles(problem.seq_q) * tiles(problem.seq_kv));
   launches.add("standard_dp", heads * tiles(problem.seq_q) * tiles(problem.seq_kv));

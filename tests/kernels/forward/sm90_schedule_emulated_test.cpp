@@ -1,6 +1,7 @@
 // forward/sm90 where a block does more tiles than it has marks for (256): by a fixed schedule and by a counter.
 #include "emulator/host/seed.h"
 #include "flash_attention/attention.h"
+#include "plan/kernel_config.h"
 #include "support/cases/contract.h"
 
 namespace flash_attention::testing {
@@ -23,7 +24,7 @@ TEST(ForwardSm90Schedule, NoTileIsLostWhereABlockHasMoreTurnsThanMarks) {
                .causal = true,
                .alignment = Alignment::top_left};
   const Plan plan = make_plan(c.problem, Pass::forward, device_info(hopper), "forward/sm90");
-  ASSERT_NE(plan.launches.at(0).config.find(".dynamic_scheduler = true"), std::string::npos) << plan.launches[0].config;
+  ASSERT_TRUE(plan::config_of<abi::ForwardConfig>(plan.launches.at(0))->dynamic_scheduler);
   ASSERT_EQ(plan.launches[0].grid[0], 2);
   emulator::set_seed(1);
   check(c, {.device = hopper, .kernel = "forward/sm90", .pass = Pass::forward});

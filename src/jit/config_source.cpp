@@ -1,8 +1,8 @@
-#include "plan/config_source.h"
-
 #include <sstream>
 
-namespace flash_attention::plan {
+#include "plan/kernel_config.h"
+
+namespace flash_attention {
 namespace {
 
 const char* source(abi::Type type) {
@@ -95,8 +95,6 @@ std::string to_source(const abi::Features& config) {
   return out.done();
 }
 
-}  // namespace
-
 std::string to_source(const abi::ForwardConfig& config) {
   const abi::ForwardConfig initial;
   Initialiser out("ForwardConfig");
@@ -153,4 +151,18 @@ std::string to_source(const abi::AppendConfig& config) {
 
 #undef MEMBER
 
-}  // namespace flash_attention::plan
+std::string to_source(const std::string& source) { return source; }
+
+}  // namespace
+
+std::string to_source(const LaunchConfig& config) {
+  if (config.value() == nullptr) return {};
+  return std::visit([](const auto& value) { return to_source(value); }, config.value()->value);
+}
+
+LaunchConfig::LaunchConfig(std::string source)
+    : value_(source.empty() ? nullptr : std::make_shared<plan::KernelConfig>(plan::KernelConfig{std::move(source)})) {}
+
+bool operator==(const LaunchConfig& x, const LaunchConfig& y) { return to_source(x) == to_source(y); }
+
+}  // namespace flash_attention
