@@ -4,6 +4,7 @@ import os
 import resource
 
 import pytest
+from warm_python import WarmPython
 
 # Triton reads this when it is first imported, by whichever test that is: without a GPU its kernels are interpreted.
 if not os.path.exists("/dev/nvidiactl"):
@@ -20,6 +21,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if tail:
         config.hook.pytest_deselected(items=tail)
         items[:] = [item for item in items if not item.get_closest_marker("long_tail")]
+
+
+@pytest.fixture(scope="session")
+def warm_python():
+    """Runs a Python program in a process of its own that has torch already."""
+    python = WarmPython()
+    yield python
+    python.close()
 
 
 def spent_cpu_s() -> float:

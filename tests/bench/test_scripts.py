@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,12 +20,12 @@ TINY = ["--seq", "32", "64", "--heads", "2", "--head-dim", "16", "--device", "cp
 FEW = ["--baselines", "sdpa_math", "megatron_local", "sdpa_cudnn"]
 
 
-def run(script, *arguments):
-    command = [sys.executable, str(BENCH / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def run(warm_python):
+    return lambda script, *arguments: warm_python(BENCH / script, *arguments)
 
 
-def test_speed(tmp_path):
+def test_speed(run, tmp_path):
     path = tmp_path / "speed.json"
     done = run("benchmark_speed.py", *TINY, *FEW, "--seconds", "0.01", "--mask", "causal", "--output", path)
     assert done.returncode == 0, done.stderr
@@ -45,7 +44,7 @@ def test_speed(tmp_path):
     assert again.returncode == 2 and "exists; allowed: --resume" in again.stderr
 
 
-def test_models(tmp_path):
+def test_models(run, tmp_path):
     if package.unavailable:
         pytest.skip(package.unavailable)
     path = tmp_path / "models.json"
@@ -60,7 +59,7 @@ def test_models(tmp_path):
     assert done.stdout.count("times as fast") == 4
 
 
-def test_overhead():
+def test_overhead(run):
     if package.unavailable:
         pytest.skip(package.unavailable)
     done = run("benchmark_overhead.py", "--device", "cpu", "--seq", "8", "--heads", "1", "--head-dim", "16")
@@ -70,7 +69,7 @@ def test_overhead():
     assert all(float(line[40:].split()[0]) > 0 for line in done.stdout.splitlines())
 
 
-def test_decode(tmp_path):
+def test_decode(run, tmp_path):
     if package.unavailable:
         pytest.skip(package.unavailable)
     path = tmp_path / "decode.json"
@@ -109,7 +108,7 @@ def test_the_list_of_decoding_has_forty_shapes():
     assert set(zip(heads, heads_kv, strict=True)) == {(32, 8), (8, 1), (32, 32), (64, 4)}
 
 
-def test_prefill_in_pages_is_measured(tmp_path):
+def test_prefill_in_pages_is_measured(run, tmp_path):
     path = tmp_path / "prefill.json"
     tiny = ["--device", "cpu", "--shapes", "1x4/2x20x70", "--head-dim", "16", "--pages", "16", "--dtype", "float32"]
     done = run("benchmark_prefill.py", *tiny, "--kernels", "cpu/prefill", "--seconds", "0.01", "--json", path)
@@ -120,7 +119,7 @@ def test_prefill_in_pages_is_measured(tmp_path):
     assert wrong.returncode == 2 and "expected BATCHxHEADS/KV_HEADSxQUERIESxKEYS" in wrong.stderr
 
 
-def test_memory_grows_with_the_scores(tmp_path):
+def test_memory_grows_with_the_scores(run, tmp_path):
     path = tmp_path / "memory.json"
     sizes = ["--seq", "256", "1024", "--heads", "8", "--head-dim", "16", "--device", "cpu", "--quiet"]
     done = run("benchmark_memory.py", *sizes, "--baselines", "megatron_local", "--output", path)
@@ -130,7 +129,7 @@ def test_memory_grows_with_the_scores(tmp_path):
     assert long > scores and long > 4 * short
 
 
-def test_accuracy(tmp_path):
+def test_accuracy(run, tmp_path):
     path = tmp_path / "accuracy.json"
     done = run(
         "benchmark_accuracy.py", *TINY, "--baselines", "sdpa_math", "--dtype", "float32", "bfloat16", "--output", path
@@ -154,7 +153,7 @@ def test_accuracy(tmp_path):
         (["--device", "cpu", "--graph"], "graph: got a CPU run; allowed: --device cuda"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, arguments, message):
+def test_bad_input_is_one_line(run, tmp_path, arguments, message):
     done = run("benchmark_speed.py", *arguments, "--output", tmp_path / "x.json")
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1
@@ -162,14 +161,14 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
 
 
 @pytest.mark.parametrize("script", ["benchmark_speed.py", "benchmark_overhead.py"])
-def test_a_gpu_that_is_not_here_is_refused_by_its_flag(script, monkeypatch):
+def test_a_gpu_that_is_not_here_is_refused_by_its_flag(run, script, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run(script, "--device", "cuda")
     assert done.returncode == 2
     assert "argument --device: got cuda, but torch sees no NVIDIA GPU here; allowed: cpu" in done.stderr
 
 
-def test_list_names_presets_and_baselines():
+def test_list_names_presets_and_baselines(run):
     done = run("benchmark_speed.py", "--list", "--device", "cpu")
     assert done.returncode == 0
     for name in ("paper", "quick", "sdpa_flash", "megatron_fused", "ours"):

@@ -10,12 +10,9 @@ import flash_attention
 import pytest
 
 
-def python(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
-
-
 def test_import_loads_no_tensor_library():
-    done = python("-c", "import sys, flash_attention; print([m for m in ('torch', 'numpy', 'jax') if m in sys.modules])")
+    text = "import sys, flash_attention; print([m for m in ('torch', 'numpy', 'jax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -46,45 +43,45 @@ def test_typed_and_stubbed():
             assert name in stub, f"{name} is missing from _core.pyi"
 
 
-def test_doctor():
+def test_doctor(warm_python, tmp_path):
     findings = flash_attention.doctor()
     assert {"subject", "ok", "detail", "advice"} == set(findings[0])
     assert flash_attention.devices()[0]["device"] == "cpu"
-    done = python("-m", "flash_attention", "doctor", "--json")
+    done = warm_python("-m", "flash_attention", "doctor", "--json", FLASH_ATTENTION_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["findings"]
 
 
-def test_verbs():
-    done = python("-m", "flash_attention", "--help")
+def test_verbs(warm_python):
+    done = warm_python("-m", "flash_attention", "--help")
     assert done.returncode == 0
     assert all(verb in done.stdout for verb in ("doctor", "compile", "bench", "report"))
     assert "_problem" not in done.stdout
-    assert python("-m", "flash_attention", "nothing").returncode == 2
+    assert warm_python("-m", "flash_attention", "nothing").returncode == 2
     shape = ("--device", "cpu", "--dtype", "float32", "--seq", "64", "--heads", "4", "--heads-kv", "2", "--head-dim", "32")
-    done = python("-m", "flash_attention", "compile", *shape)
+    done = warm_python("-m", "flash_attention", "compile", *shape)
     assert done.returncode == 0, done.stderr
     assert "cpu/" in done.stdout
-    done = python("-m", "flash_attention", "bench", "--json", "--seconds", "0.01", "--backward", "--causal", *shape)
+    done = warm_python("-m", "flash_attention", "bench", "--json", "--seconds", "0.01", "--backward", "--causal", *shape)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["times"]) == {"flash_attention", "torch", "standard"}
 
 
-def test_what_a_verb_cannot_do_is_one_line():
+def test_what_a_verb_cannot_do_is_one_line(warm_python):
     hidden = "import sys; sys.modules['torch'] = None; from flash_attention.__main__ import main; sys.exit(main(['bench']))"
     for words, message in (
         (("-m", "flash_attention", "compile", "--device", "cpu", "--head-dim", "600"), "compile: head_dim: got 600"),
         (("-c", hidden), "bench: import of torch halted"),
     ):
-        done = python(*words)
+        done = warm_python(*words)
         assert done.returncode == 2
         assert message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_bench_on_a_gpu_that_is_not_here_is_one_line(monkeypatch):
+def test_bench_on_a_gpu_that_is_not_here_is_one_line(warm_python, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = python("-m", "flash_attention", "bench", "--device", "cuda")
+    done = warm_python("-m", "flash_attention", "bench", "--device", "cuda")
     assert done.returncode == 2
     assert done.stderr.strip() == "bench: --device: got cuda, but torch sees no NVIDIA GPU here; allowed: cpu"
 
