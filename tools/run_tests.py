@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -32,17 +31,6 @@ REPORTS = ROOT / "build" / "test-reports"
 FILE_LIMIT_S = 900
 LONG_TAIL_LIMIT_S = 4 * 3600
 BUILD_LIMIT_S = PYTEST_LIMIT_S = 3600
-
-# Which files are worth a second build: those that handle memory by index (asan) and those with threads (tsan). The
-# oracle's own test is minutes of plain arithmetic there, and the compile pipeline's forks a process that has threads, which
-# the address sanitizer's runtime does not survive (its locks are held in the child). The covering arrays are arithmetic,
-# too, between guard pages.
-SANITIZED = {
-    "asan": re.compile(
-        r"^(api(?!_oracle)|plan|support_room|jit(?!_compile_pipeline)|cuda|fuzz(?!_cover))_.*(?<!_gpu)(?<!_emulated)(?<!_compile)_test$"
-    ),
-    "tsan": re.compile(r"^(api_threads|jit_cached|jit_store|cuda_kernel)_test$"),
-}
 
 
 def say(text: str) -> None:
@@ -192,14 +180,11 @@ def pytest() -> list[Result]:
 
 
 def sanitized(preset: str) -> list[Result]:
+    """The files that tests/CMakeLists.txt says are worth it."""
     failed_build = build(preset, ["flash_attention_objects"])  # configures, too
     if failed_build:
         return failed_build
-
-    def chosen() -> list[TestFile]:
-        return [test for test in test_files(preset) if SANITIZED[preset].match(test.name)]
-
-    return build(preset, sorted({test.target for test in chosen()})) or run_files(preset, chosen())
+    return build(preset, sorted({test.target for test in test_files(preset)})) or run_files(preset, test_files(preset))
 
 
 STAGES = {
