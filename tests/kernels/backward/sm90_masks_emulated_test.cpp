@@ -8,7 +8,7 @@ using BackwardSm90Masks = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90Masks, KeepTheContract) {
   emulator::set_num_sms(2);  // so that a block takes several tasks, one after another
-  for (const std::uint64_t seed : schedules(1)) {
+  for (const std::uint64_t seed : schedules(GetParam())) {
     emulator::set_seed(seed);
     check(
         GetParam(),

@@ -8,7 +8,7 @@ using ForwardSm90Masks = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90Masks, KeepTheContract) {
   emulator::set_num_sms(2);  // so that a block takes several tiles, one after another
-  for (const std::uint64_t seed : schedules(1)) {
+  for (const std::uint64_t seed : schedules(GetParam())) {
     emulator::set_seed(seed);
     check(GetParam(),
           {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "forward/sm90", .pass = Pass::forward});
