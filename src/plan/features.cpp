@@ -43,6 +43,13 @@ abi::Features features_of(const Problem& p) {
           .q_scales = p.q_scales != ScaleKind::none};
 }
 
+abi::Features row_features(const abi::Features& features) {
+  return {.dtype = features.dtype,
+          .packed = features.packed,
+          .seqused_q = features.seqused_q,
+          .seqused_kv = features.seqused_kv};
+}
+
 abi::Features features_with_map(const Problem& p) {
   abi::Features features = features_of(p);
   features.mask_map = p.mask.present;

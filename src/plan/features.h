@@ -8,6 +8,10 @@ namespace flash_attention::plan {
 /// The compile-time features of a normalised problem.
 abi::Features features_of(const Problem& problem);
 
+/// What kernels that know rows, and nothing of scores, are compiled for: problems that differ in options of scores share
+/// them.
+abi::Features row_features(const abi::Features& features);
+
 /// The same for kernels that read a map of the tiles of a boolean mask (abi/tile_map.h).
 abi::Features features_with_map(const Problem& problem);
 

@@ -91,13 +91,12 @@ void reserve_row_delta(const Problem& problem, Plan& plan) {
 }
 
 void add_delta_launch(const Problem& problem, Plan& plan) {
-  add_launch(plan,
-             {.unit = "backward/delta",
-              .entry = "backward_delta",
-              .config = launch_config(portable_backward_config(problem)),
-              .block = 32 * num_warps},
-             std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
-                                    problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
+  abi::BackwardConfig config = portable_backward_config(problem);
+  config.features = row_features(config.features);
+  add_launch(
+      plan, {.unit = "backward/delta", .entry = "backward_delta", .config = launch_config(config), .block = 32 * num_warps},
+      std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
+                             problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
 }
 
 void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {

@@ -177,7 +177,8 @@ std::int64_t reserve_query_sums(const Problem& problem, int block_q, Plan& plan)
 Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
   const BackwardTile tile = *backward_tile(problem, device);
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
-  const LaunchConfig config = launch_config(backward_config(problem, tile.block_q, tile.block_kv, tile.num_stages));
+  abi::BackwardConfig parts = backward_config(problem, tile.block_q, tile.block_kv, tile.num_stages);
+  const LaunchConfig config = launch_config(parts);
   const std::int64_t heads = problem.heads_q * problem.batch;
   const auto launch = [&](std::string unit, std::string entry, const LaunchConfig& of, int shared_bytes,
                           std::int64_t blocks) {
@@ -191,7 +192,9 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
   };
   reserve_row_delta(problem, plan);
   if (!problem.deterministic) {
-    launch("backward/query_sums", "backward_clear_sums", config, 0, reserve_query_sums(problem, tile.block_q, plan));
+    parts.features = row_features(parts.features);
+    launch("backward/query_sums", "backward_clear_sums", launch_config(parts), 0,
+           reserve_query_sums(problem, tile.block_q, plan));
   }
   add_delta_launch(problem, plan);
   launch("backward/sm80", "backward_sm80", config, tile.shared_bytes(problem),

@@ -152,6 +152,13 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
   add("backward_sm90_columns_dq", true, tiles(p.seq_q, tile_rows) * p.heads_q * p.batch);
 }
 
+/// What the kernels around the tiles are compiled for.
+LaunchConfig row_config(abi::BackwardConfig config) {
+  config.features = row_features(config.features);
+  config.num_warps = 4, config.num_stages = 1;
+  return launch_config(config);
+}
+
 Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
   const Structure structure = choose_structure(p, device);
   abi::BackwardConfig config{.features = features_with_map(p),
@@ -187,8 +194,10 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
-  const LaunchConfig source = launch_config(config);
-  add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = source, .block = 128},
+  const LaunchConfig source = launch_config(config), row_source = row_config(config);
+  const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;  // order: by the mask
+  add_launch(plan,
+             {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = prepare_source, .block = 128},
              std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
   if (is_split_by_columns(p)) {
     add_column_launches(p, device, config, plan);
@@ -223,12 +232,13 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
   } else if (!separate_dq) {
-    add_launch(plan, {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = source, .block = 128},
+    add_launch(plan,
+               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = row_source, .block = 128},
                row_tiles);
   }
   if (config.key_sums) {
     add_launch(plan,
-               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = source, .block = 128},
+               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = row_source, .block = 128},
                tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
   add_repair_launch(p, device, config, plan);

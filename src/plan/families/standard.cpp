@@ -64,10 +64,13 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
   reserve_matrix(problem, plan, Region::P, size_of(problem.dtype));
   reserve_matrix(problem, plan, Region::dS, size_of(problem.dtype));
   add_delta_launch(problem, plan);
-  const Launcher launches{plan, "standard/backward", launch_config(portable_backward_config(problem))};
+  abi::BackwardConfig config = portable_backward_config(problem);
+  const Launcher launches{plan, "standard/backward", launch_config(config)};
+  config.features = row_features(config.features);
+  const Launcher of_rows{plan, "standard/backward", launch_config(config)};
   const std::int64_t heads = problem.batch * problem.heads_q;
   launches.add("standard_scores", heads * tiles(problem.seq_q) * tiles(problem.seq_kv));
-  launches.add("standard_dp", heads * tiles(problem.seq_q) * tiles(problem.seq_kv));
+  of_rows.add("standard_dp", heads * tiles(problem.seq_q) * tiles(problem.seq_kv));
   launches.add("standard_softmax_backward", heads * tiles(problem.seq_q, rows_per_softmax_block), 0);
   launches.add("standard_dv", problem.batch * problem.heads_kv * tiles(problem.seq_kv));
   launches.add("standard_dk", problem.batch * problem.heads_kv * tiles(problem.seq_kv));
