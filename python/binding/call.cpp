@@ -7,17 +7,6 @@
 namespace flash_attention::python {
 namespace {
 
-/// What Python gave for an argument that is no tensor.
-template <typename T>
-T value_of(nb::handle given, const char* name, const char* expected) {
-  T value{};
-  if (!nb::try_cast<T>(given, value)) {
-    const std::string type = nb::cast<std::string>(given.type().attr("__name__"));
-    throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + type).c_str());
-  }
-  return value;
-}
-
 /// Of packed sequences; 0 where none has a row, or the starts go down, which validation refuses later.
 std::int64_t longest(const std::int32_t* starts, std::int64_t batch) {
   std::int64_t most = 0;
@@ -29,34 +18,15 @@ std::int64_t longest(const std::int32_t* starts, std::int64_t batch) {
 
 }  // namespace
 
-Scalars scalars_of(const nb::tuple& scalars) {
-  return {.max_seqlen_q = value_of<std::int64_t>(scalars[0], "max_seqlen_q", "an int"),
-          .max_seqlen_kv = value_of<std::int64_t>(scalars[1], "max_seqlen_kv", "an int"),
-          .scale = scalars[2].is_none() ? std::nullopt
-                                        : std::optional<float>(value_of<float>(scalars[2], "scale", "a number or None")),
-          .softcap = value_of<float>(scalars[3], "softcap", "a number"),
-          .causal = value_of<bool>(scalars[4], "causal", "a bool"),
-          .top_left = value_of<bool>(scalars[5], "top_left", "a bool"),
-          .window_left = value_of<std::int64_t>(scalars[6], "window", "ints or None"),
-          .window_right = value_of<std::int64_t>(scalars[7], "window", "ints or None"),
-          .dropout_p = value_of<float>(scalars[8], "dropout_p", "a number"),
-          .deterministic = value_of<bool>(scalars[9], "deterministic", "a bool"),
-          .heads_first = value_of<bool>(scalars[10], "heads_first", "a bool"),
-          .standard = value_of<bool>(scalars[11], "standard", "a bool"),
-          .kernel = value_of<std::string>(scalars[12], "kernel", "a name"),
-          .mask_block_q = scalars.size() > 13 ? value_of<std::int64_t>(scalars[13], "block_mask", "sizes of blocks") : 0,
-          .mask_block_kv = scalars.size() > 14 ? value_of<std::int64_t>(scalars[14], "block_mask", "sizes of blocks") : 0};
-}
-
-Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& codes, bool latent)
-    : standard_(scalars.standard),
-      invariant_(scalars.kernel == "invariant"),  // no kernel has that name: it takes the place of one
-      kernel_(invariant_ ? "" : scalars.kernel) {
+Call::Call(const Slots& tensors, const CallOptions& given, const std::string& codes, bool latent)
+    : standard_(given.standard),
+      invariant_(given.kernel == "invariant"),  // no kernel has that name: it takes the place of one
+      kernel_(invariant_ ? "" : given.kernel) {
   const Tensor &q = tensors[Slot::q], &k = tensors[Slot::k], &v = tensors[Slot::v];
   const bool packed = tensors[Slot::cu_seqlens_q].present();
   if (packed) {
     batch_axis_ = -1, seq_axis_ = 0, head_axis_ = 1, dim_axis_ = 2;
-  } else if (scalars.heads_first) {
+  } else if (given.heads_first) {
     head_axis_ = 1, seq_axis_ = 2;
   }
   options.device = q.device;
@@ -82,8 +52,8 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
     }
   }
   problem = {.batch = packed ? 0 : q.sizes[0],
-             .seq_q = packed ? scalars.max_seqlen_q : q.sizes[seq_axis_],
-             .seq_kv = packed ? scalars.max_seqlen_kv : k.sizes[seq_axis_],
+             .seq_q = packed ? given.max_seqlen_q : q.sizes[seq_axis_],
+             .seq_kv = packed ? given.max_seqlen_kv : k.sizes[seq_axis_],
              .heads_q = q.sizes[head_axis_],
              .heads_kv = k.sizes[paged && packed ? 2 : head_axis_],
              .head_dim = q.sizes[dim_axis_],
@@ -92,14 +62,14 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
              .packed = packed,
              .total_q = packed ? q.sizes[0] : 0,
              .total_kv = packed ? k.sizes[0] : 0,
-             .scale = scalars.scale,
-             .softcap = scalars.softcap,
-             .causal = scalars.causal,
-             .alignment = scalars.top_left ? Alignment::top_left : Alignment::bottom_right,
-             .window_left = scalars.window_left,
-             .window_right = scalars.window_right,
-             .dropout_p = scalars.dropout_p,
-             .deterministic = scalars.deterministic,
+             .scale = given.scale,
+             .softcap = given.softcap,
+             .causal = given.causal,
+             .alignment = given.top_left ? Alignment::top_left : Alignment::bottom_right,
+             .window_left = given.window_left,
+             .window_right = given.window_right,
+             .dropout_p = given.dropout_p,
+             .deterministic = given.deterministic,
              .invariant = invariant_};
   problem.q_strides = strides_of(q);
   problem.latent = latent;
@@ -131,7 +101,7 @@ Call::Call(const Slots& tensors, const Scalars& scalars, const std::string& code
   buffers.bias = score_tensor(tensors[Slot::bias], false, problem.bias);
   buffers.mask = static_cast<const std::uint8_t*>(score_tensor(tensors[Slot::mask], true, problem.mask));
   read_hidden_rows(tensors[Slot::hidden_rows]);
-  read_block_mask(tensors[Slot::block_mask], scalars);
+  read_block_mask(tensors[Slot::block_mask], given);
   if (packed) {  // a bias is as large as the bounds that its caller gave; where there are no rows, the call is empty
     if (problem.total_q == 0) problem.seq_q = 0;
     if (problem.total_kv == 0 && !paged) problem.seq_kv = 0;
@@ -272,11 +242,11 @@ void Call::read_hidden_rows(const Tensor& tensor) {
 }
 
 /// Bytes [batch|1, heads_q|1, blocks of queries, blocks of keys].
-void Call::read_block_mask(const Tensor& tensor, const Scalars& scalars) {
+void Call::read_block_mask(const Tensor& tensor, const CallOptions& given) {
   if (!tensor.present()) return;
   using Code = nb::dlpack::dtype_code;
   if (!here(tensor).is_dtype(Code::Bool, 8) && !tensor.is_dtype(Code::UInt, 8)) refuse_dtype(tensor, "dtype bool or uint8");
-  const std::int64_t block_q = scalars.mask_block_q, block_kv = scalars.mask_block_kv;
+  const std::int64_t block_q = given.mask_block_q, block_kv = given.mask_block_kv;
   if (block_q < 1 || block_kv < 1) refuse(tensor, "the sizes of its blocks must be 1 and up");
   const std::int64_t seq_q = problem.packed && problem.seq_q == 0 ? problem.total_q : problem.seq_q;
   const std::int64_t seq_kv = problem.packed && problem.seq_kv == 0 ? problem.total_kv : problem.seq_kv;

@@ -1,79 +1,44 @@
 #pragma once
 
 #include <array>
-#include <optional>
 #include <string>
 
+#include "options.h"
 #include "tensor.h"
 
 namespace flash_attention::python {
 
-/// What a call is besides its tensors; the order in which Python gives them.
-struct Scalars {
-  std::int64_t max_seqlen_q = 0;
-  std::int64_t max_seqlen_kv = 0;
-  std::optional<float> scale;
-  float softcap = 0;
-  bool causal = false;
-  bool top_left = false;
-  std::int64_t window_left = -1;
-  std::int64_t window_right = -1;
-  float dropout_p = 0;
-  bool deterministic = false;
-  bool heads_first = false;  ///< [batch, heads, seq, head_dim]
-  bool standard = false;     ///< the textbook algorithm
-  std::string kernel;
-  std::int64_t mask_block_q = 0;  ///< of a block mask
-  std::int64_t mask_block_kv = 0;
+/// From a tuple with the values in the order of the list; those that it ends before keep their defaults.
+CallOptions options_of(const nb::tuple& given);
 
-  bool operator==(const Scalars&) const = default;
-};
+/// Such a tuple.
+nb::tuple tuple_of(const CallOptions& options);
 
-/// From a tuple with the values in that order.
-Scalars scalars_of(const nb::tuple& scalars);
+/// Adds options, ((name, kind, default), ...), and tensors, (name, ...), which name what a call takes.
+void add_options(nb::module_& module);
 
+// clang-format off
 /// The tensors that a call reads besides those of one pass, in the order in which Python gives them.
+#define FLASH_ATTENTION_CALL_TENSORS(X)                                                \
+  X(q) X(k) X(v) X(bias) X(mask) X(alibi_slopes) X(sink)                               \
+  X(cu_seqlens_q) X(cu_seqlens_kv) X(seqused_q) X(seqused_kv) X(key_lengths)           \
+  X(hidden_rows) X(block_mask)                                                         \
+  X(page_table)         /* K and V are [num_pages, page_size, heads, head_dim] */      \
+  X(left_padding)                                                                      \
+  X(k_scale) X(v_scale) /* of K and V in 8 bits */                                     \
+  X(q_scale)            /* of Q in 8 bits */
+// clang-format on
+
 enum Slot {
-  q,
-  k,
-  v,
-  bias,
-  mask,
-  alibi_slopes,
-  sink,
-  cu_seqlens_q,
-  cu_seqlens_kv,
-  seqused_q,
-  seqused_kv,
-  key_lengths,
-  hidden_rows,
-  block_mask,
-  page_table,  // K and V are [num_pages, page_size, heads, head_dim]
-  left_padding,
-  k_scale,  // of K and V in 8 bits
-  v_scale,
-  q_scale,  // of Q in 8 bits
-  num_slots
+#define FLASH_ATTENTION_SLOT(name) name,
+  FLASH_ATTENTION_CALL_TENSORS(FLASH_ATTENTION_SLOT) num_slots
+#undef FLASH_ATTENTION_SLOT
 };
-constexpr std::array<const char*, num_slots> slot_names = {"q",
-                                                           "k",
-                                                           "v",
-                                                           "bias",
-                                                           "mask",
-                                                           "alibi_slopes",
-                                                           "sink",
-                                                           "cu_seqlens_q",
-                                                           "cu_seqlens_kv",
-                                                           "seqused_q",
-                                                           "seqused_kv",
-                                                           "key_lengths",
-                                                           "hidden_rows",
-                                                           "block_mask",
-                                                           "page_table",
-                                                           "left_padding",
-                                                           "k_scale",
-                                                           "v_scale",
-                                                           "q_scale"};
+constexpr std::array<const char*, num_slots> slot_names = {
+#define FLASH_ATTENTION_NAME(name) #name,
+    FLASH_ATTENTION_CALL_TENSORS(FLASH_ATTENTION_NAME)
+#undef FLASH_ATTENTION_NAME
+};
 using Slots = std::array<Tensor, num_slots>;  ///< absent ones have no data and rank -1
 
 /// The tensors of a backward pass.
@@ -87,7 +52,7 @@ class Call {
   /// `codes`: what the bytes of K and V are, where they are of 8 bits, and those of Q where it has bytes,
   /// too: then the type of out is the problem's. `latent`: K has the columns of a key behind its
   /// value.
-  Call(const Slots& tensors, const Scalars& scalars, const std::string& codes = {}, bool latent = false);
+  Call(const Slots& tensors, const CallOptions& given, const std::string& codes = {}, bool latent = false);
   Call(const Call&) = delete;  // options.kernel points into it
 
   void set_forward(const Tensor& out, const Tensor& lse, std::uint64_t seed, std::uint64_t offset);
@@ -112,7 +77,7 @@ class Call {
   void read_query_scale(const Tensor& scale);
   Strides strides_of(const Tensor& tensor) const;
   void read_hidden_rows(const Tensor& tensor);
-  void read_block_mask(const Tensor& tensor, const Scalars& scalars);
+  void read_block_mask(const Tensor& tensor, const CallOptions& given);
   const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;
   const std::int32_t* lengths(const Tensor& tensor, std::int64_t count) const;
   const Tensor& like(const Tensor& tensor, std::int64_t seq, std::int64_t heads, std::int64_t dim) const;

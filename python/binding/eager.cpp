@@ -14,40 +14,37 @@ namespace {
 
 bool same_batch(const Slots& slots) { return slots[Slot::k].sizes[0] == slots[Slot::q].sizes[0]; }
 
-/// Scalars with the tuple that the backward pass takes. The last ones are kept: a model's layers ask for the same again.
+/// Options with the form that Python's side of the backward pass takes. The last ones are kept: a model's layers ask for
+/// the same again.
 struct Remembered {
-  Scalars scalars;
-  nb::object tuple;
+  CallOptions options;
+  nb::object named;
 };
 
-Remembered& last_scalars() {
+Remembered& last_options() {
   static auto* last = new Remembered;  // never freed: Python may be gone before static objects are
   return *last;
 }
 
-nb::object tuple_of(const Scalars& scalars) {
-  Remembered& last = last_scalars();
-  if (!last.tuple.is_valid() || !(last.scalars == scalars)) {
-    const nb::object scale = scalars.scale ? nb::cast(*scalars.scale) : nb::none();
-    last.scalars = scalars;
-    last.tuple = nb::make_tuple(scalars.max_seqlen_q, scalars.max_seqlen_kv, scale, scalars.softcap, scalars.causal,
-                                scalars.top_left, scalars.window_left, scalars.window_right, scalars.dropout_p,
-                                scalars.deterministic, scalars.heads_first, scalars.standard, scalars.kernel,
-                                scalars.mask_block_q, scalars.mask_block_kv);
+nb::object named_options(const CallOptions& options) {
+  Remembered& last = last_options();
+  if (!last.named.is_valid() || !(last.options == options)) {
+    last.named = checked(PyObject_CallObject(torch.named_options, tuple_of(options).ptr()));
+    last.options = options;
   }
-  return last.tuple;
+  return last.named;
 }
 
-Scalars scalars_of(nb::handle tuple) {
-  const Remembered& last = last_scalars();
-  return last.tuple.is_valid() && tuple.is(last.tuple) ? last.scalars : python::scalars_of(nb::borrow<nb::tuple>(tuple));
+CallOptions options_of(nb::handle named) {
+  const Remembered& last = last_options();
+  return last.named.is_valid() && named.is(last.named) ? last.options : python::options_of(nb::borrow<nb::tuple>(named));
 }
 
 /// What attend() has read when it calls torch, which calls differentiable_forward().
 struct Pending {
   PyObject* const* qkv;
   Slots& slots;
-  const Scalars& scalars;
+  const CallOptions& options;
 };
 thread_local const Pending* pending = nullptr;
 
@@ -56,8 +53,8 @@ nb::object differentiate(const Pending& call) {
     explicit Scope(const Pending* call) { pending = call; }
     ~Scope() { pending = nullptr; }
   } const scope(&call);
-  const nb::object scalars = tuple_of(call.scalars);
-  return result_of(torch.differentiate, {call.qkv[0], call.qkv[1], call.qkv[2], scalars.ptr()});
+  const nb::object options = named_options(call.options);
+  return result_of(torch.differentiate, {call.qkv[0], call.qkv[1], call.qkv[2], options.ptr()});
 }
 
 /// attend(q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment, alibi_slopes, bias, mask,
@@ -69,48 +66,48 @@ nb::object attend(PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* const bias = count > arg_bias ? args[arg_bias] : Py_None;
   PyObject* const mask = count > arg_mask ? args[arg_mask] : Py_None;
-  Scalars scalars;
+  CallOptions options;
   Slots slots;
-  if (!read_scalars(args, scalars) || !read_tensors(args, slots) || !same_batch(slots) ||
+  if (!read_options(args, options) || !read_tensors(args, slots) || !same_batch(slots) ||
       is_intercepted(slots[Slot::q].device))
     return nb::none();
-  const std::int64_t keys = slots[Slot::k].sizes[scalars.heads_first ? 2 : 1];
+  const std::int64_t keys = slots[Slot::k].sizes[options.heads_first ? 2 : 1];
   if (!read_scores(bias, Slot::bias, keys, slots) || !read_scores(mask, Slot::mask, keys, slots)) return nb::none();
   if (bias != Py_None && wants_gradient(&bias, 1)) return nb::none();
-  if (!wants_gradient(args, 3)) return run_plain(args, slots, scalars, false).out;
+  if (!wants_gradient(args, 3)) return run_plain(args, slots, options, false).out;
   if (bias != Py_None || mask != Py_None) return nb::none();
-  scalars.deterministic = scalars.deterministic || answer(torch.deterministic).ptr() == Py_True;
-  return differentiate({.qkv = args, .slots = slots, .scalars = scalars});
+  options.deterministic = options.deterministic || answer(torch.deterministic).ptr() == Py_True;
+  return differentiate({.qkv = args, .slots = slots, .options = options});
 }
 
 void set(PyObject* object, PyObject* name, nb::handle value) {
   if (PyObject_SetAttr(object, name, value.ptr()) != 0) throw nb::python_error();
 }
 
-/// forward(ctx, q, k, v, scalars) -> out of the autograd function that `torch.differentiate` applies; its backward pass
-/// finds q, k, v, out, lse among ctx.saved_tensors, and ctx.scalars.
+/// forward(ctx, q, k, v, options) -> out of the autograd function that `torch.differentiate` applies; its backward pass
+/// finds q, k, v, out, lse among ctx.saved_tensors, and ctx.options.
 nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
   PyObject* const* qkv = args + 1;
   if (count != 5 || pending == nullptr || !std::equal(qkv, qkv + 3, pending->qkv)) {
     throw nb::type_error("differentiable_forward: only attend() calls it, by way of torch");
   }
-  const Results results = run_plain(qkv, pending->slots, pending->scalars, true);
+  const Results results = run_plain(qkv, pending->slots, pending->options, true);
   set(args[0], torch.to_save,
       nb::make_tuple(nb::handle(qkv[0]), nb::handle(qkv[1]), nb::handle(qkv[2]), results.out, results.lse));
-  set(args[0], torch.scalars, args[4]);
+  set(args[0], torch.options, args[4]);
   return results.out;
 }
 
-/// attend_backward(q, k, v, out, lse, dout, scalars) -> (dq, dk, dv), or None where the call is not plain.
+/// attend_backward(q, k, v, out, lse, dout, options) -> (dq, dk, dv), or None where the call is not plain.
 nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
-  if (count != 7) throw nb::type_error("attend_backward: expected q, k, v, out, lse, dout and scalars");
+  if (count != 7) throw nb::type_error("attend_backward: expected q, k, v, out, lse, dout and options");
   Slots slots;
   if (!are_tensors(args, 6) || !read_tensors(args, slots) || !same_batch(slots) || is_intercepted(slots[Slot::q].device))
     return nb::none();
   const Tensor out = tensor_of(args[3], "out"), lse = tensor_of(args[4], "lse"), dout = tensor_of(args[5], "dout");
   if (!is_plain(dout, slots[Slot::q])) return nb::none();
   slots[Slot::q].stream = current_stream(args[0], slots[Slot::q].device);
-  Call call(slots, scalars_of(args[6]));
+  Call call(slots, options_of(args[6]));
   call.set_forward(out, lse, 0, 0);
   nb::object made[3];
   Gradients gradients;

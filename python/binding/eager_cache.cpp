@@ -23,16 +23,16 @@ bool read_optional(PyObject* argument, Slot slot, Slots& out) {
 /// way says what.
 nb::object attend_cache(PyObject* const* args, Py_ssize_t count) {
   if (count != num_cache_arguments) throw nb::type_error("attend_cache: expected 14 arguments");
-  Scalars scalars;
+  CallOptions options;
   Slots slots;
   try {
-    if (!read_scalars(args, scalars) || !read_tensors(args, slots) || is_intercepted(slots[Slot::q].device) ||
+    if (!read_options(args, options) || !read_tensors(args, slots) || is_intercepted(slots[Slot::q].device) ||
         !read_optional(args[arg_seqused_kv], Slot::seqused_kv, slots) ||
         !read_optional(args[arg_page_table], Slot::page_table, slots)) {
       return nb::none();
     }
     const bool with_lse = args[arg_return_lse] == Py_True;
-    const Results results = run_plain(args, slots, scalars, with_lse);
+    const Results results = run_plain(args, slots, options, with_lse);
     return with_lse ? nb::object(nb::make_tuple(results.out, results.lse)) : results.out;
   } catch (const nb::builtin_exception&) {
     return nb::none();

@@ -71,24 +71,25 @@ T attribute(const ffi::Dictionary& attributes, const char* name) {
   return attributes.get<T>(name).value();
 }
 
-Scalars scalars_of(const ffi::Dictionary& attributes) {
-  const auto flag = [&](const char* name) { return attribute<bool>(attributes, name); };
-  const auto count = [&](const char* name) { return attribute<std::int64_t>(attributes, name); };
-  return {.max_seqlen_q = count("max_seqlen_q"),
-          .max_seqlen_kv = count("max_seqlen_kv"),
-          .scale = attribute<float>(attributes, "scale"),
-          .softcap = attribute<float>(attributes, "softcap"),
-          .causal = flag("causal"),
-          .top_left = flag("top_left"),
-          .window_left = count("window_left"),
-          .window_right = count("window_right"),
-          .dropout_p = attribute<float>(attributes, "dropout_p"),
-          .deterministic = flag("deterministic"),
-          .heads_first = flag("heads_first"),
-          .standard = flag("standard"),
-          .kernel = std::string(attribute<std::string_view>(attributes, "kernel")),
-          .mask_block_q = count("mask_block_q"),
-          .mask_block_kv = count("mask_block_kv")};
+template <typename T>
+void read_attribute(const ffi::Dictionary& attributes, const char* name, T& out) {
+  out = attribute<T>(attributes, name);
+}
+
+void read_attribute(const ffi::Dictionary& attributes, const char* name, std::optional<float>& out) {
+  out = attribute<float>(attributes, name);  // JAX's side fills the default in
+}
+
+void read_attribute(const ffi::Dictionary& attributes, const char* name, std::string& out) {
+  out = attribute<std::string_view>(attributes, name);
+}
+
+CallOptions options_of(const ffi::Dictionary& attributes) {
+  CallOptions options;
+#define FLASH_ATTENTION_READ(kind, name, ...) read_attribute(attributes, #name, options.name);
+  FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_READ)
+#undef FLASH_ATTENTION_READ
+  return options;
 }
 
 ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::ScratchAllocator* scratch) {
@@ -101,7 +102,7 @@ ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::Scratc
         slots[slot] = operands.arg(slot_names[slot]);
       }
     }
-    Call call(slots, scalars_of(attributes));
+    Call call(slots, options_of(attributes));
     const Tensor out = backward ? operands.arg("out") : operands.ret("out");
     const Tensor lse = backward ? operands.arg("lse") : operands.ret("lse");
     call.set_forward(out, lse, attribute<std::int64_t>(attributes, "seed"), attribute<std::int64_t>(attributes, "offset"));

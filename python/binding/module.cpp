@@ -21,9 +21,10 @@ namespace {
 
 Slots slots_of(const nb::tuple& tensors) {
   Slots slots;
-  const int given = static_cast<int>(nb::len(tensors));  // without those of a cache, mostly
+  const int given = static_cast<int>(nb::len(tensors));
   for (int slot = 0; slot < given; ++slot) {
-    slots[slot] = optional_tensor(tensors[slot], slot_names[slot]);
+    const nb::handle tensor = tensors[slot];
+    if (!tensor.is_none()) slots[slot] = tensor_of(tensor, slot_names[slot]);
   }
   slots[Slot::q].stream = current_stream(tensors[0], slots[Slot::q].device);
   return slots;
@@ -46,21 +47,21 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) 
   call.run(backward);
 }
 
-void run_forward(nb::tuple tensors, nb::tuple scalars, nb::handle out, nb::handle lse, std::uint64_t seed,
+void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handle lse, std::uint64_t seed,
                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program,
                  const std::string& codes, bool latent) {
   const Slots slots = slots_of(tensors);
-  Call call(slots, scalars_of(scalars), codes, latent);
+  Call call(slots, options_of(options), codes, latent);
   const ProgramArguments captured(program, call);
   const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
   call.set_forward(result, log_sums, seed, offset);
   run(call, false, stream, allocate);
 }
 
-void run_backward(nb::tuple tensors, nb::tuple scalars, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
+void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
                   std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program) {
   const Slots slots = slots_of(tensors);
-  Call call(slots, scalars_of(scalars));
+  Call call(slots, options_of(options));
   const ProgramArguments captured(program, call);
   const Tensor result = tensor_of(results[0], "out"), log_sums = tensor_of(results[1], "lse");
   call.set_forward(result, log_sums, seed, offset);
@@ -75,15 +76,15 @@ void run_backward(nb::tuple tensors, nb::tuple scalars, nb::tuple results, nb::t
   run(call, true, stream, allocate);
 }
 
-std::string explain_call(nb::tuple tensors, nb::tuple scalars, bool backward, nb::handle program) {
-  Call call(slots_of(tensors), scalars_of(scalars));
+std::string explain_call(nb::tuple tensors, nb::tuple options, bool backward, nb::handle program) {
+  Call call(slots_of(tensors), options_of(options));
   const ProgramArguments captured(program, call);
   call.choose(backward);
   return explain(call.problem, call.pass(backward), call.options);
 }
 
-void prewarm_call(nb::tuple tensors, nb::tuple scalars, bool backward) {
-  Call call(slots_of(tensors), scalars_of(scalars));
+void prewarm_call(nb::tuple tensors, nb::tuple options, bool backward) {
+  Call call(slots_of(tensors), options_of(options));
   call.choose(backward);
   nb::gil_scoped_release released;
   prewarm(call.problem, call.pass(backward), call.options);
@@ -111,13 +112,14 @@ NB_MODULE(_core, module) {
   using namespace nb::literals;
   nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
-  module.def("forward", run_forward, "tensors"_a, "scalars"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
+  module.def("forward", run_forward, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
              "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false);
-  module.def("backward", run_backward, "tensors"_a, "scalars"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
+  module.def("backward", run_backward, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
              "stream"_a, "allocate"_a, "program"_a = nb::none());
-  module.def("explain", explain_call, "tensors"_a, "scalars"_a, "backward"_a, "program"_a = nb::none());
-  module.def("prewarm", prewarm_call, "tensors"_a, "scalars"_a, "backward"_a);
+  module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none());
+  module.def("prewarm", prewarm_call, "tensors"_a, "options"_a, "backward"_a);
   module.def("fill_dropout_mask", fill_dropout_mask, "out"_a, "seed"_a, "offset"_a, "dropout_p"_a);
+  add_options(module);
   add_append(module);
   add_eager(module);
   add_diagnosis(module);

@@ -30,7 +30,7 @@ int which(nb::handle value, const char* zero, const char* one) {
 
 }  // namespace
 
-bool read_scalars(PyObject* const* args, Scalars& out) {
+bool read_options(PyObject* const* args, CallOptions& out) {
   const nb::handle sides = args[arg_window], cap = args[arg_softcap], factor = args[arg_scale], drop = args[arg_dropout_p];
   const int heads_first = which(args[arg_layout], "bshd", "bhsd");
   const int top_left = which(args[arg_alignment], "bottom_right", "top_left");
@@ -94,9 +94,9 @@ void run_call(Call& call, bool backward, nb::handle like) {
   call.run(backward);
 }
 
-Results run_plain(PyObject* const* qkv, Slots& slots, const Scalars& scalars, bool with_lse) {
+Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse) {
   slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
-  Call call(slots, scalars);
+  Call call(slots, options);
   Results results{.out = result_of(torch.empty_like, {qkv[0]}), .lse = nb::none()};
   if (with_lse) {
     results.lse = empty_lse(qkv[0], call.problem, slots[Slot::q].device);

@@ -28,8 +28,8 @@ enum Argument {
   arg_mask
 };
 
-/// The scalars among the arguments; false where they are not plain.
-bool read_scalars(PyObject* const* args, Scalars& out);
+/// The options among the arguments; false where they are not plain.
+bool read_options(PyObject* const* args, CallOptions& out);
 
 /// Four axes, none of them empty, with the head dimension of q; a type and a head dimension for the kernels.
 bool is_plain(const Tensor& tensor, const Tensor& q);
@@ -48,7 +48,7 @@ struct Results {
 };
 
 /// Forward of a plain call: out like q, and lse where it is asked for.
-Results run_plain(PyObject* const* qkv, Slots& slots, const Scalars& scalars, bool with_lse);
+Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse);
 
 template <nb::object (*function)(PyObject* const*, Py_ssize_t)>
 PyObject* or_error(PyObject*, PyObject* const* args, Py_ssize_t count) {

@@ -83,7 +83,8 @@ namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle uint8,
                nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::handle autocast,
-               nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad, nb::dict profiler) {
+               nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad, nb::dict profiler,
+               nb::handle options) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -99,7 +100,8 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.forward_ad = forward_ad.inc_ref().ptr();
   torch.is_profiler_enabled = PyUnicode_InternFromString("_is_profiler_enabled");
   torch.profiler = profiler.inc_ref().ptr();
-  torch.scalars = PyUnicode_InternFromString("scalars");
+  torch.options = PyUnicode_InternFromString("options");
+  torch.named_options = options.inc_ref().ptr();
   torch.autocast = autocast.inc_ref().ptr();
   torch.autocast_of_cuda = autocast_of_cuda.inc_ref().ptr();
   torch.interceptors.clear();
@@ -112,7 +114,7 @@ void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "uint8"_a,
              "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "autocast"_a, "autocast_of_cuda"_a, "interceptors"_a,
-             "forward_ad"_a, "profiler"_a);
+             "forward_ad"_a, "profiler"_a, "options"_a);
 }
 
 }  // namespace flash_attention::python

@@ -16,13 +16,14 @@ struct Torch {
   PyObject *float32 = nullptr, *uint8 = nullptr;
   PyObject* grad_enabled = nullptr;     // () -> bool
   PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
-  PyObject* differentiate = nullptr;    // (q, k, v, scalars) -> out, by way of differentiable_forward()
+  PyObject* named_options = nullptr;    // flash_attention.options.Options
+  PyObject* differentiate = nullptr;    // (q, k, v, options) -> out, by way of differentiable_forward()
   std::vector<PyObject*> interceptors;  // each () -> something true where calls are not to run as they are
   PyObject *autocast = nullptr, *autocast_of_cuda = nullptr;  // () -> bool; the second is faster and tells of CUDA alone
   PyObject* forward_ad = nullptr;                             // the names of torch.autograd.forward_ad
   PyObject* profiler = nullptr;                               // those of torch.autograd.profiler
   PyObject *requires_grad = nullptr, *device = nullptr;       // names of attributes
-  PyObject *to_save = nullptr, *scalars = nullptr, *current_level = nullptr, *is_profiler_enabled = nullptr;
+  PyObject *to_save = nullptr, *options = nullptr, *current_level = nullptr, *is_profiler_enabled = nullptr;
 };
 
 extern Torch torch;

@@ -7,6 +7,8 @@ copied on the way there, and results go back to the library of q where it says h
 import sys
 from importlib import import_module
 
+from flash_attention.options import Tensors
+
 _CPU_DEVICES = (1, 3, 11)  # DLPack's numbers: host memory, pinned for CUDA, pinned for ROCm
 _CUDA_DEVICES = (2, 13)
 
@@ -15,12 +17,12 @@ def is_array(value):
     return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
 
 
-def run(tensors, scalars, seed, offset, return_lse):
-    q = tensors[0]
+def run(tensors, options, seed, offset, return_lse):
+    q = tensors.q
     bridge = _on_gpu if _is_on_gpu(q) else _on_cpu
     look, attend = bridge(q)
-    tensors = tuple(None if tensor is None else look(tensor) for tensor in tensors)
-    results = attend(tensors, scalars, seed, offset, return_lse)
+    tensors = Tensors(*(None if tensor is None else look(tensor) for tensor in tensors))
+    results = attend(tensors, options, seed, offset, return_lse)
     give_back = _way_back(q)
     return tuple(map(give_back, results)) if return_lse else give_back(results)
 

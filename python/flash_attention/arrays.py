@@ -7,21 +7,21 @@ from flash_attention import _core
 from flash_attention.arguments.shapes import check_tensors, lse_shape, score_width
 
 
-def run(tensors, scalars, seed, offset, return_lse):
-    q, k, v, bias, mask, slopes, sink, *lengths = tensors
+def run(tensors, options, seed, offset, return_lse):
+    q, v = tensors.q, tensors.v
     library = import_module(type(q).__module__.partition(".")[0])
     check_tensors(tensors)
-    for name, scores in (("bias", bias), ("mask", mask)):
+    for name, scores in (("bias", tensors.bias), ("mask", tensors.mask)):
         if scores is not None and not isinstance(scores, library.ndarray):
             raise TypeError(f"{name}: expected an array of {library.__name__}, as q is, got {type(scores).__name__}")
-    width = score_width(tensors, scalars)
-    tensors = (q, k, v, _scores(library, bias, width), _scores(library, mask, width), slopes, sink, *lengths)
+    width = score_width(tensors, options)
+    tensors = tensors._replace(bias=_scores(library, tensors.bias, width), mask=_scores(library, tensors.mask, width))
     if seed is None:
-        seed = secrets.randbits(63) if scalars[8] else 0
+        seed = secrets.randbits(63) if options.dropout_p else 0
     out = library.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)
-    lse = library.empty(lse_shape(tensors, scalars), dtype="float32") if return_lse else None
+    lse = library.empty(lse_shape(tensors, options), dtype="float32") if return_lse else None
     stream = library.cuda.get_current_stream().ptr if library.__name__ == "cupy" else 0
-    _core.forward(tensors, scalars, out, lse, seed, offset, stream, lambda size: library.empty(size, dtype="uint8"))
+    _core.forward(tensors, options, out, lse, seed, offset, stream, lambda size: library.empty(size, dtype="uint8"))
     return (out, lse) if return_lse else out
 
 

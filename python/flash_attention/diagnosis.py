@@ -55,7 +55,7 @@ def doctor() -> list[dict[str, Any]]:
 
 
 def _bind(q, k, v, options):
-    """(tensors, scalars) of the call that the options describe."""
+    """(tensors, options) of the call that the options describe."""
     import inspect
 
     function = functional.attention_packed if "cu_seqlens_q" in options else functional.attention

@@ -7,6 +7,7 @@ import sys
 
 from flash_attention import _core
 from flash_attention.arguments.seeds import check_seed
+from flash_attention.options import Options, Tensors
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _run_program():
     return run_program
 
 
-# Which function runs the tensors of which library: run(tensors, scalars, seed, offset, return_lse).
+# Which function runs the tensors of which library: run(tensors, options, seed, offset, return_lse).
 _LIBRARIES = {
     "torch": _run_of_torch,
     "numpy": _run_of_arrays,
@@ -51,7 +52,7 @@ _LIBRARIES = {
 }
 _runs = {}
 
-# The short way, _core.attend: for this type, where nothing traces. Set by pytorch.autograd, which knows torch.
+# The direct route in one call, _core.attend: for this type, where nothing traces. Set at the first use of torch.
 eager_type = None
 state_of_torch = None  # of each thread, in which torch.compile keeps what it traces
 
@@ -61,7 +62,9 @@ def is_tracing():
     if state_of_torch is None:
         if "torch" not in sys.modules:
             return False
-        import flash_attention.pytorch.autograd  # noqa: F401
+        from flash_attention.pytorch import autograd
+
+        autograd.connect()
     try:
         return state_of_torch.tracing_context is not None
     except AttributeError:  # no trace yet in this thread; torch leaves None behind one, and an attribute is found faster
@@ -165,20 +168,21 @@ def attention(
         )  # fmt: skip
         if out is not None:
             return out
-    tensors = (
+    tensors = Tensors(
         q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths, hidden_rows, block_mask,
     )  # fmt: skip
-    scalars = _scalars(
-        0, 0, scale, softcap, causal, alignment, window, dropout_p, deterministic, layout, _planned(kernel, invariant),
-        block_sizes,
+    options = make_options(
+        scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
+        deterministic=deterministic, layout=layout, kernel=_planned(kernel) if invariant else kernel,
+        block_sizes=block_sizes,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
         if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
             raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
-        return _run_program()(tensors, scalars, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
+        return _run_program()(tensors, options, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
     if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-        return _run_narrow()(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype)
-    return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
+        return _run_narrow()(tensors, options, return_lse, q_descale, k_descale, v_descale, out_dtype)
+    return _run_of(q)(tensors, options, *check_seed(seed, offset), return_lse)
 
 
 def attention_packed(
@@ -246,31 +250,22 @@ def attention_packed(
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
-    tensors = (
+    tensors = Tensors(
         q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths,
         hidden_rows, block_mask,
     )  # fmt: skip
-    scalars = _scalars(
-        max_seqlen_q or 0,
-        max_seqlen_kv or 0,
-        scale,
-        softcap,
-        causal,
-        alignment,
-        window,
-        dropout_p,
-        deterministic,
-        "bshd",
-        _planned(kernel, invariant),
-        block_sizes,
-    )
+    options = make_options(
+        scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
+        deterministic=deterministic, kernel=_planned(kernel) if invariant else kernel, max_seqlen_q=max_seqlen_q or 0,
+        max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes,
+    )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
         if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
             raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
-        return _run_program()(tensors, scalars, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
+        return _run_program()(tensors, options, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
     if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-        return _run_narrow()(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype)
-    return _run_of(q)(tensors, scalars, *check_seed(seed, offset), return_lse)
+        return _run_narrow()(tensors, options, return_lse, q_descale, k_descale, v_descale, out_dtype)
+    return _run_of(q)(tensors, options, *check_seed(seed, offset), return_lse)
 
 
 def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:
@@ -287,27 +282,29 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
     return keeps
 
 
-def _scalars(
-    max_seqlen_q,
-    max_seqlen_kv,
-    scale,
-    softcap,
-    causal,
-    alignment,
-    window,
-    dropout_p,
-    deterministic,
-    layout,
-    kernel,
+def make_options(
+    *,
+    scale=None,
+    softcap=0.0,
+    causal=False,
+    alignment="bottom_right",
+    window=(-1, -1),
+    dropout_p=0.0,
+    deterministic=False,
+    layout="bshd",
+    kernel=None,
+    max_seqlen_q=0,
+    max_seqlen_kv=0,
     block_sizes=(0, 0),
 ):
-    """What a call is besides its tensors, in the order of the binding and of the torch ops."""
+    """Options from the arguments of attention()."""
     try:
         left, right = window
         top_left, heads_first = _ALIGNMENTS[alignment], _LAYOUTS[layout]
     except (KeyError, TypeError, ValueError):
         raise _refusal(alignment, window, layout) from None
-    return (
+    standard = kernel == "standard"
+    return Options(  # in order: by name it takes 0.3 us more, and every call of the long way comes by here
         max_seqlen_q,
         max_seqlen_kv,
         scale,
@@ -319,16 +316,18 @@ def _scalars(
         dropout_p,
         deterministic,
         heads_first,
-        kernel == "standard",
-        "" if kernel is None or kernel == "standard" else kernel,
+        standard,
+        "" if kernel is None or standard else kernel,
         *block_sizes,
     )
 
 
-def _is_narrow(q, *descales):
+def _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
     """Whether q is of 8 bits, or something of the call says so."""
+    if not (q_descale is k_descale is v_descale is out_dtype is None):
+        return True
     size = getattr(getattr(q, "dtype", None), "itemsize", 0)  # torch.fx's stand-ins have no number
-    return any(given is not None for given in descales) or (isinstance(size, int) and size == 1)
+    return isinstance(size, int) and size == 1
 
 
 def _run_narrow():
@@ -357,10 +356,8 @@ def _masks(hidden_rows, causal, window, block_mask):
     return (hidden_rows, causal, window, *block_map(block_mask))
 
 
-def _planned(kernel, invariant):
-    """What the binding takes for a kernel: its name, or "invariant", for which the planner has one of its own."""
-    if not invariant:
-        return kernel
+def _planned(kernel):
+    """What the binding takes for the kernel of an invariant call: "invariant", for which the planner has one of its own."""
     if kernel is not None:
         raise ValueError(f"kernel: got {kernel!r}; with invariant=True allowed is None")
     return "invariant"
@@ -374,34 +371,24 @@ def _refusal(alignment, window, layout):
 
 
 def binding_arguments(arguments):
-    """(tensors, scalars) from the arguments of attention() or attention_packed() by name."""
-    names = (
-        "bias",
-        "mask",
-        "alibi_slopes",
-        "sink",
-        "cu_seqlens_q",
-        "cu_seqlens_kv",
-        "seqused_q",
-        "seqused_kv",
-        "key_lengths",
-        "hidden_rows",
-        "block_mask",
-    )
-    tensors = [arguments.get(name) for name in ("q", "k", "v", *names)]
-    if tensors[8] is None:
-        tensors[8] = tensors[7]
-    block_sizes = (0, 0)
-    if tensors[12] is not None or tensors[13] is not None:
-        tensors[12], causal, window, tensors[13], block_sizes = _masks(
-            tensors[12], arguments["causal"], arguments["window"], tensors[13]
+    """(Tensors, Options) from the arguments of attention() or attention_packed() by name."""
+    tensors = Tensors(**{name: arguments.get(name) for name in Tensors._fields})
+    if tensors.cu_seqlens_kv is None:
+        tensors = tensors._replace(cu_seqlens_kv=tensors.cu_seqlens_q)
+    given = {name: arguments[name] for name in _OPTIONS_BY_NAME if name in arguments}
+    if tensors.hidden_rows is not None or tensors.block_mask is not None:
+        hidden_rows, given["causal"], given["window"], block_mask, given["block_sizes"] = _masks(
+            tensors.hidden_rows, arguments["causal"], arguments["window"], tensors.block_mask
         )
-        arguments = {**arguments, "causal": causal, "window": window}
+        tensors = tensors._replace(hidden_rows=hidden_rows, block_mask=block_mask)
+    for name in ("max_seqlen_q", "max_seqlen_kv"):
+        given[name] = arguments.get(name) or 0
     kernel, tile = arguments["kernel"], arguments.get("tile")
-    kernel = _planned(kernel if tile is None else _with_tile(kernel, tile), arguments.get("invariant", False))
-    names = ("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic")
-    scalars = [arguments.get(name) or 0 for name in ("max_seqlen_q", "max_seqlen_kv")] + [arguments[name] for name in names]
-    return tuple(tensors), _scalars(*scalars, arguments.get("layout", "bshd"), kernel, block_sizes)
+    kernel = kernel if tile is None else _with_tile(kernel, tile)
+    return tensors, make_options(**given, kernel=_planned(kernel) if arguments.get("invariant") else kernel)
+
+
+_OPTIONS_BY_NAME = ("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout")
 
 
 def _run_of(q):

@@ -13,27 +13,13 @@ from jax.custom_batching import custom_vmap
 
 from flash_attention import _core, functional
 from flash_attention.arguments.seeds import signed
-from flash_attention.arguments.shapes import NAMES, check_tensors, lse_shape, score_width
+from flash_attention.arguments.shapes import check_tensors, lse_shape, score_width
+from flash_attention.options import Options, Tensors
 
-_SCALARS = (
-    "max_seqlen_q",
-    "max_seqlen_kv",
-    "scale",
-    "softcap",
-    "causal",
-    "top_left",
-    "window_left",
-    "window_right",
-    "dropout_p",
-    "deterministic",
-    "heads_first",
-    "standard",
-    "kernel",
-    "mask_block_q",
-    "mask_block_kv",
-)
-_TYPES = {int: numpy.int64, bool: numpy.bool_, float: numpy.float32, str: str}
-_BIAS, _SINK = 3, 6
+_TYPES = {
+    "integer": numpy.int64, "number": numpy.float32, "optional_number": numpy.float32, "flag": numpy.bool_, "text": str,
+}  # fmt: skip
+_BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
 
 
 def attention(q, k, v, **options):
@@ -110,23 +96,25 @@ def _whole_vectors(array):
     return jnp.pad(array, ((0, 0),) * 3 + ((0, missing),)) if missing else array
 
 
-def run(tensors, scalars, seed, offset, return_lse):
+def run(tensors, options, seed, offset, return_lse):
     _register()
     check_tensors(tensors)
-    for name, tensor in zip(NAMES, tensors, strict=True):
+    for name, tensor in zip(Tensors._fields, tensors, strict=True):
         if tensor is not None and not isinstance(tensor, (jax.Array, numpy.ndarray)):
             raise TypeError(f"{name}: expected an array of JAX, as q is, got {type(tensor).__name__}")
-    q, k, v, bias, mask, slopes, sink, *lengths = tensors
-    if scalars[8] and seed is None:
+    if options.dropout_p and seed is None:
         raise ValueError("seed: got None; dropout in JAX needs a seed, a Python int")
-    width = score_width(tensors, scalars)
-    tensors = (q, k, v, _scores(bias, width), _scores(mask, width), _single(slopes), _single(sink), *lengths)
+    width = score_width(tensors, options)
+    tensors = tensors._replace(
+        bias=_scores(tensors.bias, width),
+        mask=_scores(tensors.mask, width),
+        alibi_slopes=_single(tensors.alibi_slopes),
+        sink=_single(tensors.sink),
+    )
     tensors = _varying(tensors, _axes(tensors))
-    attributes = dict(zip(_SCALARS, scalars, strict=True))
-    if attributes["scale"] is None:
-        attributes["scale"] = q.shape[-1] ** -0.5
-    kinds = (int, int, float, float, bool, bool, int, int, float, bool, bool, bool, str, int, int)
-    static = tuple((name, _TYPES[kind](attributes[name])) for name, kind in zip(_SCALARS, kinds, strict=True))
+    if options.scale is None:
+        options = options._replace(scale=tensors[0].shape[-1] ** -0.5)
+    static = tuple((name, _TYPES[kind](getattr(options, name))) for name, kind, _ in _core.options)
     out, lse = _attention(
         (*static, ("seed", numpy.int64(signed(seed or 0))), ("offset", numpy.int64(signed(offset)))), *tensors
     )
@@ -165,10 +153,13 @@ def _attention(static, *tensors):
 
 
 def _forward(static, *tensors):
-    q, v = tensors[0], tensors[2]
+    tensors = Tensors(*tensors)
+    q, v = tensors.q, tensors.v
     results = (
         jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
-        jax.ShapeDtypeStruct(lse_shape(tensors, tuple(value for _, value in static)), jnp.float32),
+        jax.ShapeDtypeStruct(
+            lse_shape(tensors, Options(*(value for _, value in static[: len(Options._fields)]))), jnp.float32
+        ),
     )
     out, lse = _call(results, tensors, (), static, backward=False)
     return (out, lse), (tensors, out, lse)

@@ -4,7 +4,6 @@ import torch
 
 from flash_attention import _core, functional
 from flash_attention.arguments.head_dim import padded
-from flash_attention.pytorch import autograd as torch_autograd  # noqa: F401  (it says what the fast path is)
 
 
 def scaled_dot_product_attention(

@@ -11,12 +11,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flash_attention import _core, functional
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
-from flash_attention.functional import _planned, _scalars
+from flash_attention.functional import _planned, make_options
+from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors
 from flash_attention.pytorch import flops as torch_flops
 from flash_attention.pytorch import ops as torch_ops
 
 _CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
-_NUM_TENSORS = torch_ops.NUM_TENSORS + 2
+_NUM_TENSORS = NUM_TENSORS + 2
 _NARROW = "Tensor? k_scale=None, Tensor? v_scale=None, str codes='', bool latent=False"
 
 
@@ -79,70 +80,51 @@ def attention_over_cache(
         if found is not None:
             return found
     k, v, codes = as_bytes(k, v, cache_dtype)
-    tensors = (
-        q,
-        k,
-        v,
-        None,
-        mask,
-        alibi_slopes,
-        sink,
-        cu_seqlens_q,
-        None,
-        seqused_q,
-        seqused_kv,
-        None,
-        None,
-        None,
-        page_table,
-        left_padding,
-    )
+    tensors = Tensors(
+        q, k, v, mask=mask, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q,
+        seqused_kv=seqused_kv, page_table=page_table, left_padding=left_padding,
+    )  # fmt: skip
     narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
-    scalars = _scalars(
-        max_seqlen_q or 0,
-        0,
-        scale,
-        softcap,
-        causal,
-        "bottom_right",
-        window,
-        0.0,
-        False,
-        "bshd",
-        _planned(kernel, invariant),
-    )
+    options = make_options(
+        scale=scale, softcap=softcap, causal=causal, window=window, max_seqlen_q=max_seqlen_q or 0,
+        kernel=_planned(kernel) if invariant else kernel,
+    )  # fmt: skip
     if torch_ops.is_watched(q):
-        out, lse = torch.ops.flash_attention.forward_cache(*tensors, *scalars, *narrow)
+        out, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)
     else:
-        out, lse = _forward(tensors, scalars, return_lse, *narrow)
+        out, lse = _forward(tensors, options, return_lse, *narrow)
     return (out, lse) if return_lse else out
 
 
-def _forward(tensors, scalars, need_lse, k_scale=None, v_scale=None, codes="", latent=False):
-    out, lse = torch_ops.empty_results(tensors, scalars, need_lse)
-    tensors = (*tensors, k_scale, v_scale)
+def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", latent=False):
+    out, lse = torch_ops.empty_results(tensors, options, need_lse)
+    tensors = tensors._replace(k_scale=k_scale, v_scale=v_scale)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
-    options = {"codes": codes, "latent": latent}
-    _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), **options)
+    _core.forward(
+        tensors, options, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes, latent=latent
+    )
     return out, lse
 
 
 torch_ops.library.define(
-    f"forward_cache({_CACHE_TENSORS}, {torch_ops.SCALARS}, {_NARROW}) -> (Tensor out, Tensor lse)",
+    f"forward_cache({_CACHE_TENSORS}, {torch_ops.OPTIONS}, {_NARROW}) -> (Tensor out, Tensor lse)",
     tags=torch_ops.EXACT_STRIDES,
 )
 
 
+def _split(arguments):
+    end = _NUM_TENSORS + NUM_OPTIONS
+    return Tensors(*arguments[:_NUM_TENSORS]), Options(*arguments[_NUM_TENSORS:end]), arguments[end:]
+
+
 def _forward_op(*arguments):
-    scalars_end = _NUM_TENSORS + torch_ops.NUM_SCALARS
-    tensors, scalars, narrow = arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS:scalars_end], arguments[scalars_end:]
-    return _forward(tensors, scalars, True, *narrow)
+    tensors, options, narrow = _split(arguments)
+    return _forward(tensors, options, True, *narrow)
 
 
 def _forward_fake(*arguments):
-    return torch_ops.empty_results(
-        arguments[:_NUM_TENSORS], arguments[_NUM_TENSORS : _NUM_TENSORS + torch_ops.NUM_SCALARS], True
-    )
+    tensors, options, _ = _split(arguments)
+    return torch_ops.empty_results(tensors, options, True)
 
 
 for _key in ("CPU", "CUDA"):

@@ -4,6 +4,7 @@ import warnings
 
 import torch
 
+from flash_attention.options import Options, Tensors
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch import varlen as torch_varlen
 
@@ -128,10 +129,12 @@ def _call(query, key, value, attn_mask, dropout_p, is_causal, scale):
         attn_mask = attn_mask if attn_mask.stride(-1) == 1 else attn_mask.contiguous()
         mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
     query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
-    tensors = (query, key, value, bias, mask, *(None,) * 9)
+    tensors = Tensors(query, key, value, bias, mask)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    scalars = (0, 0, scale, 0.0, is_causal, True, -1, -1, dropout_p, deterministic, True, False, "", 0, 0)
-    return tensors, scalars
+    options = Options(
+        scale=scale, causal=is_causal, top_left=True, dropout_p=dropout_p, deterministic=deterministic, heads_first=True
+    )
+    return tensors, options
 
 
 def _cpu_forward(original, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
@@ -144,16 +147,16 @@ def _cpu_forward(original, query, key, value, dropout_p=0.0, is_causal=False, *,
 def _cpu_backward(original, dout, query, key, value, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
     if torch_varlen.why_not(query, value):
         return original(dout, query, key, value, out, lse, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    tensors, scalars = _call(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    dq, dk, dv, _, _ = torch_ops.backward(tensors, scalars, out, lse, None, dout, None, False, False)
+    tensors, options = _call(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    dq, dk, dv, _, _ = torch_ops.backward(tensors, options, out, lse, None, dout, None, False, False)
     return tuple(gradient.transpose(1, 2).contiguous().transpose(1, 2) for gradient in (dq, dk, dv))
 
 
 def _cuda_forward(original, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     if torch_varlen.why_not(query, value, return_debug_mask=return_debug_mask):
         return original(query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
-    tensors, scalars = _call(query, key, value, None, dropout_p, is_causal, scale)
-    out, lse, rng_state = torch_ops.forward(tensors, scalars, None, 0, True)
+    tensors, options = _call(query, key, value, None, dropout_p, is_causal, scale)
+    out, lse, rng_state = torch_ops.forward(tensors, options, None, 0, True)
     state = torch.zeros(2, dtype=torch.int64) if rng_state is None else rng_state
     unused = torch.empty(0, dtype=torch.int64)
     return out, lse, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
@@ -183,6 +186,6 @@ def _cuda_backward(
             dout, query, key, value, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed,
             philox_offset, scale=scale,
         )  # fmt: skip
-    tensors, scalars = _call(query, key, value, None, dropout_p, is_causal, scale)
-    dq, dk, dv, _, _ = torch_ops.backward(tensors, scalars, out, lse, philox_seed, dout, None, False, False)
+    tensors, options = _call(query, key, value, None, dropout_p, is_causal, scale)
+    dq, dk, dv, _, _ = torch_ops.backward(tensors, options, out, lse, philox_seed, dout, None, False, False)
     return dq, dk, dv

@@ -156,7 +156,7 @@ def packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequs
 
 
 def _bound(q, k, v, options, packed):
-    """(tensors, scalars) of the binding."""
+    """(Tensors, Options)"""
     fixed = {"alignment": "bottom_right", "kernel": None}
     return functional.binding_arguments({"q": q, "k": k, "v": v, **options, **(packed or {}), **fixed})
 
@@ -172,7 +172,6 @@ def _forward(q, k, v, options, packed, return_softmax):
 
 @torch.no_grad()
 def _backward(dout, q, k, v, out, lse, gradients, options, packed, rng_state):
-    tensors, scalars = _bound(q, k, v, options, packed)
-    found = torch_ops.backward(tensors, scalars, out, lse, rng_state, dout, None, False, False)
+    found = torch_ops.backward(*_bound(q, k, v, options, packed), out, lse, rng_state, dout, None, False, False)
     for place, gradient in zip(gradients, found, strict=False):
         place.copy_(gradient)

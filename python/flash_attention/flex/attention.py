@@ -4,12 +4,11 @@ import torch
 
 from flash_attention import functional
 from flash_attention.arguments.seeds import signed
-from flash_attention.arguments.shapes import score_width
 from flash_attention.flex import passes
 from flash_attention.flex.block_mask import mask_mods_of
 from flash_attention.flex.program import record
+from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
-from flash_attention.pytorch import ops as torch_ops
 
 
 @torch.compiler.disable
@@ -47,10 +46,10 @@ def flex_attention(
         raise NotImplementedError("return_aux: max_scores is not computed; lse is")
     masks = [] if block_mask is None else mask_mods_of(block_mask)
     wants_lse = return_lse or return_aux is not None
-    tensors = (query, key, value, *(None,) * (torch_ops.NUM_TENSORS - 3))
+    tensors = Tensors(query, key, value)
     kernel = (kernel_options or {}).get("kernel")
-    scalars = functional._scalars(0, 0, scale, 0.0, False, "top_left", (-1, -1), 0.0, False, "bhsd", kernel)
-    result = run(tensors, scalars, 0, 0, wants_lse, score_mod, masks)
+    options = functional.make_options(scale=scale, alignment="top_left", layout="bhsd", kernel=kernel)
+    result = run(tensors, options, 0, 0, wants_lse, score_mod, masks)
     if return_aux is None:
         return result
     out, lse = result
@@ -58,28 +57,28 @@ def flex_attention(
 
 
 @torch.compiler.disable
-def run_program(tensors, scalars, seed, offset, return_lse, score_mod, mask_mod):
+def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod):
     """attention() with a score_mod, a mask_mod or both."""
     masks = [] if mask_mod is None else [mask_mod]
-    return run(tensors, scalars, seed, offset, return_lse, score_mod, masks)
+    return run(tensors, options, seed, offset, return_lse, score_mod, masks)
 
 
-def run(tensors, scalars, seed, offset, return_lse, score_mod, mask_mods):
+def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
     """A call of attention() with programs; the arguments are those of torch_autograd.run()."""
     program = record(score_mod, None, mask_mods)
     if program is None:
-        return torch_autograd.run(tensors, scalars, seed, offset, return_lse)
-    if not isinstance(tensors[0], torch.Tensor):
-        raise TypeError(f"q: programs take tensors of torch, got {type(tensors[0]).__name__}")
+        return torch_autograd.run(tensors, options, seed, offset, return_lse)
+    if not isinstance(tensors.q, torch.Tensor):
+        raise TypeError(f"q: programs take tensors of torch, got {type(tensors.q).__name__}")
     torch_autograd._check(tensors)
-    q, k, v = tensors[:3]
+    q, k, v = tensors.q, tensors.k, tensors.v
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = (torch_autograd._autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
     q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
-    extras = torch_autograd._plain_extras(tensors[3:], score_width(tensors, scalars))
+    extras = torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
     captured = [tensor.contiguous() for tensor in program.tensors]
     if torch.are_deterministic_algorithms_enabled():
-        scalars = (*scalars[:9], True, *scalars[10:])
+        options = made_deterministic(options)
     seed = None if seed is None else signed(seed)
-    out, lse = passes.ProgramAttention.apply(program, scalars, seed, signed(offset), q, k, v, *extras, *captured)
+    out, lse = passes.ProgramAttention.apply(program, options, seed, signed(offset), q, k, v, *extras, *captured)
     return (out, lse) if return_lse else out

@@ -4,21 +4,22 @@ import torch
 
 from flash_attention import _core
 from flash_attention.arguments.seeds import unsigned
+from flash_attention.options import NUM_TENSORS, Tensors
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import refuse
 
-_NUM_TENSORS = torch_ops.NUM_TENSORS
+_BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
 
 
-def forward(program, tensors, captured, scalars, seed, offset):
+def forward(program, tensors, captured, options, seed, offset):
     """(out, lse, the dropout's seed and offset)."""
     if seed is None:
-        seed = int(torch.randint(2**63 - 1, ())) if scalars[8] else 0
-    out, lse = torch_ops.empty_results(tensors, scalars, True)
+        seed = int(torch.randint(2**63 - 1, ())) if options.dropout_p else 0
+    out, lse = torch_ops.empty_results(tensors, options, True)
     tensors, stream = torch_ops.detached(tensors)
     try:
         _core.forward(
-            tensors, scalars, out, lse, unsigned(seed), unsigned(offset), stream,
+            tensors, options, out, lse, unsigned(seed), unsigned(offset), stream,
             lambda size: torch_ops.workspace(out, size), program.arguments(_detached(captured)),
         )  # fmt: skip
     except ValueError as error:
@@ -26,26 +27,26 @@ def forward(program, tensors, captured, scalars, seed, offset):
     return out, lse, (seed, offset)
 
 
-def backward(program, tensors, captured, scalars, results, rng, dout, dlse, needed):
+def backward(program, tensors, captured, options, results, rng, dout, dlse, needed):
     """Gradients of the tensors and of what is captured, None where none is `needed`."""
     out, lse = results
     dout = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
-    need_dbias, need_dsink = needed[3], needed[6]
+    need_dbias, need_dsink = needed[_BIAS], needed[_SINK]
     gradients = torch_ops._empty_gradients(tensors, need_dbias, need_dsink)
     of_captured = [
         torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device) if need else None
-        for tensor, need in zip(captured, needed[_NUM_TENSORS:], strict=True)
+        for tensor, need in zip(captured, needed[NUM_TENSORS:], strict=True)
     ]
     tensors, stream = torch_ops.detached(tensors)
     _core.backward(
-        tensors, scalars, (out.detach(), lse), (dout.detach(), dlse, *gradients),
+        tensors, options, (out.detach(), lse), (dout.detach(), dlse, *gradients),
         unsigned(rng[0]), unsigned(rng[1]), stream,
         lambda size: torch_ops.workspace(out, size), program.arguments(_detached(captured), of_captured),
     )  # fmt: skip
     dq, dk, dv, dbias, dsink = gradients
     of_captured = [None if g is None else g.to(tensor.dtype) for g, tensor in zip(of_captured, captured, strict=True)]
-    return dq, dk, dv, dbias, None, None, dsink, *(None,) * (_NUM_TENSORS - 7), *of_captured
+    return *Tensors(dq, dk, dv, bias=dbias, sink=dsink)[:NUM_TENSORS], *of_captured
 
 
 def _detached(tensors):
@@ -56,10 +57,10 @@ class ProgramAttention(torch.autograd.Function):
     """(out, lse), with gradients for q, k, v, bias, sink and the tensors that the program captures."""
 
     @staticmethod
-    def forward(ctx, program, scalars, seed, offset, *tensors):
-        given, captured = tensors[:_NUM_TENSORS], tensors[_NUM_TENSORS:]
-        out, lse, ctx.rng = forward(program, given, captured, scalars, seed, offset)
-        ctx.program, ctx.scalars = program, scalars
+    def forward(ctx, program, options, seed, offset, *tensors):
+        given, captured = Tensors(*tensors[:NUM_TENSORS]), tensors[NUM_TENSORS:]
+        out, lse, ctx.rng = forward(program, given, captured, options, seed, offset)
+        ctx.program, ctx.options = program, options
         ctx.save_for_backward(out, lse, *tensors)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -71,15 +72,15 @@ class ProgramAttention(torch.autograd.Function):
             return None, None, None, None, *(None,) * len(tensors)
         needed = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
-            found = _Gradients.apply(ctx.program, ctx.scalars, ctx.rng, needed, dout, dlse, out, lse, *tensors)
+            found = _Gradients.apply(ctx.program, ctx.options, ctx.rng, needed, dout, dlse, out, lse, *tensors)
         else:
-            found = _gradients(ctx.program, ctx.scalars, ctx.rng, needed, dout, dlse, out, lse, *tensors)
+            found = _gradients(ctx.program, ctx.options, ctx.rng, needed, dout, dlse, out, lse, *tensors)
         return None, None, None, None, *found
 
 
-def _gradients(program, scalars, rng, needed, dout, dlse, out, lse, *tensors):
-    given, captured = tensors[:_NUM_TENSORS], tensors[_NUM_TENSORS:]
-    return backward(program, given, captured, scalars, (out, lse), rng, dout, dlse, needed)
+def _gradients(program, options, rng, needed, dout, dlse, out, lse, *tensors):
+    given, captured = Tensors(*tensors[:NUM_TENSORS]), tensors[NUM_TENSORS:]
+    return backward(program, given, captured, options, (out, lse), rng, dout, dlse, needed)
 
 
 class _Gradients(torch.autograd.Function):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import functional
+from flash_attention.options import Tensors
 from flash_attention.parallel.cut import Block, Shape
 from flash_attention.parallel.peers import Peers
 from flash_attention.pytorch import ops as torch_ops
@@ -33,7 +34,7 @@ class Call:
         return replace(self, mask=self.mask[:, heads])
 
     def bind(self, block: Block, q, k, v, bias, sink):
-        """(tensors, scalars) of the binding for one block; q, k, v are those of the block."""
+        """(tensors, options) of the binding for one block; q, k, v are those of the block."""
         seq_q, seq_kv = q.shape[1], k.shape[1]
         lengths = starts_q = starts_kv = None
         if self.key_lengths is not None:
@@ -44,26 +45,34 @@ class Call:
             q, k, v = q[0], k[0], v[0]
         bias, mask = (_cut(scores, block) for scores in (bias, self.mask))
         own_sink = sink if block.own else None
-        tensors = (q, k, v, bias, mask, None, own_sink, starts_q, starts_kv, None, None, lengths, None, None)
+        tensors = Tensors(
+            q, k, v, bias, mask, sink=own_sink, cu_seqlens_q=starts_q, cu_seqlens_kv=starts_kv, key_lengths=lengths
+        )
         # As plain calls have it where that is the same: then the kernels are those that are compiled already.
         plain = bool(block.lengths) or seq_q == seq_kv or block.left < 0 > block.right
         causal = block.left < 0 and block.right == (0 if plain else seq_kv - seq_q)
-        scalars = functional._scalars(
-            max(block.lengths, default=0), max(block.kv_lengths, default=0), self.scale, self.softcap, causal,
-            "bottom_right" if plain or causal else "top_left", (-1, -1) if causal else (block.left, block.right), 0.0,
-            self.deterministic, "bshd", self.kernel,
-        )  # fmt: skip
-        return tensors, scalars
+        options = functional.make_options(
+            max_seqlen_q=max(block.lengths, default=0),
+            max_seqlen_kv=max(block.kv_lengths, default=0),
+            scale=self.scale,
+            softcap=self.softcap,
+            causal=causal,
+            alignment="bottom_right" if plain or causal else "top_left",
+            window=(-1, -1) if causal else (block.left, block.right),
+            deterministic=self.deterministic,
+            kernel=self.kernel,
+        )
+        return tensors, options
 
     def forward(self, block: Block, q, k, v, bias, sink):
         """(out, lse) of the rows block.q over the keys block.kv."""
-        tensors, scalars = self.bind(block, _rows(q, block.q), _rows(k, block.kv), _rows(v, block.kv), bias, sink)
-        out, lse, _ = torch_ops.forward(tensors, scalars, None, 0, True)
+        tensors, options = self.bind(block, _rows(q, block.q), _rows(k, block.kv), _rows(v, block.kv), bias, sink)
+        out, lse, _ = torch_ops.forward(tensors, options, None, 0, True)
         return (out[None], lse[None]) if block.lengths else (out, lse)
 
     def backward(self, block: Block, q, k, v, bias, sink, results, gradients, needs):
         """(dq, dk, dv, dbias, dsink) of a block from (out, lse) over all keys and (dout, dlse)."""
-        tensors, scalars = self.bind(block, _rows(q, block.q), _rows(k, block.kv), _rows(v, block.kv), bias, sink)
+        tensors, options = self.bind(block, _rows(q, block.q), _rows(k, block.kv), _rows(v, block.kv), bias, sink)
         rows = slice(*block.q)
         out, lse = results[0][:, rows], results[1][..., rows]
         dout = None if gradients[0] is None else gradients[0][:, rows]
@@ -73,7 +82,7 @@ class Call:
             dout, dlse = (None if gradient is None else gradient[0] for gradient in (dout, dlse))
         need_dbias, need_dsink = needs
         found = torch_ops.backward(
-            tensors, scalars, out, lse, None, dout, dlse, need_dbias, need_dsink and tensors[6] is not None
+            tensors, options, out, lse, None, dout, dlse, need_dbias, need_dsink and tensors.sink is not None
         )
         if block.lengths:
             found = (*(gradient[None] for gradient in found[:3]), *found[3:])

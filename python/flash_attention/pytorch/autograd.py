@@ -5,32 +5,36 @@ from torch._guards import _TLS
 
 from flash_attention import _core, functional
 from flash_attention.arguments.seeds import signed
-from flash_attention.arguments.shapes import NAMES, check_tensors, score_width
+from flash_attention.arguments.shapes import check_tensors, score_width
+from flash_attention.options import NUM_TENSORS, Options, Tensors, made_deterministic
 from flash_attention.pytorch import flops, op_autograd  # noqa: F401 (what ops have)
 from flash_attention.pytorch import ops as torch_ops
-from flash_attention.pytorch.gradients import gradients
+from flash_attention.pytorch.gradients import gradients, in_places, needed
 from flash_attention.pytorch.transforms import TransformedAttention, is_transformed
 
-_NO_EXTRAS = (None,) * 11
+_NO_EXTRAS = (None,) * (NUM_TENSORS - 3)
+_NAMES = Tensors._fields
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-def run(tensors, scalars, seed, offset, return_lse):
-    q, k, v, bias, mask, slopes, sink, starts_q, _, used_q, used_kv, key_lengths, hidden_rows, block_mask = tensors
+def run(tensors, options, seed, offset, return_lse):
+    q = tensors.q
     if not isinstance(q, torch.Tensor) and torch.overrides.has_torch_function((q,)):  # a proxy of torch.fx
-        return torch.overrides.handle_torch_function(run, (q,), tensors, scalars, seed, offset, return_lse)
+        arguments = tuple(tensors), tuple(options), seed, offset, return_lse
+        return torch.overrides.handle_torch_function(_run_of_graph, (q,), *arguments)
     _check(tensors)
     seed = None if seed is None else signed(seed)
     offset = signed(offset)
     extras = ()
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
-            q, k, v = (_autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
-        others = starts_q is used_q is used_kv is key_lengths is hidden_rows is block_mask is None
-        if not (others and bias is mask is slopes is sink is None):
-            extras = _plain_extras(tensors[3:], score_width(tensors, scalars))
-            bias, sink = extras[0], extras[3]
+            dtype = torch.get_autocast_dtype(q.device.type)
+            tensors = Tensors(*(_autocast(tensor, dtype) for tensor in tensors[:3]), *tensors[3:])
+        if not _is_plain(tensors):
+            tensors = _as_taken(tensors, options)
+            extras = tensors[3:NUM_TENSORS]
+        q, k, v, bias, sink = tensors.q, tensors.k, tensors.v, tensors.bias, tensors.sink
         wants_gradient = torch.is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
@@ -42,18 +46,23 @@ def run(tensors, scalars, seed, offset, return_lse):
         check_tensors(tensors)
         raise
     if is_transformed():
-        out, lse, _ = TransformedAttention.apply(q, k, v, scalars, seed, offset, *(extras or _NO_EXTRAS))
+        out, lse, _ = TransformedAttention.apply(q, k, v, options, seed, offset, *(extras or _NO_EXTRAS))
     elif wants_gradient and (functional.is_tracing() or not torch._C._is_tracing()):
         if torch.are_deterministic_algorithms_enabled():
-            scalars = (*scalars[:9], True, *scalars[10:])
+            options = made_deterministic(options)
         eager = not functional.is_tracing() and type(q) is functional.eager_type
         if not eager:  # torch.compile wants each tensor once
+            v = v.view_as(v) if v is q or v is k else v
             k = k.view_as(k) if k is q else k
-            v = v.view_as(v) if v is q or v is tensors[1] else v
-        out, lse = (_apply_attention if eager else Attention.apply)(q, k, v, scalars, seed, offset, *extras)
+        out, lse = (_apply_attention if eager else Attention.apply)(q, k, v, options, seed, offset, *extras)
     else:  # or torch.jit.trace is at work: it records the op, which has gradients of its own
-        out, lse, _ = torch_ops.forward((q, k, v, *(extras or _NO_EXTRAS)), scalars, seed, offset, return_lse)
+        out, lse, _ = torch_ops.forward(tensors, options, seed, offset, return_lse)
     return (out, lse) if return_lse else out
+
+
+def _run_of_graph(tensors, options, seed, offset, return_lse):
+    """run() as a node of torch.fx, which would make named tuples by nodes of their own."""
+    return run(Tensors(*tensors), Options(*options), seed, offset, return_lse)
 
 
 class Attention(torch.autograd.Function):
@@ -64,11 +73,10 @@ class Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, scalars, seed, offset, *extras):
-        tensors = (q, k, v, *(extras or _NO_EXTRAS))
-        out, lse, rng_state = torch_ops.forward(tensors, scalars, seed, offset, True)
+    def forward(ctx, q, k, v, options, seed, offset, *extras):
+        out, lse, rng_state = torch_ops.forward(Tensors(q, k, v, *extras), options, seed, offset, True)
         ctx.save_for_backward(q, k, v, out, lse, rng_state, *extras)
-        ctx.scalars = scalars
+        ctx.options = options
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -78,12 +86,9 @@ class Attention(torch.autograd.Function):
         unused = (None,) * (3 + len(extras))
         if dout is None and dlse is None:
             return None, None, None, *unused
-        need_dbias, need_dsink = (ctx.needs_input_grad[6], ctx.needs_input_grad[9]) if extras else (False, False)
-        tensors = (q, k, v, *(extras or _NO_EXTRAS))
-        dq, dk, dv, dbias, dsink = gradients(tensors, ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
-        if not extras:
-            return dq, dk, dv, *unused
-        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 7
+        needs = needed(ctx) if extras else (False, False)
+        found = gradients(Tensors(q, k, v, *extras), ctx.options, out, lse, rng_state, dout, dlse, *needs)
+        return in_places(*found) if extras else (*found[:3], *unused)
 
 
 class PlainAttention(torch.autograd.Function):
@@ -96,9 +101,9 @@ class PlainAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         found = None
         if not functional.is_tracing() and not torch.is_grad_enabled():
-            found = _core.attend_backward(q, k, v, out, lse, dout, ctx.scalars)
+            found = _core.attend_backward(q, k, v, out, lse, dout, ctx.options)
         if found is None:
-            found = gradients((q, k, v, *_NO_EXTRAS), ctx.scalars, out, lse, None, dout, None, False, False)
+            found = gradients(Tensors(q, k, v), ctx.options, out, lse, None, dout, None, False, False)
         return *found[:3], None
 
 
@@ -110,7 +115,11 @@ def _apply_in_eager(function):
 _apply_attention = _apply_in_eager(Attention)
 
 
-def _enable_fast_path():
+def connect():
+    """Tells the binding and functional what torch is: from then on plain calls take the direct route (ops.py)."""
+    functional.state_of_torch = _TLS
+    if not torch_ops.HAS_EXCHANGE:
+        return
     _core.set_eager(
         tensor=torch.Tensor,
         empty_like=torch.empty_like,
@@ -129,41 +138,49 @@ def _enable_fast_path():
         ),
         forward_ad=vars(torch.autograd.forward_ad),
         profiler=vars(torch.autograd.profiler),
+        options=Options,
     )
     functional.eager_type = torch.Tensor
 
 
-functional.state_of_torch = _TLS
-if torch_ops.HAS_EXCHANGE:
-    _enable_fast_path()
-
-
 def _check(tensors):
     """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone."""
-    q = tensors[0]
-    for name, tensor in zip(NAMES, tensors, strict=True):
+    q = tensors.q
+    if tensors.k is None or tensors.v is None:
+        raise TypeError(f"{'k' if tensors.k is None else 'v'}: expected a tensor, got None")
+    for name, tensor in zip(_NAMES, tensors, strict=True):
         if tensor is None:
-            if name in ("q", "k", "v"):
-                raise TypeError(f"{name}: expected a tensor, got None")
-        elif not isinstance(tensor, torch.Tensor):
+            continue
+        if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: expected a tensor of torch, as q is, got {type(tensor).__name__}")
-        elif tensor.is_nested:
+        if tensor.is_nested:
             raise TypeError(f"{name}: got a nested tensor; attention_packed takes sequences end to end with cu_seqlens")
-        elif tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             raise TypeError(f"{name}: got layout {tensor.layout}; only torch.strided is allowed")
-        elif tensor.is_meta is not q.is_meta:
+        if tensor.is_meta is not q.is_meta:
             raise ValueError(f"{name}: is on {tensor.device}; q is on {q.device}, and all must be on one device")
+
+
+def _is_plain(tensors):
+    """Whether q, k and v are all that there is."""
+    scores = tensors.bias is tensors.mask is tensors.alibi_slopes is tensors.sink is None
+    lengths = tensors.cu_seqlens_q is tensors.seqused_q is tensors.seqused_kv is tensors.key_lengths is None
+    return scores and lengths and tensors.hidden_rows is tensors.block_mask is None
 
 
 def _autocast(tensor, dtype):
     return tensor.to(dtype) if getattr(tensor, "dtype", None) in _AUTOCAST_FROM else tensor
 
 
-def _plain_extras(extras, width):
-    bias, mask, slopes, sink, *lengths = extras
+def _as_taken(tensors, options):
+    """The tensors with bias, mask, slopes and sink as the kernels take them."""
+    q, k, v, bias, mask, slopes, sink, *others = tensors
+    if bias is mask is slopes is sink is None:
+        return tensors
+    width = score_width(tensors, options)
     bias = None if bias is None else _scores(bias, width)
     mask = None if mask is None else _scores(mask, width)
-    return (bias, mask, _single(slopes), _single(sink), *lengths)
+    return Tensors(q, k, v, bias, mask, _single(slopes), _single(sink), *others)
 
 
 def _single(values):

@@ -7,7 +7,8 @@ pass and the five of the backward pass, one of which repeats the scores.
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from flash_attention.pytorch import ops as torch_ops
+from flash_attention.options import NUM_TENSORS, Tensors, split
+from flash_attention.pytorch import ops  # noqa: F401 (the ops themselves)
 
 
 @register_flop_formula(torch.ops.flash_attention.forward, get_raw=True)
@@ -30,7 +31,9 @@ def cache_flops(*arguments, out_val=None, **unused):
 
 def _cache_scores(arguments):
     """Scores of a query head over all sequences. The keys of a sequence are those that its cache holds now."""
-    q, k, starts_q, used_kv, page_table = (arguments[i] for i in (0, 1, 7, 10, 14))
+    tensors = Tensors(*arguments[: NUM_TENSORS + 2])
+    q, k, starts_q = tensors.q, tensors.k, tensors.cu_seqlens_q
+    used_kv, page_table = tensors.seqused_kv, tensors.page_table
     capacity = k.shape[1] if page_table is None else k.shape[1] * page_table.shape[1]
     batch = k.shape[0] if page_table is None else page_table.shape[0]
     if not _readable(used_kv) or not (starts_q is None or _readable(starts_q)):  # nobody knows the lengths: the bounds
@@ -46,14 +49,18 @@ def _readable(tensor):
 
 def _sizes(arguments):
     """(scores over all heads and sequences, head_dim, head_dim_v)"""
-    tensors, scalars, _ = torch_ops.split(arguments)
-    q, k, v = tensors[:3]
-    starts_q, starts_kv = tensors[7:9]
+    tensors, options, _ = split(arguments)
+    q, k, v, starts_q = tensors.q, tensors.k, tensors.v, tensors.cu_seqlens_q
     if starts_q is None:
-        heads, seq = (1, 2) if scalars[10] else (2, 1)
+        heads, seq = (1, 2) if options.heads_first else (2, 1)
         pairs = q.shape[0] * q.shape[heads] * q.shape[seq] * k.shape[seq]
     elif not _readable(starts_q):  # lengths that nobody knows: the bounds
-        pairs = (starts_q.shape[0] - 1) * q.shape[1] * (scalars[0] or q.shape[0]) * (scalars[1] or k.shape[0])
+        pairs = (
+            (starts_q.shape[0] - 1)
+            * q.shape[1]
+            * (options.max_seqlen_q or q.shape[0])
+            * (options.max_seqlen_kv or k.shape[0])
+        )
     else:
-        pairs = q.shape[1] * int((starts_q.diff().long() * starts_kv.diff().long()).sum())
+        pairs = q.shape[1] * int((starts_q.diff().long() * tensors.cu_seqlens_kv.diff().long()).sum())
     return pairs, q.shape[-1], v.shape[-1]

@@ -2,6 +2,7 @@
 
 import torch
 
+from flash_attention.options import NUM_TENSORS, Tensors
 from flash_attention.pytorch import ops as torch_ops
 
 
@@ -19,8 +20,8 @@ class Gradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(scalars, need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors):
-        return torch_ops.backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
+    def forward(options, need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors):
+        return torch_ops.backward(Tensors(*tensors), options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -29,8 +30,25 @@ class Gradients(torch.autograd.Function):
     backward = staticmethod(refuse)
 
 
-def gradients(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
+# Of an autograd function's arguments: q, k, v, options, seed, offset, *extras, which are the other tensors.
+_BIAS, _SINK = (3 + Tensors._fields.index(name) for name in ("bias", "sink"))
+_NOTHING = (None,) * NUM_TENSORS
+
+
+def needed(ctx):
+    """Whether bias and sink ask for gradients."""
+    return ctx.needs_input_grad[_BIAS], ctx.needs_input_grad[_SINK]
+
+
+def in_places(dq, dk, dv, dbias, dsink):
+    """The gradients, each where its argument is."""
+    found = [dq, dk, dv, *_NOTHING]
+    found[_BIAS], found[_SINK] = dbias, dsink
+    return tuple(found)
+
+
+def gradients(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     """(dq, dk, dv, dbias or None, dsink or None), as torch_ops.backward() gives them."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch.compile has a refusal of its own
-        return Gradients.apply(scalars, need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors)
-    return torch_ops.backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
+        return Gradients.apply(options, need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors)
+    return torch_ops.backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)

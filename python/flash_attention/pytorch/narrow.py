@@ -7,6 +7,7 @@ import torch
 
 from flash_attention import _core
 from flash_attention.arguments.shapes import lse_shape
+from flash_attention.options import NUM_TENSORS, Tensors, split
 from flash_attention.pytorch import ops as torch_ops
 
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
@@ -14,9 +15,9 @@ _OUT = (torch.bfloat16, torch.float16, torch.float32)
 _NARROW = "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str codes, ScalarType out_dtype"
 
 
-def run(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype):
+def run(tensors, options, return_lse, q_descale, k_descale, v_descale, out_dtype):
     """attention() or attention_packed() of float8 tensors; each is worth code * descale."""
-    q, k, v = tensors[:3]
+    q, k, v = tensors.q, tensors.k, tensors.v
     if not isinstance(q, torch.Tensor) or q.dtype not in FLOAT8:
         got = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
         raise TypeError(f"q: got {got}; descales and out_dtype go with torch tensors of float8_e4m3fn or float8_e5m2")
@@ -28,25 +29,25 @@ def run(tensors, scalars, return_lse, q_descale, k_descale, v_descale, out_dtype
     out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
     if out_dtype not in _OUT:
         raise TypeError(f"out_dtype: got {out_dtype}; allowed are torch.bfloat16, torch.float16 and torch.float32")
-    if scalars[11]:
+    if options.standard:
         raise ValueError('kernel: the textbook algorithm, "standard", takes no 8-bit tensors')
-    scales = _descales(tensors, scalars, q_descale, k_descale, v_descale)
+    scales = _descales(tensors, options, q_descale, k_descale, v_descale)
     codes = FLOAT8[q.dtype]
-    tensors = (*(tensor.view(torch.uint8) for tensor in (q, k, v)), *tensors[3:])
+    tensors = Tensors(*(tensor.view(torch.uint8) for tensor in (q, k, v)), *tensors[3:])
     if torch_ops.is_watched(q):
-        out, lse = torch.ops.flash_attention.forward_narrow(*tensors, *scalars, *scales, codes, out_dtype)
+        out, lse = torch.ops.flash_attention.forward_narrow(*tensors[:NUM_TENSORS], *options, *scales, codes, out_dtype)
     else:
-        out, lse = _forward(tensors, scalars, return_lse, *scales, codes, out_dtype)
+        out, lse = _forward(tensors, options, return_lse, *scales, codes, out_dtype)
     return (out, lse) if return_lse else out
 
 
-def _descales(tensors, scalars, *given):
+def _descales(tensors, options, *given):
     """Float32 [1] or [batch, heads_kv] of q, k and v, all of one shape; None where there is none."""
     if all(scale is None for scale in given):
         return None, None, None
-    q, k, starts = tensors[0], tensors[1], tensors[7]
+    q, k, starts = tensors.q, tensors.k, tensors.cu_seqlens_q
     batch = q.shape[0] if starts is None else starts.shape[0] - 1
-    shape = (batch, k.shape[1 if scalars[10] and starts is None else k.dim() - 2])
+    shape = (batch, k.shape[1 if options.heads_first and starts is None else k.dim() - 2])
     scales = []
     for name, scale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
         scale = 1.0 if scale is None else scale
@@ -69,39 +70,39 @@ def _descales(tensors, scalars, *given):
     return tuple(scale.reshape(1, 1).expand(shape) if scale.numel() == 1 else scale for scale in scales)
 
 
-def _empty_results(tensors, scalars, out_dtype, need_lse):
-    q, v = tensors[0], tensors[2]
+def _empty_results(tensors, options, out_dtype, need_lse):
+    q, v = tensors.q, tensors.v
     width = v.shape[-1]
-    if scalars[10] and tensors[7] is None:
+    if options.heads_first and tensors.cu_seqlens_q is None:
         batch, heads, seq, _ = q.shape
         out = q.new_empty((batch, seq, heads, width), dtype=out_dtype).transpose(1, 2)
     else:
         out = q.new_empty((*q.shape[:-1], width), dtype=out_dtype)
-    return out, q.new_empty(lse_shape(tensors, scalars), dtype=torch.float32) if need_lse else None
+    return out, q.new_empty(lse_shape(tensors, options), dtype=torch.float32) if need_lse else None
 
 
-def _forward(tensors, scalars, need_lse, q_scale, k_scale, v_scale, codes, out_dtype):
-    out, lse = _empty_results(tensors, scalars, out_dtype, need_lse)
-    tensors = (*tensors, None, None, k_scale, v_scale, q_scale)
+def _forward(tensors, options, need_lse, q_scale, k_scale, v_scale, codes, out_dtype):
+    out, lse = _empty_results(tensors, options, out_dtype, need_lse)
+    tensors = tensors._replace(k_scale=k_scale, v_scale=v_scale, q_scale=q_scale)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
-    _core.forward(tensors, scalars, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes)
+    _core.forward(tensors, options, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes)
     return out, lse
 
 
 torch_ops.library.define(
-    f"forward_narrow({torch_ops.TENSORS}, {torch_ops.SCALARS}, {_NARROW}) -> (Tensor out, Tensor lse)",
+    f"forward_narrow({torch_ops.TENSORS}, {torch_ops.OPTIONS}, {_NARROW}) -> (Tensor out, Tensor lse)",
     tags=torch_ops.EXACT_STRIDES,
 )
 
 
 def _forward_op(*arguments):
-    tensors, scalars, narrow = torch_ops.split(arguments)
-    return _forward(tensors, scalars, True, *narrow)
+    tensors, options, narrow = split(arguments)
+    return _forward(tensors, options, True, *narrow)
 
 
 def _forward_fake(*arguments):
-    tensors, scalars, narrow = torch_ops.split(arguments)
-    return _empty_results(tensors, scalars, narrow[-1], True)
+    tensors, options, narrow = split(arguments)
+    return _empty_results(tensors, options, narrow[-1], True)
 
 
 for _key in ("CPU", "CUDA"):

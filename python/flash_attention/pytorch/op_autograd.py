@@ -2,16 +2,17 @@
 
 import torch
 
+from flash_attention.options import NUM_TENSORS, Tensors, split
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import gradients, refuse
 
-_BIAS, _SINK = 3, 6
+_BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
 
 
 def _save(ctx, inputs, output):
-    tensors, scalars, _ = torch_ops.split(inputs)
-    ctx.save_for_backward(*tensors, *output)
-    ctx.scalars = scalars
+    tensors, options, _ = split(inputs)
+    ctx.save_for_backward(*tensors[:NUM_TENSORS], *output)
+    ctx.options = options
     ctx.set_materialize_grads(False)
 
 
@@ -21,7 +22,7 @@ def _backward(ctx, dout, dlse, _):
     if dout is not None or dlse is not None:
         needs = ctx.needs_input_grad[_BIAS], ctx.needs_input_grad[_SINK]
         *found[:3], found[_BIAS], found[_SINK] = gradients(
-            tuple(tensors), ctx.scalars, out, lse, rng_state, dout, dlse, *needs
+            Tensors(*tensors), ctx.options, out, lse, rng_state, dout, dlse, *needs
         )
     return tuple(found)
 

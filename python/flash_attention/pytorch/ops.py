@@ -1,7 +1,9 @@
-"""The library on torch tensors: direct calls, and the same as torch.library ops for whatever traces.
+"""The library on torch tensors, by one of two routes; is_watched() chooses.
 
-Eager code calls the binding directly, which costs a microsecond or two; torch.compile, torch.export and tensor
-subclasses go through torch.ops.flash_attention.forward and .backward, whose fake kernels give shapes and strides.
+- Direct: eager code calls the binding. It buys time: a microsecond or two, without torch's dispatcher. A plain call is one
+  C function from attention() to the launch (_core.attend, binding/eager.cpp).
+- Traced: torch.compile, torch.export, modes and tensor subclasses get torch.ops.flash_attention.forward and .backward. It
+  buys a node that torch can see, with shapes, strides and gradients of its own.
 """
 
 import torch
@@ -9,18 +11,11 @@ import torch
 from flash_attention import _core
 from flash_attention.arguments.seeds import unsigned
 from flash_attention.arguments.shapes import check_tensors, lse_shape
+from flash_attention.options import NUM_TENSORS, split
 
-TENSORS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, Tensor? seqused_kv, Tensor? key_lengths, "
-    "Tensor? hidden_rows, Tensor? block_mask"
-)
-SCALARS = (
-    "SymInt max_seqlen_q, SymInt max_seqlen_kv, float? scale, float softcap, bool causal, bool top_left, "
-    "SymInt window_left, SymInt window_right, float dropout_p, bool deterministic, bool heads_first, bool standard, "
-    "str kernel, SymInt mask_block_q, SymInt mask_block_kv"
-)
-NUM_TENSORS, NUM_SCALARS = 14, 15
+_KINDS = {"integer": "SymInt", "number": "float", "optional_number": "float?", "flag": "bool", "text": "str"}
+TENSORS = ", ".join(f"Tensor{'' if name in ('q', 'k', 'v') else '?'} {name}" for name in _core.tensors[:NUM_TENSORS])
+OPTIONS = ", ".join(f"{_KINDS[kind]} {name}" for name, kind, _ in _core.options)
 
 # torch 2.11 hands tensors over by a C table, with their stream; before that, by __dlpack__, which refuses requires_grad.
 HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
@@ -45,48 +40,48 @@ def is_watched(tensor):
     )
 
 
-def forward(tensors, scalars, seed, offset, need_lse):
+def forward(tensors, options, seed, offset, need_lse):
     """(out, lse or None, rng_state or None); rng_state is int64 [2], (seed, offset) of the dropout that was used."""
-    if is_watched(tensors[0]):
-        return torch.ops.flash_attention.forward(*tensors, *scalars, seed, offset)
-    return _forward(tensors, scalars, seed, offset, need_lse)
+    if is_watched(tensors.q):
+        return torch.ops.flash_attention.forward(*tensors[:NUM_TENSORS], *options, seed, offset)
+    return _forward(tensors, options, seed, offset, need_lse)
 
 
-def backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
+def backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     """(dq, dk, dv, dbias or None, dsink or None)."""
     if is_watched(out):
         dq, dk, dv, dbias, dsink = torch.ops.flash_attention.backward(
-            *tensors, *scalars, out, lse, _no_rng_state(out) if rng_state is None else rng_state, dout, dlse,
+            *tensors[:NUM_TENSORS], *options, out, lse, _no_rng_state(out) if rng_state is None else rng_state, dout, dlse,
             need_dbias, need_dsink,
         )  # fmt: skip
         return dq, dk, dv, dbias if need_dbias else None, dsink if need_dsink else None
-    return _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
+    return _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
 
 
-def _forward(tensors, scalars, seed, offset, need_lse):
-    dropout_p = scalars[8]
+def _forward(tensors, options, seed, offset, need_lse):
+    dropout_p = options.dropout_p
     if seed is None:
         # From torch's default generator, so that torch.manual_seed and activation checkpointing replay it.
         seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
-    out, lse = empty_results(tensors, scalars, need_lse)
+    out, lse = empty_results(tensors, options, need_lse)
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
-    _core.forward(tensors, scalars, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size))
+    _core.forward(tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size))
     return out, lse, torch.tensor((seed, offset)) if dropout_p else None
 
 
-def _backward(tensors, scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
+def _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     if dout is None:
         dout = torch.zeros_like(out)
     elif dout.stride(-1) != 1:
         dout = dout.contiguous()
     if dlse is not None:
         dlse = dlse.contiguous()
-    seed, offset = map(unsigned, rng_state.tolist()) if scalars[8] else (0, 0)
+    seed, offset = map(unsigned, rng_state.tolist()) if options.dropout_p else (0, 0)
     gradients = _empty_gradients(tensors, need_dbias, need_dsink)
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
     results = (out, lse.contiguous())
     _core.backward(
-        tensors, scalars, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: workspace(out, size)
+        tensors, options, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: workspace(out, size)
     )
     return gradients
 
@@ -101,25 +96,25 @@ def detached(tensors):
     return tuple(None if tensor is None else tensor.detach() for tensor in tensors), stream
 
 
-def empty_results(tensors, scalars, need_lse):
-    q, v = tensors[0], tensors[2]
+def empty_results(tensors, options, need_lse):
+    q, v = tensors.q, tensors.v
     try:
         width = v.shape[-1]
         if width == q.shape[-1]:
             out = torch.empty_like(q)
-        elif scalars[10]:
+        elif options.heads_first:
             batch, heads, seq, _ = q.shape
             out = q.new_empty((batch, seq, heads, width)).transpose(1, 2)
         else:
             out = q.new_empty((*q.shape[:-1], width))
-        return out, q.new_empty(lse_shape(tensors, scalars), dtype=torch.float32) if need_lse else None
+        return out, q.new_empty(lse_shape(tensors, options), dtype=torch.float32) if need_lse else None
     except (AttributeError, IndexError, ValueError):
         check_tensors(tensors)
         raise
 
 
 def _empty_gradients(tensors, need_dbias, need_dsink):
-    q, k, v, bias, sink = *tensors[:4], tensors[6]
+    q, k, v, bias, sink = tensors.q, tensors.k, tensors.v, tensors.bias, tensors.sink
     make = torch.empty_like if q.shape[0] and k.shape[0] else torch.zeros_like  # an empty packed call writes no dbias
     dbias = make(bias, memory_format=torch.contiguous_format) if need_dbias else None
     dsink = make(sink, memory_format=torch.contiguous_format) if need_dsink else None
@@ -132,35 +127,26 @@ if hasattr(torch.Tag, "needs_exact_strides"):
     _tags.append(torch.Tag.needs_exact_strides)
 EXACT_STRIDES = _tags[1:]
 library.define(
-    f"forward({TENSORS}, {SCALARS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
+    f"forward({TENSORS}, {OPTIONS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
     tags=_tags,
 )
 library.define(
-    f"backward({TENSORS}, {SCALARS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, "
+    f"backward({TENSORS}, {OPTIONS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, "
     "bool need_dbias, bool need_dsink) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     tags=EXACT_STRIDES,
 )
 
 
-def split(arguments):
-    """(tensors, scalars, the rest) of an op's arguments."""
-    return (
-        arguments[:NUM_TENSORS],
-        arguments[NUM_TENSORS : NUM_TENSORS + NUM_SCALARS],
-        arguments[NUM_TENSORS + NUM_SCALARS :],
-    )
-
-
 def _forward_op(*arguments):
-    tensors, scalars, (seed, offset) = split(arguments)
-    out, lse, rng_state = _forward(tensors, scalars, seed, offset, True)
-    return out, lse, _no_rng_state(tensors[0]) if rng_state is None else rng_state
+    tensors, options, (seed, offset) = split(arguments)
+    out, lse, rng_state = _forward(tensors, options, seed, offset, True)
+    return out, lse, _no_rng_state(tensors.q) if rng_state is None else rng_state
 
 
 def _forward_fake(*arguments):
-    tensors, scalars, _ = split(arguments)
-    rng_state = torch.empty(2, dtype=torch.int64) if scalars[8] else _no_rng_state(tensors[0])
-    return *empty_results(tensors, scalars, True), rng_state
+    tensors, options, _ = split(arguments)
+    rng_state = torch.empty(2, dtype=torch.int64) if options.dropout_p else _no_rng_state(tensors.q)
+    return *empty_results(tensors, options, True), rng_state
 
 
 def _no_rng_state(q):
@@ -169,13 +155,13 @@ def _no_rng_state(q):
 
 
 def _backward_op(*arguments):
-    tensors, scalars, rest = split(arguments)
-    return _stand_ins(tensors[0], _backward(tensors, scalars, *rest))
+    tensors, options, rest = split(arguments)
+    return _stand_ins(tensors.q, _backward(tensors, options, *rest))
 
 
 def _backward_fake(*arguments):
     tensors, _, (*_, need_dbias, need_dsink) = split(arguments)
-    return _stand_ins(tensors[0], _empty_gradients(tensors, need_dbias, need_dsink))
+    return _stand_ins(tensors.q, _empty_gradients(tensors, need_dbias, need_dsink))
 
 
 def _stand_ins(q, gradients):

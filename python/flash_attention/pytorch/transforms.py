@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import forward_ad
 
+from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Tensors, split
 from flash_attention.pytorch import ops as torch_ops
-from flash_attention.pytorch.gradients import gradients
+from flash_attention.pytorch.gradients import gradients, in_places, needed
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -25,79 +26,89 @@ class TransformedAttention(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, scalars, seed, offset, *extras):
-        return torch_ops.forward((q, k, v, *extras), scalars, seed, offset, True)
+    def forward(q, k, v, options, seed, offset, *extras):
+        return torch_ops.forward(Tensors(q, k, v, *extras), options, seed, offset, True)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, v, scalars, _, _, *extras = inputs
+        q, k, v, options, _, _, *extras = inputs
         rng_state = output[2]
         if rng_state is not None:
             ctx.mark_non_differentiable(rng_state)
         ctx.save_for_backward(q, k, v, *output, *extras)
-        ctx.scalars = scalars
+        ctx.options = options
 
     @staticmethod
     def backward(ctx, dout, dlse, _):
         q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
-        need_dbias, need_dsink = ctx.needs_input_grad[6], ctx.needs_input_grad[9]
-        dq, dk, dv, dbias, dsink = gradients(
-            (q, k, v, *extras), ctx.scalars, out, lse, rng_state, dout, dlse, need_dbias, need_dsink
-        )
-        return dq, dk, dv, None, None, None, dbias, None, None, dsink, *(None,) * 7
+        need_dbias, need_dsink = needed(ctx)
+        found = gradients(Tensors(q, k, v, *extras), ctx.options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
+        return in_places(*found)
 
 
 def _forward_over(info, in_dims, *arguments):
-    tensors, scalars, (seed, offset) = torch_ops.split(arguments)
-    dims = in_dims[: len(tensors)]
+    tensors, options, (seed, offset) = split(arguments)
+    dims = Tensors(*in_dims[:NUM_TENSORS])
     op = torch.ops.flash_attention.forward
-    dropout_p = scalars[8]
+    dropout_p = options.dropout_p
     if not dropout_p and _folds(tensors, dims):
-        out, lse, rng_state = op(*_fold(tensors, dims, info.batch_size), *scalars, seed, offset)
+        out, lse, rng_state = op(*_fold(tensors, dims, info.batch_size), *options, seed, offset)
         return (_unfold(out, info), _unfold(lse, info), rng_state), (0, 0, None)
     if dropout_p and seed is None:
         if info.randomness == "error":
             raise RuntimeError('vmap: dropout_p needs randomness="same" or randomness="different"')
         if info.randomness == "same":
             seed = int(torch.randint(2**63 - 1, ()))
-    return _one_by_one(info, dims, tensors, lambda slices: op(*slices, *scalars, seed, offset))
+    return _one_by_one(info, dims[:NUM_TENSORS], tensors[:NUM_TENSORS], lambda slices: op(*slices, *options, seed, offset))
 
 
 def _backward_over(info, in_dims, *arguments):
-    tensors, scalars, rest = torch_ops.split(arguments)
+    tensors, options, rest = split(arguments)
     *results, need_dbias, need_dsink = rest
-    dims = in_dims[: len(tensors)]
-    dims_of_results = in_dims[len(tensors) + len(scalars) :][: len(results)]
+    dims = Tensors(*in_dims[:NUM_TENSORS])
+    dims_of_results = in_dims[NUM_TENSORS + NUM_OPTIONS :][: len(results)]
     op = torch.ops.flash_attention.backward
-    if not scalars[8] and not need_dbias and not need_dsink and _folds(tensors, dims):
+    if not options.dropout_p and not need_dbias and not need_dsink and _folds(tensors, dims):
         rest = [_fold_batch(*pair, info.batch_size) for pair in zip(results, dims_of_results, strict=True)]
         rest[2] = results[2]  # no state: without dropout it is empty
-        gradients = op(*_fold(tensors, dims, info.batch_size), *scalars, *rest, False, False)
+        gradients = op(*_fold(tensors, dims, info.batch_size), *options, *rest, False, False)
         return (*(_unfold(gradient, info) for gradient in gradients[:3]), *gradients[3:]), (0, 0, 0, None, None)
 
     def call(slices):
-        return op(*slices[: len(tensors)], *scalars, *slices[len(tensors) :], need_dbias, need_dsink)
+        return op(*slices[:NUM_TENSORS], *options, *slices[NUM_TENSORS:], need_dbias, need_dsink)
 
-    return _one_by_one(info, (*dims, *dims_of_results), (*tensors, *results), call)
+    return _one_by_one(info, (*dims[:NUM_TENSORS], *dims_of_results), (*tensors[:NUM_TENSORS], *results), call)
 
 
 def _folds(tensors, dims):
     """Whether the axis can join the batch: no packed call, one sink for all, and no masks of intervals or blocks."""
-    return tensors[7] is None and dims[6] is None and tensors[12] is None and tensors[13] is None
+    return tensors.cu_seqlens_q is tensors.hidden_rows is tensors.block_mask is dims.sink is None
 
 
 def _fold(tensors, dims, size):
-    q, k, v, bias, mask, slopes, sink, _, _, *lengths = tensors
-    folded = [_fold_batch(tensor, dim, size) for tensor, dim in zip((q, k, v), dims, strict=False)]
-    batch = folded[0].shape[0] // size
-    scores = [_fold_scores(tensor, dim, size, batch) for tensor, dim in zip((bias, mask), dims[3:], strict=False)]
+    def fold(name):
+        return _fold_batch(getattr(tensors, name), getattr(dims, name), size)
+
+    q, slopes = fold("q"), tensors.alibi_slopes
+    batch = q.shape[0] // size
     if slopes is not None:
-        logical = slopes.dim() - (dims[5] is not None)
-        slopes = _in_front(slopes, dims[5], size)
+        logical = slopes.dim() - (dims.alibi_slopes is not None)
+        slopes = _in_front(slopes, dims.alibi_slopes, size)
         slopes = slopes.unsqueeze(1).expand(-1, batch, -1) if logical == 1 else slopes
         slopes = slopes.flatten(0, 1)
-    lengths = [_fold_batch(tensor, dim, size) for tensor, dim in zip(lengths[:3], dims[9:12], strict=True)]
-    return (*folded, *scores, slopes, sink, None, None, *lengths, None, None)
+    folded = Tensors(
+        q,
+        fold("k"),
+        fold("v"),
+        bias=_fold_scores(tensors.bias, dims.bias, size, batch),
+        mask=_fold_scores(tensors.mask, dims.mask, size, batch),
+        alibi_slopes=slopes,
+        sink=tensors.sink,
+        seqused_q=fold("seqused_q"),
+        seqused_kv=fold("seqused_kv"),
+        key_lengths=fold("key_lengths"),
+    )
+    return folded[:NUM_TENSORS]
 
 
 def _in_front(tensor, dim, size):

@@ -6,6 +6,7 @@ torch has no such kernel for CPUs, so on a CPU they work only while this library
 
 import torch
 
+from flash_attention.options import Options, Tensors
 from flash_attention.pytorch import ops as torch_ops
 
 OPS = {}  # name of the aten op -> function(original, *arguments)
@@ -40,15 +41,20 @@ def why_not(query, value, *, cum_seq_q=None, cum_seq_k=None, block_table=None, r
 def _arguments(
     query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k=None, slopes=None, kernel=""
 ):
-    """Tensors and scalars as torch_ops has them."""
+    """(Tensors, Options)"""
     query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
     starts = [None if tensor is None else tensor.to(torch.int32) for tensor in starts]
     left, right = (-1 if size is None or size < 0 else size for size in window)
-    tensors = (query, key, value, None, None, slopes, None, *starts, None, seqused_k, *(None,) * 3)
+    tensors = Tensors(
+        query, key, value, alibi_slopes=slopes, cu_seqlens_q=starts[0], cu_seqlens_kv=starts[1], seqused_kv=seqused_k
+    )
     longest = longest if starts[0] is not None else (0, 0)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    scalars = (*longest, scale, 0.0, is_causal, False, left, right, dropout_p, deterministic, False, False, kernel, 0, 0)
-    return tensors, scalars
+    options = Options(
+        *longest, scale, causal=is_causal, window_left=left, window_right=right, dropout_p=dropout_p,
+        deterministic=deterministic, kernel=kernel,
+    )  # fmt: skip
+    return tensors, options
 
 
 def _run(
@@ -165,7 +171,7 @@ def _backward(
             unused, scale=scale, window_size_left=window_size_left, window_size_right=window_size_right,
         )  # fmt: skip
     window = (window_size_left, window_size_right)
-    tensors, scalars = _arguments(
+    tensors, options = _arguments(
         query, key, value, (cum_seq_q, cum_seq_k), (max_q, max_k), dropout_p, is_causal, scale, window
     )
-    return torch_ops.backward(tensors, scalars, out, lse, rng_state, dout, None, False, False)[:3]
+    return torch_ops.backward(tensors, options, out, lse, rng_state, dout, None, False, False)[:3]

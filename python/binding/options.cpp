@@ -1,0 +1,65 @@
+#include "call.h"
+
+namespace flash_attention::python {
+namespace {
+
+/// What Python gave for an argument that is no tensor.
+template <typename T>
+T value_of(nb::handle given, const char* name, const char* expected) {
+  T value{};
+  if (!nb::try_cast<T>(given, value)) {
+    const std::string type = nb::cast<std::string>(given.type().attr("__name__"));
+    throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + type).c_str());
+  }
+  return value;
+}
+
+template <typename T>
+void read_option(nb::handle given, const char* name, const char* expected, T& out) {
+  out = value_of<T>(given, name, expected);
+}
+
+void read_option(nb::handle given, const char* name, const char* expected, std::optional<float>& out) {
+  if (!given.is_none()) out = value_of<float>(given, name, expected);
+}
+
+template <typename T>
+nb::object object_of(const T& value) {
+  return nb::cast(value);
+}
+
+nb::object object_of(const std::optional<float>& value) { return value ? nb::cast(*value) : nb::none(); }
+
+}  // namespace
+
+CallOptions options_of(const nb::tuple& given) {
+  CallOptions options;
+  const std::size_t size = given.size();
+  std::size_t at = 0;
+#define FLASH_ATTENTION_READ(kind, name, default_value, argument, expected) \
+  if (at < size) read_option(given[at++], argument, expected, options.name);
+  FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_READ)
+#undef FLASH_ATTENTION_READ
+  return options;
+}
+
+nb::tuple tuple_of(const CallOptions& options) {
+  nb::list values;
+#define FLASH_ATTENTION_APPEND(kind, name, ...) values.append(object_of(options.name));
+  FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_APPEND)
+#undef FLASH_ATTENTION_APPEND
+  return nb::tuple(values);
+}
+
+void add_options(nb::module_& module) {
+  nb::list fields;
+#define FLASH_ATTENTION_FIELD(kind, name, ...) fields.append(nb::make_tuple(#name, #kind, object_of(CallOptions{}.name)));
+  FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_FIELD)
+#undef FLASH_ATTENTION_FIELD
+  module.attr("options") = nb::tuple(fields);
+  nb::list names;
+  for (const char* name : slot_names) names.append(name);
+  module.attr("tensors") = nb::tuple(names);
+}
+
+}  // namespace flash_attention::python

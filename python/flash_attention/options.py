@@ -1,0 +1,28 @@
+"""A call by name: its tensors, and what it is besides them.
+
+The binding has both lists (python/binding/options.h and call.h); a new option is a line there. Their order is that of the
+binding and of the torch ops: `*tensors[:NUM_TENSORS], *options` are the first arguments of an op.
+"""
+
+from collections import namedtuple
+
+from flash_attention import _core
+
+Tensors = namedtuple("Tensors", _core.tensors, defaults=(None,) * (len(_core.tensors) - 3))
+Options = namedtuple(
+    "Options", [name for name, _, _ in _core.options], defaults=[default for _, _, default in _core.options]
+)
+
+NUM_TENSORS = Tensors._fields.index("page_table")  # those of attention(); the rest belong to caches and 8 bits
+NUM_OPTIONS = len(Options._fields)
+_DETERMINISTIC = Options._fields.index("deterministic")
+
+
+def made_deterministic(options):
+    return Options(*options[:_DETERMINISTIC], True, *options[_DETERMINISTIC + 1 :])  # torch.compile has no _replace
+
+
+def split(arguments):
+    """(tensors, options, the rest) of a torch op's arguments."""
+    end = NUM_TENSORS + NUM_OPTIONS
+    return Tensors(*arguments[:NUM_TENSORS]), Options(*arguments[NUM_TENSORS:end]), arguments[end:]
