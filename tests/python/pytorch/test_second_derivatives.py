@@ -4,6 +4,7 @@ import pytest
 import torch
 from flash_attention import attention, scaled_dot_product_attention
 from flash_attention.functional import binding_arguments
+from flash_attention.options import NUM_TENSORS
 
 REFUSED = pytest.raises(RuntimeError, match="second derivatives")
 
@@ -11,8 +12,8 @@ REFUSED = pytest.raises(RuntimeError, match="second derivatives")
 def by_op(w, k):
     options = {"causal": False, "window": (-1, -1), "softcap": 0.0, "scale": None, "alignment": "bottom_right"}
     options |= {"dropout_p": 0.0, "deterministic": False, "kernel": None}
-    slots, scalars = binding_arguments({"q": w, "k": k, "v": k, **options})
-    return torch.ops.flash_attention.forward(*slots, *scalars, None, 0)[0]
+    slots, options = binding_arguments({"q": w, "k": k, "v": k, **options})
+    return torch.ops.flash_attention.forward(*slots[:NUM_TENSORS], *options, None, 0)[0]
 
 
 CALLS = {

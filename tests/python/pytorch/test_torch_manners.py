@@ -7,6 +7,7 @@ import pytest
 import torch
 from flash_attention import attention, attention_packed
 from flash_attention.functional import binding_arguments
+from flash_attention.options import NUM_TENSORS
 from torch.utils.checkpoint import checkpoint
 
 
@@ -97,10 +98,11 @@ def test_export(device):
 def test_opcheck(name, device):
     bound = inspect.signature(attention).bind(*tensors(device), **OPTIONS[name])
     bound.apply_defaults()
-    slots, scalars = binding_arguments(bound.arguments)
-    torch.library.opcheck(torch.ops.flash_attention.forward.default, (*slots, *scalars, 3, 0))
-    out, lse, rng_state = torch.ops.flash_attention.forward(*slots, *scalars, 3, 0)
-    arguments = (*slots, *scalars, out, lse, rng_state, torch.randn_like(out), None, False, False)
+    slots, options = binding_arguments(bound.arguments)
+    slots = slots[:NUM_TENSORS]
+    torch.library.opcheck(torch.ops.flash_attention.forward.default, (*slots, *options, 3, 0))
+    out, lse, rng_state = torch.ops.flash_attention.forward(*slots, *options, 3, 0)
+    arguments = (*slots, *options, out, lse, rng_state, torch.randn_like(out), None, False, False)
     torch.library.opcheck(torch.ops.flash_attention.backward.default, arguments)
 
 
