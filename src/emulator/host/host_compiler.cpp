@@ -147,6 +147,7 @@ jit::Product run_compiler(const HostUnit& unit, const std::string& text, const S
                                   std::string("prelude.h"), source.string(), std::string("-o"), output.string()}) {
     command.push_back(word);
   }
+  if (!compiles_with_clang()) command.insert(command.end(), {"-lm", "-lgcc"});  // -nostdlib: what a kernel calls of them
   const ProcessResult result = run_process(command);
   if (result.status != 0) {
     throw Error(ErrorCode::compile_failed, settings.cxx + " could not compile " + unit.name +
@@ -178,7 +179,10 @@ jit::Artifact compile_for_host(const HostUnit& unit) {
                                    "-fno-exceptions",
                                    "-fno-strict-aliasing",
                                    "-D__CUDA_ARCH__=" + std::to_string(unit.arch * 10)};
-  if (!compiles_with_clang()) options.push_back("--param=ggc-min-heapsize=500000");  // a sixth less time
+  if (!compiles_with_clang()) {
+    options.push_back("--param=ggc-min-heapsize=500000");  // a sixth less time
+    options.push_back("-nostdlib");                        // another: to link libstdc++ takes longer than all else of it
+  }
   if (unit.counts_plain_accesses) {
     for (std::string& flag : words(report_every_access())) options.push_back(std::move(flag));
   }
