@@ -1,6 +1,6 @@
 """Builds and runs every test that can run on this machine; `make test` calls it.
 
-The stages, in order; `--only NAME` (may be repeated) takes some of them:
+The stages; `--only NAME` (may be repeated) takes some of them. Their jobs run two at a time, the longest first:
 
   includes  the table of allowed includes between rooms
   gtest     every file of GoogleTest tests in the release build: unit, compile, emulated, gpu
@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,11 +45,12 @@ def includes() -> list[Result]:
     ]
 
 
-def build(preset: str, targets: list[str]) -> list[Result]:
+def build(preset: str, targets: list[str], parallel: int | None = None) -> list[Result]:
     """Empty where the build succeeded."""
-    code, output = cpu_time.run(
-        f"build {preset}", ["tools/build.sh", preset, *targets], ROOT, dict(os.environ), BUILD_LIMIT_S
-    )
+    environment = dict(os.environ)
+    if parallel is not None:
+        environment["CMAKE_BUILD_PARALLEL_LEVEL"] = str(parallel)
+    code, output = cpu_time.run(f"build {preset}", ["tools/build.sh", preset, *targets], ROOT, environment, BUILD_LIMIT_S)
     return [Result(f"build {preset}", "failed", output)] if code else []
 
 
@@ -98,65 +100,70 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
     return results
 
 
-# What takes longest comes first, so that no core waits for the last file: names of files begin with these.
+# A job has a name and gives results. Two run at a time, from the first stage to the last: a core that waits for the end of a
+# stage was a seventh of the time.
+Job = tuple[str, Callable[[], list[Result]]]
+
+# What takes longest comes first, so that no core waits for the last job: names of jobs begin with these. The package for
+# Python is built before all of them, because pytest waits for it.
 LONGEST = (
+    "python package",
+    "asan",
     "fuzz_cover_emulated",
-    "kernels_backward_sm90_",
+    "tsan",
+    "kernels_backward_",
+    "cpu_contract_",
+    "pytest bench",
+    "pytest cli",
+    "pytest",
     "kernels_forward_sm90_",
     "kernels_ladder_",
     "jit_kernels_compile",
     "kernels_",
-    "cpu_contract_",
     "emulator_",
 )
 
 
-def rank(name: str) -> int:
-    return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+def rank(job: Job) -> int:
+    return next((i for i, start in enumerate(LONGEST) if job[0].startswith(start)), len(LONGEST))
 
 
-def side_by_side(jobs: list[Callable[[], list[Result]]]) -> list[Result]:
-    """Two at a time, in this order."""
+def side_by_side(jobs: list[Job]) -> list[Result]:
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return [r for results in pool.map(lambda job: job(), jobs) for r in results]
+        return [r for results in pool.map(lambda job: job[1](), sorted(jobs, key=rank)) for r in results]
 
 
-def run_files(preset: str, chosen: list[TestFile], *before: Callable[[], list[Result]]) -> list[Result]:
-    """The files, and the jobs that come before them."""
-    (REPORTS / preset).mkdir(parents=True, exist_ok=True)
-    ordered = sorted(chosen, key=lambda test: rank(test.name))
-    return side_by_side([*before, *(functools.partial(run_file, preset, test) for test in ordered)])
+def gtest() -> list[Job]:
+    (REPORTS / "release").mkdir(parents=True, exist_ok=True)
+    return [(test.name, functools.partial(run_file, "release", test)) for test in test_files("release")]
 
 
-def gtest(*before: Callable[[], list[Result]]) -> list[Result]:
-    return build("release", []) or run_files("release", test_files("release"), *before)
-
-
-def install_early() -> list[Result]:
-    """One core builds the package for Python while the other begins with the tests. `pytest` tells what failed."""
-    install_python_package()
-    return []
+INSTALLING = threading.Lock()
 
 
 @functools.cache
-def install_python_package() -> list[Result]:
-    """Empty where it succeeded."""
+def installed() -> list[Result]:
     code, output = cpu_time.run("python package", ["tools/install_python.sh"], ROOT, dict(os.environ), BUILD_LIMIT_S)
     return [Result("python package", "failed", output)] if code else []
 
 
+def install_python_package() -> list[Result]:
+    """Empty where it succeeded. Whoever comes second waits."""
+    with INSTALLING:
+        return installed()
+
+
 def pytest_groups() -> dict[str, list[str]]:
-    """Files of Python tests that share a process: those of a folder, the largest folder in three parts. The small groups
-    come last, so that no core waits long for the other."""
+    """Files of Python tests that share a process, and with it the imports: those of a folder."""
     groups: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        groups.setdefault(path.relative_to(ROOT / "tests").parts[0], []).append(str(path.relative_to(ROOT)))
-    largest, *others = sorted(groups, key=lambda name: -len(groups[name]))
-    parts = {f"{largest} {i + 1}": groups[largest][i::3] for i in range(3)}
-    return {**parts, **{name: groups[name] for name in others}}
+        groups.setdefault(path.parent.name, []).append(str(path.relative_to(ROOT)))
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
 def run_pytest(name: str, files: list[str]) -> list[Result]:
+    if install_python_package():
+        return []  # that it failed is a result of its own
     prefix = f"pytest {name}"
     report = REPORTS / f"{prefix.replace(' ', '_')}.xml"
     report.unlink(missing_ok=True)
@@ -173,22 +180,28 @@ def run_pytest(name: str, files: list[str]) -> list[Result]:
     return results
 
 
-def pytest() -> list[Result]:
+def pytest() -> list[Job]:
     REPORTS.mkdir(parents=True, exist_ok=True)
-    failed_build = build("release", []) or install_python_package()
-    return failed_build or side_by_side([functools.partial(run_pytest, *group) for group in pytest_groups().items()])
+    groups = [(f"pytest {name}", functools.partial(run_pytest, name, files)) for name, files in pytest_groups().items()]
+    return [("python package", install_python_package), *groups]
 
 
-def sanitized(preset: str) -> list[Result]:
-    """The files that tests/CMakeLists.txt says are worth it."""
-    failed_build = build(preset, ["flash_attention_objects"])  # configures, too
+def run_sanitized(preset: str) -> list[Result]:
+    """The files that tests/CMakeLists.txt says are worth it, one after another: a job is for one core."""
+    (REPORTS / preset).mkdir(parents=True, exist_ok=True)
+    failed_build = build(preset, ["flash_attention_objects"], parallel=1)  # configures, too
     if failed_build:
         return failed_build
-    return build(preset, sorted({test.target for test in test_files(preset)})) or run_files(preset, test_files(preset))
+    targets = sorted({test.target for test in test_files(preset)})
+    return build(preset, targets, parallel=1) or [r for test in test_files(preset) for r in run_file(preset, test)]
 
 
-STAGES = {
-    "includes": includes,
+def sanitized(preset: str) -> list[Job]:
+    return [(preset, functools.partial(run_sanitized, preset))]
+
+
+STAGES: dict[str, Callable[[], list[Job]]] = {
+    "includes": lambda: [("includes", includes)],
     "gtest": gtest,
     "pytest": pytest,
     "asan": lambda: sanitized("asan"),
@@ -205,14 +218,11 @@ def main() -> int:
     if arguments.all:
         os.environ["FLASH_ATTENTION_TEST_ALL"] = "1"  # read by tests/support/long_tail.h and tests/conftest.py
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-    results = []
-    for name in chosen:
-        start = time.monotonic()
-        say(f"== {name}")
-        results += gtest(install_early) if name == "gtest" and "pytest" in chosen else STAGES[name]()
-        say(f"== {name} took {time.monotonic() - start:.0f} s")
-        if any(r.name == "build release" for r in results):
-            break
+    start = time.monotonic()
+    results = build("release", []) if {"gtest", "pytest"} & set(chosen) else []
+    if not results:
+        results = side_by_side([job for name in chosen for job in STAGES[name]()])
+    say(f"took {time.monotonic() - start:.0f} s")
     cpu_time.print_slowest()
     return print_summary(results)
 
