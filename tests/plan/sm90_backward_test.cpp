@@ -1,4 +1,4 @@
-// How backward/sm90 divides the heads of a group between tasks, and where these take turns at sums in memory.
+// How backward/sm90 divides the heads of a group between tasks, and where these add to sums in memory in order.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ TEST(Sm90Backward, KeepsAGroupTogetherWhereTasksAreMany) {
   }
 }
 
-/// Deterministic: five products with turns, seven without.
+/// Deterministic: five products in order, seven without.
 TEST(Sm90Backward, TakesTurnsWhereBitsMustNotChange) {
   for (const std::int64_t head_dim : {16, 64, 72, 128}) {
     for (const std::int64_t heads_kv : {1, 32}) {
@@ -77,34 +77,34 @@ TEST(Sm90Backward, TakesTurnsWhereBitsMustNotChange) {
 }
 
 TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
-  const auto takes_turns = [](Problem p) {
+  const auto is_ordered = [](Problem p) {
     p.deterministic = true;
     const Plan plan = plan_of(p);
     EXPECT_NE(has_launch(plan, "backward_sm90_convert"), has_launch(plan, "backward_sm90_separate_dq_kernel"));
     return has_launch(plan, "backward_sm90_convert");
   };
   Problem few{.seq_q = 1024, .seq_kv = 1024, .heads_q = 16, .heads_kv = 16, .head_dim = 128, .dtype = Dtype::bfloat16};
-  EXPECT_FALSE(takes_turns(few));
+  EXPECT_FALSE(is_ordered(few));
   few.causal = true;
-  EXPECT_TRUE(takes_turns(few));
+  EXPECT_TRUE(is_ordered(few));
   few.seq_kv = 2048;  // half of the tiles of keys begin with the same queries
-  EXPECT_FALSE(takes_turns(few));
+  EXPECT_FALSE(is_ordered(few));
   for (const std::int64_t head_dim : {64, 128}) {
     Problem softcap = grouped(32, head_dim, true);
     softcap.softcap = 20;
-    EXPECT_EQ(takes_turns(softcap), head_dim == 64);  // above, dQ has a kernel of its own in any case
+    EXPECT_EQ(is_ordered(softcap), head_dim == 64);  // above, dQ has a kernel of its own in any case
   }
-  EXPECT_FALSE(takes_turns(grouped(32, 256, true)));
+  EXPECT_FALSE(is_ordered(grouped(32, 256, true)));
   Problem packed = grouped(32, 128, true);
   packed.packed = true, packed.total_q = packed.total_kv = 10000;
-  EXPECT_TRUE(takes_turns(packed));
+  EXPECT_TRUE(is_ordered(packed));
   packed.causal = false;
-  EXPECT_TRUE(takes_turns(packed));
+  EXPECT_TRUE(is_ordered(packed));
   packed.total_q = 2000;
-  EXPECT_FALSE(takes_turns(packed));
+  EXPECT_FALSE(is_ordered(packed));
 }
 
-bool takes_turns(const Plan& plan) {
+bool is_ordered(const Plan& plan) {
   return std::ranges::any_of(plan.launches, [](const Launch& launch) {
     return launch.entry == "backward_sm90_prepare" &&
            plan::config_of<abi::BackwardConfig>(launch)->dq_mode == abi::DqMode::ordered;
@@ -116,7 +116,7 @@ TEST(Sm90Backward, TakesTurnsWithoutBeingAskedInManyShortWalks) {
   const auto turns = [](std::int64_t batch, std::int64_t seq, std::int64_t heads_kv, bool causal) {
     Problem p = grouped(heads_kv, 128, causal);
     p.batch = batch, p.seq_q = p.seq_kv = seq;
-    return takes_turns(plan_of(p));
+    return is_ordered(plan_of(p));
   };
   EXPECT_TRUE(turns(32, 512, 32, true));
   EXPECT_TRUE(turns(32, 512, 32, false));
@@ -129,12 +129,12 @@ TEST(Sm90Backward, TakesTurnsWithoutBeingAskedInManyShortWalks) {
   EXPECT_FALSE(turns(2, 8192, 32, true));
   Problem window = grouped(32, 128, true);
   window.window_left = 1023;
-  EXPECT_TRUE(takes_turns(plan_of(window)));
+  EXPECT_TRUE(is_ordered(plan_of(window)));
   window.window_left = 5000;
-  EXPECT_FALSE(takes_turns(plan_of(window)));
+  EXPECT_FALSE(is_ordered(plan_of(window)));
   Problem packed = grouped(32, 128, true);
   packed.packed = true, packed.batch = 16, packed.seq_q = packed.seq_kv = 4096, packed.total_q = packed.total_kv = 32768;
-  EXPECT_TRUE(takes_turns(plan_of(packed)));
+  EXPECT_TRUE(is_ordered(plan_of(packed)));
 }
 
 /// The cases of BackwardSm90Turns in tests/kernels/backward/sm90_emulated_test.cpp, on the two SMs it has.

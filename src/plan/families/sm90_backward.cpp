@@ -30,7 +30,7 @@ struct Structure {
 /// Whether tasks can accumulate into dQ in order without waiting long for each other. Under a causal mask they come one
 /// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
 /// as a head has tiles of keys, which must be few of all that an SM works on.
-bool can_take_turns(const Problem& p, const DeviceInfo& device) {
+bool can_be_ordered(const Problem& p, const DeviceInfo& device) {
   if (p.window_right >= 0 && p.seq_q >= p.seq_kv) return true;
   return tiles(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;
 }
@@ -38,7 +38,7 @@ bool can_take_turns(const Problem& p, const DeviceInfo& device) {
 /// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. That is
 /// worth about 64 / length of the time. What it costs is the order of the tasks, the longest ones last under a causal mask:
 /// about 0.6 of an SM's mean task. In a window all tasks are alike.
-bool gains_by_turns(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
+bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
   const std::int64_t tasks = tiles(p.total_kv, block_kv) * p.heads_kv, sms = device.num_sms;
   if (chooses_steps(p) || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms) return false;
   if (p.window_right < 0) return p.window_left < 0 && p.seq_kv <= 512;
@@ -65,9 +65,9 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
   if (p.deterministic) {
-    const bool ordered = !chooses_steps(p) && can_take_turns(p, device);
+    const bool ordered = !chooses_steps(p) && can_be_ordered(p, device);
     structure.dq_mode = ordered ? abi::DqMode::ordered : abi::DqMode::separate_kernel;
-  } else if (gains_by_turns(p, device, structure.warpgroups * tile_rows)) {
+  } else if (gains_by_order(p, device, structure.warpgroups * tile_rows)) {
     structure.dq_mode = abi::DqMode::ordered;
   }
   return structure;
