@@ -95,7 +95,9 @@ double least_bytes(const Problem& p, Pass pass) {
   return rows * dims * static_cast<double>(size_of(p.dtype)) * (is_backward(pass) ? 2 : 1);
 }
 
-bool is_decoding(const Problem& problem) { return problem.seq_q <= 16 && problem.seq_kv >= 16 * problem.seq_q; }
+bool is_decoding(const Problem& problem) {
+  return problem.seq_q > 0 && problem.seq_q <= 16 && problem.seq_kv >= 16 * problem.seq_q;
+}
 
 bool Measurement::ok() const {
   return std::all_of(accuracy.begin(), accuracy.end(), [](const Accuracy& a) { return a.ok(); });
