@@ -49,8 +49,11 @@ LONG_TAIL = ("flash_attn", "module")  # doors to what "attention" and "torch_lat
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long_tail if name in LONG_TAIL else ()) for name in PROGRAMS]
 )
-def test_program(name):
+def test_program(name, warm_python):
     if name == "transformers":
         pytest.importorskip("transformers")
-    done = subprocess.run([sys.executable, "-c", PROGRAMS[name]], capture_output=True, text=True, timeout=300)
+    if name == "torch_later":
+        done = subprocess.run([sys.executable, "-c", PROGRAMS[name]], capture_output=True, text=True, timeout=300)
+    else:
+        done = warm_python("-c", PROGRAMS[name])
     assert done.returncode == 0, done.stderr[-2000:]
