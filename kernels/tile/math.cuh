@@ -19,12 +19,16 @@ __device__ __forceinline__ float exp(float x) { return ptx::exp2(x * log2_e); }
 __device__ __forceinline__ float log(float x) { return ptx::log2(x) * ln_2; }
 
 /// tanh(x) to a few units in the last place of 1. Not tanh.approx: its error of 2^-11, times a soft cap of 50, would be
-/// seen in the probabilities.
-__device__ __forceinline__ float tanh(float x) {
+/// seen in the probabilities. `two_over(y)` is 2 / y, for y >= 1.
+template <typename TwoOver>
+__device__ __forceinline__ float tanh(float x, TwoOver two_over) {
   const float x2 = x * x;
   const float near_zero = x * (1.0f + x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315))));
-  const float elsewhere = 1.0f - 2.0f / (1.0f + exp(2.0f * x));
+  const float elsewhere = 1.0f - two_over(1.0f + exp(2.0f * x));
   return x2 < 0.04f ? near_zero : elsewhere;
+}
+__device__ __forceinline__ float tanh(float x) {
+  return tanh(x, [](float y) { return 2.0f / y; });
 }
 
 }  // namespace flash_attention::tile

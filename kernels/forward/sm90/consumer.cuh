@@ -204,7 +204,11 @@ struct Warpgroup {
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
                                                float (&correction)[2], bool tested = true) const {
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
-    if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
+    if constexpr (modifies_first<config.features>) {
+      modify_then_hide(math, scores, block * S::block_kv, [&] {
+        return S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv);
+      });
+    } else if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       math.modify(scores, block * S::block_kv);
     } else {
       math.modify_and_mask(scores, block * S::block_kv);

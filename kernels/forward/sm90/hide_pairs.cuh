@@ -1,7 +1,7 @@
 #pragma once
 
-// What hidden rows and a block mask hide of a block of scores. Both rows of a thread ask for the same keys, so each key's
-// numbers are read once.
+// The scores of an edge block, and what hidden rows, a block mask and a mask program hide of it. Both rows of a thread ask
+// for the same keys, so each key's numbers are read once.
 
 #include "forward/sm90/scores.cuh"
 
@@ -39,6 +39,21 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
       if ((hidden[ScoreMath<config>::row_of(i)] >> (i / 4 * 2 + i % 2) & 1) != 0) S[i] = -tile::infinity;
     }
   }
+}
+
+/// Each copy of a program takes its time to compile. One is enough in an edge block, all visible or not, where it may see
+/// hidden scores: it reads its tensors inside their sizes only. Bias is read where keys are visible.
+template <Features features>
+constexpr bool modifies_first = features.score_program && !features.bias;
+
+/// The scores of an edge block as the program makes them; then those that are hidden become -inf.
+template <ForwardConfig config, typename AllVisible>
+__device__ __forceinline__ void modify_then_hide(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
+                                                 int kv_begin, AllVisible all_visible) {
+  math.modify(S, kv_begin);
+  if (all_visible()) return;
+  math.template modify_and_mask<false, false>(S, kv_begin);
+  if constexpr (tile::MaskData<config.features>::present) hide_pairs(math, S, kv_begin);
 }
 
 }  // namespace flash_attention::forward_sm90

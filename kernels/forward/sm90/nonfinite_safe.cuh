@@ -20,17 +20,32 @@ __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typen
                                               unsigned V_smem, int kv_begin, const Tile& tile,
                                               const ScoreMath<config>& math) {
   using S = Shape<config>;
+  constexpr bool has_program = config.features.score_program || config.features.mask_program;
+  const auto pair_of = [&](int key, int group) {
+    const unsigned piece = V_smem + group / 8 * keys * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
+    return ptx::load_shared<unsigned>(piece + 2 * math.column);
+  };
   // Each thread looks at the columns of O that it holds.
 #pragma unroll 1
   for (int key = 0; key < keys; ++key) {
+    bool reaches[2] = {};
+    if constexpr (has_program) {  // a program may be long: it stands here once, not at each column
+      bool finite = true;
+#pragma unroll
+      for (int group = 0; group < S::width_v / 8; ++group) finite = finite && !has_nonfinite<S::type>(pair_of(key, group));
+      if (finite) continue;
+#pragma unroll 1
+      for (int r = 0; r < 2; ++r) {
+        if (math.reaches_output(wg.args, tile, math.row + 8 * r, kv_begin + key)) (r == 0 ? reaches[0] : reaches[1]) = true;
+      }
+    }
 #pragma unroll
     for (int group = 0; group < S::width_v / 8; ++group) {
-      const unsigned piece = V_smem + group / 8 * keys * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
-      const unsigned pair = ptx::load_shared<unsigned>(piece + 2 * math.column);
+      const unsigned pair = pair_of(key, group);
       if (!has_nonfinite<S::type>(pair)) continue;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (!math.reaches_output(wg.args, tile, math.row + 8 * r, kv_begin + key)) continue;
+        if (has_program ? !reaches[r] : !math.reaches_output(wg.args, tile, math.row + 8 * r, kv_begin + key)) continue;
         const float low = ptx::unpack_low<S::type>(pair), high = ptx::unpack_high<S::type>(pair);
         O[4 * group + 2 * r] += low - low == 0.0f ? 0.0f : low;
         O[4 * group + 2 * r + 1] += high - high == 0.0f ? 0.0f : high;

@@ -69,7 +69,7 @@ struct ScoreMath {
 
   /// The same for an edge block: scores that are not visible become -inf, whatever they were. At the left edge of a window,
   /// before the interior, every query sees the last key of the block.
-  template <bool left_edge = false>
+  template <bool left_edge = false, bool modifies = !tile::Score<features>::linear>
   __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
     int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
     const int first_row = ptx::registers_fresh(row);  // worked out for each block, not kept
@@ -93,7 +93,7 @@ struct ScoreMath {
       if constexpr (features.mask) {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
-      if constexpr (!tile::Score<features>::linear) {
+      if constexpr (modifies) {
         S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i))), first_row, kv_begin, i) : -tile::infinity;
       } else {
         S[i] = visible ? S[i] : -tile::infinity;

@@ -162,7 +162,11 @@ struct WideLoop {
   /// Warpgroup::softmax_edge, with the larger of both maxima.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, bool tested) {
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows, kv_begin = key_of(block);
-    if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin)) {
+    if constexpr (modifies_first<config.features>) {
+      modify_then_hide(math, scores, kv_begin, [&] {
+        return S::listed ? !tested : math.score.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin);
+      });
+    } else if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin)) {
       math.modify(scores, kv_begin);
     } else {
       math.modify_and_mask(scores, kv_begin);
