@@ -65,13 +65,16 @@ int climb_emulated(const std::vector<Rung>& rungs, const Arguments& arguments) {
   Progress progress;
   Options options;
   options.device = {.kind = DeviceKind::emulator, .emulated_arch = 90};
-  Workload work = make_workload(small_problem(arguments), options, true);
+  const Problem problem = small_problem(arguments);
+  Workload work = make_workload(problem, options, true);
   run_forward(work);
+  Workload narrow = make_workload(in_8_bits(problem), options, false);
   std::vector<Measurement> done;
   for (std::size_t r = 0; r < rungs.size() && !interrupted(); ++r) {
     progress.show(format("rung %zu of %zu: %s", r + 1, rungs.size(), rungs[r].name.c_str()));
-    work.options.kernel = rungs[r].kernel;
-    done.push_back(measure(work, rungs[r].pass, {}));
+    Workload& used = rungs[r].narrow ? narrow : work;
+    used.options.kernel = rungs[r].kernel;
+    done.push_back(measure(used, rungs[r].pass, {}));
   }
   progress.clear();
   if (done.empty()) return interrupted_by_user;

@@ -37,12 +37,13 @@ std::vector<Problem> sweep_problems() {
 
 constexpr double patience = 0.6, long_call = 0.1;  // seconds
 
-/// Times one rung. Beside the table's own problems, a call that is known to take long is timed once, or not at all.
-LadderRow time_rung(Workload& work, const Rung& rung, const LadderResults& known, MeasureLimits limits,
-                    std::vector<Accuracy>& accuracy) {
+/// Times one rung; `work` is the problem, or the same in 8 bits. Beside the table's own problems, a call that is known to
+/// take long is timed once, or not at all.
+LadderRow time_rung(Workload& work, const Problem& problem, const Rung& rung, const LadderResults& known,
+                    MeasureLimits limits, std::vector<Accuracy>& accuracy) {
   LadderRow row;
   row.kernel = rung.kernel;
-  row.problem = work.problem;
+  row.problem = problem;
   row.pass = rung.pass;
   const double speed = known.tflops(rung.kernel, work.problem.causal) * 1e12;
   const double expected = speed > 0 ? flops(work.problem, rung.pass) / speed : 0;
@@ -55,7 +56,9 @@ LadderRow time_rung(Workload& work, const Rung& rung, const LadderResults& known
     work.options.kernel = rung.kernel;
     const Measurement m = measure(work, rung.pass, limits);
     accuracy = m.accuracy;
-    return to_row(m);
+    LadderRow timed = to_row(m);
+    timed.problem = problem;
+    return timed;
   } catch (const Error& error) {
     row.reason = error.what();
     return row;
@@ -85,13 +88,14 @@ void time_all(const std::vector<Rung>& rungs, Device device, bool sweep, double 
     const bool in_table = n < 2;
     Workload work = make_workload(problems[n], options, in_table);
     if (in_table) run_forward(work);
+    Workload narrow = make_workload(in_8_bits(problems[n]), options, false);
     for (std::size_t r = 0; r < rungs.size() && !interrupted(); ++r) {
       if (!in_table && is_backward(rungs[r].pass)) continue;
       progress.show(format("problem %zu of %zu, rung %zu of %zu: %s", n + 1, problems.size(), r + 1, rungs.size(),
                            rungs[r].name.c_str()));
       const MeasureLimits limits{.seconds = seconds, .max_samples = 50, .min_samples = 1, .check = in_table};
       std::vector<Accuracy> found;
-      results.rows.push_back(time_rung(work, rungs[r], results, limits, found));
+      results.rows.push_back(time_rung(rungs[r].narrow ? narrow : work, problems[n], rungs[r], results, limits, found));
       accuracy[r].insert(accuracy[r].end(), found.begin(), found.end());
       keep();
     }

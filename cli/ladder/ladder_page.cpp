@@ -1,5 +1,6 @@
 #include "cli/ladder/ladder_page.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -14,6 +15,14 @@ namespace {
 constexpr std::string_view begin_mark = "<!-- ladder begin: written by flash-attention ladder --update -->\n";
 constexpr std::string_view end_mark = "<!-- ladder end -->";
 
+/// The rung that this one changes; null for the first.
+const Rung* rung_before(const std::vector<Rung>& rungs, const Rung& rung) {
+  if (rung.from.empty()) return nullptr;
+  const auto found =
+      std::find_if(rungs.begin(), rungs.end(), [&](const Rung& r) { return r.name.starts_with(rung.from + "_"); });
+  return found == rungs.end() ? nullptr : &*found;
+}
+
 std::string ratio_cell(double now, double before) { return now == 0 || before == 0 ? "-" : format("%.2f x", now / before); }
 
 }  // namespace
@@ -24,18 +33,22 @@ std::string markdown_table(const std::vector<Rung>& rungs, const LadderResults& 
   std::string text =
       "| rung | the idea | new lines | full, TFLOP/s | causal, TFLOP/s | over the one before: full | causal |\n";
   text += "|---|---|---|---|---|---|---|\n";
-  const Rung* before = nullptr;
   for (const Rung& rung : rungs) {
     if (rung.device != DeviceKind::cuda) continue;
-    if (before && before->pass != rung.pass) before = nullptr;
+    const Rung* before = rung_before(rungs, rung);
+    const Rung* slower = before;  // the last one before it that was measured
+    while (slower && slower->pass == rung.pass && results.tflops(slower->kernel, false) == 0) {
+      slower = rung_before(rungs, *slower);
+    }
+    if (slower && slower->pass != rung.pass) slower = nullptr;
     const double full = results.tflops(rung.kernel, false), causal = results.tflops(rung.kernel, true);
     const std::string page = rung.name.substr(0, rung.name.find('_'));
-    text += "| [" + rung.name + "](../../docs/ladder/" + page + ".md) | " + rung.idea + " | ";
+    const std::string folder = rung.pass == Pass::backward ? "../../docs/ladder/backward/" : "../../docs/ladder/";
+    text += "| [" + rung.name + "](" + folder + page + ".md) | " + rung.idea + " | ";
     text += (before ? std::to_string(added_lines(before->source, rung.source)) : "-") + " | ";
     text += speed_cell(full) + " | " + speed_cell(causal) + " | ";
-    text += ratio_cell(full, before ? results.tflops(before->kernel, false) : 0) + " | ";
-    text += ratio_cell(causal, before ? results.tflops(before->kernel, true) : 0) + " |\n";
-    before = &rung;
+    text += ratio_cell(full, slower ? results.tflops(slower->kernel, false) : 0) + " | ";
+    text += ratio_cell(causal, slower ? results.tflops(slower->kernel, true) : 0) + " |\n";
   }
   if (!results.device.empty()) {
     text +=

@@ -52,6 +52,11 @@ Problem ladder_problem(bool causal) {
   return problem;
 }
 
+Problem in_8_bits(Problem problem) {
+  problem.q_dtype = problem.kv_dtype = Dtype::float8_e4m3;
+  return problem;
+}
+
 double LadderResults::tflops(const std::string& kernel, bool causal) const {
   for (const LadderRow& row : rows) {
     if (row.kernel == kernel && row.problem == ladder_problem(causal)) return row.tflops;

@@ -11,6 +11,9 @@ namespace flash_attention::cli {
 /// The problem that the ladder's table is about: 16384 tokens, 16 heads of 128, bfloat16.
 Problem ladder_problem(bool causal);
 
+/// The same with Q, K and V of 8 bits, for a rung that takes no other.
+Problem in_8_bits(Problem problem);
+
 /// A rung on a problem: measured, or why not.
 struct LadderRow {
   std::string kernel;

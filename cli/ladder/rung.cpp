@@ -17,6 +17,18 @@ std::string source_of(const std::string& embedded_name) {
   throw Error(ErrorCode::internal, "the ladder's " + embedded_name + " is not embedded");
 }
 
+/// Whether the rung refuses 16-bit tensors where it has its instructions: then it is one for 8 bits.
+bool is_narrow(const KernelSummary& kernel) {
+  if (kernel.device != DeviceKind::cuda) return false;
+  const DeviceInfo hopper{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 227 << 10};
+  try {
+    make_plan({.seq_q = 128, .seq_kv = 128, .dtype = Dtype::bfloat16}, kernel.pass, hopper, kernel.name);
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 /// The rest of the line that begins with the mark, without leading blanks.
 std::string line_after(std::string_view text, std::string_view mark) {
   const std::size_t at = text.find(mark);
@@ -44,15 +56,19 @@ std::vector<Rung> rungs() {
   for (const KernelSummary& kernel : kernels()) {
     if (!kernel.name.starts_with(prefix)) continue;
     const bool on_cpu = kernel.device == DeviceKind::cpu;
-    const std::string name = kernel.name + (on_cpu ? ".h" : ".cu");
+    const std::string folder = kernel.pass == Pass::backward ? "ladder/backward/" : "ladder/";
+    const std::string name = folder + kernel.name.substr(prefix.size()) + (on_cpu ? ".h" : ".cu");
     Rung rung;
     rung.kernel = kernel.name;
     rung.name = kernel.name.substr(prefix.size());
     rung.pass = kernel.pass;
     rung.device = kernel.device;
+    rung.narrow = is_narrow(kernel);
     rung.file = (on_cpu ? "src/cpu/" : "kernels/") + name;
     rung.source = source_of(name);
     rung.idea = line_after(rung.source, "// The idea:");
+    const std::string from = line_after(rung.source, "// From ");
+    rung.from = from.substr(0, from.find(':'));
     all.push_back(std::move(rung));
   }
   return all;

@@ -14,9 +14,11 @@ struct Rung {
   std::string name;    ///< "06_mma"
   Pass pass = Pass::forward;
   DeviceKind device = DeviceKind::cuda;
-  std::string file;    ///< below the source's root: "kernels/ladder/06_mma.cu"
-  std::string source;  ///< its text
-  std::string idea;    ///< the first line of the head
+  bool narrow = false;  ///< takes Q, K and V in 8 bits
+  std::string file;     ///< below the source's root: "kernels/ladder/06_mma.cu"
+  std::string source;   ///< its text
+  std::string idea;     ///< the first line of the head
+  std::string from;     ///< "05": the rung that it changes, by the second line; empty for the first
 };
 
 /// Every kernel of the library whose name begins with "ladder/", in the order in which they are climbed.

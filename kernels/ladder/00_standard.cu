@@ -1,6 +1,6 @@
 #pragma once
 
-// The idea:  the textbook in three kernels: S = Q K^T, P = softmax(S), O = P V; S and P lie in global memory.
+// The idea:  the textbook in three kernels: S = Q K^T, P = softmax(S), O = P V; S and P are in global memory.
 // Before it: nothing. One thread computes one element of S, one row of P, one element of O.
 // It buys:   a result that is easy to believe; every later rung is compared with its speed.
 // The limit: S and P are written and read in full, and the 32 threads of a warp read 32 rows of K at once.
@@ -31,15 +31,19 @@ template <ForwardConfig config>
 __device__ __forceinline__ void scores(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
+  // Neighbouring blocks have neighbouring keys, then the next query.
   const int blocks_per_row = tile::ceil_div(args.seq_kv, config.block_kv);
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, args.seq_q * blocks_per_row, args.heads_q);
   const int i = block.tile_idx / blocks_per_row;
   const int j = block.tile_idx % blocks_per_row * config.block_kv + threadIdx.x;
   if (j >= args.seq_kv) return;
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
   const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx);
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
+  // One element of S is a dot product of a row of Q and a row of K.
   float dot = 0;
   for (int d = 0; d < config.head_dim; ++d) {
     const float q = ptx::to_float(ptx::load_readonly(Q_gmem.row(i) + d));
@@ -54,11 +58,14 @@ __device__ __forceinline__ void scores(const AttentionArgs& args) {
 template <ForwardConfig config>
 __device__ __forceinline__ void softmax(const AttentionArgs& args) {
   constexpr Features features = config.features;
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const int i = block.tile_idx * config.block_q + threadIdx.x;
   if (i >= args.seq_q) return;
 
+  // Three times over the row: its maximum, its sum, its probabilities.
   float* S = score_row(args, block, i);
+  // Softmax so far: the largest score, and the sum of exp(score - row_max).
   float row_max = -tile::infinity, row_sum = 0;
   for (int j = 0; j < args.seq_kv; ++j) row_max = ptx::max(row_max, ptx::load_global(S + j));
   // A row that sees no key keeps finite arithmetic: exp(-inf - 0) = 0.
@@ -66,6 +73,7 @@ __device__ __forceinline__ void softmax(const AttentionArgs& args) {
   for (int j = 0; j < args.seq_kv; ++j) row_sum += tile::exp(ptx::load_global(S + j) - reference);
   const float factor = row_sum == 0 ? 0 : 1 / row_sum;
   for (int j = 0; j < args.seq_kv; ++j) ptx::store_global(S + j, tile::exp(ptx::load_global(S + j) - reference) * factor);
+  // The log-sum-exp of the row, which the backward pass needs.
   if (args.lse != nullptr) {
     const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
     float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
@@ -78,6 +86,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void output(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, args.seq_q, args.heads_q);
   const int i = block.tile_idx, d = threadIdx.x;
   if (d >= config.head_dim) return;
@@ -85,6 +94,7 @@ __device__ __forceinline__ void output(const AttentionArgs& args) {
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx);
+  // One element of O is a dot product of a row of P and a column of V.
   const float* P = score_row(args, block, i);
   float sum = 0;
   for (int j = 0; j < args.seq_kv; ++j) {

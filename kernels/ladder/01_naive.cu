@@ -25,17 +25,21 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr Features features = config.features;
   constexpr int dim = config.head_dim;
   using Element = ptx::Element<features.dtype>;
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const int i = block.tile_idx * config.block_q + threadIdx.x;
   if (i >= args.seq_q) return;
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
   const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx);
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx);
 
+  // Softmax so far: the largest score, and the sum of exp(score - row_max).
   float row_max = -tile::infinity, row_sum = 0;
+  // The row's output so far, relative to row_max.
   float O[dim]{};
   for (int j = 0; j < args.seq_kv; ++j) {
     float S = 0;
@@ -62,6 +66,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const float factor = row_sum == 0 ? 0 : 1 / row_sum;
 #pragma unroll
   for (int d = 0; d < dim; ++d) ptx::store_global(O_gmem.row(i) + d, ptx::from_float<Element>(O[d] * factor));
+  // The log-sum-exp of the row, which the backward pass needs.
   if (args.lse != nullptr) {
     float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
     ptx::store_global(lse, row_sum == 0 ? -tile::infinity : row_max + tile::log(row_sum));

@@ -5,9 +5,7 @@
 // It buys:   most of an order of magnitude, from nothing but the order of addresses.
 // The limit: five shuffles and some ten instructions of softmax for every single score; each row reads all of K and V.
 
-#include "ptx/convert.cuh"
-#include "ptx/memory.cuh"
-#include "ptx/warp.cuh"
+#include "ladder/parts/columns.cuh"
 #include "tile/sequence.cuh"
 
 namespace flash_attention {
@@ -21,55 +19,31 @@ __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j)
   return j <= last && j < args.seq_kv;
 }
 
-/// A lane's columns of a row: lane, lane + 32, ...
-template <int dim>
-struct Columns {
-  static constexpr int count = tile::ceil_div(dim, 32);
-  float values[count];
-
-  template <typename Element>
-  __device__ __forceinline__ void load(const Element* row, int lane) {
-#pragma unroll
-    for (int c = 0; c < count; ++c) {
-      const int d = 32 * c + lane;
-      values[c] = d < dim ? ptx::to_float(ptx::load_readonly(row + d)) : 0;
-    }
-  }
-};
-
-/// The sum over the lanes of a warp, in every lane.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) value += ptx::shuffle_xor(value, lane);
-  return value;
-}
-
 template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr Features features = config.features;
   constexpr int dim = config.head_dim;
   using Element = ptx::Element<features.dtype>;
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const int lane = threadIdx.x % 32;
   const int i = block.tile_idx * config.block_q + threadIdx.x / 32;
   if (i >= args.seq_q) return;
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
   const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx);
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx);
 
+  // Softmax so far: the largest score, and the sum of exp(score - row_max).
   float row_max = -tile::infinity, row_sum = 0;
   Columns<dim> Q, K, V, O{};
   Q.load(Q_gmem.row(i), lane);
   for (int j = 0; j < args.seq_kv; ++j) {
     K.load(K_gmem.row(j), lane);
-    float S = 0;
-#pragma unroll
-    for (int c = 0; c < Q.count; ++c) S = ptx::fma(Q.values[c], K.values[c], S);
-    S = warp_sum(S);
-    S = visible<features>(args, i, j) ? S * args.scale : -tile::infinity;
+    const float S = visible<features>(args, i, j) ? dot(Q, K) * args.scale : -tile::infinity;
     // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
     const float new_max = ptx::max(row_max, S);
     const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0
@@ -83,11 +57,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   }
 
   const float factor = row_sum == 0 ? 0 : 1 / row_sum;
-#pragma unroll
-  for (int c = 0; c < O.count; ++c) {
-    const int d = 32 * c + lane;
-    if (d < dim) ptx::store_global(O_gmem.row(i) + d, ptx::from_float<Element>(O.values[c] * factor));
-  }
+  O.store(O_gmem.row(i), lane, factor);
   if (args.lse != nullptr && lane == 0) {
     float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
     ptx::store_global(lse, row_sum == 0 ? -tile::infinity : row_max + tile::log(row_sum));

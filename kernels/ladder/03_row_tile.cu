@@ -5,10 +5,8 @@
 // It buys:   three times the speed: a quarter of the loads, and a softmax step for 32 keys instead of one.
 // The limit: CUDA cores: even with all operands at hand they do a sixteenth of what the tensor cores do.
 
-#include "ptx/convert.cuh"
-#include "ptx/memory.cuh"
-#include "ptx/warp.cuh"
-#include "tile/element.cuh"
+#include "ladder/parts/float_tile.cuh"
+#include "ladder/parts/warp.cuh"
 #include "tile/sequence.cuh"
 
 namespace flash_attention {
@@ -30,35 +28,6 @@ struct SharedStorage {
   alignas(16) float P[block_q][block_kv];
 };
 
-__device__ __forceinline__ tile::Four load_four(const float& from) {
-  return ptx::load_shared<tile::Four>(ptx::shared_address(&from));
-}
-
-/// Rows of a tensor to shared memory, as floats; rows that do not exist become zero.
-template <int threads, int dim, int rows, int columns, typename Element>
-__device__ __forceinline__ void load_tile(float (&to)[rows][columns], const tile::Rows<const Element>& from) {
-  using Raw = ptx::Vector<Element, 4>;
-  for (int group = threadIdx.x; group < rows * dim / 4; group += threads) {
-    const int row = group / (dim / 4), d = group % (dim / 4) * 4;
-    Raw raw{};
-    if (row < from.count) raw = ptx::load_readonly(reinterpret_cast<const Raw*>(from.row(row) + d));
-    const tile::Four values{{ptx::to_float(raw[0]), ptx::to_float(raw[1]), ptx::to_float(raw[2]), ptx::to_float(raw[3])}};
-    ptx::store_shared(ptx::shared_address(&to[row][d]), values);
-  }
-}
-
-/// The sum, or the maximum, over the lanes of a warp, in every lane.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) value += ptx::shuffle_xor(value, lane);
-  return value;
-}
-__device__ __forceinline__ float warp_max(float value) {
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) value = ptx::max(value, ptx::shuffle_xor(value, lane));
-  return value;
-}
-
 template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr Features features = config.features;
@@ -67,16 +36,19 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Element = ptx::Element<features.dtype>;
   static_assert(block_kv == 32 && dim <= 128, "a lane has one key and four columns");
   auto& storage = ptx::shared_storage<SharedStorage<dim, block_q, block_kv>>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
   const int q_begin = block.tile_idx * block_q;
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
   const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
 
+  // Softmax so far: the largest score, and the sum of exp(score - row_max).
   float row_max[rows], row_sum[rows]{};
   tile::Four O[rows]{};
 #pragma unroll
@@ -86,7 +58,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     __syncthreads();  // every warp is done with the previous tile
     load_tile<threads, dim>(storage.K, K_gmem.from(kv_begin));
     load_tile<threads, dim>(storage.V, V_gmem.from(kv_begin));
-    __syncthreads();  // the tile is there for every warp
+    __syncthreads();  // the tile is visible to every warp
 
     // S = Q K^T: the lane's key with every row of the warp.
     float S[rows]{};
@@ -115,7 +87,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) O[r][c] *= shrink;
     }
-    __syncwarp();  // P is there for every lane
+    __syncwarp();  // P is visible to every lane
 
     // O += P V: the lane's columns of every row.
     if (column < dim) {
@@ -136,14 +108,11 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   for (int r = 0; r < rows; ++r) {
     const int i = q_begin + warp_row + r;
     if (i >= args.seq_q) continue;
+    // Until here each lane has summed its own keys only.
     const float sum = warp_sum(row_sum[r]);
     const float factor = sum == 0 ? 0 : 1 / sum;
-    ptx::Vector<Element, 4> rounded;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) rounded[c] = ptx::from_float<Element>(O[r][c] * factor);
-    if (column < dim) {
-      ptx::store_global(reinterpret_cast<ptx::Vector<Element, 4>*>(O_gmem.row(warp_row + r) + column), rounded);
-    }
+    if (column < dim) store_four(O_gmem.row(warp_row + r) + column, O[r], factor);
+    // The log-sum-exp of the row, which the backward pass needs.
     if (args.lse != nullptr && lane == 0) {
       float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
       ptx::store_global(lse, sum == 0 ? -tile::infinity : row_max[r] + tile::log(sum));

@@ -3,13 +3,13 @@
 // The idea:  four warps share the tiles of K and V: a copy serves 64 rows, and while one warp waits another computes.
 // From 04:   a block has 64 rows, 16 for each warp; barriers of the block around the copies, of the warp for the rest.
 // It buys:   a quarter of the traffic at L2, and warps to wait behind.
-// The limit: shared memory: S, P and P V go through it only because nobody may know where WMMA keeps their elements.
+// The limit: shared memory: S, P and P V go through it only because it is not defined where WMMA keeps their elements.
 
+#include "ladder/parts/float_tile.cuh"
+#include "ladder/parts/half_tile.cuh"
+#include "ladder/parts/warp.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/memory.cuh"
-#include "ptx/warp.cuh"
 #include "ptx/wmma.cuh"
-#include "tile/element.cuh"
 #include "tile/sequence.cuh"
 
 namespace flash_attention {
@@ -34,31 +34,6 @@ struct SharedStorage {
   alignas(32) float PV[block_q][dim + 4];
 };
 
-/// Rows of a tensor to shared memory; rows that do not exist, and columns at or past head_dim, become zero.
-template <int threads, int dim, int rows, int columns, typename Element>
-__device__ __forceinline__ void load_tile(Element (&to)[rows][columns], const tile::Rows<const Element>& from) {
-  using Chunk = ptx::Vector<Element, 8>;
-  constexpr int chunks = columns / 8;
-  for (int index = threadIdx.x; index < rows * chunks; index += threads) {
-    const int row = index / chunks, d = index % chunks * 8;
-    Chunk values{};
-    if (row < from.count && d < dim) values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from.row(row) + d));
-    ptx::store_shared(ptx::shared_address(&to[row][d]), values);
-  }
-}
-
-/// The sum, or the maximum, over the lanes of a warp, in every lane.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) value += ptx::shuffle_xor(value, lane);
-  return value;
-}
-__device__ __forceinline__ float warp_max(float value) {
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) value = ptx::max(value, ptx::shuffle_xor(value, lane));
-  return value;
-}
-
 template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr Features features = config.features;
@@ -68,17 +43,21 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Element = ptx::Element<type>;
   static_assert(block_q == rows * config.num_warps && block_kv == 32 && dim <= 128, "a lane has one key and four columns");
   auto& storage = ptx::shared_storage<SharedStorage<Element, dim, block_q, block_kv>>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
   const int q_begin = block.tile_idx * block_q;
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
   const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
 
+  // Softmax so far: the largest score, and the sum of exp(score - row_max).
   float row_max[rows], row_sum[rows]{};
+  // A lane sums four columns of each row of its warp.
   tile::Four O[rows]{};
 #pragma unroll
   for (int r = 0; r < rows; ++r) row_max[r] = -tile::infinity;
@@ -87,7 +66,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     __syncthreads();  // every warp is done with the previous tile
     load_tile<threads, config.head_dim>(storage.K, K_gmem.from(kv_begin));
     load_tile<threads, config.head_dim>(storage.V, V_gmem.from(kv_begin));
-    __syncthreads();  // the tile is there for every warp
+    __syncthreads();  // the tile is visible to every warp
 
     // S = Q K^T: 16 columns of both at a time.
     ptx::WmmaAccumulator S_tile[block_kv / 16]{};
@@ -105,8 +84,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     for (int n = 0; n < block_kv / 16; ++n) {
       ptx::wmma_store(ptx::shared_address(&storage.S[warp_row][16 * n]), S_tile[n], block_kv + 4);
     }
-    __syncwarp();  // S is there for every lane
+    __syncwarp();  // S is visible to every lane
 
+    // Softmax: a lane takes one key of every row.
     float shrink[rows];
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
@@ -121,7 +101,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       row_sum[r] = ptx::fma(row_sum[r], shrink[r], P);  // of the lane's keys
       ptx::store_shared(ptx::shared_address(&storage.P[warp_row + r][lane]), ptx::from_float<Element>(P));
     }
-    __syncwarp();  // P is there for every lane
+    __syncwarp();  // P is visible to every lane
 
     // P V: 16 columns at a time.
     ptx::WmmaOperand<type> P_tile[block_kv / 16];
@@ -131,6 +111,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
 #pragma unroll
     for (int d = 0; d < dim; d += 16) {
+      // The sum over the tile's keys of 16 columns, from 0: O is multiplied by shrink outside of it.
       ptx::WmmaAccumulator PV{};
 #pragma unroll
       for (int k = 0; k < block_kv / 16; ++k) {
@@ -140,7 +121,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       }
       ptx::wmma_store(ptx::shared_address(&storage.PV[warp_row][d]), PV, dim + 4);
     }
-    __syncwarp();  // P V is there for every lane
+    __syncwarp();  // P V is visible to every lane
 
     if (column < dim) {
 #pragma unroll
@@ -156,14 +137,11 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   for (int r = 0; r < rows; ++r) {
     const int i = q_begin + warp_row + r;
     if (i >= args.seq_q) continue;
+    // Until here each lane has summed its own keys only.
     const float sum = warp_sum(row_sum[r]);
     const float factor = sum == 0 ? 0 : 1 / sum;
-    ptx::Vector<Element, 4> rounded;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) rounded[c] = ptx::from_float<Element>(O[r][c] * factor);
-    if (column < config.head_dim) {
-      ptx::store_global(reinterpret_cast<ptx::Vector<Element, 4>*>(O_gmem.row(warp_row + r) + column), rounded);
-    }
+    if (column < config.head_dim) store_four(O_gmem.row(warp_row + r) + column, O[r], factor);
+    // The log-sum-exp of the row, which the backward pass needs.
     if (args.lse != nullptr && lane == 0) {
       float* lse = args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i;
       ptx::store_global(lse, sum == 0 ? -tile::infinity : row_max[r] + tile::log(sum));

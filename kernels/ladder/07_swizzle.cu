@@ -5,7 +5,7 @@
 // It buys:   more than twice the speed for six changed lines: no bank conflict is left.
 // The limit: waiting: every tile comes from global memory while nobody multiplies, and Q is read again for each.
 
-#include "ptx/memory.cuh"
+#include "ladder/parts/half_tile.cuh"
 #include "tile/mma.cuh"
 #include "tile/sequence.cuh"
 #include "tile/softmax.cuh"
@@ -22,21 +22,6 @@ __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j)
   return j <= last && j < args.seq_kv;
 }
 
-/// Rows of a tensor to shared memory; rows that do not exist, and columns at or past head_dim, become zero.
-template <int threads, int dim, typename Tile, typename Element>
-__device__ __forceinline__ void load_tile(unsigned address, const tile::Rows<const Element>& from, int thread) {
-  using Chunk = ptx::Vector<Element, 8>;
-  constexpr int chunks = Tile::columns / 8;
-  for (int index = thread; index < Tile::rows * chunks; index += threads) {
-    const int row = index / chunks, chunk = index % chunks;
-    Chunk values{};
-    if (row < from.count && chunk * 8 < dim) {
-      values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from.row(row) + chunk * 8));
-    }
-    ptx::store_shared(address + Tile::offset(row, chunk), values);
-  }
-}
-
 template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr Features features = config.features;
@@ -44,6 +29,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr int dim = tile::round_up(config.head_dim, 16), block_q = config.block_q, block_kv = config.block_kv;
   constexpr int threads = 32 * config.num_warps;
   using Element = ptx::Element<type>;
+  // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
   using QTile = tile::SwizzledTile<block_q, dim>;
   using KVTile = tile::SwizzledTile<block_kv, dim>;
   struct SharedStorage {
@@ -52,6 +38,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   };
   static_assert(block_q == 16 * config.num_warps);
   auto& storage = ptx::shared_storage<SharedStorage>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
   const int q_begin = block.tile_idx * block_q;
@@ -60,13 +47,16 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
                  V_smem = ptx::shared_address(&storage.V);
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
   const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
 
+  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
   tile::RowState rows;
   float O[1][dim / 8][4]{};
+  // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = args.scale * tile::log2_e;
   load_tile<threads, config.head_dim, QTile>(Q_smem, Q_gmem, thread);
 #pragma unroll 1
@@ -74,10 +64,11 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     __syncthreads();  // every warp is done with the previous tile
     load_tile<threads, config.head_dim, KVTile>(K_smem, K_gmem.from(kv_begin), thread);
     load_tile<threads, config.head_dim, KVTile>(V_smem, V_gmem.from(kv_begin), thread);
-    __syncthreads();  // the tile is there for every warp
+    __syncthreads();  // the tile is visible to every warp
 
     // S = Q K^T
     float S[1][block_kv / 8][4]{};
+    // A: 16 rows of Q. B: 16 keys at a time; a row of K is a column of K^T, so nothing is transposed.
     tile::multiply<type, dim / 16>(
         S,
         [&](unsigned(&A)[4], int, int step) {
@@ -90,6 +81,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
+        // Elements 0 and 1 are in row g of the warp, 2 and 3 in row g + 8.
         const int i = q_begin + warp_row + place.row + 8 * (e / 2), j = kv_begin + 8 * n + place.column + e % 2;
         if (!visible<features>(args, i, j)) S[0][n][e] = -tile::infinity;
       }
@@ -105,6 +97,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
     }
+    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, S[0][2 * step], S[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -118,11 +111,13 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
     const int row = warp_row + place.row + 8 * half, i = q_begin + row;
     if (i >= args.seq_q) continue;
+    // Four lanes hold a row: one of them writes its lse.
     if (args.lse != nullptr && place.column == 0) {
       ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i, lse);
     }
 #pragma unroll
     for (int n = 0; n < config.head_dim / 8; ++n) {
+      // Two neighbours of a row, rounded, make one register.
       const unsigned pair = ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor);
       ptx::store_global(reinterpret_cast<unsigned*>(O_gmem.row(row) + 8 * n + place.column), pair);
     }

@@ -23,6 +23,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr int dim = tile::round_up(config.head_dim, 16), block_q = config.block_q, block_kv = config.block_kv;
   constexpr int threads = 32 * config.num_warps;
   using Element = ptx::Element<type>;
+  // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
   using QTile = tile::SwizzledTile<block_q, dim>;
   using KVTile = tile::SwizzledTile<block_kv, dim>;
   struct SharedStorage {
@@ -31,6 +32,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   };
   static_assert(block_q == 16 * config.num_warps && config.num_stages == 2);
   auto& storage = ptx::shared_storage<SharedStorage>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
   const int q_begin = block.tile_idx * block_q;
@@ -39,16 +41,21 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
                  V_smem = ptx::shared_address(&storage.V);
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
   const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
 
+  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
   tile::RowState rows;
   float O[1][dim / 8][4]{};
+  // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = args.scale * tile::log2_e;
   const tile::Score<features> score(args, sequence, block.head_idx);
+  // Tiles of keys that some query of the block sees.
   const auto tiles = score.template key_tiles<block_q, block_kv>(q_begin);
+  /// K and V of a tile.
   const auto load_keys = [&](int kv_begin) {
     const unsigned stage = kv_begin / block_kv % config.num_stages * sizeof(KVTile);
     tile::copy_tile_async<threads, config.head_dim, KVTile>(K_smem + stage, K_gmem.from(kv_begin), thread);
@@ -59,7 +66,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   ptx::copy_async_commit();
   load_keys(tiles.begin * block_kv);
   ptx::copy_async_wait<1>();
-  __syncthreads();  // Q is there for every warp
+  __syncthreads();  // Q is visible to every warp
   unsigned Q[dim / 16][4];
 #pragma unroll
   for (int step = 0; step < dim / 16; ++step) {
@@ -69,13 +76,14 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * block_kv;
-    load_keys(kv_begin + block_kv);  // past the last tile: zeros that nobody reads
+    load_keys(kv_begin + block_kv);  // past the last tile: zeros that are not read
     ptx::copy_async_wait<1>();
-    __syncthreads();  // the tile is there for every warp
+    __syncthreads();  // the tile is visible to every warp
     const unsigned stage = kv_begin / block_kv % config.num_stages * sizeof(KVTile);
 
     // S = Q K^T
     float S[1][block_kv / 8][4]{};
+    // A: 16 rows of Q. B: 16 keys at a time; a row of K is a column of K^T, so nothing is transposed.
     tile::multiply<type, dim / 16>(
         S,
         [&](unsigned(&A)[4], int, int step) {
@@ -106,6 +114,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
     }
+    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, S[0][2 * step], S[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -121,11 +130,13 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     float lse;
     const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
     const int row = warp_row + place.row + 8 * half, i = q_begin + row;
+    // Four lanes hold a row: one of them writes its lse.
     if (args.lse != nullptr && place.column == 0 && i < args.seq_q) {
       ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i, lse);
     }
 #pragma unroll
     for (int n = 0; n < dim / 8; ++n) {
+      // Two neighbours of a row, rounded, make one register.
       const unsigned pair = ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor);
       ptx::store_shared(Q_smem + QTile::offset(row, n) + 2 * place.column, pair);
     }

@@ -1,7 +1,7 @@
 #pragma once
 
-// The idea:  TMA, the tensor memory accelerator: one thread asks for a whole tile, an engine copies and swizzles it.
-// From 10:   cp.async and its address arithmetic give way to tensor maps and mbarriers; the steps of the loop get names.
+// The idea:  TMA, the tensor memory accelerator: one thread starts the copy of a whole tile, an engine does the rest.
+// From 10c:  cp.async and its address arithmetic give way to tensor maps and mbarriers; one thread issues all loads.
 // It buys:   no time yet, since the copies of rung 10 were hidden: the next rungs need it.
 // The limit: mma.sync: operands pass through registers, and the pipe that Hopper keeps for it has half of wgmma's rate.
 
@@ -28,12 +28,11 @@ struct Rung {
   static constexpr int warpgroups = block_q / wg_rows;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
   enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
-
+  // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
   using KTile = tile::SwizzledTile<block_kv, dim>;
   using VTile = tile::SwizzledTile<block_kv, dim_v>;
-
   struct SharedStorage {
     union {
       QTile Q[warpgroups];
@@ -43,7 +42,7 @@ struct Rung {
     VTile V[2];
     ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed
   };
-
+  // Of each 8 keys a lane has two neighbours in two rows.
   using Scores = float[1][block_kv / 8][4];
 
   const AttentionArgs& args;
@@ -52,20 +51,20 @@ struct Rung {
   const int head_idx, q_begin;
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
+  const int warp_row = warpgroup * wg_rows + thread / 32 * 16;
   const tile::LanePlace place{lane};
   const tile::Score<features> score;
+  // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = score.unit_scale() * tile::log2_e;
 
   unsigned Q[dim / 16][4];
   float O[1][dim_v / 8][4]{};
+  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
   tile::RowState rows;
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
                                   int first_query)
       : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), score(arguments, s, head) {}
-
-  /// The row of the tile that this thread holds in the first half of each fragment; the second is 8 further on.
-  __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
 
   // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
 
@@ -77,10 +76,12 @@ struct Rung {
                        sequence.batch_idx);
     }
   }
+  /// The queries of the block, for all warps.
   __device__ __forceinline__ void load_Q() const {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
+  /// K and V of a tile.
   __device__ __forceinline__ void load_keys(int tile_idx, int stage) const {
     ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
     load(storage.K[stage], storage.K_full[stage], map_K, tile_idx * block_kv, head_idx / args.group);
@@ -101,6 +102,7 @@ struct Rung {
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(Scores& S, int stage) const {
     const unsigned K_smem = ptx::shared_address(&storage.K[stage]);
+    // A: 16 rows of Q. B: 16 keys at a time; a row of K is a column of K^T, so nothing is transposed.
     tile::multiply<type, dim / 16>(
         S,
         [&](unsigned(&A)[4], int, int step) {
@@ -115,6 +117,7 @@ struct Rung {
   /// O += P V.
   __device__ __forceinline__ void add_values(const Scores& P, int stage) {
     const unsigned V_smem = ptx::shared_address(&storage.V[stage]);
+    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -128,7 +131,7 @@ struct Rung {
   __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int i = q_begin + tile_row() + 8 * half;
+      const int i = q_begin + warp_row + place.row + 8 * half;
       const tile::KeyRange range = score.keys_of(i);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
@@ -145,6 +148,7 @@ struct Rung {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S[0], scale_log2, shrink);
   }
+  /// O was summed relative to the old maximum.
   __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
@@ -183,14 +187,16 @@ struct Rung {
     const unsigned O_smem = ptx::shared_address(&storage.O[warpgroup]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = tile_row() + 8 * half, i = q_begin + row;
+      const int row = warp_row + place.row + 8 * half, i = q_begin + row;
       float lse;
       const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+      // Four lanes hold a row: one of them writes its lse.
       if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
+        // Two neighbours of a row, rounded, make one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor));
       }
@@ -213,6 +219,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
@@ -226,7 +233,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   __syncthreads();  // and so do all threads
 
   const int q_begin = block.tile_idx * config.block_q;
+  // One state for each thread; registers hold it, since everything is inlined.
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
+  // Tiles of keys that some query of the block sees.
   const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
   kernel.finish();

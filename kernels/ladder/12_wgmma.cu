@@ -29,12 +29,11 @@ struct Rung {
   static constexpr int warpgroups = block_q / wg_rows;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
   enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
-
+  // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
   using KTile = tile::SwizzledTile<block_kv, dim>;
   using VTile = tile::SwizzledTile<block_kv, dim_v>;
-
   struct SharedStorage {
     union {
       QTile Q[warpgroups];
@@ -44,7 +43,7 @@ struct Rung {
     VTile V[2];
     ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed
   };
-
+  // Of each 8 keys a lane has two neighbours in two rows.
   using Scores = float[block_kv / 8][4];
   using Packed = unsigned[block_kv / 16][4];
 
@@ -56,9 +55,11 @@ struct Rung {
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const tile::LanePlace place{lane};
   const tile::Score<features> score;
+  // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = score.unit_scale() * tile::log2_e;
 
   float O[dim_v / 8][4]{};
+  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
   tile::RowState rows;
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
@@ -78,10 +79,12 @@ struct Rung {
                        sequence.batch_idx);
     }
   }
+  /// The queries of the block, for all warps.
   __device__ __forceinline__ void load_Q() const {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
+  /// K and V of a tile.
   __device__ __forceinline__ void load_keys(int tile_idx, int stage) const {
     ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
     load(storage.K[stage], storage.K_full[stage], map_K, tile_idx * block_kv, head_idx / args.group);
@@ -146,6 +149,7 @@ struct Rung {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S, scale_log2, shrink);
   }
+  /// O was summed relative to the old maximum.
   __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
@@ -153,6 +157,7 @@ struct Rung {
       for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
     }
   }
+  /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
   __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
@@ -175,7 +180,7 @@ struct Rung {
       float shrink[2];
       ptx::mbarrier_wait(storage.K_full[stage], phase);  // K has landed
       multiply_keys(S, stage);
-      ptx::wgmma_wait<0>();  // S is there
+      ptx::wgmma_wait<0>();  // S is complete
       ptx::wgmma_pin(flat(S));
       softmax(S, tile_idx * block_kv, shrink);
       shrink_O(shrink);
@@ -196,11 +201,13 @@ struct Rung {
       const int row = tile_row() + 8 * half, i = q_begin + row;
       float lse;
       const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+      // Four lanes hold a row: one of them writes its lse.
       if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
+        // Two neighbours of a row, rounded, make one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
       }
@@ -223,6 +230,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
@@ -236,7 +244,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   __syncthreads();  // and so do all threads
 
   const int q_begin = block.tile_idx * config.block_q;
+  // One state for each thread; registers hold it, since everything is inlined.
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
+  // Tiles of keys that some query of the block sees.
   const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
   kernel.finish();

@@ -27,19 +27,18 @@ struct Rung {
   using Element = ptx::Element<type>;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv;
   static constexpr int wg_rows = 64, wg_threads = 128;  // of a warpgroup: the M of its products, and its four warps
-  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
-  // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
+  static constexpr int warpgroups = block_q / wg_rows;  // of consumers; one more is the producer
+  // A thread enters with 168 registers (65536 over 384, in eights). What the producer gives up, the consumers take.
   static constexpr int load_registers = 40, attend_registers = 232;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
   enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
   // Named barriers; the first two are followed by one for each warpgroup.
   enum Barrier : int { barrier_warpgroup = 1, barrier_pingpong = 3, barrier_attempt = 5 };
-
+  // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
   using KTile = tile::SwizzledTile<block_kv, dim>;
   using VTile = tile::SwizzledTile<block_kv, dim_v>;
-
   struct SharedStorage {
     union {
       QTile Q[warpgroups];
@@ -51,7 +50,7 @@ struct Rung {
     ptx::Mbarrier K_empty[2], V_empty[2];        // every warpgroup that reads it is done with it
     int retry;                                   // the reference was too low for some row of the tile
   };
-
+  // Of each 8 keys a lane has two neighbours in two rows.
   using Scores = float[block_kv / 8][4];
   using Packed = unsigned[block_kv / 16][4];
 
@@ -63,11 +62,13 @@ struct Rung {
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const tile::LanePlace place{lane};
   const tile::Score<features> score;
+  // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = score.unit_scale() * tile::log2_e;
 
   float O[dim_v / 8][4]{};
+  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
   tile::RowState rows;
-  int num_blocks = 0;  // so far: of the loading warp, or of this warpgroup's K
+  int num_blocks = 0;  // so far: of the producer, or of this warpgroup's K
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
                                   int first_query, int place_in_block)
@@ -92,6 +93,7 @@ struct Rung {
                        sequence.batch_idx);
     }
   }
+  /// The queries of the block, for all warps.
   __device__ __forceinline__ void load_Q() const {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
@@ -110,7 +112,7 @@ struct Rung {
       load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
   }
-  /// The products that read a stage are complete: the loading warp may fill it again.
+  /// The products that read a stage are complete: the producer may fill it again.
   __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
     if (thread == 0) ptx::mbarrier_arrive(empty);
   }
@@ -207,6 +209,7 @@ struct Rung {
     }
     return result;
   }
+  /// O was summed relative to the old maximum.
   __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
@@ -214,6 +217,7 @@ struct Rung {
       for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
     }
   }
+  /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
   __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
@@ -229,13 +233,13 @@ struct Rung {
     rows = {};
     int n = 0, stage = num_blocks % 2, phase = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
     if (warpgroup == warpgroups - 1) pingpong_signal();  // warpgroup 0 issues first
-
-    ptx::mbarrier_wait(storage.Q_full, 0);             // the queries have landed
-    ptx::mbarrier_wait(storage.K_full[stage], phase);  // and the last K
+    // The queries and the last K have landed.
+    ptx::mbarrier_wait(storage.Q_full, 0);
+    ptx::mbarrier_wait(storage.K_full[stage], phase);
     pingpong_wait();
     multiply_keys(S, stage);
     pingpong_signal();
-    ptx::wgmma_wait<0>();  // S is there
+    ptx::wgmma_wait<0>();  // S is complete
     ptx::wgmma_pin(flat(S));
     release(storage.K_empty[stage]);
     softmax(S, tile_idx * block_kv, shrink);
@@ -251,7 +255,7 @@ struct Rung {
       ptx::mbarrier_wait(storage.V_full[V_stage], V_phase);  // V of the block before has landed
       add_values(P, V_stage, n > 1);
       pingpong_signal();
-      ptx::wgmma_wait<1>();  // S is there; P V may still run
+      ptx::wgmma_wait<1>();  // S is complete; P V may still run
       ptx::wgmma_pin(flat(S));
       release(storage.K_empty[stage]);
       if constexpr (interior) {
@@ -295,11 +299,13 @@ struct Rung {
       const int row = tile_row() + 8 * half, i = q_begin + row;
       float lse;
       const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+      // Four lanes hold a row: one of them writes its lse.
       if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
+        // Two neighbours of a row, rounded, make one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
       }
@@ -322,6 +328,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
@@ -340,9 +347,12 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const int q_begin = block.tile_idx * config.block_q;
   const int warpgroup =
       ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // known to be the same in a warp
+  // One state for each thread; registers hold it, since everything is inlined.
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin, warpgroup - 1);
+  // Tiles of keys that some query of the block sees.
   const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
-  constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;  // without the idle warps of the loader
+  // Without the idle warps of the producer.
+  constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;
   if (warpgroup == 0) {
     ptx::registers_decrease<Kernel::load_registers>();
     if (threadIdx.x >= 32 || tiles.begin == tiles.end) return;

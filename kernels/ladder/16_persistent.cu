@@ -1,10 +1,11 @@
 #pragma once
 
 // The idea:  a block stays on its SM and takes tile after tile, so that its pipeline never runs empty.
-// From 15:   Q has two stages, O a buffer of its own; under a causal mask a long tile and a short one make a pair.
+// From 15:   Q has two stages, O its own buffer; under a causal mask a long tile and a short one make a pair.
 // It buys:   no idle prologues and epilogues: most where tiles are short, as under a causal mask.
 // The limit: exponentials at head_dim 64, power at 128. forward/sm90 is this kernel with every option.
 
+#include "ladder/parts/tile_schedule.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/registers.cuh"
@@ -20,12 +21,6 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// What a warp has behind it: stages and phases follow from it.
-struct Progress {
-  int tiles = 0;
-  int blocks = 0;
-};
-
 template <ForwardConfig config>
 struct Rung {
   static constexpr Features features = config.features;
@@ -33,24 +28,22 @@ struct Rung {
   using Element = ptx::Element<type>;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv;
   static constexpr int wg_rows = 64, wg_threads = 128;  // of a warpgroup: the M of its products, and its four warps
-  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
-  // A thread enters with 168 registers (65536 over 384, in eights). What the loading warpgroup gives up, the others take.
+  static constexpr int warpgroups = block_q / wg_rows;  // of consumers; one more is the producer
+  // A thread enters with 168 registers (65536 over 384, in eights). What the producer gives up, the consumers take.
   static constexpr int load_registers = 40, attend_registers = 232;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
   enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
   // Named barriers; the first two are followed by one for each warpgroup.
   enum Barrier : int { barrier_warpgroup = 1, barrier_pingpong = 3, barrier_attempt = 5 };
-
+  // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
   using QTile = tile::SwizzledTile<wg_rows, dim>;
   using OTile = tile::SwizzledTile<wg_rows, dim_v>;
   using KTile = tile::SwizzledTile<block_kv, dim>;
   using VTile = tile::SwizzledTile<block_kv, dim_v>;
-
   static constexpr int max_marks = 256;  // the last one stands for all tiles that are left over
-
   struct SharedStorage {
     QTile Q[2][warpgroups];
-    OTile O[warpgroups];  // on its way to memory while the next tile is attended to
+    OTile O[warpgroups];  // in flight to memory while the next tile is computed
     KTile K[2];
     VTile V[2];
     ptx::Mbarrier Q_full[2], K_full[2], V_full[2];     // a tile has landed
@@ -58,7 +51,7 @@ struct Rung {
     bool retry[max_marks];                             // tiles whose reference was too low for some row
     bool retry_some;
   };
-
+  // Of each 8 keys a lane has two neighbours in two rows.
   using Scores = float[block_kv / 8][4];
   using Packed = unsigned[block_kv / 16][4];
 
@@ -70,11 +63,13 @@ struct Rung {
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const tile::LanePlace place{lane};
   const tile::Score<features> score;
+  // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = score.unit_scale() * tile::log2_e;
 
   float O[dim_v / 8][4]{};
+  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
   tile::RowState rows;
-  int& num_blocks;  // so far: of the loading warp, or of this warpgroup's K
+  int& num_blocks;  // so far: of the producer, or of this warpgroup's K
   int& num_tiles;
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
@@ -102,6 +97,7 @@ struct Rung {
                        sequence.batch_idx);
     }
   }
+  /// The queries of the block, for all warps.
   __device__ __forceinline__ void load_Q() {
     const int stage = num_tiles % 2, phase = num_tiles / 2 % 2;
     ptx::mbarrier_wait(storage.Q_empty[stage], phase ^ 1);  // the queries of the tile before the last have been read
@@ -125,7 +121,7 @@ struct Rung {
       load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
   }
-  /// The products that read a stage are complete: the loading warp may fill it again.
+  /// The products that read a stage are complete: the producer may fill it again.
   __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
     if (thread == 0) ptx::mbarrier_arrive(empty);
   }
@@ -222,6 +218,7 @@ struct Rung {
     }
     return result;
   }
+  /// O was summed relative to the old maximum.
   __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
@@ -229,6 +226,7 @@ struct Rung {
       for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
     }
   }
+  /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
   __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
@@ -243,12 +241,13 @@ struct Rung {
     float shrink[2];
     rows = {};
     int n = 0, stage = num_blocks % 2, phase = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
-    ptx::mbarrier_wait(storage.Q_full[num_tiles % 2], num_tiles / 2 % 2);  // the queries have landed
-    ptx::mbarrier_wait(storage.K_full[stage], phase);                      // and the last K
+    // The queries and the last K have landed.
+    ptx::mbarrier_wait(storage.Q_full[num_tiles % 2], num_tiles / 2 % 2);
+    ptx::mbarrier_wait(storage.K_full[stage], phase);
     pingpong_wait();
     multiply_keys(S, stage);
     pingpong_signal();
-    ptx::wgmma_wait<0>();  // S is there
+    ptx::wgmma_wait<0>();  // S is complete
     ptx::wgmma_pin(flat(S));
     release(storage.K_empty[stage]);
     softmax(S, tile_idx * block_kv, shrink);
@@ -264,7 +263,7 @@ struct Rung {
       ptx::mbarrier_wait(storage.V_full[V_stage], V_phase);  // V of the block before has landed
       add_values(P, V_stage, n > 1);
       pingpong_signal();
-      ptx::wgmma_wait<1>();  // S is there; P V may still run
+      ptx::wgmma_wait<1>();  // S is complete; P V may still run
       ptx::wgmma_pin(flat(S));
       release(storage.K_empty[stage]);
       if constexpr (interior) {
@@ -310,11 +309,13 @@ struct Rung {
       const int row = tile_row() + 8 * half, i = q_begin + row;
       float lse;
       const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+      // Four lanes hold a row: one of them writes its lse.
       if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
+        // Two neighbours of a row, rounded, make one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
       }
@@ -331,26 +332,6 @@ struct Rung {
     }
   }
 };
-
-/// The tiles of this block, in order: work(index, head, batch, q_begin). Under a causal mask row tile `last - x` comes
-/// before row tile x, so that every pair is the same work.
-template <ForwardConfig config, typename Work>
-__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, Work work) {
-  constexpr bool pairs = config.features.window_right;
-  const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
-  const int units = pairs ? tile::ceil_div(row_tiles, 2) : row_tiles;  // of a head
-  int index = 0;
-#pragma unroll 1
-  for (int unit = blockIdx.x; unit < units * args.heads_q * args.batch; unit += gridDim.x) {
-    const int head = unit / units, position = unit % units;
-#pragma unroll 1
-    for (int second = 0; second < (pairs ? 2 : 1); ++second, ++index) {
-      const int row_tile = second || !pairs ? position : row_tiles - 1 - position;
-      if (second && row_tile == row_tiles - 1 - position) continue;  // the one in the middle
-      work(index, head % args.heads_q, head / args.heads_q, row_tile * config.block_q);
-    }
-  }
-}
 
 template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
@@ -372,8 +353,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   __syncthreads();  // and so do all threads
 
   const int warpgroup =
-      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);       // known to be the same in a warp
-  constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;  // without the idle warps of the loader
+      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // known to be the same in a warp
+  // Without the idle warps of the producer.
+  constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;
   Progress progress;
   // The second attempt is for the tiles that the first has marked; there every block raises the maximum.
   if (warpgroup == 0) {
@@ -411,8 +393,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         if (attempt == 0 && ptx::any(!kernel.sound())) retry = storage.retry_some = true;
         kernel.finish();
       });
-      if (threadIdx.x % Kernel::wg_threads == 0)
-        ptx::bulk_wait<0>();  // stores are complete before another attempt or the end
+      if (threadIdx.x % Kernel::wg_threads == 0) ptx::bulk_wait<0>();     // stores are complete before the next attempt
       ptx::barrier_sync_apart(Kernel::barrier_attempt, attempt_threads);  // all tiles are done and judged
     }
     if (warpgroup == 1) ptx::barrier_sync(Kernel::barrier_pingpong, 2 * Kernel::wg_threads);  // no arrival is left over

@@ -12,8 +12,10 @@ DeviceInfo gpu(int arch) {
   return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 132, .shared_bytes = 227 << 10};
 }
 
-Problem plain() {
-  return {.batch = 2, .seq_q = 100, .seq_kv = 300, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .dtype = Dtype::bfloat16};
+Problem plain_for(const plan::Rung& rung) {
+  Problem p{.batch = 2, .seq_q = 100, .seq_kv = 300, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .dtype = Dtype::bfloat16};
+  if (rung.narrow) p.q_dtype = p.kv_dtype = Dtype::float8_e4m3;
+  return p;
 }
 
 std::string refusal(const Problem& problem, const plan::Rung& rung, const DeviceInfo& device) {
@@ -27,8 +29,8 @@ std::string refusal(const Problem& problem, const plan::Rung& rung, const Device
 
 TEST(Ladder, RungsServeByNameAndOnlyByName) {
   for (const plan::Rung& rung : plan::rungs()) {
-    EXPECT_EQ(make_plan(plain(), rung.pass, gpu(90), rung.name).kernel, rung.name);
-    const Plan chosen = make_plan(plain(), rung.pass, gpu(90));
+    EXPECT_EQ(make_plan(plain_for(rung), rung.pass, gpu(90), rung.name).kernel, rung.name);
+    const Plan chosen = make_plan(plain_for(rung), rung.pass, gpu(90));
     for (const Candidate& candidate : chosen.candidates) EXPECT_FALSE(candidate.kernel.starts_with("ladder/"));
   }
 }
@@ -52,19 +54,32 @@ TEST(Ladder, RefusesWhatItDoesNotTakeAndSaysWhy) {
   };
   for (const plan::Rung& rung : plan::rungs()) {
     for (const Refused& refused : all) {
-      Problem problem = plain();
+      Problem problem = plain_for(rung);
       refused.change(problem);
       EXPECT_NE(refusal(problem, rung, gpu(90)).find(refused.why), std::string::npos) << rung.name << ": " << refused.why;
     }
-    EXPECT_NE(refusal(plain(), rung, gpu(75)).find("needs sm_"), std::string::npos) << rung.name;
+    EXPECT_NE(refusal(plain_for(rung), rung, gpu(75)).find("needs sm_"), std::string::npos) << rung.name;
   }
 }
 
 TEST(Ladder, TakesFloat32WhereItSaysSo) {
   for (const plan::Rung& rung : plan::rungs()) {
-    Problem problem = plain();
+    Problem problem = plain_for(rung);
     problem.dtype = Dtype::float32;
     EXPECT_EQ(refusal(problem, rung, gpu(90)).empty(), rung.float32) << rung.name;
+  }
+}
+
+TEST(Ladder, TakesEightBitsWhereItSaysSo) {
+  for (const plan::Rung& rung : plan::rungs()) {
+    if (rung.pass == Pass::backward) continue;
+    Problem problem = plain_for(rung);
+    problem.q_dtype = problem.kv_dtype = rung.narrow ? std::optional<Dtype>() : Dtype::float8_e4m3;
+    EXPECT_NE(refusal(problem, rung, gpu(90)), "") << rung.name;
+    problem = plain_for(rung);
+    problem.kv_scales = ScaleKind::head;
+    if (!rung.narrow) continue;
+    EXPECT_NE(refusal(problem, rung, gpu(90)).find("without scales"), std::string::npos) << rung.name;
   }
 }
 
@@ -73,7 +88,7 @@ TEST(Ladder, EveryRungHasAHeadOfFourLines) {
   for (const plan::Rung& rung : plan::rungs()) {
     std::string_view text;
     for (const jit::EmbeddedFile& file : jit::embedded_files()) {
-      if (file.name == std::string(rung.name) + ".cu") text = file.text;
+      if (file.name == plan::unit_of(rung) + ".cu") text = file.text;
     }
     std::vector<std::string_view> lines;
     for (std::string_view rest = text; !rest.empty() && lines.size() < 7;) {

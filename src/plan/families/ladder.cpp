@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "abi/forward_sm90_fp8.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"
@@ -28,7 +29,7 @@ abi::ForwardConfig config_of(const Rung& rung, const Problem& problem) {
 }
 
 Launch launch_of(const Rung& rung, const Problem& problem, std::string entry) {
-  return {.unit = std::string(rung.name),
+  return {.unit = unit_of(rung),
           .entry = std::move(entry),
           .config = launch_config(config_of(rung, problem)),
           .block = 32 * rung.num_warps,
@@ -45,6 +46,18 @@ void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan)
   add_launch(plan, launch_of(rung, problem, "softmax"),
              problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
   add_launch(plan, launch_of(rung, problem, "output"), rows);
+}
+
+/// The workspace is V^T, which the first launch writes, a block for each tile of keys of a head.
+void add_narrow_launches(const Rung& rung, const Problem& problem, Plan& plan) {
+  const long long places = abi::transposed_places(false, problem.batch, problem.seq_kv, 0, rung.block_kv);
+  const std::int64_t heads = problem.batch * problem.heads_kv;
+  reserve(plan, abi::ForwardSm90Fp8Region::transposed_V, heads * problem.head_dim * places);
+  Launch transpose = launch_of(rung, problem, "transpose");
+  transpose.shared_bytes = 0;
+  add_launch(plan, std::move(transpose), heads * tiles(problem.seq_kv, rung.block_kv));
+  add_launch(plan, launch_of(rung, problem, "attention"),
+             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
 }
 
 /// So many parts of the keys that there are two blocks for each SM of a large GPU. The workspace has the
@@ -91,6 +104,11 @@ int wmma_bytes(const Rung& rung, int head_dim) {
   return half_bytes * operands + float_bytes * rung.block_q * (rung.block_kv + 4 + wide(head_dim) + 4);
 }
 
+/// The same without S, and with three statistics of a row.
+int fragment_bytes(const Rung& rung, int head_dim) {
+  return wmma_bytes(rung, head_dim) - float_bytes * rung.block_q * (rung.block_kv + 4) + 3 * float_bytes * rung.block_q;
+}
+
 /// Q and stages of K and V, 16 bits.
 int plain_bytes(const Rung& rung, int head_dim) {
   return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * wide(head_dim);
@@ -107,6 +125,13 @@ int tma_bytes(const Rung& rung, int head_dim) { return swizzled_bytes(rung, head
 /// The same with a second slot of Q and a buffer for O.
 int persistent_bytes(const Rung& rung, int head_dim) {
   return tma_bytes(rung, head_dim) + 2 * half_bytes * rung.block_q * in_panels(head_dim);
+}
+
+/// Q, O and stages of K and V^T in 8 bits, O in 16; a row of Q and K, and of V^T, is 128 bytes.
+int narrow_bytes(const Rung& rung, int head_dim) {
+  const int columns = (head_dim + 31) / 32 * 32;
+  const int stage = 128 * (rung.block_kv + columns);
+  return rung.block_q * (128 + half_bytes * in_panels(columns)) + rung.num_stages * stage + 1024;
 }
 
 /// A rung on wgmma: two warpgroups that attend, and from 13_warp_specialised on one that loads.
@@ -139,6 +164,7 @@ constexpr auto table = std::to_array<Rung>({
      .shared_bytes = row_tile_bytes},
     {.name = "ladder/04_wmma", .block_q = 16, .block_kv = 32, .num_warps = 1, .shared_bytes = wmma_bytes},
     {.name = "ladder/05_wmma_block", .block_q = 64, .block_kv = 32, .num_warps = 4, .shared_bytes = wmma_bytes},
+    {.name = "ladder/05a_fragments", .block_q = 64, .block_kv = 32, .num_warps = 4, .shared_bytes = fragment_bytes},
     {.name = "ladder/06_mma", .block_q = 64, .block_kv = 64, .num_warps = 4, .shared_bytes = plain_bytes},
     {.name = "ladder/07_swizzle", .block_q = 64, .block_kv = 64, .num_warps = 4, .shared_bytes = swizzled_bytes},
     {.name = "ladder/08_q_registers",
@@ -155,6 +181,27 @@ constexpr auto table = std::to_array<Rung>({
      .min_blocks_per_sm = 2,
      .shared_bytes = swizzled_bytes},
     {.name = "ladder/10_causal",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/10a_names",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/10b_roles",
+     .block_q = 64,
+     .block_kv = 64,
+     .num_warps = 4,
+     .num_stages = 2,
+     .min_blocks_per_sm = 2,
+     .shared_bytes = swizzled_bytes},
+    {.name = "ladder/10c_struct",
      .block_q = 64,
      .block_kv = 64,
      .num_warps = 4,
@@ -184,6 +231,17 @@ constexpr auto table = std::to_array<Rung>({
      .tma = true,
      .persistent = true,
      .shared_bytes = persistent_bytes},
+    {.name = "ladder/17_fp8",
+     .arch = 90,
+     .block_q = 128,
+     .block_kv = 128,
+     .num_warps = 12,
+     .num_stages = 2,
+     .wgmma = true,
+     .tma = true,
+     .narrow = true,
+     .shared_bytes = narrow_bytes,
+     .add_launches = add_narrow_launches},
     {.name = "ladder/b0_naive",
      .pass = Pass::backward,
      .float32 = true,
@@ -191,12 +249,27 @@ constexpr auto table = std::to_array<Rung>({
      .block_kv = 4,
      .num_warps = 4,
      .add_launches = add_backward_launches},
+    {.name = "ladder/b0a_tiled_dq",
+     .pass = Pass::backward,
+     .float32 = true,
+     .block_q = 32,
+     .block_kv = 32,
+     .num_warps = 4,
+     .shared_bytes = backward_tile_bytes,
+     .add_launches = add_backward_launches},
     {.name = "ladder/b1_tiled",
      .pass = Pass::backward,
      .float32 = true,
      .block_q = 32,
      .block_kv = 32,
      .num_warps = 4,
+     .shared_bytes = backward_tile_bytes,
+     .add_launches = add_backward_launches},
+    {.name = "ladder/b1a_mma_dq",
+     .pass = Pass::backward,
+     .block_q = 32,
+     .block_kv = 32,
+     .num_warps = 2,
      .shared_bytes = backward_tile_bytes,
      .add_launches = add_backward_launches},
     {.name = "ladder/b2_mma",
@@ -230,6 +303,9 @@ std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& d
   if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
   if (rung.wgmma && device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (problem.dtype == Dtype::float32 && !rung.float32) return "needs a 16-bit dtype";
+  if (rung.narrow && (*problem.q_dtype != Dtype::float8_e4m3 || problem.kv_scales != ScaleKind::none ||
+                      problem.q_scales != ScaleKind::none))
+    return "needs q, k and v of float8_e4m3 without scales";
   if (std::string reason = reject_beside_ladder(problem); !reason.empty()) return reason;
   const double blocks =
       static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
@@ -254,16 +330,28 @@ Plan lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device)
   return plan;
 }
 
+constexpr std::string_view requirements_of(const Rung& rung) {
+  if (rung.narrow) return "a rung of the ladder: dense, causal or not, head_dim to 128, q, k and v of float8_e4m3";
+  return rung.float32 ? "a rung of the ladder: dense, causal or not, head_dim to 128, every dtype"
+                      : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes";
+}
+
+constexpr TensorMapSet maps_of(const Rung& rung) {
+  if (!rung.tma) return TensorMapSet::none;
+  return rung.narrow ? TensorMapSet::forward_sm90_fp8 : TensorMapSet::forward_sm90;
+}
+
 template <std::size_t... index>
 std::vector<KernelEntry> entries(std::index_sequence<index...>) {
   return {KernelEntry{
       .name = table[index].name,
       .pass = table[index].pass,
       .device = DeviceKind::cuda,
-      .requirements = table[index].float32 ? "a rung of the ladder: dense, causal or not, head_dim to 128, every dtype"
-                                           : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes",
+      .requirements = requirements_of(table[index]),
       .automatic = false,
-      .tensor_maps = table[index].tma ? TensorMapSet::forward_sm90 : TensorMapSet::none,
+      .narrow_keys = table[index].narrow,
+      .narrow_queries = table[index].narrow,
+      .tensor_maps = maps_of(table[index]),
       .reject = [](const Problem& problem, const DeviceInfo& device) { return reject(table[index], problem, device); },
       .lay_out = [](const Problem& problem,
                     const DeviceInfo& device) { return lay_out(table[index], problem, device); }}...};
@@ -290,6 +378,12 @@ std::string reject_beside_ladder(const Problem& p) {
 }
 
 std::span<const Rung> rungs() { return table; }
+
+std::string unit_of(const Rung& rung) {
+  std::string unit(rung.name);
+  if (rung.pass == Pass::backward) unit.insert(std::string_view("ladder/").size(), "backward/");
+  return unit;
+}
 
 std::span<const KernelEntry> ladder_kernels() {
   static const std::vector<KernelEntry> rows = entries(std::make_index_sequence<table.size()>());

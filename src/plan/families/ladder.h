@@ -2,12 +2,13 @@
 
 #include "plan/kernel_table.h"
 
-// The teaching ladder: kernels/ladder/. A rung is a file there and a row of the table in ladder.cpp.
+// The teaching ladder: kernels/ladder/, kernels/ladder/backward/. A rung is a file there and a row of the table in
+// ladder.cpp.
 
 namespace flash_attention::plan {
 
 struct Rung {
-  std::string_view name;  // "ladder/06_mma": the unit is kernels/ladder/06_mma.cu, its entry `attention`
+  std::string_view name;  // "ladder/06_mma"; its entry is `attention`
   Pass pass = Pass::forward;
   int arch = 80;         // the first that has its instructions
   bool float32 = false;  // takes fp32 beside the 16-bit types
@@ -18,6 +19,7 @@ struct Rung {
   int min_blocks_per_sm = 1;
   bool wgmma = false;       // which sm_90 alone has
   bool tma = false;         // copies by TMA: the planner makes tensor maps, the strides must suit them
+  bool narrow = false;      // Q, K and V in 8 bits, V transposed by a first launch
   bool persistent = false;  // one block for each SM, which takes its tiles in turn
 
   /// Of a block that computes with rows of head_dim elements; none where null.
@@ -28,6 +30,9 @@ struct Rung {
 
 /// In the order in which they are climbed: forward, then backward.
 std::span<const Rung> rungs();
+
+/// Its file below kernels/, without the ending: "ladder/06_mma", "ladder/backward/b0_naive".
+std::string unit_of(const Rung& rung);
 
 /// The launches of a backward rung: delta (in the layout of lse), dq, dkv.
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);

@@ -17,7 +17,7 @@ Launch launch_of(const Rung& rung, const Problem& problem, std::string entry, in
                                    .num_warps = rung.num_warps,
                                    .num_stages = rung.num_stages,
                                    .dq_mode = abi::DqMode::separate_kernel};
-  return {.unit = std::string(rung.name),
+  return {.unit = unit_of(rung),
           .entry = std::move(entry),
           .config = launch_config(config),
           .block = 32 * rung.num_warps,

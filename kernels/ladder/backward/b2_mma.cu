@@ -1,7 +1,7 @@
 #pragma once
 
 // The idea:  all seven products on tensor cores; P and dS go from one into the next in registers.
-// From b1:   swizzled 16-bit tiles of 64 rows, ldmatrix, mma.sync; dkv has keys as rows: P and dS are left operands as is.
+// From b1a:  dkv, too, with keys as rows, so that P and dS are left operands as they are; tiles of 64 rows.
 // It buys:   six times the speed: tensor cores, and P and dS that never leave registers.
 // The limit: S and dP are computed twice, and the tensor cores wait while a tile is loaded.
 //
@@ -12,94 +12,12 @@
 //
 //   P[i][j] = exp(scale Q[i] K[j] - lse[i]),  dP[i][j] = dO[i] V[j],  dS[i][j] = P[i][j] (dP[i][j] - delta[i])
 
-#include "ptx/convert.cuh"
-#include "ptx/memory.cuh"
-#include "ptx/warp.cuh"
-#include "tile/mma.cuh"
-#include "tile/sequence.cuh"
-#include "tile/workspace.cuh"
+#include "ladder/parts/backward.cuh"
+#include "ladder/parts/mma_products.cuh"
 
 namespace flash_attention {
 
 using namespace abi;
-
-/// Query i sees the keys before this one: all or, under a causal mask, those up to the diagonal, which ends in the last
-/// corner.
-template <Features features>
-__device__ __forceinline__ int end_of_keys(const AttentionArgs& args, int i) {
-  return features.window_right ? tile::min(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
-}
-
-/// Key j is seen by this query and those after it.
-template <Features features>
-__device__ __forceinline__ int begin_of_queries(const AttentionArgs& args, int j) {
-  return features.window_right ? tile::max(j - (args.seq_kv - args.seq_q), 0) : 0;
-}
-
-/// A lane's columns of a row: lane, lane + 32, ...
-template <int dim>
-struct Columns {
-  static constexpr int count = tile::ceil_div(dim, 32);
-  float values[count];
-
-  template <typename Element>
-  __device__ __forceinline__ void load(const Element* row, int lane) {
-#pragma unroll
-    for (int c = 0; c < count; ++c) {
-      const int d = 32 * c + lane;
-      values[c] = d < dim ? ptx::to_float(ptx::load_readonly(row + d)) : 0;
-    }
-  }
-
-  template <typename Element>
-  __device__ __forceinline__ void store(Element* row, int lane, float factor) const {
-#pragma unroll
-    for (int c = 0; c < count; ++c) {
-      const int d = 32 * c + lane;
-      if (d < dim) ptx::store_global(row + d, ptx::from_float<Element>(values[c] * factor));
-    }
-  }
-
-  __device__ __forceinline__ void add(float weight, const Columns& row) {
-#pragma unroll
-    for (int c = 0; c < count; ++c) values[c] = ptx::fma(weight, row.values[c], values[c]);
-  }
-};
-
-/// The dot product of two rows, in every lane.
-template <int dim>
-__device__ __forceinline__ float dot(const Columns<dim>& a, const Columns<dim>& b) {
-  float sum = 0;
-#pragma unroll
-  for (int c = 0; c < a.count; ++c) sum = ptx::fma(a.values[c], b.values[c], sum);
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) sum += ptx::shuffle_xor(sum, lane);
-  return sum;
-}
-
-__device__ __forceinline__ float* delta_of(const AttentionArgs& args, long long statistics) {
-  return tile::workspace<float>(args, BackwardRegion::delta) + statistics;
-}
-
-/// A row that saw no key has lse = -inf and no probabilities: with +inf, every exp(S - lse) is 0.
-__device__ __forceinline__ float usable(float lse) { return lse == -tile::infinity ? tile::infinity : lse; }
-
-template <BackwardConfig config>
-__device__ __forceinline__ void delta(const AttentionArgs& args) {
-  constexpr Features features = config.features;
-  using Element = ptx::Element<features.dtype>;
-  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.num_warps), args.heads_q);
-  const int lane = threadIdx.x % 32, i = block.tile_idx * config.num_warps + threadIdx.x / 32;
-  if (i >= args.seq_q) return;
-
-  const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
-  const long long statistics = tile::statistics_offset<features>(args, sequence, block.head_idx);
-  Columns<config.head_dim> O, dO;
-  O.load(tile::query_rows<const Element, features>(args.O, sequence, block.head_idx).row(i), lane);
-  dO.load(tile::query_rows<const Element, features>(args.dO, sequence, block.head_idx).row(i), lane);
-  const float sum = dot(O, dO) - (args.dlse != nullptr ? args.dlse[statistics + i] : 0);
-  if (lane == 0) ptx::store_global(delta_of(args, statistics) + i, sum);
-}
 
 /// Rows of the block and rows of the tile it has come to, 16 bits.
 template <int dim, int block_rows, int tile_rows>
@@ -126,47 +44,6 @@ __device__ __forceinline__ void load_tile(Tile& to, const tile::Rows<const Eleme
   }
 }
 
-/// C = own tile^T: 16 rows of the block with the rows of the tile from first_row on.
-template <Type type, typename Own, typename Tile, int blocks>
-__device__ __forceinline__ void dot_products(float (&C)[1][blocks][4], const Own& own, int warp_row, const Tile& tile,
-                                             int first_row, int lane) {
-  const unsigned own_address = tile::a_address<Own>(ptx::shared_address(&own), warp_row, lane);
-  const unsigned tile_address = ptx::shared_address(&tile);
-  tile::multiply<type, Own::columns / 16>(
-      C, [&](unsigned(&A)[4], int, int step) { ptx::ldmatrix_x4(A, Own::step(own_address, 2 * step)); },
-      [&](unsigned(&B)[4], int n, int step) {
-        ptx::ldmatrix_x4(B, Tile::step(tile::b_transposed_address<Tile>(tile_address, first_row + 16 * n, lane), 2 * step));
-      });
-}
-
-/// sum += weights tile: 16 rows of weights with the rows of the tile from first_row on.
-template <Type type, typename Tile, int blocks, int columns>
-__device__ __forceinline__ void add_rows(float (&sum)[1][blocks][4], const float (&weights)[columns][4], const Tile& tile,
-                                         int first_row, int lane) {
-  const unsigned tile_address = ptx::shared_address(&tile);
-  tile::multiply<type, columns / 2>(
-      sum, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, weights[2 * step], weights[2 * step + 1]); },
-      [&](unsigned(&B)[4], int n, int step) {
-        ptx::ldmatrix_x4_trans(B, Tile::step(tile::b_address<Tile>(tile_address, first_row + 16 * step, lane), 2 * n));
-      });
-}
-
-/// 16 rows of a sum to a tensor, rounded.
-template <Type type, int dim, int blocks, typename Element>
-__device__ __forceinline__ void store_rows(const tile::Rows<Element>& to, const float (&sum)[1][blocks][4], int warp_row,
-                                           const tile::LanePlace& place, float factor) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = warp_row + place.row + 8 * half;
-    if (row >= to.count) continue;
-#pragma unroll
-    for (int n = 0; n < dim / 8; ++n) {
-      const unsigned pair = ptx::pack<type>(sum[0][n][2 * half] * factor, sum[0][n][2 * half + 1] * factor);
-      ptx::store_global(reinterpret_cast<unsigned*>(to.row(row) + 8 * n + place.column), pair);
-    }
-  }
-}
-
 constexpr int part = 32;  // rows of a tile whose scores are in registers at a time
 
 template <BackwardConfig config>
@@ -178,6 +55,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
   using Element = ptx::Element<type>;
   static_assert(block_q == 16 * config.num_warps);
   auto& storage = ptx::shared_storage<SharedStorage<dim, block_q, block_kv>>();
+  // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const tile::LanePlace place(lane);
@@ -194,6 +72,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
       storage.own[1], tile::query_rows<const Element, features>(args.dO, sequence, block.head_idx).from(q_begin));
 
   float lse[2], delta[2];
+  // 16 rows of dQ, in fp32, for the whole loop.
   float dQ[1][dim / 8][4]{};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -207,17 +86,19 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
     __syncthreads();  // every warp is done with the previous tile
     load_tile<threads, config.head_dim>(storage.tile[0], K_gmem.from(kv_begin));
     load_tile<threads, config.head_dim>(storage.tile[1], V_gmem.from(kv_begin));
-    __syncthreads();  // the tile is there for every warp
+    __syncthreads();  // the tile is visible to every warp
 
 #pragma unroll 1
     for (int first = 0; first < block_kv; first += part) {
       float S[1][part / 8][4]{}, dP[1][part / 8][4]{};
+      // S = Q K^T and dP = dO V^T, 32 columns at a time.
       dot_products<type>(S, storage.own[0], warp_row, storage.tile[0], first, lane);
       dot_products<type>(dP, storage.own[1], warp_row, storage.tile[1], first, lane);
 #pragma unroll
       for (int n = 0; n < part / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
+          // Elements 0 and 1 are in row g of the warp, 2 and 3 in row g + 8.
           const int i = q_begin + warp_row + place.row + 8 * (e / 2), j = kv_begin + first + 8 * n + place.column + e % 2;
           const float P = j < end_of_keys<features>(args, i) ? tile::exp(S[0][n][e] * args.scale - lse[e / 2]) : 0;
           S[0][n][e] = P * (dP[0][n][e] - delta[e / 2]);  // dS, in the place of S
@@ -238,6 +119,7 @@ __device__ __forceinline__ void dkv(const AttentionArgs& args) {
   using Element = ptx::Element<type>;
   static_assert(block_kv == 16 * config.num_warps && block_q <= threads);
   auto& storage = ptx::shared_storage<SharedStorage<dim, block_kv, block_q>>();
+  // Which tile of keys, of which head and sequence, this block computes.
   const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, block_kv), args.heads_kv);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const tile::LanePlace place(lane);
@@ -251,6 +133,7 @@ __device__ __forceinline__ void dkv(const AttentionArgs& args) {
   load_tile<threads, config.head_dim>(
       storage.own[1], tile::key_rows<const Element, features>(args.V, sequence, block.head_idx).from(kv_begin));
 
+  // 16 rows of dK and dV, in fp32, for the whole loop: 128 registers at head_dim 128.
   float dK[1][dim / 8][4]{}, dV[1][dim / 8][4]{};
 #pragma unroll 1
   for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
@@ -268,11 +151,12 @@ __device__ __forceinline__ void dkv(const AttentionArgs& args) {
         ptx::store_shared(ptx::shared_address(&storage.lse[row]), lse);
         ptx::store_shared(ptx::shared_address(&storage.delta[row]), i < args.seq_q ? delta_of(args, statistics)[i] : 0.0f);
       }
-      __syncthreads();  // the tile is there for every warp
+      __syncthreads();  // the tile is visible to every warp
 
 #pragma unroll 1
       for (int first = 0; first < block_q; first += part) {
         float S[1][part / 8][4]{}, dP[1][part / 8][4]{};  // transposed: a row is a key, a column a query
+        // S^T = K Q^T and dP^T = V dO^T, 32 columns at a time.
         dot_products<type>(S, storage.own[0], warp_row, storage.tile[0], first, lane);
         dot_products<type>(dP, storage.own[1], warp_row, storage.tile[1], first, lane);
 #pragma unroll

@@ -1,0 +1,174 @@
+#pragma once
+
+// The idea:  names for the steps of the loop: load_keys, multiply_keys, softmax, shrink_O, add_values.
+// From 10:   each step is a function inside of the kernel; the loop goes from the last tile to the first, as from now on.
+// It buys:   nothing in time: the compiler sees the same steps. The next rungs change single ones.
+// The limit: as before: one warp's softmax runs between its products.
+
+#include "ptx/memory.cuh"
+#include "tile/copy.cuh"
+#include "tile/mma.cuh"
+#include "tile/score.cuh"
+#include "tile/softmax.cuh"
+#include "tile/swizzle.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+template <ForwardConfig config>
+__device__ __forceinline__ void attention(const AttentionArgs& args) {
+  constexpr Features features = config.features;
+  constexpr Type type = features.dtype;
+  constexpr int dim = tile::round_up(config.head_dim, 16), block_q = config.block_q, block_kv = config.block_kv;
+  constexpr int threads = 32 * config.num_warps;
+  using Element = ptx::Element<type>;
+  // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
+  using QTile = tile::SwizzledTile<block_q, dim>;
+  using KTile = tile::SwizzledTile<block_kv, dim>;
+  using VTile = tile::SwizzledTile<block_kv, dim>;
+  struct SharedStorage {
+    QTile Q;
+    KTile K[2];
+    VTile V[2];
+  };
+  // Of each 8 keys a lane has two neighbours in two rows.
+  using Scores = float[1][block_kv / 8][4];
+  static_assert(block_q == 16 * config.num_warps && config.num_stages == 2);
+  auto& storage = ptx::shared_storage<SharedStorage>();
+  // Which tile of queries, of which head and sequence, this block computes.
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
+  const int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
+  const int q_begin = block.tile_idx * block_q;
+  const tile::LanePlace place(lane);
+  const unsigned Q_smem = ptx::shared_address(&storage.Q);
+
+  const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  // Rows of this head in global memory. Several query heads may share a head of keys and values.
+  const auto Q_gmem = tile::query_rows<const Element, features>(args.Q, sequence, block.head_idx).from(q_begin);
+  const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
+  const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
+  const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
+
+  unsigned Q[dim / 16][4];
+  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  tile::RowState rows;
+  float O[1][dim / 8][4]{};
+  // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
+  const float scale_log2 = args.scale * tile::log2_e;
+  const tile::Score<features> score(args, sequence, block.head_idx);
+  // Tiles of keys that some query of the block sees.
+  const auto tiles = score.template key_tiles<block_q, block_kv>(q_begin);
+
+  /// K and V of a tile.
+  const auto load_keys = [&](int tile_idx, int stage) {
+    const auto K = K_gmem.from(tile_idx * block_kv), V = V_gmem.from(tile_idx * block_kv);
+    tile::copy_tile_async<threads, config.head_dim, KTile>(ptx::shared_address(&storage.K[stage]), K, thread);
+    tile::copy_tile_async<threads, config.head_dim, VTile>(ptx::shared_address(&storage.V[stage]), V, thread);
+    ptx::copy_async_commit();
+  };
+
+  /// S = Q K^T.
+  const auto multiply_keys = [&](Scores& S, int stage) {
+    const unsigned K_smem = ptx::shared_address(&storage.K[stage]);
+    // A: 16 rows of Q. B: 16 keys at a time; a row of K is a column of K^T, so nothing is transposed.
+    tile::multiply<type, dim / 16>(
+        S,
+        [&](unsigned(&A)[4], int, int step) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
+        },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4(B, KTile::step(tile::b_transposed_address<KTile>(K_smem, 16 * n, lane), 2 * step));
+        });
+  };
+
+  /// O += P V.
+  const auto add_values = [&](const Scores& P, int stage) {
+    const unsigned V_smem = ptx::shared_address(&storage.V[stage]);
+    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
+    tile::multiply<type, block_kv / 16>(
+        O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4_trans(B, VTile::step(tile::b_address<VTile>(V_smem, 16 * step, lane), 2 * n));
+        });
+  };
+
+  /// -inf where a key is hidden.
+  const auto mask = [&](Scores& S, int kv_begin) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = q_begin + warp_row + place.row + 8 * half;
+      const tile::KeyRange range = score.keys_of(i);
+#pragma unroll
+      for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[0][n][e] = -tile::infinity;
+        }
+      }
+    }
+  };
+
+  /// S becomes P; O must be multiplied by `shrink`.
+  const auto softmax = [&](Scores& S, int kv_begin, float(&shrink)[2]) {
+    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    rows.update(S[0], scale_log2, shrink);
+  };
+  /// O was summed relative to the old maximum.
+  const auto shrink_O = [&](const float(&shrink)[2]) {
+#pragma unroll
+    for (int n = 0; n < dim / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
+    }
+  };
+
+  tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, Q_gmem, thread);
+  ptx::copy_async_commit();
+  load_keys(tile::max(tiles.end - 1, 0), 0);
+  ptx::copy_async_wait<1>();
+  __syncthreads();  // Q is visible to every warp
+#pragma unroll
+  for (int step = 0; step < dim / 16; ++step) {
+    ptx::ldmatrix_x4(Q[step], QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
+  }
+  __syncwarp();  // every lane has read its rows of Q: O will take their place
+#pragma unroll 1
+  for (int n = 0; n < tiles.end - tiles.begin; ++n) {
+    const int tile_idx = tiles.end - 1 - n, stage = n % 2;
+    load_keys(tile::max(tile_idx - 1, tiles.begin), 1 - stage);  // at the last tile a copy that is not read
+    ptx::copy_async_wait<1>();
+    __syncthreads();  // the tile is visible to every warp
+    Scores S{};
+    float shrink[2];
+    multiply_keys(S, stage);
+    softmax(S, tile_idx * block_kv, shrink);
+    shrink_O(shrink);
+    add_values(S, stage);
+    __syncthreads();  // every warp is done with the tile
+  }
+  ptx::copy_async_wait<0>();
+
+  // The warp alone has read its rows of Q: their place takes its rows of O.
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float lse;
+    const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
+    const int row = warp_row + place.row + 8 * half, i = q_begin + row;
+    // Four lanes hold a row: one of them writes its lse.
+    if (args.lse != nullptr && place.column == 0 && i < args.seq_q) {
+      ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, block.head_idx) + i, lse);
+    }
+#pragma unroll
+    for (int n = 0; n < dim / 8; ++n) {
+      // Two neighbours of a row, rounded, make one register.
+      const unsigned pair = ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor);
+      ptx::store_shared(Q_smem + QTile::offset(row, n) + 2 * place.column, pair);
+    }
+  }
+  __syncwarp();  // the warp's rows of O are in shared memory
+  tile::store_tile<32, config.head_dim, 16, QTile>(Q_smem, warp_row, O_gmem, lane);
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,40 @@
+#pragma once
+
+// Which tiles a block of a persistent kernel takes. Producer and consumers go through the same list, so that nothing has to
+// be handed over; what they have done so far tells them the stage and the phase of what comes next.
+
+#include "abi/args.h"
+#include "abi/config.h"
+#include "tile/math.cuh"
+
+namespace flash_attention {
+
+using namespace abi;
+
+/// What a warp has behind it: stages and phases follow from it.
+struct Progress {
+  int tiles = 0;
+  int blocks = 0;
+};
+
+/// The tiles of this block, in order: work(index, head, batch, q_begin). Under a causal mask row tile `last - x` comes
+/// before row tile x, so that every pair is the same work.
+template <ForwardConfig config, typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, Work work) {
+  constexpr bool pairs = config.features.window_right;
+  const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
+  const int units = pairs ? tile::ceil_div(row_tiles, 2) : row_tiles;  // of a head
+  int index = 0;
+#pragma unroll 1
+  for (int unit = blockIdx.x; unit < units * args.heads_q * args.batch; unit += gridDim.x) {
+    const int head = unit / units, position = unit % units;
+#pragma unroll 1
+    for (int second = 0; second < (pairs ? 2 : 1); ++second, ++index) {
+      const int row_tile = second || !pairs ? position : row_tiles - 1 - position;
+      if (second && row_tile == row_tiles - 1 - position) continue;  // the one in the middle
+      work(index, head % args.heads_q, head / args.heads_q, row_tile * config.block_q);
+    }
+  }
+}
+
+}  // namespace flash_attention
