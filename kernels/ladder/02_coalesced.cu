@@ -26,8 +26,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Element = ptx::Element<features.dtype>;
   // Which tile of queries, of which head and sequence, this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
-  const int lane = threadIdx.x % 32;
-  const int i = block.tile_idx * config.block_q + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, i = block.tile_idx * config.block_q + threadIdx.x / 32;
   if (i >= args.seq_q) return;
 
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
@@ -43,7 +42,8 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   Q.load(Q_gmem.row(i), lane);
   for (int j = 0; j < args.seq_kv; ++j) {
     K.load(K_gmem.row(j), lane);
-    const float S = visible<features>(args, i, j) ? dot(Q, K) * args.scale : -tile::infinity;
+    float S = dot(Q, K);
+    S = visible<features>(args, i, j) ? S * args.scale : -tile::infinity;
     // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
     const float new_max = ptx::max(row_max, S);
     const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0

@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_tile(float (&to)[rows][columns], const tile
   }
 }
 
-/// Four neighbours to global memory, times a factor, rounded.
+/// Four sums to global memory, times a factor, rounded.
 template <typename Element>
 __device__ __forceinline__ void store_four(Element* to, const tile::Four& values, float factor) {
   ptx::Vector<Element, 4> rounded;
