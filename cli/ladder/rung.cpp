@@ -22,7 +22,7 @@ bool is_narrow(const KernelSummary& kernel) {
   if (kernel.device != DeviceKind::cuda) return false;
   const DeviceInfo hopper{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 227 << 10};
   try {
-    make_plan({.seq_q = 128, .seq_kv = 128, .dtype = Dtype::bfloat16}, kernel.pass, hopper, kernel.name);
+    make_plan({.seq_q = 128, .seq_kv = 128, .head_dim = 64, .dtype = Dtype::bfloat16}, kernel.pass, hopper, kernel.name);
     return false;
   } catch (const Error&) {
     return true;

@@ -13,6 +13,7 @@ ROOMS = ("include", "src", "kernels", "cli", "python", "examples", "bench", "tes
 PATH = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 SOURCES = {".c", ".cc", ".cmake", ".cpp", ".cu", ".cuh", ".h", ".in", ".py", ".pyi", ".rs", ".sh", ".toml", ".txt", ".yml"}
+COMMENTED = {".cpp", ".cu", ".cuh", ".h"}
 # docs/lab and the change log remember what is gone, and the page on migration is about the names of others.
 EXPLAINING = [path for path in DOCUMENTS if "lab" not in path.parts and path.name != "migration.md"]
 # Of CMake, the kernel, the sanitizers and PyTorch; examples of a suffix; a test that exists for each instruction set.
@@ -60,6 +61,33 @@ def test_identifiers_in_a_document_exist(document):
     assert sorted(identifiers_of(document.read_text()) - words_of_the_code() - FOREIGN) == []
 
 
+@functools.cache
+def words_of_the_code_alone() -> frozenset[str]:
+    """The same without comments of C++: a name that only a comment has is none."""
+    words = set()
+    for path in tracked_files():
+        if path.suffix in SOURCES:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            text = re.sub(r"//.*", "", text) if path.suffix in COMMENTED else text
+            words |= {path.stem, *re.findall(r"[A-Za-z_]\w*", text)}
+    return frozenset(words)
+
+
+def test_comments_name_what_exists():
+    """Identifiers between backticks, and files, in the comments of C++ and CUDA."""
+    names = [path.as_posix() for path in tracked_files()]
+    patterns = {"failed.cu", "ROOM/NAME_test.cpp"}
+    found = []
+    for path in tracked_files():
+        if path.suffix not in COMMENTED:
+            continue
+        comments = "\n".join(re.findall(r"//.*", path.read_text(encoding="utf-8", errors="replace")))
+        found += [f"{path.name}: {word}" for word in identifiers_of(comments) - words_of_the_code_alone()]
+        files = set(re.findall(r"\b((?:\w+/)*\w+\.(?:cuh|h|cpp|cu|md|py))\b", comments)) - patterns
+        found += [f"{path.name}: {file}" for file in files if not any(name.endswith("/" + file) for name in names)]
+    assert found == []
+
+
 def test_an_identifier_that_is_gone_is_found():
     text = "`take_no_turns` and `Problem::no_such_field()`, ``` `in_a_block` ``` and `num_*`"
     assert identifiers_of(text) == {"take_no_turns", "no_such_field"}
@@ -91,6 +119,6 @@ def test_speeds_of_the_ladder_are_written_once():
     for path in pages:
         if path.name == "cpu.md":  # its table is the only one of the CPU's ladder
             continue
-        text = rates.sub("", path.read_text())
-        found += [f"{path.name}: {line.strip()}" for line in text.splitlines() if re.search(r"\d TFLOP/s|TFLOP/s[^a-z]*\d", line)]
+        lines = rates.sub("", path.read_text()).splitlines()
+        found += [f"{path.name}: {line.strip()}" for line in lines if re.search(r"\d TFLOP/s|TFLOP/s[^a-z]*\d", line)]
     assert found == []
