@@ -5,7 +5,7 @@
     python bench/benchmark_decode.py --preset forty --seconds 0.05    # batch, heads, lengths, widths and queries, all over
     python bench/benchmark_decode.py --device cpu --shapes 1x8/2x8192
 
-Entries of a shape take turns, with L2 emptied before each call on a GPU; medians in microseconds. Results are compared
+Entries of a shape alternate, with L2 emptied before each call on a GPU; medians in microseconds. Results are compared
 before anything is timed. `x other` is ours over the best of the others (below 1: ours is faster). `GB/s` is K and V read
 once by ours; `of read` its part of what a plain read of as many bytes reaches here.
 """

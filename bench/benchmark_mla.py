@@ -4,7 +4,7 @@
     python bench/benchmark_mla.py --shapes 128x16x4096 1x128x65536 --tokens 1 --fp8 --json mla.json
 
 A shape is BATCHxHEADSxKEYS. Results are compared with float64 before anything is timed; L2 is emptied before each call;
-medians in microseconds. `GB/s` counts the cache once, TFLOP/s 2 * (576 + 512) a score. FlashMLA runs beside it where it is
+medians in microseconds. `GB/s` counts the cache once, TFLOP/s 2 * (576 + 512) a score. FlashMLA is timed, too, where it is
 installed.
 """
 

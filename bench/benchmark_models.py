@@ -3,7 +3,7 @@
     python bench/benchmark_models.py                              # 128 to 2048 tokens, float32
     python bench/benchmark_models.py --models llama --seq 1024 --dtype bfloat16 --seconds 5
 
-The two take turns, step by step and without pauses, so each finds the threads, caches and clocks as the other leaves them.
+The two alternate, step by step and without pauses, so each finds the threads, caches and clocks as the other leaves them.
 Their losses are compared before anything is timed. A training step is forward, loss, backward and a step of SGD.
 """
 
@@ -69,7 +69,7 @@ def in_turn(steps, device, seconds):
 
 
 class Pair:
-    """One model in two versions, measured when the first of its rows is asked for."""
+    """One model in two versions, measured when the first of its rows is needed."""
 
     def __init__(self, case, which, device, seconds):
         self.case, self.which, self.device, self.seconds, self.found = case, which, device, seconds, {}

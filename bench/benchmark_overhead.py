@@ -1,9 +1,9 @@
-"""What a call costs on the host, beside the work itself: microseconds until it returns, on a problem with hardly any work.
+"""What a call costs on the host: microseconds until it returns, on a problem with hardly any work.
 
     python bench/benchmark_overhead.py
     python bench/benchmark_overhead.py --batch 2 --seq 256 --heads 16 --head-dim 128
 
-The calls take turns; each number is the median of their batches, with the fastest and the slowest. The queue of a GPU is
+The calls alternate; each number is the median of their batches, with the fastest and the slowest. The queue of a GPU is
 emptied between two batches, outside of the time.
 """
 

@@ -5,7 +5,7 @@
     python bench/benchmark_prefill.py --device cpu --shapes 1x4/1x256x1024
 
 A shape is BATCHxHEADS/KV_HEADSxQUERIESxKEYS; with fewer queries than keys it is a chunk of a prompt, the last one. Entries
-of a shape take turns; medians. Results are compared before anything is timed. `of one piece` is the part of the rate
+of a shape alternate; medians. Results are compared before anything is timed. `of one piece` is the part of the rate
 without pages.
 """
 

@@ -45,7 +45,7 @@ def completed(case, which, found, device):
 
 
 class InTurn:
-    """The measurements of the entries for one case and pass, made together when the first is asked for.
+    """The measurements of the entries for one case and pass, made together when the first is needed.
 
     On a GPU an entry that stores the scores is timed by itself after the others, which it would leave no memory.
     """

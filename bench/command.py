@@ -1,4 +1,4 @@
-"""What the three benchmarks share on the command line, and how a run is kept: every row is saved as soon as it is there."""
+"""What the three benchmarks share on the command line, and how a run is kept: every row is saved at once."""
 
 import argparse
 import gc

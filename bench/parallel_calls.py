@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def data_parallel(case, world, rank):
-    """Every rank attends a whole batch of its own: what scaling could be."""
+    """Every rank attends its own batch: what scaling could be."""
     return lambda q, k, v: attention(q, k, v, causal=case.causal, window=window_of(case))
 
 
@@ -116,7 +116,7 @@ class Done:
 
 
 class OnePlace:
-    """The peers of a simulated rank: nothing is sent, and what would be received is there."""
+    """The peers of a simulated rank: nothing is sent, and what would be received exists already."""
 
     def __init__(self, rank, world):
         self.rank, self.world = rank, world

@@ -1,4 +1,4 @@
-"""The handful of Nsight Compute counters that matter for one kernel, beside what the formulas predict.
+"""The handful of Nsight Compute counters that matter for one kernel, compared with what the formulas predict.
 
     python bench/profile_kernel.py ladder/06_mma --seq 4096 --heads 16 --head-dim 128 --mask causal
     python bench/profile_kernel.py ours --pass backward

@@ -3,7 +3,7 @@
     python bench/record.py --output bench/results/h200 --seconds 300
     python bench/record.py --output bench/results/h200 --seconds 60 --stages gqa packed
 
-Stages run in order of importance, each in a process of its own; when the time is up, the stage at work is interrupted and
+Stages run in order of importance, each in its own process; when the time is up, the stage at work is interrupted and
 keeps the rows it has. A second run with the same --output goes on where the first stopped; a file of another commit is left
 alone, and its stage skipped, unless --force is given.
 """
@@ -40,7 +40,7 @@ WARM_LENGTHS = (512, 2048, 16384)  # a short, a longer and a long one, where cho
 FLEX_LENGTHS = (4096, 16384)  # each takes seconds to compile
 SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
 
-# Those that write a file of their own form: it goes to profile/, beside the files of the report.
+# Those that write a file of another form: it goes to profile/, next to the files of the report.
 OTHERS = {Path(module.__file__).name: module for module in (benchmark_decode,)}
 
 # name of the stage and of its file: command
@@ -96,7 +96,7 @@ def warm(stages, seconds):
 
 
 def started(function, *arguments):
-    """In a process of its own, which need not import torch again: nothing here has touched the GPU before."""
+    """In its own process, which need not import torch again: nothing here has touched the GPU before."""
     fork = multiprocessing.get_context("fork").Process(target=until_interrupted, args=(function, *arguments))
     fork.start()
     return fork
@@ -174,7 +174,7 @@ def main():
     parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files and report.html")
     parser.add_argument("--seconds", type=float, default=360.0, help="for everything")
     parser.add_argument("--dry", action="store_true", help="one case of every stage, to see that each works")
-    parser.add_argument("--force", action="store_true", help="measure anew what is there")
+    parser.add_argument("--force", action="store_true", help="measure anew what has been measured")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     arguments = parser.parse_args()
     if not torch.cuda.device_count():  # asks the driver's manager, not the GPU, which no process could use after a fork

@@ -14,7 +14,7 @@ MATMUL = 512  # rows and columns of the product between calls: a millisecond or 
 
 
 class Timer:
-    """Times calls that take turns, so that a drift of clocks and temperature, or other work of the machine, hits all alike.
+    """Times calls that alternate, so that a drift of clocks and temperature, or other work of the machine, hits all alike.
 
     timer.warmed(call) runs a call for the first time and prepares it; timer.in_turn([warmed, ...]) gives one
     {"ms", "p10", "p90", "samples"} for each; timer(call) does both for a single one. On a GPU each sample is between two

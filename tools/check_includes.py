@@ -1,4 +1,4 @@
-"""Checks who includes whom: data walks through the house in one direction (docs/house.md), and this is the table of it."""
+"""Checks who includes whom: data goes through the house in one direction (docs/house.md), and this is the table of it."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# room -> rooms it may include besides itself. Every room of the library may include the public headers, `include`.
+# room -> rooms it may include in addition to itself. Every room of the library may include the public headers, `include`.
 ALLOWED = {
     "include": set(),
     "src/support": {"include"},

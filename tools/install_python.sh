@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Python package from this tree and installs it into $VENV (default .venv), as `pip install .` would; what was built
-# before is built again only where it changed, and where build/release is there the library's objects are those. With
+# before is built again only where it changed, and where build/release exists the library's objects are those. With
 # FLASH_ATTENTION_TEST_ALL=1 (`make test ALL=1`) the package compiles them itself, as it does for a user.
 set -euo pipefail
 cd "$(dirname "$0")/.."

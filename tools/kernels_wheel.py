@@ -55,7 +55,7 @@ def write_wheel(files: list[Path], version: str, output: Path) -> Path:
     path = output / f"{NAME}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
         for name, data in contents.items():
-            entry = zipfile.ZipInfo(name)  # with a date of its own, so that the same kernels give the same file
+            entry = zipfile.ZipInfo(name)  # with a fixed date, so that the same kernels give the same file
             entry.external_attr = 0o100644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             wheel.writestr(entry, data)

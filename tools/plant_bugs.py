@@ -184,7 +184,7 @@ def suites_of(test_file: str) -> list[str]:
 def run(bug: Bug | None, suites: list[str], cases: list[str], quick: bool) -> str:
     """How the bug was found; empty where it was not. None: the kernels as they are."""
     with tempfile.TemporaryDirectory(prefix="planted_bug_") as folder:
-        for part in ("kernels", "src/emulator/runtime"):  # the emulator's side of the wrappers lies beside the kernels
+        for part in ("kernels", "src/emulator/runtime"):  # the emulator's side of the wrappers is next to the kernels
             shutil.copytree(ROOT / part, Path(folder) / part)
         if bug:
             (Path(folder) / "kernels" / bug.path).write_text(bug.text)

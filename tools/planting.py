@@ -61,7 +61,7 @@ def gtest(plant: Plant, build: Path, environment: dict[str, str] | None = None) 
 
 def try_kernel(plant: Plant, planted: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="planted_bug_") as folder:
-        for part in ("kernels", "src/emulator/runtime"):  # the emulator's side of the wrappers lies beside the kernels
+        for part in ("kernels", "src/emulator/runtime"):  # the emulator's side of the wrappers is next to the kernels
             shutil.copytree(ROOT / part, Path(folder) / part)
         if planted:
             (Path(folder) / plant.file).write_text(plant.applied())

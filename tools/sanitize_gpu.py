@@ -8,7 +8,7 @@
 
 Each kernel goes through a few telling cases of its contract, each pass through some problems of the covering arrays. A run
 that takes longer than --limit seconds is stopped and counts as not finished. Exits with 1 where something was reported that
-docs/emulator.md ("Beside compute-sanitizer") does not explain, or where a test failed; with 2 where nothing could run.
+docs/emulator.md does not explain, or where a test failed; with 2 where nothing could run.
 """
 
 import argparse
@@ -52,7 +52,7 @@ CASES = (
     "paged_packed_queries",
     "left_padding",
 )
-# Suites with cases of their own, of which these are enough.
+# Suites with other cases, of which these are enough.
 OWN_CASES = {
     "decode/append": "*/GpuAppend.*",
     "decode/narrow": "Bfloat16/NarrowKeysGpu.DecodeSm80/*",

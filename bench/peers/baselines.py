@@ -35,7 +35,7 @@ class Baseline:
 def installed(module):
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it lies in
+    except ModuleNotFoundError:  # of the package that it is in
         return False
 
 

@@ -8,7 +8,7 @@ VOCABULARY = 8192
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each after a norm and beside a residual."""
+    """Attention and a feed-forward network, each after a norm and with a residual."""
 
     def __init__(self, width, heads, heads_kv, hidden, llama, attend):
         super().__init__()

@@ -52,7 +52,7 @@ def against(chart, others, index):
 
 
 def summary(files, charts):
-    """A row for each shape that was measured at both lengths, forward and backward, beside its peers."""
+    """A row for each shape that was measured at both lengths, forward and backward, with its peers."""
     found = {}
     for chart in charts:
         which, shape = chart.title.split(", ", 1)
@@ -62,7 +62,7 @@ def summary(files, charts):
     rows = []
     for shape, charts_of in sorted(found.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
         if set(charts_of) == {"Forward", "Backward"}:
-            cells = [beside_peers(charts_of[w], length) for w in ("Forward", "Backward") for length in SUMMARY_LENGTHS]
+            cells = [with_peers(charts_of[w], length) for w in ("Forward", "Backward") for length in SUMMARY_LENGTHS]
             rows.append([shape, *cells])
     heads = dict.fromkeys(f"{f.head['machine']['device']}, commit {f.head['commit']}" for f in files if f.kind == "speed")
     peers = " / ".join(SUMMARY_PEERS.values())
@@ -70,7 +70,7 @@ def summary(files, charts):
     return table(header, rows) + "\n\n" + legend
 
 
-def beside_peers(chart, length):
+def with_peers(chart, length):
     index = chart.x.index(length)
     values = [chart.series[name][index] for name in (OURS, *SUMMARY_PEERS)]
     shown = " / ".join(chart.text(name, index) for name in (OURS, *SUMMARY_PEERS))

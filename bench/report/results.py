@@ -40,7 +40,7 @@ class Results:
         return [row for row in self.rows if "reason" not in row]
 
     def save(self, path):
-        """Written beside the file and moved over it, so that an interruption leaves the old or the new one."""
+        """Written next to the file and moved over it, so that an interruption leaves the old or the new one."""
         head = json.dumps({"format": FORMAT, "kind": self.kind, **self.head}, indent=1)
         rows = ",\n".join(json.dumps(row) for row in self.rows)
         temporary = Path(f"{path}.{os.getpid()}.tmp")

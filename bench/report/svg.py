@@ -178,7 +178,7 @@ def points(chart):
 
 
 def point_labels(chart, x_axis, y_axis):
-    """The name beside every point; names of one column are pushed apart."""
+    """The name next to every point; names of one column are pushed apart."""
     places = [(x_axis.at(x), y_axis.at(y), name) for name, values in chart.series.items() for x, y in values]
     parts, free = [], {}
     for x, y, name in sorted(places, key=lambda place: -place[1]):

@@ -79,7 +79,7 @@ const Verb ladder_verb{
     "the teaching ladder: every step from a naive kernel to a fast one, checked and timed",
     "flash-attention ladder [RUNG...]: kernels/ladder/ holds one kernel for each idea, each a small change of the one\n"
     "before. With a GPU every rung is compared with fp64 and timed. Without one every rung runs in the emulator, which\n"
-    "counts what it does (bank conflicts, bytes asked of global memory, FLOPs) beside what was measured on an H200.\n"
+    "counts what it does (bank conflicts, bytes of global memory, FLOPs), with what was measured on an H200.\n"
     "docs/ladder/README.md is the way in; a page for each rung explains its change. --device cpu climbs the ladder of the\n"
     "CPU instead: scalar, blocked online softmax, SIMD, threads.\n"
     "\n"
@@ -88,7 +88,7 @@ const Verb ladder_verb{
     "  flash-attention ladder 06 07                 two of them\n"
     "  flash-attention ladder --diff 06 07          the change that one makes to the other\n"
     "  flash-attention ladder --device emulator --seq 256 --head-dim 128 --causal\n"
-    "  flash-attention ladder --device cpu          the four steps on the CPU, and the library's kernel beside them\n"
+    "  flash-attention ladder --device cpu          the four steps on the CPU, and the library's kernel\n"
     "  flash-attention ladder --update              rewrites kernels/ladder/README.md and the plots in "
     "docs/ladder/images;\n"
     "                                               measures first where there is a GPU\n"

@@ -32,7 +32,7 @@ std::vector<Flag> problem_flags() {
       {"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
       {"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
       {"kv-dtype", "T", "K and V in 8 bits: e4m3, e5m2 or int8 [= --dtype]"},
-      {"q-dtype", "T", "Q in 8 bits, beside K and V of that type: e4m3 or e5m2 [= --dtype, which is out's]"},
+      {"q-dtype", "T", "Q in 8 bits, with K and V of that type: e4m3 or e5m2 [= --dtype, which is out's]"},
       {"q-scales", "S", "of 8-bit Q: none, tensor or head (of each sequence and key head)", "none"},
       {"kv-scales", "S", "of 8-bit K and V: none, tensor, head (of each sequence) or token", "none"},
       {"deterministic", "", "backward gives the same bits in every run"},

@@ -127,7 +127,7 @@ const Verb bench_verb{
     "a call needs beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
     "Repaired tiles are those that forward/sm90 had to do again with the running maximum (docs/numerics.md).\n"
     "On the CPU the same run measures the FMA peak and gives each speed as a part of it; decoding is given as a part of\n"
-    "the speed of a plain loop over the same K and V, with which it takes turns, both with empty caches.\n"
+    "the speed of a plain loop over the same K and V, measured alternately, both with empty caches.\n"
     "Ctrl-C stops and prints what was measured so far; --save keeps every case as soon as it is measured.\n"
     "\n"
     "Examples:\n"

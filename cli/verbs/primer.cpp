@@ -156,14 +156,14 @@ const Verb primer_verb{
     "\n"
     "On a GPU it shows the time and the bandwidth as a part of what the driver's own copy reaches in the same run.\n"
     "Without one it runs the same sources in the emulator and shows how many 32-byte sectors each request of a warp\n"
-    "touches: 4 is ideal for floats, 16 for float4, and 32 means that every thread drags in a sector of its own.\n"
+    "touches: 4 is ideal for floats, 16 for float4, and 32 means that every thread drags in another sector.\n"
     "\n"
     "Examples:\n"
     "  flash-attention primer                                   all, on the GPU or in the emulator\n"
     "  flash-attention primer --source vector_add_simple        read it first\n"
     "  flash-attention primer matrix_add --columns 100          rows that do not begin at a sector\n"
     "\n"
-    "docs/primer.md walks through them. Exits with 1 where a sum is wrong.\n",
+    "docs/primer.md explains them. Exits with 1 where a sum is wrong.\n",
     1,
     {{"rows", "N", "rows of the matrices; vectors have rows * columns elements [8192; emulator: 128]"},
      {"columns", "N", "columns of the matrices [8192; emulator: 256]"},

@@ -162,7 +162,7 @@ int profile(const Arguments& typed) {
 
 const Verb profile_verb{
     "profile",
-    "what a GPU's counters say about a kernel, beside what the formulas predict",
+    "what a GPU's counters say about a kernel, and what the formulas predict",
     "Runs one call under Nsight Compute (`ncu`, which must be installed) and prints the handful of counters that matter:\n"
     "time, DRAM bytes, tensor pipe, bank conflicts, occupancy, registers, and what warps wait for. ncu replays every "
     "launch\n"

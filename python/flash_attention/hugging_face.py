@@ -8,7 +8,7 @@ import torch
 from flash_attention.arguments.head_dim import padded
 from flash_attention.hugging_face_masks import LazyMask, make_mask
 
-# transformers takes "flash" in a name for FlashAttention-2 and its kin: it sends some models to a kernel of its own, and
+# transformers takes "flash" in a name for FlashAttention-2 and its kin: it sends some models to its own kernel, and
 # refuses chunked attention. The second name is free of that. Its continuous batching wants "flash", and hands over tables
 # of pages where a 2 or 3 follows.
 NAMES = ("flash_attention", "exact_attention", "exact_flash_3")

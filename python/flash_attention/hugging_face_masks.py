@@ -15,7 +15,7 @@ _told = set()
 class LazyMask(torch.Tensor):
     """A bool tensor [batch, 1, seq_q, seq_kv] without elements: `options` for attention(), and dense(), the elements.
 
-    Whatever a model does to it besides handing it on, it does to the dense mask.
+    Whatever a model does to it in addition to handing it on, it does to the dense mask.
     """
 
     @staticmethod
@@ -37,7 +37,7 @@ class LazyMask(torch.Tensor):
 
 
 def make_mask(*positional, **arguments):
-    """The mask function that transformers asks for: a LazyMask, a dense mask, or None where causality alone hides keys."""
+    """The mask function that transformers calls: a LazyMask, a dense mask, or None where causality alone hides keys."""
     from transformers.masking_utils import sdpa_mask
 
     if positional or not arguments.keys() >= _NEEDED or torch.compiler.is_compiling() or torch.jit.is_tracing():

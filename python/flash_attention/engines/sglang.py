@@ -1,7 +1,7 @@
 """An attention backend of SGLang: `--attention-backend flash_attention_library`.
 
 SGLang loads register() through the entry point `sglang.srt.plugins`; it adds a name to SGLang's list and changes nothing
-else. Interface: sglang/srt/layers/attention/base_attn_backend.py of commit 009db01a, and attention_registry.py beside it.
+else. Interface: sglang/srt/layers/attention/base_attn_backend.py of commit 009db01a, and its attention_registry.py.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Backend(AttentionBackend):
             longest = int(added.max()) if known is None else max(known, default=0)
         self.metadata = Metadata(self._table(forward_batch.req_pool_indices), lengths, starts, longest)
 
-    # Decoding in CUDA graphs: what a graph reads lies in buffers that are filled before each replay.
+    # Decoding in CUDA graphs: what a graph reads is in buffers that are filled before each replay.
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         columns = -(-self.req_to_token.shape[1] // self.page_size)

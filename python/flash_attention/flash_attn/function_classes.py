@@ -1,6 +1,6 @@
 """The autograd functions of FlashAttention-2 by name: FlashAttnFunc.apply(...) and its kin, with their positional order.
 
-Each is a door to the function beside it. `return_softmax` and `is_grad_enabled` come last, as they do there.
+Each is a door to the function of the same name. `return_softmax` and `is_grad_enabled` come last, as they do there.
 """
 
 import torch

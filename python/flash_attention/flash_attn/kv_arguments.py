@@ -7,7 +7,7 @@ from flash_attention.flash_attn.paging import usable_pages
 
 
 class CacheFull(ValueError, RuntimeError):
-    """More keys than a cache holds: a wrong argument here, and a RuntimeError for whoever catches flash-attn's."""
+    """More keys than a cache holds: a wrong argument here, and a RuntimeError for code that catches flash-attn's."""
 
 
 class CacheCall:

@@ -35,7 +35,7 @@ def _check_pages(pages):
 
 
 def gather_pages(pages, block_table, cu_seqlens):
-    """[total, heads, dim] from pages [num_pages, page_size, heads, dim]: sequence b lies in the pages block_table[b]."""
+    """[total, heads, dim] from pages [num_pages, page_size, heads, dim]: sequence b is in the pages block_table[b]."""
     _check_pages(pages)
     page_size = pages.shape[1]
     lengths = cu_seqlens.diff()
@@ -69,4 +69,4 @@ def usable_pages(block_table, num_pages, lengths, page_size):
 
 
 class PageMissing(ValueError, RuntimeError):
-    """A page that does not exist: a wrong argument here, and a RuntimeError for whoever catches flash-attn's."""
+    """A page that does not exist: a wrong argument here, and a RuntimeError for code that catches flash-attn's."""

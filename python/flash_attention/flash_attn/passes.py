@@ -144,7 +144,7 @@ def plain_options(dropout_p, scale, causal, window, softcap, alibi_slopes, deter
 
 
 def packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None):
-    """And what those for sequences end to end take besides."""
+    """And what those for sequences end to end take in addition."""
     return {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_kv": cu_seqlens_k,

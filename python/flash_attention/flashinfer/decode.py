@@ -213,7 +213,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """run() with options of its own, in FlashInfer's old order."""
+        """run() with other options, in FlashInfer's old order."""
         self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta)
         self._options = {
             **(self._options or {}),

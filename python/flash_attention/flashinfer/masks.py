@@ -14,7 +14,7 @@ def unpacked(bits, count):
 
 
 def mask_of_batch(custom_mask, packed_custom_mask, starts, tables):
-    """bool [batch, 1, longest queries, capacity of the table]; what lies outside of a sequence is hidden anyway."""
+    """bool [batch, 1, longest queries, capacity of the table]; what is outside of a sequence is hidden anyway."""
     lengths = tables.lengths.long()
     queries = starts.diff().long()
     sizes = queries * lengths

@@ -36,7 +36,7 @@ class Tables:
         self.page_size, batch = page_size, len(last_page_len)
         if self.fixed:
             self._check_fixed(batch, indices, block_tables)
-        # Width and lengths are made where indptr lies: on the host nothing waits.
+        # Width and lengths are made where indptr is: on the host nothing waits.
         width = table_width(indptr, indices) if block_tables is None else 0
         here = [tensor.to(self.device, non_blocking=True) for tensor in (indptr, indices, last_page_len)]
         lengths = get_seq_lens(here[0], here[2], page_size) if seq_lens is None else self._checked_lengths(seq_lens, batch)

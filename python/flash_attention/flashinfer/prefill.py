@@ -153,8 +153,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         """Sequence b has the queries qo_indptr[b] : qo_indptr[b + 1] and the pages of plan() of BatchDecode...Wrapper.
 
         causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or its
-        bits, each sequence from a byte of its own); it stands in place of causal. fixed_split_size: any
-        number asks for bits of a row that do not depend on the batch.
+        bits, each sequence from a new byte); it stands in place of causal. fixed_split_size: any
+        number requests bits of a row that do not depend on the batch.
         """
         masked = custom_mask is not None or packed_custom_mask is not None
         self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and not masked)
@@ -269,7 +269,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """run() with options of its own, in FlashInfer's old order."""
+        """run() with other options, in FlashInfer's old order."""
         self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and self._mask is None)
         self._options = {
             "causal": causal and self._mask is None,

@@ -26,7 +26,7 @@ def _lists_to_map(counts, indices, num_kv_blocks):
     import torch
 
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    columns = torch.where(listed, indices, num_kv_blocks).long()  # what is not listed goes to a column of its own
+    columns = torch.where(listed, indices, num_kv_blocks).long()  # what is not listed goes to an extra column
     shape = (*indices.shape[:-1], num_kv_blocks + 1)
     found = torch.zeros(shape, dtype=torch.uint8, device=indices.device)
     found.scatter_(-1, columns, 1)

@@ -33,7 +33,7 @@ def documents(cu_seqlens: Any, *, causal: bool = True, total: int | None = None,
     """Documents end to end in one sequence: a query sees its own.
 
     cu_seqlens: where each begins, and the end of the last, as attention_packed() takes it. total: keys of the sequence,
-    cu_seqlens[-1] if None; what lies behind the last document is one more.
+    cu_seqlens[-1] if None; what is behind the last document is one more.
     """
     torch = _torch()
     starts = _numbers(cu_seqlens, device)
@@ -50,7 +50,7 @@ def documents(cu_seqlens: Any, *, causal: bool = True, total: int | None = None,
 
 
 def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMask:
-    """A tree of texts in the order of a walk (a node before its children): a query sees the path from the root to itself.
+    """A tree of texts in depth-first order (a node before its children): a query sees the path from the root to itself.
 
     parents: of each node, -1 for a root. lengths: the tokens of each node, 1 if None. Causal, one bound: a key is hidden
     from the rows behind the last token of its subtree.

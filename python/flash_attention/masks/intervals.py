@@ -18,7 +18,7 @@ class IntervalMask:
     hidden_rows: Any
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
-    seq_q: int | None = None  # as many queries as keys where nobody says so
+    seq_q: int | None = None  # None: as many queries as keys
 
     def to(self, device) -> IntervalMask:
         return IntervalMask(self.hidden_rows.to(device), self.causal, self.window, self.seq_q)

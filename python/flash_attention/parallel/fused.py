@@ -1,6 +1,6 @@
 """Up to four partial results at once, in one pass over memory: Triton kernels for GPUs. partial.py does without them, too.
 
-Merging after every block would read and write the float32 sum each time: at 4096 rows a rank that is 20 us beside 100 us of
+Merging after every block would read and write the float32 sum each time: at 4096 rows a rank that is 20 us for 100 us of
 attention on an H200 (computed from its bandwidth). Four parts in one pass cost as much as one.
 """
 

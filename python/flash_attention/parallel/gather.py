@@ -79,7 +79,7 @@ class Gathered:
 
 
 def blocks(shape, rank):
-    """One block for each segment of rows; a document that goes on behind a segment may need one of its own."""
+    """One block for each segment of rows; a document that goes on behind a segment may need a separate one."""
     whole = Segment(0, shape.seq, 0)
     found = []
     for segment in segments(shape.seq, shape.world, rank, shape.layout):

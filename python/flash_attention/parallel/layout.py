@@ -84,7 +84,7 @@ def document_positions(cu_seqlens, *, device=None) -> Tensor:
 
 
 def pad_packed(tensor: Tensor, cu_seqlens, world: int, *, dim: int = 0, layout: str = "zigzag", value=0):
-    """(tensor, cu_seqlens) with rows of `value` at the end, as a document of their own: the group divides the total.
+    """(tensor, cu_seqlens) with rows of `value` at the end, as a separate document: the group divides the total.
 
     No real row moves or is dropped, and none of them sees the padding.
     """

@@ -76,7 +76,7 @@ def merge_into(out, lse, other, other_lse):
 
 
 def _runs(rows):
-    """A copy in float32 of a run of rows is small beside all of them."""
+    """A copy in float32 of a run of rows is small compared with all of them."""
     return [slice(begin, min(begin + _RUN, rows)) for begin in range(0, rows, _RUN)]
 
 

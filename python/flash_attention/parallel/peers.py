@@ -47,7 +47,7 @@ class Peers:
         return f"rank {rank}" if everywhere == rank else f"rank {rank} (global {everywhere})"
 
     def post(self, what, sends, receives):
-        """Starts [(tensor, rank)] each; the tensors are contiguous, and nobody touches them until wait() has returned."""
+        """Starts [(tensor, rank)] each; the tensors are contiguous, and not touched until wait() has returned."""
         operations = [(dist.irecv, tensor, rank) for tensor, rank in receives if tensor.numel()]
         operations += [(dist.isend, tensor, rank) for tensor, rank in sends if tensor.numel()]
         if not operations:

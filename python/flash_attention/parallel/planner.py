@@ -159,7 +159,7 @@ class _Model:
         return found
 
     def turns(self, shape, rank):
-        """The clock of a rank: the keys of the next turn are asked for when the work of this one begins."""
+        """The clock of a rank: the keys of the next turn are requested when the work of this one begins."""
         found, now, asked = [], 0.0, 0.0
         for step in cut.steps(shape, rank):
             received = 0 if step.source == rank else step.rows * self.row * self.ways

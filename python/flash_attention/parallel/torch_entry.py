@@ -1,7 +1,7 @@
 """torch's own entry, torch.distributed.tensor.experimental.context_parallel, with the ring of this library below it.
 
 torch cuts the buffers and hands scaled_dot_product_attention DTensors that are sharded along the sequence; the operator
-that it chooses then comes here, on a GPU (flash) as on a CPU, for which torch has none of its own.
+that it chooses then comes here, on a GPU (flash) as on a CPU, for which torch has none.
 """
 
 import torch

@@ -31,7 +31,7 @@ class Attention(torch.autograd.Function):
 
 
 class Gradients(torch.autograd.Function):
-    """The backward pass as a node of its own, so that a second derivative is refused, not dropped."""
+    """The backward pass as a separate node, so that a second derivative is refused, not dropped."""
 
     @staticmethod
     def forward(ctx, *arguments):

@@ -1,4 +1,4 @@
-"""Forward: one program owns BLOCK_Q queries of one head and walks over the keys with the online softmax.
+"""Forward: one program owns BLOCK_Q queries of one head and loops over the keys with the online softmax.
 
     for each tile of keys:                      m = running row maximum, l = running row sum
         S  = Q K^T * scale
