@@ -1,12 +1,12 @@
 #pragma once
 
 // The idea:  dq alone on tensor cores; dS goes from one product into the next in registers.
-// From b1:   in dq a warp takes 16 queries: swizzled 16-bit tiles, ldmatrix, mma.sync. A block has two warps.
+// From b1:   in dq a warp takes 16 queries: swizzled 16-bit tiles, ldmatrix, mma.sync. A block of dq has 64.
 // It buys:   three of the seven products on tensor cores.
 // The limit: dkv: its four products are still on CUDA cores.
 //
 //   delta   delta[i] = sum over d of dO[i][d] O[i][d] - dlse[i]          a warp takes a query
-//   dq      dQ[i]    = scale * sum over j of dS[i][j] K[j]               a block takes 32 queries
+//   dq      dQ[i]    = scale * sum over j of dS[i][j] K[j]               a block takes 64 queries
 //   dkv     dV[j]    = sum over i of P[i][j] dO[i]                       a block takes 32 keys
 //           dK[j]    = scale * sum over i of dS[i][j] Q[i]
 //
@@ -122,7 +122,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
 template <BackwardConfig config>
 __device__ __forceinline__ void dkv(const AttentionArgs& args) {
   constexpr Features features = config.features;
-  constexpr int dim = config.head_dim, block_q = config.block_q, block_kv = config.block_kv;
+  constexpr int dim = config.head_dim, block_q = 32, block_kv = config.block_kv;  // its tile has 32 queries, as before
   constexpr int threads = 32 * config.num_warps, rows = block_kv / config.num_warps;
   using Element = ptx::Element<features.dtype>;
   static_assert(block_q == 32 && dim <= 128, "a lane has one query and four columns");
