@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "api/checks/refuse.h"
 #include "api/guard.h"
+#include "api/problem_fields.h"
 #include "flash_attention/append.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/version.h"
@@ -98,46 +100,58 @@ Enum enumerator(const char* argument, int32_t value, Enum last) {
 
 fa::Strides strides(const flash_attention_strides& s) { return {s.batch, s.seq, s.head}; }
 
-fa::ScoreTensor score_tensor(const char* argument, const flash_attention_score_tensor& t) {
-  return {t.present != 0, enumerator(argument, t.dtype, fa::Dtype::bfloat16), t.batch_stride, t.head_stride, t.q_stride};
+// One field of a problem from C's form of it, for each type that a field has; `name` is what a refusal says.
+
+template <class T>
+void read_field(const char*, const T& given, T& field) {
+  field = given;
+}
+
+void read_field(const char*, int32_t given, bool& field) { field = given != 0; }
+
+void read_field(const char*, float given, std::optional<float>& field) {
+  if (!std::isnan(given)) field = given;
+}
+
+void read_field(const char*, const flash_attention_strides& given, fa::Strides& field) { field = strides(given); }
+
+void read_field(const char* name, int32_t given, fa::Dtype& field) { field = enumerator(name, given, fa::Dtype::bfloat16); }
+
+void read_field(const char* name, int32_t given, std::optional<fa::Dtype>& field) {
+  if (given != -1) field = enumerator(name, given, fa::Dtype::int8);
+}
+
+void read_field(const char* name, int32_t given, fa::Alignment& field) {
+  field = enumerator(name, given, fa::Alignment::top_left);
+}
+
+void read_field(const char* name, int32_t given, fa::ScaleKind& field) { field = enumerator(name, given, fa::ScaleKind::token); }
+
+void read_field(const char* name, const flash_attention_score_tensor& given, fa::ScoreTensor& field) {
+  const std::string dtype = std::string(name) + ".dtype";
+  field = {given.present != 0, enumerator(dtype.c_str(), given.dtype, fa::Dtype::bfloat16), given.batch_stride,
+           given.head_stride, given.q_stride};
+}
+
+void read_field(const char*, const char* given, std::string& field) {
+  if (given != nullptr) field = given;
+}
+
+void read_field(const char*, const int64_t (&given)[8][4], decltype(fa::Problem::program_sizes)& field) {
+  for (std::size_t n = 0; n < field.size(); ++n) std::copy_n(given[n], field[n].size(), field[n].begin());
 }
 
 fa::Problem problem_of(const flash_attention_problem* given) {
   const flash_attention_problem c = received("problem", given);
   fa::Problem p;
-  p.batch = c.batch, p.seq_q = c.seq_q, p.seq_kv = c.seq_kv, p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
-  p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v, p.total_q = c.total_q, p.total_kv = c.total_kv;
-  p.dtype = enumerator("dtype", c.dtype, fa::Dtype::bfloat16);
-  p.packed = c.packed != 0;
-  p.q_strides = strides(c.q_strides), p.k_strides = strides(c.k_strides);
-  p.v_strides = strides(c.v_strides), p.out_strides = strides(c.out_strides);
-  p.dout_strides = strides(c.dout_strides), p.dq_strides = strides(c.dq_strides);
-  p.dk_strides = strides(c.dk_strides), p.dv_strides = strides(c.dv_strides);
-  p.bias = score_tensor("bias.dtype", c.bias), p.mask = score_tensor("mask.dtype", c.mask);
-  if (!std::isnan(c.scale)) p.scale = c.scale;
-  p.softcap = c.softcap, p.dropout_p = c.dropout_p;
-  p.alibi = c.alibi != 0, p.alibi_batch_stride = c.alibi_batch_stride;
-  p.window_left = c.window_left, p.window_right = c.window_right, p.causal = c.causal != 0;
-  p.alignment = enumerator("alignment", c.alignment, fa::Alignment::top_left);
-  p.key_lengths = c.key_lengths != 0, p.seqused_q = c.seqused_q != 0, p.seqused_kv = c.seqused_kv != 0;
-  p.sink = c.sink != 0, p.deterministic = c.deterministic != 0, p.left_padding = c.left_padding != 0;
-  p.page_size = c.page_size, p.num_pages = c.num_pages, p.page_table_stride = c.page_table_stride;
+#define FLASH_ATTENTION_READ(name) read_field(#name, c.name, p.name);
+#define FLASH_ATTENTION_SKIP(name)
+  FLASH_ATTENTION_PROBLEM_FIELDS(FLASH_ATTENTION_READ, FLASH_ATTENTION_SKIP)
+#undef FLASH_ATTENTION_SKIP
+#undef FLASH_ATTENTION_READ
   p.hidden_rows = {c.hidden_bounds, c.hidden_batch_stride, c.hidden_head_stride};
   p.block_mask = {c.mask_block_q, c.mask_block_kv, c.block_mask_batch_stride, c.block_mask_head_stride,
                   c.block_mask_q_stride};
-  if (c.program != nullptr) p.program = c.program;
-  for (std::size_t n = 0; n < p.program_sizes.size(); ++n) {
-    std::copy_n(c.program_sizes[n], p.program_sizes[n].size(), p.program_sizes[n].begin());
-  }
-  p.program_gradients = c.program_gradients;
-  p.invariant = c.invariant != 0;
-  if (c.kv_dtype != -1) p.kv_dtype = enumerator("kv_dtype", c.kv_dtype, fa::Dtype::int8);
-  p.kv_scales = enumerator("kv_scales", c.kv_scales, fa::ScaleKind::token);
-  p.k_scale_strides = strides(c.k_scale_strides), p.v_scale_strides = strides(c.v_scale_strides);
-  p.latent = c.latent != 0;
-  if (c.q_dtype != -1) p.q_dtype = enumerator("q_dtype", c.q_dtype, fa::Dtype::int8);
-  p.q_scales = enumerator("q_scales", c.q_scales, fa::ScaleKind::token);
-  p.q_scale_strides = strides(c.q_scale_strides);
   return p;
 }
 

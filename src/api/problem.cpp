@@ -7,6 +7,8 @@
 #include <tuple>
 #include <type_traits>
 
+#include "api/problem_fields.h"
+
 namespace flash_attention {
 namespace {
 
@@ -17,16 +19,6 @@ auto fields(const ScoreTensor& t) { return std::tie(t.present, t.dtype, t.batch_
 auto fields(const HiddenRows& h) { return std::tie(h.bounds, h.batch_stride, h.head_stride); }
 
 auto fields(const BlockMask& m) { return std::tie(m.block_q, m.block_kv, m.batch_stride, m.head_stride, m.q_stride); }
-
-auto fields(const Problem& p) {
-  return std::tie(p.batch, p.seq_q, p.seq_kv, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.dtype, p.packed, p.total_q,
-                  p.total_kv, p.q_strides, p.k_strides, p.v_strides, p.out_strides, p.dout_strides, p.dq_strides,
-                  p.dk_strides, p.dv_strides, p.scale, p.softcap, p.bias, p.alibi, p.alibi_batch_stride, p.causal,
-                  p.alignment, p.window_left, p.window_right, p.mask, p.key_lengths, p.seqused_q, p.seqused_kv,
-                  p.left_padding, p.page_size, p.num_pages, p.page_table_stride, p.sink, p.dropout_p, p.deterministic,
-                  p.hidden_rows, p.block_mask, p.program, p.program_sizes, p.program_gradients, p.invariant, p.kv_dtype,
-                  p.kv_scales, p.k_scale_strides, p.v_scale_strides, p.latent, p.q_dtype, p.q_scales, p.q_scale_strides);
-}
 
 struct Hasher {
   std::uint64_t state = 0xcbf29ce484222325ull;
@@ -56,6 +48,10 @@ struct Hasher {
       mix(value.has_value() ? 1 + static_cast<std::uint64_t>(*value) : 0);
     } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
       mix(static_cast<std::uint64_t>(value));
+    } else if constexpr (std::is_same_v<T, Problem>) {
+#define FLASH_ATTENTION_ADD(name) add(value.name);
+      FLASH_ATTENTION_PROBLEM_FIELDS(FLASH_ATTENTION_ADD, FLASH_ATTENTION_ADD)
+#undef FLASH_ATTENTION_ADD
     } else {
       std::apply([this](const auto&... field) { (this->add(field), ...); }, fields(value));
     }
