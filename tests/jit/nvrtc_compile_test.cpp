@@ -56,8 +56,8 @@ class NvrtcTest : public ::testing::Test {
   void SetUp() override {
     if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
     const std::filesystem::path kernels = std::filesystem::path(FLASH_ATTENTION_ROOT) / "kernels";
-    for (const char* name : {"abi/args.h", "abi/config.h", "abi/program.h"})
-      write_text(folder_ / name, read_text(kernels / name));
+    for (const auto& file : std::filesystem::directory_iterator(kernels / "abi"))
+      write_text(folder_ / "abi" / file.path().filename(), read_text(file.path()));
     ::setenv("FLASH_ATTENTION_KERNEL_DIR", folder_.path().c_str(), 1);  // for the children, which read the settings
   }
 
