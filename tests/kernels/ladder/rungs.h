@@ -27,17 +27,20 @@ inline std::vector<Case> ladder_cases(Dtype dtype) {
   return cases;
 }
 
-/// The same for a rung of 8 bits, in sizes whose rows TMA can reach: the oracle sees what the codes mean.
+/// The same for a rung of 8 bits, in sizes whose rows TMA can reach: the oracle sees what the codes mean. Scores of 200,
+/// which the growing cases have, are left out: a dot product of 14 bits has too few for them, in forward/sm90_fp8 as well.
 inline std::vector<Case> narrow_ladder_cases() {
-  const std::vector<std::string> names{"plain",   "long_keys",           "long_queries",   "one_query", "gqa",
-                                       "growing", "causal_more_queries", "growing_causal", "causal",    "head_dim_128"};
+  const std::vector<std::string> names{"plain",  "long_keys",    "long_queries", "one_query", "gqa", "causal_more_queries",
+                                       "causal", "head_dim_128", "q8_plain",     "q8_gaps"};
   std::vector<Case> cases;
-  for (Case& c : contract_cases(Dtype::bfloat16)) {
-    if (std::find(names.begin(), names.end(), c.name) == names.end()) continue;
+  const auto add = [&](Case c) {
+    if (std::find(names.begin(), names.end(), c.name) == names.end()) return;
     c.problem.q_dtype = c.problem.kv_dtype = Dtype::float8_e4m3;
     c.narrow_products = true;
     cases.push_back(std::move(c));
-  }
+  };
+  for (const Case& c : contract_cases(Dtype::bfloat16)) add(c);
+  for (const Case& c : narrow_query_cases(Dtype::bfloat16)) add(c);
   return cases;
 }
 
