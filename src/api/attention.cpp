@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "api/ahead.h"
 #include "api/checks/validate.h"
 #include "api/guard.h"
 #include "api/prepared.h"
@@ -20,6 +21,8 @@ void run(const Problem& problem, Pass pass, const Buffers& buffers, const Option
     // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
     const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared->problem.program_gradients != 0;
     if (prepared->problem.batch == 0 && !sums) return;
+    if (options.backward_follows && !prepared->is_loaded()) [[unlikely]]
+      api::compile_ahead(problem, Pass::backward, options);
     prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
     if (support::settings().check) [[unlikely]]
       api::watch(*prepared, buffers, options);

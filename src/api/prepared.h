@@ -21,6 +21,7 @@ class Prepared {
   /// The executable, made on first use: asking for a plan or a workspace size compiles nothing. `stream` is the call's:
   /// while it is captured into a graph nothing can be compiled, which is refused.
   const Kernel& kernel(void* stream) const;
+  bool is_loaded() const { return ready_.load(std::memory_order_acquire) != nullptr; }
 
  private:
   mutable std::once_flag loaded_;

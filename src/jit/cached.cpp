@@ -3,11 +3,10 @@
 #include <dlfcn.h>
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
+#include <optional>
 
 #include "flash_attention/error.h"
+#include "jit/long_wait.h"
 #include "support/log.h"
 
 namespace flash_attention::jit {
@@ -16,32 +15,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto lock_patience = 120s;  // a holder that takes longer is stuck: compiling twice is better than waiting
-
-/// Says through the log callback that something takes long, for as long as it lives.
-class LongWait {
- public:
-  explicit LongWait(std::string what)
-      : thread_([this, what = std::move(what)](const std::stop_token& stop) { watch(stop, what); }) {}
-
- private:
-  void watch(const std::stop_token& stop, const std::string& what) {
-    const auto start = std::chrono::steady_clock::now();
-    for (auto pause = 2s; !wait(stop, pause); pause = 10s) {
-      const auto passed = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start);
-      support::log("flash_attention: " + what + ", " + std::to_string(passed.count()) + " s so far");
-    }
-  }
-
-  bool wait(const std::stop_token& stop, std::chrono::seconds pause) {
-    std::unique_lock lock(mutex_);
-    condition_.wait_for(lock, stop, pause, [] { return false; });
-    return stop.stop_requested();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable_any condition_;
-  std::jthread thread_;  // the last member: it uses the others, and ends first
-};
 
 /// The file that this code is in; empty where the loader does not say.
 std::filesystem::path this_library() {
@@ -84,14 +57,15 @@ std::optional<Artifact> ProductCache::find(const Recipe& recipe) const {
   return store_.find(recipe);
 }
 
-Artifact ProductCache::get(const Recipe& recipe, const std::function<Product()>& produce) const {
+Artifact ProductCache::get(const Recipe& recipe, const std::function<Product()>& produce, bool quiet) const {
   if (auto artifact = find(recipe)) return *artifact;
   if (!may_produce_) {
     throw Error(ErrorCode::unavailable, "kernel " + recipe.name + " is not in the cache (" + store_.folder().string() +
                                             ") and FLASH_ATTENTION_JIT is off; run once with FLASH_ATTENTION_JIT=on, or " +
                                             "compile it ahead of time: flash-attention compile");
   }
-  const LongWait wait("compiling " + recipe.name);
+  std::optional<LongWait> wait;
+  if (!quiet) wait.emplace("compiling " + recipe.name);
   const auto lock = store_.lock(recipe, lock_patience);
   if (auto artifact = find(recipe)) return *artifact;  // another process made it while this one waited
   Product product = produce();

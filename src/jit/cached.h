@@ -23,7 +23,8 @@ class ProductCache {
   /// The product of the recipe: found, or made by `produce` and kept. Whatever is wrong with the disk, the caller gets its
   /// product. Of the processes and threads that ask at the same time, one produces and the others wait for it.
   /// Throws Error(unavailable) where it is not found and FLASH_ATTENTION_JIT is off, and what `produce` throws.
-  Artifact get(const Recipe& recipe, const std::function<Product()>& produce) const;
+  /// `quiet`: nobody waits, and the log hears of no long compilation.
+  Artifact get(const Recipe& recipe, const std::function<Product()>& produce, bool quiet = false) const;
 
   /// Only looks.
   std::optional<Artifact> find(const Recipe& recipe) const;

@@ -10,6 +10,7 @@
 #include "flash_attention/error.h"
 #include "jit/cached.h"
 #include "jit/file_names.h"
+#include "jit/long_wait.h"
 #include "jit/nvrtc.h"
 #include "support/files.h"
 
@@ -97,11 +98,12 @@ std::optional<Artifact> find_ahead_of_time(const KernelKey& key) {
   return store.problem().empty() ? store.find(make_job(key, nullptr).recipe) : std::nullopt;
 }
 
-std::shared_ptr<const CompiledKernel> look_up_or_compile(const KernelKey& key) {
+std::shared_ptr<const CompiledKernel> look_up_or_compile(const KernelKey& key, bool quiet) {
   if (auto artifact = find_ahead_of_time(key)) return to_kernel(std::move(*artifact));
   const Nvrtc* compiler = compiler_if_any();
   const Job job = make_job(key, compiler);
-  return to_kernel(product_cache().get(job.recipe, [&] { return run_nvrtc(job, Nvrtc::instance()); }));
+  return to_kernel(product_cache().get(
+      job.recipe, [&] { return run_nvrtc(job, Nvrtc::instance()); }, quiet));
 }
 
 // The kernels of this process. A key that is being compiled is there already, as a future others wait for.
@@ -116,9 +118,16 @@ Memory& memory() {
   return process;
 }
 
+/// Another thread compiles it. That one may be quiet; the caller of this one waits.
+std::shared_ptr<const CompiledKernel> wait_for(const Pending& pending, const KernelKey& key) {
+  if (pending.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return pending.get();
+  const LongWait wait("compiling " + to_string(key));
+  return pending.get();
+}
+
 }  // namespace
 
-std::shared_ptr<const CompiledKernel> compiled(const KernelKey& key) {
+std::shared_ptr<const CompiledKernel> compiled(const KernelKey& key, bool quiet) {
   std::promise<std::shared_ptr<const CompiledKernel>> promise;
   Pending pending;
   {
@@ -130,9 +139,9 @@ std::shared_ptr<const CompiledKernel> compiled(const KernelKey& key) {
       place->second = promise.get_future().share();
     }
   }
-  if (pending.valid()) return pending.get();
+  if (pending.valid()) return quiet ? pending.get() : wait_for(pending, key);
   try {
-    auto kernel = look_up_or_compile(key);
+    auto kernel = look_up_or_compile(key, quiet);
     promise.set_value(kernel);
     return kernel;
   } catch (...) {

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <new>
+#include <thread>
 
 #include "cuda/backend.h"
 #include "cuda/fake_environment.h"
@@ -8,6 +11,7 @@
 #include "flash_attention/attention.h"
 #include "flash_attention/error.h"
 #include "flash_attention/runtime.h"
+#include "jit/compile.h"
 
 namespace {
 std::atomic<long> num_allocations{0};
@@ -25,6 +29,7 @@ std::atomic<long> num_allocations{0};
 namespace flash_attention::cuda {
 namespace {
 
+using namespace std::chrono_literals;
 using testing::error_of;
 using testing::fake_context;
 using testing::fake_stream;
@@ -259,6 +264,28 @@ TEST_F(KernelTest, prewarmed_in_the_background_then_captured) {
   forward(whole, {.q = block(1), .k = block(2), .v = block(3), .out = block(4)},
           {.device = gpu(0).device, .stream = fake_stream(0), .kernel = "forward/portable"});
   EXPECT_EQ(cu.launches.size(), 1u);
+}
+
+// Nobody calls backward: its kernels are there a moment after a forward that says it will follow, and not before.
+TEST_F(KernelTest, a_first_forward_compiles_what_backward_needs) {
+  Problem whole{.batch = 1, .seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::bfloat16};
+  const Plan later = make_plan(whole, Pass::backward, device_info(gpu(0).device));
+  const auto num_compiled = [&] {
+    return std::ranges::count_if(later.launches, [&](const Launch& launch) {
+      return jit::find_compiled(jit::make_key(launch, device_info(gpu(0).device).arch)) != nullptr;
+    });
+  };
+  const auto all = static_cast<std::ptrdiff_t>(later.launches.size());
+  const auto block = [](std::uintptr_t i) { return reinterpret_cast<void*>(i << 24); };
+  const Buffers memory{.q = block(1), .k = block(2), .v = block(3), .out = block(4), .lse = static_cast<float*>(block(5))};
+  Options options{.device = gpu(0).device, .stream = fake_stream(0)};
+  forward(whole, memory, options);
+  EXPECT_EQ(num_compiled(), 0);
+  whole.batch = 2;  // another problem, whose kernels are the same
+  options.backward_follows = true;
+  forward(whole, memory, options);
+  for (int tenths = 0; num_compiled() < all && tenths < 100; ++tenths) std::this_thread::sleep_for(100ms);
+  EXPECT_EQ(num_compiled(), all);
 }
 
 TEST_F(KernelTest, a_mistake_in_a_background_prewarm_comes_out_of_its_future) {

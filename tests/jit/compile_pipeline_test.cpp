@@ -6,6 +6,7 @@
 
 #include "flash_attention/error.h"
 #include "flash_attention/runtime.h"
+#include "jit/ahead.h"
 #include "jit/cached.h"
 #include "jit/compile.h"
 #include "jit/diagnose.h"
@@ -129,6 +130,27 @@ TEST_F(Pipeline, prewarm_hands_on_an_error) {
     prewarm({wrong, key}).get();
     return std::string("no error");
   });
+  EXPECT_NE(result.output.find("there is a mistake here"), std::string::npos) << result.output;
+}
+
+// What is compiled ahead is waited for, not compiled again; its errors are told to whoever asks.
+TEST_F(Pipeline, compile_ahead_returns_at_once_and_keeps_errors_for_later) {
+  const auto result = run([] {
+    ::setenv("FAKE_NVRTC_SLEEP", "100", 1);
+    KernelKey wrong = key;
+    wrong.unit = "forward/wrong";
+    compile_ahead({wrong, key});
+    const bool returned_first = find_compiled(key) == nullptr;
+    const bool is_new = compiled(key)->compiled;
+    compile_ahead({key});  // there is nothing left to do
+    try {
+      compiled(wrong);
+    } catch (const Error& error) {
+      return std::to_string(returned_first) + std::to_string(is_new) + error.what();
+    }
+    return std::string("no error");
+  });
+  EXPECT_EQ(result.output.substr(0, 2), "11");
   EXPECT_NE(result.output.find("there is a mistake here"), std::string::npos) << result.output;
 }
 
