@@ -169,6 +169,44 @@ constexpr T where(Bools condition, T yes, T no) {
   return condition.can_be_true ? either(yes, no) : no;
 }
 
+// pieces: a remainder takes all values where it goes round inside of a tile, and nothing follows. Between the multiples of
+// its period it does not.
+
+/// The period of two together; 0: none.
+constexpr int common_period(int x, int y) {
+  if (y <= 0) return x;
+  while (x > 0) {
+    const int rest = y % x;
+    y = x;
+    x = rest;
+  }
+  return y;
+}
+constexpr int piece_end(int begin, int end, int period) {
+  if (period <= 0) return end;
+  return static_cast<int>(less((begin / period + 1ll) * period, static_cast<long long>(end)));
+}
+constexpr long long num_pieces(int begin, int end, int period) {
+  return period <= 0 ? 1 : (end - 1) / period - begin / period + 1;
+}
+constexpr int most_pieces = 64;
+
+/// seen(i_begin, i_end, j_begin, j_end) of a tile, and of its pieces where it says neither always nor never.
+template <class Seen>
+constexpr Bools in_pieces(int i_begin, int i_end, int j_begin, int j_end, int i_period, int j_period, Seen seen) {
+  const Bools whole = seen(i_begin, i_end, j_begin, j_end);
+  const long long pieces = num_pieces(i_begin, i_end, i_period) * num_pieces(j_begin, j_end, j_period);
+  if (!whole.can_be_true || !whole.can_be_false || pieces == 1 || pieces > most_pieces) return whole;
+  Bools found{false, false};
+  for (int i = i_begin; i < i_end; i = piece_end(i, i_end, i_period)) {
+    for (int j = j_begin; j < j_end; j = piece_end(j, j_end, j_period)) {
+      found = either(found, seen(i, piece_end(i, i_end, i_period), j, piece_end(j, j_end, j_period)));
+      if (found.can_be_true && found.can_be_false) return found;
+    }
+  }
+  return found;
+}
+
 // conversions
 
 constexpr Reals to_float(Ints x) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "program/periods.h"
 #include "support/half.h"
 
 namespace flash_attention::program {
@@ -125,7 +126,26 @@ Classes::Classes(std::vector<Node> nodes, std::vector<TensorDeclaration> declara
     : nodes_(std::move(nodes)),
       declarations_(std::move(declarations)),
       tensors_(std::move(tensors)),
-      scalars_(std::move(scalars)) {}
+      scalars_(std::move(scalars)),
+      i_period_(period(Op::i)),
+      j_period_(period(Op::j)) {}
+
+int Classes::period(Op index) const {
+  int common = 0;
+  for (const std::vector<Node>& factors : periods(nodes_, index)) {
+    std::int64_t product = 1;
+    for (const Node& factor : factors) {
+      const auto which = static_cast<std::size_t>(factor.index);
+      const std::int64_t value = factor.op == Op::literal   ? factor.integer
+                                 : which >= scalars_.size() ? 0
+                                                            : std::bit_cast<std::int32_t>(scalars_[which]);
+      product = std::clamp<std::int64_t>(value, 0, interval::largest) * product;
+      if (product > interval::largest) product = 0;
+    }
+    common = interval::common_period(common, static_cast<int>(product));
+  }
+  return common;
+}
 
 Range Classes::load(const Node& node, const std::vector<Range>& ranges) const {
   const auto which = static_cast<std::size_t>(node.index);
@@ -209,8 +229,13 @@ void Classes::ranges(const Area& area, std::vector<Range>& into) const {
 
 interval::Bools Classes::of(int node, const Area& area) const {
   thread_local std::vector<Range> into;
-  ranges(area, into);
-  return into[static_cast<std::size_t>(node)].bools;
+  const auto seen = [&](int i_begin, int i_end, int j_begin, int j_end) {
+    ranges({area.b_begin, area.b_end, area.h_begin, area.h_end, i_begin, i_end, j_begin, j_end}, into);
+    return into[static_cast<std::size_t>(node)].bools;
+  };
+  const auto index = [](std::int64_t value) { return static_cast<int>(value); };
+  return interval::in_pieces(index(area.i_begin), index(area.i_end), index(area.j_begin), index(area.j_end), i_period_,
+                             j_period_, seen);
 }
 
 }  // namespace flash_attention::program

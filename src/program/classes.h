@@ -33,18 +33,20 @@ class Classes {
   /// The range of each node over an area; `into` is as long as there are nodes.
   void ranges(const Area& area, std::vector<Range>& into) const;
 
-  /// Of a boolean node.
+  /// Of a boolean node. Where remainders go round inside of the area, its pieces are looked at.
   abi::interval::Bools of(int node, const Area& area) const;
 
   const std::vector<Node>& nodes() const { return nodes_; }
 
  private:
   Range load(const Node& node, const std::vector<Range>& ranges) const;
+  int period(Op index) const;
 
   std::vector<Node> nodes_;
   std::vector<TensorDeclaration> declarations_;
   std::vector<HostTensor> tensors_;
   std::vector<float> scalars_;  // the bits of an int where it is one
+  int i_period_, j_period_;     // of remainders; 0: none
 };
 
 }  // namespace flash_attention::program

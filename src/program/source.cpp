@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "program/periods.h"
+
 namespace flash_attention::program {
 namespace {
 
@@ -210,8 +212,32 @@ class Writer {
   std::string seen() {
     std::vector<int> roots{program_.visible};
     std::string body = lines(program_.nodes, roots, [&](const Node& node) { return range(program_, node); });
-    return std::string(device) + "abi::interval::Bools seen(int i_begin, int i_end, int j_begin, int j_end) const {\n" +
-           body + "    return " + value(roots[0]) + ";\n  }\n";
+    const std::string parameters = "(int i_begin, int i_end, int j_begin, int j_end) const {\n";
+    const auto function = [&](const char* name) {
+      return device + ("abi::interval::Bools " + (name + parameters)) + body + "    return " + value(roots[0]) + ";\n  }\n";
+    };
+    std::vector<int> root{program_.visible};
+    const std::vector<Node> nodes = slice(program_.nodes, root);
+    const std::string i = period(nodes, Op::i), j = period(nodes, Op::j);
+    if (i.empty() && j.empty()) return function("seen");
+    return function("seen_whole") + device + "abi::interval::Bools seen" + parameters +
+           "    return abi::interval::in_pieces(i_begin, i_end, j_begin, j_end, " + (i.empty() ? "0" : i) + ", " +
+           (j.empty() ? "0" : j) +
+           ",\n        [&](int i, int i_last, int j, int j_last) { return seen_whole(i, i_last, j, j_last); });\n  }\n";
+  }
+
+  /// The common period of an index's remainders; empty: it has none.
+  std::string period(const std::vector<Node>& nodes, Op index) const {
+    std::string common;
+    for (const std::vector<Node>& factors : periods(nodes, index)) {
+      std::string product;
+      for (const Node& factor : factors) {
+        const std::string text = number(program_, factor);
+        product = product.empty() ? text : "program::mul(" + product + ", " + text + ")";
+      }
+      common = "abi::interval::common_period(" + (common.empty() ? "0" : common) + ", " + product + ")";
+    }
+    return common;
   }
 
   const Program& program_;

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <random>
 
 #include "support/cases/programs.h"
@@ -77,6 +79,61 @@ TEST(ProgramClasses, TilesOfKnownMasks) {
   const char* const tiles = "x = floordiv i 64\ny = floordiv j 64\nv = eq x y\nvisible = v";
   EXPECT_TRUE(is(of(tiles, {0, 1, 0, 1, 64, 128, 64, 128}), true, false));
   EXPECT_TRUE(is(of(tiles, {0, 1, 0, 1, 64, 128, 128, 192}), false, true));
+}
+
+/// How many tiles of 64 x 64 the pairs hide and show altogether, and how many of them the classes know.
+struct Counted {
+  int hidden = 0, known_hidden = 0, full = 0, known_full = 0;
+};
+
+template <class Visible>
+Counted count_tiles(const char* text, const std::vector<int>& scalars, Visible visible) {
+  const program::Program parsed = program::parse(text);
+  std::vector<float> numbers;
+  for (const int scalar : scalars) numbers.push_back(std::bit_cast<float>(scalar));
+  const program::Classes classes(parsed.nodes, {}, {}, numbers);
+  constexpr int tile = 64, size = 1000;
+  Counted counted;
+  for (int i = 0; i < size; i += tile) {
+    for (int j = 0; j < size; j += tile) {
+      const int i_end = std::min(i + tile, size), j_end = std::min(j + tile, size);
+      bool some = false, all = true;
+      for (int row = i; row < i_end; ++row) {
+        for (int key = j; key < j_end; ++key) (visible(row, key) ? some : all) = visible(row, key);
+      }
+      const abi::interval::Bools seen = classes.of(parsed.visible, {0, 1, 0, 1, i, i_end, j, j_end});
+      EXPECT_TRUE((seen.can_be_true || !some) && (seen.can_be_false || all)) << text << i << ", " << j;
+      counted.hidden += !some, counted.known_hidden += !seen.can_be_true;
+      counted.full += all, counted.known_full += !seen.can_be_false;
+    }
+  }
+  return counted;
+}
+
+// Remainders go round inside of tiles. Their pieces are known exactly.
+TEST(ProgramClasses, TilesOfRemainders) {
+  const auto near = [](int x, int y, int reach) { return std::abs(x - y) <= reach; };
+  const auto expect_all_known = [](const Counted& counted) {
+    EXPECT_GT(counted.hidden, 60);
+    EXPECT_EQ(counted.known_hidden, counted.hidden);
+    EXPECT_EQ(counted.known_full, counted.full);
+  };
+  expect_all_known(count_tiles(  // the neighbourhood of a pixel, rows of 40
+      "s0 = scalar int\nx = mod i s0\ny = floordiv i s0\nu = mod j s0\nv = floordiv j s0\np = sub x u\nq = sub y v\n"
+      "r = abs p\ns = abs q\nn = le r 4\nc = le s 4\nz = and n c\nvisible = z",
+      {40}, [&](int i, int j) { return near(i % 40, j % 40, 4) && near(i / 40, j / 40, 4); }));
+  expect_all_known(count_tiles(  // sliding tiles of 8 x 8 in rows of 48
+      "a = mod i 48\nx = floordiv a 8\ny = floordiv i 384\nb0 = mod j 48\nu = floordiv b0 8\nv = floordiv j 384\n"
+      "p = sub x u\nq = sub y v\nr = abs p\ns = abs q\nn = le r 1\nc = le s 0\nz = and n c\nvisible = z",
+      {}, [&](int i, int j) { return near(i % 48 / 8, j % 48 / 8, 1) && i / 384 == j / 384; }));
+  expect_all_known(count_tiles(  // a film: frames of 10 x 20
+      "s0 = scalar int\na = floordiv i s0\ny = mod a 10\nt = floordiv a 10\nb0 = floordiv j s0\nv = mod b0 10\n"
+      "w = floordiv b0 10\nq = sub y v\ns = abs q\nc = le s 1\ne = eq t w\nz = and c e\nvisible = z",
+      {20}, [&](int i, int j) { return near(i / 20 % 10, j / 20 % 10, 1) && i / 200 == j / 200; }));
+  const Counted dilated = count_tiles(  // a remainder of a difference, whose period is that of no index
+      "d = sub i j\nm = mod d 3\ne = eq m 0\na = abs d\nn = le a 100\nz = and e n\nvisible = z", {},
+      [](int i, int j) { return (i - j) % 3 == 0 && std::abs(i - j) <= 100; });
+  EXPECT_EQ(dilated.known_hidden, dilated.hidden);
 }
 
 }  // namespace
