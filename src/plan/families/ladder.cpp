@@ -98,6 +98,11 @@ int backward_mma_bytes(const Rung& rung, int dim) {
   return 2 * half_bytes * (rung.block_q + rung.num_stages * rung.block_kv) * in_panels(dim) + 1024 * rung.num_stages;
 }
 
+/// One kernel on tiles of each kind.
+int backward_mixed_bytes(const Rung& rung, int dim) {
+  return std::max(backward_tile_bytes(rung, dim), backward_mma_bytes(rung, dim));
+}
+
 /// 16-bit Q, K, V and P; S and the product P V in fp32.
 int wmma_bytes(const Rung& rung, int head_dim) {
   const int operands = (rung.block_q + 2 * rung.block_kv) * wide(head_dim) + rung.block_q * (rung.block_kv + 8);
@@ -270,7 +275,7 @@ constexpr auto table = std::to_array<Rung>({
      .block_q = 64,
      .block_kv = 32,
      .num_warps = 4,
-     .shared_bytes = backward_tile_bytes,
+     .shared_bytes = backward_mixed_bytes,
      .add_launches = add_backward_launches},
     {.name = "ladder/b2_mma",
      .pass = Pass::backward,
