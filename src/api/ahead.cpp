@@ -2,7 +2,7 @@
 
 #include "api/prepared.h"
 #include "flash_attention/error.h"
-#include "jit/ahead.h"
+#include "jit/background/ahead.h"
 
 namespace flash_attention::api {
 

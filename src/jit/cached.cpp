@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "flash_attention/error.h"
-#include "jit/long_wait.h"
+#include "jit/background/long_wait.h"
 #include "support/log.h"
 
 namespace flash_attention::jit {

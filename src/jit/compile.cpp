@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "flash_attention/error.h"
+#include "jit/background/long_wait.h"
 #include "jit/cached.h"
 #include "jit/file_names.h"
-#include "jit/long_wait.h"
 #include "jit/nvrtc.h"
 #include "support/files.h"
 

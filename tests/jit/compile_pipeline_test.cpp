@@ -6,7 +6,7 @@
 
 #include "flash_attention/error.h"
 #include "flash_attention/runtime.h"
-#include "jit/ahead.h"
+#include "jit/background/ahead.h"
 #include "jit/cached.h"
 #include "jit/compile.h"
 #include "jit/diagnose.h"

@@ -1,4 +1,4 @@
-#include "jit/ahead.h"
+#include "jit/background/ahead.h"
 
 #include <algorithm>
 #include <atomic>

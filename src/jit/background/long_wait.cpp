@@ -1,4 +1,4 @@
-#include "jit/long_wait.h"
+#include "jit/background/long_wait.h"
 
 #include "support/log.h"
 
