@@ -30,13 +30,14 @@ enum class CpuIsa : std::uint8_t { generic, neon, avx2, avx512, avx512_bf16, amx
 struct DeviceInfo {
   Device device{};
   std::string name{};
-  int arch = 0;                   ///< CUDA and emulator: compute capability, 90 for 9.0
-  int num_sms = 0;                ///< CUDA and emulator
-  std::int64_t shared_bytes = 0;  ///< CUDA and emulator: shared memory that one block may use
-  std::int64_t l2_bytes = 0;      ///< last-level cache
-  std::int64_t memory_bytes = 0;  ///< total memory of the device
-  CpuIsa isa = CpuIsa::generic;   ///< CPU
-  int threads = 1;                ///< CPU: workers, the caller included
+  int arch = 0;                       ///< CUDA and emulator: compute capability, 90 for 9.0
+  int num_sms = 0;                    ///< CUDA and emulator
+  std::int64_t shared_bytes = 0;      ///< CUDA and emulator: shared memory that one block may use
+  std::int64_t l2_bytes = 0;          ///< last-level cache
+  std::int64_t memory_bytes = 0;      ///< total memory of the device
+  CpuIsa isa = CpuIsa::generic;       ///< CPU
+  int threads = 1;                    ///< CPU: workers, the caller included
+  std::int64_t core_cache_bytes = 0;  ///< CPU: level-2 cache of one core; 0 where it is not known
 
   friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };

@@ -12,7 +12,7 @@
 
 #include "api/checks/validate.h"
 #include "cpu/backend.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 #include "cuda/backend.h"
 #include "emulator/host/backend.h"
 #include "plan/kernel_table.h"

@@ -3,7 +3,7 @@
 #include "api/checks/append_problem.h"
 #include "api/guard.h"
 #include "cpu/backend.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 #include "cuda/backend.h"
 #include "jit/cached.h"
 #include "jit/compile.h"

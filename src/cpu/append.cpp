@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 #include "plan/append.h"
 #include "support/narrow.h"
 

@@ -6,14 +6,15 @@
 #include <new>
 #include <optional>
 
+#include "cpu/caches.h"
 #include "cpu/detect.h"
 #include "cpu/isa/tables.h"
+#include "cpu/kernel_rows.h"
 #include "cpu/key_bounds.h"
-#include "cpu/ladder/steps.h"
-#include "cpu/parallel.h"
 #include "cpu/program_code.h"
 #include "cpu/region.h"
 #include "cpu/tails.h"
+#include "cpu/threads/parallel.h"
 #include "cpu/work.h"
 #include "flash_attention/error.h"
 #include "launch/cpu_call.h"
@@ -113,23 +114,8 @@ class CpuKernel final : public Kernel {
   Steps steps_, steps_in_bfloat16_;
 };
 
-const Step* first_step(const KernelTable& table, const Plan& plan) {
-  if (plan.kernel == "cpu/bfloat16") return plan.pass == Pass::forward ? table.prefill : table.backward;
-  if (plan.kernel == "cpu/prefill") return table.prefill;
-  if (plan.kernel == "cpu/decode") return plan.pass == Pass::forward ? table.decode : table.backward_decode;
-  if (plan.kernel == "cpu/backward") return table.backward;
-  if (plan.kernel == "cpu/standard") {
-    return plan.pass == Pass::standard_forward ? table.standard_forward : table.standard_backward;
-  }
-  if (plan.kernel == "ladder/c0_scalar") return scalar_step;
-  if (plan.kernel == "ladder/c1_blocked") return blocked_step;
-  if (plan.kernel == "ladder/c2_simd") return table.ladder_simd;
-  if (plan.kernel == "ladder/c3_threads") return table.ladder_threads;
-  throw Error(ErrorCode::internal, "the CPU has no kernel '" + plan.kernel + "'");
-}
-
-Steps steps_of(const KernelTable& table, const Plan& plan) {
-  return {first_step(table, plan), table.scratch_bytes, table.block_q};
+Steps steps_of(const KernelTable& table, const KernelRow& row) {
+  return {row.steps(table), table.scratch_bytes, table.block_q};
 }
 
 }  // namespace
@@ -164,18 +150,19 @@ DeviceInfo info() {
   info.isa = chosen_isa();
   kernel_table(info.isa);  // refuses one that is asked for and not here
   info.threads = num_threads();
-  info.l2_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE) > 0 ? sysconf(_SC_LEVEL3_CACHE_SIZE) : sysconf(_SC_LEVEL2_CACHE_SIZE);
+  info.l2_bytes = caches().last;
+  info.core_cache_bytes = caches().core;
   info.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   return info;
 }
 
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
-  const Steps steps = steps_of(kernel_table(device.isa), plan);
+  const KernelRow& row = row_of(plan);
+  const Steps steps = steps_of(kernel_table(device.isa), row);
 #if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
-  if (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16) {
-    const KernelTable& special = device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table;
-    if (first_step(special, plan)->count != nullptr && (plan.kernel == "cpu/bfloat16" || plan.kernel == "cpu/decode"))
-      return std::make_unique<CpuKernel>(steps, steps_of(special, plan));
+  if (row.multiplies_bfloat16 && (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16)) {
+    const Steps special = steps_of(device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table, row);
+    if (special.first->count != nullptr) return std::make_unique<CpuKernel>(steps, special);
   }
 #endif
   return std::make_unique<CpuKernel>(steps, steps);

@@ -8,7 +8,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/isa/tables.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 namespace flash_attention::cpu {
 namespace {

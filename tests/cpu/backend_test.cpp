@@ -9,9 +9,12 @@
 #include <fstream>
 #include <thread>
 
+#include "cpu/caches.h"
 #include "cpu/detect.h"
+#include "cpu/kernel_rows.h"
 #include "cpu/peaks.h"
 #include "flash_attention/error.h"
+#include "plan/kernel_table.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -70,6 +73,41 @@ TEST(CpuBackend, KeepsToTheQuotasOfTheGroupsAboveToo) {
   EXPECT_EQ(quota_of_process(groups, membership), 2);
   EXPECT_EQ(quota_of_process(groups, groups / "not_there"), INFINITY);
   std::filesystem::remove_all(groups);
+}
+
+TEST(CpuBackend, CachesAreThoseOfOneProcessor) {
+  const std::filesystem::path folder = ::testing::TempDir() + "flash_attention_caches_" + std::to_string(getpid());
+  const auto add = [&](int index, int level, const char* type, const char* size) {
+    const std::filesystem::path cache = folder / ("index" + std::to_string(index));
+    std::filesystem::create_directories(cache);
+    std::ofstream(cache / "level") << level;
+    std::ofstream(cache / "type") << type;
+    std::ofstream(cache / "size") << size;
+  };
+  EXPECT_EQ(read_caches(folder).last, 0);
+  add(0, 1, "Data", "32K");
+  add(1, 2, "Instruction", "64K");
+  EXPECT_EQ(read_caches(folder).core, 0);
+  EXPECT_EQ(read_caches(folder).last, 32 << 10);
+  add(2, 2, "Unified", "1024K");
+  EXPECT_EQ(read_caches(folder).core, 1 << 20);
+  EXPECT_EQ(read_caches(folder).last, 1 << 20);
+  add(3, 3, "Unified", "32M");
+  EXPECT_EQ(read_caches(folder).core, 1 << 20);
+  EXPECT_EQ(read_caches(folder).last, 32 << 20);
+  add(2, 2, "Unified", "unknown");
+  EXPECT_EQ(read_caches(folder).core, 0);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(CpuBackend, EveryKernelOfThePlannerHasSteps) {
+  for (const plan::KernelEntry& entry : plan::kernel_table()) {
+    if (entry.device != DeviceKind::cpu) continue;
+    Plan plan;
+    plan.kernel = entry.name;
+    plan.pass = entry.pass;
+    EXPECT_NE(row_of(plan).steps(kernel_table(CpuIsa::generic)), nullptr) << entry.name;
+  }
 }
 
 TEST(CpuBackend, RefusesAnInstructionSetThatIsNotHere) {

@@ -1,4 +1,4 @@
-#include "cpu/openmp.h"
+#include "cpu/threads/openmp.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 #include "support/settings.h"
 
 // GCC's runtime is loaded as torch's wheels load theirs: seen by nobody else. It has what LLVM's has under another name,

@@ -1,4 +1,4 @@
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -43,5 +43,23 @@ TEST(CpuPlan, HeadsThatShareKeysAreNotSideBySide) {
   EXPECT_EQ(make_plan(p, Pass::forward, device).num_splits, 1);
 }
 
+/// The thresholds were tuned with 1 MB and with 2 MB: plans there, and where the cache is not known, are the same.
+TEST(CpuPlan, SmallerCachesOfACoreLowerTheThresholds) {
+  DeviceInfo device = cpu_with(CpuIsa::avx512, 2);
+  Problem prefill{.batch = 4, .seq_q = 600, .seq_kv = 600, .heads_q = 8, .heads_kv = 8, .head_dim = 64};
+  const Problem decoding{.seq_q = 1, .seq_kv = 1024, .heads_q = 2, .heads_kv = 2, .head_dim = 64};
+  for (const std::int64_t cache : {0, 1 << 20, 2 << 20, 256 << 10}) {
+    device.core_cache_bytes = cache;
+    const bool small = cache == 256 << 10;
+    EXPECT_EQ(make_plan(prefill, Pass::forward, device).cpu.near_bytes, small ? 384 << 10 : 3 << 19);
+    prefill.seq_kv = 600;  // 307 KB of a head
+    EXPECT_EQ(make_plan(prefill, Pass::forward, device).cpu.copies_keys, small) << cache;
+    EXPECT_EQ(make_plan(prefill, Pass::forward, device).block_q, 2 * 48);
+    prefill.seq_kv = 400;  // 205 KB of a head
+    EXPECT_EQ(make_plan(prefill, Pass::forward, device).block_q, small ? 2 * 48 : 48);
+    EXPECT_EQ(make_plan(decoding, Pass::forward, device, "cpu/decode").cpu.heads_together, small ? 2 : 1);
+  }
+}
+
 }  // namespace
 }  // namespace flash_attention

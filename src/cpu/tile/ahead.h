@@ -34,7 +34,7 @@ struct Ahead {
 
 /// Whether K and V are more than the caches keep: asking for what is near costs as much as reading it.
 inline bool come_from_memory(const Call& call) {
-  return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * size_of(call.key_element) > plan::cpu_near_bytes;
+  return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * size_of(call.key_element) > call.near_bytes;
 }
 
 /// The tile after the present one: asked for bit by bit, while this one is worked on.

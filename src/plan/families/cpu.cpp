@@ -34,27 +34,41 @@ int cpu_block_q(CpuIsa isa) {
 
 namespace {
 
+/// The cache of a core that thresholds are made from: at most cpu_tuned_core_cache, and that where the device does not say.
+std::int64_t cpu_core_cache(const DeviceInfo& device) {
+  const std::int64_t known = device.core_cache_bytes > 0 ? device.core_cache_bytes : cpu_tuned_core_cache;
+  return std::min<std::int64_t>(known, cpu_tuned_core_cache);
+}
+
+/// Its tiles, and what the device's caches keep.
+Plan plan_of_tiles(int block_q, int block_kv, const DeviceInfo& device) {
+  Plan plan{.block_q = block_q, .block_kv = block_kv};
+  plan.cpu.near_bytes = cpu_near_bytes(cpu_core_cache(device));
+  return plan;
+}
+
 /// Whether cpu/prefill and cpu/backward work on copies: where more than two blocks of queries read K and V and they are 16
 /// bits wide, or lie apart and do not stay in L2.
-bool copies_keys(const Problem& problem, int block_q) {
+bool copies_keys(const Problem& problem, int block_q, const DeviceInfo& device) {
   if (problem.window_left >= 0) return false;  // few blocks read a key
   if (*problem.kv_dtype != problem.dtype || problem.latent) return false;
   if (problem.page_size != 0) return false;  // seq_kv is a capacity: copies would be as large, however few keys there are
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
   const auto far_apart = [](const Strides& strides, std::int64_t dim) { return std::abs(strides.seq) > dim; };
-  constexpr std::int64_t kept = 512 << 10;  // what stays in an L2 is as fast where it lies
+  const std::int64_t kept = cpu_core_cache(device) / 2;  // what stays in an L2 is as fast where it lies
   return blocks > 2 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > kept &&
          (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
 }
 
 /// Key heads that cpu/decode reads together: all whose rows lie side by side, where that helps.
-int decode_heads(const Problem& problem) {
+int decode_heads(const Problem& problem, const DeviceInfo& device) {
   const bool side_by_side = problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
   const std::int64_t key_bytes =
       problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t rows = problem.heads_q / problem.heads_kv * problem.seq_q;
-  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, side_by_side);
+  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, cpu_near_bytes(cpu_core_cache(device)),
+                          side_by_side);
 }
 
 std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }
@@ -87,7 +101,7 @@ std::string reject_decode(const Problem& problem, const DeviceInfo& device) {
   if (rows > most) return too_many_rows(most, rows);
   if (rows > 4 && problem.seq_kv <= cpu_block_kv) return "more than 4 rows on one tile of keys are better off in lanes";
   const bool fill_lanes = rows > 11 && (rows <= 16 || block_q < cpu_block_q_avx512);
-  if (!fill_lanes || decodes_pairs(problem, device) || decode_heads(problem) > 1) return {};
+  if (!fill_lanes || decodes_pairs(problem, device) || decode_heads(problem, device) > 1) return {};
   return std::to_string(rows) + " query rows fill the lanes of cpu/prefill, and K and V stay in the caches";
 }
 
@@ -154,14 +168,14 @@ void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t b
 
 /// Two blocks of rows go over the keys together where K and V of a head come from far away and the threads have enough to
 /// share all the same. On a Xeon 5 to 20 % faster from 1 MB on, on a Zen 4 no slower.
-int together(const Problem& problem, std::int64_t items) {
-  constexpr std::int64_t near = 256 << 10;
+int together(const Problem& problem, std::int64_t items, const DeviceInfo& device) {
+  const std::int64_t near = cpu_core_cache(device) / 4;
   return items > 1 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > near ? 2 : 1;
 }
 
 /// Copies of K and V as float, the rows of a head one after the other.
-void reserve_copies(const Problem& problem, Plan& plan) {
-  plan.cpu.copies_keys = copies_keys(problem, plan.block_q);
+void reserve_copies(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  plan.cpu.copies_keys = copies_keys(problem, plan.block_q, device);
   if (!plan.cpu.copies_keys) return;
   const std::int64_t rows = problem.heads_kv * (problem.packed ? problem.total_kv : problem.batch * problem.seq_kv);
   reserve(plan, CpuRegion::copied_K, rows * cpu_copied_stride(problem.head_dim) * 4);
@@ -169,18 +183,18 @@ void reserve_copies(const Problem& problem, Plan& plan) {
 }
 
 Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
-  Plan plan{.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
+  Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
   const std::int64_t blocks = row_blocks(problem, plan);
   if (!problem.invariant) split_keys(problem, device, blocks, plan);
-  if (plan.num_splits == 1) plan.block_q *= together(problem, blocks / (8 * std::max(device.threads, 1)));
-  reserve_copies(problem, plan);
+  if (plan.num_splits == 1) plan.block_q *= together(problem, blocks / (8 * std::max(device.threads, 1)), device);
+  reserve_copies(problem, device, plan);
   return plan;
 }
 
 /// As forward, but a block of work is the rows of all key heads that are read together.
 Plan lay_out_decode(const Problem& problem, const DeviceInfo& device) {
-  Plan plan{.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
-  plan.cpu.heads_together = decode_heads(problem);
+  Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
+  plan.cpu.heads_together = decode_heads(problem, device);
   split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, plan.cpu.heads_together), plan);
   return plan;
 }
@@ -188,8 +202,8 @@ Plan lay_out_decode(const Problem& problem, const DeviceInfo& device) {
 /// K padded to whole tiles and V transposed, for every tile of keys.
 Plan lay_out_bfloat16(const Problem& problem, const DeviceInfo& device) {
   const bool amx = device.isa == CpuIsa::amx;
-  Plan plan{.block_q = amx ? cpu_amx_block_q : cpu_block_q_avx512,
-            .block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv};
+  Plan plan =
+      plan_of_tiles(amx ? cpu_amx_block_q : cpu_block_q_avx512, amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv, device);
   split_keys(problem, device, row_blocks(problem, plan), plan);
   if (group(problem) * problem.seq_q <= plan.block_q) return plan;  // one block of rows packs tile by tile, for itself
   plan.cpu.packs_keys = true;
@@ -218,7 +232,7 @@ void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan&
 /// Splits of the keys, or of the queries, each with its own sums of dK and dV. block_q: rows of a block; most_blocks: that
 /// go over the keys together.
 Plan lay_out_any_backward(const Problem& problem, const DeviceInfo& device, int block_q, std::int64_t most_blocks) {
-  Plan plan{.block_q = block_q, .block_kv = cpu_block_kv};
+  Plan plan = plan_of_tiles(block_q, cpu_block_kv, device);
   if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
   if (blocks <= most_blocks) {
@@ -238,8 +252,8 @@ Plan lay_out_backward_decode(const Problem& problem, const DeviceInfo& device) {
 
 Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
   Plan plan = lay_out_any_backward(problem, device, cpu_block_q(device.isa), cpu_blocks_together);
-  plan.block_q *= together(problem, ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits);
-  reserve_copies(problem, plan);
+  plan.block_q *= together(problem, ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits, device);
+  reserve_copies(problem, device, plan);
   if (problem.program_gradients != 0) {
     reserve(plan, CpuRegion::program_gradients, program::gradient_layout(problem, program::parse(problem.program)).bytes);
   }
@@ -263,7 +277,7 @@ Plan lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device)
 
 /// Score matrices, whole: S (then P), and for backward dS.
 Plan lay_out_standard(const Problem& problem, const DeviceInfo& device, bool backward) {
-  Plan plan{.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
+  Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
   const std::int64_t rows = group(problem) * problem.seq_q, total = group(problem) * problem.total_q;
   const std::int64_t blocks = problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
   const std::int64_t matrix = blocks * plan.block_q * problem.seq_kv * 4;

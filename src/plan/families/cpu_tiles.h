@@ -7,7 +7,7 @@ namespace flash_attention::plan {
 constexpr int cpu_block_kv = 64;     // keys of a score tile: with 48 queries, 12 KB that never leave L1
 constexpr int cpu_decode_rows = 24;  // the most query rows of a key head that cpu/decode takes, where a block has as many
 constexpr int cpu_backward_decode_rows = 8;
-constexpr int cpu_max_head_dim = 576;  // max_head_dim of flash_attention/problem.h
+constexpr int cpu_max_head_dim = 576;   // max_head_dim of flash_attention/problem.h
 constexpr int cpu_blocks_together = 2;  // the most blocks of queries that go over the keys together
 
 constexpr int cpu_decode_stack = 128;  // rows of all key heads that cpu/decode keeps at once
@@ -16,15 +16,20 @@ constexpr int cpu_decode_stack = 128;  // rows of all key heads that cpu/decode 
 /// groups, which read K and V twice.
 constexpr int cpu_decode_padded(long long rows) { return static_cast<int>(rows % 4 == 3 ? rows + 1 : rows); }
 
-constexpr long long cpu_near_bytes = 3 << 19;  // K and V of a sequence that stay in the caches
+// The cache of a core for which the thresholds of bytes were tuned, on a Zen 4 (1 MB) and a Xeon (2 MB): the same values
+// won on both, so a larger one counts as this, and a smaller one lowers them in proportion.
+constexpr long long cpu_tuned_core_cache = 1 << 20;
+
+/// K and V of a sequence that stay in the caches.
+constexpr long long cpu_near_bytes(long long core_cache) { return core_cache / 2 * 3; }
 
 /// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
 /// order. Where K and V of a sequence stay in the caches, or are too short to be split, threads share the heads instead.
-/// key_bytes: of K and V for one key, all heads. At least 1.
+/// key_bytes: of K and V for one key, all heads. near_bytes: cpu_near_bytes. At least 1.
 constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long seq_kv, long long key_bytes,
-                               bool side_by_side) {
+                               long long near_bytes, bool side_by_side) {
   const long long most = cpu_decode_stack / (rows > 0 ? cpu_decode_padded(rows) : 1), groups = (heads_kv + most - 1) / most;
-  const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= cpu_near_bytes;
+  const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= near_bytes;
   return static_cast<int>(apart || groups == 0 ? 1 : (heads_kv + groups - 1) / groups);
 }
 

@@ -1,4 +1,4 @@
-#include "cpu/thread_pool.h"
+#include "cpu/threads/thread_pool.h"
 
 #include <pthread.h>
 #include <sched.h>

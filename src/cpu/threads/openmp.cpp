@@ -1,4 +1,4 @@
-#include "cpu/openmp.h"
+#include "cpu/threads/openmp.h"
 
 #include <dlfcn.h>
 #include <link.h>

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cpu/thread_pool.h"
+#include "cpu/threads/thread_pool.h"
 
 namespace flash_attention::cpu {
 

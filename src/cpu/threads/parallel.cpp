@@ -1,4 +1,4 @@
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 #include <pthread.h>
 
@@ -10,7 +10,7 @@
 #include <new>
 
 #include "cpu/detect.h"
-#include "cpu/openmp.h"
+#include "cpu/threads/openmp.h"
 #include "flash_attention/runtime.h"
 #include "support/settings.h"
 
