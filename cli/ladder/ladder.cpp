@@ -50,17 +50,17 @@ int ladder(const Arguments& arguments) {
     throw Error(ErrorCode::invalid_argument, "--update: got single rungs, allowed: all, since the table has all");
   const std::string name = arguments.text("device");
   const bool only_cpu =
-      std::all_of(chosen.begin(), chosen.end(), [](const Rung& rung) { return rung.device == DeviceKind::cpu; });
-  const DeviceKind kind = name == "cpu" || (name == "best" && only_cpu) ? DeviceKind::cpu : DeviceKind::cuda;
-  std::erase_if(chosen, [&](const Rung& rung) { return rung.device != kind; });
+      std::all_of(chosen.begin(), chosen.end(), [](const Rung& rung) { return !device_traits(rung.device).gpu_kernels; });
+  const bool on_cpu = name == "cpu" || (name == "best" && only_cpu);
+  std::erase_if(chosen, [&](const Rung& rung) { return device_traits(rung.device).gpu_kernels == on_cpu; });
   if (chosen.empty()) {
     throw Error(ErrorCode::invalid_argument, "--device: got " + name +
                                                  ", on which none of the named rungs runs; c0 to c3 " +
                                                  "take cpu, the others cuda or emulator");
   }
-  if (kind == DeviceKind::cpu) return climb_on_cpu(chosen, arguments);
+  if (on_cpu) return climb_on_cpu(chosen, arguments);
   const Device best = name == "best" ? best_device() : parse_device(name);
-  if (best.kind == DeviceKind::cuda) return climb_on_gpu(chosen, device_info(best), arguments);
+  if (device_traits(best).streams) return climb_on_gpu(chosen, device_info(best), arguments);
   if (arguments.on("update")) {
     const std::filesystem::path root = arguments.text("root"), file = root / "bench/results/h200/ladder.json";
     std::ifstream stream(file);

@@ -34,7 +34,7 @@ std::string markdown_table(const std::vector<Rung>& rungs, const LadderResults& 
       "| rung | the idea | new lines | full, TFLOP/s | causal, TFLOP/s | over the one before: full | causal |\n";
   text += "|---|---|---|---|---|---|---|\n";
   for (const Rung& rung : rungs) {
-    if (rung.device != DeviceKind::cuda) continue;
+    if (!device_traits(rung.device).gpu_kernels) continue;
     const Rung* before = rung_before(rungs, rung);
     const Rung* slower = before;  // the last one before it that was measured
     while (slower && slower->pass == rung.pass && results.tflops(slower->kernel, false) == 0) {

@@ -55,7 +55,7 @@ std::vector<Rung> rungs() {
   std::vector<Rung> all;
   for (const KernelSummary& kernel : kernels()) {
     if (!kernel.name.starts_with(prefix)) continue;
-    const bool on_cpu = kernel.device == DeviceKind::cpu;
+    const bool on_cpu = !device_traits(kernel.device).gpu_kernels;
     const std::string folder = kernel.pass == Pass::backward ? "ladder/backward/" : "ladder/";
     const std::string name = folder + kernel.name.substr(prefix.size()) + (on_cpu ? ".h" : ".cu");
     Rung rung;

@@ -13,7 +13,7 @@ Array::Array(Device device, std::size_t bytes) : bytes_(bytes) {
   host_.reset(std::aligned_alloc(256, rounded));
   if (!host_) throw std::bad_alloc();
   std::memset(host_.get(), 0xff, rounded);  // NaN in every element type: a result that was not written shows
-  if (device.kind == DeviceKind::cuda) {
+  if (!device_traits(device).host_memory) {
     on_gpu_ = std::make_unique<cuda::DeviceMemory>(device.index, rounded);
     upload();
   }
@@ -29,7 +29,7 @@ void Array::download() const {
 
 std::shared_ptr<void> device_block(Device device, std::size_t bytes) {
   if (bytes == 0) return nullptr;
-  if (device.kind == DeviceKind::cuda) {
+  if (!device_traits(device).host_memory) {
     const auto memory = std::make_shared<cuda::DeviceMemory>(device.index, bytes);
     return {memory, memory->data()};
   }

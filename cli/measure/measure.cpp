@@ -46,11 +46,12 @@ class PlainRead {
 
 void time_calls(const Workload& work, const MeasureLimits& limits, Measurement& result) {
   const Device device = work.options.device;
-  if (limits.max_samples == 0 || device.kind == DeviceKind::emulator) return;
+  const DeviceTraits& traits = device_traits(device);
+  if (limits.max_samples == 0 || traits.emulated) return;
   std::optional<GpuClock> gpu;
-  if (device.kind == DeviceKind::cuda) gpu.emplace(device_info(device));
+  if (traits.streams) gpu.emplace(device_info(device));
   std::optional<PlainRead> plain;
-  if (device.kind == DeviceKind::cpu && is_decoding(work.problem)) plain.emplace(work, device_info(device));
+  if (!traits.gpu_kernels && is_decoding(work.problem)) plain.emplace(work, device_info(device));
   std::vector<double> samples, ratios;
   double total = 0;
   const auto enough = [&] {
@@ -136,7 +137,7 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
   const MemoryMeter meter;
   const auto workspace = attach_workspace(work, pass);
   result.workspace_bytes = static_cast<std::int64_t>(work.options.workspace_bytes);
-  const bool emulated = result.device.kind == DeviceKind::emulator;
+  const bool emulated = device_traits(result.device).emulated;
   if (emulated) emulator::count_accesses(true);
   if (emulated) emulator::reset_counters();
   std::optional<Array> repairs;
@@ -153,7 +154,7 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
     result.repaired_tiles = *static_cast<const std::uint32_t*>(repairs->host());
   }
   if (emulated) result.counters = emulator::counters();
-  if (result.device.kind == DeviceKind::cpu) result.peak_extra_bytes = meter.peak_growth_bytes();
+  if (!device_traits(result.device).gpu_kernels) result.peak_extra_bytes = meter.peak_growth_bytes();
   if (limits.check) result.accuracy = is_backward(pass) ? check_backward(work) : check_forward(work);
   time_calls(work, limits, result);
   return result;

@@ -36,8 +36,8 @@ Json to_json(const Problem& p) {
 Json to_json(const DeviceInfo& info) {
   Json json = Json::object();
   json.add("device", to_string(info.device)).add("name", info.name);
-  if (info.device.kind == DeviceKind::cpu) {
-    json.add("isa", to_string(info.isa)).add("threads", info.threads);
+  if (!device_traits(info.device).gpu_kernels) {
+    json.add("isa", to_string(info.isa)).add("threads", info.threads).add("core_cache_bytes", info.core_cache_bytes);
   } else {
     json.add("arch", info.arch).add("num_sms", info.num_sms).add("shared_bytes", info.shared_bytes);
   }
@@ -74,7 +74,7 @@ Json to_json(const Measurement& m) {
 
 std::string describe(const DeviceInfo& info) {
   const std::string name = to_string(info.device) + ": " + info.name;
-  if (info.device.kind == DeviceKind::cpu) {
+  if (!device_traits(info.device).gpu_kernels) {
     return name + ", " + std::string(to_string(info.isa)) +
            format(", %d thread%s", info.threads, info.threads == 1 ? "" : "s");
   }

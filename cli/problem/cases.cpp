@@ -8,8 +8,8 @@ namespace {
 /// A square problem; the user's flags win over the set's numbers.
 class Shapes {
  public:
-  Shapes(DeviceKind device, const Arguments& arguments)
-      : on_cpu_(device != DeviceKind::cuda), arguments_(arguments), base_(problem_from(arguments)) {
+  Shapes(Device device, const Arguments& arguments)
+      : on_cpu_(device_traits(device).host_memory), arguments_(arguments), base_(problem_from(arguments)) {
     if (!arguments.given("heads")) base_.heads_q = on_cpu_ ? 8 : 16;
     if (!arguments.given("kv-heads")) base_.heads_kv = base_.heads_q;
     if (!on_cpu_ && !arguments.given("dtype")) base_.dtype = Dtype::bfloat16;
@@ -132,7 +132,7 @@ const std::vector<CaseSet>& case_sets() {
   return sets;
 }
 
-std::vector<Case> make_cases(std::string_view set, DeviceKind device, const Arguments& arguments) {
+std::vector<Case> make_cases(std::string_view set, Device device, const Arguments& arguments) {
   const Shapes shapes(device, arguments);
   std::vector<Case> cases;
   if (set == "lengths" || set == "lengths-backward") {
@@ -146,7 +146,7 @@ std::vector<Case> make_cases(std::string_view set, DeviceKind device, const Argu
     add_grid(cases, shapes, set, Pass::forward);
   } else if (set == "backward") {
     add_grid(cases, shapes, set, Pass::backward);
-  } else if (set == "decode" && device == DeviceKind::cuda) {
+  } else if (set == "decode" && !device_traits(device).host_memory) {
     add_serving(cases, arguments);
   } else if (set == "decode-40") {
     add_forty(cases, arguments);

@@ -23,6 +23,6 @@ struct CaseSet {
 const std::vector<CaseSet>& case_sets();
 
 /// The cases of a set, sized for the device. Flags given by the user (--head-dim, --dtype, ...) replace the set's own.
-std::vector<Case> make_cases(std::string_view set, DeviceKind device, const Arguments& arguments);
+std::vector<Case> make_cases(std::string_view set, Device device, const Arguments& arguments);
 
 }  // namespace flash_attention::cli

@@ -97,9 +97,9 @@ Device device_from(const Arguments& arguments) {
   Device device = name == "best" ? best_device() : parse_device(name);
   if (arguments.given("arch")) {
     const int arch = arch_from(arguments.text("arch"));
-    if (device.kind == DeviceKind::emulator) {
+    if (device_traits(device).emulated) {
       device.emulated_arch = arch;
-    } else if (device.kind == DeviceKind::cpu) {
+    } else if (!device_traits(device).gpu_kernels) {
       throw Error(ErrorCode::invalid_argument, "--arch: the device is cpu, allowed with --device emulator or cuda");
     }
   }

@@ -40,7 +40,7 @@ int cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurr
 
 int jobs_of(const Arguments& arguments, const Device& device) {
   if (arguments.given("jobs")) return static_cast<int>(arguments.integer("jobs", 1, most_jobs));
-  return device.kind == DeviceKind::cuda ? std::min(cores(), default_most_jobs) : 1;
+  return device_traits(device).streams ? std::min(cores(), default_most_jobs) : 1;
 }
 
 StressOptions options_of(const Arguments& arguments) {
@@ -52,9 +52,9 @@ StressOptions options_of(const Arguments& arguments) {
   options.seed = static_cast<std::uint64_t>(arguments.integer("seed", 0));
   if (arguments.given("problem")) options.only = arguments.integer("problem", 0);
   if (arguments.given("variant")) options.variant = static_cast<int>(arguments.integer("variant", 0, 1 << 20));
-  options.variants = arguments.given("variants")              ? static_cast<int>(arguments.integer("variants", 1, 900))
-                     : options.device.kind == DeviceKind::cpu ? 1
-                                                              : 8;
+  options.variants = arguments.given("variants")                 ? static_cast<int>(arguments.integer("variants", 1, 900))
+                     : device_traits(options.device).gpu_kernels ? 8
+                                                                 : 1;
   options.seconds = arguments.number("minutes", 0) * 60;
   if (arguments.given("problems")) {
     options.max_problems = arguments.integer("problems", 1);

@@ -30,7 +30,7 @@ Pending begin(fuzz::GeneratedProblem problem, const StressOptions& options) {
   Pending pending;
   pending.targets = targets_of(problem.c, options);
   for (const testing::Target& target : pending.targets) {
-    if (options.device.kind != DeviceKind::cpu)
+    if (device_traits(options.device).gpu_kernels)
       pending.warm.push_back(
           prewarm_in_background(problem.c.problem, target.pass, {.device = target.device, .kernel = target.kernel}));
   }
@@ -44,7 +44,7 @@ Pending begin(fuzz::GeneratedProblem problem, const StressOptions& options) {
 class Stress {
  public:
   explicit Stress(const StressOptions& options) : options_(options) {
-    if (options.device.kind == DeviceKind::emulator) emulator::set_num_sms(3);  // blocks take one tile after another
+    if (device_traits(options.device).emulated) emulator::set_num_sms(3);  // blocks take one tile after another
   }
 
   void run(Pending& pending) {
@@ -63,7 +63,7 @@ class Stress {
         lines = call(pending.problem, target, expected);
       } catch (const Error& error) {
         lines = {error.what()};
-        report_.device_lost = options_.device.kind == DeviceKind::cuda && error.code() == ErrorCode::device_failed;
+        report_.device_lost = !device_traits(options_.device).host_memory && error.code() == ErrorCode::device_failed;
       }
       if (!lines.empty()) {
         report_.differences.push_back({pending.name(), std::string(to_string(target.pass)), target.kernel,
@@ -108,9 +108,10 @@ class Stress {
 }  // namespace
 
 std::string command_of(const ProblemName& problem, const StressOptions& options) {
-  std::string text = "flash-attention stress --device " + std::string(to_string(options.device.kind));
-  if (options.device.kind == DeviceKind::cuda) text += ":" + std::to_string(options.device.index);
-  if (options.device.emulated_arch != 0) text += " --arch sm_" + std::to_string(options.device.emulated_arch);
+  const int arch = options.device.emulated_arch;
+  std::string text = "flash-attention stress --device ";
+  text += arch == 0 ? to_string(options.device)
+                    : std::string(to_string(options.device.kind)) + " --arch sm_" + std::to_string(arch);
   const std::string kernel = options.every_kernel ? "all" : options.kernel;
   if (!kernel.empty()) text += " --kernel " + kernel;
   text += format(" --seed %llu --problem %lld", static_cast<unsigned long long>(problem.seed),

@@ -15,7 +15,7 @@ constexpr int most_draws = 30;                 // of variants for one that needs
 /// see few of the problems of all.
 std::vector<std::string> domains_of(const StressOptions& options) {
   if (!options.kernel.empty()) return {options.kernel};
-  if (options.device.kind == DeviceKind::cpu) return {"cpu/backward", "cpu/prefill"};
+  if (!device_traits(options.device).gpu_kernels) return {"cpu/backward", "cpu/prefill"};
   const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
   return {"backward" + fastest, "forward" + fastest, "decode" + fastest,
           "decode/sm80",        "forward/portable",  "backward/portable"};
@@ -35,11 +35,11 @@ std::vector<testing::Target> targets_of(const testing::Case& c, const StressOpti
     for (const Pass pass : {Pass::forward, Pass::backward}) add("", pass);
     return targets;
   }
-  const DeviceKind kind = options.device.kind == DeviceKind::cpu ? DeviceKind::cpu : DeviceKind::cuda;
+  const bool on_gpu = device_traits(options.device).gpu_kernels;
   for (const KernelSummary& kernel : kernels()) {
     const bool flash =
         (kernel.pass == Pass::forward || kernel.pass == Pass::backward) && !kernel.name.starts_with("ladder/");
-    if (options.every_kernel ? flash && kernel.device == kind : kernel.name == options.kernel)
+    if (options.every_kernel ? flash && device_traits(kernel.device).gpu_kernels == on_gpu : kernel.name == options.kernel)
       add(kernel.name, kernel.pass);
   }
   return targets;
@@ -72,7 +72,7 @@ bool StressSource::next(fuzz::GeneratedProblem& problem) {
   if (options_.variants > 1) {
     first_ = problem;
     compiled_ = kernels_of(problem.c, targets_of(problem.c, options_));
-    const bool nothing_runs = compiled_.empty() && options_.device.kind != DeviceKind::cpu;  // an empty batch
+    const bool nothing_runs = compiled_.empty() && device_traits(options_.device).gpu_kernels;  // an empty batch
     variants_left_ = nothing_runs ? 0 : options_.variants - 1, drawn_ = 0;
   }
   return true;

@@ -14,7 +14,7 @@
 namespace flash_attention::cli {
 namespace {
 
-std::vector<Case> chosen_cases(const Arguments& arguments, DeviceKind device) {
+std::vector<Case> chosen_cases(const Arguments& arguments, Device device) {
   const std::string chosen = arguments.words().empty() ? "lengths" : arguments.words().front();
   if (chosen != "all") return make_cases(chosen, device, arguments);
   std::vector<Case> cases;
@@ -58,7 +58,8 @@ Json report(const DeviceInfo& info, const std::optional<cpu::Peaks>& peaks, cons
 int bench(const Arguments& arguments) {
   Options options;
   options.device = device_from(arguments);
-  if (options.device.kind == DeviceKind::emulator) {
+  const DeviceTraits& traits = device_traits(options.device);
+  if (traits.emulated) {
     throw Error(ErrorCode::invalid_argument,
                 "--device: got emulator, allowed: cpu, cuda (an emulated GPU has no speed; `run` counts its work)");
   }
@@ -68,14 +69,14 @@ int bench(const Arguments& arguments) {
   const std::string kernel = kernel_from(arguments);
   options.kernel = kernel;
   const DeviceInfo info = device_info(options.device);
-  const std::vector<Case> cases = chosen_cases(arguments, options.device.kind);
+  const std::vector<Case> cases = chosen_cases(arguments, options.device);
   MeasureLimits limits;
   limits.seconds = arguments.number("seconds", 0);
   limits.check = !arguments.on("no-check");
 
   Progress progress;
   std::optional<cpu::Peaks> peaks;
-  if (options.device.kind == DeviceKind::cpu) {
+  if (!traits.gpu_kernels) {
     progress.show("measuring the FMA peak and the read bandwidth ...");
     peaks = cpu::measure_peaks(info.threads);
   }

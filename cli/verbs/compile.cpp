@@ -21,7 +21,7 @@ DeviceInfo device_to_compile_for(const Arguments& arguments) {
 
 int compile(const Arguments& arguments) {
   const DeviceInfo info = device_to_compile_for(arguments);
-  if (info.device.kind != DeviceKind::cuda) {
+  if (!device_traits(info.device).streams) {
     throw Error(ErrorCode::invalid_argument,
                 "--device: got " + to_string(info.device) + ", allowed: cuda (only GPU kernels are compiled)");
   }

@@ -70,7 +70,7 @@ int plan(const Arguments& arguments) {
   }
   std::printf("problem  %s\ndevice   %s\n\n%s\n", describe(problem).c_str(), describe(info).c_str(),
               to_string(made).c_str());
-  if (info.device.kind == DeviceKind::cuda) std::printf("\nsm_%d gets %s\n", info.arch, describe_path(info).c_str());
+  if (device_traits(info.device).streams) std::printf("\nsm_%d gets %s\n", info.arch, describe_path(info).c_str());
   std::puts("\nConsidered, in this order:");
   for (const Candidate& candidate : made.candidates) {
     std::printf("  %-22s %s\n", candidate.kernel.c_str(), candidate.reason.empty() ? "chosen" : candidate.reason.c_str());

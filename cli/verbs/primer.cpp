@@ -14,10 +14,10 @@ namespace {
 Device device_for_lessons(const Arguments& arguments) {
   if (arguments.text("device") == "best" && !arguments.given("arch")) {
     const Device best = best_device();
-    return best.kind == DeviceKind::cuda ? best : Device{DeviceKind::emulator, 0, 0};
+    return device_traits(best).gpu_kernels ? best : Device{DeviceKind::emulator, 0, 0};
   }
   const Device device = device_from(arguments);
-  if (device.kind == DeviceKind::cpu) {
+  if (!device_traits(device).gpu_kernels) {
     throw Error(ErrorCode::invalid_argument, "--device: got cpu, allowed: cuda, cuda:N, emulator, best");
   }
   return device;
@@ -117,7 +117,7 @@ int primer(const Arguments& arguments) {
     return ok;
   }
   const DeviceInfo info = device_info(device_for_lessons(arguments));
-  const bool emulated = info.device.kind == DeviceKind::emulator;
+  const bool emulated = device_traits(info.device).emulated;
   const LessonSize size = size_from(arguments, emulated);
 
   Progress progress;

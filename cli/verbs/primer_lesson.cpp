@@ -105,7 +105,7 @@ LessonResult run_lesson(const Lesson& lesson, const LessonSize& size, const Devi
   void* for_matrix[] = {&a, &b, &c, &rows, &columns};
   void* const* parameters = lesson.takes_matrix ? for_matrix : for_vector;
 
-  const bool emulated = info.device.kind == DeviceKind::emulator;
+  const bool emulated = device_traits(info.device).emulated;
   if (emulated) emulator::count_accesses(true);
   if (emulated) emulator::reset_counters();
   kernel->launch(result.launch, parameters, nullptr);

@@ -124,7 +124,7 @@ int profile(const Arguments& typed) {
   Options options;
   options.device = device_from(typed);
   options.kernel = kernel;
-  if (options.device.kind != DeviceKind::cuda) {
+  if (!device_traits(options.device).streams) {
     throw Error(ErrorCode::unavailable, "profile: Nsight Compute counts on NVIDIA GPUs alone, and the device is " +
                                             to_string(options.device) +
                                             "; flash-attention run --device emulator counts without one");

@@ -23,6 +23,14 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
+/// What all devices of a kind have in common. Code asks for these, not for the kind.
+struct DeviceTraits {
+  bool host_memory = false;  ///< tensors are in the host's memory, and a call is done when it returns
+  bool streams = false;      ///< calls are queued on a stream, and events on it measure them
+  bool gpu_kernels = false;  ///< runs the kernels of kernels/, which are compiled at their first use
+  bool emulated = false;     ///< plays another device: its work can be counted, its times say nothing
+};
+
 /// Instruction sets of the CPU backend, from the plainest to the most capable.
 enum class CpuIsa : std::uint8_t { generic, neon, avx2, avx512, avx512_bf16, amx };
 
@@ -41,6 +49,10 @@ struct DeviceInfo {
 
   friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };
+
+/// Throws Error(invalid_argument) for a number that is no kind.
+FLASH_ATTENTION_API const DeviceTraits& device_traits(DeviceKind kind);
+FLASH_ATTENTION_API const DeviceTraits& device_traits(const Device& device);
 
 /// Facts about one device. Throws Error(unavailable) where it does not exist.
 FLASH_ATTENTION_API DeviceInfo device_info(Device device);

@@ -92,7 +92,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
     // Where the lengths can be read, the longest is known. A bias or mask is as wide as the caller said.
     const bool as_given =
         tensors[Slot::bias].present() || tensors[Slot::mask].present() || tensors[Slot::block_mask].present();
-    if (options.device.kind == DeviceKind::cpu && !as_given) {
+    if (device_traits(options.device).host_memory && !as_given) {
       if (problem.seq_q == 0) problem.seq_q = longest(buffers.cu_seqlens_q, problem.batch);
       if (problem.seq_kv == 0 && !paged) problem.seq_kv = longest(buffers.cu_seqlens_kv, problem.batch);
     }

@@ -17,9 +17,10 @@ nb::dict to_dict(const DeviceInfo& info) {
   fields["name"] = info.name;
   fields["memory_bytes"] = info.memory_bytes;
   fields["l2_bytes"] = info.l2_bytes;
-  if (info.device.kind == DeviceKind::cpu) {
+  if (!device_traits(info.device).gpu_kernels) {
     fields["isa"] = to_string(info.isa);
     fields["threads"] = info.threads;
+    fields["core_cache_bytes"] = info.core_cache_bytes;
   } else {
     fields["arch"] = info.arch;
     fields["num_sms"] = info.num_sms;

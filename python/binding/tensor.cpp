@@ -188,7 +188,7 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
 }
 
 void* current_stream(nb::handle object, Device device) {
-  const ExchangeTable* table = device.kind == DeviceKind::cuda ? exchange_table(Py_TYPE(object.ptr())) : nullptr;
+  const ExchangeTable* table = device_traits(device).streams ? exchange_table(Py_TYPE(object.ptr())) : nullptr;
   void* stream = nullptr;
   if (table != nullptr && table->current_stream(dlpack_cuda, device.index, &stream) != 0) {
     throw nb::python_error();

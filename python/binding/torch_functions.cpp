@@ -12,7 +12,7 @@ bool is_intercepted(Device device) {
     const nb::object found = answer(mode);
     return found.ptr() != Py_False && PyObject_IsTrue(found.ptr()) != 0;
   };
-  if (is_on(device.kind == DeviceKind::cuda ? torch.autocast_of_cuda : torch.autocast)) return true;
+  if (is_on(device_traits(device).host_memory ? torch.autocast : torch.autocast_of_cuda)) return true;
   if (std::ranges::any_of(torch.interceptors, is_on)) return true;
   PyObject* const profiled = PyDict_GetItem(torch.profiler, torch.is_profiler_enabled);  // it sees what is dispatched
   if (profiled == Py_True) return true;

@@ -3,11 +3,9 @@
 #include <array>
 #include <memory>
 
+#include "api/backends.h"
 #include "api/checks/append_problem.h"
 #include "api/guard.h"
-#include "cpu/append.h"
-#include "cuda/backend.h"
-#include "emulator/host/backend.h"
 #include "launch/append.h"
 #include "plan/append.h"
 
@@ -20,7 +18,7 @@ struct PreparedAppend {
   Device device;
   AppendProblem problem;
   Launch launch;
-  std::unique_ptr<LaunchedKernel> kernel;  // null: the CPU, or nothing to do
+  std::unique_ptr<LaunchedKernel> kernel;  // null: the backend appends itself, or nothing to do
 };
 
 /// The last few calls of this thread: one for each kind of layer that a model has. Kernels are loaded once in a process
@@ -35,13 +33,10 @@ class RecentAppends {
     made->asked = problem;
     made->device = options.device;
     made->problem = api::normalise(problem);
-    if (options.device.kind != DeviceKind::cpu) {
+    if (const Backend& backend = api::backend_of(options.device); backend.append == nullptr) {
       const DeviceInfo device = device_info(options.device);
       made->launch = plan::lay_out_append(made->problem);
-      if (made->launch.grid[0] > 0) {
-        made->kernel = device.device.kind == DeviceKind::cuda ? cuda::load_launch(made->launch, device, options.stream)
-                                                              : emulator::load_launch(made->launch, device);
-      }
+      if (made->launch.grid[0] > 0) made->kernel = backend.load_launch(made->launch, device, options.stream);
     }
     auto& place = entries_[next_++ % entries_.size()];
     place = std::move(made);
@@ -76,8 +71,8 @@ void append(const AppendProblem& problem, const AppendBuffers& buffers, const Op
     with_recent([&](RecentAppends& recent) {
       const PreparedAppend& prepared = recent.find(problem, options);
       api::validate(prepared.problem, buffers, options);
-      if (options.device.kind == DeviceKind::cpu) {
-        cpu::append(prepared.problem, buffers);
+      if (const auto append_rows = api::backend_of(options.device).append; append_rows != nullptr) {
+        append_rows(prepared.problem, buffers);
       } else if (prepared.kernel) {
         abi::AppendArgs args = launch::make_arguments(prepared.problem, buffers);
         prepared.kernel->launch(prepared.launch, &args, options.stream);

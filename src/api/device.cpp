@@ -2,61 +2,35 @@
 
 #include <charconv>
 
+#include "api/backends.h"
 #include "api/checks/refuse.h"
 #include "api/guard.h"
-#include "cpu/backend.h"
-#include "cuda/backend.h"
-#include "emulator/host/backend.h"
 
 namespace flash_attention {
-namespace {
-
-DeviceInfo facts_of(Device device) {
-  switch (device.kind) {
-    case DeviceKind::cpu:
-      api::require(device.index == 0, "device.index", std::int64_t{device.index}, "there is one CPU, cpu:0");
-      return cpu::info();
-    case DeviceKind::cuda:
-      return cuda::info(device.index);
-    case DeviceKind::emulator:
-      api::require(device.emulated_arch == 0 || device.emulated_arch == 80 || device.emulated_arch == 90,
-                   "device.emulated_arch", std::int64_t{device.emulated_arch}, "allowed are 80 and 90");
-      return emulator::info(device.emulated_arch == 0 ? 90 : device.emulated_arch);
-  }
-  api::refuse("device.kind", std::to_string(static_cast<int>(device.kind)), "allowed are cpu, cuda and emulator");
-}
-
-}  // namespace
 
 DeviceInfo device_info(Device device) {
-  return api::guarded([&] { return facts_of(device); });
+  return api::guarded([&] { return api::backend_of(device).info(device); });
 }
 
 std::vector<DeviceInfo> devices() {
   return api::guarded([] {
-    std::vector<DeviceInfo> all{cpu::info()};
-    for (DeviceInfo& gpu : cuda::devices()) all.push_back(std::move(gpu));
+    std::vector<DeviceInfo> all;
+    for (const Backend* backend : api::backends()) {
+      if (backend->devices == nullptr) continue;
+      for (DeviceInfo& device : backend->devices()) all.push_back(std::move(device));
+    }
     return all;
   });
 }
 
 Device best_device() {
   return api::guarded([] {
-    const std::vector<DeviceInfo> gpus = cuda::devices();
-    return gpus.empty() ? Device{} : gpus.front().device;
+    for (const Backend* backend : api::backends()) {
+      if (!backend->traits.gpu_kernels || backend->devices == nullptr) continue;
+      if (const std::vector<DeviceInfo> gpus = backend->devices(); !gpus.empty()) return gpus.front().device;
+    }
+    return Device{};
   });
-}
-
-std::string_view to_string(DeviceKind kind) {
-  switch (kind) {
-    case DeviceKind::cpu:
-      return "cpu";
-    case DeviceKind::cuda:
-      return "cuda";
-    case DeviceKind::emulator:
-      return "emulator";
-  }
-  return "unknown device";
 }
 
 std::string_view to_string(CpuIsa isa) {
@@ -75,18 +49,6 @@ std::string_view to_string(CpuIsa isa) {
       return "amx";
   }
   return "unknown isa";
-}
-
-std::string to_string(Device device) {
-  switch (device.kind) {
-    case DeviceKind::cpu:
-      return "cpu";
-    case DeviceKind::cuda:
-      return "cuda:" + std::to_string(device.index);
-    case DeviceKind::emulator:
-      return "emulator:sm_" + std::to_string(device.emulated_arch == 0 ? 90 : device.emulated_arch);
-  }
-  return "unknown device";
 }
 
 Device parse_device(std::string_view text) {

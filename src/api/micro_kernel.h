@@ -2,8 +2,8 @@
 
 #include <memory>
 
+#include "backend/kernel.h"
 #include "flash_attention/device.h"
-#include "plan/kernel.h"
 
 namespace flash_attention {
 

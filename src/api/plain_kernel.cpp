@@ -1,7 +1,6 @@
 #include "api/plain_kernel.h"
 
-#include "cuda/backend.h"
-#include "emulator/host/backend.h"
+#include "api/backends.h"
 #include "flash_attention/error.h"
 #include "jit/sources.h"
 #include "support/settings.h"
@@ -10,15 +9,10 @@ namespace flash_attention {
 
 std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const std::string& entry,
                                                const DeviceInfo& device) {
-  switch (device.device.kind) {
-    case DeviceKind::cuda:
-      return cuda::load_plain_kernel(unit, entry, device);
-    case DeviceKind::emulator:
-      return emulator::load_plain_kernel(unit, entry, device);
-    case DeviceKind::cpu:
-      break;
-  }
-  throw Error(ErrorCode::unsupported, "kernel " + unit + " is for a GPU: got device cpu, allowed: cuda, emulator");
+  const Backend& backend = api::backend_of(device.device);
+  if (backend.load_plain != nullptr) return backend.load_plain(unit, entry, device);
+  throw Error(ErrorCode::unsupported,
+              "kernel " + unit + " is for a GPU: got device " + std::string(backend.name) + ", allowed: cuda, emulator");
 }
 
 std::string plain_kernel_source(const std::string& unit) {

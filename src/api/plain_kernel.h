@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
+#include "backend/plain_kernel.h"
 #include "flash_attention/device.h"
-#include "plan/plain_kernel.h"
 
 namespace flash_attention {
 

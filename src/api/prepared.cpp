@@ -10,11 +10,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "api/backends.h"
 #include "api/checks/validate.h"
-#include "cpu/backend.h"
-#include "cpu/threads/parallel.h"
-#include "cuda/backend.h"
-#include "emulator/host/backend.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention::api {
@@ -117,17 +114,7 @@ Prepared::Prepared(const Problem& normalised, Plan chosen, DeviceInfo where)
 const Kernel& Prepared::kernel(void* stream) const {
   if (const Kernel* kernel = ready_.load(std::memory_order_acquire)) return *kernel;
   std::call_once(loaded_, [this, stream] {
-    switch (device.device.kind) {
-      case DeviceKind::cpu:
-        kernel_ = cpu::load_kernel(plan, device);
-        break;
-      case DeviceKind::cuda:
-        kernel_ = cuda::load_kernel(plan, device, stream);
-        break;
-      case DeviceKind::emulator:
-        kernel_ = emulator::load_kernel(plan, device);
-        break;
-    }
+    kernel_ = backend_of(device.device).load(plan, device, stream);
     ready_.store(kernel_.get(), std::memory_order_release);
   });
   return *kernel_;
@@ -155,7 +142,8 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
 }  // namespace
 
 std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options) {
-  const int threads = options.device.kind == DeviceKind::cpu ? cpu::num_threads() : 0;
+  const Backend& backend = backend_of(options.device);
+  const int threads = backend.threads != nullptr ? backend.threads() : 0;
   const KeyView key{problem, pass, options.device, threads, options.kernel};
   Recent* last = recent();
   if (const auto* found = last != nullptr ? last->find(key) : nullptr) return *found;
@@ -167,7 +155,7 @@ std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const
 std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass, const Options& options) {
   const std::shared_ptr<const Prepared> wanted = prepare(problem, pass, options);
   const auto fits = [&](const Prepared& prepared) { return prepared.plan.workspace_bytes <= options.workspace_bytes; };
-  if (options.device.kind != DeviceKind::cpu || options.workspace == nullptr || fits(*wanted)) return wanted;
+  if (backend_of(options.device).threads == nullptr || options.workspace == nullptr || fits(*wanted)) return wanted;
   for (int threads = wanted->device.threads / 2; threads >= 1; threads /= 2) {
     auto fewer = find_or_make({problem, pass, options.device, threads, options.kernel});
     if (fits(*fewer)) return fewer;

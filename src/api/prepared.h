@@ -4,8 +4,8 @@
 #include <memory>
 #include <mutex>
 
+#include "backend/kernel.h"
 #include "flash_attention/attention.h"
-#include "plan/kernel.h"
 
 namespace flash_attention::api {
 

@@ -1,10 +1,8 @@
 #include "flash_attention/runtime.h"
 
+#include "api/backends.h"
 #include "api/checks/append_problem.h"
 #include "api/guard.h"
-#include "cpu/backend.h"
-#include "cpu/threads/parallel.h"
-#include "cuda/backend.h"
 #include "jit/cached.h"
 #include "jit/compile.h"
 #include "jit/diagnose.h"
@@ -63,17 +61,17 @@ std::string describe_path(const DeviceInfo& gpu) {
 
 std::vector<Finding> diagnose() {
   return api::guarded([] {
-    const DeviceInfo cpu = cpu::info();
-    std::vector<Finding> findings{
-        {.subject = "CPU",
-         .ok = true,
-         .detail = cpu.name + ", " + std::string(to_string(cpu.isa)) + ", " + cpu::describe_threads(),
-         .advice = ""}};
-    for (auto part : {cuda::diagnose, jit::diagnose}) {
-      for (Finding& finding : part()) findings.push_back(std::move(finding));
+    std::vector<Finding> findings;
+    const auto add = [&](std::vector<Finding> more) {
+      for (Finding& finding : more) findings.push_back(std::move(finding));
+    };
+    for (const Backend* backend : api::backends()) {
+      if (backend->diagnose != nullptr) add(backend->diagnose());
     }
-    for (const DeviceInfo& gpu : cuda::devices()) {
-      findings.push_back({"kernels on " + to_string(gpu.device), true, describe_path(gpu), ""});
+    add(jit::diagnose());
+    for (const DeviceInfo& device : devices()) {
+      if (!device_traits(device.device).gpu_kernels) continue;
+      findings.push_back({"kernels on " + to_string(device.device), true, describe_path(device), ""});
     }
     return findings;
   });

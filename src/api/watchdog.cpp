@@ -2,8 +2,8 @@
 
 #include <atomic>
 
+#include "api/backends.h"
 #include "check/check.h"
-#include "cuda/memory.h"
 
 namespace flash_attention::api {
 
@@ -11,13 +11,13 @@ void watch(const Prepared& prepared, const Buffers& buffers, const Options& opti
   if (!prepared.problem.program.empty()) return;
   static std::atomic<std::uint64_t> calls{0};
   check::Fetch fetch = [](const void* from, std::size_t, std::vector<char>&) { return static_cast<const char*>(from); };
-  if (options.device.kind == DeviceKind::cuda) {
-    const int device = options.device.index;
-    void* const stream = options.stream;
-    if (cuda::is_captured(stream)) return;
-    fetch = [device, stream](const void* from, std::size_t bytes, std::vector<char>& scratch) -> const char* {
+  const Backend& backend = backend_of(options.device);
+  if (backend.is_captured != nullptr && backend.is_captured(options.stream)) return;
+  if (backend.download != nullptr) {
+    fetch = [download = backend.download, device = options.device, stream = options.stream](
+                const void* from, std::size_t bytes, std::vector<char>& scratch) -> const char* {
       if (scratch.size() < bytes) scratch.resize(bytes);
-      cuda::download(device, scratch.data(), from, bytes, stream);
+      download(device, scratch.data(), from, bytes, stream);
       return scratch.data();
     };
   }

@@ -6,6 +6,7 @@
 #include <new>
 #include <optional>
 
+#include "cpu/append.h"
 #include "cpu/caches.h"
 #include "cpu/detect.h"
 #include "cpu/isa/tables.h"
@@ -167,5 +168,35 @@ std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) 
 #endif
   return std::make_unique<CpuKernel>(steps, steps);
 }
+
+namespace {
+
+std::vector<Finding> diagnose() {
+  const DeviceInfo device = info();
+  return {{.subject = "CPU",
+           .ok = true,
+           .detail = device.name + ", " + std::string(to_string(device.isa)) + ", " + describe_threads(),
+           .advice = ""}};
+}
+
+}  // namespace
+
+constinit const Backend backend{
+    .kind = DeviceKind::cpu,
+    .name = "cpu",
+    .traits = {.host_memory = true},
+    .info =
+        [](const Device& device) {
+          if (device.index == 0) return info();
+          throw Error(ErrorCode::invalid_argument,
+                      "device.index: got " + std::to_string(device.index) + "; there is one CPU, cpu:0");
+        },
+    .describe = [](const Device&) { return std::string("cpu"); },
+    .devices = [] { return std::vector{info()}; },
+    .diagnose = diagnose,
+    .threads = num_threads,
+    .load = [](const Plan& plan, const DeviceInfo& device, void*) { return load_kernel(plan, device); },
+    .append = append,
+};
 
 }  // namespace flash_attention::cpu

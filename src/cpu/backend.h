@@ -2,11 +2,14 @@
 
 #include <memory>
 
-#include "plan/kernel.h"
+#include "backend/backend.h"
 
 namespace flash_attention::cpu {
 
 struct KernelTable;
+
+/// The row of the table of backends (src/api/backends.cpp).
+extern const Backend backend;
 
 /// The CPU as a device: its instruction set (detected, or forced by the settings), threads and caches.
 DeviceInfo info();

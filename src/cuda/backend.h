@@ -3,11 +3,12 @@
 #include <memory>
 #include <vector>
 
-#include "flash_attention/runtime.h"
-#include "plan/kernel.h"
-#include "plan/plain_kernel.h"
+#include "backend/backend.h"
 
 namespace flash_attention::cuda {
+
+/// The row of the table of backends (src/api/backends.cpp).
+extern const Backend backend;
 
 /// Every GPU of this process; empty without a driver.
 std::vector<DeviceInfo> devices();

@@ -27,8 +27,7 @@ std::span<const KernelEntry> kernel_table() {
 namespace {
 
 bool serves(const KernelEntry& entry, Pass pass, const DeviceInfo& device) {
-  const DeviceKind kind = device.device.kind == DeviceKind::emulator ? DeviceKind::cuda : device.device.kind;
-  return entry.pass == pass && entry.device == kind;
+  return entry.pass == pass && device_traits(entry.device).gpu_kernels == device_traits(device.device).gpu_kernels;
 }
 
 std::string reject(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device) {
@@ -36,7 +35,7 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
   if (problem.left_padding && !entry.left_padding) return "takes no left padding";
   if (problem.invariant && entry.pass == Pass::forward) {
     if (!entry.invariant) return "bits of a row depend on the call";
-    if (entry.device == DeviceKind::cuda && problem.seq_kv > most_invariant_keys) {
+    if (device_traits(entry.device).gpu_kernels && problem.seq_kv > most_invariant_keys) {
       return "takes at most " + std::to_string(most_invariant_keys) + " keys where bits are invariant";
     }
   }

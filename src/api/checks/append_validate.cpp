@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "api/backends.h"
 #include "api/checks/append_problem.h"
 #include "api/checks/overlap.h"
 #include "api/checks/pointers.h"
@@ -13,8 +14,8 @@ namespace {
 std::string entry(const char* argument, std::int64_t i) { return std::string(argument) + "[" + std::to_string(i) + "]"; }
 
 void check_pointers(const AppendProblem& p, const AppendBuffers& b, Device device) {
-  const bool cpu = device.kind == DeviceKind::cpu;
-  const std::size_t wide = cpu ? size_of(p.dtype) : 16, cached = cpu ? size_of(*p.cache_dtype) : 16;
+  const Backend& backend = backend_of(device);
+  const std::size_t wide = backend.alignment(size_of(p.dtype)), cached = backend.alignment(size_of(*p.cache_dtype));
   const bool queries = plan::query_tokens(p) > 0, rows = plan::new_tokens(p) > 0;
   check_pointer("q", b.q, queries, wide);
   check_pointer("q_out", b.q_out, queries, wide);
@@ -22,7 +23,7 @@ void check_pointers(const AppendProblem& p, const AppendBuffers& b, Device devic
   check_pointer("v", b.v, rows, wide);
   check_pointer("k_cache", b.k_cache, rows && p.capacity > 0, cached);
   check_pointer("v_cache", b.v_cache, rows && p.capacity > 0, cached);
-  const std::size_t table = cpu ? size_of(p.rotary_dtype) : 16;
+  const std::size_t table = backend.alignment(size_of(p.rotary_dtype));
   const bool nothing = !queries && !rows;
   check_pair("cos", b.cos, p.rotary_dim > 0, "rotary_dim", table, nothing);
   check_pair("sin", b.sin, p.rotary_dim > 0, "rotary_dim", table, nothing);
@@ -144,11 +145,11 @@ void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
 }  // namespace
 
 void validate(const AppendProblem& p, const AppendBuffers& b, const Options& options) {
-  if (options.device.kind != DeviceKind::cuda && options.stream != nullptr) {
+  if (!device_traits(options.device).streams && options.stream != nullptr) {
     refuse("stream", address(options.stream), "only CUDA devices have streams; the device is " + to_string(options.device));
   }
   check_pointers(p, b, options.device);
-  if (options.device.kind != DeviceKind::cuda) {
+  if (device_traits(options.device).host_memory) {
     if (p.packed_new) check_cu_seqlens("cu_seqlens_new", b.cu_seqlens_new, p.batch, p.total_new, p.total_new);
     if (p.packed_q) check_cu_seqlens("cu_seqlens_q", b.cu_seqlens_q, p.batch, p.total_q, p.total_q);
     if (p.placed) {

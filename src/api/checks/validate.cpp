@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "api/backends.h"
 #include "api/checks/overlap.h"
 #include "api/checks/pointers.h"
 #include "api/checks/refuse.h"
@@ -16,12 +17,12 @@ namespace {
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
 
 void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
-  // GPU kernels move 16 bytes at a time; which kernel runs is decided before the pointers are known.
-  const std::size_t element = size_of(p.dtype);
-  const std::size_t wide = device.kind == DeviceKind::cpu ? element : 16;
+  // Which kernel runs is decided before the pointers are known.
+  const Backend& backend = backend_of(device);
+  const std::size_t wide = backend.alignment(size_of(p.dtype));
   const bool queries = p.total_q > 0, keys = p.total_kv > 0;
-  check_pointer("q", b.q, queries, device.kind == DeviceKind::cpu ? size_of(*p.q_dtype) : 16);
-  const std::size_t of_keys = device.kind == DeviceKind::cpu ? size_of(*p.kv_dtype) : 16;
+  check_pointer("q", b.q, queries, backend.alignment(size_of(*p.q_dtype)));
+  const std::size_t of_keys = backend.alignment(size_of(*p.kv_dtype));
   check_pointer("k", b.k, keys, of_keys);
   check_pointer("v", b.v, keys, of_keys);
   check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
@@ -200,11 +201,11 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
 }  // namespace
 
 void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) {
-  if (options.device.kind != DeviceKind::cuda && options.stream != nullptr) {
+  if (!device_traits(options.device).streams && options.stream != nullptr) {
     refuse("stream", address(options.stream), "only CUDA devices have streams; the device is " + to_string(options.device));
   }
   check_pointers(problem, plan.pass, buffers, options.device);
-  if (options.device.kind != DeviceKind::cuda) check_host_lengths(problem, buffers);
+  if (device_traits(options.device).host_memory) check_host_lengths(problem, buffers);
   if (plan.workspace_bytes != 0) {
     if (options.workspace == nullptr || options.workspace_bytes < plan.workspace_bytes) {
       refuse("workspace_bytes", std::to_string(options.workspace == nullptr ? 0 : options.workspace_bytes),

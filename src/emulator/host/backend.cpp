@@ -103,4 +103,24 @@ std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceIn
   return std::make_unique<EmulatedLaunch>(module_of(launch, device.arch));
 }
 
+constinit const Backend backend{
+    .kind = DeviceKind::emulator,
+    .name = "emulator",
+    .traits = {.host_memory = true, .gpu_kernels = true, .emulated = true},
+    .vector_bytes = 16,
+    .info =
+        [](const Device& device) {
+          if (const int arch = device.emulated_arch; arch == 0 || arch == 80 || arch == 90) return info(arch);
+          throw Error(ErrorCode::invalid_argument,
+                      "device.emulated_arch: got " + std::to_string(device.emulated_arch) + "; allowed are 80 and 90");
+        },
+    .describe =
+        [](const Device& device) {
+          return "emulator:sm_" + std::to_string(device.emulated_arch == 0 ? 90 : device.emulated_arch);
+        },
+    .load = [](const Plan& plan, const DeviceInfo& device, void*) { return load_kernel(plan, device); },
+    .load_launch = [](const Launch& launch, const DeviceInfo& device, void*) { return load_launch(launch, device); },
+    .load_plain = load_plain_kernel,
+};
+
 }  // namespace flash_attention::emulator

@@ -2,10 +2,12 @@
 
 #include <memory>
 
-#include "plan/kernel.h"
-#include "plan/plain_kernel.h"
+#include "backend/backend.h"
 
 namespace flash_attention::emulator {
+
+/// The row of the table of backends (src/api/backends.cpp).
+extern const Backend backend;
 
 /// The GPU that the emulator plays: an A100-like sm_80 or an H200-like sm_90.
 DeviceInfo info(int arch);
