@@ -2,7 +2,7 @@
 
 #include "flash_attention/error.h"
 #include "jit/cached.h"
-#include "jit/nvrtc.h"
+#include "jit/nvrtc/nvrtc.h"
 
 namespace flash_attention::jit {
 namespace {

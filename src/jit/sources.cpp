@@ -40,23 +40,27 @@ std::vector<std::string> includes_of(std::string_view text) {
 }  // namespace
 
 std::vector<SourceFile> sources_of(const std::string& name, const std::filesystem::path& kernel_dir) {
+  if (!text_of(name, kernel_dir)) {
+    throw Error(ErrorCode::invalid_argument,
+                "kernel source '" + name + "' does not exist" + (kernel_dir.empty() ? "" : " in " + kernel_dir.string()));
+  }
+  return sources_of_text("#include \"" + name + "\"", kernel_dir);
+}
+
+std::vector<SourceFile> sources_of_text(const std::string& text, const std::filesystem::path& kernel_dir) {
   std::map<std::string, std::string> found;
-  std::vector<std::string> open{name};
+  std::vector<std::string> open = includes_of(text);
   while (!open.empty()) {
     const std::string next = std::move(open.back());
     open.pop_back();
     if (found.contains(next)) continue;
-    auto text = text_of(next, kernel_dir);
-    if (!text && next == name) {
-      throw Error(ErrorCode::invalid_argument,
-                  "kernel source '" + name + "' does not exist" + (kernel_dir.empty() ? "" : " in " + kernel_dir.string()));
-    }
-    if (!text) continue;  // the compiler reports it, with the line that asks for it
-    for (std::string& included : includes_of(*text)) open.push_back(std::move(included));
-    found.emplace(next, std::move(*text));
+    auto file = text_of(next, kernel_dir);
+    if (!file) continue;  // the compiler reports it, with the line that asks for it
+    for (std::string& included : includes_of(*file)) open.push_back(std::move(included));
+    found.emplace(next, std::move(*file));
   }
   std::vector<SourceFile> files;
-  for (auto& [file, text] : found) files.push_back({file, std::move(text)});
+  for (auto& [name, file] : found) files.push_back({name, std::move(file)});
   return files;
 }
 

@@ -16,6 +16,9 @@ struct SourceFile {
 /// source tree) where that is not empty. Throws Error(invalid_argument) where the file does not exist.
 std::vector<SourceFile> sources_of(const std::string& name, const std::filesystem::path& kernel_dir);
 
+/// What a text includes, directly or not: the union of sources_of for each name in it, sorted by name.
+std::vector<SourceFile> sources_of_text(const std::string& text, const std::filesystem::path& kernel_dir);
+
 /// The file that holds a unit: "forward/portable" -> "forward/portable.cuh". Throws Error(invalid_argument).
 std::string file_of_unit(const std::string& unit, const std::filesystem::path& kernel_dir);
 

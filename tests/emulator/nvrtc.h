@@ -4,7 +4,7 @@
 
 #include "emulator/wrapper_case.h"
 #include "jit/kernel_key.h"
-#include "jit/nvrtc.h"
+#include "jit/nvrtc/nvrtc.h"
 #include "jit/sources.h"
 
 namespace flash_attention::testing {

@@ -11,7 +11,7 @@ namespace {
 
 /// A warp runs the body: `in` and `out` are global memory, `shared` is 8 KiB of shared memory.
 emulator::Counters count(const std::string& name, const std::string& body, bool plain = true) {
-  emulator::HostUnit unit{name, "test_plain_" + name, {}, 80, plain};
+  jit::Unit unit{name, "test_plain_" + name, {}, 80, plain};
   unit.text =
       "#include \"ptx/memory.cuh\"\nusing namespace flash_attention;\n"
       "struct Storage { float values[2048]; };\n"

@@ -1,9 +1,9 @@
-#include "jit/nvrtc_search.h"
+#include "jit/nvrtc/nvrtc_search.h"
 
 #include <gtest/gtest.h>
 
 #include "flash_attention/error.h"
-#include "jit/nvrtc.h"
+#include "jit/nvrtc/nvrtc.h"
 #include "support/child.h"
 #include "support/folder.h"
 

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "jit/compile.h"
-#include "jit/nvrtc.h"
+#include "jit/nvrtc/nvrtc.h"
 #include "support/child.h"
 
 namespace flash_attention::testing {

@@ -9,7 +9,7 @@ FILES = "support_room_test Files.*"
 PLANTS = (
     Plant(
         "without HOME the user's packages are below the working folder",
-        "src/jit/nvrtc_search.cpp",
+        "src/jit/nvrtc/nvrtc_search.cpp",
         "    if (!prefix.is_absolute()) continue;\n",
         "    if (prefix.empty()) continue;\n",
         SEARCH,
@@ -17,14 +17,14 @@ PLANTS = (
     ),
     Plant(
         "a relative library is opened",
-        "src/jit/nvrtc_search.cpp",
+        "src/jit/nvrtc/nvrtc_search.cpp",
         "if (library.is_absolute() || !library.has_parent_path()) {",
         "if (!library.empty()) {",
         SEARCH,
     ),
     Plant(
         "a relative folder is searched",
-        "src/jit/nvrtc_search.cpp",
+        "src/jit/nvrtc/nvrtc_search.cpp",
         '    if (!folder.is_absolute()) return add_miss(origin, folder.string() + " is not a full path");\n',
         "",
         SEARCH,
@@ -39,7 +39,7 @@ PLANTS = (
     ),
     Plant(
         "a failed search for NVRTC is remembered",
-        "src/jit/nvrtc.cpp",
+        "src/jit/nvrtc/nvrtc.cpp",
         "  const auto* compiler = new Nvrtc(nvrtc_places(support::settings(), surroundings()));",
         "  static const auto places = nvrtc_places(support::settings(), surroundings());\n"
         "  const auto* compiler = new Nvrtc(places);",
@@ -138,15 +138,15 @@ PLANTS = (
     ),
     Plant(
         "options of NVRTC do not make another kernel",
-        "src/jit/compile.cpp",
-        "  for (const std::string& option : job.options) job.recipe.content += '\\0' + option;\n",
+        "src/jit/compiler.cpp",
+        "  for (const std::string& option : options) recipe.content += '\\0' + option;\n",
         "",
         "jit_test *Pipeline*.*",
     ),
     Plant(
         "an included file does not make another kernel",
-        "src/jit/compile.cpp",
-        "  for (const SourceFile& header : job.headers) job.recipe.content += '\\0' + header.name + '\\0' + header.text;\n",
+        "src/jit/compiler.cpp",
+        "  for (const SourceFile& source : sources) recipe.content += '\\0' + source.name + '\\0' + source.text;\n",
         "",
         "jit_test *Pipeline*.*",
     ),

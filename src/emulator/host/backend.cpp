@@ -8,8 +8,6 @@
 #include "emulator/host/seed.h"
 #include "emulator/instructions/tensor_map.h"
 #include "flash_attention/error.h"
-#include "jit/kernel_key.h"
-#include "jit/sources.h"
 #include "launch/arguments.h"
 #include "support/settings.h"
 
@@ -59,11 +57,7 @@ class EmulatedLaunch final : public LaunchedKernel {
 };
 
 std::shared_ptr<const Module> module_of(const Launch& launch, int arch) {
-  const jit::KernelKey key = jit::make_key(launch, arch);
-  HostUnit unit{to_string(key), launch.unit + "-" + jit::arch_name(arch), {}, arch};
-  std::ranges::replace(unit.stem, '/', '_');
-  unit.text = jit::emit(key, jit::file_of_unit(launch.unit, support::settings().kernel_dir));
-  return load_module(unit);
+  return load_module(jit::unit_of(jit::make_key(launch, arch)));
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include "emulator/host/process.h"
 #include "emulator/host/temporary_folder.h"
 #include "flash_attention/error.h"
-#include "jit/cached.h"
 #include "jit/embedded.h"
 #include "jit/sources.h"
 #include "support/files.h"
@@ -52,13 +51,8 @@ Sources runtime_sources(const fs::path& kernel_dir) {
 /// What the unit includes of kernels/, but for the real instructions.
 Sources kernel_sources(const std::string& text, const fs::path& kernel_dir) {
   Sources sources;
-  constexpr std::string_view directive = "#include \"";
-  for (std::size_t at = text.find(directive); at != std::string::npos; at = text.find(directive, at)) {
-    at += directive.size();
-    const std::string name = text.substr(at, text.find('"', at) - at);
-    for (jit::SourceFile& file : jit::sources_of(name, kernel_dir)) {
-      if (!file.name.starts_with(real_ptx_prefix)) sources.emplace(std::move(file.name), std::move(file.text));
-    }
+  for (jit::SourceFile& file : jit::sources_of_text(text, kernel_dir)) {
+    if (!file.name.starts_with(real_ptx_prefix)) sources.emplace(std::move(file.name), std::move(file.text));
   }
   return sources;
 }
@@ -118,55 +112,28 @@ fs::path place_sources(const fs::path& name, const Sources& sources) {
   }
 }
 
-jit::Product run_compiler(const HostUnit& unit, const std::string& text, const Sources& runtime, const Sources& kernels,
-                          const std::vector<std::string>& options) {
-  const support::Settings& settings = support::settings();
-  if (compiler_identity().empty()) {
-    throw Error(ErrorCode::unavailable, "the emulator needs a C++ compiler: '" + settings.cxx +
-                                            "' cannot be run; install g++ 12 or set FLASH_ATTENTION_CXX");
-  }
+/// Where the compiler finds the job's files.
+struct Placed {
+  fs::path source, runtime, kernels;
+};
+
+/// A source tree's own, where the settings name one, so that the debugger finds the files that are edited.
+Placed place(const jit::Job& job) {
+  const fs::path tree = support::settings().kernel_dir;
   std::string all;
   Sources sources;
-  for (const auto& [room, files] : {std::pair{"runtime/", &runtime}, {"kernels/", &kernels}}) {
-    for (const auto& [name, file] : *files) {
-      all += '\0' + name + '\0' + file;
-      sources.emplace(room + name, file);
-    }
+  for (const auto& [name, text] : job.sources) {
+    all += '\0' + name + '\0' + text;
+    sources.emplace(name, text);
   }
-  const std::string unit_name = unit.stem + "-" + digest_of(text) + ".cpp";
-  sources.emplace(unit_name, text);
+  const std::string unit = job.unit.stem + "-" + digest_of(job.unit.text) + ".cpp";
+  sources.emplace(unit, job.unit.text);
   const fs::path folder = place_sources(fs::path("emulator_sources") / digest_of(all), sources);
-  const fs::path source = folder / unit_name;
-  const fs::path output = temporary_folder() / (unit_name + "." + std::to_string(process_id()) + ".so");
-  std::vector<std::string> command = words(settings.cxx);
-  command.insert(command.end(), options.begin(), options.end());
-  const bool from_tree = !settings.kernel_dir.empty();
-  const fs::path runtime_dir = from_tree ? settings.kernel_dir.parent_path() / "src/emulator/runtime" : folder / "runtime";
-  const fs::path kernels_dir = from_tree ? settings.kernel_dir : folder / "kernels";
-  for (const std::string& word : {"-I" + runtime_dir.string(), "-I" + kernels_dir.string(), std::string("-include"),
-                                  std::string("prelude.h"), source.string(), std::string("-o"), output.string()}) {
-    command.push_back(word);
-  }
-  if (!compiles_with_clang()) command.insert(command.end(), {"-lm", "-lgcc"});  // -nostdlib: what a kernel calls of them
-  const ProcessResult result = run_process(command);
-  if (result.status != 0) {
-    throw Error(ErrorCode::compile_failed, settings.cxx + " could not compile " + unit.name +
-                                               " for the emulator\nsource: " + source.string() + "\n" + result.output);
-  }
-  auto object = support::read_file(output);
-  std::error_code error;
-  fs::remove(output, error);
-  if (!object) throw Error(ErrorCode::compile_failed, settings.cxx + " left no " + output.string());
-  return {std::move(*object), text, result.output};
+  if (tree.empty()) return {folder / unit, folder / "runtime", folder / "kernels"};
+  return {folder / unit, tree.parent_path() / "src/emulator/runtime", tree};
 }
 
-}  // namespace
-
-jit::Artifact compile_for_host(const HostUnit& unit) {
-  const support::Settings& settings = support::settings();
-  const std::string text = unit.text + "\n#include \"epilogue.h\"\n";
-  const Sources runtime = runtime_sources(settings.kernel_dir);
-  const Sources kernels = kernel_sources(unit.text, settings.kernel_dir);
+std::vector<std::string> options_of(const jit::Unit& unit) {
   // Light optimisation compiles in a second and lets gdb follow; the time goes into the library's part anyway.
   std::vector<std::string> options{"-std=c++20",
                                    "-O1",
@@ -186,15 +153,59 @@ jit::Artifact compile_for_host(const HostUnit& unit) {
   if (unit.counts_plain_accesses) {
     for (std::string& flag : words(report_every_access())) options.push_back(std::move(flag));
   }
-  for (std::string& flag : words(settings.cxx_flags)) options.push_back(std::move(flag));
+  for (std::string& flag : words(support::settings().cxx_flags)) options.push_back(std::move(flag));
+  return options;
+}
 
-  jit::Recipe recipe{unit.name + " (emulator)", unit.stem + "-emulator", "so", text, compiler_identity()};
-  for (const std::string& option : options) recipe.content += '\0' + option;
-  recipe.content += '\0' + settings.kernel_dir.string();  // the debugger is to find the files that are edited
-  for (const Sources* sources : {&runtime, &kernels}) {
-    for (const auto& [name, source] : *sources) recipe.content += '\0' + name + '\0' + source;
+class HostCompiler final : public jit::Compiler {
+ public:
+  jit::Job prepare(const jit::Unit& unit, Maker maker) const override {
+    const fs::path kernel_dir = support::settings().kernel_dir;
+    jit::Job job;
+    job.unit = unit;
+    job.unit.text += "\n#include \"epilogue.h\"\n";
+    for (auto& [name, text] : runtime_sources(kernel_dir)) job.sources.push_back({"runtime/" + name, text});
+    for (auto& [name, text] : kernel_sources(unit.text, kernel_dir)) job.sources.push_back({"kernels/" + name, text});
+    job.options = options_of(unit);
+    job.make_recipe("so", maker == Maker::anyone ? "" : compiler_identity());
+    job.recipe.name += " (emulator)";
+    job.recipe.stem += "-emulator";
+    job.recipe.content += '\0' + kernel_dir.string();  // the object names the files for the debugger
+    return job;
   }
-  return jit::product_cache().get(recipe, [&] { return run_compiler(unit, text, runtime, kernels, options); });
+
+  jit::Product compile(const jit::Job& job) const override {
+    const std::string& cxx = support::settings().cxx;
+    if (compiler_identity().empty()) {
+      throw Error(ErrorCode::unavailable, "the emulator needs a C++ compiler: '" + cxx +
+                                              "' cannot be run; install g++ 12 or set FLASH_ATTENTION_CXX");
+    }
+    const Placed placed = place(job);
+    const fs::path output =
+        temporary_folder() / (placed.source.filename().string() + "." + std::to_string(process_id()) + ".so");
+    std::vector<std::string> command = words(cxx);
+    command.insert(command.end(), job.options.begin(), job.options.end());
+    for (const std::string& word : {"-I" + placed.runtime.string(), "-I" + placed.kernels.string(), std::string("-include"),
+                                    std::string("prelude.h"), placed.source.string(), std::string("-o"), output.string()}) {
+      command.push_back(word);
+    }
+    if (!compiles_with_clang()) command.insert(command.end(), {"-lm", "-lgcc"});  // -nostdlib: what a kernel calls of them
+    const ProcessResult result = run_process(command);
+    if (result.status != 0)
+      throw jit::compile_error(cxx, job.unit.name + " for the emulator", placed.source.string(), result.output);
+    auto object = support::read_file(output);
+    std::error_code error;
+    fs::remove(output, error);
+    if (!object) throw Error(ErrorCode::compile_failed, cxx + " left no " + output.string());
+    return {std::move(*object), job.unit.text, result.output};
+  }
+};
+
+}  // namespace
+
+const jit::Compiler& host_compiler() {
+  static const HostCompiler& compiler = *new HostCompiler;
+  return compiler;
 }
 
 }  // namespace flash_attention::emulator

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "emulator/host/host_compiler.h"
 #include "emulator/host/temporary_folder.h"
 #include "emulator/instructions/table.h"
 #include "flash_attention/error.h"
@@ -31,8 +32,8 @@ Function symbol(void* handle, const char* name) {
   return reinterpret_cast<Function>(address);
 }
 
-std::shared_ptr<const Module> load(const HostUnit& unit) {
-  const jit::Artifact artifact = compile_for_host(unit);
+std::shared_ptr<const Module> load(const jit::Unit& unit) {
+  const jit::Artifact artifact = jit::build(host_compiler(), unit);
   const std::string path = artifact.path.empty() ? write_temporary(artifact.payload) : artifact.path.string();
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   const char* problem = handle == nullptr ? dlerror() : nullptr;
@@ -48,7 +49,7 @@ std::shared_ptr<const Module> load(const HostUnit& unit) {
 
 }  // namespace
 
-std::shared_ptr<const Module> load_module(const HostUnit& unit) {
+std::shared_ptr<const Module> load_module(const jit::Unit& unit) {
   struct Slot {
     std::mutex mutex;
     std::shared_ptr<const Module> module;

@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
-#include "emulator/host/host_compiler.h"
 #include "emulator/machine/scheduler.h"
+#include "jit/compiler.h"
 
 namespace flash_attention::emulator {
 
@@ -15,7 +15,7 @@ struct Module {
 };
 
 /// Compiles where needed. Loaded once per process.
-std::shared_ptr<const Module> load_module(const HostUnit& unit);
+std::shared_ptr<const Module> load_module(const jit::Unit& unit);
 
 /// How a grid is run.
 struct RunOptions {

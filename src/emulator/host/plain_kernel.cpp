@@ -1,9 +1,6 @@
 #include "emulator/host/backend.h"
 #include "emulator/host/module.h"
 #include "emulator/host/seed.h"
-#include "jit/kernel_key.h"
-#include "jit/sources.h"
-#include "support/settings.h"
 
 namespace flash_attention::emulator {
 namespace {
@@ -33,8 +30,8 @@ std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const st
   key.entry = entry;
   key.arch = device.arch;
   key.plain = true;
-  HostUnit host{to_string(key), jit::file_stem(key), {}, device.arch, true};
-  host.text = jit::emit(key, jit::file_of_unit(unit, support::settings().kernel_dir));
+  jit::Unit host = jit::unit_of(key);
+  host.counts_plain_accesses = true;
   host.text += "extern \"C\" void kernel(void* const* parameters) { flash_attention::emulator::call_plain(" + entry +
                ", parameters); }\n";
   return std::make_unique<EmulatedPlainKernel>(load_module(host));

@@ -1,4 +1,4 @@
-#include "jit/nvrtc_search.h"
+#include "jit/nvrtc/nvrtc_search.h"
 
 #include <link.h>
 

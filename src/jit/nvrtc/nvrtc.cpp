@@ -1,4 +1,4 @@
-#include "jit/nvrtc.h"
+#include "jit/nvrtc/nvrtc.h"
 
 #include <dlfcn.h>
 

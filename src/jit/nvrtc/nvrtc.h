@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "jit/nvrtc_search.h"
+#include "jit/nvrtc/nvrtc_search.h"
 #include "jit/sources.h"
 
 namespace flash_attention::jit {

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "jit/compiler.h"
+
+namespace flash_attention::jit {
+
+/// NVRTC, opened when something has to be compiled.
+const Compiler& nvrtc_compiler();
+
+}  // namespace flash_attention::jit
