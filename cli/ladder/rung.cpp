@@ -19,7 +19,7 @@ std::string source_of(const std::string& embedded_name) {
 
 /// Whether the rung refuses 16-bit tensors where it has its instructions: then it is one for 8 bits.
 bool is_narrow(const KernelSummary& kernel) {
-  if (kernel.device != DeviceKind::cuda) return false;
+  if (!device_traits(kernel.device).gpu_kernels) return false;
   const DeviceInfo hopper{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 227 << 10};
   try {
     make_plan({.seq_q = 128, .seq_kv = 128, .head_dim = 64, .dtype = Dtype::bfloat16}, kernel.pass, hopper, kernel.name);
