@@ -7,7 +7,7 @@
 namespace flash_attention::api {
 
 void compile_ahead(const Problem& problem, Pass pass, const Options& options) {
-  if (options.device.kind != DeviceKind::cuda) return;
+  if (!device_traits(options.device).streams) return;
   try {
     const auto later = prepare(problem, pass, {.device = options.device});  // a kernel's name is that of one pass
     if (later->is_loaded()) return;

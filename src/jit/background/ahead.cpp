@@ -9,7 +9,7 @@
 
 #include "flash_attention/error.h"
 #include "jit/compile.h"
-#include "jit/nvrtc.h"
+#include "jit/nvrtc/nvrtc.h"
 #include "support/settings.h"
 
 namespace flash_attention::jit {
