@@ -1,5 +1,10 @@
 #include "cli/problem/common_problems.h"
 
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
 #include "cli/problem/problem_flags.h"
 
 namespace flash_attention::cli {
@@ -9,10 +14,10 @@ struct Size {
   std::int64_t batch, heads_q, heads_kv, seq;
 };
 
-// Short and long, few heads and many, grouped and not: the planner chooses tiles, splits and schedules by these.
-constexpr Size training_sizes[] = {{2, 16, 16, 4096}, {8, 32, 8, 1024}, {1, 32, 8, 16384}, {64, 12, 12, 197},
-                                   {1, 8, 8, 512},    {4, 16, 4, 2048}, {1, 12, 12, 512},  {2, 16, 16, 8192},
-                                   {4, 32, 32, 128},  {16, 16, 16, 77}, {1, 64, 8, 8192},  {32, 16, 16, 512}};
+// The planner chooses tiles, splits and schedules by these. What they give twice is dropped.
+constexpr std::int64_t batches[] = {1, 2, 4, 8, 16, 32, 64};
+constexpr std::pair<std::int64_t, std::int64_t> heads[] = {{8, 8}, {16, 16}, {32, 32}, {12, 12}, {16, 4}, {32, 8}, {64, 8}};
+constexpr std::int64_t lengths[] = {77, 128, 197, 512, 1024, 2048, 4096, 8192, 16384, 32768};
 constexpr std::int64_t window = 1024;
 constexpr std::int64_t groups[] = {1, 2, 4, 5, 6, 7, 8};  // query heads of a key head in models that are served much
 
@@ -28,46 +33,74 @@ Problem sized(const Size& size, Dtype dtype, std::int64_t head_dim, bool causal)
   return problem;
 }
 
-void add(std::vector<CommonCall>& calls, Problem problem, bool packed) {
+/// Calls, each of which needs a kernel that none before it does.
+class Calls {
+ public:
+  explicit Calls(const DeviceInfo& device) : device_(device) {}
+
+  void add(const Problem& problem, Pass pass) {
+    bool asks_for_new = false;
+    for (const Launch& launch : make_plan(problem, pass, device_).launches) {
+      const std::tuple kernel{launch.unit, launch.entry, to_source(launch.config), launch.block, launch.min_blocks_per_sm};
+      asks_for_new = seen_.insert(kernel).second || asks_for_new;
+    }
+    if (asks_for_new) found_.push_back({problem, pass});
+  }
+
+  std::vector<CommonCall> take() { return std::move(found_); }
+
+ private:
+  const DeviceInfo& device_;
+  std::set<std::tuple<std::string, std::string, std::string, int, int>> seen_;
+  std::vector<CommonCall> found_;
+};
+
+void add_both(Calls& calls, Problem problem, bool packed) {
   if (packed) {
     problem.packed = true;
     problem.total_q = problem.total_kv = problem.batch * problem.seq_q;
   }
-  for (const Pass pass : {Pass::forward, Pass::backward}) calls.push_back({problem, pass});
+  for (const Pass pass : {Pass::forward, Pass::backward}) calls.add(problem, pass);
 }
 
 /// Full, causal, and causal with a sliding window; packed where the type has 16 bits.
-void add_training(std::vector<CommonCall>& calls, Dtype dtype, std::int64_t head_dim) {
-  for (const Size& size : training_sizes) {
-    for (const bool causal : {false, true}) {
-      const Problem problem = sized(size, dtype, head_dim, causal);
-      add(calls, problem, false);
-      if (dtype != Dtype::float32) add(calls, problem, true);
+void add_sized(Calls& calls, Dtype dtype, std::int64_t head_dim, const Size& size) {
+  for (const bool causal : {false, true}) {
+    const Problem problem = sized(size, dtype, head_dim, causal);
+    add_both(calls, problem, false);
+    if (dtype != Dtype::float32) add_both(calls, problem, true);
+  }
+  if (dtype == Dtype::float32 || size.seq <= window) return;
+  Problem sliding = sized(size, dtype, head_dim, true);
+  sliding.window_left = window;
+  add_both(calls, sliding, false);
+}
+
+void add_training(Calls& calls, Dtype dtype, std::int64_t head_dim) {
+  for (const std::int64_t batch : batches) {
+    for (const auto& [heads_q, heads_kv] : heads) {
+      for (const std::int64_t length : lengths) add_sized(calls, dtype, head_dim, {batch, heads_q, heads_kv, length});
     }
-    if (dtype == Dtype::float32 || size.seq <= window) continue;
-    Problem sliding = sized(size, dtype, head_dim, true);
-    sliding.window_left = window;
-    add(calls, sliding, false);
   }
 }
 
 /// One query of each sequence against a cache whose lengths the device reads; dense and in pages.
-void add_decoding(std::vector<CommonCall>& calls, Dtype dtype, std::int64_t head_dim) {
+void add_decoding(Calls& calls, Dtype dtype, std::int64_t head_dim) {
   for (const std::int64_t group : groups) {
     for (const std::int64_t page_size : {0, 16}) {
       Problem problem = sized({8, 8 * group, 8, 4096}, dtype, head_dim, true);
       problem.seq_q = 1;
       problem.seqused_kv = true;
       put_in_pages(problem, page_size);
-      calls.push_back({problem, Pass::forward});
+      calls.add(problem, Pass::forward);
     }
   }
 }
 
 }  // namespace
 
-std::vector<CommonCall> common_calls() {
-  std::vector<CommonCall> calls;
+std::vector<CommonCall> common_calls(const DeviceInfo& device) {
+  Calls calls(device);
   for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {
     for (const std::int64_t head_dim : {128, 64, 256, 96, 192}) {
       add_training(calls, dtype, head_dim);
@@ -75,7 +108,7 @@ std::vector<CommonCall> common_calls() {
     }
   }
   for (const std::int64_t head_dim : {128, 64}) add_training(calls, Dtype::float32, head_dim);
-  return calls;
+  return calls.take();
 }
 
 std::vector<AppendProblem> common_appends() {

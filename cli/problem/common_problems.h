@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "flash_attention/append.h"
+#include "flash_attention/plan.h"
 #include "flash_attention/problem.h"
 
 namespace flash_attention::cli {
@@ -14,9 +15,9 @@ struct CommonCall {
 };
 
 /// What most models ask for: training and inference, the usual widths, full and causal, packed, and decoding from a cache.
-/// A kernel's configuration follows from sizes too, so the sizes are those at which it changes; the same kernel is compiled
-/// once.
-std::vector<CommonCall> common_calls();
+/// A kernel's configuration follows from sizes, too: the calls are those of a grid of batches, heads and lengths that need
+/// different kernels on the device.
+std::vector<CommonCall> common_calls(const DeviceInfo& device);
 
 /// New rows for the caches of such models: dense and in pages, without a rotary embedding and with either pairing.
 std::vector<AppendProblem> common_appends();

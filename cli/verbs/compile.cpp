@@ -29,7 +29,7 @@ int compile(const Arguments& arguments) {
       arguments.words().empty() ? kernel_from(arguments) : kernel_from(arguments, arguments.words().front());
   const Pass asked = arguments.on("backward") ? Pass::backward : Pass::forward;
   const std::vector<CommonCall> calls =
-      arguments.on("common") ? common_calls() : std::vector<CommonCall>{{problem_from(arguments), asked}};
+      arguments.on("common") ? common_calls(info) : std::vector<CommonCall>{{problem_from(arguments), asked}};
 
   Progress progress;
   Json done = Json::array();
