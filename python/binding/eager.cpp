@@ -91,7 +91,7 @@ nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
   if (count != 5 || pending == nullptr || !std::equal(qkv, qkv + 3, pending->qkv)) {
     throw nb::type_error("differentiable_forward: only attend() calls it, by way of torch");
   }
-  const Results results = run_plain(qkv, pending->slots, pending->options, true);
+  const Results results = run_plain(qkv, pending->slots, pending->options, true, true);
   set(args[0], torch.to_save,
       nb::make_tuple(nb::handle(qkv[0]), nb::handle(qkv[1]), nb::handle(qkv[2]), results.out, results.lse));
   set(args[0], torch.options, args[4]);

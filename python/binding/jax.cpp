@@ -106,6 +106,7 @@ ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::Scratc
     const Tensor out = backward ? operands.arg("out") : operands.ret("out");
     const Tensor lse = backward ? operands.arg("lse") : operands.ret("lse");
     call.set_forward(out, lse, attribute<std::int64_t>(attributes, "seed"), attribute<std::int64_t>(attributes, "offset"));
+    call.options.backward_follows = !backward && attribute<bool>(attributes, "backward_follows");
     if (backward) {
       Gradients gradients{.dout = operands.arg("dout"),
                           .dlse = operands.arg("dlse"),

@@ -49,10 +49,14 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) 
 
 void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handle lse, std::uint64_t seed,
                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program,
-                 const std::string& codes, bool latent) {
+                 const std::string& codes, bool latent, nb::handle backward) {
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options), codes, latent);
   const ProgramArguments captured(program, call);
+  if (!backward.is_none()) {  // it follows, with gradients of these captured tensors
+    call.options.backward_follows = true;
+    call.problem.program_gradients = nb::cast<std::uint32_t>(backward);
+  }
   const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
   call.set_forward(result, log_sums, seed, offset);
   run(call, false, stream, allocate);
@@ -113,7 +117,7 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
-             "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false);
+             "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false, "backward"_a = nb::none());
   module.def("backward", run_backward, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
              "stream"_a, "allocate"_a, "program"_a = nb::none());
   module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none());

@@ -94,9 +94,11 @@ void run_call(Call& call, bool backward, nb::handle like) {
   call.run(backward);
 }
 
-Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse) {
+Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse,
+                  bool backward_follows) {
   slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
   Call call(slots, options);
+  call.options.backward_follows = backward_follows;
   Results results{.out = result_of(torch.empty_like, {qkv[0]}), .lse = nb::none()};
   if (with_lse) {
     results.lse = empty_lse(qkv[0], call.problem, slots[Slot::q].device);

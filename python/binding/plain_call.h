@@ -48,7 +48,8 @@ struct Results {
 };
 
 /// Forward of a plain call: out like q, and lse where it is asked for.
-Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse);
+Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse,
+                  bool backward_follows = false);
 
 template <nb::object (*function)(PyObject* const*, Py_ssize_t)>
 PyObject* or_error(PyObject*, PyObject* const* args, Py_ssize_t count) {

@@ -19,6 +19,7 @@ def forward(
     program: tuple[Any, ...] | None = None,
     codes: str = "",
     latent: bool = False,
+    backward: int | None = None,
 ) -> None: ...
 def backward(
     tensors: tuple[Any, ...],

@@ -149,10 +149,10 @@ def _varying(arrays, axes):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(static, *tensors):
-    return _forward(static, *tensors)[0]
+    return _forward(static, *tensors, backward_follows=False)[0]
 
 
-def _forward(static, *tensors):
+def _forward(static, *tensors, backward_follows=True):
     tensors = Tensors(*tensors)
     q, v = tensors.q, tensors.v
     results = (
@@ -161,7 +161,7 @@ def _forward(static, *tensors):
             lse_shape(tensors, Options(*(value for _, value in static[: len(Options._fields)]))), jnp.float32
         ),
     )
-    out, lse = _call(results, tensors, (), static, backward=False)
+    out, lse = _call(results, tensors, (), static, backward=False, backward_follows=backward_follows)
     return (out, lse), (tensors, out, lse)
 
 
@@ -178,10 +178,11 @@ def _backward(static, residuals, cotangents):
 _attention.defvjp(_forward, _backward)
 
 
-def _call(results, tensors, more, static, backward):
+def _call(results, tensors, more, static, backward, backward_follows=False):
     present = sum(1 << slot for slot, tensor in enumerate(tensors) if tensor is not None)
     operands = [tensor for tensor in tensors if tensor is not None]
-    attributes = {**dict(static), "present": numpy.int64(present), "backward": numpy.bool_(backward)}
+    flags = {"backward": numpy.bool_(backward), "backward_follows": numpy.bool_(backward_follows)}
+    attributes = {**dict(static), "present": numpy.int64(present), **flags}
 
     def call(results, *operands):
         return jax.ffi.ffi_call("flash_attention", results, vmap_method="sequential")(*operands, **attributes)

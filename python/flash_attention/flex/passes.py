@@ -11,8 +11,8 @@ from flash_attention.pytorch.gradients import refuse
 _BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
 
 
-def forward(program, tensors, captured, options, seed, offset):
-    """(out, lse, the dropout's seed and offset)."""
+def forward(program, tensors, captured, options, seed, offset, needed=()):
+    """(out, lse, the dropout's seed and offset). `needed`: which arguments a backward pass will give gradients of."""
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ())) if options.dropout_p else 0
     out, lse = torch_ops.empty_results(tensors, options, True)
@@ -21,6 +21,7 @@ def forward(program, tensors, captured, options, seed, offset):
         _core.forward(
             tensors, options, out, lse, unsigned(seed), unsigned(offset), stream,
             lambda size: torch_ops.workspace(out, size), program.arguments(_detached(captured)),
+            backward=_bits(needed[NUM_TENSORS:]) if any(needed) else None,
         )  # fmt: skip
     except ValueError as error:
         raise program.explain(error) from None
@@ -49,6 +50,10 @@ def backward(program, tensors, captured, options, results, rng, dout, dlse, need
     return *Tensors(dq, dk, dv, bias=dbias, sink=dsink)[:NUM_TENSORS], *of_captured
 
 
+def _bits(flags):
+    return sum(1 << n for n, flag in enumerate(flags) if flag)
+
+
 def _detached(tensors):
     return [tensor.detach() for tensor in tensors]
 
@@ -59,7 +64,7 @@ class ProgramAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, program, options, seed, offset, *tensors):
         given, captured = Tensors(*tensors[:NUM_TENSORS]), tensors[NUM_TENSORS:]
-        out, lse, ctx.rng = forward(program, given, captured, options, seed, offset)
+        out, lse, ctx.rng = forward(program, given, captured, options, seed, offset, ctx.needs_input_grad[4:])
         ctx.program, ctx.options = program, options
         ctx.save_for_backward(out, lse, *tensors)
         ctx.set_materialize_grads(False)

@@ -64,8 +64,12 @@ def _forward(tensors, options, seed, offset, need_lse):
         # From torch's default generator, so that torch.manual_seed and activation checkpointing replay it.
         seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
     out, lse = empty_results(tensors, options, need_lse)
+    follows = 0 if need_lse and any(tensor.requires_grad for tensor in tensors[:3]) else None
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
-    _core.forward(tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size))
+    _core.forward(
+        tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size),
+        backward=follows,
+    )  # fmt: skip
     return out, lse, torch.tensor((seed, offset)) if dropout_p else None
 
 
