@@ -38,8 +38,7 @@ constexpr int backward_sm90_shared_bytes(const BackwardConfig& config) {
 constexpr int backward_sm90_wide_register_chunks(const BackwardConfig& config) {
   const Features& f = config.features;
   const bool plain = !f.softcap && !f.bias && !f.alibi && !f.mask && !f.dropout && !f.score_program;
-  const bool masked = f.hidden_bounds != 0 || f.block_mask || f.mask_program;
-  return plain && !masked && BackwardSm90Layout(config).chunks > 2 ? 2 : 0;
+  return plain && BackwardSm90Layout(config).chunks > 2 ? 2 : 0;
 }
 
 /// backward/sm90_wide: K and V, the rings of Q (num_stages) and dO (two), P between the warpgroups.

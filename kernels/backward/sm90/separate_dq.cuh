@@ -2,77 +2,47 @@
 
 // dQ for sm_90 (Hopper) by a kernel of its own: the same bits in every run, and head dimensions to 256.
 //
-// A task is 128 queries of one head, 64 for each of two warpgroups, which loop over the KV tiles (64 rows) they see:
+// A work tile is 128 queries of one head, 64 for each of two warpgroups, which loop over the KV tiles (64 rows) they see:
 //
-//     S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers
-//     P = 2^(S - lse2)     dS = P (dP - delta)    dQ += dS K, dS from registers
+//     for each work tile: Q, dO -> shared
+//       for each KV tile:
+//         S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers       issue_S, issue_dP
+//         P = 2^(S - lse2)     dS = P (dP - delta)    registers                                make_dS
+//         dQ += dS K                                  dS from registers                        issue_dQ
+//       dQ * scale -> global
 //
 // dQ of a tile is issued together with S and dP of the next, in this order: it frees a stage of K, which is loaded again
-// while the others run. V of a tile is free when dP is there. A block takes one task after another; Q and dO of the next
-// are loaded while dQ of this one is completed and stored.
+// while the others run. V of a tile is free when dP is complete. A block takes one work tile after another; Q and dO of the
+// next are loaded while dQ of this one is completed and stored.
 
 #include "backward/sm90/prepare.cuh"
 #include "backward/sm90/products.cuh"
 #include "backward/sm90/scores.cuh"
-#include "backward/sm90/separate_dq_producer.cuh"
+#include "backward/sm90/separate_dq_keys.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
 template <BackwardConfig config>
-struct QueryConsumer {
-  using S = Shape<config>;
+struct QueryConsumer : QueryKeys<config> {
+  using Base = QueryKeys<config>;
+  using Base::type, Base::args, Base::shared, Base::warpgroup, Base::thread, Base::zero_nonfinite_keys;
+  using typename Base::S;
   using Math = ScoreMath<config, Rows::queries, tile_rows>;
-  static constexpr Type type = S::type;
 
-  const AttentionArgs& args;
-  QueryStorage<config>& shared;
-  const int warpgroup;
-  const int thread;     // in the warpgroup
-  unsigned walked = 0;  // before this task: twice the tiles, and whether the tasks that had tiles are odd in number
+  unsigned done = 0;  // before this task: twice the tiles, plus whether the tasks that had tiles are odd in number
 
   __device__ __forceinline__ void run() {
     shared.tasks.follow(query_tasks<config>(args).count(), [&](int task_idx) {
       const QueryTask<config> task(args, task_idx);
       if (task.q_begin >= task.sequence.rows_q) return;
       const unsigned tiles = make_dQ(task);
-      if (tiles > 0) walked = walked + 2 * tiles ^ 1;
+      if (tiles > 0) done = done + 2 * tiles ^ 1;
     });
   }
 
  private:
-  /// Zeroes the rows of K in a stage that hold NaN or Inf or belong to no visible key: dS K would multiply them by the
-  /// zeros of hidden scores. What they do to the queries that see them is in S by now. The warpgroups come here from
-  /// different places.
-  __device__ __forceinline__ void zero_nonfinite_keys(int stage, int visible_rows) const {
-    ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // both warpgroups have their S
-    const int row = warpgroup * (tile_rows / 2) + thread / 4;                    // four threads share a row
-    bool bad = row >= visible_rows;
-#pragma unroll 1
-    for (int c = 0; c < S::chunks; ++c) {
-#pragma unroll
-      for (int piece = thread % 4; piece < 8; piece += 4) {
-        const auto words =
-            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[stage][c]), row, piece));
-#pragma unroll
-        for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
-      }
-    }
-    const unsigned nonfinite_lanes = ptx::ballot(bad);
-    if ((nonfinite_lanes >> (thread % 32 & ~3) & 15) != 0) {
-#pragma unroll 1
-      for (int c = 0; c < S::chunks; ++c) {
-#pragma unroll
-        for (int piece = thread % 4; piece < 8; piece += 4) {
-          ptx::store_shared(swizzled(ptx::shared_address(shared.K[stage][c]), row, piece), ptx::Vector<unsigned, 4>{});
-        }
-      }
-    }
-    ptx::fence_async_shared();  // the zeros before the products that read them
-    ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // those of both warpgroups
-  }
-
   /// Returns how many tiles of keys were loaded for it.
   __device__ __forceinline__ unsigned make_dQ(const QueryTask<config>& task) const {
     const int lane = thread % 32;
@@ -88,26 +58,26 @@ struct QueryConsumer {
       lse2[r] = exists ? workspace<float>(args, Region::lse2)[padded + row + 8 * r] : tile::infinity;
       delta[r] = exists ? workspace<float>(args, Region::delta)[padded + row + 8 * r] : 0;
     }
-    // A bias and lists of tiles take the registers of dP: there it comes after P, not under it.
-    constexpr bool late_dP = (config.features.bias || S::listed) && S::width > 128;
+    // The addresses of a bias take the registers of dP: there it comes after P, not under it.
+    constexpr bool late_dP = config.features.bias && S::width > 128;
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
     zero(dQ);
 
     // Both warpgroups must say the same: they meet in zero_nonfinite_keys.
-    using Score = tile::Score<config.features>;
-    const auto edge_at = [&](const Score& score, int tile_idx) {
+    const auto edge_at = [&](int tile_idx) {
       return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
              task.q_begin + query_rows > score.len_q;
     };
-    const auto math_of = [&](const Score& score, int tile_idx) {
+    const auto math_of = [&](int tile_idx) {
       const int kv_begin = tile_idx * tile_rows;
-      return Math{score, dropout,        score.unit_scale() * tile::log2_e, q_begin,       kv_begin,
-                  row,   2 * (lane % 4), edge_at(score, tile_idx),          {false, false}};
+      return Math{score,          dropout,           score.unit_scale() * tile::log2_e,
+                  q_begin,        kv_begin,          row,
+                  2 * (lane % 4), edge_at(tile_idx), {false, false}};
     };
     using Storage = QueryStorage<config>;
-    const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(walked / 2 + tile); };
-    const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(walked / 2 + tile); };
+    const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(done / 2 + tile); };
+    const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(done / 2 + tile); };
     QueryPlace place{};  // of the tile in hand, where masks choose
     const auto issue_S = [&](unsigned tile, int fresh) {
       const auto state = state_K(tile);
@@ -131,7 +101,7 @@ struct QueryConsumer {
     // Tiles of which only the other warpgroup sees something: edges of the block, so that both meet in zero_nonfinite_keys.
     // By then the other one has waited for K and V of the tile and released the tiles before: no stage is released twice
     // before it.
-    const auto pass = [&](unsigned begin, unsigned end) {
+    const auto skip_tiles = [&](unsigned begin, unsigned end) {
 #pragma unroll 1
       for (unsigned tile = begin; tile < end; ++tile) {
         zero_nonfinite_keys(state_K(tile).stage,
@@ -141,12 +111,9 @@ struct QueryConsumer {
       }
     };
     const auto make_dS = [&](unsigned tile) {
-      // With the widest heads nothing of a mask is kept from tile to tile.
-      const Score again(args, late_dP && S::listed ? fresh_sequence(task.sequence) : task.sequence, task.head_idx);
-      const Math math = math_of(late_dP && S::listed ? again : score,
-                                S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile));
+      const Math math = math_of(S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile));
       typename Math::Marks marks;
-      ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is there; dP may still run
+      ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is complete; dP may still run
       ptx::wgmma_pin(scores);
       math.probabilities(
           scores, marks,
@@ -155,7 +122,7 @@ struct QueryConsumer {
           },
           [](int, float, float) {});
       if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
-      ptx::wgmma_wait<0>();  // dP is there
+      ptx::wgmma_wait<0>();  // dP is complete
       ptx::wgmma_pin(dP);
       release(shared.V_empty[state_V(tile).stage]);
       math.gradients(scores, dP, marks, [&](int i) {
@@ -174,10 +141,10 @@ struct QueryConsumer {
       if constexpr (S::listed) own = {task.tiles.begin, task.tiles.end};
       const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the tiles
       unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
-      ptx::mbarrier_wait(shared.Q_full, walked & 1);   // Q has landed
-      ptx::mbarrier_wait(shared.dO_full, walked & 1);  // dO has landed
+      ptx::mbarrier_wait(shared.Q_full, done & 1);   // Q has landed
+      ptx::mbarrier_wait(shared.dO_full, done & 1);  // dO has landed
       if (first < end) {
-        pass(0, first);
+        skip_tiles(0, first);
         int fresh = ptx::registers_fresh(0);
         issue_S(first, fresh);
         if constexpr (!late_dP) issue_dP(first, fresh);
@@ -204,7 +171,7 @@ struct QueryConsumer {
       }
       release(shared.Q_empty);
       release(shared.dO_empty);
-      pass(end, num_tiles);
+      skip_tiles(end, num_tiles);
     }
     // Rows past the used length are 0: their scores are hidden, and nothing in K is left that is not finite.
     auto rows = tile::query_rows<typename S::Element, config.features>(args.dQ, task.sequence, task.head_idx).from(q_begin);
@@ -221,19 +188,8 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
   using namespace backward_sm90;
   static_assert(sizeof(QueryStorage<config>) <= backward_sm90_dq_shared_bytes(config));
   auto& shared = ptx::shared_storage<QueryStorage<config>>();
-  if (threadIdx.x == 0) {
-    for (auto& barrier : shared.K_full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.V_full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.K_empty) ptx::mbarrier_init(barrier, query_warpgroups);
-    for (auto& barrier : shared.V_empty) ptx::mbarrier_init(barrier, query_warpgroups);
-    ptx::mbarrier_init(shared.Q_full, 1);
-    ptx::mbarrier_init(shared.dO_full, 1);
-    ptx::mbarrier_init(shared.Q_empty, query_warpgroups);
-    ptx::mbarrier_init(shared.dO_empty, query_warpgroups);
-    shared.tasks.init(query_warpgroups * wg_threads + 1);
-    ptx::mbarrier_init_fence();  // TMA sees the barriers
-  }
-  __syncthreads();  // everyone sees the barriers
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();  // all threads see the barriers
 
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {

@@ -34,7 +34,20 @@ struct alignas(1024) QueryStorage {
   ptx::Mbarrier dO_full, dO_empty, V_full[stages_V], V_empty[stages_V];
   TaskQueue tasks;
   QueryPlace K_place[S::listed ? stages_K : 1], V_place[S::listed ? stages_V : 1];  // announced with the tiles
-  tile::KeyTileList<S::features, query_rows> lists[2];  // of those who load, who have no registers for them
+  tile::KeyTileList<S::features, query_rows> lists[2];  // of the loading lanes, which have no registers for them
+
+  __device__ __forceinline__ void init() {
+    for (auto& barrier : K_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : V_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : K_empty) ptx::mbarrier_init(barrier, query_warpgroups);
+    for (auto& barrier : V_empty) ptx::mbarrier_init(barrier, query_warpgroups);
+    ptx::mbarrier_init(Q_full, 1);
+    ptx::mbarrier_init(dO_full, 1);
+    ptx::mbarrier_init(Q_empty, query_warpgroups);
+    ptx::mbarrier_init(dO_empty, query_warpgroups);
+    tasks.init(query_warpgroups * wg_threads + 1);
+    ptx::mbarrier_init_fence();  // TMA sees the barriers
+  }
 };
 
 template <BackwardConfig config>

@@ -2,15 +2,19 @@
 
 // dK and dV for sm_90 (Hopper), head dimensions from 136 to 256: both do not fit into one warpgroup's registers.
 //
-// A task is 64 keys of one key head: K, in part in registers, and V stay with the block while it loops over the query tiles
-// (64 rows) of every query head of the group. Two warpgroups share the work of a step:
+// A work tile is 64 keys of one key head: K, in part in registers, and V stay with the block while it loops over the query
+// tiles (64 rows) of every query head of the group. Two warpgroups share the work of a step:
 //
-//     warpgroup 0:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
-//     warpgroup 1:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
+//     for each work tile: K, V -> shared
+//       for each step (query head, query tile):
+//         warpgroup 0, make_dV:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
+//         warpgroup 1, make_dK:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
+//       dV, dK * scale -> global
 //
 // P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90/separate_dq.cuh's.
 //
-// Each warpgroup issues the first product of a step before the last of the step before, and computes while that runs.
+// Each warpgroup issues the first product of a step before the last product of the previous one, and computes while that
+// runs.
 
 #include "backward/sm90/wide_exchange.cuh"
 #include "ptx/path.cuh"
@@ -44,7 +48,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
       first_step += task.num_steps;
       tiles += task.num_steps > 0;
     });
-    // The last reads of P have been announced; nobody may leave those arrivals behind.
+    // The last reads of P have been announced: no arrival may be left over.
     if constexpr (warpgroup == 0) {
 #pragma unroll 1
       for (int stage = 0; stage < P_stages; ++stage)
@@ -112,7 +116,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     if (task.num_steps > 0) {
       ptx::mbarrier_wait(shared.K_full, tiles & 1);  // K has landed
       issue_S(0, ptx::registers_fresh(0));
-      ptx::wgmma_wait<0>();  // S is there
+      ptx::wgmma_wait<0>();  // S is complete
       ptx::wgmma_pin(St);
       make_P(0);
       pack_and_send(0);
@@ -121,7 +125,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
         const int fresh = ptx::registers_fresh(0);
         issue_S(step, fresh);
         issue_dV(step - 1, fresh);
-        ptx::wgmma_wait<1>();  // S is there; dV of the step before may still run
+        ptx::wgmma_wait<1>();  // S is complete; dV of the step before may still run
         ptx::wgmma_pin(St);
         make_P(step);
         ptx::wgmma_wait<0>();  // that dV is done: P and the stage are free
@@ -164,7 +168,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     if (task.num_steps > 0) {
       ptx::mbarrier_wait(shared.V_full, tiles & 1);  // V has landed
       issue_dP(0, ptx::registers_fresh(0));
-      ptx::wgmma_wait<0>();  // dP is there
+      ptx::wgmma_wait<0>();  // dP is complete
       ptx::wgmma_pin(dPt);
       make_dS(0);
       Math::pack(dPt, dS);
@@ -175,7 +179,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
         if constexpr (S::stages > 2) {
           issue_dP(step, fresh);
           issue_dK(step - 1, fresh);
-          ptx::wgmma_wait<1>();  // dP is there; dK of the step before may still run
+          ptx::wgmma_wait<1>();  // dP is complete; dK of the step before may still run
           ptx::wgmma_pin(dPt);
           make_dS(step);
           ptx::wgmma_wait<0>();  // that dK is done: dS and the stage are free
@@ -189,7 +193,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
           release(shared.Q_empty[stage_Q(step - 1)]);
-          ptx::wgmma_wait<0>();  // dP is there
+          ptx::wgmma_wait<0>();  // dP is complete
           ptx::wgmma_pin(dPt);
           make_dS(step);
         }
@@ -215,23 +219,12 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
   using S = Shape<config>;
   static_assert(sizeof(WideStorage<config>) <= backward_sm90_wide_shared_bytes(config));
   auto& shared = ptx::shared_storage<WideStorage<config>>();
-  if (threadIdx.x == 0) {
-    for (auto& barrier : shared.Q_full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.Q_empty) ptx::mbarrier_init(barrier, wide_warpgroups);
-    for (auto& barrier : shared.dO_full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.dO_empty) ptx::mbarrier_init(barrier, wide_warpgroups);
-    ptx::mbarrier_init(shared.K_full, 1);
-    ptx::mbarrier_init(shared.K_empty, 1);
-    ptx::mbarrier_init(shared.V_full, 1);
-    ptx::mbarrier_init(shared.V_empty, 1);
-    shared.tasks.init(wide_warpgroups * wg_threads + 1);
-    ptx::mbarrier_init_fence();  // TMA sees the barriers
-  }
-  __syncthreads();  // everyone sees the barriers
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();  // all threads see the barriers
 
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
-    ptx::registers_decrease<S::listed ? 56 : 32>();  // the producer follows a list of steps
+    ptx::registers_decrease<32>();
     WideLoader<config> loader{args, shared};
     const int num_tasks = key_tasks<config>(args).count();
     if (threadIdx.x == 0) {
@@ -241,10 +234,10 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
     if (threadIdx.x == 32)
       shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load_V_dO(key_task<config>(args, task_idx)); });
   } else if (warpgroup == 1) {
-    ptx::registers_increase<S::listed ? 224 : 240>();
+    ptx::registers_increase<240>();
     WideConsumer<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   } else {
-    ptx::registers_increase<S::listed ? 224 : 232>();
+    ptx::registers_increase<232>();
     WideConsumer<config, 1>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
 }

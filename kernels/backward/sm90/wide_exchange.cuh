@@ -1,7 +1,7 @@
 #pragma once
 
-// What the two warpgroups of the kernel for wide heads share: the stages of Q and dO, and P on its way from one to the
-// other.
+// What the two warpgroups of the kernel for wide heads share: the stages of Q and dO, and the stages of P, which one writes
+// and the other reads.
 
 #include "backward/sm90/scores.cuh"
 #include "backward/sm90/wide_producer.cuh"
@@ -51,15 +51,14 @@ struct WideExchange {
   __device__ __forceinline__ const void* await_Q(const Task<config>& task, int step) const {
     const auto state = state_Q(step);
     ptx::mbarrier_wait(shared.Q_full[state.stage], state.phase);  // Q and the statistics have landed
-    clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread,
-                                     task.sequence.len_q - place_of(task, step).q_begin);
+    clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
     return shared.Q[state.stage];
   }
   __device__ __forceinline__ const void* await_dO(const Task<config>& task, int step) const {
     const auto state = state_dO(step);
     ptx::mbarrier_wait(shared.dO_full[state.stage], state.phase);  // dO has landed
-    const int q_begin = S::listed ? shared.dO_place[S::listed ? state.stage : 0].q_begin : task.q_begin_of(step);
-    clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread, task.sequence.len_q - q_begin);
+    clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread,
+                                     task.sequence.len_q - task.q_begin_of(step));
     return shared.dO[state.stage];
   }
   /// This warpgroup has read a tile for the last time.
@@ -70,17 +69,10 @@ struct WideExchange {
     return tile::key_rows<typename S::Element, config.features>(view, task.sequence, task.kv_head_idx).from(task.kv_begin);
   }
 
-  /// Of a step whose Q is there.
-  __device__ __forceinline__ WidePlace place_of(const Task<config>& task, int step) const {
-    if constexpr (S::listed) return shared.Q_place[stage_Q(step)];
-    return {task.head_of(args, step), task.q_begin_of(step)};
-  }
-
   /// Calls use(math) with the scores of a step.
   template <typename Use>
   __device__ __forceinline__ void with_scores(const Task<config>& task, int step, Use use) const {
-    const auto [head_idx, q_begin] = place_of(task, step);
-    const int lane = thread % 32;
+    const int lane = thread % 32, q_begin = task.q_begin_of(step), head_idx = task.head_of(args, step);
     const tile::Sequence sequence = fresh_sequence(task.sequence);
     const tile::Score<config.features> score(args, sequence, head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the blocks of backward/sm90_wide have in shared memory, and the lanes that load it.
+// The shared memory of backward/sm90_wide, its work tiles, and the two lanes that load: K and Q, V and dO.
 
 #include "backward/sm90/producer.cuh"
 #include "backward/sm90/products.cuh"
@@ -13,11 +13,6 @@ constexpr int P_stages = 2;
 
 /// Followed by one for each stage of P.
 enum WideBarrier : int { barrier_P_written = 1, barrier_P_read = 3 };
-
-/// Which step a stage holds, where masks choose the steps.
-struct WidePlace {
-  int head_idx, q_begin;
-};
 
 template <BackwardConfig config>
 struct alignas(1024) WideStorage {
@@ -37,7 +32,19 @@ struct alignas(1024) WideStorage {
   ptx::Mbarrier K_full, K_empty, Q_full[S::stages], Q_empty[S::stages];
   ptx::Mbarrier V_full, V_empty, dO_full[stages_dO], dO_empty[stages_dO];
   TaskQueue tasks;
-  WidePlace Q_place[S::listed ? S::stages : 1], dO_place[S::listed ? stages_dO : 1];  // announced with the tiles
+
+  __device__ __forceinline__ void init() {
+    for (auto& barrier : Q_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : Q_empty) ptx::mbarrier_init(barrier, wide_warpgroups);
+    for (auto& barrier : dO_full) ptx::mbarrier_init(barrier, 1);
+    for (auto& barrier : dO_empty) ptx::mbarrier_init(barrier, wide_warpgroups);
+    ptx::mbarrier_init(K_full, 1);
+    ptx::mbarrier_init(K_empty, 1);
+    ptx::mbarrier_init(V_full, 1);
+    ptx::mbarrier_init(V_empty, 1);
+    tasks.init(wide_warpgroups * wg_threads + 1);
+    ptx::mbarrier_init_fence();  // TMA sees the barriers
+  }
 };
 
 template <BackwardConfig config>
@@ -73,7 +80,6 @@ struct WideLoader {
       const PipelineState<S::stages> state(steps++);
       // Both warpgroups are done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
       ptx::mbarrier_wait(shared.Q_empty[state.stage], state.phase ^ 1);
-      if constexpr (S::listed) shared.Q_place[state.stage] = {head_idx, q_begin};
       ptx::mbarrier_arrive_expect_tx(shared.Q_full[state.stage], S::chunks * chunk_bytes + 2 * tile_rows * 4);
       load_queries(shared.Q[state.stage], shared.Q_full[state.stage], args.maps[map_Q], task, head_idx, q_begin);
       const long long padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
@@ -92,7 +98,6 @@ struct WideLoader {
     for_each_step(task, [&](int head_idx, int q_begin) {
       const PipelineState<Storage::stages_dO> state(steps++);
       ptx::mbarrier_wait(shared.dO_empty[state.stage], state.phase ^ 1);  // both warpgroups are done with the earlier tile
-      if constexpr (S::listed) shared.dO_place[state.stage] = {head_idx, q_begin};
       ptx::mbarrier_arrive_expect_tx(shared.dO_full[state.stage], S::chunks_v * chunk_bytes);
       load_queries(shared.dO[state.stage], shared.dO_full[state.stage], args.maps[map_dO], task, head_idx, q_begin);
     });
@@ -105,13 +110,8 @@ struct WideLoader {
 #pragma unroll 1
     for (int head = 0; head < args.group; ++head) {
 #pragma unroll 1
-      for (int tile = task.tiles.begin; tile < task.tiles.end; ++tile) {
-        if constexpr (S::listed) {
-          tile = task.list.seek(task.tiles, head, tile);
-          if (tile == task.tiles.end) break;
-        }
+      for (int tile = task.tiles.begin; tile < task.tiles.end; ++tile)
         use(task.kv_head_idx * args.group + head, tile * tile_rows);
-      }
     }
   }
   __device__ __forceinline__ static int batch_of(const Task<config>& task) {
