@@ -1,76 +1,51 @@
 #pragma once
 
 #include "backward/query_sums.cuh"
-#include "backward/repair.cuh"
-#include "backward/sm80_shape.cuh"
-#include "ptx/path.cuh"
+#include "backward/sm80_epilogue.cuh"
 
 // Attention backward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
-// A block takes block_kv keys of one key head and goes through the query tiles of each query head of the group. The eight
-// warps divide each product in their own way; P and dS pass through shared memory between them.
+// A thread block takes one work tile: block_kv keys of one key head. It loops over the query tiles of each query head of
+// the group. The eight warps divide each product in their own way; P and dS go through shared memory between them.
 //
 //   K, V -> shared
-//   for each query head of the group, each tile of block_q queries (the next one on its way):
-//     S = Q K^T,  dP = dO V^T                   registers, 32 rows a warp
-//     P = exp(S - lse),  dS = P (dP - delta)    registers -> shared
-//     dV += P^T dO,  dK += dS^T Q               registers, 32 keys a warp
-//     dQ  = dS K -> added to fp32 in the workspace    (not where the result must be the same in every run:
-//     backward_sm80_dq)
-//   dK, dV -> shared -> global
+//   for each query head of the group, each tile of block_q queries (the next one is prefetched):
+//     S = Q K^T,  dP = dO V^T                   registers, 32 rows per warp              score_tile
+//     P = exp(S - lse),  dS = P (dP - delta)    registers -> shared                      sm80_shape.cuh
+//     dV += P^T dO,  dK += dS^T Q               registers, 32 keys per warp              add_key_gradients
+//     dQ  = dS K -> added to fp32 in the workspace                                       add_query_gradients
+//                   (a result that must be the same in every run has dQ by backward_sm80_dq, sm80_dq.cuh)
+//   dK, dV -> shared -> global                                                           sm80_epilogue.cuh
 //
 // Workspace: delta (backward/delta.cuh), the fp32 sums of dQ, in the order in which threads hold them (QuerySums).
 
 namespace flash_attention {
 
-using namespace abi;
-
 template <BackwardConfig config>
-struct BackwardSm80 : BackwardSm80Shape<config> {
+struct BackwardSm80 : BackwardSm80Epilogue<config> {
+  using Base = BackwardSm80Epilogue<config>;
   using Shape = BackwardSm80Shape<config>;
-  using Shape::type, Shape::features, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim, Shape::dim_v;
-  using typename Shape::Element, typename Shape::QTile, typename Shape::dOTile, typename Shape::KTile,
-      typename Shape::VTile, typename Shape::PTile;
+  using Base::args, Base::sequence, Base::kv_head_idx, Base::kv_begin, Base::lane, Base::warp, Base::place, Base::K_smem,
+      Base::V_smem, Base::dK, Base::dV;
+  using Base::type, Base::features, Base::block_q, Base::block_kv, Base::dim, Base::dim_v, Base::key_n, Base::dK_pairs,
+      Base::dV_pairs;
+  using typename Shape::QTile, typename Shape::dOTile, typename Shape::KTile, typename Shape::VTile, typename Shape::PTile,
+      typename Base::SharedStorage;
   using Score = tile::Score<features>;
   static constexpr bool adds_dQ = config.dq_mode != DqMode::separate_kernel;
 
-  // How the warps divide the products: rows x columns of warps.
+  // How the warps divide the products of scores: rows x columns of warps.
   static constexpr int score_m = Shape::warps_q, score_n = config.num_warps / score_m;
   static constexpr int score_blocks = block_kv / score_n / 8;
-  static constexpr int key_m = Shape::warps_kv, key_n = config.num_warps / key_m;
-  static constexpr int dK_pairs = tile::ceil_div(dim / 16, key_n), dV_pairs = tile::ceil_div(dim_v / 16, key_n);
 
-  struct SharedStorage {
-    KTile K;                                          // then dK
-    VTile V;                                          // then dV
-    typename Shape::Stage stages[config.num_stages];  // one or two
-    PTile P;
-    PTile dS;
-    SharedFlag repair;  // something in dK or dV is not finite
-  };
-
-  const AttentionArgs& args;
-  SharedStorage& storage;
-  const tile::Sequence sequence;
-  const int kv_head_idx, kv_begin;
   const tile::TileRange tiles;
   tile::TileWalk walk;
-  const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const tile::LanePlace place{lane};
-  const unsigned K_smem, V_smem, P_smem, dS_smem, stages_smem;
-  float dK[2][2 * dK_pairs][4]{};
-  float dV[2][2 * dV_pairs][4]{};
+  const unsigned P_smem, dS_smem, stages_smem;
 
   __device__ __forceinline__ BackwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
                                           int kv_head, int first_key)
-      : args(arguments),
-        storage(shared),
-        sequence(s),
-        kv_head_idx(kv_head),
-        kv_begin(first_key),
+      : Base(arguments, shared, s, kv_head, first_key),
         tiles(Score(arguments, s, kv_head * arguments.group).template query_tiles<block_q, block_kv>(first_key)),
-        K_smem(ptx::shared_address(&shared.K)),
-        V_smem(ptx::shared_address(&shared.V)),
         P_smem(ptx::shared_address(&shared.P)),
         dS_smem(ptx::shared_address(&shared.dS)),
         stages_smem(ptx::shared_address(&shared.stages)) {}
@@ -79,7 +54,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
   struct Step {
     int head_idx;
     int tile_idx;
-    unsigned stage_smem;  // where its Q lies; dO, lse and delta behind it
+    unsigned stage_smem;  // the address of its Q; dO, lse and delta follow
     __device__ __forceinline__ unsigned Q() const { return stage_smem; }
     __device__ __forceinline__ unsigned dO() const { return stage_smem + sizeof(QTile); }
     __device__ __forceinline__ unsigned statistics() const { return dO() + sizeof(dOTile); }
@@ -200,7 +175,7 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
       __syncthreads();  // the tile has landed; every warp is done with the one before, its P and its dS
       if (config.num_stages > 1 && exists(next)) load_queries(next);
       score_tile(step);
-      __syncthreads();  // P and dS are there for every warp
+      __syncthreads();  // P and dS are ready for every warp
       add_key_gradients(step);
       if constexpr (adds_dQ) add_query_gradients(step);
       if (config.num_stages == 1 && exists(next)) {
@@ -208,56 +183,6 @@ struct BackwardSm80 : BackwardSm80Shape<config> {
         load_queries(next);
       }
       step = next;
-    }
-  }
-
-  /// The warp's part of dK or dV into shared memory, where K or V was; true if something in it is not finite.
-  template <typename Tile, int pairs, int blocks>
-  __device__ __forceinline__ bool put(const float (&C)[2][blocks][4], unsigned tile_address, float factor,
-                                      int total_pairs) const {
-    const int row = warp / key_n * 32, first = warp % key_n * pairs;
-    // Keys that nobody sees are 0: the zeros of their P and dS have been multiplied by all queries of a tile.
-    constexpr bool some_unseen = features.key_lengths || features.seqused_kv;
-    const auto unseen = [&](int r) { return some_unseen && kv_begin + r >= sequence.visible_kv; };
-    float check = 0;
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int n = 0; n < blocks; ++n) {
-        if (first + n / 2 >= total_pairs) break;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float a = C[m][n][2 * half] * factor, b = C[m][n][2 * half + 1] * factor;
-          if (unseen(row + 16 * m + place.row + 8 * half)) a = b = 0;
-          check = ptx::fma(a, 0, ptx::fma(b, 0, check));
-          const unsigned offset = Tile::offset(row + 16 * m + place.row + 8 * half, 2 * first + n) + 2 * place.column;
-          ptx::store_shared(tile_address + offset, ptx::pack<type>(a, b));
-        }
-      }
-    }
-    return check != check;
-  }
-
-  __device__ __forceinline__ void finish() const {
-    if (thread == 0) storage.repair.set(false);
-    __syncthreads();  // every warp is done with K and V, and the flag is down
-    const bool K_fails = put<KTile, dK_pairs>(dK, K_smem, args.scale, dim / 16);
-    const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, features.dropout ? args.keep_scale : 1, dim_v / 16);
-    if (Shape::careful && (K_fails || V_fails)) storage.repair.set(true);
-    __syncthreads();  // dK, dV and the flag are in shared memory
-    const auto dK_rows = tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).from(kv_begin);
-    const auto dV_rows = tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx).from(kv_begin);
-    tile::store_tile<threads, config.head_dim, block_kv, KTile>(K_smem, 0, dK_rows, thread);
-    tile::store_tile<threads, config.head_dim_v, block_kv, VTile>(V_smem, 0, dV_rows, thread);
-    if constexpr (Shape::careful) {
-      if (storage.repair.up()) {
-        ptx::path<"backward/sm80 repaired keys">();
-        __syncthreads();  // the stores above come before those of the repair
-        for (int j = kv_begin + warp; j < tile::min(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
-          repair_key<config>(args, sequence, kv_head_idx, j,
-                             [&](int head_idx) { return delta_like_lse<config>(args, sequence, head_idx); });
-        }
-      }
     }
   }
 };

@@ -1,68 +1,34 @@
 #pragma once
 
-#include "decode/finish.cuh"
 #include "decode/narrow.cuh"
+#include "decode/queries.cuh"
 #include "decode/scores.cuh"
-#include "decode/tiles.cuh"
 #include "ptx/fence.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/path.cuh"
 
-// The warps of a decode kernel that compute: the two products of a tile of keys by mma.sync, and the running maximum and sum
-// between them. Each warp has its own keys of every tile, and a running maximum of its own over them.
+// The consumer warps of a decode kernel: the two products of a KV block by mma.sync, and the online softmax between them.
+// Each warp has its own keys of every block, and an online maximum of its own over them.
 //
-// Who brings the tiles differs: decode/sm80.cuh, decode/sm90.cuh. A Gate is what a warp passes on its way through a stage:
-// K_ready() and V_ready() wait for what comes there, K_read() and V_read() say that it may be replaced.
+//   for each KV block of the run:                                                            take
+//     at the beginning of an item: Q -> shared -> registers                                   queries.cuh
+//     wait for K;  S = Q K^T;  K is read;  P = softmax step                                    attend
+//     wait for V;  O = O * shrink + P V;  V is read
+//     at the end of an item, or of the run: all warps' O, maxima and sums together            finish.cuh
+//
+// Who loads the tiles differs: decode/sm80.cuh, decode/sm90.cuh. A Gate synchronises a warp with the loads of a stage:
+// K_ready() and V_ready() wait for them, K_read() and V_read() say that the stage may be filled again.
 
 namespace flash_attention::decode {
 
 template <ForwardConfig config>
-struct Consumer {
-  static constexpr Features features = config.features;
-  static constexpr Type type = features.dtype;
-  static constexpr DecodeLayout layout{config};
-  static constexpr int block_kv = config.block_kv, stages = config.num_stages, threads = 32 * config.num_warps;
-  static constexpr int warp_keys = block_kv / layout.key_warps;
-  using Finish = decode::Finish<config>;
-  using Element = ptx::Element<type>;
-  using KTile = typename DecodeTiles<config>::K;
-  using VTile = typename DecodeTiles<config>::V;
-  static constexpr int dim = DecodeLayout::columns_of(config, config.head_dim);
-  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
-  static constexpr Type code = key_type(features);
-  static constexpr bool narrow = is_narrow(code);
-  static constexpr int q_steps = dim / 16;
-  static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
-  using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
-  static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= 2);
-  static_assert(layout.key_warps * layout.row_warps == config.num_warps);
+struct Consumer : Queries<config> {
+  using Base = Queries<config>;
+  using Base::args, Base::storage, Base::lane, Base::warp_row, Base::warp_key, Base::place, Base::load_Q, Base::take_Q;
+  using Base::features, Base::type, Base::layout, Base::block_kv, Base::warp_keys, Base::dim_v, Base::code, Base::narrow,
+      Base::q_steps;
+  using typename Base::KTile, typename Base::VTile, typename Base::Finish, typename Base::SharedStorage;
 
-  struct SharedStorage {
-    struct Stage {
-      KTile K;
-      VTile V;
-    } stage[stages];
-    QTile Q;
-    typename Finish::SharedStorage finish;
-    // The same for all threads, and read now and then: no place for registers.
-    Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/load.cuh
-    Item<config> item;                                                    // that is worked on
-    tile::Sequence sequence;
-    tile::KeyRange full;  // the keys that all of its rows see
-    struct Barriers {
-      ptx::Mbarrier K_full[stages], K_empty[stages], V_full[stages], V_empty[stages];
-    } barriers;  // decode/sm90.cuh
-    alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
-  };
-  static_assert(sizeof(SharedStorage) <= layout.shared_bytes);
-
-  const AttentionArgs& args;
-  SharedStorage& storage;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int warp_row = warp % layout.row_warps * 16, warp_key = warp / layout.row_warps * warp_keys;
-  const tile::LanePlace place{lane};
-  const unsigned Q_smem = ptx::shared_address(&storage.Q), stage_smem = ptx::shared_address(&storage.stage);
-
+  const unsigned stage_smem = ptx::shared_address(&storage.stage);
   const Run<config> run;
   const Parts<config> parts{args};
   Cursor<config> cursor = run.start;
@@ -70,13 +36,13 @@ struct Consumer {
   bool same_rows = false;                               // as of the item before
   bool same_item = false;                               // another split of it
 
-  unsigned Q[Q_in_registers ? q_steps : 1][4];
   float O[1][dim_v / 8][4];
   tile::RowState rows;
   float k_scale = 1;  // of the item's key head
 
-  __device__ __forceinline__ Consumer(const AttentionArgs& arguments, SharedStorage& shared, const Run<config>& run_of_block)
-      : args(arguments), storage(shared), run(run_of_block) {}
+  __device__ __forceinline__ Consumer(const AttentionArgs& arguments, SharedStorage& shared,
+                                      const Run<config>& run_of_block)
+      : Base(arguments, shared), run(run_of_block) {}
 
   /// Of a score in its units to powers of two.
   __device__ __forceinline__ float scale_log2() const {
@@ -90,11 +56,7 @@ struct Consumer {
     return features.token_scales ? ptx::shared_address(&storage.scales[stage]) : 0;
   }
 
-  __device__ __forceinline__ void read_Q(unsigned (&A)[4], int step) const {
-    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
-  }
-
-  /// Q of an item; rows that do not exist are zero. The barrier at the end of Finish frees its tile, and what it reads.
+  /// The beginning of an item, or of another split of it.
   __device__ __forceinline__ void start(const Item<config>& item) {
     rows = {};
 #pragma unroll
@@ -103,58 +65,11 @@ struct Consumer {
       for (int e = 0; e < 4; ++e) O[0][n][e] = 0;
     }
     if (config.split_tiles > 0 && same_item) return;
-    const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
-    if (threadIdx.x == 0) storage.item = item;
-    if (threadIdx.x == 0 && !same_rows) {  // of another sequence, or other tokens
-      const Tokens tokens = Item<config>::tokens_of(sequence, item.row_tile);
-      const tile::Score<features> score(args, sequence, item.kv_head_idx * config.group);
-      storage.sequence = sequence;
-      storage.full = score.keys_of_all(tokens.begin, tokens.end);
-    }
-    constexpr int chunks = dim / 8;
-    using Chunk = ptx::Vector<unsigned, 4>;
-    for (int index = threadIdx.x; index < QTile::rows * chunks; index += threads) {
-      const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
-      const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
-      Chunk values{};
-      if (row < config.block_q && query < sequence.rows_q && chunk * 8 < config.head_dim) {
-        const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
-        values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
-      }
-      store_Q(row, chunk, values);
-    }
-    sync_consumers<config>();  // Q is there for every warp
-    if constexpr (Q_in_registers) {
-#pragma unroll
-      for (int step = 0; step < q_steps; ++step) read_Q(Q[step], step);
-    }
+    load_Q(item, same_rows);
     if constexpr (features.kv_scales) k_scale = tile::head_scale<features>(args.K_scale, item.batch_idx, item.kv_head_idx);
   }
 
   using Scores = float[1][warp_keys / 8][4];
-
-  /// Eight columns of a row of Q. K in 8 bits comes with four neighbouring columns to a lane, 4t to 4t + 3 of each 16,
-  /// which the products take as columns 2t, 2t + 1, 2t + 8 and 2t + 9: so Q is laid out in that order, too.
-  __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
-    if constexpr (narrow) {
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        const int pair = chunk % 2 * 4 + word, to = pair % 2 * 4 + pair / 2;
-        ptx::store_shared(Q_smem + QTile::offset(row, chunk / 2 * 2 + to / 4) + to % 4 * 4, values[word]);
-      }
-    } else {
-      ptx::store_shared(Q_smem + QTile::offset(row, chunk), values);
-    }
-  }
-
-  __device__ __forceinline__ void take_Q(unsigned (&A)[4], int step) const {
-    if constexpr (Q_in_registers) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
-    } else {
-      read_Q(A, step);
-    }
-  }
 
   /// S = Q K^T for the warp's keys.
   __device__ __forceinline__ void multiply_keys(Scores& S, unsigned K) const {
@@ -212,12 +127,12 @@ struct Consumer {
     }
   }
 
-  /// Tile `position` of all, which comes to a stage: the beginning of an item, and its end, if they are there.
+  /// Tile `position` of all, in a stage, with the beginning and the end of its item where they are.
   template <typename Gate>
   __device__ __forceinline__ void take(int position, int stage, const Gate& gate) {
     if (position == item_begin) {
       start(cursor.item);
-      // The counts of the items that this block may share, while its first tiles are on their way.
+      // The counts of the items that this block may share, while its first tiles are in flight.
       if (position == run.begin && threadIdx.x == 0) {
         parts.prepare(static_cast<int>(blockIdx.x));
         parts.prepare(run.first_block());
@@ -238,7 +153,7 @@ struct Consumer {
     same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
   }
 
-  /// One tile of keys, which comes to a stage.
+  /// One KV block, in a stage.
   template <typename Gate>
   __device__ __forceinline__ void attend(int tile_idx, int stage, const Gate& gate) {
     const int kv_begin = tile_idx * block_kv + warp_key;
@@ -272,8 +187,8 @@ struct Consumer {
     gate.V_read();
   }
 
-  /// Boxes bring rows that nobody sees, or leave what was there before. Those of the warp's keys become zero: a probability
-  /// of 0 times NaN would be NaN.
+  /// Boxes load rows that no query sees, or leave what was in the stage before. Those of the warp's keys become zero: a
+  /// probability of 0 times NaN would be NaN.
   __device__ __forceinline__ void clear_unseen_values(int kv_begin, const tile::KeyRange& seen, unsigned V) const {
     if (kv_begin >= seen.begin && kv_begin + warp_keys <= seen.end) return;
     ptx::path<"decode/sm90 unseen values">();
@@ -283,7 +198,7 @@ struct Consumer {
       if (j >= seen.begin && j < seen.end) continue;
       ptx::store_shared(V + VTile::offset(warp_key + row, index % chunks), ptx::Vector<unsigned, 4>{});
     }
-    ptx::fence_async_shared();  // the next box that comes here is written later
+    ptx::fence_async_shared();  // the next box is written here later
     __syncwarp();               // all rows are clear before they are read
   }
 };

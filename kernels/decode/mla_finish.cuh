@@ -4,13 +4,13 @@
 
 // The end of an item of decode/mla_sm90, or of a block's part of one. Each warpgroup holds half of the columns of all rows:
 // a whole item goes from registers to O and lse, a part to the workspace, and the last block to arrive merges all parts
-// (decode/finish.cuh).
+// (decode/merge.cuh).
 
 namespace flash_attention::mla {
 
 template <ForwardConfig config>
 struct Finish {
-  using Base = decode::Finish<config>;
+  using Base = decode::MergeParts<config>;
   using Pair = ptx::Vector<float, 2>;
   using Values = float[mla_head_dim_v / 4];  // half of the columns of 64 rows, over a warpgroup
 
@@ -34,7 +34,7 @@ struct Finish {
     const decode::Parts<config> parts(args);
     const decode::Item<config>& item = shared.cursor.item;
     share_sums(rows);
-    sync();  // the sums are there, and nobody needs Q any more
+    sync();  // the sums are ready, and Q is read no more
     const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
     const int start = run.begin + shared.done - (tile - item.first_tile);
     const int block = ptx::registers_fresh(static_cast<int>(blockIdx.x));  // not kept through the products

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "abi/mla.h"
-#include "decode/finish.cuh"
+#include "decode/merge.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
@@ -31,7 +31,7 @@ template <ForwardConfig config>
 struct SharedStorage {
   union {
     StageTile Q;
-    typename decode::Finish<config>::SharedStorage finish;  // at the end of an item, which needs no Q
+    typename decode::MergeParts<config>::SharedStorage finish;  // at the end of an item, which needs no Q
   };
   StageTile stage[mla_stages];  // K; its first panels are V, and its last one becomes P
   ptx::Mbarrier full[mla_stages][parts_of_stage];

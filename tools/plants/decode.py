@@ -1,11 +1,12 @@
-"""Mistakes of meaning in kernels/decode: who takes which tiles, where parts lie, their order, pages and counters."""
+"""Mistakes of meaning in kernels/decode: who takes which tiles, where parts are, their order, pages and counters."""
 
 from .plant import Plant
 
 COVER = "fuzz_emulated_test Kernels/CoverEmulated.*/decode_sm80"
 SHAPES = "kernels_emulated_test */DecodeSm80.* DecodeSm80Workspace.*"
 SCHEDULE, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/load.cuh"
-PARTS, FINISH, KERNEL = "kernels/decode/parts.cuh", "kernels/decode/finish.cuh", "kernels/decode/consumer.cuh"
+PARTS, ROWS = "kernels/decode/parts.cuh", "kernels/decode/finish_rows.cuh"
+MERGE, KERNEL = "kernels/decode/merge.cuh", "kernels/decode/consumer.cuh"
 
 PLANTS = (
     # Schedule
@@ -100,7 +101,7 @@ PLANTS = (
     ),
     # Parts
     Plant(
-        "the first part lies where the next block's does",
+        "the first part is where the next block's is",
         PARTS,
         "(2ll * (first + x) + (x == 0 ? 1 : 0)) * floats();",
         "(2ll * (first + x)) * floats();",
@@ -133,31 +134,31 @@ PLANTS = (
     ),
     Plant(
         "parts are merged by their sums alone",
-        FINISH,
+        MERGE,
         "for (int x = own; x < end; x += 32) factors[x - begin] = ptx::exp2(factors[x - begin] - reference);",
         "for (int x = own; x < end; x += 32) factors[x - begin] = 1;",
         COVER,
     ),
     Plant(
         "a lane's parts past the first are not rescaled",
-        FINISH,
+        MERGE,
         "sum = sum * ptx::exp2(max - larger) + statistics[1] * ptx::exp2(statistics[0] - larger);",
         "sum = sum + statistics[1] * ptx::exp2(statistics[0] - larger);",
         SHAPES,
     ),
     Plant(
-        "a part without a number is passed over", FINISH, "          sum += statistics[1];", "          sum += 0;", SHAPES
+        "a part without a number is passed over", MERGE, "          sum += statistics[1];", "          sum += 0;", SHAPES
     ),
     Plant(
         "parts behind the first few are forgotten",
-        FINISH,
+        MERGE,
         "for (int x = begin; x < end; x += together) {",
         "for (int x = begin; x < tile::min(end, begin + together); x += together) {",
         COVER,
     ),
     Plant(
         "the sink is that of the key head",
-        FINISH,
+        ROWS,
         "if constexpr (features.sink) sink = args.sink[row.head_idx];",
         "if constexpr (features.sink) sink = args.sink[item.kv_head_idx];",
         COVER,
@@ -165,14 +166,14 @@ PLANTS = (
     # Rows
     Plant(
         "rows of a group are those of the next head",
-        FINISH,
+        ROWS,
         "return {packed / config.group, item.kv_head_idx * config.group + packed % config.group};",
         "return {packed % (num_rows() / config.group + 1), item.kv_head_idx * config.group + packed % config.group};",
         COVER,
     ),
     Plant(
         "rows past seqused_q are attended",
-        FINISH,
+        ROWS,
         "    if (row.query >= sequence.len_q) {\n      lse = -tile::infinity;\n      return 0;\n    }\n",
         "",
         SHAPES,

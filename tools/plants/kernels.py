@@ -132,7 +132,7 @@ PLANTS = (
     Plant("mask bytes other than 1 hide", SCORE, "mask[i * mask_stride + j] != 0;", "mask[i * mask_stride + j] == 1;", ANY),
     Plant(
         "forward/sm90: mask bytes other than 1 hide",
-        "kernels/forward/sm90/scores.cuh",
+        "kernels/forward/sm90/score_options.cuh",
         "kv_begin + column + key_of(i)] != 0;",
         "kv_begin + column + key_of(i)] == 1;",
         cover("forward_sm90"),
@@ -169,14 +169,14 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: the right edge of a window is one key short",
-        "kernels/forward/sm90/scores.cuh",
+        "kernels/forward/sm90/score_options.cuh",
         "last = tile::min(last, q + score.diagonal + score.window_right + 1);",
         "last = tile::min(last, q + score.diagonal + score.window_right);",
         cover("forward_sm90"),
     ),
     Plant(
         "forward/sm90: the left edge of a window is one key late",
-        "kernels/forward/sm90/scores.cuh",
+        "kernels/forward/sm90/score_options.cuh",
         "first = q + score.diagonal - score.window_left;",
         "first = q + score.diagonal - score.window_left + 1;",
         cover("forward_sm90"),

@@ -1,0 +1,52 @@
+#pragma once
+
+#include "decode/finish.cuh"
+#include "decode/tiles.cuh"
+#include "ptx/mbarrier.cuh"
+
+// Sizes of a decode kernel that follow from its configuration, and its shared memory.
+
+namespace flash_attention::decode {
+
+template <ForwardConfig config>
+struct ConsumerShape {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr DecodeLayout layout{config};
+  static constexpr int block_kv = config.block_kv, stages = config.num_stages, threads = 32 * config.num_warps;
+  static constexpr int warp_keys = block_kv / layout.key_warps;
+  using Finish = decode::Finish<config>;
+  using Element = ptx::Element<type>;
+  using KTile = typename DecodeTiles<config>::K;
+  using VTile = typename DecodeTiles<config>::V;
+  static constexpr int dim = DecodeLayout::columns_of(config, config.head_dim);
+  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
+  static constexpr Type code = key_type(features);
+  static constexpr bool narrow = is_narrow(code);
+  static constexpr int q_steps = dim / 16;
+  static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
+  using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
+  static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= 2);
+  static_assert(layout.key_warps * layout.row_warps == config.num_warps);
+
+  struct SharedStorage {
+    struct Stage {
+      KTile K;
+      VTile V;
+    } stage[stages];
+    QTile Q;
+    typename Finish::SharedStorage finish;
+    // The same for all threads, and read now and then: no place for registers.
+    Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/load.cuh
+    Item<config> item;                                                    // that is worked on
+    tile::Sequence sequence;
+    tile::KeyRange full;  // the keys that all of its rows see
+    struct Barriers {
+      ptx::Mbarrier K_full[stages], K_empty[stages], V_full[stages], V_empty[stages];
+    } barriers;  // decode/sm90.cuh
+    alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
+  };
+  static_assert(sizeof(SharedStorage) <= layout.shared_bytes);
+};
+
+}  // namespace flash_attention::decode
