@@ -74,7 +74,8 @@ struct Scoring {
   __device__ __forceinline__ void issue_scores(Scores& S, int n) const {
     auto& flat = reinterpret_cast<float(&)[mla_block_kv / 2]>(S);
     const int stage = ptx::shuffle(Place().warpgroup, 0);  // known to be the same in a warp
-    const Descriptor Q(&shared.Q, 0, 1024), K(&shared.stage[stage], 0, 1024);
+    const Descriptor Q(ptx::wgmma_descriptor(&shared.Q, 0, 1024));
+    const Descriptor K(ptx::wgmma_descriptor(&shared.stage[stage], 0, 1024));
 #pragma unroll
     for (int step = 0; step < mla_head_dim / 16; ++step) {
       constexpr int steps = panels_of_half * 4;  // of a part

@@ -51,7 +51,8 @@ struct Attend : Scoring<config> {
     return shared.stage[stage].bytes + value_panels * panel;
   }
   __device__ __forceinline__ Descriptor V_tile(int stage) const {
-    return Descriptor(shared.stage[stage].bytes + Place().warpgroup * panels_of_half * panel, panel, 1024);
+    const unsigned char* V = shared.stage[stage].bytes + Place().warpgroup * panels_of_half * panel;
+    return Descriptor(ptx::wgmma_descriptor(V, panel, 1024));
   }
 
   __device__ __forceinline__ void shrink_output(const float (&shrink)[2]) {
@@ -129,7 +130,7 @@ struct Attend : Scoring<config> {
       rows.sum[half] *= shrink[half];
     }
     shrink_output(shrink);
-    const Descriptor P(P_tile(stage), 0, 1024), V = V_tile(stage);
+    const Descriptor P(ptx::wgmma_descriptor(P_tile(stage), 0, 1024)), V = V_tile(stage);
     ptx::wgmma_fence();  // O has been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < 4; ++step) {

@@ -7,6 +7,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/descriptor.cuh"
 #include "tile/pipeline.cuh"
 
 // The shared memory of decode/mla_sm90, and who waits for whom.
@@ -55,21 +56,7 @@ struct SharedStorage {
   }
 };
 
-/// A matrix descriptor in two words; the low one comes by a shuffle, so that it is known to be the same in all lanes.
-struct Descriptor {
-  int low;
-  unsigned high;
-
-  __device__ __forceinline__ Descriptor(const void* tile, int leading, int stride) {
-    const unsigned long long whole = ptx::wgmma_descriptor(tile, leading, stride);
-    // Fresh: the sums of all steps, kept from one KV block to the next, would fill the registers.
-    low = ptx::shuffle(ptx::registers_fresh(static_cast<int>(whole)), 0);
-    high = static_cast<unsigned>(whole >> 32);
-  }
-  /// So many bytes later.
-  __device__ __forceinline__ unsigned long long at(int bytes) const {
-    return static_cast<unsigned long long>(high) << 32 | static_cast<unsigned>(low + bytes / 16);
-  }
-};
+/// Computed anew for each KV block, and known to be the same in all lanes.
+using Descriptor = tile::Descriptor<true, true>;
 
 }  // namespace flash_attention::mla

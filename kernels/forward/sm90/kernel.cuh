@@ -47,28 +47,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
   using S = Shape<config>;
   if (threadIdx.x == 0) {
-    for (int s = 0; s < S::q_stages; ++s) {
-      for (int w = 0; w < S::row_groups; ++w) {
-        ptx::mbarrier_init(shared.Q_full[s][w], 1);
-        ptx::mbarrier_init(shared.Q_empty[s][w], S::warpgroups / S::row_groups);
-      }
-    }
-    if constexpr (S::wide) {
-      for (int s = 0; s < S::stages; ++s) {
-        ptx::mbarrier_init(shared.KV_full[s], 1);
-        ptx::mbarrier_init(shared.KV_empty[s], S::warpgroups);
-      }
-      ptx::mbarrier_init(shared.P_full, S::warpgroups * wg_threads / 32);
-      ptx::mbarrier_init(shared.P_empty, S::warpgroups);
-    } else {
-      for (int s = 0; s < S::stages; ++s) {
-        ptx::mbarrier_init(shared.K_full[s], 1);
-        ptx::mbarrier_init(shared.V_full[s], 1);
-        ptx::mbarrier_init(shared.K_empty[s], S::warpgroups);
-        ptx::mbarrier_init(shared.V_empty[s], S::warpgroups);
-      }
-    }
-    ptx::mbarrier_init_fence();  // TMA sees the barriers
+    init_barriers<S>(shared);
     shared.last_attempt = 0;
   }
   for (int i = threadIdx.x; i < max_retry_marks; i += S::threads) shared.retry[i] = 0;

@@ -52,7 +52,7 @@ struct PagedBlock {
   }
 
  private:
-  /// A box of which nobody sees a key has no page, its entry of the table may be anything: TMA fills what lies outside of
+  /// A box of which no query sees a key has no page, its entry of the table may be anything: TMA fills what is outside of
   /// the tensor with zeros.
   __device__ __forceinline__ int page_of(int box, const int* its_entry) const {
     return box >= first && box < end ? *its_entry : -1;

@@ -1,25 +1,27 @@
 #pragma once
 
-// The loading warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
+// The producer warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
+//
+//     for each attempt, for each tile of the scheduler:
+//       hand the tile over, with its Q                                    hand_over.cuh
+//       for each KV block of the tile, or of its list:                   block_list.cuh
+//         wait for an empty stage; K, V -> shared, by rows or by pages    pages.cuh
 
+#include "forward/sm90/hand_over.cuh"
 #include "forward/sm90/pages.cuh"
-#include "forward/sm90/tile_scheduler.cuh"
-#include "ptx/tma.cuh"
 
 namespace flash_attention::forward_sm90 {
 
 template <ForwardConfig config>
-struct Loader {
+struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
+  using Base = TileProducer<config, S, SharedStorage<config>, chunk_dim>;
+  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::hand_over;
 
-  const AttentionArgs& args;
-  SharedStorage<config>& shared;
-  unsigned num_tiles = 0;          // handed over so far
-  PipelineState<S::stages> kv{0};  // of the next block
-  int listed = 0;                  // the ListedBlock that is loaded
-  int last_block = 0;              // wide heads: the block whose V comes next
+  int listed = 0;      // the ListedBlock that is loaded
+  int last_block = 0;  // wide heads: the block whose V comes next
 
-  /// All tiles of a attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
+  /// All tiles of an attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
   /// handed over while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
   /// between its first K, which may find a free stage sooner, and the rest.
   template <typename FindNext>
@@ -159,34 +161,6 @@ struct Loader {
                          c * chunk_dim, row + begin, tile.head_idx / args.group, batch_coordinate(tile));
       }
       kv.advance();
-    }
-  }
-
-  /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
-  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_stages]; }
-
-  __device__ __forceinline__ static int batch_coordinate(const Tile& tile) {
-    return config.features.packed ? 0 : tile.sequence.batch_idx;
-  }
-
-  /// Q_full announces the tile, and its Q where it sees any key.
-  __device__ __forceinline__ void hand_over(const Tile& tile) {
-    const PipelineState<S::q_stages> q(num_tiles);
-    const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
-    ++num_tiles;
-#pragma unroll 1
-    for (int w = 0; w < S::row_groups; ++w) {
-      ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
-      if (tile.sees_nothing()) {
-        ptx::mbarrier_arrive(shared.Q_full[q.stage][w]);
-        continue;
-      }
-      ptx::mbarrier_arrive_expect_tx(shared.Q_full[q.stage][w], S::q_bytes);
-#pragma unroll
-      for (int c = 0; c < S::chunks; ++c) {
-        ptx::tma_load_4d(shared.Q[q.stage][w][c], args.maps[map_Q], shared.Q_full[q.stage][w], c * chunk_dim,
-                         row + w * wg_rows, tile.head_idx, batch_coordinate(tile));
-      }
     }
   }
 };

@@ -46,6 +46,7 @@ struct WideProducts {
   using ScoreTile = typename Warpgroup<config>::ScoreTile;
   using PackedTile = typename Warpgroup<config>::PackedTile;
   using OutputTile = typename Warpgroup<config>::OutputTile;
+  using Descriptor = typename Warpgroup<config>::Descriptor;
   static constexpr int value_stages = S::block_kv / S::value_rows;  // of a block
 
   Warpgroup<config>& wg;
@@ -69,8 +70,8 @@ struct WideProducts {
 
   /// Issues 64 columns of scores = Q K^T, a group of products.
   __device__ __forceinline__ void issue_chunk(ScoreTile& scores, int chunk, int stage) const {
-    const Descriptor<S::uniform_by_vote> Q(wg.shared.Q[0][0], 0, 1024);
-    const Descriptor<S::uniform_by_vote> K(wg.shared.KV[stage], 0, 1024);
+    const Descriptor Q(ptx::wgmma_descriptor(wg.shared.Q[0][0], 0, 1024));
+    const Descriptor K(ptx::wgmma_descriptor(wg.shared.KV[stage], 0, 1024));
     const int columns = chunk == S::chunks - 1 ? S::steps_qk - 4 * (S::chunks - 1) : 4;
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
@@ -157,7 +158,8 @@ struct WideProducts {
   /// The products of the n-th stage of V.
   __device__ __forceinline__ void issue_stage(OutputTile& O, int n, const typename S::Element* values,
                                               bool accumulate) const {
-    const Descriptor<S::uniform_by_vote> P(wg.shared.O, 0, 1024), V(values, S::value_rows * 128, 1024);
+    const Descriptor P(ptx::wgmma_descriptor(wg.shared.O, 0, 1024));
+    const Descriptor V(ptx::wgmma_descriptor(values, S::value_rows * 128, 1024));
     ptx::wgmma_fence();  // O has been written by ordinary instructions
 #pragma unroll
     for (int step = 0; step < S::value_rows / 16; ++step) {

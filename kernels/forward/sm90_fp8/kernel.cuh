@@ -22,27 +22,6 @@
 namespace flash_attention {
 namespace forward_sm90_fp8 {
 
-template <ForwardConfig config>
-__device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
-  using S = Shape<config>;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::q_stages; ++s) {
-      for (int w = 0; w < S::warpgroups; ++w) {
-        ptx::mbarrier_init(shared.Q_full[s][w], 1);
-        ptx::mbarrier_init(shared.Q_empty[s][w], 1);
-      }
-    }
-    for (int s = 0; s < S::stages; ++s) {
-      ptx::mbarrier_init(shared.K_full[s], 1);
-      ptx::mbarrier_init(shared.V_full[s], 1);
-      ptx::mbarrier_init(shared.K_empty[s], S::warpgroups);
-      ptx::mbarrier_init(shared.V_empty[s], S::warpgroups);
-    }
-    ptx::mbarrier_init_fence();  // TMA sees the barriers
-  }
-  ptx::barrier_sync(barrier_all, S::threads);  // all threads see the barriers
-}
-
 /// One tile, from its first block to its store.
 template <ForwardConfig config>
 __device__ __forceinline__ void attend(Warpgroup<config>& wg, Work work) {
@@ -68,7 +47,8 @@ __device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs
   using S = Shape<config>;
   static_assert(fits_layout<config>, "the planner reserves what SharedStorage needs");
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
-  initialise(shared);
+  if (threadIdx.x == 0) forward_sm90::init_barriers<S>(shared);
+  ptx::barrier_sync(barrier_all, S::threads);                                         // all threads see the barriers
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
 
   if (warpgroup == 0) {

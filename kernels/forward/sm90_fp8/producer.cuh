@@ -1,20 +1,21 @@
 #pragma once
 
-// The loading warp of forward/sm90_fp8: one lane issues every TMA copy, as far ahead as there are free stages.
+// The producer warp of forward/sm90_fp8: one lane issues every TMA copy, as far ahead as there are free stages.
+//
+//     for each tile of the scheduler:
+//       hand the tile over, with its Q                       forward/sm90/hand_over.cuh
+//       for each KV block of the tile: wait for an empty stage; K, V^T -> shared
 
+#include "forward/sm90/hand_over.cuh"
 #include "forward/sm90_fp8/shape.cuh"
-#include "ptx/tma.cuh"
 
 namespace flash_attention::forward_sm90_fp8 {
 
 template <ForwardConfig config>
-struct Loader {
+struct Loader : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
-
-  const AttentionArgs& args;
-  SharedStorage<config>& shared;
-  unsigned num_tiles = 0;          // handed over so far
-  PipelineState<S::stages> kv{0};  // of the next block
+  using Base = forward_sm90::TileProducer<config, S, SharedStorage<config>, chunk_dim>;
+  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::hand_over;
 
   /// All tiles; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is handed over while
   /// the keys of the one before are loaded.
@@ -70,34 +71,6 @@ struct Loader {
                        batch_idx);
     }
     kv.advance();
-  }
-
-  /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
-  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_stages]; }
-
-  __device__ __forceinline__ static int batch_coordinate(const Tile& tile) {
-    return config.features.packed ? 0 : tile.sequence.batch_idx;
-  }
-
-  /// Q_full announces the tile, and its Q where it sees any key.
-  __device__ __forceinline__ void hand_over(const Tile& tile) {
-    const PipelineState<S::q_stages> q(num_tiles);
-    const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
-    ++num_tiles;
-#pragma unroll 1
-    for (int w = 0; w < S::warpgroups; ++w) {
-      ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
-      if (tile.sees_nothing()) {
-        ptx::mbarrier_arrive(shared.Q_full[q.stage][w]);
-        continue;
-      }
-      ptx::mbarrier_arrive_expect_tx(shared.Q_full[q.stage][w], S::q_bytes);
-#pragma unroll
-      for (int c = 0; c < S::chunks; ++c) {
-        ptx::tma_load_4d(shared.Q[q.stage][w][c], args.maps[map_Q], shared.Q_full[q.stage][w], c * chunk_dim,
-                         row + w * wg_rows, tile.head_idx, batch_coordinate(tile));
-      }
-    }
   }
 };
 

@@ -28,7 +28,7 @@ using tile::PipelineState;
 /// Slots of AttentionArgs::maps: Q and K in boxes of 128 columns, V^T of v_chunk keys and all columns, O of 64 columns.
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 
-constexpr int chunk_dim = 128;   // columns of Q and K that lie together: 128 bytes
+constexpr int chunk_dim = 128;   // adjacent columns of Q and K: 128 bytes
 constexpr int o_chunk_dim = 64;  // of O, in 16 bits
 
 template <ForwardConfig config>
@@ -42,6 +42,9 @@ struct Shape {
   static constexpr int block_kv = config.block_kv;
   static constexpr int stages = config.num_stages;
   static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
+  static constexpr int row_groups = warpgroups;         // of 64 query rows: each warpgroup has its own
+  static constexpr bool wide = false;
+  static constexpr bool uniform_by_vote = false;
   static constexpr int threads = (warpgroups + 1) * wg_threads;
   static constexpr bool pingpong = warpgroups > 1 && config.head_dim_v <= 128;
 
@@ -65,6 +68,8 @@ struct Shape {
   // setmaxnreg: a thread enters with 168 registers where two warpgroups attend, with 128 where three do.
   static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
   static constexpr int attend_registers = warpgroups == 3 ? 160 : 240;
+
+  __device__ __forceinline__ static constexpr int row_group(int warpgroup) { return warpgroup; }
 
   static_assert(features.narrow_queries && (code == Type::e4m3 || code == Type::e5m2) && type != Type::float32);
   static_assert(!features.token_scales && !features.dropout && !features.bias && !features.alibi && !features.mask);

@@ -4,6 +4,7 @@
 
 #include "forward/sm90_fp8/shape.cuh"
 #include "ptx/pairs.cuh"
+#include "tile/softmax.cuh"
 
 namespace flash_attention::forward_sm90_fp8 {
 
@@ -12,11 +13,7 @@ namespace flash_attention::forward_sm90_fp8 {
 // or more keeps all bits of e4m3, what is below 2^-16.5 is 0.
 constexpr float top = 6.5f, slack = 2.0f;
 
-/// Softmax so far, of the two rows of a thread.
-struct RowState {
-  float max[2] = {-tile::infinity, -tile::infinity};  // the reference
-  float sum[2] = {0, 0};                              // this thread's part
-};
+using tile::RowState;  // its maximum is the reference
 
 template <ForwardConfig config>
 struct Softmax {

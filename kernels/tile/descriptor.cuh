@@ -1,0 +1,30 @@
+#pragma once
+
+#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
+
+// A matrix descriptor of wgmma in two words: moving its start changes the low one, without a carry.
+
+namespace flash_attention::tile {
+
+/// With `by_shuffle` the low word comes by a shuffle: the compiler then knows that it is the same in all lanes and keeps it
+/// in uniform registers, from which wgmma takes its descriptors. With `fresh` it is computed anew for each product: the
+/// addresses of all steps, kept from one KV block to the next, would fill the registers.
+template <bool by_shuffle, bool fresh = false>
+struct Descriptor {
+  unsigned low;
+  unsigned high;
+
+  __device__ __forceinline__ explicit Descriptor(unsigned long long whole) {
+    low = static_cast<unsigned>(whole);
+    if constexpr (fresh) low = ptx::registers_fresh(low);
+    if constexpr (by_shuffle) low = ptx::shuffle(low, 0);
+    high = static_cast<unsigned>(whole >> 32);
+  }
+  /// So many bytes later.
+  __device__ __forceinline__ unsigned long long at(int bytes) const {
+    return static_cast<unsigned long long>(high) << 32 | (low + bytes / 16);
+  }
+};
+
+}  // namespace flash_attention::tile
