@@ -25,27 +25,24 @@ template <BackwardConfig config>
 struct BackwardSm80 : BackwardSm80Epilogue<config> {
   using Base = BackwardSm80Epilogue<config>;
   using Shape = BackwardSm80Shape<config>;
-  using Base::args, Base::sequence, Base::kv_head_idx, Base::kv_begin, Base::lane, Base::warp, Base::place, Base::K_smem,
-      Base::V_smem, Base::dK, Base::dV;
+  using Base::args, Base::sequence, Base::kv_head_idx, Base::kv_begin, Base::tiles, Base::lane, Base::warp, Base::place,
+      Base::K_smem, Base::V_smem, Base::dK, Base::dV;
   using Base::type, Base::features, Base::block_q, Base::block_kv, Base::dim, Base::dim_v, Base::key_n, Base::dK_pairs,
       Base::dV_pairs;
   using typename Shape::QTile, typename Shape::dOTile, typename Shape::KTile, typename Shape::VTile, typename Shape::PTile,
-      typename Base::SharedStorage;
-  using Score = tile::Score<features>;
+      typename Base::SharedStorage, typename Base::Score;
   static constexpr bool adds_dQ = config.dq_mode != DqMode::separate_kernel;
 
   // How the warps divide the products of scores: rows x columns of warps.
   static constexpr int score_m = Shape::warps_q, score_n = config.num_warps / score_m;
   static constexpr int score_blocks = block_kv / score_n / 8;
 
-  const tile::TileRange tiles;
   tile::TileWalk walk;
   const unsigned P_smem, dS_smem, stages_smem;
 
   __device__ __forceinline__ BackwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
                                           int kv_head, int first_key)
       : Base(arguments, shared, s, kv_head, first_key),
-        tiles(Score(arguments, s, kv_head * arguments.group).template query_tiles<block_q, block_kv>(first_key)),
         P_smem(ptx::shared_address(&shared.P)),
         dS_smem(ptx::shared_address(&shared.dS)),
         stages_smem(ptx::shared_address(&shared.stages)) {}

@@ -12,8 +12,10 @@ namespace flash_attention {
 template <BackwardConfig config>
 struct BackwardSm80Epilogue : BackwardSm80Shape<config> {
   using Shape = BackwardSm80Shape<config>;
-  using Shape::type, Shape::features, Shape::block_kv, Shape::threads, Shape::dim, Shape::dim_v;
+  using Shape::type, Shape::features, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim, Shape::dim_v;
   using typename Shape::Element, typename Shape::KTile, typename Shape::VTile, typename Shape::PTile;
+
+  using Score = tile::Score<features>;
 
   // How the warps divide the products of dK and dV: rows x columns of warps.
   static constexpr int key_m = Shape::warps_kv, key_n = config.num_warps / key_m;
@@ -32,6 +34,7 @@ struct BackwardSm80Epilogue : BackwardSm80Shape<config> {
   SharedStorage& storage;
   const tile::Sequence sequence;
   const int kv_head_idx, kv_begin;
+  const tile::TileRange tiles;  // of the queries that see some of the keys
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const tile::LanePlace place{lane};
   const unsigned K_smem = ptx::shared_address(&storage.K), V_smem = ptx::shared_address(&storage.V);
@@ -40,7 +43,12 @@ struct BackwardSm80Epilogue : BackwardSm80Shape<config> {
 
   __device__ __forceinline__ BackwardSm80Epilogue(const AttentionArgs& arguments, SharedStorage& shared,
                                                   const tile::Sequence& s, int kv_head, int first_key)
-      : args(arguments), storage(shared), sequence(s), kv_head_idx(kv_head), kv_begin(first_key) {}
+      : args(arguments),
+        storage(shared),
+        sequence(s),
+        kv_head_idx(kv_head),
+        kv_begin(first_key),
+        tiles(Score(arguments, s, kv_head * arguments.group).template query_tiles<block_q, block_kv>(first_key)) {}
 
   __device__ __forceinline__ void finish() const {
     if (thread == 0) storage.repair.set(false);

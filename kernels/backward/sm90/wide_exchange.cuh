@@ -72,7 +72,7 @@ struct WideExchange {
   /// Calls use(math) with the scores of a step.
   template <typename Use>
   __device__ __forceinline__ void with_scores(const Task<config>& task, int step, Use use) const {
-    const int lane = thread % 32, q_begin = task.q_begin_of(step), head_idx = task.head_of(args, step);
+    const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step), lane = thread % 32;
     const tile::Sequence sequence = fresh_sequence(task.sequence);
     const tile::Score<config.features> score(args, sequence, head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
@@ -107,7 +107,7 @@ struct WideExchange {
 
   __device__ __forceinline__ void receive_P(int step, float (&P)[tile_rows / 2]) const {
     const unsigned stage = (first_step + step) % P_stages;
-    ptx::barrier_sync(barrier_P_written + stage, wide_warpgroups * wg_threads);  // P is there
+    ptx::barrier_sync(barrier_P_written + stage, wide_warpgroups * wg_threads);  // P is ready
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
       const auto four = ptx::load_shared<ptx::Vector<unsigned, 4>>(ptx::shared_address(&shared.P[stage][part][thread]));
