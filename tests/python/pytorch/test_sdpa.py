@@ -116,9 +116,9 @@ def counted(monkeypatch):
         backward = torch_ops._core.backward
 
         @staticmethod
-        def forward(*arguments):
+        def forward(*arguments, **keywords):
             calls.append(1)
-            return original(*arguments)
+            return original(*arguments, **keywords)
 
     monkeypatch.setattr(torch_ops, "_core", Counting)
     return calls

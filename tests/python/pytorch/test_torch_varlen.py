@@ -177,9 +177,9 @@ def test_what_is_said_is_what_happens(monkeypatch):
 
     class Counting:
         @staticmethod
-        def forward(*arguments):
+        def forward(*arguments, **keywords):
             calls.append(1)
-            return original(*arguments)
+            return original(*arguments, **keywords)
 
     monkeypatch.setattr(registry.torch_ops, "_core", Counting)
     for dtype, width, options in (
