@@ -11,9 +11,7 @@ void compile_ahead(const Problem& problem, Pass pass, const Options& options) {
   try {
     const auto later = prepare(problem, pass, {.device = options.device});  // a kernel's name is that of one pass
     if (later->is_loaded()) return;
-    std::vector<jit::KernelKey> keys;
-    for (const Launch& launch : later->plan.launches) keys.push_back(jit::make_key(launch, later->device.arch));
-    jit::compile_ahead(std::move(keys));
+    jit::compile_ahead(jit::make_keys(later->plan, later->device.arch));
   } catch (const Error&) {
   }
 }

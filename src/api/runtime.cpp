@@ -30,11 +30,7 @@ std::vector<KernelReport> compile_all(const std::vector<jit::KernelKey>& keys) {
 }  // namespace
 
 std::vector<KernelReport> compile(const Plan& plan, int arch) {
-  return api::guarded([&] {
-    std::vector<jit::KernelKey> keys;
-    for (const Launch& launch : plan.launches) keys.push_back(jit::make_key(launch, arch));
-    return compile_all(keys);
-  });
+  return api::guarded([&] { return compile_all(jit::make_keys(plan, arch)); });
 }
 
 std::vector<KernelReport> compile(const AppendProblem& problem, int arch) {

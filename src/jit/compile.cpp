@@ -1,12 +1,10 @@
 #include "jit/compile.h"
 
-#include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "jit/background/long_wait.h"
+#include "jit/background/queue.h"
 #include "jit/nvrtc/nvrtc_compiler.h"
 
 namespace flash_attention::jit {
@@ -80,15 +78,13 @@ std::shared_ptr<const CompiledKernel> find_compiled(const KernelKey& key) {
 }
 
 std::shared_future<void> prewarm(std::vector<KernelKey> keys) {
-  const std::size_t workers = std::min<std::size_t>({keys.size(), 4, std::max(1u, std::thread::hardware_concurrency())});
   return std::async(std::launch::async,
-                    [keys = std::move(keys), workers] {
-                      std::atomic<std::size_t> next{0};
-                      const auto work = [&] {
-                        for (std::size_t i = next++; i < keys.size(); i = next++) compiled(keys[i]);
-                      };
+                    [keys = std::move(keys)]() mutable {
+                      CompileQueue queue{std::move(keys)};
+                      const auto work = [&] { queue.work([](const KernelKey& key) { compiled(key); }); };
                       std::vector<std::future<void>> helpers;
-                      for (std::size_t i = 1; i < workers; ++i) helpers.push_back(std::async(std::launch::async, work));
+                      for (std::size_t i = 1; i < queue.num_workers(); ++i)
+                        helpers.push_back(std::async(std::launch::async, work));
                       work();
                       for (std::future<void>& helper : helpers) helper.get();
                     })

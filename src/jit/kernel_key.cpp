@@ -17,6 +17,12 @@ KernelKey make_key(const Launch& launch, int arch) {
           launch.arguments, launch.prelude};
 }
 
+std::vector<KernelKey> make_keys(const Plan& plan, int arch) {
+  std::vector<KernelKey> keys;
+  for (const Launch& launch : plan.launches) keys.push_back(make_key(launch, arch));
+  return keys;
+}
+
 std::string to_string(const KernelKey& key) {
   std::string text = key.unit;
   if (key.entry != flat(key.unit)) text += " " + key.entry;

@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <string>
+#include <vector>
 
 #include "flash_attention/plan.h"
 
@@ -23,6 +24,7 @@ struct KernelKey {
 };
 
 KernelKey make_key(const Launch& launch, int arch);
+std::vector<KernelKey> make_keys(const Plan& plan, int arch);
 
 /// "forward/portable sm_90a ForwardConfig{...}"; the entry too where it is not the unit's own name.
 std::string to_string(const KernelKey& key);

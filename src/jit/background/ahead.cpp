@@ -1,6 +1,5 @@
 #include "jit/background/ahead.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -8,6 +7,7 @@
 #include <thread>
 
 #include "flash_attention/error.h"
+#include "jit/background/queue.h"
 #include "jit/compile.h"
 #include "jit/nvrtc/nvrtc.h"
 #include "support/settings.h"
@@ -37,17 +37,11 @@ Workers& workers() {
   return *process;
 }
 
-struct Queue {
-  std::vector<KernelKey> keys;
-  std::atomic<std::size_t> next = 0;
-};
-
-void work(Queue& queue, const Workers& all) {
-  for (std::size_t i = queue.next++; i < queue.keys.size() && !all.ending; i = queue.next++) {
-    try {
-      compiled(queue.keys[i], true);
-    } catch (const Error&) {  // the call that needs the kernel will say it
-    }
+void compile_unless_ending(const KernelKey& key, const Workers& all) {
+  if (all.ending) return;
+  try {
+    compiled(key, true);
+  } catch (const Error&) {  // the call that needs the kernel will say it
   }
 }
 
@@ -58,10 +52,10 @@ void compile_ahead(std::vector<KernelKey> keys) {
   if (keys.empty() || !support::settings().jit) return;
   Nvrtc::instance();
   Workers& all = workers();
-  const std::size_t count = std::min<std::size_t>({keys.size(), 4, std::max(1u, std::thread::hardware_concurrency())});
-  const auto queue = std::make_shared<Queue>(std::move(keys));
+  const auto queue = std::make_shared<CompileQueue>(std::move(keys));
+  const auto work = [queue, &all] { queue->work([&](const KernelKey& key) { compile_unless_ending(key, all); }); };
   const std::lock_guard lock(all.mutex);
-  for (std::size_t i = 0; i < count && !all.ending; ++i) all.threads.emplace_back([queue, &all] { work(*queue, all); });
+  for (std::size_t i = 0; i < queue->num_workers() && !all.ending; ++i) all.threads.emplace_back(work);
 }
 
 }  // namespace flash_attention::jit
