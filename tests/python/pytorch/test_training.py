@@ -51,9 +51,12 @@ class TinyGpt(nn.Module):
         return self.head(self.blocks(self.tokens(x) + self.places[: x.shape[1]]))
 
 
-def by_math(q, k, v):
-    with sdpa_kernel(SDPBackend.MATH):
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
+def by_torch(backend):
+    def attend(q, k, v):
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attend
 
 
 def losses(attend, device, dtype, width, heads, layers, length, batch, rate):
@@ -78,15 +81,23 @@ def losses(attend, device, dtype, width, heads, layers, length, batch, rate):
     return torch.stack(curve).cpu()
 
 
+def by_tens(curve):
+    return curve.unflatten(0, (-1, 10)).mean(1)
+
+
 def check(device, dtype, tolerance, **sizes):
-    """Step by step at first; later rounding has been amplified, and the curves are compared ten steps at a time."""
+    """Step by step at first; later rounding has been amplified, and the curves are compared ten steps at a time. How far it
+    is amplified in 16 bits is seen where torch's own two ways to compute it part."""
     flash = FlashAttention()
     ours = losses(lambda q, k, v: flash(q, k, v, causal=True), device, dtype, **sizes)
-    theirs = losses(by_math, device, dtype, **sizes)
+    theirs = losses(by_torch(SDPBackend.MATH), device, dtype, **sizes)
     assert theirs[-20:].mean() < 0.6 * theirs[0], f"nothing was learned: {theirs[0]:.3f} to {theirs[-20:].mean():.3f}"
     torch.testing.assert_close(ours[:40], theirs[:40], atol=0.0, rtol=tolerance)
-    smooth = [curve.unflatten(0, (-1, 10)).mean(1) for curve in (ours, theirs)]
-    torch.testing.assert_close(*smooth, atol=0.0, rtol=4 * tolerance)
+    allowed = 4 * tolerance
+    if dtype == torch.bfloat16:
+        other = losses(by_torch(SDPBackend.FLASH_ATTENTION), device, dtype, **sizes)
+        allowed = max(allowed, 2 * float((by_tens(other) / by_tens(theirs) - 1).abs().max()))
+    torch.testing.assert_close(by_tens(ours), by_tens(theirs), atol=0.0, rtol=allowed)
 
 
 def test_float32_on_the_cpu():

@@ -259,10 +259,11 @@ def test_entries_behind_the_last_page_may_be_anything(device):
 def test_a_table_on_a_gpu_never_harms_the_process():
     q, cache, table, lengths = (tensor.cuda() for tensor in paged())
     table[1, 1] = 2**31 - 1
-    flash_attn.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lengths + 30, block_table=table)
+    caches = cache, cache.clone()
+    flash_attn.flash_attn_with_kvcache(q, *caches, q, q, cache_seqlens=lengths + 30, block_table=table)
     torch.cuda.synchronize()
     with pytest.raises(RuntimeError, match="block_table"):
-        flash_attn.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=48, block_table=table)
+        flash_attn.flash_attn_with_kvcache(q, *caches, q, q, cache_seqlens=48, block_table=table)
 
 
 def test_cache_without_room_is_refused():
