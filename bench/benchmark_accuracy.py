@@ -70,8 +70,8 @@ def main():
         arguments.dtype = arguments.dtype or ["float32", "float16", "bfloat16"]
         arguments.seq = arguments.seq if arguments.device == "cuda" else [256, 1024]
     chosen = command.chosen_cases(arguments, "quick")
-    if any(case.dropout_p or case.window or case.lengths for case in chosen):
-        raise ValueError("case: got dropout, a window or packed lengths; allowed: full or causal")
+    if not all(case.plain for case in chosen):
+        raise ValueError("case: got an option, as dropout, a window or packed lengths; allowed: full or causal")
     entries = baselines.select(arguments.baselines)
     results = command.opened(
         arguments.output, "accuracy", machine.facts(arguments.device), arguments.resume, arguments.force

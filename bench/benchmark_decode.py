@@ -12,13 +12,12 @@ once by ours; `of read` its part of what a plain read of as many bytes reaches h
 
 import argparse
 import importlib.util
-import json
 import re
 import statistics
-from pathlib import Path
+import sys
 
+import command
 import flash_attention
-import machine
 import timing
 import torch
 from flash_attention import flash_attn
@@ -40,6 +39,7 @@ FORTY = {
     (256, 1): ("1x32/8x8192", "16x32/8x4096", "64x8/1x4096"),
     (256, 4): ("8x32/8x2048", "4x8/1x16384"),
 }
+PEERS = ("cudnn", "flash-attn", "torch")
 CPU_SHAPES = ("1x8/8x8192", "1x8/2x8192", "4x8/2x4096")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -124,7 +124,7 @@ def measured(shape, arguments, timer):
 
 def over_others(found):
     """Ours by the fastest of the others, None where there is none."""
-    others = [found[name]["ms"] for name in ("cudnn", "flash-attn", "torch") if name in found]
+    others = [found[name]["ms"] for name in PEERS if name in found]
     return found["ours"]["ms"] / min(others) if others else None
 
 
@@ -134,53 +134,57 @@ def read_rate(bytes_read, device, timer):
     return bytes_read / timer(lambda: source.sum(dtype=torch.int32))["ms"] / 1e6
 
 
+def report(label, shape, arguments, timer, kept):
+    """Measures a shape, keeps it and prints a line."""
+    batch, heads, heads_kv, keys = shape
+    found = measured(shape, arguments, timer)
+    bytes_read = 2 * batch * keys * heads_kv * arguments.head_dim * DTYPES[arguments.dtype].itemsize
+    rate = bytes_read / found["ours"]["ms"] / 1e6
+    part = rate / read_rate(bytes_read, arguments.device, timer)
+    title = label if arguments.preset else f"{batch} x {heads}/{heads_kv} x {keys}"
+    ratio = over_others(found)
+    times = "  ".join(f"{name} {row['ms'] * 1e3:.1f}" for name, row in found.items())
+    against = "" if ratio is None else f"  {ratio:.3f} x other"
+    print(f"{title:>20}  us: {times}{against}  {rate:.0f} GB/s, {part:.0%} of read", flush=True)
+    what = {"shape": [*shape, arguments.head_dim, arguments.queries], "dtype": arguments.dtype, "gbs": round(rate, 1)}
+    kept.add(label, "forward", found, PEERS, over_others=ratio and round(ratio, 4), **what)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--shapes", type=parsed, nargs="+", help="BATCHxHEADS/KV_HEADSxKEYS")
     parser.add_argument("--preset", choices=("forty",), help="forty shapes, each with its head dimension and queries")
-    parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes")
+    command.add_share(parser, "shapes")
     parser.add_argument("--queries", type=int, default=1)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--pages", type=int, nargs="*", default=[16, 64])
     parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
-    parser.add_argument("--json", help="write the results to this file, too")
+    command.add_json(parser)
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: got cuda; there is no GPU that torch can use here")
-    timer, rows = timing.Timer(arguments.device, seconds=arguments.seconds), []
+    timer = timing.Timer(arguments.device, seconds=arguments.seconds)
+    kept = command.Times(arguments.json, arguments.device)
     default = SHAPES if arguments.device == "cuda" else CPU_SHAPES
     shapes = arguments.shapes or [parsed(text) for text in default]
     work = [(arguments.head_dim, arguments.queries, shape) for shape in shapes]
     if arguments.preset:
         work = [(*kind, parsed(text)) for kind, texts in FORTY.items() for text in texts]
-    for arguments.head_dim, arguments.queries, shape in work[: arguments.first]:
+    for head_dim, queries, shape in command.share_of(arguments, work):
+        arguments.head_dim, arguments.queries = head_dim, queries
         batch, heads, heads_kv, keys = shape
-        found = measured(shape, arguments, timer)
-        bytes_read = 2 * batch * keys * heads_kv * arguments.head_dim * DTYPES[arguments.dtype].itemsize
-        rate = bytes_read / found["ours"]["ms"] / 1e6
-        part = rate / read_rate(bytes_read, arguments.device, timer)
-        title = f"{batch} x {heads}/{heads_kv} x {keys}"
-        if arguments.preset:
-            title += f", {arguments.head_dim}, {arguments.queries}"
-        ratio = over_others(found)
-        times = "  ".join(f"{name} {row['ms'] * 1e3:.1f}" for name, row in found.items())
-        against = "" if ratio is None else f"  {ratio:.3f} x other"
-        print(f"{title:>20}  us: {times}{against}  {rate:.0f} GB/s, {part:.0%} of read", flush=True)
-        rows.append({"shape": [*shape, arguments.head_dim, arguments.queries], "times": found, "gbs": round(rate, 1)})
-        rows[-1]["over_others"] = ratio and round(ratio, 4)
-        if arguments.json:  # after every shape: a run that is stopped keeps what it has
-            head = {"device": arguments.device, "dtype": arguments.dtype, **machine.facts(arguments.device)}
-            Path(arguments.json).write_text(json.dumps({**head, "rows": rows}, indent=1))
-    ratios = [row["over_others"] for row in rows if row["over_others"]]
+        label = f"{batch} x {heads}/{heads_kv} x {keys}, D{head_dim}, queries {queries}"
+        with kept.problem(label):
+            report(label, shape, arguments, timer, kept)
+    ratios = [row["over_others"] for row in kept.results.measured() if row["over_others"]]
     if len(ratios) > 1:
-        slower = sum(ratio > 1 for ratio in ratios)
-        mean = statistics.geometric_mean(ratios)
-        print(
-            f"ours over the best other: {mean:.3f} in the mean, at most {max(ratios):.3f}; slower: {slower} of {len(ratios)}"
-        )
+        mean, slower = statistics.geometric_mean(ratios), sum(ratio > 1 for ratio in ratios)
+        spread = f"{mean:.3f} in the mean, at most {max(ratios):.3f}"
+        print(f"ours over the best other: {spread}; slower: {slower} of {len(ratios)}")
+    return kept.status()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
     python bench/benchmark_masks.py --lengths 8192 16384
     python bench/benchmark_masks.py --lengths 16384 --ways intervals bool --launches
-    python bench/benchmark_masks.py --device cpu --lengths 2048 --heads 4 --only documents
+    python bench/benchmark_masks.py --device cpu --lengths 2048 --heads 4 --only documents --json masks.json
 
 Masks: those of flash_attention.masks. Ways: "intervals" (hidden_rows), "bool" (the
 same as mask=), "packed" (documents as attention_packed), "flex" (FlexAttention's block mask, made before the clock
@@ -11,12 +11,15 @@ starts). TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times
 """
 
 import argparse
+import sys
 from itertools import pairwise
 
+import command
 import flash_attention
 import timing
 import torch
 from flash_attention import masks
+from peers import flex_attention
 from torch.nn.attention import flex_attention as torch_flex
 
 
@@ -66,7 +69,7 @@ def ways_of(name, mask, length, q, device, wanted):
             return visible[0, 0, i, j]
 
         block_mask = torch_flex.create_block_mask(sees, None, None, length, length, device)
-        theirs = torch.compile(torch_flex.flex_attention, dynamic=False)
+        theirs = flex_attention.compiled()
 
         def flex(q, k, v):
             heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
@@ -99,9 +102,48 @@ def launches(call):
     return " ".join(f"{event.time_range.elapsed_us():.1f}" for event in found)
 
 
+def passes_that_run(name, mask, tensors, arguments):
+    """{way: (forward, backward)}, compared with the first; what FlexAttention cannot compile is left out."""
+    q, k, v, grad = tensors
+    made, first = {}, None
+    for way, call in ways_of(name, mask, q.shape[1], q, arguments.device, arguments.ways).items():
+        try:
+            made[way] = passes_of(way, call, q, k, v, grad, arguments.device)
+            out = made[way][0]().float()
+        except Exception as error:
+            if way != "flex":
+                raise
+            made.pop(way, None)
+            print(f"{name}: {way}: {command.reason_of(error)}", flush=True)
+            continue
+        first = out if first is None else first
+        worst = (out - first).abs().max().item()
+        assert worst < 0.05, f"{name}: {way} differs from {next(iter(made))} by {worst}"
+    return made
+
+
+def report(name, mask, tensors, arguments, timer, kept):
+    """Measures a mask, keeps it and prints a line for each pass."""
+    length = tensors[0].shape[1]
+    pairs = int(mask.visible().sum()) * arguments.batch * arguments.heads
+    made = passes_that_run(name, mask, tensors, arguments)
+    if arguments.launches:
+        for way, (forward, _) in made.items():
+            print(f"{name:16} {length:6} launches of {way}, us: {launches(forward)}", flush=True)
+    for which, factor in ((0, 4), (1, 10)):
+        there = [way for way in made if made[way][which] is not None]
+        calls = [timer.warmed(made[way][which]) for way in there]
+        found, title = dict(zip(there, timer.in_turn(calls), strict=True)), ("forward", "backward")[which]
+        for row in found.values():
+            row["tflops"] = round(factor * pairs * arguments.head_dim / row["ms"] / 1e9, 4)
+        kept.add(f"{name}, L{length}", title, found, ("flex",))
+        text = ", ".join(f"{way} {row['tflops']:.3g}" for way, row in found.items())
+        print(f"{name:16} {length:6} {title:8} {text}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    command.add_device(parser)
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=16)
@@ -109,34 +151,23 @@ def main():
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--ways", nargs="+", default=["intervals", "bool", "packed", "flex"])
     parser.add_argument("--launches", action="store_true")
+    parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
+    command.add_share(parser, "masks")
+    command.add_json(parser)
     arguments = parser.parse_args()
     device, dtype = arguments.device, torch.bfloat16 if arguments.device == "cuda" else torch.float32
-    timer = timing.Timer(device)
+    timer, kept = timing.Timer(device, arguments.seconds), command.Times(arguments.json, device)
     print(f"{'mask':16} {'length':>6} {'pass':8} {'TFLOP/s: way, ...'}")
     for length in arguments.lengths:
         shape = (arguments.batch, length, arguments.heads, arguments.head_dim)
         q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
         grad = torch.randn(shape, device=device, dtype=dtype)
-        for name, mask in gallery(length).items():
-            if arguments.only and name not in arguments.only:
-                continue
-            pairs = int(mask.visible().sum()) * arguments.batch * arguments.heads
-            ways = ways_of(name, mask, length, q, device, arguments.ways)
-            made = {way: passes_of(way, call, q, k, v, grad, device) for way, call in ways.items()}
-            outs = {way: forward().float() for way, (forward, _) in made.items()}
-            for way, out in outs.items():
-                worst = (out - outs[arguments.ways[0]]).abs().max().item()
-                assert worst < 0.05, f"{name}: {way} differs from {arguments.ways[0]} by {worst}"
-            if arguments.launches:
-                for way, (forward, _) in made.items():
-                    print(f"{name:16} {length:6} launches of {way}, us: {launches(forward)}", flush=True)
-            for which, factor in ((0, 4), (1, 10)):
-                there = [way for way in made if made[way][which] is not None]
-                calls = [timer.warmed(made[way][which]) for way in there]
-                rates = [factor * pairs * arguments.head_dim / found["ms"] / 1e9 for found in timer.in_turn(calls)]
-                text = ", ".join(f"{way} {rate:.3g}" for way, rate in zip(there, rates, strict=True))
-                print(f"{name:16} {length:6} {('forward', 'backward')[which]:8} {text}", flush=True)
+        chosen = {name: mask for name, mask in gallery(length).items() if not arguments.only or name in arguments.only}
+        for name, mask in command.share_of(arguments, list(chosen.items())):
+            with kept.problem(f"{name}, L{length}"):
+                report(name, mask, (q, k, v, grad), arguments, timer, kept)
+    return kept.status()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

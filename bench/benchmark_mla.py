@@ -10,8 +10,9 @@ installed.
 
 import argparse
 import importlib.util
-import json
+import sys
 
+import command
 import timing
 import torch
 from flash_attention import flash_mla
@@ -30,13 +31,14 @@ def exact(q, cache, table, keys):
 
 
 def measured(shape, tokens, fp8, timer):
+    device = timer.device
     batch, heads, keys = map(int, shape.split("x"))
     pages = -(-keys // PAGE)
-    make = {"device": "cuda", "dtype": torch.bfloat16}
+    make = {"device": device, "dtype": torch.bfloat16}
     q = torch.randn(batch, tokens, heads, DIM, **make)
     cache = torch.randn(batch * pages, PAGE, 1, DIM, **make)
-    table = torch.randperm(batch * pages, device="cuda").int().view(batch, pages)
-    lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    table = torch.randperm(batch * pages, device=device).int().view(batch, pages)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device=device)
     options = {"causal": True}
     want = exact(q, cache, table, keys)
     codes = cache.to(torch.float8_e4m3fn) if fp8 else None
@@ -45,7 +47,7 @@ def measured(shape, tokens, fp8, timer):
         calls["ours, fp8"] = lambda: flash_mla.flash_mla_with_kvcache(
             q, codes, table, lengths, DIM_V, is_fp8_kvcache=True, k_scale=1.0, **options
         )[0]
-    if importlib.util.find_spec("flash_mla") is not None:
+    if device == "cuda" and importlib.util.find_spec("flash_mla") is not None:
         import flash_mla as theirs
 
         metadata = theirs.get_mla_metadata()
@@ -63,29 +65,30 @@ def measured(shape, tokens, fp8, timer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_device(parser)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="BATCHxHEADSxKEYS")
+    command.add_share(parser, "shapes and tokens")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--fp8", action="store_true", help="a cache of e4m3, too")
     parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
-    parser.add_argument("--json", help="write the results to this file, too")
+    command.add_json(parser)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("there is no GPU that torch can use here")
-    timer, rows = timing.Timer("cuda", seconds=arguments.seconds), []
-    for shape in arguments.shapes:
-        for tokens in arguments.tokens:
+    timer = timing.Timer(arguments.device, seconds=arguments.seconds)
+    kept = command.Times(arguments.json, arguments.device)
+    work = [(shape, tokens) for shape in arguments.shapes for tokens in arguments.tokens]
+    for shape, tokens in command.share_of(arguments, work):
+        label = f"{shape}, tokens {tokens}"
+        with kept.problem(label):
             found = measured(shape, tokens, arguments.fp8, timer)
-            rows.append({"shape": shape, "tokens": tokens, "times": found})
+            kept.add(label, "forward", found, ("FlashMLA",), shape=shape, tokens=tokens)
             for name, row in found.items():
                 print(
                     f"{shape:>16} tokens {tokens}  {name}: {row['ms'] * 1e3:.1f} us, {row['gbs']:.0f} GB/s, "
                     f"{row['tflops']:.0f} TFLOP/s",
                     flush=True,
                 )
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"rows": rows}, file, indent=1)
+    return kept.status()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,6 +15,7 @@ import time
 import cases
 import command
 import machine
+import presets
 import timing
 import torch
 from peers import baselines
@@ -27,10 +28,11 @@ def call_of(case, entry, which, tensors):
     q, k, v, grad = tensors
     if which == "forward":
         return torch.no_grad()(lambda: entry.run(q, k, v, case))
+    wanted = baselines.wanted(case, q, k, v)
     if which == "backward":
         out = entry.run(q, k, v, case)
-        return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
-    return lambda: torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad)
+        return lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True)
+    return lambda: torch.autograd.grad(entry.run(q, k, v, case), wanted, grad)
 
 
 def completed(case, which, found, device):
@@ -50,14 +52,15 @@ class InTurn:
     On a GPU an entry that stores the scores is timed by itself after the others, which it would leave no memory.
     """
 
-    def __init__(self, case, entries, which, timer, rest=0.0, alone=False):
-        self.case, self.which, self.timer, self.rest, self.found = case, which, timer, rest, {}
+    def __init__(self, case, entries, which, timer, rest=0.0, alone=False, pauses=True):
+        self.case, self.which, self.timer, self.rest, self.pauses, self.found = case, which, timer, rest, pauses, {}
         single = [e for e in entries if alone or (e.stores_scores and timer.device == "cuda")]
         self.groups = [[e for e in entries if e not in single], *([e] for e in single)]
 
     def row(self, entry):
         if entry.name not in self.found:
-            self.measure(next(group for group in self.groups if entry in group))
+            with self.timer.stream():
+                self.measure(next(group for group in self.groups if entry in group))
         return self.found[entry.name]
 
     def measure(self, group):
@@ -67,21 +70,22 @@ class InTurn:
             reason = entry.reject(self.case, device) or entry.lacks(self.which)
             if not reason:
                 try:
-                    if entry.packs not in tensors:
-                        tensors[entry.packs] = baselines.inputs(
-                            self.case, entry, self.timer.device, self.which != "forward"
-                        )
-                    call = call_of(self.case, entry, self.which, tensors[entry.packs])
+                    if entry.form not in tensors:
+                        tensors[entry.form] = baselines.inputs(self.case, entry, device, self.which != "forward")
+                    call = call_of(self.case, entry, self.which, tensors[entry.form])
                     calls[entry.name] = self.timer.warmed(call)
                 except Exception as error:  # any failure of a baseline is a result
                     reason = command.reason_of(error)
             if reason:
                 self.found[entry.name] = {"reason": reason}
-        for name, found in zip(calls, self.timer.in_turn(list(calls.values())), strict=True):
-            self.found[name] = completed(self.case, self.which, found, device)
-        if device == "cpu" and calls:
-            for name, found in zip(calls, self.timer.between_matmuls(list(calls.values())), strict=True):
-                self.found[name] |= found
+        warmed = list(calls.values())
+        alone = self.timer.in_turn(warmed) if self.pauses else []
+        between = self.timer.between_matmuls(warmed) if device == "cpu" and calls else [{} for _ in calls]
+        if not self.pauses:
+            names = "ms", "p10", "p90", "samples"
+            alone = [{name: found[f"interleaved_{name}"] for name in names} for found in between]
+        for name, found, more in zip(calls, alone, between, strict=True):
+            self.found[name] = completed(self.case, self.which, found, device) | more
 
 
 def print_table(results):
@@ -129,24 +133,30 @@ def main():
     p.add_argument("--rest", type=float, default=0.0, help="seconds of rest before each case, against power throttling")
     p.add_argument("--alone", action="store_true", help="time one baseline after another instead of in turn")
     p.add_argument("--graph", action="store_true", help="replay the call as a CUDA graph")
+    p.add_argument("--interleaved", action="store_true", help="on a CPU: between matrix products alone, without any pause")
     arguments = p.parse_args()
     if arguments.list:
         return command.print_list(arguments.device)
     if arguments.graph and arguments.device != "cuda":
         raise ValueError("graph: got a CPU run; allowed: --device cuda")
+    if arguments.interleaved and arguments.device != "cpu":
+        raise ValueError("interleaved: got a GPU run; allowed: --device cpu")
     chosen = command.chosen_cases(arguments, "quick")
     entries = baselines.select(arguments.baselines)
     head = machine.facts(arguments.device)
     results = command.opened(arguments.output, "speed", head, arguments.resume, arguments.force)
-    if "ceilings" not in results.head:
+    if "ceilings" not in results.head and not arguments.part:
         results.head["ceilings"] = timing.ceilings(arguments.device)
+    if presets.PRESETS.get(arguments.preset) in presets.LISTS:
+        results.head["listed"] = True
     timer = timing.Timer(arguments.device, arguments.seconds, arguments.warmup, arguments.graph)
     work, known = [], results.keys()
     for case in chosen:
         for which in arguments.passes:
             rows = [({"case": case.as_json(), "baseline": e.name, "pass": which}, e) for e in entries]
             rows = [(identity, entry) for identity, entry in rows if results.key(identity) not in known]
-            turns = InTurn(case, [entry for _, entry in rows], which, timer, arguments.rest, arguments.alone)
+            order = {"alone": arguments.alone, "pauses": not arguments.interleaved}
+            turns = InTurn(case, [entry for _, entry in rows], which, timer, arguments.rest, **order)
             work += [(identity, lambda t=turns, e=entry: t.row(e)) for identity, entry in rows]
     command.measure_all(results, arguments.output, work, arguments.quiet)
     print_table(results)

@@ -1,13 +1,17 @@
-"""What the three benchmarks share on the command line, and how a run is kept: every row is saved at once."""
+"""What the benchmarks share on the command line, and how a run is kept: every row is saved at once."""
 
 import argparse
 import gc
+import re
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import cases
+import machine
 import package  # noqa: F401 (makes flash_attention importable)
+import presets
 import torch
 from peers import baselines
 from progress import Progress
@@ -16,16 +20,24 @@ from report.results import ResultError, Results, load
 
 def parser(description, output):
     p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--preset", help=f"named cases: {', '.join(cases.PRESETS)}")
-    for name, kind in (("batch", int), ("heads", int), ("heads-kv", int), ("seq", int), ("head-dim", int)):
+    p.add_argument("--preset", help=f"named cases: {', '.join(presets.PRESETS)}")
+    for name, kind in (
+        ("batch", int),
+        ("heads", int),
+        ("heads-kv", int),
+        ("seq", int),
+        ("head-dim", int),
+        ("head-dim-v", int),
+    ):
         p.add_argument(f"--{name}", type=kind, nargs="+", help="values of this axis, instead of a preset")
     p.add_argument("--tokens", type=int, help="batch = tokens / seq, instead of --batch")
     p.add_argument("--window", type=int, nargs="+", help="keys to the left that a query sees; 0 = all")
+    p.add_argument("--softcap", type=float, nargs="+", help="cap * tanh(score / cap); 0 = none")
     p.add_argument("--dropout", type=float, nargs="+", dest="dropout_p", help="probabilities")
     p.add_argument("--dtype", nargs="+", help=", ".join(cases.DTYPES))
     p.add_argument("--mask", nargs="+", choices=("full", "causal"), help="full, causal or both")
     p.add_argument("--baselines", nargs="+", metavar="NAME", help="entries of --list; `ladder` is every rung")
-    p.add_argument("--first", type=int, metavar="N", help="only the first N cases")
+    add_share(p, "cases")
     add_device(p)
     p.add_argument("--output", type=Path, default=Path(output), help=f"result file (default {output})")
     p.add_argument("--resume", action="store_true", help="keep the rows that are in the output and add the others")
@@ -33,6 +45,26 @@ def parser(description, output):
     p.add_argument("--quiet", action="store_true", help="no progress")
     p.add_argument("--list", action="store_true", help="print presets and baselines, and why one cannot run here")
     return p
+
+
+def add_share(p, what):
+    p.add_argument("--first", type=int, metavar="N", help=f"only the first N {what}")
+    p.add_argument("--part", type=part, metavar="I/N", help=f"of the {what} the part I, counted from 0, of N equal ones")
+
+
+def part(text):
+    """(which, of how many) of "0/4"."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected I/N with I from 0 to N - 1, as 0/4")
+    return int(found[1]), int(found[2])
+
+
+def share_of(arguments, work):
+    """What --first and --part leave of a list."""
+    work = work[: arguments.first]
+    which, parts = arguments.part or (0, 1)
+    return work[len(work) * which // parts : len(work) * (which + 1) // parts]
 
 
 def add_device(p):
@@ -47,15 +79,12 @@ def add_device(p):
 
 
 def chosen_cases(arguments, default):
-    found = all_cases(arguments, default)
-    return found if arguments.first is None else found[: arguments.first]
+    return share_of(arguments, all_cases(arguments, default))
 
 
 def all_cases(arguments, default):
-    axes = {
-        name: getattr(arguments, name) for name in ("batch", "seq", "heads", "heads_kv", "head_dim", "window", "dropout_p")
-    }
-    axes = {name: values for name, values in axes.items() if values}
+    names = "batch", "seq", "heads", "heads_kv", "head_dim", "head_dim_v", "window", "softcap", "dropout_p"
+    axes = {name: getattr(arguments, name) for name in names if getattr(arguments, name)}
     if arguments.preset and axes:
         raise ValueError(f"preset: got '{arguments.preset}' together with --{next(iter(axes))}; allowed: one or the other")
     masks = {"causal": [mask == "causal" for mask in arguments.mask]} if arguments.mask else {}
@@ -63,13 +92,13 @@ def all_cases(arguments, default):
         usual = "bfloat16" if arguments.device == "cuda" else "float32"
         found = cases.product({**axes, **masks, "dtype": arguments.dtype or [usual]})
         return [replace(case, batch=arguments.tokens // case.seq) for case in found] if arguments.tokens else found
-    found = [c for dtype in arguments.dtype or [None] for c in cases.preset(arguments.preset or default, dtype)]
+    found = [c for dtype in arguments.dtype or [None] for c in presets.preset(arguments.preset or default, dtype)]
     return [case for case in found if case.causal in masks["causal"]] if masks else found
 
 
 def print_list(device):
     print("presets:")
-    for name, function in cases.PRESETS.items():
+    for name, function in presets.PRESETS.items():
         print(f"  {name:16} {function.__doc__}")
     print("baselines:")
     for entry in baselines.all_baselines().values():
@@ -91,6 +120,42 @@ def opened(path, kind, head, resume, force):
         if results.head[name] != head[name]:
             raise ResultError(f"{path}: {name} was {results.head[name]}; here it is {head[name]}: use another --output")
     return results
+
+
+def add_json(p):
+    p.add_argument("--json", type=Path, help="write the results to this file, too")
+
+
+class Times:
+    """Rows with the times of all entries of a problem, written after each: a run that is stopped keeps what it has."""
+
+    def __init__(self, path, device):
+        self.path, self.results = path, Results("times", machine.facts(device) if path else {})
+
+    def add(self, label, which, times, peers, **more):
+        """peers: which of the entries are other libraries."""
+        row = {"label": label, "pass": which, "times": times, "peers": [name for name in peers if name in times], **more}
+        self.keep(row)
+        return row
+
+    def keep(self, row):
+        self.results.rows.append(row)
+        if self.path:
+            self.results.save(self.path)
+
+    @contextmanager
+    def problem(self, label):
+        """What goes wrong with one problem is a row with its reason, and the next one's turn."""
+        try:
+            yield
+        except Exception as error:
+            self.keep({"label": label, "pass": "forward", "reason": reason_of(error)})
+            print(f"{label}: {reason_of(error)}", flush=True)
+            release()
+
+    def status(self):
+        """Of the script: 1 where something went wrong."""
+        return int(any("reason" in row for row in self.results.rows))
 
 
 def reason_of(error):

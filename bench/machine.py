@@ -26,9 +26,10 @@ def facts(device):
 def command():
     """As it was given, without where the results go."""
     words = [os.path.relpath(sys.argv[0], package.ROOT), *sys.argv[1:]]
-    if "--output" in words:
-        place = words.index("--output")
-        del words[place : place + 2]
+    for flag in ("--output", "--json"):
+        if flag in words:
+            place = words.index(flag)
+            del words[place : place + 2]
     return " ".join(word for word in words if word not in ("--resume", "--force", "--quiet"))
 
 

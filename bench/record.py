@@ -16,14 +16,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import benchmark_accuracy
 import benchmark_decode
+import benchmark_masks
 import benchmark_memory
+import benchmark_mla
+import benchmark_programs
 import benchmark_speed
-import cases
 import machine
 import torch
 from peers import baselines
@@ -35,26 +38,44 @@ REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_f
 REST += ["flash_attn", "flash_attn_3"]
 SPEED = ["benchmark_speed.py", "--seconds", "0.03", "--warmup", "0.01"]
 MEMORY = ["benchmark_memory.py"]
+COMPILED = ("ours", "ours_fast", "ours_fp8", "triton", "flex", "megatron_fused")  # at their first use
+PARTS = {
+    "benchmark_speed.py": 12,
+    "benchmark_decode.py": 6,
+    "benchmark_mla.py": 4,
+    "benchmark_masks.py": 8,
+    "benchmark_programs.py": 10,
+}
+INTERRUPTED = 130  # the exit status of what SIGINT has stopped
 REPORT_SECONDS = 5
-WARM_LENGTHS = (512, 2048, 16384)  # a short, a longer and a long one, where choices change
-FLEX_LENGTHS = (4096, 16384)  # each takes seconds to compile
+TIMED = ["--seconds", "0.05"]
 SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
-
-# Those that write a file of another form: it goes to profile/, next to the files of the report.
-OTHERS = {Path(module.__file__).name: module for module in (benchmark_decode,)}
+# Those that write rows with the times of all entries, after each problem: they take --json and do not resume.
+LISTS = (benchmark_decode, benchmark_mla, benchmark_masks, benchmark_programs)
+OTHERS = {Path(module.__file__).name: module for module in LISTS}
 
 # name of the stage and of its file: command
 STAGES = {
     "paper": [*SPEED, "--preset", "paper", "--baselines", *MAIN],
-    "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
+    "options": [*SPEED, "--preset", "options", "--baselines", "ours", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient"],
+    "small": [*SPEED, "--preset", "small", "--graph", "--baselines", *MAIN[:3]],
     "gqa": [*SPEED, "--preset", "gqa", "--baselines", *MAIN],
+    "cross": [*SPEED, "--preset", "cross", "--baselines", *MAIN[:3]],
+    "wide": [*SPEED, "--preset", "wide", "--baselines", *MAIN[:3], "sdpa_efficient", "flex"],
+    "fp8": [*SPEED, "--preset", "fp8", "--pass", "forward", "--baselines", "ours", "ours_fp8", "sdpa_cudnn"],
+    "mla": ["benchmark_mla.py", *TIMED, "--fp8"],
+    "masks": ["benchmark_masks.py", *TIMED],
+    "programs": ["benchmark_programs.py", *TIMED, "--heads", "16", "--batch", "1"],
+    "decode": ["benchmark_decode.py", "--preset", "forty", *TIMED],
+    "fp32": [*SPEED, "--preset", "fp32", "--baselines", "ours", "ours_fast", "sdpa_efficient", "sdpa_math"],
+    "options_flex": [*SPEED, "--preset", "options", "--baselines", "flex"],
+    "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
     "packed": [*SPEED, "--preset", "packed", "--baselines", "ours", "flash_attn", "sdpa_cudnn", "sdpa_flash"],
-    "decode": ["benchmark_decode.py", "--preset", "forty", "--seconds", "0.05"],
     "gpt3": [*SPEED, "--preset", "gpt3", "--baselines", *MAIN, *REST[:2]],
     "memory": [*MEMORY, "--preset", "seq_sweep", "--mask", "causal", "--baselines", *MAIN, *REST[:5]],
     "capacity": [*MEMORY, "--budget", "16", "--baselines", "ours", "standard", "sdpa_math", "megatron_local", "sdpa_flash"],
     "accuracy": ["benchmark_accuracy.py", "--baselines", *MAIN, *REST[:5]],
-    "flex": [*SPEED, "--seq", *map(str, FLEX_LENGTHS), "--tokens", "16384", "--heads", "16", "--head-dim", "128",
+    "flex": [*SPEED, "--seq", "4096", "16384", "--tokens", "16384", "--heads", "16", "--head-dim", "128",
              "--mask", "full", "causal", "--baselines", "flex"],
     "ladder": ["flash-attention", "ladder", "--sweep", "--seconds", "0.06"],
 }  # fmt: skip
@@ -64,35 +85,64 @@ SHORT = {
     "benchmark_memory.py": ["--first", "1"],
     "benchmark_accuracy.py": ["--first", "1"],
     "benchmark_decode.py": ["--first", "1"],
+    "benchmark_mla.py": ["--first", "1"],
+    "benchmark_masks.py": ["--first", "1"],
+    "benchmark_programs.py": ["--first", "1"],
     "flash-attention": ["06"],
     "capacity": ["--budget", "0.5"],
 }
 
 
-def compile_kernels(name, problems):
-    """Calls an entry forward and backward, so that what it compiles is in the caches of the disk."""
-    entry = baselines.all_baselines()[name]
-    for case in problems:
-        q, k, v, grad = baselines.inputs(case, entry, "cuda", True)
-        torch.autograd.grad(entry.run(q, k, v, case), (q, k, v), grad)
-    torch.cuda.synchronize()
-
-
 def warm(stages, seconds):
-    """Side by side, so that the timed stages find everything ready. Ours and Triton's kernels change with head_dim, mask,
-    groups of heads and whether a sequence is long; FlexAttention's with every shape."""
-    work = []
-    if set(stages) & {"paper", "seq_sweep", "gqa", "packed", "gpt3"}:
-        kinds = {(case.head_dim, case.causal) for case in cases.paper()}
-        sets = [[c for c in cases.paper() if (c.head_dim, c.causal) == kind and c.seq in WARM_LENGTHS] for kind in kinds]
-        sets += [[case] for case in cases.gqa() if case.kv != case.heads and case.seq in WARM_LENGTHS]
-        work += [(name, problems) for name in ("triton", "ours") for problems in sets]
-        work += [("ours", [case for case in cases.packed() if case.causal == causal]) for causal in cases.MASKS]
-    if "flex" in stages:
-        work += [("flex", [case]) for case in cases.seq_sweep() if case.seq in FLEX_LENGTHS]
-    forks = [started(compile_kernels, *arguments) for arguments in work]
-    end = time.monotonic() + seconds
-    return all([finished(fork, end - time.monotonic()) for fork in forks])
+    """Side by side, so that the timed stages find everything ready: workers, one for each core, run the stages in parts
+    with the fewest samples and throw the results away."""
+    parts, taken = compiling(stages), multiprocessing.get_context("fork").Value("i", 0)
+    workers = [started(compile_parts, parts, taken) for _ in range(min(os.cpu_count(), len(parts)))]
+    return finished(workers, seconds)
+
+
+def compiling(stages):
+    """The words of all parts that have something to compile. A part holds neighbours, which often share their kernels."""
+    found = []
+    for name in stages:
+        script, *arguments = STAGES[name]
+        if script == "benchmark_speed.py":
+            place = arguments.index("--baselines") + 1
+            arguments[place:] = [entry for entry in arguments[place:] if entry in COMPILED]
+            arguments += ["--warmup", "0"]
+        if script == "benchmark_speed.py" or script in OTHERS:
+            arguments += ["--seconds", "0"]
+            found += [[script, *arguments, "--part", f"{i}/{PARTS[script]}"] for i in range(PARTS[script])]
+    return sorted(found, key=lambda words: words[0] == "benchmark_speed.py" and "flex" not in words)  # the longest first
+
+
+def compile_parts(parts, taken):
+    """Until none is left; what fails here says so in its stage."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    with tempfile.TemporaryDirectory() as directory:
+        while (index := next_of(taken)) < len(parts):
+            script, *arguments = parts[index]
+            output = str(Path(directory) / "thrown_away.json")
+            place = ["--output", output, "--force"] if script in SCRIPTS else ["--json", output]
+            sys.argv = [str(BENCH / script), *arguments, *place]
+            try:
+                (SCRIPTS | OTHERS)[script].main()
+            except SystemExit as stop:
+                if stop.code == INTERRUPTED:
+                    raise
+            except Exception:
+                continue
+            finally:  # the others need the memory
+                baselines.operands.forget()
+                benchmark_speed.command.release()
+
+
+def next_of(taken):
+    with taken.get_lock():
+        taken.value += 1
+        return taken.value - 1
 
 
 def started(function, *arguments):
@@ -107,17 +157,19 @@ def until_interrupted(function, *arguments):
     try:
         function(*arguments)
     except KeyboardInterrupt:
-        os._exit(130)
+        os._exit(INTERRUPTED)
 
 
-def finished(fork, seconds):
-    """True where it came to its end in time; else it is interrupted, and killed where that does not help."""
-    fork.join(max(seconds, 1))
-    for last_word in (signal.SIGINT, signal.SIGKILL):
-        if fork.is_alive():
-            os.kill(fork.pid, last_word)
-            fork.join(8)
-    return fork.exitcode == 0
+def finished(forks, seconds):
+    """True where all came to their end in time; else they are interrupted, and killed where that does not help."""
+    for last_word, more in ((signal.SIGINT, max(seconds, 1)), (signal.SIGKILL, 8), (None, 8)):
+        end = time.monotonic() + more
+        for fork in forks:
+            fork.join(max(end - time.monotonic(), 0.01))
+        for fork in forks:
+            if fork.is_alive() and last_word:
+                os.kill(fork.pid, last_word)
+    return all(fork.exitcode == 0 for fork in forks)
 
 
 def command_of(name, output, short, force):
@@ -161,12 +213,11 @@ def foreign(path):
 
 def run_stage(name, directory, seconds, short, force):
     """What became of it, in words."""
-    path = directory / ("profile" if STAGES[name][0] in OTHERS else "") / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
     if foreign(path) and not force:
         return f"left alone: {path} is of commit {foreign(path)}"
     fork = started(run_words, command_of(name, path, short, force or "ladder" in name))
-    return "done" if finished(fork, seconds) else "NOT COMPLETE"
+    return "done" if finished([fork], seconds) else "NOT COMPLETE"
 
 
 def main():

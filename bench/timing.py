@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from contextlib import nullcontext
 
 import torch
 
@@ -25,16 +26,21 @@ class Timer:
     def __init__(self, device, seconds=0.15, warmup_seconds=0.05, graph=False):
         self.device, self.seconds, self.warmup_seconds, self.graph = device, seconds, warmup_seconds, graph
         self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda") if device == "cuda" else None
+        self.side = torch.cuda.Stream() if graph else None
 
     def __call__(self, call):
         return self.in_turn([self.warmed(call)])[0]
+
+    def stream(self):
+        """Where calls are made and timed. A graph is captured on it: a backward pass runs where its forward pass did."""
+        return torch.cuda.stream(self.side) if self.side else nullcontext()
 
     def warmed(self, call):
         """(call, seconds it takes)"""
         call()
         if self.flush is None:
             return call, 0.0
-        call = captured(call) if self.graph else call
+        call = captured(call, self.side) if self.graph else call
         torch.cuda.synchronize()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -85,7 +91,7 @@ class Timer:
         found = []
         for mine, product in zip(samples, products, strict=True):
             of_call = summary(mine)
-            found.append({f"interleaved_{name}": of_call[name] for name in ("ms", "p10", "p90")})
+            found.append({f"interleaved_{name}": value for name, value in of_call.items()})
             found[-1]["matmul_ms"] = summary(product)["ms"]
         return found
 
@@ -114,15 +120,12 @@ def count(seconds, each):
     return max(3 if each > LONG_SECONDS else 5, min(200, int(seconds / max(each, 1e-6))))
 
 
-def captured(call):
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
+def captured(call, side):
+    """On the stream that is the current one already."""
+    for _ in range(2):
+        call()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         call()
     return graph.replay
 

@@ -2,17 +2,17 @@
 [batch, seq, heads, head_dim], and a reason why it cannot run a case here, empty where it can."""
 
 import importlib.util
+import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 
 import package
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from peers import megatron_attention, megatron_package
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+from peers import flex_attention, megatron_attention, megatron_package, operands
+from peers.operands import DTYPES
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Baseline:
     passes: tuple[str, ...] = ("forward", "backward")
     packs: bool = False  # takes case.lengths as it is; others are given a padded batch
     stores_scores: bool = False  # memory for all of them; it is timed with no other in memory
+    element: str = ""  # of q, k and v, where it is not the case's own
+
+    @property
+    def form(self):
+        """Entries of the same form are given the same tensors."""
+        return self.packs, self.element
 
     def lacks(self, which):
         """Why it has nothing to measure for this pass; empty where it has."""
@@ -39,8 +45,20 @@ def installed(module):
         return False
 
 
-def refuse(*, window=False, mask=False, dropout=True, dtypes=tuple(DTYPES), devices=("cpu", "cuda"), needs=""):
-    """A reject function: what the entry supports (window, mask, dropout, dtypes, devices), and a module it needs."""
+# What a case may ask for, and what an entry that does not take it says.
+OPTIONS = {
+    "window": (lambda case: case.window, "no sliding window"),
+    "mask": (lambda case: case.masked, "no boolean mask"),
+    "dropout": (lambda case: case.dropout_p, "no dropout"),
+    "softcap": (lambda case: case.softcap, "no softcap"),
+    "alibi": (lambda case: case.alibi, "no ALiBi"),
+    "bias": (lambda case: case.bias, "no bias"),
+    "learned": (lambda case: case.bias == "learned", "no gradient of a bias"),
+}
+
+
+def refuse(*takes, dtypes=tuple(DTYPES), devices=("cpu", "cuda"), needs=""):
+    """A reject function: which options the entry takes, its types and devices, and a module it needs."""
 
     def reject(case, device):
         if needs and not installed(needs):
@@ -49,11 +67,7 @@ def refuse(*, window=False, mask=False, dropout=True, dtypes=tuple(DTYPES), devi
             return f"runs on {' or '.join(devices)} only"
         if case.dtype not in dtypes:
             return f"{case.dtype} is not supported"
-        if case.window and not window:
-            return "no sliding window"
-        if case.masked and not mask:
-            return "no boolean mask"
-        return "no dropout" if case.dropout_p and not dropout else ""
+        return next((why for name, (asked, why) in OPTIONS.items() if asked(case) and name not in takes), "")
 
     return reject
 
@@ -61,91 +75,37 @@ def refuse(*, window=False, mask=False, dropout=True, dtypes=tuple(DTYPES), devi
 HALF = ("float16", "bfloat16")
 
 
-def sdpa(backend):
+def sdpa(backend=None):
+    """PyTorch's, one backend or its own choice; what has no argument there goes into the mask or the bias."""
+
     def run(q, k, v, case):
+        mask = operands.attn_mask(case, q.device.type)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        with sdpa_kernel(backend):
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, dropout_p=case.dropout_p, is_causal=case.causal, enable_gqa=case.kv != case.heads
-            )
-        return out.transpose(1, 2)
+        with sdpa_kernel(backend) if backend is not None else nullcontext():
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, mask, case.dropout_p, is_causal=case.causal and mask is None, enable_gqa=case.kv != case.heads
+            ).transpose(1, 2)
 
     return run
 
 
-@cache
-def boolean_mask(case, device):
-    """What SDPA is told about a window, and everyone about a masked case: [1, 1, queries, keys], true where seen."""
-    queries = case.queries or case.seq
-    if case.masked == "random":
-        mask = torch.rand(queries, case.seq, generator=torch.Generator().manual_seed(1)) < 0.5
-    elif case.masked:
-        document = torch.bucketize(torch.arange(case.seq), torch.tensor((1, 3, 6)) * case.seq // 10, right=True)
-        mask = document[case.seq - queries :, None] == document[None]
-    else:
-        i, j = torch.arange(queries)[:, None] + case.seq - queries, torch.arange(case.seq)[None]
-        mask = (j >= i - case.window) & (j <= (i if case.causal else i + case.window))
-    return mask[None, None].to(device)
-
-
-def sdpa_with_mask(q, k, v, case):
-    mask = boolean_mask(case, q.device.type) if case.window or case.masked else None
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, mask, case.dropout_p, is_causal=case.causal and mask is None, enable_gqa=case.kv != case.heads
-    ).transpose(1, 2)
-
-
-@cache
-def compiled_flex():
-    import torch._dynamo.config as dynamo
-    import torch._functorch.config as functorch
-    from torch.nn.attention.flex_attention import flex_attention
-
-    functorch.donated_buffer = False  # the backward pass is timed many times from one forward pass
-    dynamo.recompile_limit = 1000  # one compilation per shape; past the limit it would not be compiled at all
-    return torch.compile(flex_attention, dynamic=False)
-
-
-@cache
-def block_mask(case, device):
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def sees(b, h, i, j):
-        seen = (j <= i) if case.causal else (j <= i + case.window)
-        return seen & (j >= i - case.window) if case.window else seen
-
-    return create_block_mask(sees, None, None, case.seq, case.seq, device)
-
-
-def flex(q, k, v, case):
-    mask = block_mask(case, q.device) if case.causal or case.window else None
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return compiled_flex()(q, k, v, block_mask=mask, enable_gqa=case.kv != case.heads).transpose(1, 2)
-
-
-@cache
-def bounds(case, device):
-    """cu_seqlens of a packed case."""
-    return torch.tensor((0, *case.lengths)).cumsum(0).to(torch.int32).to(device)
-
-
-def window_of(case):
-    """(left, right), -1 for no limit."""
-    return (case.window, 0 if case.causal else case.window) if case.window else (-1, -1)
-
-
-def ours(kernel):
+def ours(kernel=None, **more):
     def run(q, k, v, case):
         from flash_attention import attention, attention_packed
 
-        options = {"causal": case.causal, "window": window_of(case), "dropout_p": case.dropout_p, "kernel": kernel}
+        options = {"causal": case.causal, "window": operands.window_of(case), "kernel": kernel, **more}
         if case.dropout_p:
-            options["seed"] = 0
+            options |= {"dropout_p": case.dropout_p, "seed": 0}
         if case.masked:
-            options["mask"] = boolean_mask(case, q.device.type)
+            options["mask"] = operands.boolean_mask(case, q.device.type)
+        if case.softcap:
+            options["softcap"] = case.softcap
+        if case.alibi:
+            options["alibi_slopes"] = operands.slopes(case, q.device.type)
+        if case.bias:
+            options["bias"] = operands.bias(case, q.device.type)
         if q.dim() == 3:
-            return attention_packed(q, k, v, bounds(case, q.device), max_seqlen_q=case.seq, **options)
+            return attention_packed(q, k, v, operands.bounds(case, q.device), max_seqlen_q=case.seq, **options)
         return attention(q, k, v, **options)
 
     return run
@@ -153,6 +113,20 @@ def ours(kernel):
 
 def reject_ours(case, device):
     return package.unavailable
+
+
+def reject_fast(case, device):
+    """Of float32 products on tensor cores."""
+    if package.unavailable or case.dtype != "float32" or device != "cuda":
+        return package.unavailable or "float32 on a GPU only"
+    known = "precision" in inspect.signature(package.flash_attention.attention).parameters
+    return "" if known else "this flash_attention has no precision="
+
+
+def reject_fp8(case, device):
+    return package.unavailable or (
+        "" if case.plain and case.dtype == "bfloat16" else "full or causal, out in bfloat16 only"
+    )
 
 
 def triton(q, k, v, case):
@@ -165,40 +139,51 @@ def flash_attn_2(q, k, v, case):
     from flash_attn import flash_attn_func, flash_attn_varlen_func
 
     if case.lengths:
-        ends = bounds(case, q.device)
+        ends = operands.bounds(case, q.device)
         return flash_attn_varlen_func(q, k, v, ends, ends, case.seq, case.seq, case.dropout_p, causal=case.causal)
-    return flash_attn_func(q, k, v, case.dropout_p, causal=case.causal, window_size=window_of(case))
+    options = {"causal": case.causal, "window_size": operands.window_of(case), "softcap": case.softcap}
+    if case.alibi:
+        options["alibi_slopes"] = operands.slopes(case, q.device.type)
+    return flash_attn_func(q, k, v, case.dropout_p, **options)
 
 
 def flash_attn_3(q, k, v, case):
     from flash_attn_interface import flash_attn_func
 
-    out = flash_attn_func(q, k, v, causal=case.causal, window_size=window_of(case))
+    out = flash_attn_func(q, k, v, causal=case.causal, window_size=operands.window_of(case), softcap=case.softcap)
     return out[0] if isinstance(out, tuple) else out
 
 
 GPU = ("cuda",)
+MASKED = ("dropout", "window", "mask", "alibi", "bias")  # of SDPA, as its mask or bias
 FIXED = [
-    Baseline("sdpa_math", "PyTorch SDPA, the scores stored", sdpa(SDPBackend.MATH), refuse(), stores_scores=True),
-    Baseline("sdpa_efficient", "PyTorch SDPA, memory-efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), refuse(devices=GPU)),
-    Baseline("sdpa_flash", "PyTorch SDPA, FlashAttention-2", sdpa(SDPBackend.FLASH_ATTENTION), refuse()),
-    Baseline("sdpa_cudnn", "PyTorch SDPA, cuDNN", sdpa(SDPBackend.CUDNN_ATTENTION), refuse(devices=GPU, dtypes=HALF)),
-    Baseline("sdpa", "PyTorch SDPA, its own choice; a window as a mask", sdpa_with_mask, refuse(window=True, mask=True)),
-    Baseline("flex", "FlexAttention, compiled", flex, refuse(devices=GPU, window=True, dropout=False)),
-    Baseline("megatron_local", "Megatron-LM core attention, separate operations", megatron_attention.local, refuse(),
+    Baseline("sdpa_math", "PyTorch SDPA, the scores stored", sdpa(SDPBackend.MATH), refuse(*MASKED, "learned"),
              stores_scores=True),
+    Baseline("sdpa_efficient", "PyTorch SDPA, memory-efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION),
+             refuse(*MASKED, "learned", devices=GPU)),
+    Baseline("sdpa_flash", "PyTorch SDPA, FlashAttention-2", sdpa(SDPBackend.FLASH_ATTENTION), refuse("dropout")),
+    Baseline("sdpa_cudnn", "PyTorch SDPA, cuDNN", sdpa(SDPBackend.CUDNN_ATTENTION),
+             refuse(*MASKED, devices=GPU, dtypes=HALF)),
+    Baseline("sdpa", "PyTorch SDPA, its own choice; a window as a mask", sdpa(), refuse(*MASKED, "learned")),
+    Baseline("flex", "FlexAttention, compiled", flex_attention.attention,
+             refuse("window", "mask", "softcap", "alibi", "bias", "learned", devices=GPU)),
+    Baseline("megatron_local", "Megatron-LM core attention, separate operations", megatron_attention.local,
+             refuse("dropout"), stores_scores=True),
     Baseline("megatron_fused", "Megatron-LM core attention, fused scale-mask-softmax", megatron_attention.fused,
-             refuse(devices=GPU, dtypes=HALF, needs="triton"), stores_scores=True),
+             refuse("dropout", devices=GPU, dtypes=HALF, needs="triton"), stores_scores=True),
     Baseline("megatron_core", "Megatron-LM's own DotProductAttention", megatron_package.attention,
-             refuse(devices=GPU, needs="megatron.core"), stores_scores=True),
-    Baseline("triton", "our Triton kernels", triton, refuse(devices=GPU, dtypes=HALF, dropout=False, needs="triton")),
-    Baseline("flash_attn", "flash_attn 2", flash_attn_2, refuse(devices=GPU, dtypes=HALF, window=True, needs="flash_attn"),
-             packs=True),
+             refuse("dropout", devices=GPU, needs="megatron.core"), stores_scores=True),
+    Baseline("triton", "our Triton kernels", triton, refuse(devices=GPU, dtypes=HALF, needs="triton")),
+    Baseline("flash_attn", "flash_attn 2", flash_attn_2,
+             refuse("dropout", "window", "softcap", "alibi", devices=GPU, dtypes=HALF, needs="flash_attn"), packs=True),
     Baseline("flash_attn_3", "flash_attn_interface", flash_attn_3,
-             refuse(devices=GPU, dtypes=HALF, window=True, dropout=False, needs="flash_attn_interface")),
+             refuse("window", "softcap", devices=GPU, dtypes=HALF, needs="flash_attn_interface")),
     Baseline("standard", "our standard attention, the scores stored", ours("standard"), reject_ours,
              stores_scores=True),
-    Baseline("ours", "flash_attention", ours(None), reject_ours, packs=True),
+    Baseline("ours", "flash_attention", ours(), reject_ours, packs=True),
+    Baseline("ours_fast", "flash_attention, float32 on tensor cores", ours(precision="fast"), reject_fast),
+    Baseline("ours_fp8", "flash_attention, q, k and v in 8 bits", ours(), reject_fp8, passes=("forward",),
+             element="float8_e4m3fn"),
 ]  # fmt: skip
 
 
@@ -241,8 +226,17 @@ def inputs(case, baseline, device, needs_grad, seed=0):
     rows = (case.tokens,) if case.lengths and baseline.packs else (case.batch, case.seq)
     q_rows = (case.batch, case.queries) if case.queries else rows
 
-    def make(rows, heads):
-        return torch.randn(*rows, heads, case.head_dim, generator=generator, device=device, dtype=DTYPES[case.dtype])
+    def make(rows, heads, dim):
+        return torch.randn(*rows, heads, dim, generator=generator, device=device, dtype=DTYPES[case.dtype])
 
-    q, k, v = make(q_rows, case.heads), make(rows, case.kv), make(rows, case.kv)
-    return *(t.requires_grad_(needs_grad) for t in (q, k, v)), make(q_rows, case.heads) if needs_grad else None
+    q, k = make(q_rows, case.heads, case.head_dim), make(rows, case.kv, case.head_dim)
+    tensors = q, k, make(rows, case.kv, case.dim_v)
+    if baseline.element:
+        tensors = (t.to(getattr(torch, baseline.element)) for t in tensors)
+    grad = make(q_rows, case.heads, case.dim_v) if needs_grad else None
+    return *(t.requires_grad_(needs_grad) for t in tensors), grad
+
+
+def wanted(case, q, k, v):
+    """What the backward pass gives the gradients of."""
+    return (q, k, v, operands.bias(case, q.device.type)) if case.bias == "learned" else (q, k, v)

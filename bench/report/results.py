@@ -5,7 +5,8 @@
     {"case": {...}, "baseline": "flash_attn", "pass": "forward", "reason": "flash_attn is not installed"}
     ]}
 
-A row holds either its measurement or the `reason` why there is none.
+A row holds either its measurement or the `reason` why there is none. A row of kind "times" holds all entries of a problem,
+{"ours": {"ms": ...}, "cudnn": {"ms": ...}}, ours first, and names those that are other libraries (`peers`).
 """
 
 import json
@@ -19,6 +20,7 @@ KINDS = {  # what identifies a row, and what a measured row must hold
     "capacity": (("search", "baseline"), ("largest",)),
     "accuracy": (("case", "baseline"), ("out",)),
     "models": (("case", "baseline", "pass"), ("ms", "p10", "p90", "samples")),
+    "times": (("label", "pass"), ("times", "peers")),
 }
 
 
@@ -27,8 +29,8 @@ class ResultError(ValueError):
 
 
 class Results:
-    def __init__(self, kind, head, rows=()):
-        self.kind, self.head, self.rows = kind, head, list(rows)
+    def __init__(self, kind, head, rows=(), name=""):
+        self.kind, self.head, self.rows, self.name = kind, head, list(rows), name
 
     def key(self, row):
         return json.dumps([row[name] for name in KINDS[self.kind][0]], sort_keys=True)
@@ -74,7 +76,7 @@ def load(path):
         if missing:
             raise ResultError(f"{path}: line {line}: a {kind} row without {', '.join(missing)}")
     head = {name: value for name, value in data.items() if name not in ("format", "kind", "rows")}
-    return Results(kind, head, data["rows"])
+    return Results(kind, head, data["rows"], Path(path).stem)
 
 
 def row_lines(text):

@@ -40,6 +40,84 @@ def test_entry_computes_attention(entry, causal):
         torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
+OPTIONS = {
+    "softcap": {"softcap": 2.0, "causal": True},
+    "ALiBi": {"alibi": True},
+    "ALiBi causal": {"alibi": True, "causal": True},
+    "fixed bias": {"bias": "fixed"},
+    "learned bias": {"bias": "learned"},
+    "learned bias causal": {"bias": "learned", "causal": True},
+    "window": {"window": 7, "causal": True},
+    "window both": {"window": 7},
+    "random mask": {"masked": "random"},
+    "documents": {"masked": "documents"},
+    "few queries": {"queries": 9},
+    "few queries causal": {"queries": 9, "causal": True},
+    "narrow values": {"head_dim_v": 16},
+}
+
+
+def dense(q, k, v, case, bias):
+    """By the formula, in float64; the bias is the case's own."""
+    i, j = torch.arange(q.shape[1])[:, None] + case.seq - q.shape[1], torch.arange(case.seq)[None]
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * case.head_dim**-0.5
+    if case.softcap:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    if case.alibi:
+        slopes = torch.tensor([2.0 ** (-8 * (h + 1) / case.heads) for h in range(case.heads)], dtype=torch.float64)
+        scores = scores - slopes[:, None, None] * (i - j).abs()
+    if bias is not None:
+        scores = scores + bias
+    seen = (j <= i) if case.causal else torch.ones_like(i + j, dtype=torch.bool)
+    if case.window:
+        seen = seen & (j >= i - case.window) & (j <= i + case.window)
+    if case.masked:
+        seen = seen & baselines.operands.boolean_mask(case, "cpu")[0, 0]
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("bhij,bjhd->bihd", weights, v)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", ["ours", "standard", "sdpa", "sdpa_math", "flex"])
+def test_an_option_means_the_same_to_everyone(option, name, monkeypatch):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    case, entry = Case(1, 40, 2, 32, dtype="float32", **OPTIONS[option]), baselines.all_baselines()[name]
+    reason = entry.reject(case, "cuda" if name == "flex" else "cpu")
+    if reason:
+        assert (name, option) in {("sdpa", "softcap"), ("sdpa_math", "softcap")}, reason
+        return
+    monkeypatch.setattr(baselines.flex_attention, "compiled", lambda: flex_attention)
+    q, k, v, grad = baselines.inputs(case, entry, "cpu", needs_grad=True)
+    wanted = baselines.wanted(case, q, k, v)
+    assert len(wanted) == (4 if case.bias == "learned" else 3)
+    exact = [tensor.detach().double().requires_grad_() for tensor in wanted]
+    bias = exact[3:][0] if exact[3:] else baselines.operands.bias(case, "cpu").double() if case.bias else None
+    want = dense(*exact[:3], case, bias)
+    differentiable = name != "flex"  # which has no backward pass on CPUs
+    with torch.set_grad_enabled(differentiable):
+        out = entry.run(*(tensor if differentiable else tensor.detach() for tensor in (q, k, v)), case)
+    torch.testing.assert_close(out.detach().double(), want.detach(), rtol=1e-4, atol=1e-5)
+    if differentiable:
+        for a, b in zip(
+            torch.autograd.grad(out, wanted, grad), torch.autograd.grad(want, exact, grad.double()), strict=True
+        ):
+            torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-5)
+
+
+def test_tensors_of_8_bits():
+    case, entry = Case(1, 64, 2, 32, causal=True), baselines.all_baselines()["ours_fp8"]
+    if entry.reject(case, DEVICE):
+        pytest.skip(entry.reject(case, DEVICE))
+    q, k, v, _ = baselines.inputs(case, entry, DEVICE, needs_grad=False)
+    assert q.dtype == k.dtype == v.dtype == torch.float8_e4m3fn
+    out = entry.run(q, k, v, case)
+    want = dense(*(tensor.double().cpu() for tensor in (q, k, v)), case, None)
+    assert out.dtype == torch.bfloat16 and (out.double().cpu() - want).abs().max() < 0.1
+    assert entry.lacks("backward") == "no backward pass"
+    assert "full or causal" in entry.reject(Case(1, 64, 2, 32, softcap=1.0), DEVICE)
+
+
 def test_fused_softmax_is_the_separate_one():
     pytest.importorskip("triton", reason="Triton is not installed")
     from peers.megatron_softmax import fused_softmax
@@ -103,4 +181,4 @@ def test_packed_inputs_only_where_the_entry_packs():
     entries = baselines.all_baselines()
     assert baselines.inputs(case, entries["ours"], "cpu", False)[0].shape == (40, 2, 16)
     assert baselines.inputs(case, entries["sdpa_math"], "cpu", False)[0].shape == (2, 30, 2, 16)
-    assert baselines.bounds(case, "cpu").tolist() == [0, 10, 40]
+    assert baselines.operands.bounds(case, "cpu").tolist() == [0, 10, 40]

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 cases = pytest.importorskip("cases")
+import presets  # noqa: E402
 import report  # noqa: E402
 from flash_attention.commands import report as verb  # noqa: E402
 from report import charts, markdown, panels, svg  # noqa: E402
@@ -186,7 +187,7 @@ def test_presets_side_by_side(head, tmp_path):
     expected = {}
     for name in ("gpt3", "gqa", "packed", "paper", "seq_sweep"):
         rows = []
-        for case in cases.preset(name):
+        for case in presets.preset(name):
             for which in ("forward", "backward"):
                 for baseline in ("ours", "sdpa_cudnn", "flash_attn"):
                     value += 1.0
@@ -219,7 +220,7 @@ def test_readme_is_updated_between_its_markers(paths, tmp_path, capsys):
 
 
 def test_a_packed_case_has_no_ratio_against_padded_peers(head):
-    case = next(case for case in cases.preset("packed"))
+    case = next(case for case in presets.preset("packed"))
     rows = [case_row(case, name, "forward", value) for name, value in (("ours", 8.0), ("sdpa_cudnn", 1.0))]
     (chart,) = panels.speed_charts(rows)
     (text,) = markdown.summaries([chart])
@@ -232,7 +233,7 @@ def test_a_packed_case_has_no_ratio_against_padded_peers(head):
 
 def test_summary_has_a_row_for_each_shape_with_both_passes(head):
     rows = []
-    for case in cases.preset("paper"):
+    for case in presets.preset("paper"):
         for which in ("forward", "backward"):
             for name, value in (("ours", 6.0), ("sdpa_cudnn", 4.0), ("sdpa_flash", 5.0)):
                 rows.append(case_row(case, name, which, value))

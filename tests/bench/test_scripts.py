@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import package
@@ -184,11 +186,49 @@ def test_every_stage_of_the_record_is_a_command_that_exists(stage, monkeypatch, 
     assert set(named) <= {line.split()[0] for line in capsys.readouterr().out.splitlines()} | {"ladder"}
 
 
+@pytest.mark.parametrize("stage", [name for name, words in record.STAGES.items() if words[0] in record.OTHERS])
+def test_every_list_of_the_record_is_a_command_that_exists(stage, monkeypatch, tmp_path):
+    script, *words = record.STAGES[stage]
+    lengths = ["--lengths", "64"] if stage in ("masks", "programs") else []
+    path = tmp_path / "none.json"
+    monkeypatch.setattr(sys, "argv", [script, *words, *lengths, "--first", "0", "--device", "cpu", "--json", str(path)])
+    assert record.OTHERS[script].main() == 0 and not path.exists()
+
+
+def test_what_is_compiled_ahead_is_every_case_once(monkeypatch, tmp_path):
+    speed, seen = record.benchmark_speed, []
+    monkeypatch.setattr(speed.command, "measure_all", lambda results, path, work, quiet: seen.append([w[0] for w in work]))
+    for words in record.compiling(["options", "wide"]):
+        assert words[0] == "benchmark_speed.py" and "sdpa_cudnn" not in words
+        monkeypatch.setattr(sys, "argv", [*words, "--device", "cpu", "--output", str(tmp_path / "x.json"), "--force"])
+        speed.main()
+    rows = [json.dumps(row) for part in seen for row in part]
+    options, wide = speed.presets.options(), speed.presets.wide()
+    assert len(rows) == len(set(rows)) == 2 * (len(options) + 2 * len(wide))
+    lists = record.compiling(["programs", "mla", "capacity", "ladder"])
+    assert {words[0] for words in lists} == {"benchmark_programs.py", "benchmark_mla.py"}
+
+
+def test_parts_of_the_kernels_are_taken_once(monkeypatch, tmp_path):
+    """By workers that are processes of their own; one part fails, which stops nobody."""
+    monkeypatch.setattr(record, "compiling", lambda stages: [["benchmark_mla.py", str(i)] for i in range(7)])
+
+    def part():
+        index = sys.argv[1]
+        (tmp_path / f"{index}.{os.getpid()}").touch()
+        if index == "3":
+            raise RuntimeError("a part that fails")
+
+    monkeypatch.setattr(record.benchmark_mla, "main", part)
+    assert record.warm([], 60.0)
+    assert sorted(path.name.split(".")[0] for path in tmp_path.iterdir()) == [str(i) for i in range(7)]
+
+
 @pytest.mark.parametrize("stage", record.STAGES)
 @pytest.mark.parametrize("short", [False, True], ids=["whole", "dry"])
 def test_words_of_a_stage(stage, short, tmp_path):
     words = record.command_of(stage, tmp_path / "x.json", short, force=False)
-    own = {"ladder": "--save", "decode": "--json"}.get(stage)
+    own = "--save" if stage == "ladder" else "--json" if record.STAGES[stage][0] in record.OTHERS else None
     assert words[-2:] == [own, str(tmp_path / "x.json")] if own else words[-1] == "--resume"
     added = record.SHORT.get(stage, record.SHORT[record.STAGES[stage][0]])
     assert (words[-len(added) - 2 : -2] == added or words[-len(added) - 3 : -3] == added) == short
@@ -228,7 +268,7 @@ def test_turns_are_spread_evenly(counts):
 class CountingTimer:
     """Instead of a GPU: which calls were timed together."""
 
-    device = "cuda"
+    device, stream = "cuda", nullcontext
 
     def __init__(self):
         self.together = []
