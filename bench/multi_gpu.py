@@ -15,12 +15,11 @@ import time
 
 import command
 import machine
-import parallel_calls
 import timing
 import torch
 import torch.distributed as dist
 from flash_attention.parallel import split
-from peers import baselines
+from peers import baselines, parallel_calls
 
 SAMPLES = (3, 50)
 

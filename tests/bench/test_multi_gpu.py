@@ -57,9 +57,9 @@ def test_the_blocks_of_four_ranks(tmp_path):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_simulated_blocks_compute_attention(device):
     import cases
-    import parallel_calls
     from flash_attention import attention
     from flash_attention.parallel import join
+    from peers import parallel_calls
 
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU here")
