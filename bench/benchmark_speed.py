@@ -120,7 +120,7 @@ def print_ratios(results):
 
 
 def label(row):
-    return cases.Case(**{**row["case"], "lengths": tuple(row["case"]["lengths"])}).label()
+    return cases.Case.from_json(row["case"]).label()
 
 
 def main():

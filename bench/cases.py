@@ -105,6 +105,11 @@ class Case:
     def as_json(self):
         return {**asdict(self), "heads_kv": self.kv, "lengths": list(self.lengths)}
 
+    @classmethod
+    def from_json(cls, case):
+        """Also of files that were written before there was an option."""
+        return cls(**{**case, "lengths": tuple(case["lengths"])})
+
 
 def product(axes):
     """Every combination of the values given on the command line: {"seq": [1024, 2048], "causal": [True], ...}."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from . import markdown, page, png, svg
 from .charts import Chart
-from .panels import sections
+from .contents import sections
 from .results import ResultError, Results, load
 
 __all__ = ["ResultError", "Results", "load", "write_charts", "write_html", "write_images", "write_markdown"]

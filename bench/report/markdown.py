@@ -1,8 +1,10 @@
-"""The speed tables as Markdown, and their place in a document: all of them (`benchmark`), or six rows (`summary`)."""
+"""The tables as Markdown, and their place in a document: all of them (`benchmark`), or six rows (`summary`)."""
 
 import re
 from pathlib import Path
 
+from . import cells
+from .charts import cell
 from .panels import OURS, TAKE_PACKED
 
 PLACES = ("benchmark", "summary")
@@ -21,13 +23,40 @@ def render(files, sections):
     held = dict(sections)
     speed = held.get("Speed", [])
     widest = max((len(chart.series) for chart in speed), default=0)
-    parts = summaries(speed)
+    every = cells.cells(files)
+    parts = [*overview(every), *summaries(speed), *listed(files, every)]
     for chart in [*(c for c in speed if len(c.series) >= widest - 1), *held.get("Memory", []), *held.get("What fits", [])]:
         unit = f" ({chart.y_label})" if hasattr(chart, "y_label") else ""
         parts.append(f"**{chart.title}{unit}**\n\n{table(*chart.table())}")
     heads = [results.head for results in files]
     sources = dict.fromkeys(f"{h['machine']['device']}, commit {h['commit']}, `{h['command']}`" for h in heads)
     return "\n\n".join([*parts, "Measured on " + "; ".join(sources) + "."])
+
+
+def overview(every):
+    """Ours over the best other by stage, and where another is faster."""
+    if not any(each.other for each in every):
+        return []
+    by_stage, under = cells.summary(every), cells.under_one(every)
+    slow = table(*under.table()) if under.rows else under.note
+    return [f"**{by_stage.title}**\n\n{table(*by_stage.table())}", f"**{under.title}**\n\n{slow}"]
+
+
+def listed(files, every):
+    """A table for each file with problems of all kinds: ours, and how many times as fast that is as the best other."""
+    stages = {cells.stage_of(f) for f in files if f.head.get("listed") or f.kind == "times"}
+    parts = []
+    for stage, group in cells.stages(every).items():
+        if stage not in stages:
+            continue
+        passes = list(dict.fromkeys(each.which for each in group))
+        rows = {}
+        for each in group:
+            ratio = f" ({each.ratio:.2f} x {each.other})" if each.other else ""
+            rows.setdefault(each.title(), {})[each.which] = (each.more or f"{cell(each.ms)} ms") + ratio
+        lines = [[title, *(found.get(which, "-") for which in passes)] for title, found in rows.items()]
+        parts.append(f"**{stage}: ours (times as fast as the best other)**\n\n{table([stage, *passes], lines)}")
+    return parts
 
 
 def summaries(charts):

@@ -51,7 +51,8 @@ def left_out(files):
     for results in files:
         for row in results.rows:
             if "reason" in row:
-                reasons[row["baseline"], row["reason"]] = reasons.get((row["baseline"], row["reason"]), 0) + 1
+                key = row.get("baseline") or row["label"], row["reason"]
+                reasons[key] = reasons.get(key, 0) + 1
     return [[name, reason, str(times)] for (name, reason), times in sorted(reasons.items())]
 
 

@@ -7,6 +7,17 @@ TAKE_PACKED = ("flash_attn", "flash_attn_3")  # the others get a packed case pad
 SHOWN_FIRST = ("ours", "triton", "flash_attn_3", "flash_attn", "sdpa_cudnn", "sdpa_flash", "flex", "sdpa_efficient")
 
 
+OPTIONS = (  # fields of a case that older files may not have, in words
+    ("queries", "{} queries"),
+    ("window", "window {}"),
+    ("dropout_p", "dropout {}"),
+    ("masked", "{} mask"),
+    ("softcap", "softcap {:g}"),
+    ("alibi", "ALiBi"),
+    ("bias", "{} bias"),
+)
+
+
 def order(names):
     """Ours first, then the usual rivals, then the rest by name."""
     return sorted(set(names), key=lambda n: (SHOWN_FIRST.index(n) if n in SHOWN_FIRST else len(SHOWN_FIRST), n))
@@ -15,9 +26,9 @@ def order(names):
 def shape_of(case):
     """What one panel holds still while the length varies, in words."""
     heads = f"{case['heads']}" + (f"/{case['heads_kv']}" if case["heads"] != case["heads_kv"] else "")
-    words = [f"head_dim {case['head_dim']}", f"{heads} heads", "causal" if case["causal"] else "full", case["dtype"]]
-    words += [f"window {case['window']}"] if case["window"] else []
-    words += [f"dropout {case['dropout_p']}"] if case["dropout_p"] else []
+    dims = f"{case['head_dim']}" + (f"/{case['head_dim_v']}" if case.get("head_dim_v") else "")
+    words = [f"head_dim {dims}", f"{heads} heads", "causal" if case["causal"] else "full", case["dtype"]]
+    words += [text.format(case[name]) for name, text in OPTIONS if case.get(name)]
     return ", ".join(words + (["packed"] if case["lengths"] else []))
 
 
@@ -227,21 +238,3 @@ def model_tables(rows):
         title = f"A {model}-like model, {which}, {dtype}: milliseconds a step"
         tables.append(Table(f"model {model} {which} {dtype}", title, ["tokens", "ours", "sdpa", "speed-up"], lines))
     return tables
-
-
-def sections(files):
-    """[(heading, charts and tables)] of several result files; only what was measured."""
-    rows = {kind: [] for kind in ("speed", "memory", "capacity", "accuracy", "models")}
-    for results in files:
-        rows[results.kind] += results.measured()
-    found = [
-        ("Speed", speed_charts(rows["speed"])),
-        ("Speed-up", speedup_charts(rows["speed"])),
-        ("Ladder", ladder_charts(rows["speed"]) + ladder_scaling_charts(rows["speed"])),
-        ("Models", model_tables(rows["models"])),
-        ("Memory", memory_charts(rows["memory"])),
-        ("What fits", capacity_tables(rows["capacity"])),
-        ("Roofline", roofline_charts([results for results in files if results.kind == "speed"])),
-        ("Accuracy", accuracy_charts(rows["accuracy"])),
-    ]
-    return [(heading, charts) for heading, charts in found if charts]

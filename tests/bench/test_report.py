@@ -316,7 +316,7 @@ def test_every_rung_is_on_the_roofline(files, head):
         speed_row(4096, f"ladder/{name}", "forward", 3.0, causal) for name in ("01_x", "02_y") for causal in (False, True)
     ]
     known = [row.pop("intensity") for row in rows]
-    (_, (people, ladder)) = next(section for section in panels.sections([*files, report.Results("speed", bare, rows)])
+    (_, (people, ladder)) = next(section for section in report.sections([*files, report.Results("speed", bare, rows)])
                                  if section[0] == "Roofline")  # fmt: skip
     assert set(ladder.series) == {"00_naive", "01_x", "02_y"} and "ours" in people.series
     assert [point[0] for point in ladder.series["01_x"]] == pytest.approx(sorted(known[:2]))
