@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace flash_attention::emulator {
 
@@ -17,10 +18,12 @@ class FiberStack {
   FiberStack();
   ~FiberStack();
   FiberStack(FiberStack&& other) noexcept;
+  FiberStack& operator=(FiberStack&& other) noexcept;
   FiberStack(const FiberStack&) = delete;
 
-  /// A stack pointer from which switch_fiber enters `entry` (which never returns).
-  void* prepare(void (*entry)()) const;
+  /// A stack pointer from which switch_fiber enters `entry` (which never returns). Stacks are aligned alike: without
+  /// another `colour` for each lane, the frames of all lanes of a warp compete for the same few lines of the cache.
+  void* prepare(void (*entry)(), int colour) const;
 
   bool guards(const void* address) const;  ///< in the page that faults
   std::byte* top() const { return memory_ + size; }
@@ -32,11 +35,12 @@ class FiberStack {
   StackIdentity identity_;
 };
 
+/// Stacks that an earlier launch left, and new ones: to map them and to touch their pages takes longer than a small block.
+std::vector<FiberStack> take_stacks(std::size_t count);
+void leave_stacks(std::vector<FiberStack> stacks);
+
 /// The stack that this OS thread runs on, as far as it can be known before the first switch.
 StackIdentity current_stack();
-
-/// Saves the state of the current stack in *save, then goes on from `load`, which lies on the stack `to`.
-void switch_stack(void** save, void* load, const StackIdentity& to);
 
 /// The first thing on a new fiber: completes what is known of the stack that it was entered from.
 void enter_fiber(StackIdentity& from);

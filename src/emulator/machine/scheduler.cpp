@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "emulator/checks/dead_lock.h"
+#include "emulator/machine/switch_stack.h"
 
 namespace flash_attention::emulator {
 namespace {
@@ -32,8 +33,10 @@ Scheduler& Scheduler::current() { return *current_scheduler; }
 Scheduler::Scheduler(const EntryPoints& entry, const LaunchShape& shape, const void* argument, std::uint64_t seed)
     : entry_(entry), shape_(shape), argument_(argument), seed_(seed), random_(seed), async_(random_) {
   blocks_.resize(static_cast<std::size_t>(shape.cluster));
-  stacks_.resize(static_cast<std::size_t>(shape.cluster * shape.block));
+  stacks_ = take_stacks(static_cast<std::size_t>(shape.cluster * shape.block));
 }
+
+Scheduler::~Scheduler() { leave_stacks(std::move(stacks_)); }
 
 void Scheduler::prepare(std::int64_t index) {
   random_ = Random(seed_ * 1000003 + static_cast<std::uint64_t>(index));
@@ -82,7 +85,7 @@ void Scheduler::prepare(std::int64_t index) {
       ++thread.warp->ready;
       thread.index = i;
       thread.stack = &stacks_[static_cast<std::size_t>(rank * shape_.block + i)];
-      thread.stack_pointer = thread.stack->prepare(thread_main);
+      thread.stack_pointer = thread.stack->prepare(thread_main, i);
     }
   }
   cluster_known.clear();

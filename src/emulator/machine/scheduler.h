@@ -103,6 +103,8 @@ struct EntryPoints {
 class Scheduler {
  public:
   Scheduler(const EntryPoints& entry, const LaunchShape& shape, const void* argument, std::uint64_t seed);
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
 
   /// Runs cluster `index` of the grid to its end. Returns what went wrong; empty if nothing did.
   std::string run_cluster(std::int64_t index);
