@@ -195,6 +195,12 @@ void begin_with_values(const Shape& shape, Inputs& in) {
   }
 }
 
+/// Flattened: the linker would take the standard library's functions from a test, which is compiled without optimisation.
+[[gnu::flatten]] void draw_normal(std::mt19937_64& random, std::normal_distribution<double>& normal,
+                                  std::vector<double>& values) {
+  for (double& x : values) x = normal(random);
+}
+
 }  // namespace
 
 Inputs draw_inputs(const Case& c) {
@@ -204,7 +210,8 @@ Inputs draw_inputs(const Case& c) {
   std::normal_distribution<double> normal;
   const auto draw = [&](std::int64_t count, Dtype dtype, double spread = 1) {
     std::vector<double> values(count);
-    for (double& x : values) x = round_to(dtype, spread * normal(random));
+    draw_normal(random, normal, values);
+    for (double& x : values) x = round_to(dtype, spread * x);
     return values;
   };
   Inputs in;
