@@ -92,6 +92,8 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
   for (const std::int64_t head_dim : {64, 128}) {
     Problem softcap = grouped(32, head_dim, true);
     softcap.softcap = 20;
+    EXPECT_TRUE(is_ordered(softcap));
+    softcap.bias = {.present = true, .dtype = Dtype::float32, .q_stride = 1024};
     EXPECT_EQ(is_ordered(softcap), head_dim == 64);  // above, dQ has a kernel of its own in any case
   }
   EXPECT_FALSE(is_ordered(grouped(32, 256, true)));

@@ -28,7 +28,7 @@ struct Consumer : Epilogue<config> {
                                  S::next_sequence_rows || StepList<config>::present;
 
   /// Statistics are read under the products before them.
-  static constexpr bool early_statistics = !S::serial_dP;
+  static constexpr bool early_statistics = !S::serial_dP && !S::short_of_registers;
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
@@ -101,8 +101,8 @@ struct Consumer : Epilogue<config> {
     if constexpr (early_statistics) {
 #pragma unroll
       for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[state.stage], group);
-      begin_dP();
     }
+    if constexpr (!S::serial_dP) begin_dP();
 
     ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is there; dP may still run
     ptx::wgmma_pin(St);

@@ -11,6 +11,7 @@
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
+#include "tile/soft_cap.cuh"
 
 namespace flash_attention::backward_sm90 {
 
@@ -25,6 +26,7 @@ struct ScoreMath {
   using Packed = unsigned[columns / 16][4];
   static constexpr Type type = features.dtype;
   static constexpr bool linear = tile::Score<features>::linear;
+  static constexpr bool reads_scores = features.bias || features.score_program;  // needs the place of each score
 
   const tile::Score<features>& score;
   const tile::Dropout& dropout;
@@ -122,7 +124,7 @@ struct ScoreMath {
   __device__ __forceinline__ void weigh_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
 #pragma unroll
     for (int group = 0; group < count; group += 4) {
-      const int shift = linear ? 0 : ptx::registers_fresh(0);  // see mark_hidden
+      const int shift = reads_scores ? ptx::registers_fresh(0) : 0;  // see mark_hidden
 #pragma unroll
       for (int i = group; i < group + 4; i += 2) {
         const auto statistics = lse2(i);
@@ -132,28 +134,37 @@ struct ScoreMath {
     }
   }
 
-  /// Score::capped with two instructions of the special function unit, as in forward/sm90: cap tanh(x) is
-  /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing beside that of a 16-bit dot product.
-  __device__ __forceinline__ float fast_capped(float dot) const {
-    if constexpr (!features.softcap) return score.capped(dot);
-    const float exponential = ptx::exp2(dot * (2.0f * tile::log2_e * score.scale / score.softcap));
-    return ptx::fma(-2.0f * score.softcap, ptx::reciprocal(1.0f + exponential), score.softcap);
+  /// ALiBi's distance of the query and the key of register i.
+  __device__ __forceinline__ float distance(int i) const {
+    constexpr int sign = rows == Rows::keys ? 1 : -1;
+    const float first = static_cast<float>(q_begin - kv_begin + score.len_kv - score.len_q + sign * (column - row));
+    return ptx::abs(first + static_cast<float>(sign * (column_of(i) - 8 * row_of(i))));
+  }
+
+  /// The exponent of a score with options.
+  __device__ __forceinline__ float exponent_of(float dot, int i, int shift, float lse2, float& slope) const {
+    float value = dot, factor = score.scale, rest = 0;  // the score is value * factor + rest
+    if constexpr (features.softcap) {
+      const tile::SoftCapped capped(dot, score.scale, score.softcap);
+      slope = capped.slope();
+      value = capped.shortfall, factor = -score.softcap, rest = score.softcap;
+    }
+    if constexpr (reads_scores) {
+      // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
+      const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
+      const float bent = features.softcap ? ptx::fma(value, factor, rest) : dot * score.scale;
+      return ptx::fma(score.programmed(bent + score.added(q, k), q, k, slope), exponent_scale, -lse2);
+    }
+    rest = features.softcap ? ptx::fma(rest, tile::log2_e, -lse2) : -lse2;  // large terms cancel first
+    if constexpr (features.alibi) rest = ptx::fma(distance(i), -tile::log2_e * score.slope, rest);
+    return ptx::fma(value, tile::log2_e * factor, rest);
   }
 
   /// One score of probabilities(); returns the dropped and scaled probability.
   template <bool some_hidden>
   __device__ __forceinline__ float probability_of(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
-    if constexpr (linear) {
-      S = ptx::exp2(ptx::fma(S, exponent_scale, -lse2));
-    } else {
-      // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
-      const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
-      const float capped = fast_capped(S);
-      slope = score.capped_slope(capped);
-      const float whole = score.programmed(capped + score.added(q, k), q, k, slope);
-      S = ptx::exp2(ptx::fma(whole, exponent_scale, -lse2));
-    }
+    S = ptx::exp2(linear ? ptx::fma(S, exponent_scale, -lse2) : exponent_of(S, i, shift, lse2, slope));
     [[maybe_unused]] const bool nothing =
         features.score_hides && S == 0;  // a score of -inf: hidden, whatever the key holds
     if constexpr (some_hidden) {

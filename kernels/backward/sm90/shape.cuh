@@ -82,11 +82,15 @@ struct Shape {
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool next_sequence_rows = features.packed || features.seqused_q;
 
-  // At head dimension 128 no registers are left for options, nor, but under a causal mask, for sums of dK and dV: dP is
+  // At head dimension 128 few registers are left. One option that reads no memory has room beside dP if statistics are read
+  // late and, but for ALiBi, steps do not overlap. With others, and, but under a causal mask, with sums of dK and dV, dP is
   // computed after P, not under it, and P is given up before dS is made.
-  static constexpr bool serial_dP =
-      (width + width_v > 192 && (!tile::Score<features>::linear || features.mask || features.dropout || listed)) ||
-      (warpgroups == 2 && config.key_sums && (next_sequence_rows || !features.window_right));
+  static constexpr bool has_options = !tile::Score<features>::linear || features.mask || features.dropout || listed;
+  static constexpr bool short_of_registers = width + width_v > 192 && has_options;
+  static constexpr bool one_option = !features.bias && !features.score_program && !features.mask && !listed &&
+                                     features.softcap + features.alibi + features.dropout == 1;
+  static constexpr bool serial_dP = (short_of_registers && !one_option) ||
+                                    (warpgroups == 2 && config.key_sums && (next_sequence_rows || !features.window_right));
 
   // Tasks add to the sums in memory in a fixed order: every run has the same bits (ordered_accumulate.cuh).
   static constexpr bool ordered = config.dq_mode == DqMode::ordered;
@@ -95,7 +99,8 @@ struct Shape {
   static constexpr bool separate_dq = config.dq_mode == DqMode::separate_kernel;
 
   // Two warpgroups: S of the next step is issued before dK of this one is waited for.
-  static constexpr bool software_pipelined = warpgroups == 2 && !serial_dP && !separate_dq;
+  static constexpr bool software_pipelined =
+      warpgroups == 2 && !serial_dP && !separate_dq && (!short_of_registers || features.alibi);
   // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
   // one's to own, and the second passes over it.
   static constexpr bool skips_first_step = software_pipelined && features.window_right;

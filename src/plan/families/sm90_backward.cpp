@@ -48,8 +48,11 @@ bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t blo
 
 Structure choose_structure(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool plain =
-      p.softcap == 0 && !p.bias.present && !p.alibi && !p.mask.present && p.dropout_p == 0 && p.program.empty();
+  // Options that read no memory need few registers: soft cap, ALiBi, dropout.
+  const bool light = !p.bias.present && !p.mask.present && p.program.empty();
+  const int light_options = (p.softcap != 0) + p.alibi + (p.dropout_p != 0);
+  const bool plain = light && light_options == 0;
+  const bool crowded = p.dropout_p != 0 && (p.packed || p.seqused_q || p.seqused_kv);
   if (dim > 128)
     return {.wide = true,
             .dq_mode = abi::DqMode::separate_kernel,
@@ -57,10 +60,11 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
             .stages = plain && !has_tile_map(p) ? 3 : 2};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
-    if (!plain) structure.dq_mode = abi::DqMode::separate_kernel;  // options need the registers that dQ would take
+    // Other options need the registers that dQ would take.
+    if (!light || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
   } else {
-    structure.warpgroups =
-        plain && !has_tile_map(p) ? 3 : 2;  // three have 160 registers a thread: such options do not fit in
+    // Three have 160 registers a thread: one light option fits in.
+    structure.warpgroups = light && light_options <= 1 && !crowded && !has_tile_map(p) ? 3 : 2;
     structure.stages = 3;
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
@@ -95,7 +99,8 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
-  if (has_tile_map(p) && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // masks have taken the registers
+  const bool options = p.softcap != 0 || p.alibi || p.dropout_p != 0 || has_tile_map(p);
+  if (options && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
   const bool causal = p.window_right >= 0 && p.window_left < 0;

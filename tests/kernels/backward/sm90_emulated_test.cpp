@@ -117,6 +117,24 @@ std::vector<Case> summing_walks() {
   };
 }
 
+/// Options of the same walks: alone at head_dim 128 each has a way of its own through a step, together another.
+std::vector<Case> optional_walks() {
+  Case bad_key = walk("alibi_128_bad_key", {.seq_q = 290, .seq_kv = 300, .heads_q = 1, .heads_kv = 1, .head_dim = 128});
+  bad_key.problem.alibi = bad_key.problem.causal = true, bad_key.nan_key = 240;
+  return {
+      bad_key,
+      walk("alibi_128", {.seq_q = 330, .seq_kv = 520, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .alibi = true}),
+      walk("softcap_128", {.seq_q = 330, .seq_kv = 300, .heads_q = 2, .heads_kv = 1, .head_dim = 128, .softcap = 2}),
+      walk("dropout_128",
+           {.seq_q = 260, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true, .dropout_p = 0.3f}),
+      walk("softcap_alibi_128",
+           {.seq_q = 200, .seq_kv = 330, .heads_q = 3, .heads_kv = 1, .head_dim = 128, .softcap = 20, .alibi = true}),
+      walk("alibi_64", {.seq_q = 330, .seq_kv = 420, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .alibi = true}),
+      walk("dropout_64",
+           {.seq_q = 260, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true, .dropout_p = 0.3f}),
+  };
+}
+
 /// Tasks that take turns at adding to sums in memory (tests/plan/sm90_backward_test.cpp): one after another under a causal
 /// mask, all at once without one, in a window, with heads of a group divided, with queries and keys that nobody sees.
 std::vector<Case> turns() {
@@ -197,6 +215,7 @@ INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(share_o
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Walks, ::testing::ValuesIn(deterministic(long_walks())), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(share_of(deterministic(turns()), 3, 0)),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(Options, BackwardSm90Walks, ::testing::ValuesIn(optional_walks()), case_name);
 INSTANTIATE_TEST_SUITE_P(Sums, BackwardSm90Walks, ::testing::ValuesIn(summing_walks()), case_name);
 
 }  // namespace
