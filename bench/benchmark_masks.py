@@ -69,11 +69,10 @@ def ways_of(name, mask, length, q, device, wanted):
             return visible[0, 0, i, j]
 
         block_mask = torch_flex.create_block_mask(sees, None, None, length, length, device)
-        theirs = flex_attention.compiled()
 
         def flex(q, k, v):
             heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
-            return theirs(*heads_first, block_mask=block_mask).transpose(1, 2)
+            return flex_attention.compiled()(*heads_first, block_mask=block_mask).transpose(1, 2)
 
         ways["flex"] = flex
     return {way: call for way, call in ways.items() if way in wanted}

@@ -48,7 +48,7 @@ PARTS = {
 }
 INTERRUPTED = 130  # the exit status of what SIGINT has stopped
 REPORT_SECONDS = 5
-TIMED = ["--seconds", "0.05"]
+TIMED = ["--seconds", "0.03"]
 SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
 # Those that write rows with the times of all entries, after each problem: they take --json and do not resume.
 LISTS = (benchmark_decode, benchmark_mla, benchmark_masks, benchmark_programs)
@@ -90,6 +90,7 @@ SHORT = {
     "benchmark_programs.py": ["--first", "1"],
     "flash-attention": ["06"],
     "capacity": ["--budget", "0.5"],
+    "options": ["--first", "10", "--seconds", "0.01"],  # one of each
 }
 
 

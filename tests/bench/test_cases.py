@@ -33,6 +33,23 @@ def test_flops_convention():
     assert cases.Case(3, 30, 1, 8, lengths=(10, 20, 30)).flops("forward") == 4 * 8 * (100 + 400 + 900)
 
 
+def test_values_of_another_width_are_counted():
+    """Scores and their three gradients' products are as wide as the keys, the rest as the values."""
+    case = cases.Case(1, 100, 2, 192, head_dim_v=128)
+    assert case.flops("forward") == 2 * 2 * 100 * 100 * (192 + 128)
+    assert case.flops("backward") == 2 * 2 * 100 * 100 * (3 * 192 + 2 * 128)
+    assert case.bytes("forward") == 2 * 2 * 100 * 2 * (192 + 128)
+    learned = cases.Case(1, 100, 2, 64, bias="learned")
+    assert learned.bytes("backward") - replace(learned, bias="").bytes("backward") == 2 * 2 * 100 * 100 * 2
+
+
+def test_a_case_comes_back_from_its_file():
+    for case in (*presets.options(), *presets.packed(), *presets.cross(), *presets.wide()):
+        assert cases.Case.from_json(case.as_json()) == replace(case, heads_kv=case.kv)
+    old = {name: value for name, value in presets.paper()[0].as_json().items() if name not in ("softcap", "bias")}
+    assert cases.Case.from_json(old).plain
+
+
 def test_bytes_count_every_tensor_once():
     case = cases.Case(1, 100, 4, 64, heads_kv=2)
     assert case.bytes("forward") == (2 * 100 * 4 + 2 * 100 * 2) * 64 * 2
@@ -68,6 +85,7 @@ def test_unknown_preset_lists_those_that_exist():
         ({"dtype": "fp8"}, "dtype: got 'fp8'; allowed: float32, float16, bfloat16"),
         ({"heads_kv": 3}, "heads_kv: got 3; allowed: a divisor of heads, 4"),
         ({"dropout_p": 1.0}, "dropout_p: got 1.0; allowed: from 0 to below 1"),
+        ({"bias": "large"}, "bias: got 'large'; allowed: fixed, learned or none"),
     ],
 )
 def test_a_wrong_axis_is_named(change, message):

@@ -46,6 +46,17 @@ def test_speed(run, tmp_path):
     assert again.returncode == 2 and "exists; allowed: --resume" in again.stderr
 
 
+def test_between_matrix_products_alone(monkeypatch, tmp_path):
+    path = tmp_path / "interleaved.json"
+    words = ["--baselines", "sdpa_math", "--interleaved", "--seconds", "0.01", "--part", "1/2", "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", ["benchmark_speed.py", *TINY, *words])
+    monkeypatch.setattr(timing.Timer, "cpu_turns", None)  # which makes the pauses
+    assert not record.benchmark_speed.main()
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["case"]["seq"], row["pass"]) for row in rows] == [(64, "forward"), (64, "backward")]
+    assert all(row["ms"] == row["interleaved_ms"] and row["samples"] >= 5 and row["matmul_ms"] > 0 for row in rows)
+
+
 def test_models(run, tmp_path):
     if package.unavailable:
         pytest.skip(package.unavailable)
