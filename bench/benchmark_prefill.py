@@ -10,8 +10,8 @@ without pages.
 """
 
 import argparse
-import json
 import re
+import sys
 
 import command
 import package  # noqa: F401 (makes flash_attention importable)
@@ -73,6 +73,19 @@ def measured(shape, arguments, timer):
     return dict(zip(calls, timer.in_turn([timer.warmed(call) for call in calls.values()]), strict=True))
 
 
+def report(label, shape, arguments, timer, kept):
+    """Measures a shape, keeps it and prints its lines."""
+    found = measured(shape, arguments, timer)
+    work, whole = products(shape, arguments.full) * arguments.head_dim, found["one piece"]["ms"]
+    print(label)
+    for name, row in found.items():
+        row["tflops"] = round(work / row["ms"] / 1e9, 4)
+        part = whole / row["ms"]
+        print(f"  {name:>12}  {row['ms'] * 1e3:9.1f} us  {row['tflops']:6.0f} TFLOP/s  {part:.3f} of one piece", flush=True)
+    what = {"shape": [*shape, arguments.head_dim], "causal": not arguments.full, "dtype": arguments.dtype}
+    kept.add(label, "forward", found, (), **what)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_device(parser)
@@ -83,22 +96,19 @@ def main():
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--full", action="store_true", help="without a causal mask")
     parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
-    parser.add_argument("--json", help="write the results to this file, too")
+    command.add_share(parser, "shapes")
+    command.add_json(parser)
     arguments = parser.parse_args()
-    timer, rows = timing.Timer(arguments.device, seconds=arguments.seconds), []
-    for shape in arguments.shapes or [parsed(text) for text in (SHAPES if arguments.device == "cuda" else CPU_SHAPES)]:
+    timer = timing.Timer(arguments.device, seconds=arguments.seconds)
+    kept = command.Times(arguments.json, arguments.device)
+    shapes = arguments.shapes or [parsed(text) for text in (SHAPES if arguments.device == "cuda" else CPU_SHAPES)]
+    for shape in command.share_of(arguments, shapes):
         batch, heads, heads_kv, queries, keys = shape
-        found = measured(shape, arguments, timer)
-        work, whole = products(shape, arguments.full) * arguments.head_dim, found["one piece"]["ms"]
-        print(f"{batch} x {heads}/{heads_kv} x {queries} of {keys}")
-        for name, row in found.items():
-            rate = work / row["ms"] / 1e9
-            print(f"  {name:>12}  {row['ms'] * 1e3:9.1f} us  {rate:6.0f} TFLOP/s  {whole / row['ms']:.3f} of one piece")
-        rows.append({"shape": [*shape, arguments.head_dim], "causal": not arguments.full, "times": found})
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"device": arguments.device, "dtype": arguments.dtype, "rows": rows}, file, indent=1)
+        label = f"{batch} x {heads}/{heads_kv} x {queries} of {keys}, D{arguments.head_dim}"
+        with kept.problem(label):
+            report(label, shape, arguments, timer, kept)
+    return kept.status()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

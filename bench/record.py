@@ -1,6 +1,6 @@
 """Records everything about one GPU in one go: the JSON files of bench/results/ and the report.
 
-    python bench/record.py --output bench/results/h200 --seconds 300
+    python bench/record.py --output bench/results/h200
     python bench/record.py --output bench/results/h200 --seconds 60 --stages gqa packed
 
 Stages run in order of importance, each in its own process; when the time is up, the stage at work is interrupted and
@@ -25,6 +25,7 @@ import benchmark_decode
 import benchmark_masks
 import benchmark_memory
 import benchmark_mla
+import benchmark_prefill
 import benchmark_programs
 import benchmark_speed
 import machine
@@ -44,6 +45,7 @@ PARTS = {
     "benchmark_decode.py": 6,
     "benchmark_mla.py": 4,
     "benchmark_masks.py": 8,
+    "benchmark_prefill.py": 3,
     "benchmark_programs.py": 10,
 }
 INTERRUPTED = 130  # the exit status of what SIGINT has stopped
@@ -51,7 +53,7 @@ REPORT_SECONDS = 5
 TIMED = ["--seconds", "0.03"]
 SCRIPTS = {Path(module.__file__).name: module for module in (benchmark_speed, benchmark_memory, benchmark_accuracy)}
 # Those that write rows with the times of all entries, after each problem: they take --json and do not resume.
-LISTS = (benchmark_decode, benchmark_mla, benchmark_masks, benchmark_programs)
+LISTS = (benchmark_decode, benchmark_mla, benchmark_masks, benchmark_prefill, benchmark_programs)
 OTHERS = {Path(module.__file__).name: module for module in LISTS}
 
 # name of the stage and of its file: command
@@ -67,6 +69,7 @@ STAGES = {
     "masks": ["benchmark_masks.py", *TIMED],
     "programs": ["benchmark_programs.py", *TIMED, "--heads", "16", "--batch", "1"],
     "decode": ["benchmark_decode.py", "--preset", "forty", *TIMED],
+    "prefill": ["benchmark_prefill.py", *TIMED],
     "fp32": [*SPEED, "--preset", "fp32", "--baselines", "ours", "ours_fast", "sdpa_efficient", "sdpa_math"],
     "options_flex": [*SPEED, "--preset", "options", "--baselines", "flex"],
     "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
@@ -87,6 +90,7 @@ SHORT = {
     "benchmark_decode.py": ["--first", "1"],
     "benchmark_mla.py": ["--first", "1"],
     "benchmark_masks.py": ["--first", "1"],
+    "benchmark_prefill.py": ["--first", "1"],
     "benchmark_programs.py": ["--first", "1"],
     "flash-attention": ["06"],
     "capacity": ["--budget", "0.5"],
@@ -224,7 +228,7 @@ def run_stage(name, directory, seconds, short, force):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files and report.html")
-    parser.add_argument("--seconds", type=float, default=360.0, help="for everything")
+    parser.add_argument("--seconds", type=float, default=720.0, help="for everything")
     parser.add_argument("--dry", action="store_true", help="one case of every stage, to see that each works")
     parser.add_argument("--force", action="store_true", help="measure anew what has been measured")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
