@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from cases import Case
 
 from .charts import Table, cell
-from .panels import TAKE_PACKED, is_rung
+from .panels import OPTIONS, TAKE_PACKED, is_rung
 
 OWN = ("triton", "standard")  # besides those whose name begins with "ours": no other library
-FIELDS = (("ms", ""), ("interleaved_ms", ", between matrix products"))
+BETWEEN = ", between matrix products"
 
 
 @dataclass
@@ -61,19 +61,34 @@ def of_speed(results, files):
             for row in file.measured():
                 if not is_own(row["baseline"]):
                     others.setdefault(identity(row), {})[row["baseline"]] = row
-    found = []
+    found, plain = [], {(identity(row), row["baseline"]): row["tflops"] for row in results.measured()}
     for row in results.measured():
         if not row["baseline"].startswith("ours"):
             continue
         shape, packed = Case.from_json(row["case"]).label(), row["case"]["lengths"]
         peers = others.get(identity(row), {})
         peers = {name: peer for name, peer in peers.items() if not packed or name in TAKE_PACKED}
-        for field, where in FIELDS if "interleaved_ms" in row else FIELDS[:1]:
+        for field, where in measurements(row):
             times = {name: peer[field] for name, peer in peers.items() if field in peer}
-            more = f"{cell(row['tflops'])} TFLOP/s" if field == "ms" else ""
+            more = f"{cell(row['tflops'])} TFLOP/s" + of_plain(row, plain) if field == "ms" else ""
             mine = Cell(stage_of(results), shape, row["pass"] + where, row["baseline"], row[field], more=more)
             found.append(against(mine, times))
     return found
+
+
+def measurements(row):
+    """(field, where it was measured): one or both."""
+    if row.get("interleaved_ms") == row["ms"]:  # measured between matrix products alone
+        return [("ms", BETWEEN)]
+    return [("ms", ""), ("interleaved_ms", BETWEEN)] if "interleaved_ms" in row else [("ms", "")]
+
+
+def of_plain(row, tflops):
+    """In words, where the file has the same problem without its options: what part of that rate is left."""
+    options = [name for name, _ in OPTIONS if name != "queries" and row["case"].get(name)]
+    bare = {name: value for name, value in row["case"].items() if name not in options}
+    plain = tflops.get((identity({**row, "case": bare}), row["baseline"])) if options else None
+    return f", {row['tflops'] / plain:.2f} of plain" if plain else ""
 
 
 def against(mine, times):

@@ -56,6 +56,15 @@ def test_the_best_of_the_others(files):
     assert len(found) == 8 and not any(stage == "options_flex" for stage, _, _ in found)
 
 
+def test_an_option_is_set_beside_the_plain_problem(head):
+    window = Case(2, 8192, 16, 128, causal=True, window=1024)
+    plain = Case(2, 8192, 16, 128, causal=True)
+    rows = [row(plain, "ours", "forward", 2.0), row(window, "ours", "forward", 2.0), row(MASKED, "ours", "forward", 2.0)]
+    first, second, third = cells.cells([report.Results("speed", head, rows, "options")])
+    part = window.flops("forward") / plain.flops("forward")
+    assert second.more.endswith(f" TFLOP/s, {part:.2f} of plain") and "plain" not in first.more + third.more
+
+
 def test_a_stage_is_summed_up(files):
     rows = {row[0]: row[1:] for row in cells.summary(cells.cells(files)).rows}
     least = SOFTCAP.label() + ", backward"
@@ -99,6 +108,10 @@ def test_both_measurements_of_a_cpu_are_cells(head):
     first, second = cells.cells([report.Results("speed", head, rows, "forward")])
     assert (first.which, first.ratio) == ("forward", 3.0)
     assert (second.which, second.ratio) == ("forward, between matrix products", 0.75)
+    for each in rows:
+        each["interleaved_ms"] = each["ms"]
+    (only,) = cells.cells([report.Results("speed", head, rows, "interleaved_forward")])
+    assert (only.which, only.ratio) == ("forward, between matrix products", 3.0)
 
 
 def test_every_list_of_the_record_says_that_it_is_one():
