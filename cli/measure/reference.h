@@ -45,6 +45,9 @@ class Reference {
     const std::int64_t distance = j - i - (p_.alignment == Alignment::bottom_right ? p_.seq_kv - p_.seq_q : 0);
     const std::int64_t right = p_.causal ? 0 : p_.window_right;
     if (mask_ && !mask_->shows(i, j)) return false;
+    if (const std::int64_t size = p_.attention_chunk, place = j - distance; size > 0) {
+      if (place < 0 || place / size != j / size) return false;
+    }
     return (right < 0 || distance <= right) && (p_.window_left < 0 || -distance <= p_.window_left);
   }
 

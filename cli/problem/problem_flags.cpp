@@ -24,6 +24,7 @@ std::vector<Flag> problem_flags() {
       {"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
       {"causal", "", "a query sees no key after the diagonal"},
       {"window", "L,R", "a query sees L keys before the diagonal and R after it; -1 = all"},
+      {"chunk", "N", "a query sees the keys of its own chunk of N positions; 0 = all [0]"},
       {"mask", "KIND:N,..",
        "documents:LENGTH, documents_both:LENGTH, prefix:KEYS, sink_window:KEYS,WINDOW or dilated:REACH,STEP, as a program; "
        "TFLOP/s are over what it shows"},
@@ -136,6 +137,7 @@ Problem problem_from(const Arguments& arguments) {
     problem.window_left = left;
     problem.window_right = right;
   }
+  problem.attention_chunk = arguments.integer("chunk", 0);
   if (arguments.given("mask")) problem.program = mask_from(arguments.text("mask")).program();
   problem.softcap = static_cast<float>(arguments.number("softcap"));
   problem.alibi = arguments.on("alibi");
@@ -162,6 +164,7 @@ std::string describe(const Problem& problem) {
   if (problem.window_left >= 0 || problem.window_right >= 0) {
     text += format(", window %lld,%lld", n(problem.window_left), n(problem.window_right));
   }
+  if (problem.attention_chunk != 0) text += format(", chunks of %lld", n(problem.attention_chunk));
   if (problem.softcap != 0) text += format(", softcap %g", static_cast<double>(problem.softcap));
   if (problem.alibi) text += ", alibi";
   if (problem.kv_dtype) text += ", keys of " + std::string(to_string(*problem.kv_dtype));

@@ -83,6 +83,7 @@ typedef struct flash_attention_problem {
   int32_t latent; /* k has the columns of a key after those of its value */
   int32_t q_dtype, q_scales; /* q_dtype -1 = dtype */
   flash_attention_strides q_scale_strides;
+  int64_t attention_chunk; /* 0 = none */
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {

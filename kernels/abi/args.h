@@ -108,6 +108,8 @@ struct AttentionArgs {
   unsigned* repairs;  // forward/sm90 adds the tiles it does again; may be null
 
   ScaleView Q_scale;  // of (sequence, key head) or of all
+
+  int chunk;  // positions that see each other; meaningful where Features says so
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

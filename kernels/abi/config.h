@@ -24,6 +24,7 @@ struct Features {
   bool paged = false;         // K and V lie in pages
   bool window_left = false;   // a bound on keys before the diagonal
   bool window_right = false;  // a bound on keys after the diagonal; causal is window_right with a bound of 0
+  bool chunk = false;         // a query sees the keys of its chunk alone; window_left is on, too
   bool top_left = false;      // the diagonal is j = i
   bool softcap = false;
   bool bias = false;

@@ -56,6 +56,7 @@ struct Score {
   int diagonal;  // the key on the diagonal of query 0
   int window_left;
   int window_right;
+  int chunk;
   float scale;
   float softcap;
   float slope;
@@ -82,6 +83,7 @@ struct Score {
     if constexpr (features.kv_scales && !features.latent)  // latent keys have two scales each
       scale *= head_scale<features>(args.K_scale, sequence.batch_idx, head_idx / args.group);
     if constexpr (features.q_scales) scale *= scale_of_head(args.Q_scale, sequence.batch_idx, head_idx / args.group);
+    if constexpr (features.chunk) chunk = args.chunk;
     if constexpr (features.softcap) softcap = args.softcap;
     if constexpr (features.alibi) slope = args.alibi_slopes[sequence.batch_idx * args.alibi_batch_stride + head_idx];
     if constexpr (features.bias) {
@@ -96,12 +98,28 @@ struct Score {
     }
   }
 
+  /// The edges of query i's window, the second excluded. Both grow with i.
+  __device__ __forceinline__ int window_begin(int i) const {
+    const int begin = i + diagonal - window_left;
+    if constexpr (features.chunk) return max(begin, chunk_begin(i + diagonal));
+    return begin;
+  }
+  __device__ __forceinline__ int window_end(int i) const {
+    const int end = i + diagonal + window_right + 1;
+    if constexpr (features.chunk) return min(end, chunk_begin(i + diagonal) + chunk);
+    return end;
+  }
+  /// The first position of the chunk of a position. Before the first key there is one chunk, in which are no keys.
+  __device__ __forceinline__ int chunk_begin(int position) const {
+    return position < 0 ? -chunk : position / chunk * chunk;
+  }
+
   /// The keys that query i may see, but for the mask tensor; none outside of the sequence.
   __device__ __forceinline__ KeyRange keys_of(int i) const {
     KeyRange range{0, i < len_q ? visible_kv : 0};
     if constexpr (features.left_padding) range.begin = first_kv;
-    if constexpr (features.window_left) range.begin = max(range.begin, i + diagonal - window_left);
-    if constexpr (features.window_right) range.end = min(range.end, i + diagonal + window_right + 1);
+    if constexpr (features.window_left) range.begin = max(range.begin, window_begin(i));
+    if constexpr (features.window_right) range.end = min(range.end, window_end(i));
     return range;
   }
 
@@ -179,8 +197,8 @@ struct Score {
     const int q_last = min(q_begin + block_q, len_q) - 1;
     int begin = features.left_padding ? first_kv : 0;
     int end = q_begin < len_q ? visible_kv : 0;
-    if constexpr (features.window_left) begin = max(begin, q_begin + diagonal - window_left);
-    if constexpr (features.window_right) end = min(end, q_last + diagonal + window_right + 1);
+    if constexpr (features.window_left) begin = max(begin, window_begin(q_begin));
+    if constexpr (features.window_right) end = min(end, window_end(q_last));
     if (begin >= end) return {0, 0};
     return {begin / block_kv, ceil_div(end, block_kv)};
   }
@@ -193,6 +211,10 @@ struct Score {
     int end = kv_begin < visible_kv ? len_q : 0;
     if constexpr (features.window_right) begin = max(begin, kv_begin - diagonal - window_right);
     if constexpr (features.window_left) end = min(end, kv_last - diagonal + window_left + 1);
+    if constexpr (features.chunk) {
+      begin = max(begin, chunk_begin(kv_begin) - diagonal);
+      end = min(end, chunk_begin(kv_last) + chunk - diagonal);
+    }
     if (begin >= end) return {0, 0};
     return {begin / block_q, ceil_div(end, block_q)};
   }
@@ -202,8 +224,8 @@ struct Score {
   __device__ __forceinline__ bool none_visible(int q_begin, int kv_begin) const {
     bool result = kv_begin >= visible_kv || q_begin >= len_q;
     if constexpr (features.left_padding) result = result || kv_begin + block_kv <= first_kv;
-    if constexpr (features.window_left) result = result || kv_begin + block_kv - 1 < q_begin + diagonal - window_left;
-    if constexpr (features.window_right) result = result || kv_begin > q_begin + block_q - 1 + diagonal + window_right;
+    if constexpr (features.window_left) result = result || kv_begin + block_kv - 1 < window_begin(q_begin);
+    if constexpr (features.window_right) result = result || kv_begin > window_end(q_begin + block_q - 1) - 1;
     return result;
   }
 
@@ -221,8 +243,8 @@ struct Score {
     bool result = kv_begin + block_kv <= visible_kv;
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
     result = result && map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::full;
-    if constexpr (features.window_left) result = result && kv_begin >= q_last + diagonal - window_left;
-    if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;
+    if constexpr (features.window_left) result = result && kv_begin >= window_begin(q_last);
+    if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= window_end(q_begin) - 1;
     return result;
   }
 };

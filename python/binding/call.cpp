@@ -68,6 +68,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
              .alignment = given.top_left ? Alignment::top_left : Alignment::bottom_right,
              .window_left = given.window_left,
              .window_right = given.window_right,
+             .attention_chunk = given.attention_chunk,
              .dropout_p = given.dropout_p,
              .deterministic = given.deterministic,
              .invariant = invariant_};

@@ -24,7 +24,8 @@
   X(flag, standard, false, "standard", "a bool")       /* the textbook algorithm */        \
   X(text, kernel, "", "kernel", "a name")                                                  \
   X(integer, mask_block_q, 0, "block_mask", "sizes of blocks")                             \
-  X(integer, mask_block_kv, 0, "block_mask", "sizes of blocks")
+  X(integer, mask_block_kv, 0, "block_mask", "sizes of blocks")                            \
+  X(integer, attention_chunk, 0, "attention_chunk", "an int")
 
 namespace flash_attention::python {
 

@@ -1,9 +1,9 @@
 """FlashAttention-3's functions over this library, in its positional order: `from flash_attention import flash_attn_3`.
 
 q, k and v in float8 go with q_descale, k_descale and v_descale, float32 [batch, heads_k], and give out in bfloat16; forward
-only. 8-bit queries over a cache and attention_chunk are refused, and qv but by flash_attn_with_kvcache; num_splits, pack_gqa,
-sm_margin and scheduler_metadata change nothing: the schedule is made where the lengths are, on the device. return_attn_probs
-and return_softmax_lse give (out, softmax_lse).
+only. 8-bit queries over a cache are refused, and qv but by flash_attn_with_kvcache; num_splits, pack_gqa, sm_margin and
+scheduler_metadata change nothing: the schedule is made where the lengths are, on the device. return_attn_probs and
+return_softmax_lse give (out, softmax_lse).
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from flash_attention import functional
 from flash_attention.arguments.tables import as_int32
 from flash_attention.flash_attn import flash_attn_interface as fa2
-from flash_attention.flash_attn.options_of_3 import check_options_of_3
+from flash_attention.flash_attn.options_of_3 import options_of_3
 from flash_attention.merge import merge_states
 
 __all__ = [
@@ -247,5 +247,5 @@ def _is_float8(q):
 
 def _narrow(scale, causal, window, softcap, attention_chunk, rest):
     """The same for attention() of float8 tensors."""
-    check_options_of_3({"qv": rest.pop("qv"), "attention_chunk": attention_chunk})
-    return {"scale": scale, "causal": causal, "window": window, "softcap": softcap, **rest}
+    more = options_of_3({"qv": rest.pop("qv"), "attention_chunk": attention_chunk})
+    return {"scale": scale, "causal": causal, "window": window, "softcap": softcap, **rest, **more}

@@ -111,6 +111,7 @@ def attention(
     k_descale: Any = None,
     v_descale: Any = None,
     out_dtype: Any = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -150,6 +151,8 @@ def attention(
         q_descale, k_descale, v_descale: of torch tensors in float8 (all e4m3fn or all e5m2), which are worth
             code * descale: a number, float32 [1] or [batch, heads_kv]; None = 1. quantize() makes them. Forward only.
         out_dtype: of out where q is float8: torch.bfloat16 (None), float16 or float32.
+        attention_chunk: a query sees the keys of its own chunk of so many positions, besides all of the above (the place of
+            query i is i + seq_kv - seq_q, see alignment); 0 = all.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
@@ -161,7 +164,7 @@ def attention(
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
-    elif not is_tracing() and type(q) is eager_type and plain and not (return_lse or invariant):
+    elif not is_tracing() and type(q) is eager_type and plain and not (return_lse or invariant or attention_chunk):
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
             alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
@@ -174,7 +177,7 @@ def attention(
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
         deterministic=deterministic, layout=layout, kernel=_planned(kernel) if invariant else kernel,
-        block_sizes=block_sizes,
+        block_sizes=block_sizes, attention_chunk=attention_chunk,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
         if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
@@ -222,6 +225,7 @@ def attention_packed(
     k_descale: Any = None,
     v_descale: Any = None,
     out_dtype: Any = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """attention() for sequences of different lengths that lie end to end, without padding.
 
@@ -257,7 +261,7 @@ def attention_packed(
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
         deterministic=deterministic, kernel=_planned(kernel) if invariant else kernel, max_seqlen_q=max_seqlen_q or 0,
-        max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes,
+        max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, attention_chunk=attention_chunk,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
         if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
@@ -296,6 +300,7 @@ def make_options(
     max_seqlen_q=0,
     max_seqlen_kv=0,
     block_sizes=(0, 0),
+    attention_chunk=0,
 ):
     """Options from the arguments of attention()."""
     try:
@@ -319,6 +324,7 @@ def make_options(
         standard,
         "" if kernel is None or standard else kernel,
         *block_sizes,
+        attention_chunk,
     )
 
 
@@ -388,7 +394,9 @@ def binding_arguments(arguments):
     return tensors, make_options(**given, kernel=_planned(kernel) if arguments.get("invariant") else kernel)
 
 
-_OPTIONS_BY_NAME = ("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout")
+_OPTIONS_BY_NAME = (
+    *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout", "attention_chunk"),
+)
 
 
 def _run_of(q):

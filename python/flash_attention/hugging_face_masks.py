@@ -1,7 +1,7 @@
-"""Masks of transformers as what they are made of: a window, lengths, the padding of the keys. None of it is [seq, seq].
+"""Masks of transformers as what they are made of: a window, chunks, lengths, the padding of the keys. None is [seq, seq].
 
 transformers describes a mask by functions of indices, and an implementation makes what it wants of them. Those that are
-known here (causal, windows, padding) become a LazyMask; any other becomes the dense mask of "sdpa", and a warning names it.
+known here (causal, windows, chunks, padding) become a LazyMask; any other becomes the dense mask of "sdpa", and a warning names it.
 """
 
 import warnings
@@ -50,11 +50,11 @@ def make_mask(*positional, **arguments):
     causal_skip = arguments.get("allow_is_causal_skip", True)
     if q_length == 1 and not causal_skip:  # it goes to a compiled step, and one row is short
         return sdpa_mask(**arguments)
-    left, right = bounds
+    left, right, chunk = bounds
     start = int(arguments["kv_offset"])
     diagonal = int(arguments["q_offset"]) - start  # query i stands at key i + diagonal
     end = diagonal + q_length if right == 0 else kv_length
-    aligned = diagonal + q_length == kv_length or (left < 0 and right < 0)
+    aligned = diagonal + q_length == kv_length or (left < 0 and right < 0 and not chunk)
     if not 0 <= end <= kv_length or not (aligned or right == 0):
         tell_once("offset", "a mask of transformers whose diagonal lies beyond the keys is made [seq_q, seq_kv]")
         return sdpa_mask(**arguments)
@@ -62,6 +62,11 @@ def make_mask(*positional, **arguments):
     options = _padding(arguments["attention_mask"], start, end, kv_length)
     if left >= end - 1:
         left = -1
+    if chunk and start % chunk:
+        tell_once("chunk", "a mask of transformers whose first key is inside of a chunk is made [seq_q, seq_kv]")
+        return sdpa_mask(**arguments)
+    if chunk and chunk < end:
+        options["attention_chunk"] = chunk
     if not options and left < 0:
         plain_causal = q_length == kv_length or (aligned and q_length == 1) or (diagonal == 0 and q_length > 1)
         if right == 0 and causal_skip and plain_causal:
@@ -77,30 +82,33 @@ def make_mask(*positional, **arguments):
 
 
 def _bounds(function):
-    """(left, right), how many keys around the diagonal a function of transformers shows; or the name of another one."""
+    """(left, right, chunk) of attention(), what a function of transformers shows; or the name of another one."""
     name = getattr(function, "__qualname__", type(function).__name__)
     short = name.partition(".")[0]
     if getattr(function, "__module__", None) != "transformers.masking_utils":
         return short
     if name == "causal_mask_function":
-        return -1, 0
+        return -1, 0, 0
     if name == "bidirectional_mask_function":
-        return -1, -1
+        return -1, -1, 0
     inside = dict(
         zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True)
     )
     if name == "sliding_window_overlay.<locals>.inner_mask" and isinstance(inside.get("sliding_window"), int):
-        return inside["sliding_window"] - 1, -1
+        return inside["sliding_window"] - 1, -1, 0
     if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask" and isinstance(inside.get("sliding_window"), int):
-        return inside["sliding_window"], inside["sliding_window"]
+        return inside["sliding_window"], inside["sliding_window"], 0
+    if name == "chunked_overlay.<locals>.inner_mask" and isinstance(inside.get("chunk_size"), int):
+        padding = inside.get("left_padding")  # chunks are counted from the first token of each sequence
+        return short if padding is None or padding.any() else (-1, -1, inside["chunk_size"])
     if name == "and_masks.<locals>.and_mask" and "mask_functions" in inside:
         parts = [_bounds(part) for part in inside["mask_functions"]]
         unknown = [part for part in parts if isinstance(part, str)]
-        return (
-            unknown[0]
-            if unknown
-            else tuple(min((b for b in side if b >= 0), default=-1) for side in zip(*parts, strict=True))
-        )
+        if unknown:
+            return unknown[0]
+        *sides, chunks = zip(*parts, strict=True)
+        left, right = (min((b for b in side if b >= 0), default=-1) for side in sides)
+        return short if sum(map(bool, chunks)) > 1 else (left, right, max(chunks))
     return short
 
 

@@ -46,6 +46,7 @@ def attention_over_cache(
     v_scale: Tensor | float | None = None,
     cache_dtype: str | None = None,
     latent: bool = False,
+    attention_chunk: int = 0,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
 
@@ -71,7 +72,7 @@ def attention_over_cache(
     plain = left_padding is None and cu_seqlens_q is None and seqused_q is None and alibi_slopes is None and mask is None
     if (
         plain and sink is None and kernel is None and not invariant and not latent and cache_dtype is None
-        and k_scale is None and v_scale is None
+        and k_scale is None and v_scale is None and not attention_chunk
         and not functional.is_tracing() and type(q) is functional.eager_type
     ):  # fmt: skip
         found = _core.attend_cache(
@@ -87,7 +88,7 @@ def attention_over_cache(
     narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, window=window, max_seqlen_q=max_seqlen_q or 0,
-        kernel=_planned(kernel) if invariant else kernel,
+        kernel=_planned(kernel) if invariant else kernel, attention_chunk=attention_chunk,
     )  # fmt: skip
     if torch_ops.is_watched(q):
         out, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)

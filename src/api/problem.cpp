@@ -63,12 +63,17 @@ double visible_scores(const Problem& p) {
   const std::int64_t seq_q = p.packed && p.batch == 1 ? p.total_q : p.seq_q;
   const std::int64_t seq_kv = p.packed && p.batch == 1 ? p.total_kv : p.seq_kv;
   const std::int64_t right = p.causal ? 0 : p.window_right;
-  if (p.window_left < 0 && right < 0) return static_cast<double>(seq_q) * static_cast<double>(seq_kv);
+  if (p.window_left < 0 && right < 0 && p.attention_chunk == 0) return static_cast<double>(seq_q) * static_cast<double>(seq_kv);
   const std::int64_t shift = p.alignment == Alignment::bottom_right ? seq_kv - seq_q : 0;
   double count = 0;
   for (std::int64_t i = 0; i < seq_q; ++i) {
-    const std::int64_t first = p.window_left < 0 ? 0 : std::max<std::int64_t>(0, i + shift - p.window_left);
-    const std::int64_t last = right < 0 ? seq_kv - 1 : std::min(seq_kv - 1, i + shift + right);
+    const std::int64_t place = i + shift;
+    std::int64_t first = p.window_left < 0 ? 0 : std::max<std::int64_t>(0, place - p.window_left);
+    std::int64_t last = right < 0 ? seq_kv - 1 : std::min(seq_kv - 1, place + right);
+    if (p.attention_chunk > 0) {
+      const std::int64_t chunk = place < 0 ? -p.attention_chunk : place / p.attention_chunk * p.attention_chunk;
+      first = std::max(first, chunk), last = std::min(last, chunk + p.attention_chunk - 1);
+    }
     count += static_cast<double>(std::max<std::int64_t>(0, last - first + 1));
   }
   return count;
@@ -94,6 +99,7 @@ std::string to_string(const Problem& p) {
   if (p.packed) out << ", packed " << p.total_q << '/' << p.total_kv;
   if (p.causal || p.window_right == 0) out << ", causal";
   if (p.window_left >= 0 || p.window_right > 0) out << ", window (" << p.window_left << ", " << p.window_right << ')';
+  if (p.attention_chunk != 0) out << ", chunks of " << p.attention_chunk;
   if (p.alignment == Alignment::top_left) out << ", top-left";
   if (p.scale) out << ", scale " << *p.scale;
   if (p.softcap != 0) out << ", softcap " << p.softcap;

@@ -18,5 +18,6 @@
   X(invariant)                                                                                                     \
   X(kv_dtype) X(kv_scales) X(k_scale_strides) X(v_scale_strides)                                                   \
   X(latent)                                                                                                        \
-  X(q_dtype) X(q_scales) X(q_scale_strides)
+  X(q_dtype) X(q_scales) X(q_scale_strides)                                                                        \
+  X(attention_chunk)
 // clang-format on

@@ -22,6 +22,7 @@ Scores::Scores(const Call& call, std::int64_t b, std::int64_t head)
 
 bool Scores::in_window(std::int64_t i, std::int64_t j) const {
   const std::int64_t diagonal = p_.alignment == Alignment::bottom_right ? i + sequence_.len_kv - sequence_.len_q : i;
+  if (p_.attention_chunk > 0 && (diagonal < 0 || diagonal / p_.attention_chunk != j / p_.attention_chunk)) return false;
   return (p_.window_left < 0 || j >= diagonal - p_.window_left) && (p_.window_right < 0 || j <= diagonal + p_.window_right);
 }
 

@@ -73,6 +73,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(paged);
   MEMBER(window_left);
   MEMBER(window_right);
+  MEMBER(chunk);
   MEMBER(top_left);
   MEMBER(softcap);
   MEMBER(bias);

@@ -84,6 +84,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   constexpr std::int64_t far = std::numeric_limits<int>::max() / 2;
   args.window_left = static_cast<int>(std::min(p.window_left, far));
   args.window_right = static_cast<int>(std::min(p.window_right, far));
+  args.chunk = static_cast<int>(std::min(p.attention_chunk, far));
   args.scale = *p.scale;
   args.softcap = p.softcap;
   args.seed = options.seed;

@@ -77,7 +77,7 @@ struct Call {
 
   float scale = 1;
   float softcap = 0;
-  std::int64_t window_left = -1, window_right = -1;
+  std::int64_t window_left = -1, window_right = -1, chunk = 0;
   bool top_left = false;
   bool invariant = false;  // tiles of keys begin at multiples of their size
 

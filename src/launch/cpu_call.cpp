@@ -142,6 +142,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.softcap = problem.softcap;
   call.window_left = problem.window_left;
   call.window_right = problem.window_right;
+  call.chunk = problem.attention_chunk;
   call.top_left = problem.alignment == Alignment::top_left;
   call.invariant = problem.invariant;
 

@@ -23,6 +23,7 @@ abi::Features features_of(const Problem& p) {
           .paged = p.page_size != 0,
           .window_left = p.window_left >= 0,
           .window_right = p.window_right >= 0,
+          .chunk = p.attention_chunk != 0,
           .top_left = p.alignment == Alignment::top_left && (p.window_left >= 0 || p.window_right >= 0),
           .softcap = p.softcap > 0,
           .bias = p.bias.present,

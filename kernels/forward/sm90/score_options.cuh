@@ -77,9 +77,9 @@ struct ScoreOptions {
     for (int r = 0; r < 2; ++r) {
       const int q = first_row + 8 * r;
       int first = 0, last = score.visible_kv;
-      if constexpr (features.window_left) first = q + score.diagonal - score.window_left;
+      if constexpr (features.window_left) first = score.window_begin(q);
       if constexpr (features.left_padding) first = features.window_left ? tile::max(first, score.first_kv) : score.first_kv;
-      if constexpr (features.window_right) last = tile::min(last, q + score.diagonal + score.window_right + 1);
+      if constexpr (features.window_right) last = tile::min(last, score.window_end(q));
       if (q >= score.len_q) last = 0;
       begin[r] = first - kv_begin - column;
       end[r] = last - kv_begin - column;

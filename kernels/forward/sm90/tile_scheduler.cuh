@@ -146,9 +146,9 @@ struct Schedule {
     constexpr Features features = config.features;
     const int q_last = tile::min(tile.q_begin + config.block_q, score.len_q) - 1;
     int first = 0, last = score.visible_kv;
-    if constexpr (features.window_right) last = tile::min(last, tile.q_begin + score.diagonal + score.window_right + 1);
+    if constexpr (features.window_right) last = tile::min(last, score.window_end(tile.q_begin));
     if constexpr (features.left_padding) first = score.first_kv;
-    if constexpr (features.window_left) first = tile::max(q_last + score.diagonal - score.window_left, first);
+    if constexpr (features.window_left) first = tile::max(score.window_begin(q_last), first);
     tile.seen[0] = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv, loaded.end};
     tile.first = BlockList<config>(args, tile).seek(tile.first);
     tile.blocks = tile.first < 0 ? 0 : 1;
@@ -165,12 +165,12 @@ struct Schedule {
     }
     int first = range.begin;  // the interior, clipped to the range
     int last = score.visible_kv;
-    if constexpr (features.window_right) last = tile::min(last, q_begin + score.diagonal + score.window_right + 1);
+    if constexpr (features.window_right) last = tile::min(last, score.window_end(q_begin));
     last = tile::min(tile::max(last, 0) / block_kv, range.end);
     if constexpr (features.left_padding) first = tile::max(first, tile::ceil_div(score.first_kv, block_kv));
     if constexpr (features.window_left) {
       const int q_last = tile::min(q_begin + wg_rows, score.len_q) - 1;
-      first = tile::max(first, tile::ceil_div(tile::max(q_last + score.diagonal - score.window_left, 0), block_kv));
+      first = tile::max(first, tile::ceil_div(tile::max(score.window_begin(q_last), 0), block_kv));
     }
     // With the running maximum every block is an edge.
     if (features.mask || attempt != Attempt::fixed_max || first >= last)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flash_attention import _core, functional
 from flash_attention.arguments.head_dim import padded
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
-from flash_attention.flash_attn.options_of_3 import check_options_of_3
+from flash_attention.flash_attn.options_of_3 import options_of_3
 from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
 from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttention-2 has them)
     _flash_attn_backward,
@@ -87,11 +87,10 @@ def flash_attn_func(
         )  # fmt: skip
         if out is not None:
             return out
-    check_options_of_3(fa3)
     options = _options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
     )
-    return _with_probs(q, k, v, options, return_attn_probs)
+    return _with_probs(q, k, v, options | options_of_3(fa3), return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -164,7 +163,7 @@ def flash_attn_varlen_func(
     are read where they lie; for gradients or dropout those in use are gathered before the call.
     softmax_lse is [heads, total_q].
     """
-    check_options_of_3(fa3)
+    more = options_of_3(fa3)
     table = page_table if block_table is None else block_table
     if table is not None:
         wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
@@ -184,6 +183,7 @@ def flash_attn_varlen_func(
                 softcap=softcap,
                 alibi_slopes=alibi_slopes,
                 sink=s_aux if learnable_sink is None else learnable_sink,
+                **more,
             )
             return (out, lse, q.new_empty(0)) if return_attn_probs else out
         k, v = gather_pages(k, table, cu_seqlens_k), gather_pages(v, table, cu_seqlens_k)
@@ -191,7 +191,7 @@ def flash_attn_varlen_func(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
     )
     options["packed"] = packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
-    return _with_probs(q, k, v, options, return_attn_probs)
+    return _with_probs(q, k, v, options | more, return_attn_probs)
 
 
 def flash_attn_varlen_qkvpacked_func(

@@ -10,7 +10,7 @@ from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.flash_attn.kv_append import append_and_turn
 from flash_attention.flash_attn.kv_arguments import CacheCall
-from flash_attention.flash_attn.options_of_3 import check_options_of_3
+from flash_attention.flash_attn.options_of_3 import options_of_3
 from flash_attention.torch_cache import attention_over_cache
 
 
@@ -84,8 +84,6 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         if found is not None:
             return found
-    if fa3:
-        check_options_of_3(fa3)
     if block_table is not None and page_table is not None:
         raise ValueError("page_table: is given besides block_table; allowed is one of the two")
     table = page_table if block_table is None else block_table
@@ -98,6 +96,7 @@ def flash_attn_with_kvcache(
         "alibi_slopes": alibi_slopes,
         "sink": s_aux if learnable_sink is None else learnable_sink,
         "invariant": invariant,
+        **options_of_3(fa3),
     }
     if qv is not None:
         check_qv(q, qv, v_cache)
@@ -143,7 +142,8 @@ def _over_cache(q, k, v, *, qv=None, scale=None, **options):
 def attend(call, *, return_lse, causal, window, **options):
     """Writes the new keys and values of a CacheCall, then attends."""
     left, right = window
-    q, lengths = append_and_turn(call, one_place=not causal and left in (-1, None) and right in (-1, None))
+    local = left not in (-1, None) or right not in (-1, None) or "attention_chunk" in options
+    q, lengths = append_and_turn(call, one_place=not causal and not local)
     return _over_cache(
         q,
         *call.caches,

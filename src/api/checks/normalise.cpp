@@ -148,6 +148,7 @@ void check_options(const Problem& p) {
   require(p.dropout_p >= 0 && p.dropout_p < 1, "dropout_p", p.dropout_p, "allowed is [0, 1)");
   require(p.window_left >= -1, "window_left", p.window_left, "allowed are -1 (no bound) and up");
   require(p.window_right >= -1, "window_right", p.window_right, "allowed are -1 (no bound) and up");
+  require(p.attention_chunk >= 0, "attention_chunk", p.attention_chunk, "allowed are 0 (none) and up");
   require(p.alignment == Alignment::bottom_right || p.alignment == Alignment::top_left, "alignment",
           static_cast<std::int64_t>(p.alignment), "allowed are bottom_right and top_left");
   if (p.bias.present) check_dtype("bias.dtype", p.bias.dtype);
@@ -236,12 +237,30 @@ void check_narrow_queries(Problem& p, Pass pass) {
   p.q_scale_strides = resolve("q_scale_strides", p.q_scale_strides, {false, p.batch, 1}, p.heads_kv, 1);
 }
 
+bool one_query_at_the_end(const Problem& p) {
+  return p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right;
+}
+
 /// A bound that no score of this problem can cross costs mask work for nothing.
 void drop_idle_window(Problem& p) {
   if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;
   if (p.window_right >= p.seq_q + p.seq_kv) p.window_right = -1;
-  const bool one_query_at_the_end = p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right;
-  if (one_query_at_the_end) p.window_right = -1;
+  if (one_query_at_the_end(p)) p.window_right = -1;
+  p.causal = p.window_right == 0;
+}
+
+/// Keys of a query's chunk are less than a chunk away. So a chunk is a window, whose edges it moves; one query at the end
+/// has no key after it. A chunk that holds all keys and queries hides nothing.
+void make_chunk_a_window(Problem& p) {
+  const bool lengths = p.packed || p.seqused_q || p.seqused_kv;
+  const bool no_query_before_keys = p.alignment == Alignment::top_left || (!lengths && p.seq_q <= p.seq_kv);
+  if (no_query_before_keys && p.attention_chunk >= std::max(p.seq_q, p.seq_kv)) p.attention_chunk = 0;
+  if (p.attention_chunk == 0) return;
+  const auto within = [&](std::int64_t bound) {
+    return bound < 0 ? p.attention_chunk - 1 : std::min(bound, p.attention_chunk - 1);
+  };
+  p.window_left = within(p.window_left);
+  if (!one_query_at_the_end(p)) p.window_right = within(p.window_right);
   p.causal = p.window_right == 0;
 }
 
@@ -273,6 +292,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   check_options(p);
   choose_alignment(p);
   drop_idle_window(p);
+  make_chunk_a_window(p);
 
   const RowAxes of_q{p.packed, p.batch, p.packed ? p.total_q : p.seq_q};
   const RowAxes of_kv = p.page_size != 0 ? RowAxes{false, p.num_pages, p.page_size}

@@ -131,6 +131,11 @@ struct RowBlock {
     std::int64_t first = call.left_padding != nullptr ? call.left_padding[batch] : 0, last = sequence.keys_visible;
     if (call.window_left >= 0) first = larger<std::int64_t>(first, diagonal - call.window_left);
     if (call.window_right >= 0) last = smaller<std::int64_t>(last, diagonal + call.window_right + 1);
+    if (call.chunk > 0) {
+      const std::int64_t chunk = diagonal < 0 ? -call.chunk : diagonal / call.chunk * call.chunk;
+      first = larger<std::int64_t>(first, chunk);
+      last = smaller<std::int64_t>(last, chunk + call.chunk);
+    }
     unused[lane] = query[lane] >= sequence.q_used;
     if (unused[lane] || first >= last) first = last = 0;
     begin[lane] = static_cast<std::int32_t>(first);

@@ -151,8 +151,10 @@ def test_flash_attention_3_keywords(device):
     assert torch.equal(
         flash_attn.flash_attn_func(q, q, q, num_splits=4, pack_gqa=True), flash_attn.flash_attn_func(q, q, q)
     )
-    with pytest.raises(NotImplementedError, match="attention_chunk"):
-        flash_attn.flash_attn_func(q, q, q, attention_chunk=128)
+    whole = flash_attn.flash_attn_func(q, q, q, causal=True)
+    chunked = flash_attn.flash_attn_func(q, q, q, causal=True, attention_chunk=4)
+    torch.testing.assert_close(chunked[:, :4], whole[:, :4])
+    torch.testing.assert_close(chunked[:, 4:], flash_attn.flash_attn_func(*[q[:, 4:]] * 3, causal=True))
     with pytest.raises(TypeError, match="colour"):
         flash_attn.flash_attn_func(q, q, q, colour=3)
     sink = torch.randn(2, device=device)

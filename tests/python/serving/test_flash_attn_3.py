@@ -152,7 +152,7 @@ def test_scheduler_metadata_is_taken(device):
         ({"cu_seqlens_q": torch.tensor([0, 1, 2], dtype=torch.int32)}, r"q: got \[2, 1, 4, 32\]; expected \[total_q"),
         ({"qv": torch.zeros(2, 1, 4, 16)}, r"qv: got shape \[2, 1, 4, 16\]; expected \[2, 1, 4, 32\]"),
         ({"q_descale": torch.zeros(1)}, "q_descale: got a value"),
-        ({"attention_chunk": 4}, "attention_chunk: got a value"),
+        ({"attention_chunk": -4}, "attention_chunk: got -4"),
     ],
     ids=str,
 )

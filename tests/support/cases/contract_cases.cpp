@@ -68,6 +68,8 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("head_dim_571_1", [](Case&, Problem& p) { p.head_dim = 571, p.head_dim_v = 1, p.batch = 1, p.heads_q = p.heads_kv; });
   add("gqa", [](Case&, Problem& p) { p.heads_q = 6, p.heads_kv = 2, p.batch = 1; });
   add("mqa_causal", [](Case&, Problem& p) { p.heads_q = 4, p.heads_kv = 1, p.batch = 1, p.causal = true; });
+  add("decode_chunk",
+      [](Case&, Problem& p) { p.seq_q = 1, p.seq_kv = 521, p.heads_q = 8, p.heads_kv = 2, p.attention_chunk = 100; });
   add("decode_gqa", [](Case&, Problem& p) { p.seq_q = 1, p.seq_kv = 521, p.heads_q = 8, p.heads_kv = 2, p.causal = true; });
 
   // Layouts
@@ -88,6 +90,14 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("window_top_left", [](Case&, Problem& p) {
     p.seq_q = 131, p.seq_kv = 67, p.window_left = 3, p.window_right = 11, p.alignment = Alignment::top_left;
   });
+  add("chunk", [](Case&, Problem& p) { p.attention_chunk = 37; });
+  add("chunk_causal", [](Case&, Problem& p) { p.batch = 1, p.seq_q = p.seq_kv = 193, p.attention_chunk = 64, p.causal = true; });
+  add("chunk_window_more_queries", [](Case&, Problem& p) {  // queries before the first key see nothing
+    p.seq_q = 131, p.seq_kv = 67, p.attention_chunk = 29, p.window_left = 20, p.window_right = 7;
+  });
+  add("chunk_top_left",
+      [](Case&, Problem& p) { p.attention_chunk = 50, p.causal = true, p.alignment = Alignment::top_left; });
+  add("chunk_of_one", [](Case&, Problem& p) { p.attention_chunk = 1; });
   add("window_of_one", [](Case&, Problem& p) { p.window_left = 0, p.window_right = 0; });
   // Edges one key before or behind the border of a tile, whatever its size: the first row of a tile sees all keys of
   // another but the last, the last row all but the first; a tile of which one query sees one key.
@@ -114,6 +124,9 @@ std::vector<Case> contract_cases(Dtype dtype) {
   // Packed
   add("packed", [](Case& c, Problem&) { pack(c, {33, 1, 0, 70, 5}, {67, 20, 9, 0, 130}); });
   add("packed_causal", [](Case& c, Problem& p) { pack(c, {65, 0, 31, 129}, {65, 0, 80, 129}), p.causal = true; });
+  add("packed_chunk", [](Case& c, Problem& p) {
+    pack(c, {65, 0, 31, 129}, {65, 0, 80, 200}), p.heads_q = 4, p.attention_chunk = 48, p.causal = true;
+  });
   add("packed_gqa_window", [](Case& c, Problem& p) {
     pack(c, {40, 97}, {40, 97}), p.heads_q = 4, p.window_left = 19, p.causal = true;
   });

@@ -48,6 +48,10 @@ Shape::Shape(const Case& c) {
 bool Shape::visible(const Problem& p, const Sequence& s, std::int64_t i, std::int64_t j) const {
   const std::int64_t diagonal = p.alignment == Alignment::bottom_right ? i + s.len_kv - s.len_q : i;
   const std::int64_t right = p.causal ? 0 : p.window_right;
+  if (p.attention_chunk > 0) {  // the same chunk, counted by floors
+    const double size = static_cast<double>(p.attention_chunk);
+    if (std::floor(static_cast<double>(diagonal) / size) != std::floor(static_cast<double>(j) / size)) return false;
+  }
   return i < s.len_q && j >= s.padding_kv && j < s.visible_kv && (p.window_left < 0 || j >= diagonal - p.window_left) &&
          (right < 0 || j <= diagonal + right);
 }
