@@ -80,7 +80,7 @@ typedef struct flash_attention_problem {
   int32_t invariant;
   int32_t kv_dtype, kv_scales; /* kv_dtype -1 = dtype */
   flash_attention_strides k_scale_strides, v_scale_strides;
-  int32_t latent; /* k has the columns of a key after those of its value */
+  int32_t latent;            /* k has the columns of a key after those of its value */
   int32_t q_dtype, q_scales; /* q_dtype -1 = dtype */
   flash_attention_strides q_scale_strides;
   int64_t attention_chunk; /* 0 = none */

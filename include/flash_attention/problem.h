@@ -110,8 +110,8 @@ struct Problem {
 
   bool causal = false;  ///< the same as window_right = 0
   Alignment alignment = Alignment::bottom_right;
-  std::int64_t window_left = -1;   ///< keys before the diagonal that are visible; -1 = all
-  std::int64_t window_right = -1;  ///< keys after the diagonal that are visible; -1 = all
+  std::int64_t window_left = -1;     ///< keys before the diagonal that are visible; -1 = all
+  std::int64_t window_right = -1;    ///< keys after the diagonal that are visible; -1 = all
   std::int64_t attention_chunk = 0;  ///< a query sees the keys of its own chunk of so many positions; 0 = all
   ScoreTensor mask{};
   bool key_lengths = false;   ///< keys j >= key_lengths[b] are hidden; the diagonal stays where seq_kv puts it

@@ -1,7 +1,8 @@
 """Masks of transformers as what they are made of: a window, chunks, lengths, the padding of the keys. None is [seq, seq].
 
 transformers describes a mask by functions of indices, and an implementation makes what it wants of them. Those that are
-known here (causal, windows, chunks, padding) become a LazyMask; any other becomes the dense mask of "sdpa", and a warning names it.
+known here (causal, windows, chunks, padding) become a LazyMask; any other becomes the dense mask of "sdpa", and a warning
+names it.
 """
 
 import warnings

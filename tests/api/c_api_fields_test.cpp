@@ -47,6 +47,7 @@ flash_attention_problem c_problem(const Problem& p) {
   if (p.q_dtype) c.q_dtype = static_cast<std::int32_t>(*p.q_dtype);
   c.q_scales = static_cast<std::int32_t>(p.q_scales);
   c.q_scale_strides = c_strides(p.q_scale_strides);
+  c.attention_chunk = p.attention_chunk;
   return c;
 }
 

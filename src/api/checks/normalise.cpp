@@ -237,9 +237,7 @@ void check_narrow_queries(Problem& p, Pass pass) {
   p.q_scale_strides = resolve("q_scale_strides", p.q_scale_strides, {false, p.batch, 1}, p.heads_kv, 1);
 }
 
-bool one_query_at_the_end(const Problem& p) {
-  return p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right;
-}
+bool one_query_at_the_end(const Problem& p) { return p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right; }
 
 /// A bound that no score of this problem can cross costs mask work for nothing.
 void drop_idle_window(Problem& p) {

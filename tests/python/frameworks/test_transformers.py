@@ -174,13 +174,25 @@ def test_a_lazy_mask_is_the_dense_one_to_everybody_else():
         assert type(result) is torch.Tensor and torch.equal(result, use(dense))
 
 
+def test_chunks_reach_the_kernel_as_chunks(monkeypatch):
+    model = build("llama4_text", MODELS["llama4_text"], "exact_attention")
+    tokens, mask = torch.randint(3, 64, (2, TOKENS)), torch.ones(2, TOKENS, dtype=torch.int64)
+    mask[0, -5:] = 0
+    for inputs, option in (({}, []), ({"attention_mask": mask}, ["key_lengths"])):
+        for options in options_of(model, monkeypatch, input_ids=tokens, **inputs):
+            assert options["attention_chunk"] == 8 and options["window"] == (-1, 0)
+            assert [name for name, value in options.items() if isinstance(value, torch.Tensor)] == option
+
+
 def test_what_falls_back_says_so_once_by_name(recwarn):
+    """Chunks that are counted from the first token of a sequence that is padded on its left."""
     hugging_face_masks._told.clear()
     model = build("llama4_text", MODELS["llama4_text"], "exact_attention")
-    tokens = torch.randint(3, 64, (2, TOKENS))
+    tokens, mask = torch.randint(3, 64, (2, TOKENS)), torch.ones(2, TOKENS, dtype=torch.int64)
+    mask[0, :5] = 0
     with torch.no_grad():
         for _ in range(2):
-            model(tokens)
+            model(tokens, attention_mask=mask)
     ours = [str(warning.message) for warning in recwarn if "flash_attention" in str(warning.message)]
     assert len(ours) == 1 and "chunked_overlay" in ours[0]
 

@@ -91,7 +91,8 @@ std::vector<Case> contract_cases(Dtype dtype) {
     p.seq_q = 131, p.seq_kv = 67, p.window_left = 3, p.window_right = 11, p.alignment = Alignment::top_left;
   });
   add("chunk", [](Case&, Problem& p) { p.attention_chunk = 37; });
-  add("chunk_causal", [](Case&, Problem& p) { p.batch = 1, p.seq_q = p.seq_kv = 193, p.attention_chunk = 64, p.causal = true; });
+  add("chunk_causal",
+      [](Case&, Problem& p) { p.batch = 1, p.seq_q = p.seq_kv = 193, p.attention_chunk = 64, p.causal = true; });
   add("chunk_window_more_queries", [](Case&, Problem& p) {  // queries before the first key see nothing
     p.seq_q = 131, p.seq_kv = 67, p.attention_chunk = 29, p.window_left = 20, p.window_right = 7;
   });
