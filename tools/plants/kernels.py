@@ -140,46 +140,60 @@ PLANTS = (
     Plant(
         "a window begins one key late",
         SCORE,
-        "range.begin = max(range.begin, i + diagonal - window_left);",
-        "range.begin = max(range.begin, i + diagonal - window_left + 1);",
+        "range.begin = max(range.begin, window_begin(i));",
+        "range.begin = max(range.begin, window_begin(i) + 1);",
         ANY,
     ),
     Plant(
         "a window ends one key early",
         SCORE,
-        "range.end = min(range.end, i + diagonal + window_right + 1);",
-        "range.end = min(range.end, i + diagonal + window_right);",
+        "range.end = min(range.end, window_end(i));",
+        "range.end = min(range.end, window_end(i) - 1);",
         ANY,
     ),
     Plant(
         "the last tile of a window is not visited",
         SCORE,
-        "end = min(end, q_last + diagonal + window_right + 1);\n"
+        "end = min(end, window_end(q_last));\n"
         "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
-        "end = min(end, q_last + diagonal + window_right);\n"
+        "end = min(end, window_end(q_last) - 1);\n"
         "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
         ANY,
     ),
     Plant(
         "a tile with one hidden key counts as all visible",
         SCORE,
-        "result = result && kv_begin + block_kv - 1 <= q_begin + diagonal + window_right;",
-        "result = result && kv_begin + block_kv - 2 <= q_begin + diagonal + window_right;",
+        "result = result && kv_begin + block_kv - 1 <= window_end(q_begin) - 1;",
+        "result = result && kv_begin + block_kv - 2 <= window_end(q_begin) - 1;",
         "kernels_emulated_test */ForwardSm80.*/causal_edge*",
     ),
     Plant(
         "forward/sm90: the right edge of a window is one key short",
         "kernels/forward/sm90/score_options.cuh",
-        "last = tile::min(last, q + score.diagonal + score.window_right + 1);",
-        "last = tile::min(last, q + score.diagonal + score.window_right);",
+        "last = tile::min(last, score.window_end(q));",
+        "last = tile::min(last, score.window_end(q) - 1);",
         cover("forward_sm90"),
     ),
     Plant(
         "forward/sm90: the left edge of a window is one key late",
         "kernels/forward/sm90/score_options.cuh",
-        "first = q + score.diagonal - score.window_left;",
-        "first = q + score.diagonal - score.window_left + 1;",
+        "first = score.window_begin(q);",
+        "first = score.window_begin(q) + 1;",
         cover("forward_sm90"),
+    ),
+    Plant(
+        "a chunk begins one position early",
+        SCORE,
+        "return position < 0 ? -chunk : position / chunk * chunk;",
+        "return position < 0 ? -chunk : (position + 1) / chunk * chunk;",
+        "kernels_emulated_test */ForwardPortable.*/chunk*",
+    ),
+    Plant(
+        "backward does not look for the queries of a chunk",
+        SCORE,
+        "end = min(end, chunk_begin(kv_last) + chunk - diagonal);",
+        "end = min(end, chunk_begin(kv_begin) + chunk - diagonal);",
+        "kernels_emulated_test */BackwardPortable.*/chunk*",
     ),
     # Heads
     Plant(
