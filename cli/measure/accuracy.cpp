@@ -24,7 +24,7 @@ class Comparison {
   }
   Accuracy result() const {
     Accuracy result = result_;
-    // A reference that is zero but for fp64's roundings (the gradients of queries that see one key) has no size of its own:
+    // A reference that is zero but for fp64's roundings (the gradients of queries that see one key) has no size:
     // its differences are measured against the inputs, whose rms is 1.
     const double size = wanted_ > 1e-20 * count_ ? wanted_ : count_;
     if (differences_ > 0) result.relative_rms = std::sqrt(differences_ / size);

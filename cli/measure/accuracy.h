@@ -8,7 +8,7 @@
 
 namespace flash_attention::cli {
 
-/// How far a result lies from the same attention in fp64, on a sample of its rows.
+/// How far a result is from the same attention in fp64, on a sample of its rows.
 struct Accuracy {
   std::string tensor;       ///< "out", "lse", "dq", ...
   double max_error = 0;     ///< largest |result - reference|

@@ -29,7 +29,7 @@ struct Measurement {
   std::string kernel;
   Timing timing;             ///< never set on the emulator: its time says nothing about a GPU
   double of_plain_read = 0;  ///< CPU, decoding: time of a plain loop over the same K and V by the same threads, over the
-                             ///< call's; the two take turns, both with empty caches, and this is the median
+                             ///< call's; the two alternate, both with empty caches, and this is the median
   std::int64_t workspace_bytes = 0;
   std::int64_t peak_extra_bytes = -1;  ///< CPU: measured growth of resident memory in the first call; -1 = not measured
   std::int64_t repaired_tiles = -1;    ///< forward/sm90: tiles that were done again; -1 = not counted
@@ -55,7 +55,7 @@ Measurement measure(const Problem& problem, Pass pass, const Options& options, c
 /// The forward pass that a backward pass belongs to, by the planner's choice.
 void run_forward(Workload& work);
 
-/// The same on inputs that are there already; for a backward pass the forward results must be, too. The kernel is the one
+/// The same on inputs that exist already; for a backward pass the forward results must be, too. The kernel is the one
 /// that the workload's options name.
 Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits);
 

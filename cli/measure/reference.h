@@ -63,7 +63,7 @@ class Reference {
     double lse = -INFINITY;
   };
 
-  /// One query's row of out, lse and, where dout is there, dq.
+  /// One query's row of out, lse and, where dout is given, dq.
   Row row(std::int64_t b, std::int64_t i, std::int64_t h, bool with_gradient) const;
 
   /// One key's rows of dk and dv.

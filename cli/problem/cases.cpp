@@ -90,7 +90,7 @@ void add_serving(std::vector<Case>& cases, const Arguments& arguments) {
   }
 }
 
-/// The forty shapes of bench/benchmark_decode.py, which times other libraries beside them.
+/// The forty shapes of bench/benchmark_decode.py, which times other libraries on them.
 void add_forty(std::vector<Case>& cases, const Arguments& arguments) {
   struct Shape {
     std::int64_t batch, heads_q, heads_kv, keys, head_dim, queries;

@@ -28,11 +28,11 @@ void on_crash(int signal) {
   [[maybe_unused]] auto written = write(STDERR_FILENO, text, sizeof(text) - 1);
   written = write(STDERR_FILENO, running, std::strlen(running));
   written = write(STDERR_FILENO, "\n", 1);
-  std::signal(signal, SIG_DFL);  // whoever waits for this process learns how it died
+  std::signal(signal, SIG_DFL);  // the process that waits for this one learns how it died
   std::raise(signal);
 }
 
-/// SIGTERM, which `timeout` sends, stops as Ctrl-C does: what is there is reported.
+/// SIGTERM, which `timeout` sends, stops as Ctrl-C does: what was done is reported.
 volatile std::sig_atomic_t terminated = 0;
 bool stopped() { return interrupted() || terminated != 0; }
 

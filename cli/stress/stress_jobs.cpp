@@ -53,7 +53,7 @@ class Job {
   bool running() const { return process_ != 0; }
   int output() const { return output_; }
 
-  /// Takes what is there to be read; at its end the process is waited for.
+  /// Takes what can be read; at its end the process is waited for.
   void read() {
     std::array<char, 1 << 16> block;
     const ssize_t size = ::read(output_, block.data(), block.size());

@@ -143,7 +143,7 @@ StressReport stress(const StressOptions& options, const std::function<void(const
     report.seconds = elapsed();
     progress(report);
   }
-  progress(report);  // before the work ahead, which nobody wants now, has come to its end
+  progress(report);  // before the work ahead, which is not wanted now, has come to its end
   return std::move(report);
 }
 

@@ -13,7 +13,7 @@ namespace flash_attention::cli {
 /// The kernels a problem goes through.
 std::vector<testing::Target> targets_of(const testing::Case& c, const StressOptions& options);
 
-/// What the device's compiler is asked for to run a problem: a text for each kernel. None on the CPU.
+/// What the device's compiler has to make to run a problem: a text for each kernel. None on the CPU.
 std::set<std::string> kernels_of(const testing::Case& c, const std::vector<testing::Target>& targets);
 
 /// The problems one after another: a configuration of each array in turn, so that a short run has seen all kinds; of those,

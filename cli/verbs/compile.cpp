@@ -12,7 +12,7 @@
 namespace flash_attention::cli {
 namespace {
 
-/// The GPU's own architecture, or the one that was asked for: no GPU is needed.
+/// The GPU's own architecture, or the one that was requested: no GPU is needed.
 DeviceInfo device_to_compile_for(const Arguments& arguments) {
   if (!arguments.given("arch"))
     return device_info(arguments.given("device") ? device_from(arguments) : Device{.kind = DeviceKind::cuda});

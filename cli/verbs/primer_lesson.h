@@ -38,7 +38,7 @@ struct LessonResult {
 
   double bytes_per_second() const { return timing.samples ? size.bytes() / timing.median_s : 0; }
   double sectors_per_request() const;  ///< emulator; 0 elsewhere
-  double used_of_sectors() const;      ///< emulator: the part of the touched bytes that was asked for
+  double used_of_sectors() const;      ///< emulator: the part of the touched bytes that was requested
 };
 
 LessonResult run_lesson(const Lesson& lesson, const LessonSize& size, const DeviceInfo& info);

@@ -23,8 +23,8 @@ struct AppendProblem {
   std::optional<Dtype> cache_dtype{};   ///< dtype if not given; 8-bit types are quantised to
   Dtype rotary_dtype = Dtype::float32;  ///< of cos and sin
 
-  bool packed_new = false;  ///< new rows lie end to end: cu_seqlens_new
-  bool packed_q = false;    ///< queries lie end to end: cu_seqlens_q
+  bool packed_new = false;  ///< new rows are end to end: cu_seqlens_new
+  bool packed_q = false;    ///< queries are end to end: cu_seqlens_q
   bool placed = false;  ///< every new row says where it belongs: sequences and positions; so do queries, as many as rows
   std::int64_t total_new = 0;  ///< packed or placed: new rows of all sequences
   std::int64_t total_q = 0;    ///< packed or placed: queries of all sequences

@@ -74,7 +74,7 @@ struct Options {
   std::uint32_t* repairs = nullptr;  ///< a counter on the device, to which forward/sm90 adds the tiles it does again
   std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90", or with a tile of
                                      ///< queries and keys for an experiment, "forward/sm90@128x64", "@128x64"
-  bool backward_follows = false;     ///< CUDA: the first forward starts to compile what backward will need, beside itself
+  bool backward_follows = false;  ///< CUDA: the first forward starts to compile what backward will need, in the background
 };
 
 /// out = softmax(score(q, k)) v, and lse.

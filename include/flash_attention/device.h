@@ -23,7 +23,7 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// What all devices of a kind have in common. Code asks for these, not for the kind.
+/// What all devices of a kind have in common. Code reads these, not the kind.
 struct DeviceTraits {
   bool host_memory = false;  ///< tensors are in the host's memory, and a call is done when it returns
   bool streams = false;      ///< calls are queued on a stream, and events on it measure them

@@ -15,7 +15,7 @@ namespace flash_attention {
 /// The largest head_dim and head_dim_v.
 constexpr std::int64_t max_head_dim = 576;
 
-/// The last three are for K and V alone, float8 for Q beside K and V of the same type, too.
+/// The last three are for K and V alone, float8 for Q, too, with K and V of the same type.
 enum class Dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8 };
 
 /// Which elements of an 8-bit tensor share a scale; an element is worth code * scale.
@@ -26,7 +26,7 @@ enum class ScaleKind : std::uint8_t {
   token,   ///< [batch, seq_kv, heads_kv], in pages [num_pages, page_size, heads_kv]
 };
 
-/// Where the diagonal of a causal mask or a window lies when seq_q != seq_kv.
+/// Where the diagonal of a causal mask or a window is when seq_q != seq_kv.
 enum class Alignment : std::uint8_t {
   bottom_right,  ///< the last query sees the last key: diagonal at j = i + seq_kv - seq_q
   top_left,      ///< the first query sees the first key: diagonal at j = i
@@ -45,7 +45,7 @@ struct Strides {
   friend bool operator==(const Strides&, const Strides&) = default;
 };
 
-/// A tensor that lies over the scores, [batch, heads_q, seq_q, seq_kv]. A stride of 0 broadcasts that axis; the last
+/// A tensor as wide as the scores, [batch, heads_q, seq_q, seq_kv]. A stride of 0 broadcasts that axis; the last
 /// stride is 1. In a packed problem the indices are those inside each sequence.
 struct ScoreTensor {
   bool present = false;
@@ -94,7 +94,7 @@ struct Problem {
   std::int64_t head_dim_v = 0;  ///< 0 = head_dim; at most 512 where latent
   Dtype dtype = Dtype::float32;
 
-  bool packed = false;  ///< sequences lie end to end; cu_seqlens say where each begins
+  bool packed = false;  ///< sequences are end to end; cu_seqlens say where each begins
   std::int64_t total_q = 0;
   std::int64_t total_kv = 0;
 
@@ -121,7 +121,7 @@ struct Problem {
 
   // Forward: K and V in pages of page_size rows. Row j of sequence b is row j % page_size of page
   // page_table[b][j / page_size]; k_strides.batch and v_strides.batch lead from page to page. seq_kv is the most keys a
-  // sequence may have; seqused_kv says how many it has. Entries past that are not read. Packed: only queries lie end to
+  // sequence may have; seqused_kv says how many it has. Entries past that are not read. Packed: only queries are end to
   // end.
   std::int64_t page_size = 0;          ///< 0 = no pages
   std::int64_t num_pages = 0;          ///< pages that k and v hold
@@ -137,19 +137,19 @@ struct Problem {
   // A program that changes scores or hides keys, as text: docs/numerics.md, "Programs". It may read up to 8 tensors.
   std::string program{};                                       ///< empty: none
   std::array<std::array<std::int64_t, 4>, 8> program_sizes{};  ///< the sizes of each tensor it reads; 0 past its rank
-  std::uint32_t program_gradients = 0;                         ///< backward: bit n asks for the gradient of tensor n
+  std::uint32_t program_gradients = 0;                         ///< backward: bit n requests the gradient of tensor n
 
   // Forward: K and V of a cache in 8 bits, worth code * scale each (docs/numerics.md).
   std::optional<Dtype> kv_dtype{};        ///< of k and v; dtype if not given, else float8_e4m3, float8_e5m2 or int8
   ScaleKind kv_scales = ScaleKind::none;  ///< of 8-bit k and v
   Strides k_scale_strides{}, v_scale_strides{};
 
-  // Forward: latent attention (MLA). A key is its value, followed by head_dim - head_dim_v columns of its own: k has these
-  // alone, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. Where both lie in one cache, k begins head_dim_v columns after
+  // Forward: latent attention (MLA). A key is its value, followed by head_dim - head_dim_v further columns: k has these
+  // alone, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. Where both are in one cache, k begins head_dim_v columns after
   // v.
   bool latent = false;
 
-  // Forward: queries in 8 bits beside keys and values in 8 bits; dtype is then that of out (docs/numerics.md).
+  // Forward: queries in 8 bits with keys and values in 8 bits; dtype is then that of out (docs/numerics.md).
   std::optional<Dtype> q_dtype{};        ///< of q; dtype if not given, else kv_dtype, which is float8_e4m3 or float8_e5m2
   ScaleKind q_scales = ScaleKind::none;  ///< of 8-bit q: none, tensor or head, which is [batch, heads_kv] for q, too
   Strides q_scale_strides{};

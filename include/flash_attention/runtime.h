@@ -25,7 +25,7 @@ using ParallelFor = void (*)(void* context, std::int64_t count, void (*body)(voi
 FLASH_ATTENTION_API void set_parallel_for(ParallelFor parallel_for, void* context, int threads);
 
 /// The same for the calls of this thread while it lives, before set_parallel_for: for an engine that says with each call
-/// which threads are its own. Nothing changes where `threads` is 0, or where FLASH_ATTENTION_THREAD_SOURCE asks for others;
+/// which threads are its own. Nothing changes where `threads` is 0, or where FLASH_ATTENTION_THREAD_SOURCE names others;
 /// FLASH_ATTENTION_THREADS is an upper bound.
 class FLASH_ATTENTION_API ParallelScope {
  public:
@@ -45,7 +45,7 @@ class FLASH_ATTENTION_API ParallelScope {
 /// Compiles and loads what the call would need, so that the call itself never waits for a compiler.
 FLASH_ATTENTION_API void prewarm(const Problem& problem, Pass pass, const Options& options);
 
-/// The same on a thread of its own; a call that comes before it is done waits for it. get() throws what prewarm would;
+/// The same on a separate thread; a call that comes before it is done waits for it. get() throws what prewarm would;
 /// destroying the future waits.
 FLASH_ATTENTION_API std::future<void> prewarm_in_background(const Problem& problem, Pass pass, const Options& options);
 

@@ -37,7 +37,7 @@ struct AppendArgs {
   const int* page_table;      // [batch, page_table_stride] or null
   long long page_table_stride;
 
-  long long rows_q;  // tokens * heads: what the grid walks over, queries first, then keys, then values
+  long long rows_q;  // tokens * heads: what the grid loops over, queries first, then keys, then values
   long long rows_keys;
   long long rows_values;
   int page_size;

@@ -100,7 +100,7 @@ struct AttentionArgs {
   ScoreView block_mask;  // [batch, heads_q, blocks of queries, blocks of keys], not 0 = visible
   int mask_block_q;
   int mask_block_kv;
-  int map_heads;  // heads and batch entries that have a map of tiles of their own: abi/tile_map.h
+  int map_heads;  // heads and batch entries that have a separate map of tiles: abi/tile_map.h
   int map_batches;
 
   ProgramArgs program;

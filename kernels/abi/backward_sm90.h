@@ -24,7 +24,7 @@ struct BackwardSm90Layout {
   constexpr int tiles(int count) const { return count * (chunks + chunks_v) * chunk_bytes; }
 };
 
-/// backward/sm90: K and V, the ring of Q and dO, dS for each owner, dQ on its way to memory.
+/// backward/sm90: K and V, the ring of Q and dO, dS for each owner, dQ before its store.
 constexpr int backward_sm90_shared_bytes(const BackwardConfig& config) {
   const BackwardSm90Layout l(config);
   const bool separate_dq = config.dq_mode == DqMode::separate_kernel;

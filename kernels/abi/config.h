@@ -14,14 +14,14 @@ constexpr bool is_narrow(Type type) { return type == Type::e4m3 || type == Type:
 
 /// The options of the contract that change code. Each kernel applies them with `if constexpr`.
 struct Features {
-  Type dtype = Type::float32;       // q, k, v, out and their gradients; 8-bit q, k and v have types of their own
+  Type dtype = Type::float32;       // q, k, v, out and their gradients; 8-bit q, k and v have their own types
   Type bias_dtype = Type::float32;  // bias and dbias
   bool packed = false;              // cu_seqlens
   bool seqused_q = false;
   bool seqused_kv = false;
   bool key_lengths = false;
   bool left_padding = false;
-  bool paged = false;         // K and V lie in pages
+  bool paged = false;         // K and V are in pages
   bool window_left = false;   // a bound on keys before the diagonal
   bool window_right = false;  // a bound on keys after the diagonal; causal is window_right with a bound of 0
   bool chunk = false;         // a query sees the keys of its chunk alone; window_left is on, too
@@ -64,18 +64,18 @@ struct ForwardConfig {
   int num_stages = 1;              // K/V tiles in flight
   int group = 1;                   // heads_q / heads_kv where the kernel packs them, else 1
   int split_tiles = 0;             // decode: keys are split at multiples of so many tiles, and nowhere else; 0 = anywhere
-  bool producer_warp = false;      // decode: warps of their own load, by TMA
+  bool producer_warp = false;      // decode: separate warps load, by TMA
   bool pair_tiles = false;         // sm90: a block takes a long and a short row tile in turn
   bool row_grid = false;           // decode: blockIdx.y is the tile of rows
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
-  int page_rows = 0;               // sm90: keys of a box of TMA, where they lie in pages
+  int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages
 };
 
 /// How the tiles of keys, each of which has a term of dQ, come to its sum.
 enum class DqMode : int {
   atomic,          // each adds to sums in memory, in any order
   ordered,         // the same in one order: every run has the same bits
-  separate_kernel  // a kernel of its own goes over the keys of each query tile: no sums in memory
+  separate_kernel  // a separate kernel goes over the keys of each query tile: no sums in memory
 };
 
 struct BackwardConfig {

@@ -57,7 +57,7 @@ constexpr int decode_threads(const ForwardConfig& config) {
   return 32 * config.num_warps + (config.producer_warp ? decode_producer_threads : 0);
 }
 
-/// Registers of a thread, when the producers have given theirs; 0 where nobody needs them.
+/// Registers of a thread, when the producers have given theirs; 0 where no thread needs them.
 struct DecodeRegisters {
   int producer = 0;
   int consumer = 0;
@@ -72,7 +72,7 @@ struct DecodeRegisters {
 };
 
 /// Parts that an item may have: one for each block of a grid that shares it, or one for each split of its keys. Their
-/// factors lie where the warps exchanged O.
+/// factors are where the warps exchanged O.
 constexpr int decode_max_blocks = 512;
 constexpr int decode_max_splits = 1024;
 constexpr int decode_max_parts(const ForwardConfig& config) {

@@ -7,7 +7,7 @@
 
 namespace flash_attention::abi {
 
-/// Keys of V^T that lie together in shared memory: the width of its swizzle, in bytes.
+/// Keys of V^T that are together in shared memory: the width of its swizzle, in bytes.
 constexpr int forward_sm90_fp8_v_chunk(int block_kv) { return block_kv % 128 == 0 ? 128 : block_kv % 64 == 0 ? 64 : 32; }
 
 struct ForwardSm90Fp8Layout {

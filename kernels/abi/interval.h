@@ -1,6 +1,6 @@
 #pragma once
 
-// Interval arithmetic for mask programs: what an operation can give where its arguments lie in intervals. Host and device
+// Interval arithmetic for mask programs: what an operation can give where its arguments are in intervals. Host and device
 // share it: the CPU and the kernels ask which tiles are hidden or open. Every interval holds all results that can occur,
 // and may hold more. Plain functions: no includes.
 

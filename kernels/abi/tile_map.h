@@ -29,6 +29,6 @@ constexpr long long map_row(bool packed, long long batch_idx, long long batches,
 }
 
 // By columns, for backward: of each tile of keys a bit for every tile of queries that sees something of it, in
-// map_words(seq_q) words. Columns lie behind the rows and as they do, with queries and keys exchanged.
+// map_words(seq_q) words. Columns follow the rows in the same form, with queries and keys exchanged.
 
 }  // namespace flash_attention::abi

@@ -7,7 +7,7 @@
 #include "ptx/path.cuh"
 
 // The consumer warps of a decode kernel: the two products of a KV block by mma.sync, and the online softmax between them.
-// Each warp has its own keys of every block, and an online maximum of its own over them.
+// Each warp has its own keys of every block, and its own online maximum over them.
 //
 //   for each KV block of the run:                                                            take
 //     at the beginning of an item: Q -> shared -> registers                                   queries.cuh

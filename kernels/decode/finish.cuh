@@ -98,7 +98,7 @@ struct Finish : MergeParts<config> {
     if constexpr (begin < config.head_dim_v) {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<begin>(O);
-      sync_consumers<config>();  // the columns, and at first the statistics, are there
+      sync_consumers<config>();  // the columns, and at first the statistics, are ready
       for (int row = warp; row < num_rows(); row += warps) {
         const Total total = total_of(row);
         const int column = 4 * lane;

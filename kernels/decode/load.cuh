@@ -9,10 +9,10 @@
 #include "tile/scales.cuh"
 
 // K and V of a tile into shared memory by cp.async, 16 bytes a lane. A warp copies the same rows of every tile; where warps
-// share no keys it is also the one that reads them, and needs nobody's barrier. Keys that no row of the item sees become
-// zero without being read: what lies there, NaN or another sequence's page, cannot reach a product.
+// share no keys it is also the one that reads them, and needs no other warp's barrier. Keys that no row of the item sees
+// become zero without being read: what is there, NaN or another sequence's page, cannot reach a product.
 //
-// With pages a lane looks up the page of one row, for the next tile, while the present one is on its way: the table's
+// With pages a lane looks up the page of one row, for the next tile, while the present one is in flight: the table's
 // latency is spent once, at the start.
 
 namespace flash_attention::decode {
@@ -40,7 +40,7 @@ struct Loader {
   __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
       : args(arguments), cursor(place), left(run.end - run.begin) {
     if (lane == 0) cursor = run.start;
-    __syncwarp();  // the cursor is there
+    __syncwarp();  // the cursor is ready
     look_up(run.start);
   }
 
@@ -64,7 +64,7 @@ struct Loader {
   }
 
  private:
-  /// Those of K, then of V. They were asked for one tile ago.
+  /// Those of K, then of V. They were prefetched one tile ago.
   __device__ __forceinline__ void store_scales(unsigned scale_smem) const {
     if constexpr (features.token_scales) {
       if (lane >= own_rows) return;
@@ -78,7 +78,7 @@ struct Loader {
     if constexpr (features.paged || features.token_scales) {
       const int j = next.tile * config.block_kv + first_row + lane;
       if (left <= 0 || lane >= own_rows) return;
-      k_scale = v_scale = 0;  // what nobody sees
+      k_scale = v_scale = 0;  // what no query sees
       if (j < next.item.seen.begin || j >= next.item.seen.end) return;
       if constexpr (features.paged) {
         const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];

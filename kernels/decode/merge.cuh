@@ -58,7 +58,7 @@ struct MergeParts : FinishRows<config> {
       for (int x = own; x < end; x += 32) factors[x - begin] = ptx::exp2(factors[x - begin] - reference);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
-      __syncwarp();  // the factors are there; not found by the emulator: its shuffles order more than the GPU's do
+      __syncwarp();  // the factors are ready; not found by the emulator: its shuffles order more than the GPU's do
       float lse;
       const Row place = row_of(row);
       const float factor = finish_row(place, max, sum, lse);

@@ -3,14 +3,14 @@
 #include "decode/mla_storage.cuh"
 #include "tile/narrow_pairs.cuh"
 
-// Latent keys of 8 bits in decode/mla_sm90. The codes of a part are copied into the second half of its own memory and
+// Latent keys of 8 bits in decode/mla_sm90. The codes of a part are copied into the second half of its memory and
 // become 16-bit elements there, a panel at a time:
 //
 //   part of four panels, blocks of 4 KiB:   0 1 | 2 3 | 4 5 | 6 7       codes of panels 3, 2, 1, 0 in blocks 4, 5, 6, 7
 //   panel 0: 7 -> 0 1;  panel 1: 6 -> 2 3;  panel 3: 4 -> 6 7;  panel 2: 5 -> 4 5
 //
 // A panel goes in two halves of its rows: each is read whole, by one warp, before any of it is written, and the first half
-// of a panel never lies where codes of the second are.
+// of a panel is never where codes of the second are.
 
 namespace flash_attention::mla {
 
@@ -19,7 +19,7 @@ struct Codes {
   static constexpr int block_bytes = mla_block_kv * 64;
   static constexpr int unit_bytes = 16;  // that a lane copies at once
 
-  /// Where unit `unit` of the codes of a row of `panels` panels lies in their part. Odd panels change the rows of a pair,
+  /// Where unit `unit` of the codes of a row of `panels` panels is in their part. Odd panels change the rows of a pair,
   /// so that lanes that copy two panels of a row meet other banks.
   template <int panels>
   __device__ __forceinline__ static unsigned offset(int row, int unit) {
@@ -63,7 +63,7 @@ struct Codes {
                             Unit{{low.first, low.second, high.first, high.second}});
         }
       }
-      __syncwarp();  // what comes next may lie where codes were
+      __syncwarp();  // what comes next may be where codes were
     }
   }
 };

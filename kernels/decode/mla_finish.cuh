@@ -123,7 +123,7 @@ struct Finish {
 
   /// Rows that 0 * NaN has reached, once more.
   __device__ __forceinline__ void repair() const {
-    sync();  // the marks are there, and what is replaced has been written
+    sync();  // the marks are ready, and what is replaced has been written
     for (int row = base.warp; row < base.num_rows(); row += Base::warps) {
       if (shared.not_finite[row] == 0) continue;
       const auto place = base.row_of(row);

@@ -4,13 +4,13 @@
 #include "ptx/async.cuh"
 
 // The warpgroup of decode/mla_sm90 that loads: latent keys through the page table, by cp.async, 16 bytes a lane. A stage is
-// filled in three parts, each with a barrier of its own, so that products begin before the whole of it is there, and a part
+// filled in three parts, each with a separate barrier, so that products begin before all of it has landed, and a part
 // is filled again as soon as the warpgroup that read it last is done. Warps 0 and 1 fill stage 0, the others stage 1; of
 // the values each warp has one half, and the second of a stage the key's own columns, too. So a warp waits for its own
 // copies alone, and sees every phase of the barriers that it waits for. Keys that no row of the item sees become zero
 // without being read.
 //
-// A lane looks up the pages of two rows of the next KV block while the copies of the present one are on their way.
+// A lane looks up the pages of two rows of the next KV block while the copies of the present one are in flight.
 
 namespace flash_attention::mla {
 

@@ -23,7 +23,7 @@ constexpr int panels_of_half = value_panels / 2;
 
 // Named barriers of the block.
 constexpr int barrier_attend = 1;     // both warpgroups that attend
-constexpr int barrier_P = 2;          // P of an even KV block is there; 3: of an odd one
+constexpr int barrier_P = 2;          // P of an even KV block is ready; 3: of an odd one
 constexpr int barrier_warpgroup = 4;  // one warpgroup; 5: the other
 
 using StageTile = tile::SwizzledTile<mla_block_kv, mla_head_dim>;
@@ -44,7 +44,7 @@ struct SharedStorage {
   float lse[mla_block_q];              // of those
   decode::Cursor<config> cursor;       // the item that is worked on
   decode::Run<config> run;             // read now and then: no place for registers
-  float k_scale;                       // of 8-bit keys: that of their own columns
+  float k_scale;                       // of 8-bit keys: that of the columns after the value
   float v_by_k_scale;                  // and how many times as large that of the values is
   int done;                            // KV blocks of the run before it
   tile::Sequence sequence;

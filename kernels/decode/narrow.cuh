@@ -6,7 +6,7 @@
 // The two products of decode/sm80 with K and V in 8 bits, which become 16-bit elements in registers.
 //
 // ldmatrix moves pairs of bytes. As it reads K, a lane gets four neighbouring columns of a key, 4t to 4t + 3 of 16; the
-// products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, and Q lies in the same order. As it transposes V, a lane
+// products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, and Q is in the same order. As it transposes V, a lane
 // gets columns 2g and 2g + 1 of keys 2t and 2t + 1: a block of eight even columns and one of eight odd ones. Each element
 // of O has the sum that it always has; which column it is, Finish knows.
 

@@ -11,11 +11,11 @@
 // tiles of keys of all sequences and key heads are shared out evenly (decode/schedule.cuh): one launch, as many blocks as
 // the GPU holds. A block:
 //
-//   tiles [begin, end) of all;  num_stages - 1 of them on their way
+//   tiles [begin, end) of all;  num_stages - 1 of them in flight
 //   for each item (rows of a key head) that these belong to:
 //     Q -> shared -> registers
 //     for each tile of block_kv keys:
-//       one more tile on its way;  wait for the oldest
+//       prefetch one more tile;  wait for the oldest
 //       each warp, its own keys:   S = Q K^T;  P = softmax step;  O = O * shrink + P V
 //     finish: the warps' O, maxima and sums together -> O, lse, or a part of them (decode/finish.cuh)
 //
@@ -63,7 +63,7 @@ struct DecodeSm80 {
     for (int position = run.begin - (stages - 1); position < run.end; ++position) {
       loader.load(consumer.K_smem(free_stage), consumer.V_smem(free_stage), consumer.scale_smem(free_stage));
       free_stage = after(free_stage);
-      if (position < run.begin) continue;  // the first tiles are on their way
+      if (position < run.begin) continue;  // the first tiles are in flight
       consumer.take(position, stage, Gate{});
       stage = after(stage);
     }

@@ -16,8 +16,8 @@
 //                                    wait for V;  O = O * shrink + P V;    V is empty;  at the end of an item: finish
 //
 // The producers go on to the next item while the consumers finish one, so memory has something to do all the time. A box is
-// 64 columns of a tile's rows, or of the rows of a page where pages are smaller: then each lane has a page of its own.
-// Pages that no row sees are not touched. Rows that nobody sees may come along, or stay as they were: the consumers clear
+// 64 columns of a tile's rows, or of the rows of a page where pages are smaller: then each lane has a separate page.
+// Pages that no row sees are not touched. Rows that no query sees may come along, or stay as they were: the consumers clear
 // those of V (Consumer::clear_unseen_values) and hide the scores of those of K.
 
 namespace flash_attention {
@@ -87,7 +87,7 @@ struct DecodeSm90 {
     int rows = features.paged ? tile::min(args.page_size, block_kv) : block_kv;  // of a box
     int box = lane * sharers + sharer;                                           // of this lane: its place in the tile
 
-    /// The boxes of a tile. Where there are pages, `page` is that of this lane's box, -1 where nobody sees it.
+    /// The boxes of a tile. Where there are pages, `page` is that of this lane's box, -1 where no query sees it.
     __device__ __forceinline__ void load(int n, const decode::Item<config>& item, int tile_idx, int page) const {
       const tile::PipelineState<stages> kv(static_cast<unsigned>(n));
       ptx::mbarrier_wait(empty[kv.stage], kv.phase ^ 1);  // stages start out empty: phase 1 counts as completed
@@ -114,7 +114,7 @@ struct DecodeSm90 {
       }
     }
 
-    /// The page of this lane's box of a tile, -1 where nobody sees any row of it.
+    /// The page of this lane's box of a tile, -1 where no query sees any row of it.
     __device__ __forceinline__ int look_up(const decode::Cursor<config>& place) const {
       if constexpr (!features.paged) return 0;
       const decode::Item<config>& item = place.item;
@@ -124,7 +124,7 @@ struct DecodeSm90 {
       return tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
     }
 
-    /// All tiles of the run. What the next one needs is asked for before the wait for this one's stage.
+    /// All tiles of the run. What the next one needs is prefetched before the wait for this one's stage.
     __device__ __forceinline__ void produce(const decode::Run<config>& run) const {
       decode::Cursor<config> cursor = run.start;
       int page = look_up(cursor);
@@ -148,7 +148,7 @@ struct DecodeSm90 {
     if (threadIdx.x % 32 == 0) ptx::tma_prefetch(args.maps[warp % 2 == 0 ? decode_map_K : decode_map_V]);
     const decode::Run<config> run(args);
     if (run.begin == run.end) return;
-    ptx::barrier_sync(meeting, all_threads);  // the barriers are there
+    ptx::barrier_sync(meeting, all_threads);  // the barriers are initialised
     if (warp % 2 == 0) {
       Producer{args,           args.maps[decode_map_K], barriers.K_full, barriers.K_empty, storage.stage[0].K.bytes,
                KTile::panels, KTile::panel_bytes,      warp / 2}
@@ -171,7 +171,7 @@ struct DecodeSm90 {
     const decode::Run<config> run(args);
     if (run.begin == run.end) return;
     Consumer consumer(args, storage, run);
-    ptx::barrier_sync(meeting, all_threads);  // the barriers are there
+    ptx::barrier_sync(meeting, all_threads);  // the barriers are initialised
     Gate gate{barriers, tile::PipelineState<stages>{0}};
 #pragma unroll 1
     for (int position = run.begin; position < run.end; ++position) {

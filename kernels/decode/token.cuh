@@ -11,7 +11,7 @@ using namespace abi;
 struct Token {
   bool exists = false;
   int batch_idx = 0;
-  long long batch = 0;  // of the tensor that it comes from; 0 where rows lie end to end
+  long long batch = 0;  // of the tensor that it comes from; 0 where rows are end to end
   long long row = 0;
   long long position = 0;
   long long angle = 0;

@@ -3,7 +3,7 @@
 // The idea:  permute the 16-byte chunks of each row by the row's number, so that eight rows read together use all banks.
 // From 06:   tile::SwizzledTile in place of the plain tile; nothing else.
 // It buys:   more than twice the speed for six changed lines: no bank conflict is left.
-// The limit: waiting: every tile comes from global memory while nobody multiplies, and Q is read again for each.
+// The limit: waiting: every tile comes from global memory while no warp multiplies, and Q is read again for each.
 
 #include "ladder/parts/half_tile.cuh"
 #include "tile/mma.cuh"

@@ -45,7 +45,7 @@ struct Rung {
   using VTile = tile::SwizzledTile<dim_v, block_kv / 2>;
   struct SharedStorage {
     QTile Q[warpgroups];
-    OTile O[warpgroups];  // 16 bits: larger than Q, so it has a place of its own
+    OTile O[warpgroups];  // 16 bits: larger than Q, so it has a separate place
     KTile K[2];
     VTile V[2];
     ptx::Mbarrier Q_full, K_full[2], V_full[2];  // a tile has landed

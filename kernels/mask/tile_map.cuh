@@ -76,7 +76,8 @@ struct MaskMap {
     return found;
   }
 
-  /// What a boolean mask says of the rows [first, last] and the keys of a unit: 16 bytes at a time where they lie so.
+  /// What a boolean mask says of the rows [first, last] and the keys of a unit: 16 bytes at a time where they are so
+  /// aligned.
   __device__ __forceinline__ TileClass bytes_of(int first, int last, int unit) const {
     const int begin = unit * mask_unit, count = tile::min(mask_unit, sequence.rows_kv - begin);
     const auto* row = static_cast<const unsigned char*>(args.mask.data) + sequence.batch_idx * args.mask.batch_stride +
@@ -147,7 +148,7 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
       const KeyBounds found = map.bounds_of(32 * word + n);
       if (map.lane == 0) storage.bounds[n] = found;
     }
-    __syncthreads();  // the bounds of all units are there
+    __syncthreads();  // the bounds of all units are ready
     bounds = storage.bounds[map.lane];
   }
   constexpr bool by_columns = config.num_stages == 2;  // for backward
@@ -161,7 +162,7 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
     if (map.lane == 0 && by_columns) storage.seen[n] = words_of_row.seen;
   }
   if constexpr (!by_columns) return;
-  __syncthreads();  // the words of all rows are there
+  __syncthreads();  // the words of all rows are ready
 
   unsigned* columns = tile::map_columns<features>(args, sequence, head_idx);
   const int column_words = map_words(args.seq_q);

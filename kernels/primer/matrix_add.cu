@@ -2,7 +2,7 @@
 //
 // The idea:        threads in the shape of the data: x along a row, where memory is contiguous, y from row to row.
 // Launch shape:    blocks of 32 x 8 threads, one thread an element, a grid of columns / 32 by rows / 8, rounded up.
-// What it moves:   12 bytes an element, in either version. But the second asks for 32 sectors where the first asks for 4.
+// What it moves:   12 bytes an element, in either version. But the second touches 32 sectors where the first touches 4.
 // What limits it:  the first: DRAM, like vector_add_simple. The second: sectors fetched for 4 of their 32 bytes.
 //
 // Build and run:   nvcc -O3 -std=c++17 -I.. -o matrix_add matrix_add.cu && ./matrix_add

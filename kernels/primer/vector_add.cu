@@ -1,13 +1,13 @@
 // vector_add: c = a + b again, four elements an access and a grid that fits the GPU.
 //
-// The idea:        a thread moves 16 bytes at a time (float4), and walks over the vector in steps of the whole grid.
+// The idea:        a thread moves 16 bytes at a time (float4), and goes over the vector in steps of the whole grid.
 // Launch shape:    as many blocks as the GPU holds at once, whatever n is: 2048 threads for each SM.
 // What it moves:   the same 12 bytes an element, with a quarter of the memory instructions.
 // What limits it:  DRAM. The time of a kernel like this is bytes / bandwidth; the rest is overhead to be made small.
 //
 // Build and run:   nvcc -O3 -std=c++17 -I.. -o vector_add vector_add.cu && ./vector_add
 
-// A warp's float4 request covers 32 * 16 = 512 bytes: 16 sectors asked for by one instruction. More bytes in flight for
+// A warp's float4 request covers 32 * 16 = 512 bytes: 16 sectors requested by one instruction. More bytes in flight for
 // each instruction is what hides the latency of DRAM (hundreds of cycles).
 //
 // The loop is called grid-stride: with T threads in the grid, thread t takes groups t, t + T, t + 2T, ... In each step,
@@ -16,7 +16,7 @@
 //     group     0   1   2  ...  T-1 | T  T+1 ...      2T-1 | 2T ...
 //     thread    0   1   2  ...  T-1 | 0   1  ...       T-1 | 0  ...
 //
-// A thread that took a run of its own instead (t * n / T up to (t + 1) * n / T) would be the natural choice on a CPU, and
+// A thread that took a separate run instead (t * n / T up to (t + 1) * n / T) would be the natural choice on a CPU, and
 // the wrong one here: the 32 threads of a warp would ask for 32 far-apart sectors in every step.
 //
 // `__restrict__` promises that c overlaps neither input, so loads of the next step may move before the store of this one.

@@ -36,7 +36,7 @@ int main() {
   std::vector<float> a(n), b(n), c(n);
   for (long long i = 0; i < n; ++i) a[i] = 0.5f * (i % 1000), b[i] = 3.0f * (i % 7);
 
-  // 1. Allocate. The GPU has memory of its own; these pointers mean nothing to the host.
+  // 1. Allocate. The GPU has its own memory; these pointers mean nothing to the host.
   float *a_gpu, *b_gpu, *c_gpu;
   check(cudaMalloc(&a_gpu, bytes));
   check(cudaMalloc(&b_gpu, bytes));

@@ -40,8 +40,8 @@ __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value
   return old;
 }
 
-/// atom.global.acq_rel.add: what this thread wrote before is visible to whoever sees the new value, and the other way
-/// round.
+/// atom.global.acq_rel.add: what this thread wrote before is visible to every thread that sees the new value, and the other
+/// way round.
 __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
@@ -80,7 +80,7 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
   return value;
 }
 
-/// st.release.gpu: earlier writes are visible to whoever acquires this value.
+/// st.release.gpu: earlier writes are visible to every thread that acquires this value.
 __device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

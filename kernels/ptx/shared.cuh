@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared memory: where a block's storage lies and how PTX addresses it.
+// Shared memory: where a block's storage is and how PTX addresses it.
 
 namespace flash_attention::ptx {
 

@@ -4,7 +4,7 @@
 // operands have the contracted index contiguous: there is no transposed form. D is spread as ptx/wgmma.cuh says;
 //   A[r] holds four elements of row 16 w + l / 4 + 8 (r % 2), columns 4 (l % 4) + 16 (r / 2) and the next three.
 // The tensor core keeps about 14 bits of a sum: products are aligned to the largest of an instruction and of D, and what
-// lies below is cut off. Long sums must leave it now and then.
+// is below is cut off. Long sums must leave it now and then.
 
 #include "ptx/wgmma.cuh"
 

@@ -6,7 +6,7 @@
 #include "tile/narrow.cuh"
 #include "tile/swizzle.cuh"
 
-// Sums over single rows by one warp, element by element. Tensor cores multiply a hidden score's zero by whatever lies
+// Sums over single rows by one warp, element by element. Tensor cores multiply a hidden score's zero by whatever is
 // behind it; where that was NaN or Inf, the few rows it reached are computed again this way, which touches only what is
 // visible.
 

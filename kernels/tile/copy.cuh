@@ -14,7 +14,7 @@ namespace flash_attention::tile {
 template <int threads, int dim, typename Tile, typename Element>
 struct TileCopy {
   static constexpr int chunks = Tile::columns / 8;
-  // A thread keeps its column and its place in the swizzle: one pointer and one address walk down the rows. All threads
+  // A thread keeps its column and its place in the swizzle: one pointer and one address go down the rows. All threads
   // must have a row to begin with: 16 columns of 64 rows are too few for 256.
   static constexpr bool keeps_column =
       threads % (8 * chunks) == 0 && dim == Tile::columns && threads / chunks <= Tile::rows;

@@ -3,7 +3,7 @@
 #include "tile/element.cuh"
 #include "tile/sequence.cuh"
 
-// Where the rows of K and V of a sequence lie: one stride apart, or in pages that a table lists. Both have the same
+// Where the rows of K and V of a sequence are: one stride apart, or in pages that a table lists. Both have the same
 // members, so that a kernel is written once.
 
 namespace flash_attention::tile {
@@ -17,7 +17,8 @@ struct PagedRows {
   long long page_stride;  // from page to page
   const int* table;
   int page_size;
-  int last_page;  // an entry outside of [0, last_page] is a mistake that nobody could see before: it must not leave memory
+  int last_page;  // an entry outside of [0, last_page] is a mistake that no check could see before: it must not leave
+                  // memory
   int first;
   int count;
 

@@ -11,7 +11,7 @@
 //                      columns of block n
 //             0    1    2    3   ...            element e of block n:  row g + 8 (e / 2),  column 8 n + 2 t + e % 2
 //   row 0   [t=0: 0 1][t=1: 0 1] ...
-//   row g   [t: e=0 1] ...                      two lanes' rows: a row lies in the four lanes 4 g .. 4 g + 3
+//   row g   [t: e=0 1] ...                      two lanes' rows: a row is in the four lanes 4 g .. 4 g + 3
 //   row g+8 [t: e=2 3] ...
 //
 // The same layout, rounded and packed in pairs, is an A operand: blocks 2k and 2k + 1 are its columns 16 k .. 16 k + 15. So

@@ -9,11 +9,11 @@
 
 // Tiles of K and V out of pages into swizzled shared memory by cp.async, 16 bytes a lane. A warp copies the same rows of
 // every tile; a lane looks up the page of one or two of them, once for K and V and before the copies need it, so that the
-// table's latency lies under other work.
+// table's latency is hidden by other work.
 
 namespace flash_attention::tile {
 
-/// Where this warp's rows of a tile of `rows` keys lie. It is kept through a kernel's main loop, so it keeps no more than
+/// Where this warp's rows of a tile of `rows` keys are. It is kept through a kernel's main loop, so it keeps no more than
 /// that.
 template <int threads, int rows>
 struct PagedPlaces {
@@ -21,7 +21,7 @@ struct PagedPlaces {
   static constexpr int per_lane = ceil_div(own_rows, 32);
   static_assert(rows % (threads / 32) == 0);
 
-  int page[per_lane], row[per_lane];  // of rows lane, lane + 32, ... of this warp's; row -1: nobody sees the key
+  int page[per_lane], row[per_lane];  // of rows lane, lane + 32, ... of this warp's; row -1: no query sees the key
 
   /// The places of the tile that begins at kv_begin. Keys outside of `seen` are not looked up: their entries of the table
   /// may be anything.
@@ -38,8 +38,8 @@ struct PagedPlaces {
     }
   }
 
-  /// Starts the copy of the tile's rows of one head of K or V. Keys that nobody sees become zero and are not read, nor are
-  /// columns at or past `dim`. The caller commits and waits.
+  /// Starts the copy of the tile's rows of one head of K or V. Keys that no query sees become zero and are not read, nor
+  /// are columns at or past `dim`. The caller commits and waits.
   template <int dim, typename Tile, typename Element>
   __device__ __forceinline__ void copy(unsigned address, const TensorView& view, int head_idx) const {
     constexpr int chunks = Tile::columns / 8;

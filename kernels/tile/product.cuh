@@ -8,7 +8,7 @@
 //
 // Threads form a 16 x 16 grid. Thread (y, x) = (thread / 16, thread % 16) holds rows 4y .. 4y+3 and columns 4x .. 4x+3 of
 // each 64-column panel of a result, so that a step along the contracted axis reads two groups of four from shared memory
-// and does sixteen multiply-adds. A row of a result lies in the sixteen lanes of half a warp.
+// and does sixteen multiply-adds. A row of a result is in the sixteen lanes of half a warp.
 
 namespace flash_attention::tile {
 
@@ -40,7 +40,7 @@ struct WeightTile {
   alignas(16) float at[block_rows][padded_rows];
 };
 
-/// A weight that does not exist. A NaN with a payload of its own: what it would multiply is never read into the sum, so a
+/// A weight that does not exist. A NaN with a special payload: what it would multiply is never read into the sum, so a
 /// NaN or Inf behind a mask stays there, and a weight that is zero or NaN by arithmetic still acts as such.
 constexpr unsigned hidden_bits = 0x7fc0a77eu;
 __device__ __forceinline__ float hidden() { return __builtin_bit_cast(float, hidden_bits); }
@@ -82,7 +82,7 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const SourceA
     __syncthreads();  // the storage's previous content has been read
     load_transposed<dim>(storage.dot.A, A, column, depth, A_by_four);
     load_transposed<dim>(storage.dot.B, B, column, depth, B_by_four);
-    __syncthreads();  // the chunk is there for everyone
+    __syncthreads();  // the chunk is ready for all threads
     // Short sums first, then their sum: half the rounding error of one long chain where a few products dominate.
 #pragma unroll 1
     for (int begin = 0; begin < depth; begin += 8) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const 
       }
       *reinterpret_cast<Four*>(&storage.panel[row][column]) = values;
     }
-    __syncthreads();  // the panel is there for everyone
+    __syncthreads();  // the panel is ready for all threads
 #pragma unroll(columns >= 16 ? 2 : 4)
     for (int k = 0; k < chunk; ++k) {
       const auto weight = *reinterpret_cast<const Four*>(&W.at[begin + k][place.row]);

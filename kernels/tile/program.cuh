@@ -153,7 +153,7 @@ __device__ __forceinline__ bool element_bool(const void* data, int place) {
   return static_cast<const unsigned char*>(data)[place] != 0;
 }
 
-// What a tensor holds where its indices lie in ranges. Only the last axis may span, and no more than so many elements.
+// What a tensor holds where its indices are in ranges. Only the last axis may span, and no more than so many elements.
 constexpr int most_elements = 1024;
 
 struct Span {

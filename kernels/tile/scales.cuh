@@ -19,7 +19,7 @@ __device__ __forceinline__ float head_scale(const ScaleView& scales, int batch_i
   return scale_of_head(scales, batch_idx, kv_head_idx);
 }
 
-/// Where that of row j of a page lies.
+/// Where that of row j of a page is.
 __device__ __forceinline__ const float* scale_of_row(const ScaleView& scales, long long page, long long row,
                                                      int kv_head_idx) {
   return scales.data + page * scales.batch_stride + row * scales.seq_stride + kv_head_idx * scales.head_stride;

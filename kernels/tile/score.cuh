@@ -34,7 +34,7 @@ __device__ __forceinline__ float bounded_bias(ptx::Element<type> value) {
 }
 
 /// Backward makes probabilities from lse. Below this one, which only a bias can bring about, a float has no room for the
-/// sum beside the maximum: such a row counts as one without keys.
+/// sum next to the maximum: such a row counts as one without keys.
 constexpr float lowest_lse = -1e7f;
 
 /// The scores of one sequence and head.
@@ -45,7 +45,7 @@ struct Score {
   /// True where keys may be hidden from some queries and not from others.
   static constexpr bool hides = features.window_left || features.window_right || features.mask || features.left_padding ||
                                 features.score_hides || MaskData<features>::present;
-  /// True where tiles may be hidden that lie in the range of their rows.
+  /// True where tiles may be hidden that are in the range of their rows.
   static constexpr bool skips_tiles = TileMap<features>::present;
   using Bias = ptx::Element<features.bias_dtype>;
 

@@ -4,7 +4,7 @@
 #include "abi/config.h"
 #include "tile/math.cuh"
 
-// Where a sequence of the batch lies and how long it is.
+// Where a sequence of the batch is and how long it is.
 
 namespace flash_attention::tile {
 

@@ -5,7 +5,7 @@
 // A tile of 16-bit elements in shared memory, laid out so that ldmatrix and 16-byte copies meet no bank conflict.
 //
 // Columns come in panels of 64, a row of a panel is 128 bytes: all 32 banks. Its eight 16-byte chunks are permuted by the
-// row, chunk c of row r lies at place c ^ (r % 8), so that the same chunk of eight neighbouring rows, which ldmatrix reads
+// row, chunk c of row r is at place c ^ (r % 8), so that the same chunk of eight neighbouring rows, which ldmatrix reads
 // at once, covers all banks:
 //
 //   row 0:  0 1 2 3 4 5 6 7
@@ -25,7 +25,7 @@ struct SwizzledTile {
 
   alignas(1024) unsigned char bytes[panels * panel_bytes];
 
-  /// Where chunk `chunk` (eight elements) of a row lies, in bytes from the start.
+  /// Where chunk `chunk` (eight elements) of a row is, in bytes from the start.
   __device__ static constexpr unsigned offset(int row, int chunk) {
     return static_cast<unsigned>(chunk / 8 * panel_bytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16);
   }

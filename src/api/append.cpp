@@ -22,7 +22,7 @@ struct PreparedAppend {
 };
 
 /// The last few calls of this thread: one for each kind of layer that a model has. Kernels are loaded once in a process
-/// whoever asks, so what is forgotten costs little.
+/// each caller, so what is forgotten costs little.
 class RecentAppends {
  public:
   PreparedAppend& find(const AppendProblem& problem, const Options& options) {

@@ -72,12 +72,12 @@ Cache& cache() {
   return instance;
 }
 
-/// Nobody holds the lock when the process is copied; the child's copy begins anew, because it is another thread's by its
+/// No thread holds the lock when the process is copied; the child's copy begins anew, because it is another thread's by its
 /// number.
 const int fork_safe = pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
                                      [] { new (&cache().mutex) std::shared_mutex; });
 
-/// What this thread asked for last, forward and backward: a repeated call finds it without a hash and without the lock.
+/// What this thread called last, forward and backward: a repeated call finds it without a hash and without the lock.
 class Recent {
  public:
   const std::shared_ptr<const Prepared>* find(const KeyView& key) const {

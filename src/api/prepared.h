@@ -33,7 +33,7 @@ class Prepared {
 std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options);
 
 /// The same for a call with its workspace. The CPU's plan depends on the threads there are at the moment; where they have
-/// become more since the workspace was asked for, it is a plan for fewer that fits in it.
+/// become more since the workspace was sized, it is a plan for fewer that fits in it.
 std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass, const Options& options);
 
 }  // namespace flash_attention::api

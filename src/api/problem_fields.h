@@ -1,6 +1,6 @@
 #pragma once
 
-// Every field of Problem, once. The hash walks over this list, and the C interface copies by it: a new field is a line in
+// Every field of Problem, once. The hash goes over this list, and the C interface copies by it: a new field is a line in
 // problem.h, one in c_api.h and one here.
 
 // clang-format off

@@ -28,7 +28,7 @@ struct Backend {
 
   /// Makes a plan executable. `stream` is the call's: while it is captured nothing can be compiled, which is refused.
   std::unique_ptr<Kernel> (*load)(const Plan& plan, const DeviceInfo& device, void* stream);
-  /// The same for one launch with a parameter of its own, and for a kernel outside of all plans. Null: no GPU kernels.
+  /// The same for one launch with a separate parameter, and for a kernel outside of all plans. Null: no GPU kernels.
   std::unique_ptr<LaunchedKernel> (*load_launch)(const Launch& launch, const DeviceInfo& device, void* stream) = nullptr;
   std::unique_ptr<PlainKernel> (*load_plain)(const std::string& unit, const std::string& entry,
                                              const DeviceInfo& device) = nullptr;

@@ -6,7 +6,7 @@
 
 namespace flash_attention {
 
-/// A plan made executable: a CPU function, or loaded GPU modules. Holds no shapes of its own; safe to launch from
+/// A plan made executable: a CPU function, or loaded GPU modules. Holds no shapes; safe to launch from
 /// several threads. Each backend makes these from a Plan (cpu::load_kernel, cuda::load_kernel, emulator::load_kernel).
 class Kernel {
  public:

@@ -10,7 +10,7 @@ struct PlainLaunch {
   std::array<unsigned, 2> block{1, 1};
 };
 
-/// A `__global__` function of kernels/ that takes parameters of its own and stands outside of all plans: the primer's.
+/// A `__global__` function of kernels/ that takes its own parameters and stands outside of all plans: the primer's.
 class PlainKernel {
  public:
   virtual ~PlainKernel() = default;

@@ -12,7 +12,7 @@ namespace flash_attention::check {
 /// Bytes of the call's device, readable on the host: the memory itself, or a copy in `scratch`.
 using Fetch = std::function<const char*(const void* from, std::size_t bytes, std::vector<char>& scratch)>;
 
-/// Where one sequence of the batch lies, and how much of it counts.
+/// Where one sequence of the batch is, and how much of it counts.
 struct Sequence {
   std::int64_t first_q = 0, first_kv = 0;  // rows before it in a packed tensor
   std::int64_t rows_q = 0, rows_kv = 0;    // that it owns
@@ -42,7 +42,7 @@ class Call {
   /// Rows [begin, end) one after the other, as fp64.
   std::vector<double> read(const Rows& rows, std::int64_t begin, std::int64_t end) const;
   std::vector<double> read_row(const Rows& rows, std::int64_t i) const { return read(rows, i, i + 1); }
-  /// The same of the keys or values of sequence b, whichever tensor is given; they may lie in pages.
+  /// The same of the keys or values of sequence b, whichever tensor is given; they may be in pages.
   std::vector<double> read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                                 std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
 

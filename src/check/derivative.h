@@ -20,7 +20,7 @@ double smallest_of(Dtype dtype);
 /// What is lost of a probability, at most 1, that becomes a float16 below its normal numbers.
 double underflow_of(Dtype dtype);
 
-/// Of a sum of so many terms in float, beside their sizes.
+/// Of a sum of so many terms in float, relative to their sizes.
 double sum_error(double terms);
 
 /// How far the sum of a kernel may be from `value`, given the errors that its terms have together.
@@ -31,10 +31,10 @@ inline double allowed_of(double value, double errors, Dtype dtype) {
 /// Rows below it have no gradients: docs/numerics.md.
 constexpr double lowest_lse = -1e7;
 
-/// Of a score beside a log-sum-exp.
+/// Of a score relative to a log-sum-exp.
 double probability(const Score& s, double lse);
 
-/// What a query's gradient needs beside its scores.
+/// What a query's gradient needs in addition to its scores.
 struct Upstream {
   double lse = 0;
   double delta = 0, delta_size = 0;  // dout . out - dlse

@@ -149,7 +149,7 @@ DeviceInfo info() {
   info.name = model_name();
   if (info.name.empty()) info.name = "CPU";
   info.isa = chosen_isa();
-  kernel_table(info.isa);  // refuses one that is asked for and not here
+  kernel_table(info.isa);  // refuses one that is requested and not here
   info.threads = num_threads();
   info.l2_bytes = caches().last;
   info.core_cache_bytes = caches().core;

@@ -10,7 +10,7 @@ struct KernelRow {
   std::string_view kernel;
   Pass pass;
   const Step* (*steps)(const KernelTable& table);
-  bool multiplies_bfloat16 = false;  // AMX and AVX512-BF16 have steps of their own for bfloat16
+  bool multiplies_bfloat16 = false;  // AMX and AVX512-BF16 have their own steps for bfloat16
 };
 
 /// The row of the plan's kernel. Throws Error(internal) where there is none.

@@ -56,7 +56,7 @@ Peaks measure_peaks(int threads) {
   const double flops = table.multiply_add(1) * rounds * threads;
   peaks.flops = best_rate(pool, flops, [&](std::int64_t) { table.multiply_add(rounds); });
 
-  // Each thread reads all of a buffer of its own in a round: so large that the caches keep next to nothing of it.
+  // Each thread reads all of its buffer in a round: so large that the caches keep next to nothing of it.
   const std::int64_t bytes = std::max<std::int64_t>(4 * device.l2_bytes, 64 << 20) / 4096 * 4096;
   const std::vector<std::vector<char>> buffers(static_cast<std::size_t>(threads),
                                                std::vector<char>(static_cast<std::size_t>(bytes), 1));

@@ -12,7 +12,7 @@ namespace {
 using program::Node;
 using program::Op;
 
-/// Which slot each node's value lies in. A value that differs from key to key gives its slot back after its last use.
+/// Which slot each node's value is in. A value that differs from key to key gives its slot back after its last use.
 class Slots {
  public:
   Slots(const std::vector<Node>& nodes, const std::vector<int>& roots, const std::vector<bool>& varying)

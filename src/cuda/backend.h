@@ -20,7 +20,7 @@ DeviceInfo info(int index);
 /// (Options::stream): while it is captured nothing can be compiled or loaded, and that is refused.
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device, void* stream = nullptr);
 
-/// The same for one launch with a parameter of its own.
+/// The same for one launch with a separate parameter.
 std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device, void* stream);
 
 /// The same for a kernel outside of all plans.

@@ -37,7 +37,7 @@ std::filesystem::path kernels_beside(const std::filesystem::path& library) {
   if (library.empty()) return {};
   const std::filesystem::path name = "flash_attention_kernels", folder = library.parent_path();
   std::error_code error;
-  const auto of_package = folder.parent_path() / name;  // a Python package of its own, beside the one the library is in
+  const auto of_package = folder.parent_path() / name;  // a separate Python package, next to the one the library is in
   return !std::filesystem::is_directory(folder / name, error) && std::filesystem::is_directory(of_package, error)
              ? of_package
              : folder / name;

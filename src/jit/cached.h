@@ -11,8 +11,8 @@
 
 namespace flash_attention::jit {
 
-/// Where kernels made ahead of time lie when FLASH_ATTENTION_AOT_DIR does not say: flash_attention_kernels beside the
-/// library, or beside the folder that holds it.
+/// Where kernels made ahead of time are when FLASH_ATTENTION_AOT_DIR does not say: flash_attention_kernels next to the
+/// library, or next to the folder that holds it.
 std::filesystem::path kernels_beside(const std::filesystem::path& library);
 
 /// The products on disk: kernels made ahead of time, which are only read, then this user's cache.
@@ -23,7 +23,7 @@ class ProductCache {
   /// The product of the recipe: found, or made by `produce` and kept. Whatever is wrong with the disk, the caller gets its
   /// product. Of the processes and threads that ask at the same time, one produces and the others wait for it.
   /// Throws Error(unavailable) where it is not found and FLASH_ATTENTION_JIT is off, and what `produce` throws.
-  /// `quiet`: nobody waits, and the log hears of no long compilation.
+  /// `quiet`: no caller waits, and the log hears of no long compilation.
   Artifact get(const Recipe& recipe, const std::function<Product()>& produce, bool quiet = false) const;
 
   /// Only looks.

@@ -19,7 +19,7 @@ std::shared_ptr<const CompiledKernel> look_up_or_compile(const KernelKey& key, b
   return to_kernel(build(nvrtc_compiler(), unit_of(key), quiet));
 }
 
-// The kernels of this process. A key that is being compiled is there already, as a future others wait for.
+// The kernels of this process. A key that is being compiled is in the map already, as a future others wait for.
 using Pending = std::shared_future<std::shared_ptr<const CompiledKernel>>;
 struct Memory {
   std::mutex mutex;

@@ -20,7 +20,7 @@ struct CompiledKernel {
 
 /// Looks in memory, among the kernels made ahead of time and in the disk cache; else compiles. Throws Error(unavailable)
 /// without NVRTC or with FLASH_ATTENTION_JIT off, Error(compile_failed) with the compiler's log and the source's path.
-/// `quiet`: nobody waits, and the log hears of no long compilation.
+/// `quiet`: no caller waits, and the log hears of no long compilation.
 std::shared_ptr<const CompiledKernel> compiled(const KernelKey& key, bool quiet = false);
 
 /// Only looks; null where the kernel would have to be compiled.

@@ -19,7 +19,7 @@ std::string failed_source_name(const std::string& stem);
 /// The first digits of the text's SHA-256.
 std::string digest(std::string_view text, std::size_t digits);
 
-// By name alone, which is all that may be asked before a file is removed: whatever else lies in the folder is not ours.
+// By name alone, which is all that may be asked before a file is removed: whatever else is in the folder is not ours.
 bool is_product(const std::filesystem::path& path);
 bool is_ours(const std::filesystem::path& path);  // a product, its source, a failed source, or a temporary of one of them
 

@@ -16,7 +16,7 @@ struct KernelKey {
   int arch = 0;        // compute capability, 90 for 9.0
   int block_threads = 1;
   int min_blocks_per_sm = 1;
-  bool plain = false;                       // the entry is a __global__ function of the file, with parameters of its own
+  bool plain = false;                       // the entry is a __global__ function of the file, with its own parameters
   std::string arguments = "AttentionArgs";  // the type of the entry's parameter
   std::string prelude{};                    // comes before the kernel: a program's source
 
@@ -36,7 +36,7 @@ std::string file_stem(const KernelKey& key);
 std::string arch_name(int arch);
 
 /// The translation unit: a few lines that include the kernel and instantiate it as `extern "C" kernel`. It is what NVRTC
-/// compiles, what the emulator compiles, and what lies beside the cubin in the cache.
+/// compiles, what the emulator compiles, and what is next to the cubin in the cache.
 std::string emit(const KernelKey& key, const std::string& kernel_file);
 
 }  // namespace flash_attention::jit

@@ -17,7 +17,7 @@ struct Recipe {
 /// What a compiler made of it.
 struct Product {
   std::string payload;  // the machine code
-  std::string source;   // the generated unit, kept beside it so that what ran can be read
+  std::string source;   // the generated unit, kept next to it so that what ran can be read
   std::string notes;    // the compiler's log
 };
 

@@ -16,7 +16,7 @@ struct KernelEntry {
   Pass pass;
   DeviceKind device;  // rows for cuda serve the emulator too
   std::string_view requirements;
-  bool automatic = true;        // false: only when asked for by name (the ladder)
+  bool automatic = true;        // false: only when requested by name (the ladder)
   bool pages = false;           // takes K and V in pages
   bool left_padding = false;    // takes Problem::left_padding
   bool invariant = false;       // forward: serves Problem::invariant
@@ -42,7 +42,7 @@ struct KernelEntry {
   std::string (*yield)(const Problem& problem, const DeviceInfo& device) = nullptr;
 };
 
-// The families, each in a file of its own; kernel_table.cpp puts them in order, the fastest first.
+// The families, each in a separate file; kernel_table.cpp puts them in order, the fastest first.
 std::span<const KernelEntry> cpu_kernels();
 std::span<const KernelEntry> mla_kernels();
 std::span<const KernelEntry> decode_kernels();

@@ -10,7 +10,7 @@ namespace flash_attention::program {
 /// Elements of captured tensor n.
 std::int64_t num_elements(const Problem& problem, const Program& program, int n);
 
-/// Where the sums of the gradients lie in a part of the workspace: one float a tensor for the largest term, then the sums,
+/// Where the sums of the gradients are in a part of the workspace: one float a tensor for the largest term, then the sums,
 /// int64 each.
 struct GradientLayout {
   std::int64_t offsets[max_tensors] = {};  // bytes; -1: no gradient

@@ -49,7 +49,7 @@ std::optional<std::string> why_untrusted(const std::filesystem::path& path, cons
   return std::nullopt;
 }
 
-/// A folder that anybody may write to lets anybody put another one in the place of what lies below, unless it is sticky.
+/// A folder that anybody may write to lets anybody put another one in the place of what is below, unless it is sticky.
 std::optional<std::string> why_replaceable(const std::filesystem::path& folder) {
   for (std::filesystem::path above = folder.parent_path(); above.has_relative_path(); above = above.parent_path()) {
     struct stat status;

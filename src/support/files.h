@@ -19,8 +19,8 @@ struct TrustedFile {
   std::string refused;
 };
 
-/// Whose code is run already, beside this user's and root's: that of a library which the process has loaded. What lies
-/// beside it is as good as it is, with the same owner and the same writers.
+/// Whose code is run already, in addition to this user's and root's: that of a library which the process has loaded. What
+/// is next to it is as good as it is, with the same owner and the same writers.
 struct Trust {
   bool in_library = false;  // else in this user and root alone
   uid_t owner = 0;
@@ -33,7 +33,7 @@ Trust trust_in(const std::filesystem::path& library);
 /// link.
 TrustedFile read_trusted_file(const std::filesystem::path& path, const Trust& trust = {});
 
-/// Replaces `path` with `bytes` so that no reader and no crash ever sees a part of them: written to a temporary beside it,
+/// Replaces `path` with `bytes` so that no reader and no crash ever sees a part of them: written to a temporary next to it,
 /// flushed to the disk, renamed. Returns what failed, or nothing on success.
 std::optional<std::string> write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 

@@ -9,7 +9,7 @@
 //     loading warp:    for each tile: Q, and block after block K and V, into rings of stages      producer.cuh
 //     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            kv_loop.cuh
 //
-// The loading warp runs ahead over the end of a tile: Q has two stages and O a buffer of its own, so the tensor cores wait
+// The loading warp runs ahead over the end of a tile: Q has two stages and O a separate buffer, so the tensor cores wait
 // for no memory between tiles.
 //
 // Softmax keeps the maximum of a row's first blocks as a reference instead of raising it with every block. A tile for
@@ -122,7 +122,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
       const PipelineState<S::q_stages> q = wg.q_state();
-      ptx::mbarrier_wait(shared.Q_full[q.stage][S::row_group(wg.warpgroup)], q.phase);  // the next tile is there, and its Q
+      ptx::mbarrier_wait(shared.Q_full[q.stage][S::row_group(wg.warpgroup)], q.phase);  // the next tile is ready, and its Q
       if (const Work work = wg.work(); work != Work::none) {
         const bool unsound = attend(wg, work);
         if (S::uniform_by_vote ? ptx::any(unsound) : unsound) retry.mark(wg.stored_tile());

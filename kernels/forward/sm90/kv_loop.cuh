@@ -124,7 +124,7 @@ struct KvLoop {
     wg.pingpong_wait();
     wg.issue_scores(scores, queries, k.stage);
     wg.pingpong_signal();
-    ptx::wgmma_wait<0>();  // the scores are there
+    ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_empty[k.stage]);
@@ -152,7 +152,7 @@ struct KvLoop {
     accumulate = true;
     ++wg.num_blocks;
     const auto draw = math.draw(wg.args, tile, block * S::block_kv);
-    ptx::wgmma_wait<1>();  // the scores are there; P V may still run
+    ptx::wgmma_wait<1>();  // the scores are ready; P V may still run
     ptx::wgmma_pin(scores);
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_empty[k.stage]);

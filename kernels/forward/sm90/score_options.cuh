@@ -39,7 +39,7 @@ struct ScoreOptions {
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
 
   /// tile::Score::in_units, with a soft cap of two instructions of the special function unit: cap tanh(x) is
-  /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing beside that of a 16-bit dot product.
+  /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing compared with that of a 16-bit dot product.
   __device__ __forceinline__ float in_units(float dot, float added) const {
     if constexpr (features.softcap) {
       const float exponential = ptx::exp2(dot * (2.0f * tile::log2_e * score.scale / score.softcap));
@@ -51,7 +51,7 @@ struct ScoreOptions {
   /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
   __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
     if constexpr (!tile::Score<features>::linear) {
-      const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are there
+      const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are ready
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
 #pragma unroll
       for (int i = 0; i < count; ++i) {

@@ -21,7 +21,7 @@ enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 
 constexpr int wg_threads = 128;
 constexpr int wg_rows = 64;    // query rows of a warpgroup: the M of its products
-constexpr int chunk_dim = 64;  // columns of a tile that lie together: 128 bytes, the width of the swizzle
+constexpr int chunk_dim = 64;  // columns of a tile that are together: 128 bytes, the width of the swizzle
 
 template <ForwardConfig config>
 struct Shape {
@@ -75,8 +75,8 @@ struct Shape {
                                           : warpgroups == 2  ? 232
                                                              : 160;
 
-  // Q stays in registers where all of it finds room beside S, P and O: read from shared memory for every block it would be
-  // a quarter of what the products read, and they nearly use up what shared memory gives.
+  // Q stays in registers where all of it finds room in addition to S, P and O: read from shared memory for every block it
+  // would be a quarter of what the products read, and they nearly use up what shared memory gives.
   static constexpr bool modifies_scores = features.softcap || features.bias || features.alibi || features.mask ||
                                           features.dropout || features.score_program || listed;
   static constexpr bool holds_queries =
@@ -179,7 +179,7 @@ struct alignas(1024) SharedStorage {
   Element Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
   Element K[S::stages][S::chunks][S::block_kv * chunk_dim];
   Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // on its way to memory
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // before its store
 
   // full: a tile has landed. free: every warpgroup that reads it is done with it.
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
@@ -201,7 +201,7 @@ requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
 
   Element Q[S::q_stages][S::row_groups][S::chunks][wg_rows * chunk_dim];
   Element KV[S::stages][forward_sm90_wide_stage_bytes / 2];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of each half of the keys; O on its way to memory
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of each half of the keys; O before its store
 
   ptx::Mbarrier Q_full[S::q_stages][S::row_groups], Q_empty[S::q_stages][S::row_groups];
   ptx::Mbarrier KV_full[S::stages], KV_empty[S::stages];

@@ -47,7 +47,7 @@ struct Schedule {
     return unit_stride() + static_cast<int>(ptx::atomic_add(static_cast<unsigned*>(args.workspace), 1));
   }
 
-  /// Whether this block has an iteration i. Asked for each in order.
+  /// Whether this block has an iteration i. Called for each in order.
   __device__ __forceinline__ bool has(int i, int attempt) {
     if constexpr (config.dynamic_scheduler) {
       if (attempt == 0) {
@@ -93,7 +93,7 @@ struct Schedule {
     return {head_of_batch - batch_idx * args.heads_q, batch_idx, unit - head_of_batch * units_per_head};
   }
 
-  /// Fills `tile` in, which lies in shared memory: the loading warp has few registers. Returns whether there is one.
+  /// Fills `tile` in, which is in shared memory: the loading warp has few registers. Returns whether there is one.
   __device__ __forceinline__ bool tile_at(int iteration, Attempt attempt, Tile& tile) const {
     const Unit unit = unit_at(iteration);
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, unit.batch_idx);

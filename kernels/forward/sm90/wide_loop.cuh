@@ -93,7 +93,7 @@ struct WideLoop {
       products.add_safely(out.O, in_P * S::block_kv, tile, math);
     } else {
       products.template issue_output<true>(out.O, in_P * S::block_kv, accumulate, math);
-      ptx::wgmma_pin(scores);  // they are there; the end of P V may still run
+      ptx::wgmma_pin(scores);  // they are ready; the end of P V may still run
     }
     softmax<kind>(math, block);
     math.drop(scores, draw);
@@ -113,7 +113,7 @@ struct WideLoop {
   }
 
   __device__ __forceinline__ void finish_scores() {
-    ptx::wgmma_wait<0>();  // the scores are there
+    ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     products.release_stages(1);
   }

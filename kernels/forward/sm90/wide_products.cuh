@@ -11,8 +11,8 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// The other warpgroup's numbers of the same rows, in the place of this one's. They lie here and there in turn: who writes
-/// a place again has met the other since it read.
+/// The other warpgroup's numbers of the same rows, in the place of this one's. They are here and there alternately: who
+/// writes a place again has met the other since it read.
 template <ForwardConfig config>
 __device__ __forceinline__ void exchange(Warpgroup<config>& wg, float (&of_rows)[2]) {
   auto& place = wg.shared.exchanged[wg.place.num_exchanges++ % 2];
@@ -93,7 +93,7 @@ struct WideProducts {
     }
   }
 
-  /// P of this warpgroup's keys to shared memory, where both read it; returns when that of the other is there, too. Before
+  /// P of this warpgroup's keys to shared memory, where both read it; returns when that of the other is ready, too. Before
   /// a tile's first P, O of the last tile must have left its place.
   __device__ __forceinline__ void publish(const PackedTile& P, bool is_first) const {
     const auto thread = static_cast<unsigned>(ptx::registers_fresh(wg.thread));
@@ -113,7 +113,7 @@ struct WideProducts {
     ptx::fence_async_shared();  // P before the products' reads
     __syncwarp();               // that of the whole warp
     if (thread % 32 == 0) ptx::mbarrier_arrive(wg.shared.P_full);
-    ptx::mbarrier_wait(wg.shared.P_full, phase);  // P of all warps is there
+    ptx::mbarrier_wait(wg.shared.P_full, phase);  // P of all warps is ready
   }
   /// This warpgroup's products have read P.
   __device__ __forceinline__ void release_P() const { wg.release(wg.shared.P_empty); }

@@ -72,7 +72,7 @@ __device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
       const PipelineState<S::q_stages> q = wg.q_state();
-      ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile is there, and its Q
+      ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile is ready, and its Q
       const Work work = wg.work();
       if (work == Work::none) break;
       attend(wg, work);

@@ -9,7 +9,7 @@
 //       now and then: sums += O, and O begins anew
 //     O += P V(last);  O += sums
 //
-// The warpgroups take turns to issue products (ping-pong): while one does softmax, another's products run.
+// The warpgroups issue products alternately (ping-pong): while one does softmax, another's products run.
 
 #include "forward/sm90_fp8/consumer.cuh"
 #include "ptx/path.cuh"
@@ -86,7 +86,7 @@ struct KvLoop {
     wg.pingpong_wait();
     wg.issue_scores(scores, k.stage);
     wg.pingpong_signal();
-    ptx::wgmma_wait<0>();  // the scores are there
+    ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[k.stage]);
     make_scores<true>(math, block);
@@ -109,7 +109,7 @@ struct KvLoop {
     wg.pingpong_signal();
     ++wg.num_blocks;
     ++blocks_in_O;
-    ptx::wgmma_wait<1>();  // the scores are there; P V may still run
+    ptx::wgmma_wait<1>();  // the scores are ready; P V may still run
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[k.stage]);
     make_scores<tested>(math, block);

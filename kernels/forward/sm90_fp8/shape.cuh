@@ -86,7 +86,7 @@ struct alignas(1024) SharedStorage {
   unsigned char Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
   unsigned char K[S::stages][S::chunks][S::block_kv * chunk_dim];
   unsigned char V[S::stages][S::v_chunks][S::width_v * S::v_chunk];
-  // The sums in fp32, each thread's own; at the end of a tile O on its way to memory.
+  // The sums in fp32, each thread's own; at the end of a tile O before its store.
   unsigned char O[S::warpgroups][wg_rows * S::width_v * 4];
 
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];

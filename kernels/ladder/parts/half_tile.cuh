@@ -26,7 +26,7 @@ struct PlainTile {
   static constexpr int rows = num_rows, columns = num_columns;
   alignas(16) unsigned char bytes[rows * columns * 2];
 
-  /// Where chunk `chunk` (eight elements) of a row lies, in bytes from the start.
+  /// Where chunk `chunk` (eight elements) of a row is, in bytes from the start.
   __device__ static constexpr unsigned offset(int row, int chunk) { return row * columns * 2 + chunk * 16; }
   /// From the address of a chunk to that `chunks` further on.
   __device__ static constexpr unsigned step(unsigned address, int chunks) { return address + chunks * 16; }

@@ -209,7 +209,7 @@ void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv) {
   p.v_scale_strides = strides("v_scale_strides", p.v_scale_strides);
 }
 
-/// Q in 8 bits, and its scales: beside K and V of the same type.
+/// Q in 8 bits, and its scales: with K and V of the same type.
 void check_narrow_queries(Problem& p, Pass pass) {
   if (!p.q_dtype) p.q_dtype = p.dtype;
   const bool narrow = *p.q_dtype != p.dtype;

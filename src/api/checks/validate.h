@@ -9,7 +9,7 @@ namespace flash_attention::api {
 Problem normalise(const Problem& problem, Pass pass);
 
 /// Refuses pointers, lengths or a workspace that do not fit the (normalised) problem and its plan. Reads lengths only
-/// where they lie in host memory.
+/// where they are in host memory.
 void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options);
 
 }  // namespace flash_attention::api

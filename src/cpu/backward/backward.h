@@ -10,7 +10,7 @@
 //         dQ = scale * dQt^T
 //
 // An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
-// sums of its own for dK and dV: CpuRegion::key_gradients holds them, [split][kv head][key of all sequences, padded][padded
+// its own sums for dK and dV: CpuRegion::key_gradients holds them, [split][kv head][key of all sequences, padded][padded
 // head_dim + head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of
 // a key head go over the keys together, the keys are split instead: key_gradients.h. dsink's terms are at
 // CpuRegion::sink_terms, one a row, added head by head in a third step; dbias.h is the fourth.
@@ -65,7 +65,7 @@ inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W,
                                           .rows = tile.count,
                                           .depth = block.rows,
                                           .vectors = stride / vector_lanes});
-  add_odd_rows(safe, W, {1, block.lanes()}, tile.count, sums, {sums_stride, 1}, columns);
+  add_nonfinite_rows(safe, W, {1, block.lanes()}, tile.count, sums, {sums_stride, 1}, columns);
 }
 
 inline void write_sink_terms(const Call& call, const RowBlock& block, const RowTerms& rows) {

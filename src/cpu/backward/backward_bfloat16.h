@@ -2,7 +2,7 @@
 
 // backward.h in bfloat16 where instructions multiply pairs (pairs.h): the same five products a tile, with P and dS rounded.
 //
-//     S = K Q^T, dP = V dO^T                  K and V as they lie; Q and dO in pairs of columns
+//     S = K Q^T, dP = V dO^T                  K and V as they are; Q and dO in pairs of columns
 //     dV += P dO, dK += dS Q                  P and dS in rows; dO and Q in pairs of rows
 //     dQt += K^T dS                           K^T packed; dS in pairs of keys
 //
@@ -21,7 +21,7 @@ struct PackedPair {
   Half* K;                 // [block_kv][columns]
   Half* V;                 // [block_kv][columns_v]
   Half* Kt;                // [columns][block_kv]
-  std::uint8_t* odd;
+  std::uint8_t* nonfinite;
 
   PackedPair(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 32)) {
@@ -29,7 +29,7 @@ struct PackedPair {
     K = region<Half>(call, plan::CpuRegion::packed_K) + idx * block_kv * columns;
     V = region<Half>(call, plan::CpuRegion::packed_V) + idx * block_kv * columns_v;
     Kt = region<Half>(call, plan::CpuRegion::packed_Kt) + idx * block_kv * columns;
-    odd = region<std::uint8_t>(call, plan::CpuRegion::nonfinite_tiles) + idx;
+    nonfinite = region<std::uint8_t>(call, plan::CpuRegion::nonfinite_tiles) + idx;
   }
 };
 
@@ -47,7 +47,7 @@ inline void pack_backward(const Call& call, std::int64_t item, void* /*memory*/)
     copy_halves(keys.row(call.v, key), there ? call.head_dim_v : 0, packed.V + key * packed.columns_v, packed.columns_v,
                 largest);
   }
-  *packed.odd = !largest.all_finite();
+  *packed.nonfinite = !largest.all_finite();
   transpose_halves(packed.K, packed.columns, keys.padded, packed.columns, packed.Kt, block_kv);
 }
 
@@ -195,7 +195,7 @@ template <class Products>
 inline bool start_block(const Call& call, RowBlock& block, int depth, Bfloat16BackwardScratch& scratch) {
   block.key_begin = block.key_begin / block_kv * block_kv;  // the packed tiles begin there
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    if (*PackedPair(call, block.batch, block.kv_head, begin / block_kv).odd != 0) return false;
+    if (*PackedPair(call, block.batch, block.kv_head, begin / block_kv).nonfinite != 0) return false;
   }
   if (!load_block(call, block, depth, scratch)) return false;
   for (int i = 0; i < round_up(call.head_dim, 32) * block.lanes(); ++i) scratch.dQt[i] = 0;

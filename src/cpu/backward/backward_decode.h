@@ -88,7 +88,7 @@ inline void write_keys(const Call& call, const RowBlock& block, const Tile& tile
                                                 .rows = tile.count,
                                                 .depth = block.rows,
                                                 .vectors = stride / vector_lanes});
-    add_odd_rows(safe, W, {block_kv, 1}, tile.count, sums, {sums_stride, 1}, columns);
+    add_nonfinite_rows(safe, W, {block_kv, 1}, tile.count, sums, {sums_stride, 1}, columns);
   };
   if (call.element == Element::float32 && columns == stride) {
     return sum_rows(key_row<Float32>(call, block, to, tile.begin), to.seq_stride);
@@ -105,7 +105,7 @@ inline void write_keys(const Call& call, const RowBlock& block, const Tile& tile
   });
 }
 
-/// The keys and the values of the tile that begins at `begin`, asked for while another one is worked on.
+/// The keys and the values of the tile that begins at `begin`, prefetched while another one is worked on.
 struct AheadOfBoth {
   NextTile keys, values;
 
@@ -118,7 +118,7 @@ struct AheadOfBoth {
                         std::int64_t begin) {
     const int lines = (columns * size_of(call.element) + 63) / 64;  // of a row
     const std::int64_t steps = ceil_div(block_kv * block.rows, vector_lanes);
-    const Ahead rows = rows_ahead(call, block, tensor, columns, 1, begin, begin + block_kv);
+    const RowPrefetch rows = prefetch_of_rows(call, block, tensor, columns, 1, begin, begin + block_kv);
     return {rows, rows, static_cast<int>(ceil_div(block_kv * lines, steps)), 0};
   }
 };
@@ -137,7 +137,7 @@ inline void key_gradients(const Call& call, const RowBlock& block, const Tile& t
   write_keys(call, block, tile, scratch.dS, scratch.Q, call.head_dim, call.dk, scratch);
 }
 
-/// A tile that every row sees, with K and V as they lie.
+/// A tile that every row sees, with K and V as they are.
 template <class T>
 inline void backward_in_place(const Call& call, const RowBlock& block, const Tile& tile, BackwardDecodeScratch& scratch,
                               AheadOfBoth& next) {
@@ -157,8 +157,8 @@ inline void backward_behind_mask(const Call& call, const RowBlock& block, const 
   const SafeRows safe = make_safe(K, tile.count, call.head_dim, false, scratch.safe);
   FloatDots<Float32>::add_values(block.rows, scratch.dS, {safe.rows.data, safe.rows.stride}, 0, tile.count, scratch.dQ,
                                  call.head_dim);
-  add_odd_rows(safe, scratch.dS, {1, block_kv}, block.rows, scratch.dQ, {round_up(call.head_dim, vector_lanes), 1},
-               call.head_dim);
+  add_nonfinite_rows(safe, scratch.dS, {1, block_kv}, block.rows, scratch.dQ, {round_up(call.head_dim, vector_lanes), 1},
+                     call.head_dim);
 }
 
 inline void write_dq(const Call& call, const RowBlock& block, int split, const BackwardDecodeScratch& scratch) {

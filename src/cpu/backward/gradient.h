@@ -29,7 +29,7 @@ struct RowTerms {
     for (int lane = 0; lane < block.rows; ++lane) {
       const std::int64_t row = block.row_idx(call, lane);
       if (call.dlse != nullptr) delta[lane] -= call.dlse[row];
-      constexpr float lowest = -1e7f;  // below it a float has no room for the sum beside the maximum: docs/numerics.md
+      constexpr float lowest = -1e7f;  // below it a float has no room for the sum next to the maximum: docs/numerics.md
       lse[lane] = block.unused[lane] || call.lse[row] < lowest ? infinity : call.lse[row] * log2_e;
     }
     for (int lane = block.rows; lane < block.lanes(); ++lane) lse[lane] = lse[lane - 1], delta[lane] = delta[lane - 1];

@@ -13,7 +13,7 @@ inline float* partial_dq(const Call& call, std::int64_t split, std::int64_t row)
          (split * total_rows(call) + row) * plan::cpu_padded(call.head_dim);
 }
 
-/// One row of dQ from `count` sums that lie `distance` apart.
+/// One row of dQ from `count` sums that are `distance` apart.
 inline void write_dq(const Call& call, const RowBlock& block, int row, const float* sums, int count,
                      std::int64_t distance) {
   with_element(call.element, [&](auto type) {

@@ -1,15 +1,15 @@
 #pragma once
 
 // Forward for a few queries, where reading K and V is all the work: the keys are split over the threads and merged, and the
-// query heads of a key head share one reading. Key heads that lie side by side in a row of memory go together, tile by
-// tile, so that memory is read in its order; while a tile is worked on, the next one is asked for. With so few rows the
+// query heads of a key head share one reading. Key heads that are side by side in a row of memory go together, tile by
+// tile, so that memory is read in its order; while a tile is worked on, the next one is prefetched. With so few rows the
 // lanes go along head_dim and along the keys instead:
 //
 //     S[row][key] = dot(Q[row], K[key])                a square of accumulators, summed across by a butterfly; eight_rows.h
 //     P = 2^(S - row_max), row_sum, rescale            some rows at a time
 //     O[row]      = rescale * O[row] + sum of P[row][key] * V[key]
 //
-// K and V are converted in registers on their way into the products.
+// K and V are converted in registers before the products.
 
 #include "cpu/decode/decode_scores.h"
 #include "cpu/decode/eight_rows.h"
@@ -24,7 +24,7 @@ constexpr int decode_stack = plan::cpu_decode_stack;
 /// Rows that the products work on.
 inline int padded_rows(const RowBlock& block) { return plan::cpu_decode_padded(block.rows); }
 
-/// Keys that are summed before the next ones are asked for: with many rows, the sums are better left in registers.
+/// Keys that are summed before the next ones are prefetched: with many rows, the sums are better left in registers.
 constexpr int value_step(int rows) { return rows < 8 ? 16 : 32; }
 
 struct DecodeScratch {
@@ -139,13 +139,13 @@ inline void decode_values(const Call& call, const RowBlock& block, const Tile& t
   }
   Dots::prepare_weights(rows, tile.count, scratch.S);
   for (int key = 0; key < tile.count; key += step) {
-    next.ask_for_values();
+    next.prefetch_values();
     Dots::add_values(rows, scratch.S, V, key, smaller(tile.count - key, step), O, call.head_dim_v);
   }
 }
 
-/// The rows of a tile where they lie, or copied together where they are in several pages. The rows of the next tile are
-/// asked for meanwhile: which they are only the table says.
+/// The rows of a tile where they are, or copied together where they are in several pages. The rows of the next tile are
+/// prefetched meanwhile: which they are only the table says.
 template <class T>
 inline KeyRows<T> rows_of_tile(const Call& call, const RowBlock& block, const Tile& tile, const TensorView& tensor,
                                int columns, float* buffer) {
@@ -180,7 +180,7 @@ inline KeyRows<T> rows_of_tile(const Call& call, const RowBlock& block, const Ti
   return {copy, columns};
 }
 
-/// One tile of one key head. K and V are used as they lie, but for values that must not meet a weight of 0 (hidden.h).
+/// One tile of one key head. K and V are used as they are, but for values that must not meet a weight of 0 (hidden.h).
 template <class Dots>
 inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
                         NextTile& next) {
@@ -200,7 +200,7 @@ inline void decode_tile(const Call& call, const RowBlock& block, const Tile& til
     copy_row<T>(V.data + key * V.stride, call.head_dim_v, scratch.V + key * width, width);
   const SafeRows safe = make_safe({scratch.V, width}, tile.count, call.head_dim_v, false, scratch.safe);
   decode_values<FloatDots<Float32>>(call, block, tile, {safe.rows.data, safe.rows.stride}, head.O, scratch, next);
-  add_odd_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {width, 1}, call.head_dim_v);
+  add_nonfinite_rows(safe, scratch.S, {1, block_kv}, block.rows, head.O, {width, 1}, call.head_dim_v);
 }
 
 /// All tiles of all key heads of the item: tile by tile, and in a tile head by head.
@@ -217,15 +217,15 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
   };
   const int key_lines = lines(width, ceil_div(most * padded_rows(block), vector_lanes));
   const int value_lines = lines(width_v, ceil_div(most, value_step(padded_rows(block))));
-  const bool asks = come_from_memory(call);
-  // A tile ends with its page where that leaves it some keys: used where they lie, 16 are faster than 64 that are copied.
+  const bool asks = exceeds_cache(call);
+  // A tile ends with its page where that leaves it some keys: used where they are, 16 are faster than 64 that are copied.
   const bool ends_with_page = call.page_size >= 16 && call.page_size % 16 == 0;
   std::int64_t count = 0;
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += count) {
     count = ends_with_page ? smaller<std::int64_t>(most, block.keys_together(call, begin)) : most;
     block.move_to(call, item.first_head);
     const auto ahead = [&](const TensorView& tensor, int columns) {
-      return rows_ahead(call, block, tensor, columns, item.num_heads, begin + count, asks ? begin + count + most : 0);
+      return prefetch_of_rows(call, block, tensor, columns, item.num_heads, begin + count, asks ? begin + count + most : 0);
     };
     NextTile next{ahead(call.k, call.head_dim), ahead(call.v, call.head_dim_v), key_lines, value_lines};
     for (int h = 0; h < item.num_heads; ++h) {

@@ -3,7 +3,7 @@
 // The two products of decode.h over a tile of keys of one key head: scores, and sums of values. `Dots` says how rows of a
 // type are multiplied: FloatDots, or what an instruction set has for pairs (dot_products.h).
 
-#include "cpu/tile/ahead.h"
+#include "cpu/tile/prefetch.h"
 #include "cpu/tile/softmax.h"
 
 namespace flash_attention::cpu {
@@ -24,7 +24,7 @@ FLASH_ATTENTION_INLINE void for_row_groups(int rows, Visit visit, int row = 0) {
   if constexpr (most > 1) for_row_groups<most / 2>(rows, visit, row);
 }
 
-/// Rows of keys as they lie in memory.
+/// Rows of keys as they are in memory.
 template <class T>
 struct KeyRows {
   const typename T::Stored* data;
@@ -168,7 +168,7 @@ inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q
   if (keys < step) return dot_few<rows, Dots>(K, keys, Q, head_dim, factor, S);
   for (int key = 0; key < keys; key += step) {
     const int first = smaller(key, keys - step);
-    next.ask_for_keys();
+    next.prefetch_keys();
     dot_square<rows, Dots>({K.data + first * K.stride, K.stride}, Q, head_dim, factor, S + first);
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What scores.h does to a tile of scores, for scores that lie in rows: S[row][key] with block_kv floats from row to row.
+// What scores.h does to a tile of scores, for scores that are in rows: S[row][key] with block_kv floats from row to row.
 // Vectors go along the keys; what is past the last key of the tile is never looked at.
 
 #include "cpu/tile/scores.h"

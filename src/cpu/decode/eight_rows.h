@@ -56,7 +56,7 @@ FLASH_ATTENTION_INLINE void dot_quads(FloatRows K, int words, const float* Q, fl
   }
 }
 
-/// All keys of a tile. Rows of K are used where they lie if they are words in fours and whole words apart, and else copied
+/// All keys of a tile. Rows of K are used where they are if they are words in fours and whole words apart, and else copied
 /// as such.
 template <class Dots>
 inline void dot_eight_rows(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
@@ -76,7 +76,7 @@ inline void dot_eight_rows(KeyRows<typename Dots::Element> K, int keys, const fl
         Dots::copy_words(row + smaller(j, keys - 1) * K.stride, head_dim, copy + j * words);
       rows = {copy, words};
     }
-    for (int i = 0; i < 8 * quad_keys; i += vector_lanes) next.ask_for_keys();
+    for (int i = 0; i < 8 * quad_keys; i += vector_lanes) next.prefetch_keys();
     dot_quads<Dots>(rows, in_place ? head_dim / columns_of_word : words, Q, factor, S + first);
   }
 }

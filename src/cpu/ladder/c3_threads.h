@@ -1,7 +1,7 @@
 #pragma once
 
 // The idea:  blocks of queries do not need each other: every core takes the next one until none is left.
-// From c2:   the three outer loops become an index; each thread has scratch memory of its own.
+// From c2:   the three outer loops become an index; each thread has its own scratch memory.
 // It buys:   the other cores.
 // The limit: what cpu/prefill has beyond this: masks only where needed, packing by vectors, grouped heads in one block.
 

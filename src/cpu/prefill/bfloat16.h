@@ -3,7 +3,7 @@
 // Forward in bfloat16 where instructions multiply pairs (pairs.h): prefill.h with its two products done by them. Queries
 // stay in lanes, so options and masks are the same functions:
 //
-//     S  = K Q^T                                     K as it lies; Q in pairs of columns
+//     S  = K Q^T                                     K as it is; Q in pairs of columns
 //     P  = 2^(scale * S - origin)                    rounded to bfloat16 in pairs of keys; bfloat16_scores.h
 //     Ot = Ot + V^T P                                V^T packed
 //
@@ -19,37 +19,37 @@ namespace flash_attention::cpu {
 namespace {
 
 struct PackedKeys {
-  int columns, columns_v;  // head_dim in multiples of 32, head_dim_v of 16
-  Half* K;                 // [block_kv][columns]
-  Half* Vt;                // [columns_v][block_kv]
-  std::uint8_t* odd;       // [block_kv]
-  std::uint8_t* any_odd;
+  int columns, columns_v;   // head_dim in multiples of 32, head_dim_v of 16
+  Half* K;                  // [block_kv][columns]
+  Half* Vt;                 // [columns_v][block_kv]
+  std::uint8_t* nonfinite;  // [block_kv]
+  std::uint8_t* any_nonfinite;
 
   PackedKeys(const Call& call, std::int64_t batch, int kv_head, std::int64_t tile)
       : columns(round_up(call.head_dim, 32)), columns_v(round_up(call.head_dim_v, 16)) {
     const std::int64_t idx = key_place(call, batch, kv_head, block_kv) + tile;
     K = region<Half>(call, plan::CpuRegion::packed_K) + idx * block_kv * columns;
     Vt = region<Half>(call, plan::CpuRegion::packed_Vt) + idx * block_kv * columns_v;
-    odd = region<std::uint8_t>(call, plan::CpuRegion::nonfinite_keys) + idx * (block_kv + 1);
-    any_odd = odd + block_kv;
+    nonfinite = region<std::uint8_t>(call, plan::CpuRegion::nonfinite_keys) + idx * (block_kv + 1);
+    any_nonfinite = nonfinite + block_kv;
   }
 };
 
-/// Packs one tile of keys. rows: memory for V with its odd rows cleared, [block_kv][columns_v]
+/// Packs one tile of keys. rows: memory for V with its nonfinite rows cleared, [block_kv][columns_v]
 inline void pack_tile(const Call& call, const KeyTile& keys, const PackedKeys& packed, Half* rows) {
   LargestBits of_k, of_v;
   for (int key = 0; key < keys.padded; ++key) {
     const bool there = key < keys.count;
-    packed.odd[key] = 0;
+    packed.nonfinite[key] = 0;
     copy_halves(keys.row(call.k, key), there ? call.head_dim : 0, packed.K + key * packed.columns, packed.columns, of_k);
     copy_halves(keys.row(call.v, key), there ? call.head_dim_v : 0, rows + key * packed.columns_v, packed.columns_v, of_v);
   }
-  *packed.any_odd = !of_v.all_finite();
-  for (int key = 0; *packed.any_odd && key < keys.count; ++key) {
+  *packed.any_nonfinite = !of_v.all_finite();
+  for (int key = 0; *packed.any_nonfinite && key < keys.count; ++key) {
     LargestBits of_row;
     copy_halves(keys.row(call.v, key), call.head_dim_v, rows + key * packed.columns_v, packed.columns_v, of_row);
-    packed.odd[key] = !of_row.all_finite();
-    if (packed.odd[key] != 0) copy_halves(rows, 0, rows + key * packed.columns_v, packed.columns_v, of_row);
+    packed.nonfinite[key] = !of_row.all_finite();
+    if (packed.nonfinite[key] != 0) copy_halves(rows, 0, rows + key * packed.columns_v, packed.columns_v, of_row);
   }
   transpose_halves(rows, packed.columns_v, keys.padded, packed.columns_v, packed.Vt, block_kv);
 }
@@ -85,7 +85,7 @@ inline void attend_packed(const Call& call, const RowBlock& block, const Tile& t
                                            .rows = packed.columns_v,
                                            .depth = keys,
                                            .lanes = lanes});
-  if (*packed.any_odd != 0) add_odd_keys(call, block, tile, packed.odd, keys, {1, lanes}, scratch);
+  if (*packed.any_nonfinite != 0) add_nonfinite_keys(call, block, tile, packed.nonfinite, keys, {1, lanes}, scratch);
 }
 
 template <class Products>

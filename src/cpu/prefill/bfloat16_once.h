@@ -1,13 +1,13 @@
 #pragma once
 
 // Forward in bfloat16 for a single block of rows, which needs each tile of keys once: then packing is most of the work, so
-// K is used where it lies, and two rows of V are interleaved instead of many transposed. The sums of values lie in rows:
+// K is used where it is, and two rows of V are interleaved instead of many transposed. The sums of values are in rows:
 //
 //     S = K Q^T, P                       bfloat16_scores.h, queries in lanes
 //     O = O + P V                        P transposed, V in pairs of keys
 
 #include "cpu/prefill/bfloat16_scores.h"
-#include "cpu/tile/ahead.h"
+#include "cpu/tile/prefetch.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -19,7 +19,7 @@ inline void pack_value_pairs(const Call& call, const KeyTile& keys, int columns,
   for (int key = 0; key < keys.padded; key += 2) {
     const Half *even = keys.row(call.v, key), *odd = keys.row(call.v, key + 1);
     float* words = reinterpret_cast<float*>(to.values) + key / 2 * columns;
-    for (int i = 0; i < 2; ++i) next.ask_for_keys(), next.ask_for_values();
+    for (int i = 0; i < 2; ++i) next.prefetch_keys(), next.prefetch_values();
     for (int c = 0; c < columns; c += vector_lanes) {
       const int left = call.head_dim_v - c;
       const Short low = load_halves(even + c, key < keys.count ? left : 0);
@@ -28,18 +28,18 @@ inline void pack_value_pairs(const Call& call, const KeyTile& keys, int columns,
       store(words + c, interleave(low, high));
     }
   }
-  to.any_odd = !largest.all_finite();
-  for (int key = 0; to.any_odd && key < keys.padded; ++key) {
+  to.any_nonfinite = !largest.all_finite();
+  for (int key = 0; to.any_nonfinite && key < keys.padded; ++key) {
     LargestBits of_row;
     for (int c = 0; key < keys.count && c < columns; c += vector_lanes) {
       of_row.take(load_halves(keys.row(call.v, key) + c, call.head_dim_v - c));
     }
-    to.odd[key] = !of_row.all_finite();
-    for (int c = 0; to.odd[key] != 0 && c < columns; ++c) to.values[(key / 2 * columns + c) * 2 + key % 2] = 0;
+    to.nonfinite[key] = !of_row.all_finite();
+    for (int c = 0; to.nonfinite[key] != 0 && c < columns; ++c) to.values[(key / 2 * columns + c) * 2 + key % 2] = 0;
   }
 }
 
-/// K of a tile: where it lies, if the products may look at all they do of it and rows are whole words apart, else copied.
+/// K of a tile: where it is, if the products may look at all they do of it and rows are whole words apart, else copied.
 template <class Products>
 inline HalfRows keys_as_they_lie(const Call& call, const KeyTile& keys, int count, Half* copy) {
   const bool whole_words = call.head_dim % 32 == 0 && call.k.seq_stride % 2 == 0;
@@ -73,7 +73,7 @@ template <class Products>
 inline void attend_once(const Call& call, const RowBlock& block, const Tile& tile, Bfloat16Scratch& scratch) {
   const int columns = round_up(call.head_dim_v, 16), keys = round_up(tile.count, Products::depth_unit);
   const KeyTile key_tile(call, block.batch, block.kv_head, tile.begin / block_kv);
-  NextTile next = next_tile(call, block, tile.begin + block_kv, come_from_memory(call) ? tile.begin + 2 * block_kv : 0);
+  NextTile next = next_tile(call, block, tile.begin + block_kv, exceeds_cache(call) ? tile.begin + 2 * block_kv : 0);
   pack_value_pairs(call, key_tile, columns, scratch.values, next);
   const HalfRows K = keys_as_they_lie<Products>(call, key_tile, tile.count, scratch.K);
   if (probabilities<Products>(call, block, tile, K, keys, scratch)) {
@@ -92,7 +92,8 @@ inline void attend_once(const Call& call, const RowBlock& block, const Tile& til
                                            .rows = round_up(block.rows, Products::row_unit),
                                            .depth = keys,
                                            .lanes = columns});
-  if (scratch.values.any_odd) add_odd_keys(call, block, tile, scratch.values.odd, keys, {columns, 1}, scratch);
+  if (scratch.values.any_nonfinite)
+    add_nonfinite_keys(call, block, tile, scratch.values.nonfinite, keys, {columns, 1}, scratch);
 }
 
 }  // namespace

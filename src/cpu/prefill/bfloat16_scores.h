@@ -21,8 +21,9 @@ struct HalfRows {
 /// Memory for one tile of V.
 struct ValueTile {
   alignas(64) Half values[block_kv * max_head_dim];
-  std::uint8_t odd[block_kv];  // set where a row of V holds Inf or NaN: it is 0 in `values`, and added by hidden.h's rule
-  bool any_odd;
+  std::uint8_t
+      nonfinite[block_kv];  // set where a row of V holds Inf or NaN: it is 0 in `values`, and added by hidden.h's rule
+  bool any_nonfinite;
 };
 
 struct Bfloat16Scratch {
@@ -196,16 +197,16 @@ inline bool probabilities(const Call& call, const RowBlock& block, const Tile& t
 }
 
 /// The rows of V that were left out of the product. sum: the strides of O from row to row and from column to column.
-inline void add_odd_keys(const Call& call, const RowBlock& block, const Tile& tile, const std::uint8_t* odd_keys, int keys,
-                         Strided sum, Bfloat16Scratch& scratch) {
-  SafeRows odd{};
+inline void add_nonfinite_keys(const Call& call, const RowBlock& block, const Tile& tile,
+                               const std::uint8_t* nonfinite_keys, int keys, Strided sum, Bfloat16Scratch& scratch) {
+  SafeRows cleared{};
   for (int key = 0; key < tile.count; ++key) {
-    if (odd_keys[key] != 0) odd.odd[odd.num_odd++] = key;
+    if (nonfinite_keys[key] != 0) cleared.nonfinite[cleared.num_nonfinite++] = key;
   }
-  if (odd.num_odd == 0) return;
+  if (cleared.num_nonfinite == 0) return;
   unpair(keys, block.lanes(), scratch);
-  odd.original = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
-  add_odd_rows(odd, scratch.S, {block.lanes(), 1}, block.lanes(), scratch.O, sum, call.head_dim_v);
+  cleared.original = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
+  add_nonfinite_rows(cleared, scratch.S, {block.lanes(), 1}, block.lanes(), scratch.O, sum, call.head_dim_v);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 //         Ot = rescale * Ot + V^T P                        [head_dim_v][48]
 //     out = Ot^T / row_sum
 //
-// Both products broadcast elements of K and V in the order in which they lie, so neither is transposed. A first step copies
-// them where the rows of a head lie far apart or are not float (copy_keys).
+// Both products broadcast elements of K and V in the order in which they are, so neither is transposed. A first step copies
+// them where the rows of a head are far apart or are not float (copy_keys).
 
 #include "cpu/tile/dropout.h"
 #include "cpu/tile/hidden.h"
@@ -39,7 +39,7 @@ struct PrefillScratch {
   PrefillRows rows[most_blocks];
   alignas(64) float S[block_kv * block_q];
   alignas(64) float keep[block_kv * block_q];
-  alignas(64) float K[block_kv * max_head_dim];  // at first Q, on its way to lanes
+  alignas(64) float K[block_kv * max_head_dim];  // at first Q, before it is spread over lanes
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
@@ -59,7 +59,7 @@ inline void values_in_rows(const RowBlock& block, const Tile& tile, FloatRows V,
                                               .rows = block.rows,
                                               .depth = tile.count,
                                               .vectors = columns / vector_lanes});
-  add_odd_rows(safe, P, {block.lanes(), 1}, block.rows, O, {columns, 1}, columns);
+  add_nonfinite_rows(safe, P, {block.lanes(), 1}, block.rows, O, {columns, 1}, columns);
 }
 
 /// One tile of keys for one block.

@@ -1,6 +1,6 @@
 #pragma once
 
-// The textbook algorithm, as a baseline: each step walks over whole score matrices in memory. It uses the same products, so
+// The textbook algorithm, as a baseline: each step goes over whole score matrices in memory. It uses the same products, so
 // what it loses to flash attention it loses to memory and to scores that no query sees. CpuRegion::S holds S, then P, and
 // CpuRegion::dS dS: each [kv head][block of all sequences][key][block_q].
 

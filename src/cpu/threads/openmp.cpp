@@ -11,7 +11,7 @@
 
 namespace flash_attention::cpu {
 
-/// A loop on a team. As in ThreadPool, each thread begins with a range of its own and then takes from the others'.
+/// A loop on a team. As in ThreadPool, each thread begins with a separate range and then takes from the others'.
 struct OpenMp::Team {
   static constexpr int most = 256;  // ranges; more threads than that begin together
 

@@ -48,7 +48,7 @@ ThreadPool& pool() {
 /// A child of fork() has none of the threads: it forgets the pool and makes its own, and it leaves OpenMP alone, whose
 /// teams would wait for threads that are not there. What other threads were doing at that moment must not be left half
 /// done for the child: it is waited for, and what a first use is making is made before. Where nobody has used the library,
-/// the child may set variables of its own.
+/// the child may set its own variables.
 void before_fork() {
   try {
     if (support::settings_in_use()) {
@@ -109,7 +109,7 @@ struct Threads {
     return {.count = most, .team = team};
   }
 
-  /// The pool where the team would wait, unless the team was asked for.
+  /// The pool where the team would wait, unless the team was requested.
   static Threads in_a_crowd() {
     const Threads threads = now();
     const bool any = support::settings().thread_source == support::ThreadSource::automatic;

@@ -13,7 +13,7 @@ namespace flash_attention::cpu {
 
 using Body = void (*)(void* context, std::int64_t index);
 
-/// Threads that take the indices of one loop at a time. Each begins with a range of its own, the same in every loop of the
+/// Threads that take the indices of one loop at a time. Each begins with a separate range, the same in every loop of the
 /// same length, so that what it touched before is still in its caches; then it takes from the others' ranges. The thread
 /// that calls run() takes indices too and at the end waits only for those that others have taken: it never waits for a
 /// sleeping worker to wake up. A worker that has run out of work looks for more for 50 us and then sleeps; where it finds
@@ -50,7 +50,7 @@ class ThreadPool {
   void keep_workers_off(int processor);
 
   // The loop under way. What workers look at while they wait, what the caller writes before, and what all write at the
-  // end lie on different cache lines, or each would take them from the others again and again.
+  // end are on different cache lines, or each would take them from the others again and again.
   std::vector<Range> ranges_;                       // one a thread; the caller's is the first
   alignas(64) std::atomic<std::uint32_t> loop_{0};  // what sleeping workers wait on
   alignas(64) std::atomic<Body> body_{nullptr};

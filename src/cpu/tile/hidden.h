@@ -14,8 +14,8 @@ namespace {
 struct SafeRows {
   FloatRows rows;  // without Inf and NaN
   FloatRows original;
-  int odd[block_kv];  // rows that were cleared
-  int num_odd = 0;
+  int nonfinite[block_kv];  // rows that were cleared
+  int num_nonfinite = 0;
 };
 
 /// Whether rows of T hold neither Inf nor NaN: then 0 times all of them is 0.
@@ -37,16 +37,17 @@ inline bool are_finite(const typename T::Stored* rows, std::int64_t stride, int 
 
 /// count <= block_kv rows; buffer has room for them.
 inline SafeRows make_safe(FloatRows rows, int count, int columns, bool weighted, float* buffer) {
-  SafeRows safe{.rows = rows, .original = rows, .odd = {}};
+  SafeRows safe{.rows = rows, .original = rows, .nonfinite = {}};
   if (weighted || are_finite<Float32>(rows.data, rows.stride, count, columns)) return safe;
   for (int j = 0; j < count; ++j) {
-    if (!are_finite<Float32>(rows.data + j * rows.stride, rows.stride, 1, columns)) safe.odd[safe.num_odd++] = j;
+    if (!are_finite<Float32>(rows.data + j * rows.stride, rows.stride, 1, columns))
+      safe.nonfinite[safe.num_nonfinite++] = j;
   }
   const int stride = round_up(columns, vector_lanes);
-  int odd = 0;
+  int cleared = 0;
   for (int j = 0; j < count; ++j) {
-    const bool clear = odd < safe.num_odd && safe.odd[odd] == j;
-    if (clear) ++odd;
+    const bool clear = cleared < safe.num_nonfinite && safe.nonfinite[cleared] == j;
+    if (clear) ++cleared;
     copy_row<Float32>(rows.data + j * rows.stride, clear ? 0 : columns, buffer + j * stride, stride);
   }
   safe.rows = {buffer, stride};
@@ -59,10 +60,10 @@ struct Strided {
 };
 
 /// C(target, column) += w(row, target) * row[column] over the cleared rows, where w is not 0.
-inline void add_odd_rows(const SafeRows& safe, const float* weights, Strided weight, int targets, float* C, Strided sum,
-                         int columns) {
-  for (int odd = 0; odd < safe.num_odd; ++odd) {
-    const int row = safe.odd[odd];
+inline void add_nonfinite_rows(const SafeRows& safe, const float* weights, Strided weight, int targets, float* C,
+                               Strided sum, int columns) {
+  for (int i = 0; i < safe.num_nonfinite; ++i) {
+    const int row = safe.nonfinite[i];
     const float* values = safe.original.data + row * safe.original.stride;
     for (int target = 0; target < targets; ++target) {
       const float w = weights[row * weight.first + target * weight.second];
@@ -87,7 +88,7 @@ inline void add_to_lanes(const RowBlock& block, const Tile& tile, FloatRows rows
                                         .depth = tile.count,
                                         .vectors = block.vectors,
                                         .factor = factor});
-  add_odd_rows(safe, W, {block.lanes(), 1}, block.lanes(), Ct, {1, block.lanes()}, columns);
+  add_nonfinite_rows(safe, W, {block.lanes(), 1}, block.lanes(), Ct, {1, block.lanes()}, columns);
 }
 
 }  // namespace

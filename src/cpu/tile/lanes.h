@@ -118,7 +118,7 @@ struct FloatRows {
   std::int64_t stride;
 };
 
-/// Rows [begin, begin + count) of the block's key head as float: where they lie, if they are float already, lie together
+/// Rows [begin, begin + count) of the block's key head as float: where they are, if they are float already, are together
 /// and (for whole vectors) need no padding, else converted into the buffer.
 inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t begin, int count,
                           int columns, bool whole_vectors, float* buffer) {
@@ -163,7 +163,7 @@ inline std::int64_t copy_items(const Call& call) {
   return (packed ? 1 : call.batch) * call.heads_kv * ceil_div(packed ? call.total_kv : call.seq_kv, copied_rows);
 }
 
-/// Some rows of K and V of a key head as float, where they lie far apart or are not float: they are read once for each
+/// Some rows of K and V of a key head as float, where they are far apart or are not float: they are read once for each
 /// block of queries.
 inline void copy_keys(const Call& call, std::int64_t item, void* /*scratch*/) {
   const std::int64_t rows = call.cu_seqlens_kv != nullptr ? call.total_kv : call.seq_kv;

@@ -18,7 +18,7 @@ enum class Start {
   rescale  // C = C * factor[lane] + A B
 };
 
-/// How A lies in memory: element (row, k) at A[row * stride + k], or at A[k * stride + row].
+/// How A is in memory: element (row, k) at A[row * stride + k], or at A[k * stride + row].
 enum class Order { row_major, column_major };
 
 template <class T = Float32>

@@ -1,7 +1,7 @@
 #pragma once
 
 // Products over bfloat16 as instructions with pairs do them: C[row][lane] (+)= sum over k of A[row][k] * B[k][lane], where
-// a 32-bit word of B holds B[k][lane] and B[k + 1][lane] for an even k. A is used as it lies, so a row of A is a row of
+// a 32-bit word of B holds B[k][lane] and B[k + 1][lane] for an even k. A is used as it is, so a row of A is a row of
 // words, too. An instruction set gives such products as a type:
 //
 //     row_unit, depth_unit              rows and depth are multiples of these
@@ -63,7 +63,7 @@ FLASH_ATTENTION_INLINE Vec interleave(Short low, Short high) {
   return (Vec)(__builtin_convertvector(low, Uint) | (__builtin_convertvector(high, Uint) << 16));
 }
 
-/// to[column * to_stride + row] of rows [0, rows) that lie `stride` apart and are padded to 16 columns; rows a multiple of
+/// to[column * to_stride + row] of rows [0, rows) that are `stride` apart and are padded to 16 columns; rows a multiple of
 /// 2 * vector_lanes.
 inline void transpose_halves(const Half* from, int stride, int rows, int columns, Half* to, int to_stride) {
   for (int row = 0; row < rows; row += 2 * vector_lanes) {
@@ -81,7 +81,7 @@ inline void transpose_halves(const Half* from, int stride, int rows, int columns
   }
 }
 
-/// One tile of keys of a key head, as rows lie in the tensors.
+/// One tile of keys of a key head, as rows are in the tensors.
 struct KeyTile {
   std::int64_t batch, first;
   int kv_head;

@@ -62,7 +62,7 @@ inline void write_lse(const Call& call, const RowBlock& block, int lane, float l
   if (call.lse != nullptr) call.lse[block.row_idx(call, lane)] = lse;
 }
 
-/// factor[lane] for the sums, and lse or the statistics on their way to the merge.
+/// factor[lane] for the sums, and lse or the statistics for the merge.
 inline void finish_rows(const Call& call, const RowBlock& block, int split, const Statistics& statistics, float* factor) {
   for (int lane = 0; lane < block.lanes(); ++lane) factor[lane] = 1;
   for (int lane = 0; lane < block.rows; ++lane) {

@@ -262,7 +262,7 @@ inline void Interpreter::run(const Instruction& step) const {
   }
 }
 
-/// Calls use(v, first, keys, result) for the parts of a tile; result(n, key) is where a vector of result n of a key lies.
+/// Calls use(v, first, keys, result) for the parts of a tile; result(n, key) is where a vector of result n of a key is.
 /// S [keys][lanes]: the score that the code reads.
 template <class Use>
 inline void run_code(const ProgramView& program, const Code& code, const RowBlock& block, std::int64_t begin, int count,

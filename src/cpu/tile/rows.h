@@ -27,7 +27,7 @@ FLASH_ATTENTION_INLINE constexpr T larger(T x, T y) {
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
 
-/// One sequence of the batch: where it lies and which of it is in use. docs/numerics.md.
+/// One sequence of the batch: where it is and which of it is in use. docs/numerics.md.
 struct Sequence {
   std::int64_t q_begin = 0, kv_begin = 0;  // in a packed tensor
   std::int64_t q_rows, kv_rows;            // of the tensor
@@ -114,7 +114,7 @@ struct RowBlock {
                              size_of(call.key_element);
   }
 
-  /// Keys from j on that lie one stride apart.
+  /// Keys from j on that are one stride apart.
   FLASH_ATTENTION_INLINE std::int64_t keys_together(const Call& call, std::int64_t j) const {
     return call.page_table != nullptr ? call.page_size - j % call.page_size : sequence.kv_rows - j;
   }

@@ -39,7 +39,7 @@ inline void for_each_score(const RowBlock& block, const Tile& tile, RowOf row_of
   }
 }
 
-/// S = softcap * tanh(S). Writes the derivative 1 - tanh^2 where it is asked for.
+/// S = softcap * tanh(S). Writes the derivative 1 - tanh^2 where it is requested.
 inline void apply_softcap(const Call& call, int size, float* S, float* derivative) {
   for (int i = 0; i < size; i += vector_lanes) {
     const Vec t = tanh(load(S + i));
@@ -132,13 +132,13 @@ inline void finish_scores(const Call& call, const RowBlock& block, const Tile& t
   hide_scores(call, block, tile, S);
 }
 
-/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is asked for in between: all at
+/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is prefetched in between: all at
 /// once, the requests would wait for each other.
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
                        float* derivative = nullptr, NextTile* next = nullptr, ProgramTerms terms = {}) {
   const int step = next != nullptr && next->is_wanted() ? 8 : tile.count;  // keys
   for (int key = 0; key < tile.count; key += step) {
-    for (int i = 0; next != nullptr && i < step; ++i) next->ask_for_keys(), next->ask_for_values();
+    for (int i = 0; next != nullptr && i < step; ++i) next->prefetch_keys(), next->prefetch_values();
     multiply<Start::zero, Order::row_major>({.A = K.data + key * K.stride,
                                              .a_stride = K.stride,
                                              .B = Qt,

@@ -2,8 +2,8 @@
 
 // A tile of keys before anything is computed: whether some, all or no rows of a block see it.
 
-#include "cpu/tile/ahead.h"
 #include "cpu/tile/lanes.h"
+#include "cpu/tile/prefetch.h"
 #include "cpu/tile/tile_mask.h"
 
 namespace flash_attention::cpu {
@@ -67,11 +67,11 @@ FLASH_ATTENTION_INLINE FloatRows keys_of_tile(const Call& call, const RowBlock& 
 }
 
 /// visit(b, tile, K, V, next) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
-/// next may be asked for meanwhile. whole_values: rows of V can be read in whole vectors.
+/// next may be prefetched meanwhile. whole_values: rows of V can be read in whole vectors.
 template <typename Scratch, typename Visit>
 FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
                                       Visit visit) {
-  const bool asks = blocks_per_head(call) <= most_blocks && come_from_memory(call);
+  const bool asks = blocks_per_head(call) <= most_blocks && exceeds_cache(call);
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
     if (all_hidden(call, blocks, begin, count)) continue;

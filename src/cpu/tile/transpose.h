@@ -46,7 +46,8 @@ FLASH_ATTENTION_INLINE Vec straight(Vec x, Vec y, LaneList<lane...>) {
   return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane : vector_lanes + lane)...);
 }
 
-/// What straight leaves out, each beside its partner: lanes with bit d of x moved down, and those without it of y moved up.
+/// What straight leaves out, each next to its partner: lanes with bit d of x moved down, and those without it of y moved
+/// up.
 template <int d, int... lane>
 FLASH_ATTENTION_INLINE Vec crossed(Vec x, Vec y, LaneList<lane...>) {
   return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane + d : vector_lanes + lane - d)...);

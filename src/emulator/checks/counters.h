@@ -12,7 +12,7 @@ struct Counters {
   std::uint64_t blocks = 0;
   std::uint64_t threads = 0;
   std::uint64_t shared_requests = 0;          ///< warp instructions: ld.shared, st.shared, ldmatrix, stmatrix
-  std::uint64_t shared_wavefronts = 0;        ///< passes over the 32 banks that they took
+  std::uint64_t shared_wavefronts = 0;        ///< rounds over the 32 banks that they took
   std::uint64_t shared_wavefronts_ideal = 0;  ///< passes without any bank conflict
   std::uint64_t global_requests = 0;          ///< warp instructions: ld.global, st.global, cp.async
   std::uint64_t global_sectors = 0;           ///< 32-byte sectors that they touched
@@ -30,7 +30,7 @@ struct Counters {
 FLASH_ATTENTION_API Counters counters();
 FLASH_ATTENTION_API void reset_counters();
 
-/// Grouping single accesses into warp instructions costs time: off unless asked for. Returns the former setting.
+/// Grouping single accesses into warp instructions costs time: off unless requested. Returns the former setting.
 FLASH_ATTENTION_API bool count_accesses(bool on);
 
 /// A table for people.

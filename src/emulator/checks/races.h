@@ -30,7 +30,7 @@ struct Touch {
   std::uint8_t bytes = 0;  // which of the word's four
 };
 
-/// Beside the shared memory of a block: for each word of 4 bytes who wrote it last, and who of each warp read it last.
+/// Next to the shared memory of a block: for each word of 4 bytes who wrote it last, and who of each warp read it last.
 struct ShadowMemory {
   static constexpr std::size_t writers = 4;
   std::size_t words = 0;

@@ -15,7 +15,7 @@ DeviceInfo info(int arch);
 /// Builds (or finds in the cache) the plan's kernels as host code.
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
 
-/// The same for one launch with a parameter of its own.
+/// The same for one launch with a separate parameter.
 std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device);
 
 /// The same for a kernel outside of all plans. Its plain accesses are counted, too.

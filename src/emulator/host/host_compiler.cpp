@@ -96,8 +96,8 @@ void write_once(const fs::path& path, const std::string& text) {
   }
 }
 
-/// Puts the sources where the compiler, and later gdb, finds them: into the cache, or beside other temporary files where it
-/// cannot be written. Returns the folder.
+/// Puts the sources where the compiler, and later gdb, finds them: into the cache, or next to other temporary files where
+/// it cannot be written. Returns the folder.
 fs::path place_sources(const fs::path& name, const Sources& sources) {
   const fs::path cache = support::settings().cache_dir;
   const auto write_below = [&](const fs::path& base) {

@@ -25,7 +25,7 @@ const Operand& uniform(void* const* operands, Same same) {
   return first;
 }
 
-/// Calls move(tile, row, place of the row's 16 bytes, the thread that named it), and counts the passes over the banks.
+/// Calls move(tile, row, place of the row's 16 bytes, the thread that named it), and counts the rounds over the banks.
 template <typename Move>
 void for_each_row(void* const* operands, int tiles, Move move) {
   const std::vector<Thread*>& lanes = Scheduler::current().running().warp->lanes;

@@ -6,7 +6,7 @@
 #include "emulator/instructions/convert.h"
 #include "emulator/machine/address.h"
 
-// Not under the thread sanitizer: the resolver of the clones runs before its runtime is there.
+// Not under the thread sanitizer: the resolver of the clones runs before its runtime is ready.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define FLASH_ATTENTION_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
@@ -94,7 +94,7 @@ FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B,
 }
 
 /// What the tensor core does with 8-bit elements, nearly: the products and D are aligned to the largest of them, 13 bits
-/// below its leading one are kept of each, and what lies below is cut off. That is what published measurements show; the
+/// below its leading one are kept of each, and what is below is cut off. That is what published measurements show; the
 /// order and the last bit of a real sum are not known.
 FLASH_ATTENTION_CLONES void accumulate_cut(float* D, const float* A, const float* B, int n) {
   constexpr int k_extent = 32;

@@ -22,7 +22,7 @@ const WmmaMoveOperand& uniform_wmma_move(void* const* operands) {
   return first;
 }
 
-// The passes over the banks are those of what compilers make of the instructions from sm_80 on.
+// The rounds over the banks are those of what compilers make of the instructions from sm_80 on.
 
 /// ldmatrix of four 8 x 8 tiles.
 void count_load(const WmmaMoveOperand& form) {

@@ -14,7 +14,7 @@ struct SharedPlace {
   unsigned char* async() const { return block->shared.async() + offset; }
 };
 
-/// Where `bytes` bytes at a shared address lie. Refuses an address out of range or not a multiple of `alignment`.
+/// Where `bytes` bytes at a shared address are. Refuses an address out of range or not a multiple of `alignment`.
 SharedPlace locate(unsigned address, std::size_t bytes, std::size_t alignment);
 
 /// The shared address of a pointer into the running thread's shared memory.

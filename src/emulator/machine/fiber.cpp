@@ -148,7 +148,7 @@ void* FiberStack::prepare(void (*entry)(), int colour) const {
   forget_frames(memory_, size);
   auto* top = reinterpret_cast<std::uintptr_t*>(memory_ + size - colour % num_colours * colour_bytes);
 #if defined(__x86_64__)
-  top -= 1;  // as if `entry` had been called: its return address, here none, lies on a multiple of 16 less 8
+  top -= 1;  // as if `entry` had been called: its return address, here none, is on a multiple of 16 less 8
   top[0] = 0;
   *--top = reinterpret_cast<std::uintptr_t>(entry);
 #else

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <thread>
 
-#include "emulator/checks/dead_lock.h"
+#include "emulator/checks/deadlock.h"
 #include "emulator/machine/switch_stack.h"
 
 namespace flash_attention::emulator {
@@ -15,8 +15,8 @@ namespace {
 thread_local Scheduler* current_scheduler = nullptr;
 
 constexpr int registers_of_an_sm = 65536;
-constexpr std::uint32_t longest_nap = 2048;  // in turns of warps
-constexpr std::int64_t patience_ms = 20000;  // for another block that is waited for
+constexpr std::uint32_t longest_starvation = 2048;  // in steps of warps
+constexpr std::int64_t patience_ms = 20000;         // for another block that is waited for
 
 std::int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -42,7 +42,7 @@ void Scheduler::prepare(std::int64_t index) {
   random_ = Random(seed_ * 1000003 + static_cast<std::uint64_t>(index));
   async_.reset();
   failure_.clear();
-  nap_ = 0;
+  starvation_ = 0;
   cluster_arrived = 0;
   cluster_phase = 0;
   alive_ = shape_.block * shape_.cluster;
@@ -148,22 +148,22 @@ void Scheduler::fail_async(const Block& block, const char* doing, const std::str
   if (failure_.empty()) failure_ = "block " + to_string(block.index) + ", " + doing + ": " + message;
 }
 
-/// Any warp that can go on, but one that sleeps: for a while it only gets what the others leave, so that what relies on no
-/// warp falling far behind is found.
+/// Any warp that can go on, but one that is starved: for a while it only gets what the others leave, so that what relies on
+/// no warp falling far behind is found.
 Warp* Scheduler::pick_warp() {
-  if (nap_-- == 0) {
-    nap_ = 1 + random_.below(longest_nap);
+  if (starvation_-- == 0) {
+    starvation_ = 1 + random_.below(longest_starvation);
     std::vector<Warp>& warps = blocks_[random_.below(static_cast<std::uint32_t>(blocks_.size()))].warps;
-    sleeper_ = &warps[random_.below(static_cast<std::uint32_t>(warps.size()))];
+    starved_ = &warps[random_.below(static_cast<std::uint32_t>(warps.size()))];
   }
   Warp* chosen = nullptr;
   std::uint32_t seen = 0;
   for (Block& block : blocks_) {
     for (Warp& warp : block.warps) {
-      if (warp.ready > 0 && &warp != sleeper_ && random_.below(++seen) == 0) chosen = &warp;
+      if (warp.ready > 0 && &warp != starved_ && random_.below(++seen) == 0) chosen = &warp;
     }
   }
-  return chosen == nullptr && sleeper_->ready > 0 ? sleeper_ : chosen;
+  return chosen == nullptr && starved_->ready > 0 ? starved_ : chosen;
 }
 
 void Scheduler::run_warp(Warp& warp) {
@@ -181,7 +181,7 @@ void Scheduler::note_idle() {
   const std::int64_t now = now_ms();
   if (progressed_ || async_.run_one()) idle_since_ms_ = now;
   progressed_ = false;
-  if (now - idle_since_ms_ > patience_ms) failure_ = dead_lock_report();
+  if (now - idle_since_ms_ > patience_ms) failure_ = deadlock_report();
   if (now != idle_since_ms_) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
@@ -196,12 +196,12 @@ std::string Scheduler::run_cluster(std::int64_t index) {
     async_.advance();
     if (!failure_.empty()) break;
     Warp* warp = pick_warp();
-    if (warp == sleeper_ && random_.below(8) != 0 && async_.run_one()) continue;  // it sleeps on while copies land
+    if (warp == starved_ && random_.below(8) != 0 && async_.run_one()) continue;  // it starves on while copies land
     if (warp != nullptr) {
       run_warp(*warp);
       if ((++steps & 0xfff) == 0) note_idle();
     } else if (!async_.run_one()) {
-      failure_ = dead_lock_report();
+      failure_ = deadlock_report();
     }
   }
   return finish();
@@ -279,6 +279,6 @@ std::string Scheduler::describe_fault() const {
   return std::string("touched memory at ") + text + ", which is not there";
 }
 
-std::string Scheduler::dead_lock_report() const { return describe_dead_lock(blocks_, shape_); }
+std::string Scheduler::deadlock_report() const { return describe_deadlock(blocks_, shape_); }
 
 }  // namespace flash_attention::emulator

@@ -157,7 +157,7 @@ class Scheduler {
   void leave(Thread& thread);  // back into the loop
   void note_idle();
   std::string finish();
-  std::string dead_lock_report() const;
+  std::string deadlock_report() const;
   std::string describe_fault() const;
 
   const EntryPoints entry_;
@@ -175,8 +175,8 @@ class Scheduler {
   StackIdentity main_stack_;
   Thread* running_ = nullptr;
   int alive_ = 0;
-  Warp* sleeper_ = nullptr;
-  std::uint32_t nap_ = 0;  // turns until another one sleeps
+  Warp* starved_ = nullptr;
+  std::uint32_t starvation_ = 0;  // steps until another one is starved
   bool progressed_ = false;
   std::int64_t idle_since_ms_ = 0;
   std::string failure_;

@@ -14,7 +14,7 @@ namespace flash_attention::emulator {
 #if defined(__x86_64__)
 // The registers that a call preserves are moved, the compiler takes care of the others; swapcontext would make a system
 // call each time. No call and no return: the processor predicts a return from the calls before it, which were another
-// fiber's. Inlined, each switch also has a target of its own to predict, and the lanes of a warp return to the same places
+// fiber's. Inlined, each switch also has a separate target to predict, and the lanes of a warp return to the same places
 // in turn.
 [[gnu::always_inline]] inline void switch_registers(void** save, void* load) {
   asm volatile(

@@ -1,6 +1,6 @@
 #pragma once
 
-// Comes after every emulated unit: calls its kernel with a parameter of whatever type it has. A file of its own because
+// Comes after every emulated unit: calls its kernel with a parameter of whatever type it has. A separate file because
 // `kernel` must be declared.
 
 extern "C" __attribute__((visibility("default"))) void flash_attention_set_table(

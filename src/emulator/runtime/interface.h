@@ -69,7 +69,7 @@ enum class Access : int { load_global, store_global, reduce_global, load_shared,
 /// One asynchronous warpgroup product, as one of its 128 threads sees it.
 struct WgmmaOperand {
   int n;
-  MatrixType type;  // of B; A is of the same, or in registers beside 8-bit B of e4m3
+  MatrixType type;  // of B; A is of the same, or in registers with 8-bit B of e4m3
   bool a_mn_major, b_mn_major;
   const unsigned* a_registers;  // null: by descriptor
   unsigned long long a_descriptor, b_descriptor;
@@ -97,7 +97,7 @@ struct Table {
   void (*cluster_barrier)(bool wait);
 
   void (*access_global)(Access access, const void* address, int bytes);
-  /// Where the bytes lie. A store hands over its value, and is done; a plain access has none.
+  /// Where the bytes are. A store hands over its value, and is done; a plain access has none.
   unsigned char* (*access_shared)(Access access, unsigned address, int bytes, const void* value);
   unsigned (*shared_address)(const void* pointer);
   void (*spin)();  // a load that another block is waited for with

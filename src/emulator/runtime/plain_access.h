@@ -9,7 +9,7 @@
 
 namespace flash_attention::emulator {
 
-/// Whether `address` lies in the `bytes` that begin at `begin`.
+/// Whether `address` is in the `bytes` that begin at `begin`.
 FLASH_ATTENTION_UNSEEN bool within(const void* address, const void* begin, unsigned long bytes) {
   return reinterpret_cast<unsigned long>(address) - reinterpret_cast<unsigned long>(begin) < bytes;
 }

@@ -48,7 +48,7 @@ Plan plan_of_tiles(int block_q, int block_kv, const DeviceInfo& device) {
 }
 
 /// Whether cpu/prefill and cpu/backward work on copies: where more than two blocks of queries read K and V and they are 16
-/// bits wide, or lie apart and do not stay in L2.
+/// bits wide, or are apart and do not stay in L2.
 bool copies_keys(const Problem& problem, int block_q, const DeviceInfo& device) {
   if (problem.window_left >= 0) return false;  // few blocks read a key
   if (*problem.kv_dtype != problem.dtype || problem.latent) return false;
@@ -56,12 +56,12 @@ bool copies_keys(const Problem& problem, int block_q, const DeviceInfo& device) 
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
   const auto far_apart = [](const Strides& strides, std::int64_t dim) { return std::abs(strides.seq) > dim; };
-  const std::int64_t kept = cpu_core_cache(device) / 2;  // what stays in an L2 is as fast where it lies
+  const std::int64_t kept = cpu_core_cache(device) / 2;  // what stays in an L2 is as fast where it is
   return blocks > 2 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > kept &&
          (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
 }
 
-/// Key heads that cpu/decode reads together: all whose rows lie side by side, where that helps.
+/// Key heads that cpu/decode reads together: all whose rows are side by side, where that helps.
 int decode_heads(const Problem& problem, const DeviceInfo& device) {
   const bool side_by_side = problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
   const std::int64_t key_bytes =
@@ -85,7 +85,7 @@ std::int64_t key_places(const Problem& problem, int unit) {
 
 std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
 
-/// Whether cpu/decode multiplies pairs of bfloat16 as they lie.
+/// Whether cpu/decode multiplies pairs of bfloat16 as they are.
 bool decodes_pairs(const Problem& problem, const DeviceInfo& device) {
   return device.isa == CpuIsa::avx512_bf16 && problem.dtype == Dtype::bfloat16 && problem.head_dim % 32 == 0 &&
          problem.head_dim_v % 32 == 0;

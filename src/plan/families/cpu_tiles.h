@@ -23,7 +23,7 @@ constexpr long long cpu_tuned_core_cache = 1 << 20;
 /// K and V of a sequence that stay in the caches.
 constexpr long long cpu_near_bytes(long long core_cache) { return core_cache / 2 * 3; }
 
-/// Key heads that cpu/decode reads together, tile by tile: all whose rows lie side by side, so that memory is read in
+/// Key heads that cpu/decode reads together, tile by tile: all whose rows are side by side, so that memory is read in
 /// order. Where K and V of a sequence stay in the caches, or are too short to be split, threads share the heads instead.
 /// key_bytes: of K and V for one key, all heads. near_bytes: cpu_near_bytes. At least 1.
 constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long seq_kv, long long key_bytes,
@@ -45,7 +45,7 @@ constexpr int cpu_amx_min_rows = 5;  // forward with AMX
 constexpr int cpu_bfloat16_min_keys = 17;
 constexpr int cpu_bfloat16_min_scores = 576;  // of a key head
 
-// cpu/bfloat16 with AMX: tiles of 16 x 16 scores, two by two; the keys of a tile share one pass over the sums of the
+// cpu/bfloat16 with AMX: tiles of 16 x 16 scores, two by two; the keys of a tile share one reading of the sums of the
 // output.
 constexpr int cpu_amx_block_q = 64;
 constexpr int cpu_amx_block_kv = 128;
@@ -57,13 +57,13 @@ constexpr int cpu_avx512_bf16_block_kv = 64;
 /// meet in the same sets of a cache.
 constexpr long long cpu_copied_stride(long long head_dim) { return (head_dim + 15) / 16 * 16 + 16; }
 
-/// Places for the parts of `unit` rows of all sequences, each of which begins with a part of its own. Packed sequences
+/// Places for the parts of `unit` rows of all sequences, each of which begins a new part. Packed sequences
 /// begin at place (first row) / unit + (number of the sequence): together they need no more, however long each may be.
 constexpr long long cpu_places(bool packed, long long batch, long long seq, long long total, long long unit) {
   return packed ? total / unit + batch : batch * ((seq + unit - 1) / unit);
 }
 
-constexpr int cpu_key_unit = 16;  // keys whose sums of dK and dV lie together: a kernel may write so many
+constexpr int cpu_key_unit = 16;  // keys whose sums of dK and dV are together: a kernel may write so many
 
 /// Columns of a row of floats in a workspace: whole vectors on every instruction set.
 constexpr long long cpu_padded(long long size) { return (size + 15) / 16 * 16; }

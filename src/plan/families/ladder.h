@@ -11,7 +11,7 @@ struct Rung {
   std::string_view name;  // "ladder/06_mma"; its entry is `attention`
   Pass pass = Pass::forward;
   int arch = 80;         // the first that has its instructions
-  bool float32 = false;  // takes fp32 beside the 16-bit types
+  bool float32 = false;  // takes fp32 in addition to the 16-bit types
   int block_q = 0;
   int block_kv = 0;
   int num_warps = 0;
@@ -20,7 +20,7 @@ struct Rung {
   bool wgmma = false;       // which sm_90 alone has
   bool tma = false;         // copies by TMA: the planner makes tensor maps, the strides must suit them
   bool narrow = false;      // Q, K and V in 8 bits, V transposed by a first launch
-  bool persistent = false;  // one block for each SM, which takes its tiles in turn
+  bool persistent = false;  // one block for each SM, which takes its tiles one after another
 
   /// Of a block that computes with rows of head_dim elements; none where null.
   int (*shared_bytes)(const Rung& rung, int head_dim) = nullptr;
@@ -37,7 +37,7 @@ std::string unit_of(const Rung& rung);
 /// The launches of a backward rung: delta (in the layout of lse), dq, dkv.
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);
 
-/// Why no rung takes the problem; empty where all do. What one rung needs beside it is in its row.
+/// Why no rung takes the problem; empty where all do. What one rung needs in addition is in its row.
 std::string reject_beside_ladder(const Problem& problem);
 
 }  // namespace flash_attention::plan

@@ -11,7 +11,7 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr int small_bytes = 1024;  // something small beside tiles: a flag, statistics of rows. Tiles are aligned to so much
+constexpr int small_bytes = 1024;  // something small next to tiles: a flag, statistics of rows. Tiles are aligned to so much
 
 std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
@@ -43,7 +43,7 @@ struct ForwardTile {
   }
 };
 
-/// What a score needs beside its dot product and its place takes registers.
+/// What a score needs in addition to its dot product and its place takes registers.
 bool has_simple_scores(const Problem& problem) {
   const bool masked = problem.mask.present || problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
   return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !masked && problem.dropout_p == 0 &&
@@ -58,7 +58,7 @@ ForwardTile forward_tile(const Problem& problem, const DeviceInfo& device) {
   return problem.seq_q <= 64 || large.shared_bytes(problem) > device.shared_bytes ? small : large;
 }
 
-/// A tile that was asked for, with the warps that such a tile has.
+/// A tile that was requested, with the warps that such a tile has.
 ForwardTile asked_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
   const int usual = forward_tile(problem, device).num_warps;

@@ -88,7 +88,7 @@ bool is_wide(const Problem& p) {
 /// Two warpgroups attend to 64 rows where heads are wide, else to 64 each.
 int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
 
-/// Of a tile that was asked for: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
+/// Of a tile that was requested: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
 abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
   abi::ForwardConfig config{.features = features_of(p),
@@ -110,7 +110,7 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
     return {64, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const ProgramTraits program = program_traits(p);
-  constexpr int few_values = 12;  // a program of so many beside S, P and O: tests/kernels/program_compile_test.cpp
+  constexpr int few_values = 12;  // a program of so many in addition to S, P and O: tests/kernels/program_compile_test.cpp
   const bool loads_scores = p.bias.present || p.mask.present || program.loads_scores || program.values > few_values;
   const bool masked = has_tile_map(p);
   const bool dropout = p.dropout_p != 0;
@@ -121,7 +121,7 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
   if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
-  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores beside the edges than with 128
+  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
   if (options == 0 && !lengths && !masked && p.window_left < 0 && p.seq_q > 128) {
     const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
     if (p.seq_q >= 512 && 2 * pairs_of_warpgroups <= device.num_sms) return {64, 64};  // an SM for each warpgroup

@@ -1,4 +1,4 @@
-#include "emulator/checks/dead_lock.h"
+#include "emulator/checks/deadlock.h"
 
 #include "emulator/instructions/mbarrier.h"
 #include "emulator/instructions/warp_ops.h"
@@ -36,7 +36,7 @@ std::string describe_wait(const Thread& thread) {
   return thread.state == State::done ? "has ended" : "could go on";
 }
 
-std::string describe_dead_lock(const std::vector<Block>& blocks, const LaunchShape& shape) {
+std::string describe_deadlock(const std::vector<Block>& blocks, const LaunchShape& shape) {
   std::string report = "dead-lock: no thread can go on";
   for (const Block& block : blocks) {
     report += "\n  block " + to_string(block.index) + ":";

@@ -7,8 +7,8 @@
 
 namespace flash_attention::emulator {
 
-/// Who waits where, when nobody can go on.
-std::string describe_dead_lock(const std::vector<Block>& blocks, const LaunchShape& shape);
+/// Who waits where, when no thread can go on.
+std::string describe_deadlock(const std::vector<Block>& blocks, const LaunchShape& shape);
 
 /// What one thread waits for, in words.
 std::string describe_wait(const Thread& thread);
