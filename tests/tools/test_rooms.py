@@ -1,4 +1,4 @@
-"""A folder fits in one view."""
+"""A folder fits in one view, and so does a kernel."""
 
 import subprocess
 from collections import Counter
@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 25
+MOST_LINES = 250
 
 
 def test_no_folder_has_more_than_25_files():
@@ -16,3 +17,10 @@ def test_no_folder_has_more_than_25_files():
         pytest.skip("not a checkout")
     held = Counter(Path(name).parent.as_posix() for name in done.stdout.splitlines() if (ROOT / name).is_file())
     assert {folder: count for folder, count in held.items() if count > MOST} == {}
+
+
+def test_no_kernel_file_has_more_than_250_lines():
+    files = [path for path in (ROOT / "kernels").rglob("*.cuh") if "ladder" not in path.parts]  # a rung is read from top to end
+    lines = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files}
+    assert files
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
