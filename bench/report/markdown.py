@@ -65,7 +65,7 @@ def summaries(charts):
     for chart in charts:
         if OURS in chart.series and len(chart.series) > 1:
             which, shape = chart.title.split(", ", 1)
-            others = [name for name in chart.series if name not in (OURS, "triton")]
+            others = [name for name in chart.series if name != "triton" and not name.startswith(OURS)]
             others = [name for name in others if "packed" not in shape or name in TAKE_PACKED]
             cells = [against(chart, others, i) for i in range(len(chart.x))]
             groups.setdefault((which, tuple(chart.x)), []).append([shape, *cells])

@@ -121,7 +121,8 @@ def speedups(rows, field, where):
             ms = {row["baseline"]: row[field] for row in group}
             mine = ms.pop(OURS, None)
             packed = group[0]["case"]["lengths"]
-            ms = {n: t for n, t in ms.items() if not is_rung(n) and n != "triton" and (not packed or n in TAKE_PACKED)}
+            ms = {n: t for n, t in ms.items() if not is_rung(n) and n != "triton" and not n.startswith(OURS)}
+            ms = {n: t for n, t in ms.items() if not packed or n in TAKE_PACKED}
             other = ms.get(rival) if rival in rivals else min(ms.values(), default=None)
             if mine and other:
                 found[place] = other / mine
