@@ -46,8 +46,9 @@ __device__ __forceinline__ void for_each_program_term(const AttentionArgs& args,
           before = row == r ? gradients.P[row][c] : before;
         }
         if (tile::is_hidden(ds) || ds == 0) continue;
-        head.score.program.derivatives(before, q_begin + place.row + r, kv_begin + place.column + c,
-                                       [&](int tensor, int element, float slope) { use(tensor, element, ds * slope); });
+        const auto& program = head.score.program;
+        program.derivatives(before, program.row(q_begin + place.row + r), program.key(kv_begin + place.column + c),
+                            [&](int tensor, int element, float slope) { use(tensor, element, ds * slope); });
       }
     }
   }

@@ -53,6 +53,18 @@ __device__ __forceinline__ float min(float x, float y) {
   return result;
 }
 
+/// max.NaN, min.NaN (sm_80): NaN where one is.
+__device__ __forceinline__ float max_or_nan(float x, float y) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+__device__ __forceinline__ float min_or_nan(float x, float y) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+
 /// abs.
 __device__ __forceinline__ float abs(float x) {
   float result;

@@ -10,10 +10,16 @@
 
 namespace flash_attention::tile {
 
-/// The program of the unit. The source specialises Program<true>; a kernel without one has nothing.
+/// The program of the unit. The source specialises Program<true>; a kernel without one has nothing. What depends on the row
+/// or on the key alone is in Row and Key, so that a kernel computes it once for many pairs.
 template <bool present>
 struct Program {
+  static constexpr float largest = 0;  // a bound of the score, but for NaN
+  struct Row {};
+  struct Key {};
   __device__ __forceinline__ Program(const abi::AttentionArgs&, int, int) {}
+  __device__ __forceinline__ Row row(int, int = 0) const { return {}; }
+  __device__ __forceinline__ Key key(int, int = 0) const { return {}; }
 };
 
 namespace program {
@@ -57,8 +63,12 @@ __device__ __forceinline__ float min(float x, float y) { return x < y || x != x 
 __device__ __forceinline__ float max(float x, float y) { return x > y || x != x ? x : y; }
 __device__ __forceinline__ float exp(float x) { return tile::exp(x); }
 __device__ __forceinline__ float log(float x) { return tile::log(x); }
+/// Two terms of the series near 0, where 1 - 2 / (1 + e^2x) would lose its bits: few instructions, few registers.
 __device__ __forceinline__ float tanh(float x) {
-  return tile::tanh(x, [](float y) { return 2.0f * ptx::reciprocal(y); });
+  const float square = x * x;
+  const float near_zero = ptx::fma(x * square, ptx::fma(square, 2.0f / 15, -1.0f / 3), x);
+  const float elsewhere = ptx::fma(-2.0f, ptx::reciprocal(1.0f + ptx::exp2(x * (2.0f * log2_e))), 1.0f);
+  return square < 0.01f ? near_zero : elsewhere;
 }
 __device__ __forceinline__ float sigmoid(float x) { return ptx::reciprocal(1.0f + tile::exp(-x)); }
 __device__ __forceinline__ float sqrt(float x) { return ptx::sqrt(x); }
@@ -114,6 +124,11 @@ __device__ __forceinline__ int to_int(float x) {
   return x == x ? static_cast<int>(x) : 0;
 }
 
+/// first + distance, below 2^24: no conversion where the distance is a literal.
+__device__ __forceinline__ float index_as_float(int first, int distance) {
+  return static_cast<float>(first) + static_cast<float>(distance);
+}
+
 /// An index counts from the end where it is negative, and is kept inside.
 __device__ __forceinline__ int inside(int index, int size) {
   if (index < 0) index += size;
@@ -126,14 +141,6 @@ __device__ __forceinline__ int offset(const int* sizes, Indices... indices) {
   int place = 0, axis = 0;
   ((place = place * sizes[axis] + inside(indices, sizes[axis]), ++axis), ...);
   return place;
-}
-
-template <typename... Indices>
-__device__ __forceinline__ bool is_empty(const int* sizes, Indices... indices) {
-  bool empty = false;
-  int axis = 0;
-  ((static_cast<void>(indices), empty = empty || sizes[axis] == 0, ++axis), ...);
-  return empty;
 }
 
 __device__ __forceinline__ float element_float32(const void* data, int place) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tile/element.cuh"
+#include "tile/bounded.cuh"
 #include "tile/program.cuh"
 #include "tile/scales.cuh"
 #include "tile/sequence.cuh"
@@ -23,20 +23,6 @@ struct KeyRange {
   int end;
 };
 
-/// A bias as it is added: finite ones stay so when softmax multiplies them by log2 e.
-template <Type type>
-__device__ __forceinline__ float bounded_bias(ptx::Element<type> value) {
-  constexpr float largest = 2.3e38f;
-  const float bias = ptx::to_float(value);
-  if constexpr (type == Type::float16) return bias;
-  const float magnitude = ptx::abs(bias);
-  return magnitude > largest && magnitude < infinity ? (bias < 0 ? -largest : largest) : bias;
-}
-
-/// Backward makes probabilities from lse. Below this one, which only a bias can bring about, a float has no room for the
-/// sum next to the maximum: such a row counts as one without keys.
-constexpr float lowest_lse = -1e7f;
-
 /// The scores of one sequence and head.
 template <Features features>
 struct Score {
@@ -48,6 +34,8 @@ struct Score {
   /// True where tiles may be hidden that are in the range of their rows.
   static constexpr bool skips_tiles = TileMap<features>::present;
   using Bias = ptx::Element<features.bias_dtype>;
+  using ProgramRow = typename Program<features.score_program>::Row;
+  using ProgramKey = typename Program<features.score_program>::Key;
 
   int len_q;
   int len_kv;
@@ -171,13 +159,23 @@ struct Score {
 
   /// What the program makes of a score. Only for i and j inside of the sequence.
   __device__ __forceinline__ float programmed(float score, int i, int j) const {
-    if constexpr (features.score_program) return bounded_bias<Type::float32>(program.score(score, i, j));
+    return programmed(score, program.row(i), program.key(j));
+  }
+  __device__ __forceinline__ float programmed(float score, const ProgramRow& row, const ProgramKey& key) const {
+    if constexpr (features.score_program) return bounded(program.score(score, row, key));
     return score;
   }
-  /// The same; slope is multiplied by the derivative.
+  /// The same; slope is multiplied by the derivative. beside_lse: the bounded lse comes off it, which makes 0 of what is
+  /// far below, bounded or not.
+  template <bool beside_lse = false>
   __device__ __forceinline__ float programmed(float score, int i, int j, float& slope) const {
-    if constexpr (features.score_program) return bounded_bias<Type::float32>(program.score(score, i, j, slope));
-    return score;
+    if constexpr (!features.score_program) return score;
+    if constexpr (features.score_program) score = program.score(score, program.row(i), program.key(j), slope);
+    return beside_lse && may_be_huge ? ptx::min_or_nan(score, largest_score) : bounded(score);
+  }
+  static constexpr bool may_be_huge = features.score_program && Program<features.score_program>::largest > largest_score;
+  __device__ __forceinline__ static float bounded(float score) {
+    return may_be_huge ? bounded_bias<Type::float32>(score) : score;
   }
   /// The score of a dot product.
   __device__ __forceinline__ float full(float dot, int i, int j) const {

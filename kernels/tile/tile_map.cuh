@@ -42,7 +42,7 @@ struct MaskData {
     bool result = false;
     if constexpr (features.hidden_bounds != 0) result = hides(rows + j * features.hidden_bounds, features.hidden_bounds, i);
     if constexpr (features.block_mask) result = result || blocks[i / block_q * blocks_stride + j / block_kv] == 0;
-    if constexpr (features.mask_program) result = result || !program.visible(i, j);
+    if constexpr (features.mask_program) result = result || !program.visible(program.row(i), program.key(j));
     return result;
   }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <utility>
 
 #include "plan/families/portable.h"
 #include "plan/kernel_config.h"
@@ -14,6 +15,9 @@ namespace flash_attention::plan {
 namespace {
 
 constexpr std::string_view unit_without_scores = "backward/delta";  // the same for every program
+
+// One source for all sequences that are short, one for all others: a program is compiled once for all lengths.
+constexpr std::int64_t short_sequence = 1 << 22;
 
 }  // namespace
 
@@ -68,7 +72,14 @@ ProgramTraits program_traits(const Problem& problem) {
 
 void add_program_source(const Problem& problem, Plan& plan) {
   if (problem.program.empty() || plan.launches.empty()) return;
-  const std::string source = program::cuda_source(program::parse(problem.program), problem.program_gradients);
+  program::Program parsed = program::parse(problem.program);
+  program::SourceOptions options{.gradients = problem.program_gradients};
+  for (int n = 0; n < static_cast<int>(parsed.tensors.size()); ++n) {
+    if (program::num_elements(problem, parsed, n) == 0) options.empty |= 1u << n;
+  }
+  const std::int64_t tile = 1024;  // indices of a tile may pass the end
+  if (std::max(problem.seq_q, problem.seq_kv) + tile <= short_sequence) options.longest = short_sequence;
+  const std::string source = program::cuda_source(std::move(parsed), options);
   for (Launch& launch : plan.launches) {
     if (launch.unit != unit_without_scores) launch.prelude = source;
   }

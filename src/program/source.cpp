@@ -3,221 +3,231 @@
 #include <bit>
 #include <cstdint>
 
+#include "program/expressions.h"
 #include "program/periods.h"
+#include "program/stages.h"
 
 namespace flash_attention::program {
 namespace {
 
-/// "v3".
-std::string value(int node) { return "v" + std::to_string(node); }
-
-std::string hexadecimal(std::uint32_t bits) {
-  std::string text = "0x";
-  for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[bits >> shift & 15];
-  return text + "u";
-}
-
-std::string function_name(Op op) {
-  switch (op) {
-    case Op::logical_and:
-      return "logical_and";
-    case Op::logical_or:
-      return "logical_or";
-    case Op::logical_xor:
-      return "logical_xor";
-    case Op::logical_not:
-      return "logical_not";
-    case Op::to_float:
-      return "to_float";
-    case Op::to_int:
-      return "to_int";
-    default:
-      return std::string(name_of(op));
-  }
-}
-
-std::string arguments(const Node& node, const char* before = "") {
-  std::string text = before;
-  for (const int arg : node.args) {
-    if (arg >= 0) text += (text.empty() ? "" : ", ") + value(arg);
-  }
-  return text;
-}
-
-std::string tensor(int index) { return "args.tensors[" + std::to_string(index) + "]"; }
-std::string sizes(int index) { return "args.sizes[" + std::to_string(index) + "]"; }
-
-std::string element(const Program& program, int index) {
-  return "program::element_" + std::string(name_of(program.tensors[static_cast<std::size_t>(index)].element));
-}
-
-std::string literal(const Node& node) {
-  if (node.type == Type::boolean) return node.integer != 0 ? "true" : "false";
-  if (node.type == Type::real)
-    return "__builtin_bit_cast(float, " + hexadecimal(std::bit_cast<std::uint32_t>(node.real)) + ")";
-  return "static_cast<int>(" + hexadecimal(static_cast<std::uint32_t>(node.integer)) + ")";
-}
-
-/// A node as an expression of numbers.
-std::string number(const Program& program, const Node& node) {
-  switch (node.op) {
-    case Op::score:
-    case Op::b:
-    case Op::h:
-    case Op::i:
-    case Op::j:
-      return std::string(name_of(node.op));
-    case Op::literal:
-      return literal(node);
-    case Op::scalar:
-      return (node.type == Type::real ? "args.reals[" : "args.ints[") + std::to_string(node.index) + "]";
-    case Op::offset:
-      return "program::offset(" + arguments(node, sizes(node.index).c_str()) + ")";
-    case Op::load: {
-      const std::string place = "program::offset(" + arguments(node, sizes(node.index).c_str()) + ")";
-      const std::string empty = "program::is_empty(" + arguments(node, sizes(node.index).c_str()) + ")";
-      const std::string nothing = node.type == Type::real ? "0.0f" : node.type == Type::integer ? "0" : "false";
-      return empty + " ? " + nothing + " : " + element(program, node.index) + "(" + tensor(node.index) + ", " + place + ")";
-    }
-    default:
-      return "program::" + function_name(node.op) + "(" + arguments(node) + ")";
-  }
-}
-
-/// A node as an expression of ranges.
-std::string range(const Program& program, const Node& node) {
-  const std::string interval = "abi::interval::";
-  const auto unknown = [&] {
-    return interval + (node.type == Type::real ? "any_real()" : node.type == Type::integer ? "any_int()" : "any_bool()");
-  };
-  switch (node.op) {
-    case Op::b:
-    case Op::h:
-      return interval + "constant(" + std::string(name_of(node.op)) + ")";
-    case Op::i:
-      return interval + "Ints{i_begin, i_end - 1}";
-    case Op::j:
-      return interval + "Ints{j_begin, j_end - 1}";
-    case Op::literal:
-    case Op::scalar:
-      return interval + "constant(" + number(program, node) + ")";
-    case Op::load: {
-      if (node.type == Type::real) return unknown();
-      const std::string kind = node.type == Type::integer ? "ints" : "bools";
-      return "program::range_of_" + kind + "(program::span(" + arguments(node, sizes(node.index).c_str()) +
-             "), [&](int place) { return " + element(program, node.index) + "(" + tensor(node.index) + ", place); })";
-    }
-    case Op::score:
-    case Op::offset:
-    case Op::exp:
-    case Op::log:
-    case Op::tanh:
-    case Op::sigmoid:
-    case Op::sqrt:
-    case Op::sin:
-    case Op::cos:
-    case Op::floor:
-      return unknown();
-    default:
-      return interval + function_name(node.op) + "(" + arguments(node) + ")";
-  }
-}
-
-/// The lines that compute `roots`, which become their numbers in them.
-template <class Write>
-std::string lines(const std::vector<Node>& all, std::vector<int>& roots, Write write) {
-  const std::vector<Node> nodes = slice(all, roots);
-  std::string text;
-  for (std::size_t n = 0; n < nodes.size(); ++n) {
-    text += "    const auto " + value(static_cast<int>(n)) + " = " + write(nodes[n]) + ";\n";
-  }
-  return text;
-}
-
 constexpr const char* device = "  __device__ __forceinline__ ";
+
+const char* type_name(Type type) { return type == Type::real ? "float" : type == Type::integer ? "int" : "bool"; }
+
+bool is_leaf(const Node& node) { return num_args(node.op) == 0; }
+
+/// Some values of a program and when each is computed. What a later stage needs of an earlier one has a name: a member of
+/// Program, of its Row or of its Key.
+class Part {
+ public:
+  Part(const Program& program, std::vector<Node> nodes, char letter, const std::vector<int>& roots, bool short_sequences)
+      : program_(program), nodes_(std::move(nodes)), stages_(stages_of(nodes_)), letter_(letter), short_(short_sequences) {
+    needed_.resize(nodes_.size());
+    kept_.resize(nodes_.size());
+    for (const int root : roots) {
+      if (root >= 0) needed_[static_cast<std::size_t>(root)] = kept_[static_cast<std::size_t>(root)] = true;
+    }
+    for (std::size_t n = nodes_.size(); n-- > 0;) {
+      if (!needed_[n]) continue;
+      for (const int arg : nodes_[n].args) {
+        if (arg < 0) continue;
+        needed_[static_cast<std::size_t>(arg)] = true;
+        if (stages_[static_cast<std::size_t>(arg)] != stages_[n]) kept_[static_cast<std::size_t>(arg)] = true;
+      }
+    }
+    for (std::size_t n = 0; n < nodes_.size(); ++n) kept_[n] = kept_[n] && !is_leaf(nodes_[n]) && stages_[n] != Stage::pair;
+  }
+
+  /// The members that hold what is computed in a stage.
+  std::string members(Stage stage) const {
+    std::string text;
+    for (std::size_t n = 0; n < nodes_.size(); ++n) {
+      if (kept_[n] && stages_[n] == stage)
+        text += std::string("    ") + type_name(nodes_[n].type) + " " + member(static_cast<int>(n)) + ";\n";
+    }
+    return text;
+  }
+
+  /// The lines that compute what is needed in a stage and store its members in `into`.
+  std::string lines(Stage stage, const std::string& into) const {
+    std::string text;
+    for (std::size_t n = 0; n < nodes_.size(); ++n) {
+      if (!needed_[n] || stages_[n] != stage || is_leaf(nodes_[n])) continue;
+      text += line(static_cast<int>(n));
+      if (kept_[n]) text += "    " + into + member(static_cast<int>(n)) + " = " + value(static_cast<int>(n)) + ";\n";
+    }
+    return text;
+  }
+
+  /// The lines that compute `roots` for a pair, from its row and key.
+  std::string pair_lines(const std::vector<int>& roots) const {
+    std::vector<bool> wanted(nodes_.size(), false);
+    for (const int root : roots) {
+      if (root >= 0) wanted[static_cast<std::size_t>(root)] = true;
+    }
+    std::string text;
+    for (std::size_t n = nodes_.size(); n-- > 0;) {
+      if (!wanted[n] || stages_[n] != Stage::pair || is_leaf(nodes_[n])) continue;
+      text = line(static_cast<int>(n)) + text;
+      for (const int arg : nodes_[n].args) {
+        if (arg >= 0) wanted[static_cast<std::size_t>(arg)] = true;
+      }
+    }
+    return text;
+  }
+
+  /// A node as it is called in the code of a stage.
+  std::string name(int n, Stage stage) const {
+    const Node& node = nodes_[static_cast<std::size_t>(n)];
+    const Stage made = stages_[static_cast<std::size_t>(n)];
+    if (made == stage && !is_leaf(node)) return value(n);
+    const std::string before = made == stage || made == Stage::head ? "" : made == Stage::row ? "row." : "key.";
+    if (is_leaf(node)) return before + number(program_, node, value);
+    return before + member(n);
+  }
+
+ private:
+  std::string member(int n) const { return letter_ + std::to_string(n); }
+
+  std::string line(int n) const {
+    const Node& node = nodes_[static_cast<std::size_t>(n)];
+    const Stage stage = stages_[static_cast<std::size_t>(n)];
+    const bool index = node.op == Op::to_float && is_leaf(nodes_[static_cast<std::size_t>(node.args[0])]) &&
+                       (stage == Stage::row || stage == Stage::key);
+    const auto argument = [&](int arg) { return name(arg, stage); };
+    return "    const auto " + value(n) + " = " +
+           (index && short_ ? "program::index_as_float(first, distance)" : number(program_, node, argument)) + ";\n";
+  }
+
+  const Program& program_;
+  std::vector<Node> nodes_;
+  std::vector<Stage> stages_;
+  char letter_;
+  bool short_;
+  std::vector<bool> needed_, kept_;
+};
 
 class Writer {
  public:
-  Writer(const Program& program, std::uint32_t gradients) : program_(program), gradients_(gradients) {}
+  Writer(const Program& program, std::uint32_t gradients, std::int64_t longest)
+      : program_(program), gradients_(gradients), short_(longest <= short_length) {
+    std::vector<int> roots{program.score, -1};
+    std::vector<Node> nodes = in_floats(program.nodes, longest, roots);
+    score_ = roots[0];
+    if (score_ >= 0) {
+      largest_ = largest_magnitude(nodes, score_);
+      slope_ = slope(nodes);
+      derive_tensors(nodes);
+    }
+    roots = {score_, slope_};
+    for (const Derivative& d : derivatives_) roots.insert(roots.end(), {d.offset, d.derivative});
+    parts_.emplace_back(program_, nodes, 's', roots, short_);
+    parts_.emplace_back(program_, program.nodes, 'm', std::vector<int>{program.visible}, short_);
+  }
 
-  std::string run() {
+  std::string run() const {
     std::string text =
         "#include \"tile/program.cuh\"\n\nnamespace flash_attention::tile {\n\ntemplate <>\nstruct Program<true> {\n";
-    text += "  const abi::ProgramArgs& args;\n  int b, h;\n\n";
+    text += "  static constexpr float largest = __builtin_bit_cast(float, " +
+            hexadecimal(std::bit_cast<std::uint32_t>(largest_)) + ");  // no score is larger\n";
+    text += "  struct Row {\n    int i;\n" + members(Stage::row) + "  };\n";
+    text += "  struct Key {\n    int j;\n" + members(Stage::key) + "  };\n\n";
+    text += "  const abi::ProgramArgs& args;\n  int b, h;\n" + members(Stage::head) + "\n";
     text += std::string(device) + "Program(const abi::AttentionArgs& given, int batch_idx, int head_idx)\n";
-    text += "      : args(given.program), b(batch_idx), h(head_idx) {}\n\n";
-    if (program_.score >= 0) text += score() + slope() + derivatives();
+    text += "      : args(given.program), b(batch_idx), h(head_idx) {\n" + lines(Stage::head, "") + "  }\n\n";
+    text += stage_function("Row row", "i", Stage::row) + stage_function("Key key", "j", Stage::key);
+    if (program_.score >= 0) text += score() + score_and_slope() + derivatives();
     if (program_.visible >= 0) text += visible() + seen();
     return text + "};\n\n}  // namespace flash_attention::tile\n\n";
   }
 
  private:
-  std::string numbers(const std::vector<Node>& nodes, std::vector<int>& roots) {
-    return lines(nodes, roots, [&](const Node& node) { return number(program_, node); });
+  static constexpr std::int64_t short_length = 1 << 22;  // indices and small differences of them are floats
+
+  struct Derivative {
+    int tensor, offset, derivative;
+  };
+
+  std::string members(Stage stage) const { return parts_[0].members(stage) + parts_[1].members(stage); }
+  std::string lines(Stage stage, const std::string& into) const {
+    std::string text;
+    for (const Part& part : parts_) {
+      const std::string found = part.lines(stage, into);
+      if (!found.empty()) text += "    {\n" + found + "    }\n";
+    }
+    return text;
   }
 
-  std::string score() {
-    std::vector<int> roots{program_.score};
-    std::string body = numbers(program_.nodes, roots);
-    return std::string(device) + "float score(float score, int i, int j) const {\n" + body + "    return " +
-           value(roots[0]) + ";\n  }\n";
+  /// What a row or a key is given to all of its pairs. Its index comes in two parts: the second is a literal where loops
+  /// are unrolled.
+  std::string stage_function(const char* what, const char* index, Stage stage) const {
+    const std::string type = std::string(what).substr(0, 3);
+    return device + std::string(what) + "(int first, int distance = 0) const {\n    const int " + index +
+           " = first + distance;\n    " + type + " result{" + index + "};\n" + lines(stage, "result.") +
+           "    return result;\n  }\n";
   }
 
-  std::string slope() {
-    std::vector<Node> nodes = program_.nodes;
+  int slope(std::vector<Node>& nodes) const {
     int by = -1;
     for (std::size_t n = 0; n < nodes.size(); ++n) {
       if (nodes[n].op == Op::score) by = static_cast<int>(n);
     }
-    const int derivative = by < 0 ? -1 : derive(nodes, program_.score, by);
-    std::vector<int> roots{program_.score, derivative};
-    std::string body = numbers(nodes, roots);
-    return std::string(device) + "float score(float score, int i, int j, float& slope) const {\n" + body +
-           "    slope *= " + (derivative < 0 ? "0.0f" : value(roots[1])) + ";\n    return " + value(roots[0]) + ";\n  }\n";
+    return by < 0 ? -1 : derive(nodes, score_, by);
   }
 
-  /// use(tensor, place, derivative) for each read that has a gradient.
-  std::string derivatives() {
-    std::vector<Node> nodes = program_.nodes;
-    std::vector<int> roots, tensors;
-    for (std::size_t n = 0; n < program_.nodes.size(); ++n) {
-      const Node& node = program_.nodes[n];
+  void derive_tensors(std::vector<Node>& nodes) {
+    const std::size_t count = nodes.size();
+    for (std::size_t n = 0; n < count; ++n) {
+      const Node node = nodes[n];
       if (node.op != Op::load || (gradients_ >> node.index & 1u) == 0) continue;
-      const int derivative = derive(nodes, program_.score, static_cast<int>(n));
+      const int derivative = derive(nodes, score_, static_cast<int>(n));
       if (derivative < 0) continue;
       Node offset = node;
       offset.op = Op::offset;
       offset.type = Type::integer;
       nodes.push_back(offset);
-      tensors.push_back(node.index);
-      roots.push_back(static_cast<int>(nodes.size()) - 1);
-      roots.push_back(derivative);
+      derivatives_.push_back({node.index, static_cast<int>(nodes.size()) - 1, derivative});
     }
-    std::string body = numbers(nodes, roots);
-    for (std::size_t n = 0; n < tensors.size(); ++n) {
-      body +=
-          "    use(" + std::to_string(tensors[n]) + ", " + value(roots[2 * n]) + ", " + value(roots[2 * n + 1]) + ");\n";
-    }
-    return "  template <typename Use>\n" + std::string(device) +
-           "void derivatives(float score, int i, int j, Use use) const {\n" + body + "  }\n";
   }
 
-  std::string visible() {
-    std::vector<int> roots{program_.visible};
-    std::string body = numbers(program_.nodes, roots);
-    return std::string(device) + "bool visible(int i, int j) const {\n" + body + "    return " + value(roots[0]) +
+  std::string score() const {
+    return std::string(device) + "float score(float score, const Row& row, const Key& key) const {\n" +
+           parts_[0].pair_lines({score_}) + "    return " + pair(score_) + ";\n  }\n";
+  }
+
+  std::string score_and_slope() const {
+    return std::string(device) + "float score(float score, const Row& row, const Key& key, float& slope) const {\n" +
+           parts_[0].pair_lines({score_, slope_}) + "    slope *= " + (slope_ < 0 ? "0.0f" : pair(slope_)) +
+           ";\n    return " + pair(score_) + ";\n  }\n";
+  }
+
+  /// use(tensor, place, derivative) for each read that has a gradient.
+  std::string derivatives() const {
+    std::vector<int> roots;
+    for (const Derivative& d : derivatives_) roots.insert(roots.end(), {d.offset, d.derivative});
+    std::string body = parts_[0].pair_lines(roots);
+    for (const Derivative& d : derivatives_)
+      body += "    use(" + std::to_string(d.tensor) + ", " + pair(d.offset) + ", " + pair(d.derivative) + ");\n";
+    return "  template <typename Use>\n" + std::string(device) +
+           "void derivatives(float score, const Row& row, const Key& key, Use use) const {\n" + body + "  }\n";
+  }
+
+  std::string visible() const {
+    return std::string(device) + "bool visible(const Row& row, const Key& key) const {\n" +
+           parts_[1].pair_lines({program_.visible}) + "    return " + parts_[1].name(program_.visible, Stage::pair) +
            ";\n  }\n";
   }
 
-  std::string seen() {
-    std::vector<int> roots{program_.visible};
-    std::string body = lines(program_.nodes, roots, [&](const Node& node) { return range(program_, node); });
-    const std::string parameters = "(int i_begin, int i_end, int j_begin, int j_end) const {\n";
-    const auto function = [&](const char* name) {
-      return device + ("abi::interval::Bools " + (name + parameters)) + body + "    return " + value(roots[0]) + ";\n  }\n";
-    };
+  std::string seen() const {
     std::vector<int> root{program_.visible};
     const std::vector<Node> nodes = slice(program_.nodes, root);
+    std::string body;
+    for (std::size_t n = 0; n < nodes.size(); ++n)
+      body += "    const auto " + value(static_cast<int>(n)) + " = " + range(program_, nodes[n]) + ";\n";
+    const std::string parameters = "(int i_begin, int i_end, int j_begin, int j_end) const {\n";
+    const auto function = [&](const char* name) {
+      return device + ("abi::interval::Bools " + (name + parameters)) + body + "    return " + value(root[0]) + ";\n  }\n";
+    };
     const std::string i = period(nodes, Op::i), j = period(nodes, Op::j);
     if (i.empty() && j.empty()) return function("seen");
     return function("seen_whole") + device + "abi::interval::Bools seen" + parameters +
@@ -232,7 +242,7 @@ class Writer {
     for (const std::vector<Node>& factors : periods(nodes, index)) {
       std::string product;
       for (const Node& factor : factors) {
-        const std::string text = number(program_, factor);
+        const std::string text = number(program_, factor, value);
         product = product.empty() ? text : "program::mul(" + product + ", " + text + ")";
       }
       common = "abi::interval::common_period(" + (common.empty() ? "0" : common) + ", " + product + ")";
@@ -240,12 +250,24 @@ class Writer {
     return common;
   }
 
+  std::string pair(int node) const { return parts_[0].name(node, Stage::pair); }
+
   const Program& program_;
   std::uint32_t gradients_;
+  bool short_;
+  float largest_ = 0;
+  int score_ = -1, slope_ = -1;
+  std::vector<Derivative> derivatives_;
+  std::vector<Part> parts_;  // the score, the mask
 };
 
 }  // namespace
 
-std::string cuda_source(const Program& program, std::uint32_t gradients) { return Writer(program, gradients).run(); }
+std::string cuda_source(Program program, const SourceOptions& options) {
+  for (Node& node : program.nodes) {
+    if (node.op == Op::load && (options.empty >> node.index & 1u) != 0) node = {.op = Op::literal, .type = node.type};
+  }
+  return Writer(program, options.gradients, options.longest).run();
+}
 
 }  // namespace flash_attention::program

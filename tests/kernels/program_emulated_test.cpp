@@ -94,6 +94,39 @@ TEST(EmulatedSm90Programs, MasksOfDivisionAndRemainder) {
   }
 }
 
+struct Sm90Program {
+  const char* text;
+  bool gradients = true;  // a row whose lse is below -1e7 has none
+};
+
+// Distances in floats, masks that are windows from the first key on, and scores beside which a reference overflows or
+// underflows: rows whose scores are all finite and huge, one huge score behind blocks that have set the reference.
+TEST(EmulatedSm90Programs, DistancesWindowsAndHugeScores) {
+  const Sm90Program programs[] = {
+      {"d = sub i j\na = abs d\nf = float a\ny = mul f 0.125\nz = sub score y\np = ge d -100\nq = le d 90\nm = mod j 7\n"
+       "n = ne m 3\nx = and p n\nv = and x q\nscore = z\nvisible = v"},
+      {"x = div score 3.0\ny = tanh x\nz = mul y 3.0\np = ge i j\nscore = z\nvisible = p"},
+      {"m = mod i 3\np = eq m 0\nt = where p -3.4e38 score\nq = eq m 1\no = eq j 10\nv = and q o\n"
+       "s = where v 3.2e38 t\nscore = s",
+       false},
+  };
+  const Problem problem{
+      .batch = 1, .seq_q = 150, .seq_kv = 400, .heads_q = 2, .heads_kv = 1, .head_dim = 16, .dtype = Dtype::float16};
+  Options options;
+  options.device = {DeviceKind::emulator, 0, 90};
+  for (const Sm90Program& program : programs) {
+    const RandomProgram given{std::string(program.text)};
+    const ProgramResults got = run_program(problem, given, options, 7, {"forward/sm90", "backward/sm90"});
+    const ProgramResults expected = exact_program(problem, given, 7);
+    EXPECT_LT(difference(got.out, expected.out), 8e-3) << program.text;
+    if (!program.gradients) continue;
+    EXPECT_LT(difference(got.lse, expected.lse), 8e-3) << program.text;
+    EXPECT_LT(difference(got.dq, expected.dq), 8e-3) << program.text;
+    EXPECT_LT(difference(got.dk, expected.dk), 8e-3) << program.text;
+    EXPECT_LT(difference(got.dv, expected.dv), 8e-3) << program.text;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EmulatedPrograms,
                          ::testing::Values(Kernels{"forward/portable", "backward/portable", 80},
                                            Kernels{"forward/sm80", "backward/sm80", 80},

@@ -22,6 +22,8 @@ struct ScoreOptions {
   using Added = forward_sm90::Added<features>;
   using Tile = float[count];
   using Packed = unsigned[block_kv / 16][4];
+  using ProgramRow = typename tile::Score<features>::ProgramRow;
+  using ProgramKey = typename tile::Score<features>::ProgramKey;
 
   tile::Score<features> score;
   float exponent_scale;  // softmax is 2^(exponent_scale (s - maximum))
@@ -49,19 +51,50 @@ struct ScoreOptions {
   }
 
   /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
+  template <bool interior = false>
   __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
     if constexpr (!tile::Score<features>::linear) {
       const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are ready
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
+      if constexpr (features.score_program) return modify_by_program<interior>(S, first_row, kv_begin, added);
 #pragma unroll
-      for (int i = 0; i < count; ++i) {
-        S[i] = programmed(in_units(S[i], added[row_of(i)].at(key_of(i))), first_row, kv_begin, i);
+      for (int i = 0; i < count; ++i) S[i] = in_units(S[i], added[row_of(i)].at(key_of(i)));
+    }
+  }
+
+  /// What the program knows of a row. A key is seen by both rows of a thread.
+  __device__ __forceinline__ ProgramRow program_row(int q) const {
+    return score.program.row(tile::min(q, score.len_q - 1));
+  }
+  template <bool interior>
+  __device__ __forceinline__ void modify_by_program(Tile& S, int first_row, int kv_begin, const Added (&added)[2]) const {
+    const ProgramRow rows[2] = {program_row(first_row), program_row(first_row + 8)};
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (row_of(i) != 0) continue;
+      const ProgramKey key = score.program.key(kv_begin + column, key_of(i));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& s = S[i + 2 * r];
+        const float before = in_units(s, added[r].at(key_of(i)));
+        s = interior ? programmed_inside(before, rows[r], key) : score.programmed(before, rows[r], key);
       }
     }
   }
+  /// Score::programmed in a block that keeps its rows' references, which are bounded. What is larger overflows beside them,
+  /// and the tile is done again with a running maximum; what is far below must not be so beside a reference that is, too.
+  __device__ __forceinline__ float programmed_inside(float s, const ProgramRow& row, const ProgramKey& key) const {
+    if constexpr (!features.score_program) {
+      return s;
+    } else if constexpr (features.score_hides || !tile::Score<features>::may_be_huge) {
+      return score.programmed(s, row, key);
+    } else {
+      return ptx::max_or_nan(score.program.score(s, row, key), -tile::largest_score);
+    }
+  }
   /// What the program makes of S[i].
-  __device__ __forceinline__ float programmed(float s, int first_row, int kv_begin, int i) const {
-    return score.programmed(s, tile::min(first_row + 8 * row_of(i), score.len_q - 1), kv_begin + column + key_of(i));
+  __device__ __forceinline__ float programmed(float s, const ProgramRow& of_row, int kv_begin, int i) const {
+    return score.programmed(s, of_row, score.program.key(kv_begin + column, key_of(i)));
   }
   __device__ __forceinline__ Added added_to(int q, int kv_begin) const {
     return {score, tile::min(q, score.len_q - 1), kv_begin + column};
@@ -85,6 +118,7 @@ struct ScoreOptions {
       end[r] = last - kv_begin - column;
     }
     const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
+    const ProgramRow rows[2] = {program_row(first_row), program_row(first_row + 8)};
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       const int r = row_of(i);
@@ -94,7 +128,7 @@ struct ScoreOptions {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
       if constexpr (modifies) {
-        S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i))), first_row, kv_begin, i) : -tile::infinity;
+        S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i))), rows[r], kv_begin, i) : -tile::infinity;
       } else {
         S[i] = visible ? S[i] : -tile::infinity;
       }

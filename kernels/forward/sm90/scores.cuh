@@ -18,7 +18,7 @@ template <ForwardConfig config>
 struct ScoreMath : ScoreOptions<config> {
   using Base = ScoreOptions<config>;
   using Base::Base, Base::features, Base::count, Base::score, Base::exponent_scale, Base::row, Base::column;
-  using Base::row_of, Base::key_of, Base::modify, Base::added_to;
+  using Base::row_of, Base::key_of, Base::added_to;
   using typename Base::Shape, typename Base::Added, typename Base::Tile, typename Base::Packed;
 
   /// Raises the running maximum of both rows by this block; `correction` is what older sums must be multiplied by.
@@ -38,6 +38,9 @@ struct ScoreMath : ScoreOptions<config> {
     }
   }
 
+  static constexpr bool may_be_huge =
+      features.bias || (features.score_program && tile::Program<features.score_program>::largest > 4096.0f);
+
   /// S becomes 2^(exponent_scale (S - row_max)); this thread's part of the row sums grows by it.
   __device__ __forceinline__ void exponentiate(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
 #pragma unroll
@@ -48,8 +51,8 @@ struct ScoreMath : ScoreOptions<config> {
       for (int i = 0; i < count; ++i) {
         if (row_of(i) != r) continue;
         // The rounding error of a huge maximum's product would be an exponent.
-        S[i] = ptx::exp2(features.bias || features.score_program ? (S[i] - finite(row_max[r])) * exponent_scale
-                                                                 : ptx::fma(S[i], exponent_scale, shift));
+        S[i] =
+            ptx::exp2(may_be_huge ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift));
         (i % 2 == 0 ? even : odd) += S[i];
       }
       row_sum[r] += even + odd;
@@ -74,7 +77,7 @@ struct ScoreMath : ScoreOptions<config> {
       }
       ptx::path<"forward/sm90 soft cap by exponential">();
     }
-    modify(S, kv_begin);
+    this->template modify<true>(S, kv_begin);
     exponentiate(S, row_max, row_sum);
   }
 

@@ -7,6 +7,7 @@
 #include "api/checks/refuse.h"
 #include "api/checks/validate.h"
 #include "api/program.h"
+#include "program/window.h"
 
 namespace flash_attention::api {
 namespace {
@@ -179,8 +180,9 @@ void check_cache(Problem& p, Pass pass) {
 }
 
 /// Where there are as many keys as queries both diagonals are the same, and so are the kernels.
+bool has_one_diagonal(const Problem& p) { return !p.packed && !p.seqused_q && !p.seqused_kv && p.seq_q == p.seq_kv; }
 void choose_alignment(Problem& p) {
-  if (!p.packed && !p.seqused_q && !p.seqused_kv && p.seq_q == p.seq_kv) p.alignment = Alignment::bottom_right;
+  if (has_one_diagonal(p)) p.alignment = Alignment::bottom_right;
 }
 
 /// K and V in 8 bits, and their scales.
@@ -262,6 +264,22 @@ void make_chunk_a_window(Problem& p) {
   p.causal = p.window_right == 0;
 }
 
+/// Bounds on i - j in a mask program become those of the window, where that has the diagonal j = i, too.
+void take_window_of_program(Problem& p) {
+  const bool windowed = p.window_left >= 0 || p.window_right >= 0, one_diagonal = has_one_diagonal(p);
+  if (p.program.empty() || (windowed && !one_diagonal && p.alignment != Alignment::top_left)) return;
+  const std::optional<program::WindowOfProgram> taken = program::take_window(p.program);
+  if (!taken) return;
+  const auto tighten = [](std::int64_t& bound, std::int64_t by) {
+    if (by >= 0) bound = bound < 0 ? by : std::min(bound, by);
+  };
+  tighten(p.window_left, taken->left);
+  tighten(p.window_right, taken->right);
+  if (!one_diagonal) p.alignment = Alignment::top_left;
+  p.program = taken->rest;
+  drop_idle_window(p);
+}
+
 }  // namespace
 
 Problem normalise(const Problem& problem, Pass pass) {
@@ -322,6 +340,7 @@ Problem normalise(const Problem& problem, Pass pass) {
     check_distinct("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
   }
   check_program(p, pass);
+  take_window_of_program(p);
   if (!p.packed) p.total_q = p.batch * p.seq_q;
   if (!p.packed && p.page_size == 0) p.total_kv = p.batch * p.seq_kv;
   return p;

@@ -170,8 +170,10 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
-  // than it gains, a long and a short one as a pair. A block remembers 256 of what it took.
-  const bool uneven = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1;
+  // than it gains, a long and a short one as a pair. A block remembers 256 of what it took. Masks that are data or programs
+  // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing where there are many.
+  const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
+  const bool uneven = (p.window_right >= 0 || (has_tile_map(p) && many)) && p.window_left < 0 && row_tiles > 1;
   const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
   const abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
                                   .head_dim = static_cast<int>(p.head_dim),

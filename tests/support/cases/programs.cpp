@@ -377,17 +377,19 @@ ProgramResults exact_program(const Problem& p, const RandomProgram& random, unsi
         const auto at = [](const auto& values, std::int64_t index) -> decltype(auto) {
           return values[static_cast<std::size_t>(index)];
         };
-        double sum = 0;
+        double sum = 0, largest = -std::numeric_limits<double>::infinity();
         for (std::int64_t j = 0; j < p.seq_kv; ++j) {
           const bool shown = random.visible(b, h, i, j) && (!p.causal || j <= i + p.seq_kv - p.seq_q);
           double dot = 0;
           for (std::int64_t c = 0; c < d; ++c) dot += double{at(data.q, row + c)} * at(data.k, key_row(j) + c);
           old[static_cast<std::size_t>(j)] = scale * dot;
-          weight[static_cast<std::size_t>(j)] = shown ? std::exp(random.score(scale * dot, b, h, i, j)) : 0;
-          sum += weight[static_cast<std::size_t>(j)];
+          weight[static_cast<std::size_t>(j)] =
+              shown ? random.score(scale * dot, b, h, i, j) : -std::numeric_limits<double>::infinity();
+          largest = std::max(largest, weight[static_cast<std::size_t>(j)]);
         }
+        for (double& w : weight) sum += w = std::isinf(w) && w < 0 ? 0 : std::exp(w - largest);
         const std::int64_t line = (b * p.heads_q + h) * p.seq_q + i;
-        r.lse[static_cast<std::size_t>(line)] = std::log(sum);
+        r.lse[static_cast<std::size_t>(line)] = largest + std::log(sum);
         if (sum == 0) continue;
         double delta = -double{at(data.dlse, line)};
         std::vector<double> dp(keys);

@@ -15,6 +15,8 @@ inline float fma(float x, float y, float z) {
   return __builtin_fmaf(x, y, z);
 }
 inline float max(float x, float y) { return __builtin_fmaxf(x, y); }
+inline float max_or_nan(float x, float y) { return x != x || y != y ? __builtin_nanf("") : __builtin_fmaxf(x, y); }
+inline float min_or_nan(float x, float y) { return x != x || y != y ? __builtin_nanf("") : __builtin_fminf(x, y); }
 inline float min(float x, float y) { return __builtin_fminf(x, y); }
 inline float abs(float x) { return __builtin_fabsf(x); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }

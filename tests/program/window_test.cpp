@@ -1,0 +1,75 @@
+#include "program/window.h"
+
+#include <gtest/gtest.h>
+
+#include "support/cases/programs.h"
+
+namespace flash_attention::program {
+namespace {
+
+struct WindowCase {
+  const char* text;
+  std::int64_t left, right;  // -1: no bound; both: nothing is taken
+};
+
+const WindowCase window_cases[] = {
+    {"v = ge i j\nvisible = v", -1, 0},
+    {"v = le j i\nvisible = v", -1, 0},
+    {"v = gt i j\nvisible = v", -1, -1},  // no window begins before the diagonal
+    {"k = sub j 1\nv = gt i k\nvisible = v", -1, 0},
+    {"d = sub i j\nv = ge d -3\nvisible = v", -1, 3},
+    {"d = sub i j\nn = neg d\nv = lt n 4\nvisible = v", -1, 3},
+    {"d = sub i j\np = ge d 0\nq = lt d 9\nv = and p q\nvisible = v", 8, 0},
+    {"d = sub i j\np = ge d 0\nq = lt d 9\nr = le d 5\nx = and p q\nv = and x r\nvisible = v", 5, 0},
+    {"p = ge i j\nm = mod j 3\nq = ne m 0\nv = and p q\nvisible = v", -1, 0},
+    {"p = ge i j\nm = mod j 3\nq = ne m 0\nn = mod i 2\nr = eq n 0\nx = and q p\nv = and x r\nvisible = v", -1, 0},
+    {"p = ge i j\nm = lt j 4\nv = or p m\nvisible = v", -1, -1},
+    {"p = ge i j\nv = not p\nvisible = v", -1, -1},
+    {"s = add i j\nv = le s 20\nvisible = v", -1, -1},
+    {"t = add i i\nv = ge t j\nvisible = v", -1, -1},
+    {"v = ge i 4\nvisible = v", -1, -1},
+    {"x = neg score\nv = ge i j\nscore = x\nvisible = v", -1, 0},
+    {"v = ge i j\nw = and v v\nu = and w w\nvisible = u", -1, 0},
+    {"v = ge i j\nw = and v true\nvisible = w", -1, -1},
+};
+
+// The window and what is left of the text show what the text showed.
+TEST(ProgramWindow, TermsOfTheDiagonalBecomeAWindow) {
+  for (const WindowCase& c : window_cases) {
+    const auto taken = take_window(c.text);
+    ASSERT_EQ(taken.has_value(), c.left >= 0 || c.right >= 0) << c.text;
+    if (!taken) continue;
+    EXPECT_EQ(taken->left, c.left) << c.text;
+    EXPECT_EQ(taken->right, c.right) << c.text;
+    const testing::RandomProgram before{std::string(c.text)};
+    EXPECT_EQ(taken->rest.empty(), before.parsed.score < 0 && std::string(c.text).find("mod") == std::string::npos);
+    for (int i = 0; i < 24; ++i) {
+      for (int j = 0; j < 24; ++j) {
+        bool seen = (c.left < 0 || j >= i - c.left) && (c.right < 0 || j <= i + c.right);
+        if (!taken->rest.empty()) seen = seen && testing::RandomProgram(taken->rest).visible(0, 0, i, j);
+        EXPECT_EQ(seen, before.visible(0, 0, i, j)) << c.text << " at " << i << ", " << j;
+      }
+    }
+  }
+}
+
+// A tensor that only the mask reads may be given a gradient, which is 0: the program that knows it stays.
+TEST(ProgramWindow, WhatIsCapturedStays) {
+  EXPECT_FALSE(take_window("t0 = tensor float32 1\nx = load t0 j\nv = ge i j\nvisible = v").has_value());
+  EXPECT_TRUE(take_window("t0 = tensor float32 1\nx = load t0 j\ny = add x score\nv = ge i j\nscore = y\nvisible = v"));
+}
+
+// A conjunction of a conjunction, many times over, is not walked once for each path.
+TEST(ProgramWindow, SharedTermsAreLookedAtOnce) {
+  std::string text = "v0 = ge i j\nd0 = sub i j\n";
+  for (int n = 0; n < 60; ++n) {
+    const std::string at = std::to_string(n), next = std::to_string(n + 1);
+    text += "v" + next + " = and v" + at + " v" + at + "\nd" + next + " = neg d" + at + "\n";
+  }
+  const auto taken = take_window(text + "p = ge d60 0\nv = and v60 p\nvisible = v");
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ(taken->right, 0);
+}
+
+}  // namespace
+}  // namespace flash_attention::program
