@@ -94,13 +94,15 @@ inline WrapperCases math_cases() {
   const auto add = [&](const char* name, const char* expression, double (*definition)(double), double tolerance) {
     std::vector<float> expected;
     for (int i = 0; i < 256; ++i) expected.push_back(static_cast<float>(definition(static_cast<double>(i - 128) / 8)));
-    cases.push_back(
-        {.name = name,
-         .headers = {"math"},
-         .body = std::string("  const float x = (thread - 128) / 8.0f;\n  ((float*)output)[thread] = ") + expression + ";",
-         .shape = {.block = 256},
-         .expected = bytes_of(expected),
-         .tolerance = tolerance});
+    cases.push_back({.name = name,
+                     .headers = {"math"},
+                     .body = std::string("  const float x = (thread - 128) / 8.0f;\n"
+                                         "  [[maybe_unused]] const float nan = __builtin_bit_cast(float, 0x7fc00000);\n"
+                                         "  ((float*)output)[thread] = ") +
+                             expression + ";",
+                     .shape = {.block = 256},
+                     .expected = bytes_of(expected),
+                     .tolerance = tolerance});
   };
   add(
       "exp2", "ptx::exp2(x)", [](double x) { return std::exp2(x); }, 3e-7);
@@ -124,6 +126,17 @@ inline WrapperCases math_cases() {
       "max_of_nan", "ptx::max(__builtin_bit_cast(float, 0x7fc00000), x)", [](double x) { return x; }, 0);
   add(
       "min", "ptx::min(x, 2.0f)", [](double x) { return std::fmin(x, 2.0); }, 0);
+  add(
+      "max_or_nan", "ptx::max_or_nan(x, 2.0f)", [](double x) { return std::fmax(x, 2.0); }, 0);
+  add(
+      "min_or_nan", "ptx::min_or_nan(x, 2.0f)", [](double x) { return std::fmin(x, 2.0); }, 0);
+  for (const char* which : {"max", "min"}) {
+    for (const bool first : {true, false}) {
+      const std::string call = std::string("ptx::") + which + "_or_nan" + (first ? "(nan, x)" : "(x, nan)");
+      add((which + std::string("_or_nan_of_nan_") + (first ? "first" : "second")).c_str(),
+          (call + " == " + call + " ? 0.0f : 1.0f").c_str(), [](double) { return 1.0; }, 0);
+    }
+  }
   add(
       "abs", "ptx::abs(x)", [](double x) { return std::fabs(x); }, 0);
   add(
