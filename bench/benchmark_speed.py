@@ -76,6 +76,8 @@ class InTurn:
                     calls[entry.name] = self.timer.warmed(call)
                 except Exception as error:  # any failure of a baseline is a result
                     reason = command.reason_of(error)
+                    if command.is_lost():
+                        raise command.LostGpu(reason, entry.name) from error
             if reason:
                 self.found[entry.name] = {"reason": reason}
         warmed = list(calls.values())

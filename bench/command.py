@@ -2,9 +2,10 @@
 
 import argparse
 import gc
+import json
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import torch
 from peers import baselines
 from progress import Progress
 from report.results import ResultError, Results, load
+
+LOST = 3  # the exit status after a call that left the GPU unusable; another process can go on
 
 
 def parser(description, output):
@@ -168,31 +171,73 @@ def reason_of(error):
 def measure_all(results, path, work, quiet):
     """work: [(identity of the row, function that returns its measurement)]. A failure is a row with its reason; Ctrl-C
     keeps what was measured."""
-    known = results.keys()
+    known, at_work = results.keys(), at_work_of(path)
     work = [(identity, measure) for identity, measure in work if results.key(identity) not in known]
     results.save(path)
     with Progress(len(work), quiet) as progress:
         try:
             for identity, measure in work:
+                at_work.write_text(json.dumps(identity))
                 try:
                     row = {**identity, **measure()}
+                except LostGpu as error:
+                    row = {**identity, "reason": str(error), **({"baseline": error.entry} if error.entry else {})}
                 except Exception as error:  # any failure of a baseline is a result
                     row = {**identity, "reason": reason_of(error)}
-                if "reason" in row:
-                    release()
                 results.rows.append(row)
                 results.save(path)
                 progress.step(line_of(row))
+                if "reason" in row:
+                    release()
+                    if is_lost():
+                        print(f"\nthe GPU is lost after {line_of(row)}; go on with --resume", file=sys.stderr)
+                        raise SystemExit(LOST)
         except KeyboardInterrupt:
             print(f"\nstopped; {len(results.rows)} rows are in {path}; go on with --resume", file=sys.stderr)
             raise SystemExit(130) from None
+        finally:
+            at_work.unlink(missing_ok=True)
+
+
+def at_work_of(path):
+    """Says which row is measured: it outlives a process that a call has killed."""
+    return Path(f"{path}.at_work")
+
+
+def blame(path, number):
+    """After the process died with this signal: its row gets that reason, and --resume goes on behind it."""
+    results, at_work = load(path), at_work_of(path)
+    results.rows.append({**json.loads(at_work.read_text()), "reason": f"the process died with signal {number}"})
+    results.save(path)
+    at_work.unlink()
+
+
+class LostGpu(RuntimeError):
+    """A call has left the GPU unusable for this process; entry: whose it was, where that is known."""
+
+    def __init__(self, reason, entry=""):
+        super().__init__(reason)
+        self.entry = entry
+
+
+def is_lost():
+    """Whether an error has left the GPU unusable for this process."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda")
+    except RuntimeError:
+        return True
+    return False
 
 
 def release():
     """Gives back what a failed call may still hold."""
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # of a GPU that is lost
+            torch.cuda.empty_cache()
 
 
 def line_of(row):

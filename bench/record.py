@@ -216,13 +216,27 @@ def foreign(path):
     return "" if commit == machine.commit() else commit
 
 
+def can_go_on(status, path):
+    """Whether another process may go on behind the row at which this one lost the GPU or was killed by a call."""
+    if status < 0 and benchmark_speed.command.at_work_of(path).exists():
+        benchmark_speed.command.blame(path, -status)
+        return True
+    return status == benchmark_speed.command.LOST
+
+
 def run_stage(name, directory, seconds, short, force):
     """What became of it, in words."""
     path = directory / f"{name}.json"
     if foreign(path) and not force:
         return f"left alone: {path} is of commit {foreign(path)}"
+    end = time.monotonic() + seconds
     fork = started(run_words, command_of(name, path, short, force or "ladder" in name))
-    return "done" if finished([fork], seconds) else "NOT COMPLETE"
+    done, restarts = finished([fork], seconds), 0
+    while STAGES[name][0] in SCRIPTS and time.monotonic() < end and can_go_on(fork.exitcode, path):
+        fork = started(run_words, command_of(name, path, short, force=False))
+        done, restarts = finished([fork], end - time.monotonic()), restarts + 1
+    benchmark_speed.command.at_work_of(path).unlink(missing_ok=True)
+    return ("done" if done else "NOT COMPLETE") + (f", the GPU lost {restarts} times" if restarts else "")
 
 
 def main():

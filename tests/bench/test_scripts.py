@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -263,6 +264,39 @@ def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
     monkeypatch.setitem(record.STAGES, "gqa", [*words, "--rest", "100"])
     assert record.run_stage("gqa", tmp_path, 3.0, short=False, force=True) == "NOT COMPLETE"
     json.loads((tmp_path / "gqa.json").read_text())  # the old file or the new one, whole
+
+
+@pytest.mark.parametrize("end", ["error", "signal"])
+def test_a_stage_goes_on_after_the_gpu_was_lost(end, tmp_path, monkeypatch):
+    """A call that leaves the context unusable, or kills the process, is a row with its reason; another process measures
+    the rest."""
+    speed = record.benchmark_speed
+
+    def run_words(words):
+        failed, call_of = [], speed.call_of
+
+        def broken(case, entry, which, tensors):
+            if entry.name != "megatron_local" or which != "backward":
+                return call_of(case, entry, which, tensors)
+            if end == "signal":
+                os.kill(os.getpid(), signal.SIGKILL)
+            failed.append(entry.name)
+            raise RuntimeError("an illegal memory access was encountered")
+
+        monkeypatch.setattr(speed.command, "is_lost", lambda: failed)
+        monkeypatch.setattr(speed, "call_of", broken)
+        sys.argv = words
+        speed.command.exit_on_bad_input(speed.main)
+
+    monkeypatch.setattr(record, "run_words", run_words)
+    words = ["benchmark_speed.py", *TINY, "--baselines", "megatron_local", "sdpa_math", "--seconds", "0.001"]
+    monkeypatch.setitem(record.STAGES, "gqa", words)
+    assert record.run_stage("gqa", tmp_path, 100.0, short=False, force=True) == "done, the GPU lost 2 times"
+    rows = json.loads((tmp_path / "gqa.json").read_text())["rows"]
+    assert len(rows) == 2 * 2 * 2 and sorted(path.name for path in tmp_path.iterdir()) == ["gqa.json"]
+    left_out = {(row["case"]["seq"], row["baseline"], row["pass"]): row["reason"] for row in rows if "reason" in row}
+    assert set(left_out) == {(seq, "megatron_local", "backward") for seq in (32, 64)}
+    assert all(("illegal memory" if end == "error" else "died with signal 9") in reason for reason in left_out.values())
 
 
 def test_a_file_of_the_command_is_signed(tmp_path, head, monkeypatch):
