@@ -24,7 +24,7 @@ std::vector<Flag> problem_flags() {
       {"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
       {"causal", "", "a query sees no key after the diagonal"},
       {"window", "L,R", "a query sees L keys before the diagonal and R after it; -1 = all"},
-      {"chunk", "N", "a query sees the keys of its own chunk of N positions; 0 = all [0]"},
+      {"chunk", "N", "a query sees the keys of its own chunk of N positions; 0 = all", "0"},
       {"mask", "KIND:N,..",
        "documents:LENGTH, documents_both:LENGTH, prefix:KEYS, sink_window:KEYS,WINDOW or dilated:REACH,STEP, as a program; "
        "TFLOP/s are over what it shows"},
