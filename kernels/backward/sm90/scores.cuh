@@ -215,7 +215,7 @@ struct ScoreMath {
   /// two works out half of the blocks, of the even or of the odd queries, for both.
   __device__ __forceinline__ void mark_dropped(Marks& marks) const {
     const int odd = rows == Rows::keys ? row % 2 : 0;
-    unsigned others[words] = {};
+    unsigned of_even[words] = {}, of_odd[words] = {};  // Rows::keys: of the blocks' even and odd keys
 #pragma unroll
     for (int group = 0; group < count; group += 8) {
       const int shift = ptx::registers_fresh(0);
@@ -224,11 +224,9 @@ struct ScoreMath {
 #pragma unroll
       for (int e = 0; e < (rows == Rows::keys ? 4 : 8); ++e) {
         if constexpr (rows == Rows::keys) {
-          const unsigned word = random.word[e];
           const int i = group + e / 2 * 4 + e % 2 * 2;  // of the even query; word 2 r + c is that of query + 8 r, key + 8 c
-          const unsigned exchanged = tile::DropoutWords::halves_exchanged(word);
-          if ((odd ? exchanged : word) < dropout.threshold) marks.dropped[i / 32] |= 1u << (i % 32);
-          if ((odd ? word : exchanged) < dropout.threshold) others[i / 32] |= 1u << (i % 32);
+          if (random.word[e] < dropout.threshold) of_even[i / 32] |= 1u << (i % 32);
+          if (tile::DropoutWords::halves_exchanged(random.word[e]) < dropout.threshold) of_odd[i / 32] |= 1u << (i % 32);
         } else {
           const int i = group + e;
           if (random.at(row_of(e), e / 4, e % 2) < dropout.threshold) marks.dropped[i / 32] |= 1u << (i % 32);
@@ -238,7 +236,8 @@ struct ScoreMath {
     if constexpr (rows == Rows::keys) {
 #pragma unroll
       for (int w = 0; w < words; ++w) {
-        marks.dropped[w] = marks.dropped[w] << odd | ptx::shuffle_xor(others[w], 4) << (1 - odd);
+        const unsigned own = odd ? of_odd[w] : of_even[w], others = odd ? of_even[w] : of_odd[w];
+        marks.dropped[w] = own << odd | ptx::shuffle_xor(others, 4) << (1 - odd);
       }
     }
   }
