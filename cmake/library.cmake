@@ -14,7 +14,7 @@ target_include_directories(flash_attention_objects
   PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
   PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/kernels)
 target_link_libraries(flash_attention_objects PRIVATE flash_attention_flags Threads::Threads)
-unite_by_room(flash_attention_objects plan)  # its files say the same things, each of its own kernel
+unite_by_room(flash_attention_objects plan/families)  # these say the same things, each of its own kernel
 if(FLASH_ATTENTION_UNITY)
   target_precompile_headers(flash_attention_objects PRIVATE
     <algorithm> <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <string> <vector>)

@@ -3,8 +3,8 @@
 # change to one.
 option(FLASH_ATTENTION_UNITY "Compile the files of a room as one unit" ON)
 
-# One unit for each room with its folders. Files with flags of their own stay alone, and so do those of the rooms named after
-# the target.
+# One unit for each room with its folders. Files with flags of their own stay alone, and so do those of the folders of src/ named
+# after the target.
 function(unite_by_room target)
   if(NOT FLASH_ATTENTION_UNITY)
     return()
@@ -14,7 +14,9 @@ function(unite_by_room target)
   foreach(source ${sources})
     get_source_file_property(options ${source} COMPILE_OPTIONS)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE path)
-    if(NOT options AND path MATCHES "^(src/)?([a-z]+)/" AND NOT CMAKE_MATCH_2 IN_LIST ARGN)
+    cmake_path(GET path PARENT_PATH folder)
+    string(REGEX REPLACE "^src/" "" folder "${folder}")
+    if(NOT options AND path MATCHES "^(src/)?([a-z]+)/" AND NOT folder IN_LIST ARGN)
       set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${CMAKE_MATCH_2})
     endif()
   endforeach()
