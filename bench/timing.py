@@ -127,7 +127,11 @@ def captured(call, side):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         call()
-    return graph.replay
+
+    def replay(keep=call):  # noqa: ARG001: the graph reads what the call holds, which the next capture would free
+        graph.replay()
+
+    return replay
 
 
 def summary(samples):
