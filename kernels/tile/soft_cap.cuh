@@ -8,7 +8,7 @@
 namespace flash_attention::tile {
 
 /// cap tanh(x) of one score, x = scale dot / cap, by w = 1 - tanh(x) = 2 / (1 + e^2x): it is cap - cap w. The error of
-/// 1e-7 cap is nothing beside that of a 16-bit dot product.
+/// 1e-7 cap is nothing compared with that of a 16-bit dot product.
 struct SoftCapped {
   float shortfall;  // w
 

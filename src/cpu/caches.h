@@ -5,7 +5,7 @@
 
 namespace flash_attention::cpu {
 
-/// Bytes of this CPU's data caches; 0 where nobody says.
+/// Bytes of this CPU's data caches; 0 where the system does not say.
 struct Caches {
   std::int64_t core = 0;  // level 2, of one core
   std::int64_t last = 0;  // of the last level that there is

@@ -190,7 +190,7 @@ inline void finish_sink(const Call& call, std::int64_t head, void* /*scratch*/) 
   double sum = 0;
   for (std::int64_t batch = 0; batch < (packed ? 1 : call.batch); ++batch) {
     const std::int64_t stride = packed ? call.total_q : call.seq_q;
-    const std::int64_t rows = packed ? call.cu_seqlens_q[call.batch] : stride;  // nobody wrote terms of those behind
+    const std::int64_t rows = packed ? call.cu_seqlens_q[call.batch] : stride;  // no thread wrote terms of those behind
     for (std::int64_t i = 0; i < rows; ++i) sum += terms[(batch * call.heads_q + head) * stride + i];
   }
   call.dsink[head] = static_cast<float>(sum);

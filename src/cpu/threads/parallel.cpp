@@ -47,7 +47,7 @@ ThreadPool& pool() {
 
 /// A child of fork() has none of the threads: it forgets the pool and makes its own, and it leaves OpenMP alone, whose
 /// teams would wait for threads that are not there. What other threads were doing at that moment must not be left half
-/// done for the child: it is waited for, and what a first use is making is made before. Where nobody has used the library,
+/// done for the child: it is waited for, and what a first use is making is made before. Where no thread has used the library,
 /// the child may set its own variables.
 void before_fork() {
   try {
@@ -71,7 +71,7 @@ const int registered = pthread_atfork(before_fork, after_fork_in_parent, after_f
 using Clock = std::chrono::steady_clock;
 
 /// A team waits for all of its threads, which takes time slices where others need the processors. Once that was seen, the
-/// pool, whose caller waits for nobody who has not begun, has the loops of the next second.
+/// pool, whose caller waits for no thread that has not begun, has the loops of the next second.
 class Crowd {
  public:
   void seen() { until_ = (Clock::now() + std::chrono::seconds(1)).time_since_epoch().count(); }
