@@ -81,8 +81,9 @@ struct ScoreOptions {
       }
     }
   }
-  /// Score::programmed in a block that keeps its rows' references, which are bounded. What is larger overflows next to them,
-  /// and the tile is done again with a running maximum; what is far below must not be so next to a reference that is, too.
+  /// Score::programmed in a block that keeps its rows' references, which are bounded. What is larger overflows next to
+  /// them, and the tile is done again with a running maximum; what is far below must not be so next to a reference that is,
+  /// too.
   __device__ __forceinline__ float programmed_inside(float s, const ProgramRow& row, const ProgramKey& key) const {
     if constexpr (!features.score_program) {
       return s;

@@ -47,8 +47,8 @@ ThreadPool& pool() {
 
 /// A child of fork() has none of the threads: it forgets the pool and makes its own, and it leaves OpenMP alone, whose
 /// teams would wait for threads that are not there. What other threads were doing at that moment must not be left half
-/// done for the child: it is waited for, and what a first use is making is made before. Where no thread has used the library,
-/// the child may set its own variables.
+/// done for the child: it is waited for, and what a first use is making is made before. Where no thread has used the
+/// library, the child may set its own variables.
 void before_fork() {
   try {
     if (support::settings_in_use()) {
