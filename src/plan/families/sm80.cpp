@@ -11,7 +11,7 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr int small_bytes = 1024;  // something small next to tiles: a flag, statistics of rows. Tiles are aligned to so much
+constexpr int small_bytes = 1024;  // a flag, statistics of rows, next to tiles, which are aligned to so much
 
 std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 

@@ -51,8 +51,8 @@ TEST(ForwardSm90Compiles, HeadDims) {
   expect_forward_compiles(problems);
 }
 
-/// All options together at each head dimension with tiles of its own; each alone at those with the fewest registers to spare
-/// in the long tail.
+/// All options together at each head dimension with tiles of its own; each alone at those with the fewest registers to
+/// spare in the long tail.
 TEST(ForwardSm90Compiles, Options) {
   using Change = void (*)(Problem&);
   const Change changes[] = {
