@@ -43,6 +43,13 @@ int jobs_of(const Arguments& arguments, const Device& device) {
   return device_traits(device).streams ? std::min(cores(), default_most_jobs) : 1;
 }
 
+void check_known(const char* flag, const std::string& kernel) {
+  const std::vector<KernelSummary> all = kernels();
+  if (kernel.empty() || std::any_of(all.begin(), all.end(), [&](const KernelSummary& k) { return k.name == kernel; }))
+    return;
+  throw Error(ErrorCode::invalid_argument, std::string(flag) + ": there is no kernel '" + kernel + "'; `plan` lists them");
+}
+
 StressOptions options_of(const Arguments& arguments) {
   StressOptions options;
   options.device = device_from(arguments);
@@ -61,12 +68,9 @@ StressOptions options_of(const Arguments& arguments) {
     if (!arguments.given("minutes")) options.seconds = 1e9;
   }
   options.repeats = static_cast<int>(arguments.integer("repeats", 1, 1000));
-  if (!options.kernel.empty()) {
-    bool known = false;
-    for (const KernelSummary& k : kernels()) known = known || k.name == options.kernel;
-    if (!known)
-      throw Error(ErrorCode::invalid_argument, "--kernel: there is no kernel '" + kernel + "'; `plan` lists them");
-  }
+  options.domain = arguments.text("domain");
+  check_known("--kernel", options.kernel);
+  check_known("--domain", options.domain);
   return options;
 }
 
@@ -84,7 +88,7 @@ std::vector<std::vector<std::string>> commands_of(const Arguments& arguments, co
   std::vector<std::vector<std::string>> commands;
   for (int job = 0; job < jobs; ++job) {
     std::vector<std::string> words{own_path(), "stress", "--lines"};
-    for (const char* flag : {"device", "arch", "kernel", "seed", "variants", "repeats"})
+    for (const char* flag : {"device", "arch", "domain", "kernel", "seed", "variants", "repeats"})
       if (arguments.given(flag)) words.insert(words.end(), {std::string("--") + flag, arguments.text(flag)});
     words.insert(words.end(), {"--minutes", std::to_string(options.seconds / 60)});
     words.insert(words.end(), {"--part", format("%d/%d", job + 1, jobs), "--jobs", std::to_string(jobs)});
@@ -169,7 +173,8 @@ const Verb stress_verb{
     "  flash-attention stress --device cuda --problems 10000 --repeats 3 --json\n"
     "  flash-attention stress --device emulator --arch sm_90 --kernel forward/sm90\n"
     "\n"
-    "Exits with 1 where something differs, with the command that repeats the problem.\n",
+    "Exits with 1 where something differs, with the command that repeats the problem. Which problems a seed draws depends\n"
+    "on their domain: with --domain as it is there and another --kernel, another kernel runs the same problem.\n",
     0,
     {{"minutes", "M", "stop after so many minutes", "1"},
      {"problems", "N", "stop after so many problems; without --minutes there is no other bound"},
@@ -183,6 +188,7 @@ const Verb stress_verb{
      {"lines", "", "a line of JSON before and after each problem, as --jobs reads them"},
      {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
      {"arch", "A", "architecture the emulator plays: sm_80, sm_90"},
+     {"domain", "NAME", "draw what this kernel takes [= that of --kernel, or of several kernels in turn]"},
      {"kernel", "NAME", "use this kernel; all: every kernel that takes a problem [= the planner's choice]"},
      {"json", "", "print JSON"}},
     run_stress};

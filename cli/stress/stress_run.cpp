@@ -66,7 +66,8 @@ class Stress {
         report_.device_lost = !device_traits(options_.device).host_memory && error.code() == ErrorCode::device_failed;
       }
       if (!lines.empty()) {
-        report_.differences.push_back({pending.name(), std::string(to_string(target.pass)), target.kernel,
+        report_.differences.push_back({pending.name(), std::string(to_string(target.pass)),
+                                       kernel_of(pending.problem, target),
                                        to_string(pending.problem.c.problem) + "; " + pending.problem.c.name,
                                        std::move(lines), command_of(pending.name(), options_)});
       }
@@ -79,6 +80,11 @@ class Stress {
   StressReport& report() { return report_; }
 
  private:
+  /// The target's, or the one that the planner chooses.
+  static std::string kernel_of(const fuzz::GeneratedProblem& problem, const testing::Target& target) {
+    return make_plan(problem.c.problem, target.pass, device_info(target.device), target.kernel).kernel;
+  }
+
   /// What differs, from fp64 or between calls.
   std::vector<std::string> call(const fuzz::GeneratedProblem& problem, const testing::Target& target,
                                 const testing::Expected& expected) {
@@ -89,7 +95,7 @@ class Stress {
       emulator::set_seed(static_cast<std::uint64_t>(problem.number * 7 + run));
       testing::Outcome outcome = testing::attempt(c, target, expected);
       ++report_.calls;
-      ++report_.calls_of_kernel[make_plan(c.problem, target.pass, device_info(target.device), target.kernel).kernel];
+      ++report_.calls_of_kernel[kernel_of(problem, target)];
       std::vector<std::string> lines = testing::differences(c, target.pass, outcome, expected, testing::random_slack);
       if (run == 0)
         first = std::move(outcome);
@@ -112,11 +118,13 @@ std::string command_of(const ProblemName& problem, const StressOptions& options)
   std::string text = "flash-attention stress --device ";
   text += arch == 0 ? to_string(options.device)
                     : std::string(to_string(options.device.kind)) + " --arch sm_" + std::to_string(arch);
+  text += " --domain " + domain_of_seed(problem.seed, options);
   const std::string kernel = options.every_kernel ? "all" : options.kernel;
   if (!kernel.empty()) text += " --kernel " + kernel;
   text += format(" --seed %llu --problem %lld", static_cast<unsigned long long>(problem.seed),
                  static_cast<long long>(problem.number));
-  return problem.variant == 0 ? text : text + " --variant " + std::to_string(problem.variant);
+  if (problem.variant != 0) text += " --variant " + std::to_string(problem.variant);
+  return options.repeats <= StressOptions{}.repeats ? text : text + " --repeats " + std::to_string(options.repeats);
 }
 
 StressReport stress(const StressOptions& options, const std::function<void(const ProblemName&)>& begins,

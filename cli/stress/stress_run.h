@@ -12,6 +12,7 @@ namespace flash_attention::cli {
 struct StressOptions {
   Device device{};
   std::string kernel{};           ///< empty: the planner's choice
+  std::string domain{};           ///< draw what this kernel takes; empty: several domains in turn
   bool every_kernel = false;      ///< all kernels that take a problem, not just one
   std::uint64_t seed = 1;         ///< of the first covering array; the next ones count on
   std::int64_t only = -1;         ///< this problem of that array alone

@@ -14,6 +14,7 @@ constexpr int most_draws = 30;                 // of variants for one that needs
 /// What arrays draw from, one seed after another: what each pass takes, and what the fastest kernels take, since they would
 /// see few of the problems of all.
 std::vector<std::string> domains_of(const StressOptions& options) {
+  if (!options.domain.empty()) return {options.domain};
   if (!options.kernel.empty()) return {options.kernel};
   if (!device_traits(options.device).gpu_kernels) return {"cpu/backward", "cpu/prefill"};
   const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
@@ -57,12 +58,17 @@ std::set<std::string> kernels_of(const testing::Case& c, const std::vector<testi
   return texts;
 }
 
-StressSource::StressSource(const StressOptions& options) : options_(options), domains_(domains_of(options)) {
-  for (std::size_t n = 0; n < domains_.size(); ++n) arrays_.push_back({.seed = options.seed + n});
+std::string domain_of_seed(std::uint64_t seed, const StressOptions& options) {
+  const std::vector<std::string> domains = domains_of(options);
+  return domains[seed % domains.size()];
+}
+
+StressSource::StressSource(const StressOptions& options) : options_(options) {
+  for (std::size_t n = 0; n < domains_of(options).size(); ++n) arrays_.push_back({.seed = options.seed + n});
 }
 
 std::vector<fuzz::GeneratedProblem> StressSource::array_of(std::uint64_t seed) const {
-  return fuzz::problems(domain_of_seed(seed), problems_of_configuration, seed);
+  return fuzz::problems(domain_of_seed(seed, options_), problems_of_configuration, seed);
 }
 
 bool StressSource::next(fuzz::GeneratedProblem& problem) {
@@ -85,8 +91,8 @@ bool StressSource::the_only(fuzz::GeneratedProblem& problem) {
   if (options_.only >= static_cast<std::int64_t>(all.size())) return false;
   problem = all[static_cast<std::size_t>(options_.only)];
   if (options_.variant > 0)
-    problem =
-        fuzz::vary(problem, fuzz::domain_of(domain_of_seed(problem.seed)), problems_of_configuration, options_.variant);
+    problem = fuzz::vary(problem, fuzz::domain_of(domain_of_seed(problem.seed, options_)), problems_of_configuration,
+                         options_.variant);
   return true;
 }
 
@@ -105,7 +111,7 @@ bool StressSource::next_of_arrays(fuzz::GeneratedProblem& problem) {
 bool StressSource::next_variant(fuzz::GeneratedProblem& problem) {
   if (variants_left_ == 0) return false;
   --variants_left_;
-  const fuzz::Domain domain = fuzz::domain_of(domain_of_seed(first_.seed));
+  const fuzz::Domain domain = fuzz::domain_of(domain_of_seed(first_.seed, options_));
   for (int draw = 0; draw < most_draws; ++draw) {
     problem = fuzz::vary(first_, domain, problems_of_configuration, ++drawn_);
     const std::set<std::string> needed = kernels_of(problem.c, targets_of(problem.c, options_));

@@ -16,6 +16,9 @@ std::vector<testing::Target> targets_of(const testing::Case& c, const StressOpti
 /// What the device's compiler has to make to run a problem: a text for each kernel. None on the CPU.
 std::set<std::string> kernels_of(const testing::Case& c, const std::vector<testing::Target>& targets);
 
+/// The kernel out of whose domain the array of a seed is drawn.
+std::string domain_of_seed(std::uint64_t seed, const StressOptions& options);
+
 /// The problems one after another: a configuration of each array in turn, so that a short run has seen all kinds; of those,
 /// every `parts`-th. Behind each problem come its variants.
 class StressSource {
@@ -35,11 +38,9 @@ class StressSource {
   bool next_of_arrays(fuzz::GeneratedProblem& problem);
   bool the_only(fuzz::GeneratedProblem& problem);
   bool next_variant(fuzz::GeneratedProblem& problem);
-  const std::string& domain_of_seed(std::uint64_t seed) const { return domains_[seed % domains_.size()]; }
   std::vector<fuzz::GeneratedProblem> array_of(std::uint64_t seed) const;
 
   const StressOptions& options_;
-  const std::vector<std::string> domains_;
   std::vector<Array> arrays_;
   std::size_t turn_ = 0;
   std::int64_t configuration_ = 0;  // counted over all arrays

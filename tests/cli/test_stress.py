@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -74,19 +75,40 @@ def test_what_was_done_is_told_when_it_is_stopped(command):
 
 
 def test_an_unknown_kernel_is_named(command):
-    assert "there is no kernel 'forward/none'" in command("stress", "--kernel", "forward/none", code=2).stderr
+    for flag in ("--kernel", "--domain"):
+        assert f"{flag}: there is no kernel 'forward/none'" in command("stress", flag, "forward/none", code=2).stderr
 
 
-def test_a_difference_is_told_with_its_command(command, tmp_path):
-    """In the emulator, by the tree's kernels with one line changed: ALiBi, softcap and bias are applied to half a score."""
+def with_half_of_every_scale(command, folder):
+    """The environment in which the emulator takes the tree's kernels with one line changed: every score is half of it."""
     for part in ("kernels", "src/emulator/runtime"):
-        shutil.copytree(command.path.parents[2] / part, tmp_path / part)
-    score = tmp_path / "kernels/tile/score.cuh"
+        shutil.copytree(command.path.parents[2] / part, folder / part)
+    score = folder / "kernels/tile/score.cuh"
     text = score.read_text()
     assert "args.scale" in text
     score.write_text(text.replace("args.scale", "(args.scale * 0.5f)"))
-    environment = {**os.environ, "FLASH_ATTENTION_KERNEL_DIR": str(tmp_path / "kernels")}
-    flags = ["--device", "emulator", "--arch", "sm_80", "--kernel", "forward/portable", "--problems", 8, "--json"]
-    report = json.loads(command("stress", *flags, code=1, env=environment).stdout)
+    return {**os.environ, "FLASH_ATTENTION_KERNEL_DIR": str(folder / "kernels")}
+
+
+def test_a_difference_is_told_with_its_kernel_and_its_command(command, tmp_path):
+    environment = with_half_of_every_scale(command, tmp_path)
+    flags = ["--device", "emulator", "--arch", "sm_80", "--domain", "forward/sm80", "--seed", 4, "--variants", 1]
+    text = command("stress", *flags, "--problems", 4, code=1, env=environment).stdout
+    told = re.search(r"DIFFERS  forward (\S+): (.*)\n(?:  .*\n)+again    flash-attention (.*)\n", text)
+    kernel, problem, again = told.groups()
+    assert kernel in ("forward/sm80", "decode/sm80")  # what the planner chose
+    words = again.split()
+    assert again.startswith("stress --device emulator --arch sm_80 --domain forward/sm80 --seed 4 --problem")
+    assert f"DIFFERS  forward {kernel}: {problem}\n" in command(*words, code=1, env=environment).stdout
+    other = command(*words, "--kernel", "forward/portable", code=1, env=environment).stdout
+    assert f"DIFFERS  forward forward/portable: {problem}\n" in other  # the same problem
+
+
+def test_the_command_has_the_repeats(command, tmp_path):
+    environment = with_half_of_every_scale(command, tmp_path)
+    flags = ["--device", "emulator", "--arch", "sm_80", "--kernel", "forward/portable", "--problems", 8, "--repeats", 3]
+    report = json.loads(command("stress", *flags, "--json", code=1, env=environment).stdout)
     difference = report["differences"][0]
-    assert difference["lines"] and "--kernel forward/portable --seed 1 --problem" in difference["command"]
+    assert difference["lines"] and difference["kernel"] == "forward/portable"
+    assert " --domain forward/portable --kernel forward/portable --seed 1 --problem" in difference["command"]
+    assert difference["command"].endswith(" --repeats 3")
