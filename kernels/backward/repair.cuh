@@ -40,8 +40,9 @@ struct CarefulHead {
     if (lse[i] < tile::lowest_lse) return false;
     const float capped = score.capped(tile::careful_dot<config.head_dim>(Q.row(i), K_row, lane));
     float slope = score.capped_slope(capped);
-    p = tile::exp(score.programmed(capped + score.added(i, j), i, j, slope) - lse[i]);
-    if (features.score_program && p == 0) return false;  // a score of -inf
+    const float whole = score.programmed(capped + score.added(i, j), i, j, slope);
+    if (features.score_program && whole == -tile::infinity) return false;  // hidden, whatever the lse is
+    p = tile::exp(whole - lse[i]);
     float dp = 0, factor = 1;
     if constexpr (features.dropout) factor = dropout.keeps(i, j) ? dropout.keep_scale : 0;
     if (factor != 0) dp = factor * tile::careful_dot<config.head_dim_v>(dO.row(i), V_row, lane);

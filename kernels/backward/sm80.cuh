@@ -74,6 +74,7 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
   __device__ __forceinline__ Step first_step() { return step_from(kv_head_idx * args.group, tiles.begin, stages_smem); }
   __device__ __forceinline__ Step after(const Step& step) {
     const bool last = step.tile_idx + 1 == tiles.end;
+    if (last) walk = {};  // the next head may have another map
     const unsigned other = 2 * stages_smem + static_cast<unsigned>(sizeof(typename Shape::Stage)) - step.stage_smem;
     return step_from(step.head_idx + last, last ? tiles.begin : step.tile_idx + 1,
                      config.num_stages > 1 ? other : step.stage_smem);

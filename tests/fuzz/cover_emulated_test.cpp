@@ -54,6 +54,22 @@ const Narrow blocks_of_keys{[](Domain domain) {
   return domain.only(deterministic, {"on"});
 }};
 
+/// Blocks by which the heads of a group differ.
+const Narrow blocks_by_heads{[](Domain domain) {
+                               domain = plain(domain, "64").only(block_mask, {"on"}).only(block_shape, {"hq", "bhq"});
+                               domain.only(group, {"3", "8"}).only(queries, {"long"}).only(keys, {"edge"});
+                               return domain.only(window, {"none"}).only(inputs, {"normal"});
+                             },
+                             small};
+
+/// NaN beside scores of -inf: rows whose lse is NaN, and keys that a program hides from them.
+const Narrow hidden_scores{[](Domain domain) {
+                             domain = plain(domain, "64").only(program, {"hides"}).only(dprogram, {"off"});
+                             domain.only(window, {"left", "causal_left"}).only(queries, {"prime"}).only(keys, {"prime"});
+                             return domain.only(inputs, {"nan_key", "nan_query", "nan_value"});
+                           },
+                           small};
+
 /// The same above 256, where warpgroups share columns.
 const Narrow plain_wide{[](Domain domain) { return plain(domain, "264..504"); }};
 const Narrow wide_blocks{[](Domain domain) {
@@ -171,8 +187,8 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries, blocks_of_keys, plain_wide, wide_blocks}},
         Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages}}, Part{"backward/portable", 2, {plain_64}},
-        Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys}},
-        Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, plain_wide, ordered, ordered_groups}}),
+        Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys, blocks_by_heads, hidden_scores}},
+        Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, plain_wide, ordered, ordered_groups, hidden_scores}}),
     [](const auto& part) {
       std::string name = part.param.kernel;
       name[name.find('/')] = '_';

@@ -7,6 +7,7 @@
 #include "support/cases/contract.h"
 #include "support/cases/make_case.h"
 #include "support/long_tail.h"
+#include "support/oracle/case_programs.h"
 
 namespace flash_attention::testing {
 
@@ -80,6 +81,22 @@ inline std::vector<Case> nan_gradients(Dtype dtype) {
     cases.push_back(c);
     cases.push_back(query);
   }
+  return cases;
+}
+
+/// A score of -inf by a program hides a key from a row as a mask does, also where the row's lse is NaN: its query holds
+/// one, or it sees a key that does. Key 98 is hidden from the one row that sees both it and key 100.
+inline std::vector<Case> nan_beside_hidden_scores(Dtype dtype) {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, void (*change)(Case&, Problem&)) {
+    Case c = base(name, dtype);
+    c.problem.heads_kv = 1, c.program = CaseProgram::hides;
+    change(c, c.problem);
+    describe_program(c);
+    cases.push_back(std::move(c));
+  };
+  add("nan_query_hides", [](Case& c, Problem&) { c.nan_query = 5; });
+  add("nan_key_hides", [](Case& c, Problem& p) { c.nan_key = 100, p.window_left = 2, p.causal = true; });
   return cases;
 }
 

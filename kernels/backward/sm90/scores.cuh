@@ -153,7 +153,9 @@ struct ScoreMath {
       // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
       const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
       const float bent = features.softcap ? ptx::fma(value, factor, rest) : dot * score.scale;
-      return ptx::fma(score.template programmed<true>(bent + score.added(q, k), q, k, slope), exponent_scale, -lse2);
+      const float whole = score.template programmed<true>(bent + score.added(q, k), q, k, slope);
+      if (features.score_hides && whole == -tile::infinity) return whole;  // hidden, also where lse2 is NaN
+      return ptx::fma(whole, exponent_scale, -lse2);
     }
     rest = features.softcap ? ptx::fma(rest, tile::log2_e, -lse2) : -lse2;  // large terms cancel first
     if constexpr (features.alibi) rest = ptx::fma(distance(i), -tile::log2_e * score.slope, rest);

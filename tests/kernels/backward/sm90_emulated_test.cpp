@@ -208,6 +208,10 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Wide, ::testing::ValuesIn(every_other(nan_gradients(Dtype::bfloat16))),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(NanBesideHiddenScores, BackwardSm90,
+                         ::testing::ValuesIn(nan_beside_hidden_scores(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(NanBesideHiddenScores, BackwardSm90Wide,
+                         ::testing::ValuesIn(every_other(nan_beside_hidden_scores(Dtype::bfloat16))), case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Walks, ::testing::ValuesIn(nan_walks()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesIn(share_of(walking_cases(), 2, 0)),
                          case_name);

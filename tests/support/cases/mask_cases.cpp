@@ -87,6 +87,10 @@ std::vector<Case> mask_cases(Dtype dtype) {
   add("blocks_packed", [](Case& c, Problem& p) {
     pack(c, {65, 0, 129}, {65, 7, 131}), p.block_mask = in_blocks(p, 16, 64, true, false), p.causal = true;
   });
+  // Heads that share their keys skip different tiles.
+  add("blocks_by_heads", [](Case&, Problem& p) {
+    p.batch = 1, p.heads_q = 6, p.heads_kv = 2, p.seq_q = 263, p.block_mask = in_blocks(p, 64, 64, false, true);
+  });
   return cases;
 }
 
