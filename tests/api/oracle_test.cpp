@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "support/cases/contract.h"
+#include "support/oracle/case_programs.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -75,6 +76,47 @@ TEST(Yardstick, HasRoomForTheRoundingOfSumsThatCancel) {
       c.seed = seed;
       check(c, {.pass = pass});
     }
+  }
+}
+
+/// Backward is given an out that is rounded to the problem's type, which moves delta for everyone. With one key the
+/// gradient is dlse's alone, and what the rounding has moved is the error of it: the errors of the sums must not make up
+/// for that.
+TEST(Yardstick, HasRoomForTheRoundingOfOut) {
+  for (std::uint64_t seed = 1; seed <= 150 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    Case c;
+    c.problem = {.seq_q = 1, .seq_kv = 1, .head_dim = 48, .head_dim_v = 64, .dtype = Dtype::bfloat16, .dropout_p = 0.15f};
+    c.seed = c.dropout_seed = seed;
+    c.dlse = true;
+    check(c, {.pass = Pass::backward});
+  }
+}
+
+/// The lse of one key is its score: what is left of a dot product and a bias that cancel.
+TEST(Yardstick, HasRoomForScoresThatCancel) {
+  for (std::uint64_t seed = 1; seed <= 150 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    Case c;
+    c.problem = {.seq_q = 1, .seq_kv = 1, .head_dim = 320, .scale = 0.3f};
+    c.problem.bias.present = true;
+    c.seed = seed;
+    check(c, {});
+  }
+}
+
+/// A program's values are floats: the slope of tanh near 1 has few digits.
+TEST(Yardstick, HasRoomForTheSlopeOfAProgram) {
+  for (std::uint64_t seed = 1; seed <= 20 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    Case c;
+    c.problem = {.seq_q = 8, .seq_kv = 127, .head_dim = 248, .key_lengths = true};
+    c.key_lengths = {106};  // scores from 30 on
+    c.draw = Draw::falling;
+    c.program = CaseProgram::squashed;
+    c.seed = seed;
+    describe_program(c);
+    check(c, {.pass = Pass::backward});
   }
 }
 

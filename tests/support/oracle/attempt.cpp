@@ -119,7 +119,7 @@ std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& ou
   if (!outcome.written_gap.empty()) lines.push_back("written between the elements of " + outcome.written_gap);
   if (!is_backward(pass)) {
     add("out", &Results::out, c.problem.dtype, plain);
-    add("lse", &Results::lse, c.narrow_products ? Dtype::float16 : Dtype::float32, want);
+    add("lse", &Results::lse, c.narrow_products ? Dtype::float16 : Dtype::float32, plain);
     return lines;
   }
   add("dq", &Results::dq, c.problem.dtype, plain);

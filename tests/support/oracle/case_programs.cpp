@@ -95,7 +95,8 @@ bool program_shows(const Case& c, const Inputs& in, std::int64_t b, std::int64_t
   }
 }
 
-ProgramScore program_score(const Case& c, const Inputs& in, double score, std::int64_t h, std::int64_t i, std::int64_t j) {
+ProgramScore program_score(const Case& c, const Inputs& in, double score, std::int64_t h, std::int64_t i, std::int64_t j,
+                           bool in_float) {
   switch (c.program) {
     case CaseProgram::distance: {
       const double far = static_cast<double>(std::abs(i - j)) * in.program_scalars[0];
@@ -104,7 +105,8 @@ ProgramScore program_score(const Case& c, const Inputs& in, double score, std::i
     case CaseProgram::squashed:
     case CaseProgram::both: {
       const std::int64_t element = (i + j) % period;
-      const double bent = std::tanh(score * 0.25), size = in.program_scalars[0];
+      const double tanh = std::tanh(score * 0.25), bent = in_float ? static_cast<float>(tanh) : tanh;
+      const double size = in.program_scalars[0];
       return {size * bent + in.program_reals[element], size * 0.25 * (1 - bent * bent), 1, element};
     }
     case CaseProgram::hides:

@@ -18,11 +18,13 @@ void draw_program(const Case& c, const Shape& shape, Inputs& in);
 /// Whether the program lets query i see key j, by its mask or by a score above -inf.
 bool program_shows(const Case& c, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
 
-/// The new score, its derivative by the old one, and that by the element of the first tensor that it reads.
+/// The new score, its derivative by the old one, and that by the element of the first tensor that it reads. With
+/// `in_float` tanh is a float, as a program's values are: near 1 its slope has few digits.
 struct ProgramScore {
   double value = 0, slope = 1, by_element = 0;
   std::int64_t element = 0;
 };
-ProgramScore program_score(const Case& c, const Inputs& in, double score, std::int64_t h, std::int64_t i, std::int64_t j);
+ProgramScore program_score(const Case& c, const Inputs& in, double score, std::int64_t h, std::int64_t i, std::int64_t j,
+                           bool in_float);
 
 }  // namespace flash_attention::testing

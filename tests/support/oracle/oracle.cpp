@@ -174,8 +174,8 @@ class Oracle {
       }
       exact += value_of - capped;
       if (c_.program != CaseProgram::none) {
-        program.push_back(program_score(c_, in_, value_of, h, i, j));
-        value_of = program.back().value, exact = program_score(c_, in_, exact, h, i, j).value;
+        program.push_back(program_score(c_, in_, value_of, h, i, j, rounding_.has_value()));
+        value_of = program.back().value, exact = program_score(c_, in_, exact, h, i, j, false).value;
       }
       keys.push_back(j);
       // A float holds a score to a unit of its last place, wherever softcap, bias and ALiBi have moved it.
@@ -224,22 +224,25 @@ class Oracle {
     const double* dout = &in_.dout[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
     double* dq = &r_.dq[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
     const double dlse = c_.dlse ? in_.dlse[lse_index(c_, shape_, b, h, i)] : 0;
-    double delta = 0, delta_squares = 0;
+    double delta = 0, exact_delta = 0, delta_squares = 0;
     // From the last to the first: sums in float depend on their order, and nobody promises that of dp.
     for (std::int64_t x = shape_.dim_v - 1; x >= 0; --x) {
       delta = accumulated(delta + dout[x] * rounded(out[x]));
-      const double of_out = rounding_ ? epsilon(*rounding_) / epsilon(Dtype::float32) * dout[x] * out[x] : 0;
-      delta_squares += delta * delta + of_out * of_out;
+      exact_delta += dout[x] * out[x];
+      delta_squares += delta * delta;
     }
     multiply(dout, values_, products_);
     for (std::size_t n = 0; n < keys.size(); ++n) {
       const std::int64_t j = keys[n];
       if (kept[n] != 0) add(&r_.dv[value(j)], rounded(p[n] * kept[n]), dout, shape_.dim_v);
       const double dp = kept[n] != 0 ? products_.sum[j] * kept[n] : 0, squares = products_.squares[j];
+      const double exact_dp = kept[n] != 0 ? products_.exact[j] * kept[n] : 0;
       double ds = dp - delta + dlse;
       const double dp_squares = kept[n] != 0 ? squares * kept[n] * kept[n] : 0;
       const double error = spread(dp_squares + delta_squares);
-      ds = p[n] * (ds + std::copysign(error, ds));
+      // What the rounding of out has moved, it moves for everyone: the errors of the sums do not make up for it.
+      const double moved = dp - exact_dp - (delta - exact_delta);
+      ds = p[n] * (ds + std::copysign(error, moved != 0 ? moved : ds));
       const double through = program.empty() ? 1 : program[n].slope;
       if (c_.dprogram) {
         r_.dprogram[program[n].element] += ds * program[n].by_element;
