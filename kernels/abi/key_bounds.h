@@ -53,8 +53,11 @@ constexpr TileClass class_of(const KeyBounds& bounds, int first, int last) {
 
 /// Whether a key is hidden from a row.
 constexpr bool hides(const int* rows, int count, int row) {
-  if (row >= rows[0] && (count == 1 || row < rows[1])) return true;
-  return count == 4 && row >= rows[2] && row < rows[3];
+  // All numbers are read whatever the first ones say: on a GPU a branch for each pair costs more than they do.
+  bool result = row >= rows[0];
+  if (count > 1) result &= row < rows[1];
+  if (count == 4) result |= static_cast<int>(row >= rows[2]) & static_cast<int>(row < rows[3]);
+  return result;
 }
 
 /// Places for the units of one key head, of all sequences; where those of a sequence begin (`start`: its first key in a

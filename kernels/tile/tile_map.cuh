@@ -37,12 +37,12 @@ struct MaskData {
     }
   }
 
-  /// Whether key j is hidden from query i. Only for pairs inside of the sequence.
+  /// Whether key j is hidden from query i. Only for pairs inside of the sequence. No branch: each mask is asked.
   __device__ __forceinline__ bool hides_pair(int i, int j) const {
     bool result = false;
     if constexpr (features.hidden_bounds != 0) result = hides(rows + j * features.hidden_bounds, features.hidden_bounds, i);
-    if constexpr (features.block_mask) result = result || blocks[i / block_q * blocks_stride + j / block_kv] == 0;
-    if constexpr (features.mask_program) result = result || !program.visible(program.row(i), program.key(j));
+    if constexpr (features.block_mask) result |= blocks[i / block_q * blocks_stride + j / block_kv] == 0;
+    if constexpr (features.mask_program) result |= !program.visible(program.row(i), program.key(j));
     return result;
   }
 };
