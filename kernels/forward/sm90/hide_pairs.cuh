@@ -17,7 +17,9 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
   const auto is_hidden = [&](int r, int group, int e) {
     return math.score.data.hides_pair(rows[r], tile::min(kv_begin + math.column + 8 * group + e, last_key));
   };
-  if constexpr (!config.features.block_mask) {
+  constexpr Features features = config.features;
+  constexpr bool few_registers = !tile::Score<features>::linear || features.dropout || config.head_dim_v > 128;
+  if constexpr (!features.block_mask && !(few_registers && features.hidden_bounds > 1)) {
 #pragma unroll
     for (int group = 0; group < groups; ++group) {
 #pragma unroll
@@ -26,7 +28,7 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
         s = is_hidden(i / 2, group, i % 2) ? -tile::infinity : s;
       }
     }
-  } else {  // the addresses of all groups would fill the registers: a bit for each pair comes first
+  } else {  // addresses and numbers of all groups would fill the registers: a bit for each pair comes first
     static_assert(2 * groups <= 32, "a word for each row");
     unsigned hidden[2] = {};
 #pragma unroll 1
