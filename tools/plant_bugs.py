@@ -164,13 +164,17 @@ def slips_of(path: str) -> list[Bug]:
     return slips
 
 
-def tests_of(kernel: str) -> str:
-    """The file of emulated tests that the kernel goes through."""
+def tests_of(kernel: str) -> list[str]:
+    """The files of emulated tests that the kernel goes through: its own, and those of its parts (sm90_wide)."""
     room, name = kernel.split("/")[:2]
     names = [name, *([name.split("_")[0]] if "_" in name else []), f"{room}_{name}"]
+    folder = ROOT / "tests/kernels" / room
     for candidate in names:
-        if (ROOT / f"tests/kernels/{room}/{candidate}_emulated_test.cpp").exists():
-            return f"kernels/{room}/{candidate}_emulated_test.cpp"
+        if (folder / f"{candidate}_emulated_test.cpp").exists():
+            found = folder.glob(f"{candidate}_*_emulated_test.cpp")
+            parts = [file.name.removesuffix("_emulated_test.cpp") for file in found]
+            of_kernel = [part for part in parts if not (KERNELS / room / part).exists()]  # sm90_fp8 is another kernel
+            return [f"kernels/{room}/{part}_emulated_test.cpp" for part in [candidate, *sorted(of_kernel)]]
     raise SystemExit(f"plant_bugs: tests/kernels/{room} has no emulated test for {kernel}")
 
 
@@ -244,7 +248,8 @@ def main() -> int:
         for number, bug in numbered:
             print(f"{number:4}  {bug.path}:{bug.line}  {bug.what}")
         return 0
-    suites, cases = suites_of(options.test or tests_of(options.kernel)), options.cases.split(",")
+    files = [options.test] if options.test else tests_of(options.kernel)
+    suites, cases = [suite for file in files for suite in suites_of(file)], options.cases.split(",")
     if wrong := run(None, suites, cases, quick=True):  # else every bug would count as found
         raise SystemExit(f"plant_bugs: without a bug the tests fail, too: {wrong}")
 
