@@ -128,7 +128,7 @@ def captured(call, side):
     with torch.cuda.graph(graph, stream=side):
         call()
 
-    def replay(keep=call):  # noqa: ARG001: the graph reads what the call holds, which the next capture would free
+    def replay(keep=call):  # the graph reads what the call holds, which the next capture would free
         graph.replay()
 
     return replay

@@ -1,9 +1,9 @@
 """FlashAttention-3's functions over this library, in its positional order: `from flash_attention import flash_attn_3`.
 
 q, k and v in float8 go with q_descale, k_descale and v_descale, float32 [batch, heads_k], and give out in bfloat16; forward
-only. 8-bit queries over a cache are refused, and qv but by flash_attn_with_kvcache; num_splits, pack_gqa, sm_margin and
-scheduler_metadata change nothing: the schedule is made where the lengths are, on the device. return_attn_probs and
-return_softmax_lse give (out, softmax_lse).
+only. Over a cache of 8 bits queries in float8 are attended as bfloat16, which holds their codes: nothing is rounded more.
+qv is refused but by flash_attn_with_kvcache; num_splits, pack_gqa, sm_margin and scheduler_metadata change nothing: the
+schedule is made where the lengths are, on the device. return_attn_probs and return_softmax_lse give (out, softmax_lse).
 """
 
 from typing import Any
@@ -161,6 +161,10 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """FlashAttention-2's function of this name, in FlashAttention-3's order."""
+    if _is_float8(q):
+        q, rotary_cos, rotary_sin = (x if x is None else x.to(torch.bfloat16) for x in (q, rotary_cos, rotary_sin))
+        if q_descale is not None:  # scores are linear in both
+            k_descale, q_descale = q_descale if k_descale is None else q_descale * k_descale, None
     rest = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     return fa2.flash_attn_with_kvcache(
         q,

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 from flash_attention import _core, attention, attention_packed
+from flash_attention.options import Options
 
 
 def tensor(*shape, dtype=torch.float32):
@@ -124,7 +125,7 @@ class Stranger:
 def test_devices_that_cannot_be_read(device, name):
     q = Stranger((1, 4, 2, 8), device)
     out = numpy.empty((1, 4, 2, 8), numpy.float32)
-    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "", 0, 0)
+    scalars = tuple(Options())
     with pytest.raises(ValueError, match=f"q: is on .*{name}"):
         _core.forward((q, q, q, *(None,) * 9), scalars, out, None, 0, 0, 0, lambda size: numpy.empty(size, "uint8"))
 

@@ -37,11 +37,15 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """FlashAttnFunc and its kin, which are made of the functions below."""
+    """FlashAttnFunc and its kin, which are made of the functions below, and the names of FlashAttention-2's extension."""
     if name.startswith("FlashAttn"):
         from flash_attention.flash_attn import function_classes
 
         return getattr(function_classes, name)
+    if name == "flash_attn_gpu":
+        from flash_attention.flash_attn import flash_attn_gpu
+
+        return flash_attn_gpu
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

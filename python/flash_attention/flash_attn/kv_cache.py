@@ -9,7 +9,7 @@ from flash_attention import _core, functional
 from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.flash_attn.kv_append import append_and_turn
-from flash_attention.flash_attn.kv_arguments import CacheCall
+from flash_attention.flash_attn.kv_arguments import CacheCall, CacheFull
 from flash_attention.flash_attn.options_of_3 import options_of_3
 from flash_attention.torch_cache import attention_over_cache
 
@@ -44,6 +44,8 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     invariant: bool = False,
     qv: Tensor | None = None,
+    k_descale: Tensor | float | None = None,
+    v_descale: Tensor | float | None = None,
     **fa3: Any,
 ) -> Any:
     """Attention of q [batch, seq_q, heads, head_dim] over a cache, after writing new keys and values into it.
@@ -58,23 +60,29 @@ def flash_attn_with_kvcache(
         cache_batch_idx: int [batch]; the row of the cache that belongs to each entry of q.
         cache_leftpad: int [batch]; where each entry's keys begin.
         block_table: int32 [batch, pages]; the pages of each entry, read where the kernel runs. Entries behind an entry's
-            keys may be anything.
+            keys may be anything. Lengths on a GPU that a table has no room for are refused, as in FlashAttention-2, by one
+            look at them, with the first call of a table; later they are cut off where the table ends.
         num_splits: accepted; the planner decides.
 
     FlashAttention-3's keywords: page_table (block_table's other name), cu_seqlens_q (q is [total_q, heads, head_dim]) with
     max_seqlen_q, cu_seqlens_k_new (k and v are [total_new, heads_k, head_dim]), rotary_seqlens (int [batch], the angle of
     each entry's first token, instead of cache_seqlens), learnable_sink or s_aux, qv ([batch, seq_q, heads, head_dim_v], or
-    [total_q, ...]: scores are q k^T + qv v^T, latent attention; the scale is that of both dimensions together). And
+    [total_q, ...]: scores are q k^T + qv v^T, latent attention; the scale is that of both dimensions together), k_descale
+    and v_descale of a cache in 8 bits (a number, float32 [1] or [batch, heads_k]; new keys and values in float8 are codes
+    of it). And
     this library's own: invariant, a row's bits do not depend on what else is in the call (docs/numerics.md).
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
     """
+    if block_table is not None and type(cache_seqlens) is Tensor and cache_seqlens.is_cuda:
+        _check_room_once(block_table, cache_seqlens, k_cache, k)
     # A step of decoding, as servers call it: one C function, for calls whose work takes no longer than the way to it.
     if (
         k is None and v is None and rotary_cos is None and rotary_sin is None
         and cache_batch_idx is None and cache_leftpad is None and cu_seqlens_q is None and cu_seqlens_k_new is None
         and alibi_slopes is None and learnable_sink is None and s_aux is None
-        and qv is None and not fa3 and not invariant and (block_table is None or page_table is None)
+        and qv is None and k_descale is None and v_descale is None and not fa3 and not invariant
+        and (block_table is None or page_table is None)
         and not functional.is_tracing() and type(q) is functional.eager_type
         and type(cache_seqlens) is functional.eager_type
     ):  # fmt: skip
@@ -87,6 +95,8 @@ def flash_attn_with_kvcache(
     if block_table is not None and page_table is not None:
         raise ValueError("page_table: is given besides block_table; allowed is one of the two")
     table = page_table if block_table is None else block_table
+    if page_table is not None and cache_batch_idx is not None:  # FlashAttention-3 has rows of its table, too
+        table, cache_batch_idx = page_table.index_select(0, cache_batch_idx), None
     options = {
         "return_lse": return_softmax_lse,
         "scale": softmax_scale,
@@ -96,6 +106,8 @@ def flash_attn_with_kvcache(
         "alibi_slopes": alibi_slopes,
         "sink": s_aux if learnable_sink is None else learnable_sink,
         "invariant": invariant,
+        "k_scale": k_descale,
+        "v_scale": v_descale,
         **options_of_3(fa3),
     }
     if qv is not None:
@@ -103,6 +115,7 @@ def flash_attn_with_kvcache(
         options["qv"] = qv
     unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
     plain = type(cache_seqlens) is Tensor and (k is None) == (v is None)
+    plain = plain and k_cache.element_size() > 1
     if plain and not any(value is not None for value in unusual):
         try:
             return _plain_step(q, k_cache, v_cache, k, v, cache_seqlens, table, options)
@@ -120,6 +133,16 @@ def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):
         append_kv(k_cache, v_cache, k, v, lengths=lengths, page_table=table)
         lengths = lengths + k.shape[1]
     return _over_cache(q, k_cache, v_cache, page_table=table, seqused_kv=lengths, **options)
+
+
+def _check_room_once(table, lengths, k_cache, new):
+    if functional.is_tracing() or getattr(table, "_has_room", False) or torch.cuda.is_current_stream_capturing():
+        return
+    most, room = int(lengths.max()) if len(lengths) else 0, table.shape[-1] * k_cache.shape[1]
+    most += new.shape[1] if new is not None and new.dim() == 4 else 0
+    if most > room:
+        raise CacheFull(f"cache_seqlens: {most} keys; the cache or its block_table holds {room}")
+    table._has_room = True
 
 
 def check_qv(q, qv, v_cache):
@@ -143,7 +166,8 @@ def attend(call, *, return_lse, causal, window, **options):
     """Writes the new keys and values of a CacheCall, then attends."""
     left, right = window
     local = left not in (-1, None) or right not in (-1, None) or "attention_chunk" in options
-    q, lengths = append_and_turn(call, one_place=not causal and not local)
+    scales = {name: options[name] for name in ("k_scale", "v_scale")}
+    q, lengths = append_and_turn(call, one_place=not causal and not local, **scales)
     return _over_cache(
         q,
         *call.caches,

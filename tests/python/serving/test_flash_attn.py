@@ -262,8 +262,11 @@ def test_a_table_on_a_gpu_never_harms_the_process():
     q, cache, table, lengths = (tensor.cuda() for tensor in paged())
     table[1, 1] = 2**31 - 1
     caches = cache, cache.clone()
-    flash_attn.flash_attn_with_kvcache(q, *caches, q, q, cache_seqlens=lengths + 30, block_table=table)
+    flash_attn.flash_attn_with_kvcache(q, *caches, q, q, cache_seqlens=lengths, block_table=table)
+    flash_attn.flash_attn_with_kvcache(q, *caches, q, q, cache_seqlens=lengths + 30, block_table=table)  # cut off
     torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="block_table"):  # the first call of a table looks at the lengths
+        flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths + 30, block_table=table.clone())
     with pytest.raises(RuntimeError, match="block_table"):
         flash_attn.flash_attn_with_kvcache(q, *caches, q, q, cache_seqlens=48, block_table=table)
 
@@ -275,3 +278,33 @@ def test_cache_without_room_is_refused():
         flash_attn.flash_attn_with_kvcache(new, cache, cache, new, new, cache_seqlens=16)
     with pytest.raises(RuntimeError, match="block_table"):  # as flash-attn has it
         flash_attn.flash_attn_with_kvcache(new, cache, cache, cache_seqlens=17)
+
+
+def test_the_extension_by_its_functions():
+    """FlashAttention-2's extension module: the same bits as the functions above it, and no generator."""
+    from flash_attention.flash_attn.flash_attn_interface import flash_attn_gpu as raw
+
+    torch.manual_seed(6)
+    q, k, v, grad = (torch.randn(2, 9, 2, 16) for _ in range(4))
+    scalars = (0.0, 0.25, True, -1, -1, 0.0)
+    out, lse, _, rng_state = raw.fwd(q, k, v, None, None, *scalars, False, None)
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    want = flash_attn.flash_attn_func(*leaves, softmax_scale=0.25, causal=True)
+    assert torch.equal(out, want)
+    gradients = raw.bwd(grad, q, k, v, out, lse, None, None, None, None, *scalars, False, None, rng_state)
+    for got, one in zip(gradients, torch.autograd.grad(want, leaves, grad), strict=True):
+        torch.testing.assert_close(got, one)
+    starts = torch.tensor([0, 9, 18], dtype=torch.int32)
+    flat = [tensor.flatten(0, 1) for tensor in (q, k, v)]
+    place = torch.empty_like(flat[0])
+    packed = raw.varlen_fwd(*flat, place, starts, starts, None, None, None, None, 9, 9, 0.0, 0.25, False, True, -1, -1, 0.0,
+                            False, None)  # fmt: skip
+    assert packed[0] is place and torch.allclose(place.view_as(out), out, atol=1e-6)
+    gradients_packed = raw.varlen_bwd(
+        grad.flatten(0, 1), *flat, place, packed[1], None, None, None, starts, starts, None, 9, 9, 0.0, 0.25, False, True,
+        -1, -1, 0.0, False, None, packed[3],
+    )  # fmt: skip
+    for got, one in zip(gradients_packed, gradients, strict=True):
+        torch.testing.assert_close(got.view_as(one), one)
+    with pytest.raises(RuntimeError, match="generator` argument is no longer supported"):
+        raw.fwd(q, k, v, None, None, *scalars, False, torch.empty(1))

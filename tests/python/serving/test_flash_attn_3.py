@@ -166,3 +166,48 @@ def test_refusals_name_the_argument(changes, message):
     } | changes
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=message):
         flash_attn.flash_attn_with_kvcache(**arguments)
+
+
+@pytest.mark.parametrize("pages", [None, 16], ids=["dense", "pages"])
+@pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])
+def test_float8_queries_over_a_float8_cache(device, pages, rotary):
+    """New keys in float8 are codes of the cache; against float64 of what the codes are worth."""
+    torch.manual_seed(5)
+    code = torch.float8_e4m3fn
+    q = torch.randn(2, 3, 4, 32, device=device).to(code)
+    k, v = (torch.randn(2, 48, 2, 32, device=device).to(code) for _ in range(2))
+    new = [torch.randn(2, 3, 2, 32, device=device).to(code) for _ in range(2)]
+    lengths = torch.tensor([20, 45], dtype=torch.int32, device=device)
+    descales = [torch.rand(2, 2, device=device) + 0.5 for _ in range(3)]
+    caches, table = [k.clone(), v.clone()], None
+    if pages:
+        caches, table = (
+            [x.reshape(6, 16, 2, 32) for x in caches],
+            torch.arange(6, device=device, dtype=torch.int32).view(2, 3),
+        )
+    angles = torch.rand(64, 8, device=device)
+    turn = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False} if rotary else {}
+    out = flash_attn_3.flash_attn_with_kvcache(
+        q, *caches, *new, cache_seqlens=lengths, page_table=table, causal=True, q_descale=descales[0],
+        k_descale=descales[1], v_descale=descales[2], **turn,
+    )  # fmt: skip
+    assert out.dtype == torch.bfloat16
+    held = [x.reshape(2, 48, 2, 32) for x in caches]
+    if not rotary:
+        for b, length in enumerate(lengths.tolist()):
+            for cache, rows in zip(held, new, strict=True):
+                assert torch.equal(cache[b, length : length + 3].view(torch.uint8), rows[b].view(torch.uint8))
+    q = q.double()
+    if rotary:
+        places = lengths[:, None].long() + torch.arange(3, device=device)
+        cos, sin = (f(angles.double())[places][:, :, None] for f in (torch.cos, torch.sin))
+        a, b = q[..., :8], q[..., 8:16]
+        q = torch.cat((a * cos - b * sin, a * sin + b * cos, q[..., 16:]), -1)
+    for b, length in enumerate((lengths + 3).tolist()):
+        keys, values = (x[b, :length].double().repeat_interleave(2, 1) for x in held)
+        factor = [d[b].double().repeat_interleave(2)[:, None, None] for d in descales]
+        scores = torch.einsum("ihd,jhd->hij", q[b], keys) * factor[0] * factor[1] * 32**-0.5
+        seen = torch.arange(length, device=device) <= torch.arange(3, device=device)[:, None] + length - 3
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1) * factor[2]
+        want = torch.einsum("hij,jhd->ihd", weights, values)
+        torch.testing.assert_close(out[b].double(), want, atol=2e-2, rtol=1e-2)

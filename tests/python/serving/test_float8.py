@@ -109,8 +109,8 @@ def test_flash_attn_3():
     want, want_lse = attention64(worth(q, a, 4), worth(k, b, 2), worth(v, c, 2), causal=True)
     assert out.dtype == torch.bfloat16 and (out.double() - want).abs().max() < 2**-7 * want.abs().max()
     assert (lse - want_lse).abs().max() < 1e-4 * want_lse.abs().max()
-    with pytest.raises(NotImplementedError, match="attention_chunk"):
-        flash_attn_3.flash_attn_func(q, k, v, attention_chunk=4)
+    with pytest.raises(NotImplementedError, match="qv"):
+        flash_attn_3.flash_attn_func(q, k, v, qv=q)
 
 
 def test_quantize():

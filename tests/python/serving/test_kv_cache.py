@@ -4,6 +4,7 @@ import pytest
 import reference
 import torch
 from flash_attention import flash_attn
+from flash_attention.options import Options
 from flash_attention.torch_cache import attention_over_cache
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
@@ -146,8 +147,8 @@ def test_compiled_and_traced(device):
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(q, lengths).double(), exact(q, rows)[0], **CLOSE)
     tensors = (q, k, v, *[None] * 7, lengths, None, None, None, table, None)
-    scalars = (0, 0, None, 0.0, False, False, -1, -1, 0.0, False, False, False, "", 0, 0)
-    torch.library.opcheck(torch.ops.flash_attention.forward_cache, (*tensors, *scalars), test_utils="test_faketensor")
+    arguments = (*tensors, *Options())
+    torch.library.opcheck(torch.ops.flash_attention.forward_cache, arguments, test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize(
@@ -273,6 +274,6 @@ def test_lengths_and_pages_out_of_range_stay_inside_the_cache():
     table = torch.tensor([[0, -5, 10**6], [2**31 - 1, 1, 2]], dtype=torch.int32, device="cuda")
     lengths = torch.tensor([10**9, -3], dtype=torch.int32, device="cuda")
     q = torch.randn(2, 1, 4, 64, device="cuda", dtype=torch.float16)
-    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
+    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table)
     assert out[0].isfinite().all()
     assert (out[1] == 0).all()
