@@ -224,12 +224,14 @@ class Oracle {
     const double* dout = &in_.dout[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
     double* dq = &r_.dq[((s.first_q + i) * shape_.heads_q + h) * shape_.dim];
     const double dlse = c_.dlse ? in_.dlse[lse_index(c_, shape_, b, h, i)] : 0;
-    double delta = 0, exact_delta = 0, delta_squares = 0;
+    double delta = 0, exact_delta = 0, delta_squares = 0, out_squares = 0;
     // From the last to the first: sums in float depend on their order, and nobody promises that of dp.
     for (std::int64_t x = shape_.dim_v - 1; x >= 0; --x) {
       delta = accumulated(delta + dout[x] * rounded(out[x]));
       exact_delta += dout[x] * out[x];
       delta_squares += delta * delta;
+      const double of_out = rounding_ ? epsilon(*rounding_) / epsilon(Dtype::float32) * dout[x] * out[x] : 0;
+      out_squares += of_out * of_out;
     }
     multiply(dout, values_, products_);
     for (std::size_t n = 0; n < keys.size(); ++n) {
@@ -240,25 +242,27 @@ class Oracle {
       double ds = dp - delta + dlse;
       const double dp_squares = kept[n] != 0 ? squares * kept[n] * kept[n] : 0;
       const double error = spread(dp_squares + delta_squares);
+      // What a sum over many rows may be off by: each row's out has been rounded by itself.
+      const double of_rows = spread(dp_squares + delta_squares + out_squares);
       // What the rounding of out has moved, it moves for everyone: the errors of the sums do not make up for it.
       const double moved = dp - exact_dp - (delta - exact_delta);
       ds = p[n] * (ds + std::copysign(error, moved != 0 ? moved : ds));
       const double through = program.empty() ? 1 : program[n].slope;
       if (c_.dprogram) {
         r_.dprogram[program[n].element] += ds * program[n].by_element;
-        const double each = p[n] * error * program[n].by_element;
+        const double each = p[n] * of_rows * program[n].by_element;
         if (rounding_ && std::isfinite(ds)) dprogram_squares_[program[n].element] += each * each;
       }
       ds *= through;
       if (c_.dbias) {
         const std::int64_t at = score_index(c_, p_.bias, b, h, i, j);
         r_.dbias[at] += ds;
-        if (rounding_ && std::isfinite(ds)) dbias_squares_[at] += p[n] * p[n] * error * error * through * through;
+        if (rounding_ && std::isfinite(ds)) dbias_squares_[at] += std::pow(p[n] * of_rows * through, 2);
       }
       const double slope = p_.softcap > 0 ? 1 - tanh_score[n] * tanh_score[n] : 1;
       ds = rounded(ds * slope) * scale_;
       if (c_.draw == Draw::ties && rounding_ && std::isfinite(ds)) {
-        const double each = p[n] * error * through * slope * scale_ * largest(q, shape_.dim);
+        const double each = p[n] * of_rows * through * slope * scale_ * largest(q, shape_.dim);
         dk_squares_[static_cast<std::size_t>(key(j) / shape_.dim)] += each * each;
       }
       add(dq, ds, &in_.k[key(j)], shape_.dim);
