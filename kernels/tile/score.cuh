@@ -99,7 +99,8 @@ struct Score {
   }
   /// The first position of the chunk of a position. Before the first key there is one chunk, in which are no keys.
   __device__ __forceinline__ int chunk_begin(int position) const {
-    return position < 0 ? -chunk : position / chunk * chunk;
+    const int first = features.left_padding ? first_kv : 0;
+    return position < first ? first - chunk : first + (position - first) / chunk * chunk;
   }
 
   /// The keys that query i may see, but for the mask tensor; none outside of the sequence.

@@ -22,7 +22,9 @@ Scores::Scores(const Call& call, std::int64_t b, std::int64_t head)
 
 bool Scores::in_window(std::int64_t i, std::int64_t j) const {
   const std::int64_t diagonal = p_.alignment == Alignment::bottom_right ? i + sequence_.len_kv - sequence_.len_q : i;
-  if (p_.attention_chunk > 0 && (diagonal < 0 || diagonal / p_.attention_chunk != j / p_.attention_chunk)) return false;
+  if (const std::int64_t size = p_.attention_chunk, origin = sequence_.first_key; size > 0) {
+    if (diagonal < origin || j < origin || (diagonal - origin) / size != (j - origin) / size) return false;
+  }
   return (p_.window_left < 0 || j >= diagonal - p_.window_left) && (p_.window_right < 0 || j <= diagonal + p_.window_right);
 }
 

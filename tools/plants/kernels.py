@@ -184,8 +184,8 @@ PLANTS = (
     Plant(
         "a chunk begins one position early",
         SCORE,
-        "return position < 0 ? -chunk : position / chunk * chunk;",
-        "return position < 0 ? -chunk : (position + 1) / chunk * chunk;",
+        "first + (position - first) / chunk * chunk;",
+        "first + (position - first + 1) / chunk * chunk;",
         "kernels_emulated_test */ForwardPortable.*/chunk*",
     ),
     Plant(

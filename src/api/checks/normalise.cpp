@@ -253,7 +253,8 @@ void drop_idle_window(Problem& p) {
 /// has no key after it. A chunk that holds all keys and queries hides nothing.
 void make_chunk_a_window(Problem& p) {
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv;
-  const bool no_query_before_keys = p.alignment == Alignment::top_left || (!lengths && p.seq_q <= p.seq_kv);
+  const bool no_query_before_keys =
+      !p.left_padding && (p.alignment == Alignment::top_left || (!lengths && p.seq_q <= p.seq_kv));
   if (no_query_before_keys && p.attention_chunk >= std::max(p.seq_q, p.seq_kv)) p.attention_chunk = 0;
   if (p.attention_chunk == 0) return;
   const auto within = [&](std::int64_t bound) {
@@ -266,7 +267,8 @@ void make_chunk_a_window(Problem& p) {
 
 /// Bounds on i - j in a mask program become those of the window, where that has the diagonal j = i, too.
 void take_window_of_program(Problem& p) {
-  const bool windowed = p.window_left >= 0 || p.window_right >= 0, one_diagonal = has_one_diagonal(p);
+  const bool windowed = p.window_left >= 0 || p.window_right >= 0 || p.attention_chunk != 0;
+  const bool one_diagonal = has_one_diagonal(p);
   if (p.program.empty() || (windowed && !one_diagonal && p.alignment != Alignment::top_left)) return;
   const std::optional<program::WindowOfProgram> taken = program::take_window(p.program);
   if (!taken) return;

@@ -38,6 +38,9 @@ std::vector<Case> cache_cases(Dtype dtype) {
   add("left_padding", [](Case& c, Problem& p) {
     p.seq_q = 4, p.left_padding = p.seqused_kv = true, c.left_padding = {70, 5}, c.seqused_kv = {131, 90}, p.causal = true;
   });
+  add("left_padding_chunk", [](Case& c, Problem& p) {  // chunks are counted from the first key
+    p.left_padding = p.seqused_kv = true, c.left_padding = {31, 5}, c.seqused_kv = {131, 40}, p.attention_chunk = 33;
+  });
   add("left_padding_window", [](Case& c, Problem& p) {
     p.left_padding = true, c.left_padding = {131, 64}, p.window_left = 20, p.window_right = 3;
   });

@@ -50,7 +50,8 @@ bool Shape::visible(const Problem& p, const Sequence& s, std::int64_t i, std::in
   const std::int64_t right = p.causal ? 0 : p.window_right;
   if (p.attention_chunk > 0) {  // the same chunk, counted by floors
     const double size = static_cast<double>(p.attention_chunk);
-    if (std::floor(static_cast<double>(diagonal) / size) != std::floor(static_cast<double>(j) / size)) return false;
+    const auto chunk_of = [&](std::int64_t place) { return std::floor(static_cast<double>(place - s.padding_kv) / size); };
+    if (chunk_of(diagonal) != chunk_of(j)) return false;
   }
   return i < s.len_q && j >= s.padding_kv && j < s.visible_kv && (p.window_left < 0 || j >= diagonal - p.window_left) &&
          (right < 0 || j <= diagonal + right);
