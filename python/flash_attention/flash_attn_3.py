@@ -2,8 +2,9 @@
 
 q, k and v in float8 go with q_descale, k_descale and v_descale, float32 [batch, heads_k], and give out in bfloat16; forward
 only. Over a cache of 8 bits queries in float8 are attended as bfloat16, which holds their codes: nothing is rounded more.
-qv is refused but by flash_attn_with_kvcache; num_splits, pack_gqa, sm_margin and scheduler_metadata change nothing: the
-schedule is made where the lengths are, on the device. return_attn_probs and return_softmax_lse give (out, softmax_lse).
+qv is refused with float8; flash_attn_with_kvcache reads the cache once for it, the other functions copy columns together.
+num_splits, pack_gqa, sm_margin and scheduler_metadata change nothing: the schedule is made where the lengths are, on the
+device. return_attn_probs and return_softmax_lse give (out, softmax_lse).
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from flash_attention import functional
 from flash_attention.arguments.tables import as_int32
 from flash_attention.flash_attn import flash_attn_interface as fa2
+from flash_attention.flash_attn.kv_cache import check_qv
 from flash_attention.flash_attn.options_of_3 import options_of_3
 from flash_attention.merge import merge_states
 
@@ -51,6 +53,7 @@ def flash_attn_func(
     if _is_float8(q):
         options = _narrow(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
         return functional.attention(q, k, v, return_lse=return_attn_probs, **options)
+    q, k, softmax_scale = _with_qv(q, k, v, rest.pop("qv"), softmax_scale)
     options = _common(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
     out = fa2.flash_attn_func(q, k, v, deterministic=deterministic, return_attn_probs=return_attn_probs, **options)
     return out[:2] if return_attn_probs else out
@@ -121,6 +124,7 @@ def flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_k,
             seqused_q=seqused_q, seqused_kv=seqused_k, return_lse=return_attn_probs, **options,
         )  # fmt: skip
+    q, k, softmax_scale = _with_qv(q, k, v, rest.pop("qv"), softmax_scale)
     options = _common(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
     lengths = {"seqused_q": seqused_q, "seqused_k": seqused_k, "deterministic": deterministic}
     starts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -243,6 +247,14 @@ def _common(scale, causal, window, softcap, attention_chunk, rest):
     options = {"softmax_scale": scale, "causal": causal, "window_size": window, "softcap": softcap}
     given = {name: value for name, value in rest.items() if value is not None}
     return {**options, **given, **({"attention_chunk": attention_chunk} if attention_chunk else {})}
+
+
+def _with_qv(q, k, v, qv, scale):
+    """q, k and the scale of scores q k^T + qv v^T: the columns side by side."""
+    if qv is None:
+        return q, k, scale
+    check_qv(q, qv, v)
+    return torch.cat((q, qv), -1), torch.cat((k, v), -1), (q.shape[-1] + qv.shape[-1]) ** -0.5 if scale is None else scale
 
 
 def _is_float8(q):

@@ -211,3 +211,28 @@ def test_float8_queries_over_a_float8_cache(device, pages, rotary):
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1) * factor[2]
         want = torch.einsum("hij,jhd->ihd", weights, values)
         torch.testing.assert_close(out[b].double(), want, atol=2e-2, rtol=1e-2)
+
+
+def test_queries_of_the_values(device):
+    """qv without a cache: scores are q k^T + qv v^T, with gradients of all four."""
+    torch.manual_seed(7)
+    q, qv = (torch.randn(2, 9, 4, dim, device=device, requires_grad=True) for dim in (16, 32))
+    k, v = (torch.randn(2, 11, 2, dim, device=device, requires_grad=True) for dim in (16, 32))
+    out = flash_attn_3.flash_attn_func(q, k, v, causal=True, qv=qv)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, qv, k, v)]
+    keys, values = (tensor.repeat_interleave(2, 2) for tensor in exact[2:])
+    scores = torch.einsum("bihd,bjhd->bhij", exact[0], keys) + torch.einsum("bihd,bjhd->bhij", exact[1], values)
+    hidden = torch.ones(9, 11, dtype=torch.bool, device=device).triu(3)
+    weights = (scores * 48**-0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    want = torch.einsum("bhij,bjhd->bihd", weights, values)
+    torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-4)
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, (q, qv, k, v), grad)
+    for got, one in zip(found, torch.autograd.grad(want, exact, grad.double()), strict=True):
+        torch.testing.assert_close(got.double(), one, atol=1e-4, rtol=1e-3)
+    starts = [torch.tensor([0, n, 2 * n], dtype=torch.int32, device=device) for n in (9, 11)]
+    flat = [tensor.detach().flatten(0, 1) for tensor in (q, k, v, qv)]
+    packed = flash_attn_3.flash_attn_varlen_func(*flat[:3], *starts, 9, 11, causal=True, qv=flat[3])
+    torch.testing.assert_close(packed.view_as(out), out, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="qv: got shape"):
+        flash_attn_3.flash_attn_func(q, k, v, qv=q)
