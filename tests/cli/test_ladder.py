@@ -91,7 +91,7 @@ def measured(rung, heads, seq, causal, tflops):
 def test_update_writes_the_table_and_the_plots(command, tmp_path):
     for folder in ("kernels/ladder", "bench/results/h200", "docs/ladder"):
         (tmp_path / folder).mkdir(parents=True)
-    for script in ("visualize_ladder.py", "package.py"):
+    for script in ("visualize_ladder.py", "package.py", "cases.py"):
         (tmp_path / "bench" / script).write_text((ROOT / "bench" / script).read_text())
     (tmp_path / "python").symlink_to(ROOT / "python")
     (tmp_path / "bench" / "report").symlink_to(ROOT / "bench" / "report")
