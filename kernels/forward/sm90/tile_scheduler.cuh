@@ -126,6 +126,10 @@ struct Schedule {
     const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     tile.first = Shape<config>::forwards ? loaded.begin : loaded.end - 1;
     tile.blocks = loaded.end - loaded.begin;
+    if (attempt == Attempt::fixed_max && begins_far_away(score, loaded, tile.q_begin)) {
+      ptx::path<"forward/sm90 tile far from the diagonal">();
+      attempt = tile.attempt = Attempt::online_max;
+    }
     if constexpr (Shape<config>::listed) list_blocks(tile, score, loaded);
     tile.work = tile.sees_nothing()                  ? Work::write_zeros
                 : attempt == Attempt::nonfinite_safe ? Work::attend_nonfinite_safe
@@ -137,6 +141,16 @@ struct Schedule {
       tile.seen[w] = attempt == Attempt::nonfinite_safe ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
                                                         : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, attempt);
     }
+  }
+
+  /// ALiBi without a right edge: the first block, which gives the fixed maximum, may lie so far behind the diagonal that
+  /// the keys near it outgrow what a row sum may be. Such a tile would be done twice: at 8192 tokens nearly all of them.
+  __device__ __forceinline__ static bool begins_far_away(const tile::Score<config.features>& score, tile::TileRange loaded,
+                                                         int q_begin) {
+    if constexpr (!config.features.alibi || config.features.window_right) return false;
+    constexpr float growth = Shape<config>::type == Type::float16 ? 7.0f : 20.0f;  // of e^11 and e^27: highest_sum
+    const int distance = (loaded.end - 1) * config.block_kv - (q_begin + score.len_kv - score.len_q);
+    return score.slope * static_cast<float>(distance) > growth;
   }
 
   /// Where masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says

@@ -161,7 +161,7 @@ const Problem square{
     .batch = 1, .seq_q = length, .seq_kv = length, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .dtype = Dtype::bfloat16};
 
 /// The tiles done again in a call whose keys grow by `growth` from the first to the last. Those past `keys` are NaN.
-std::uint32_t count_repairs(Problem problem, float growth, std::int32_t keys = length) {
+std::uint32_t count_repairs(Problem problem, float growth, std::int32_t keys = length, float slope = 0) {
   const std::int64_t dim = problem.head_dim;
   std::vector<std::uint16_t> q(length * dim), k(length * dim), v(length * dim), out(length * dim);
   std::mt19937 random(1);
@@ -176,7 +176,12 @@ std::uint32_t count_repairs(Problem problem, float growth, std::int32_t keys = l
   problem.key_lengths = keys < length;
   std::uint32_t repairs = 0;
   forward(problem,
-          {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .key_lengths = keys < length ? &keys : nullptr},
+          {.q = q.data(),
+           .k = k.data(),
+           .v = v.data(),
+           .out = out.data(),
+           .alibi_slopes = problem.alibi ? &slope : nullptr,
+           .key_lengths = keys < length ? &keys : nullptr},
           {.device = gpu, .repairs = &repairs, .kernel = "forward/sm90"});
   return repairs;
 }
@@ -187,6 +192,20 @@ TEST(ForwardSm90Repairs, AreCounted) {
   const int block_q = make_plan(square, Pass::forward, device_info(gpu), "forward/sm90").block_q;
   EXPECT_EQ(count_repairs(square, 0.5f), 0u);
   EXPECT_EQ(count_repairs(square, 20.0f), (length + block_q - 1) / block_q);  // every row tile
+}
+
+/// ALiBi without a right edge: the first block lies far behind the diagonal, and the keys near it outgrow it. Such tiles
+/// begin with the maximum that is raised with every block, the others stay with the fixed one.
+TEST(ForwardSm90Repairs, SlopesNeedNone) {
+  emulator::set_num_sms(3);
+  Problem problem = square;
+  problem.alibi = true;
+  for (const std::int64_t head_dim : {64, 256}) {
+    problem.head_dim = head_dim;
+    for (const float slope : {0.01f, 0.4f, 1.0f}) {
+      EXPECT_EQ(count_repairs(problem, 0.5f, length, slope), 0u) << "head_dim " << head_dim << ", slope " << slope;
+    }
+  }
 }
 
 /// A repair would make the result right all the same.
