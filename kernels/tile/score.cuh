@@ -89,13 +89,11 @@ struct Score {
   /// The edges of query i's window, the second excluded. Both grow with i.
   __device__ __forceinline__ int window_begin(int i) const {
     const int begin = i + diagonal - window_left;
-    if constexpr (features.chunk) return max(begin, chunk_begin(i + diagonal));
-    return begin;
+    return features.chunk ? max(begin, chunk_begin(i + diagonal)) : begin;
   }
   __device__ __forceinline__ int window_end(int i) const {
     const int end = i + diagonal + window_right + 1;
-    if constexpr (features.chunk) return min(end, chunk_begin(i + diagonal) + chunk);
-    return end;
+    return features.chunk ? min(end, chunk_begin(i + diagonal) + chunk) : end;
   }
   /// The first position of the chunk of a position. Before the first key there is one chunk, in which are no keys.
   __device__ __forceinline__ int chunk_begin(int position) const {
