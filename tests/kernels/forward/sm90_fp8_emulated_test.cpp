@@ -2,6 +2,8 @@
 #include <set>
 
 #include "kernels/emulated.h"
+#include "support/oracle/narrow.h"
+#include "support/oracle/rounding.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -35,6 +37,26 @@ std::vector<Case> telling_cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ForwardSm90Fp8, ::testing::ValuesIn(telling_cases()), case_name);
+
+/// A probability of 1 is not rounded: with one key a row is its value, which is a code.
+TEST(ForwardSm90Fp8Accuracy, ARowOfOneKeyIsThatKey) {
+  Problem p{.seq_q = 70, .seq_kv = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .dtype = Dtype::bfloat16};
+  p.q_dtype = p.kv_dtype = Dtype::float8_e4m3;
+  std::vector<std::uint8_t> q(70 * 128), k(128), v(128);
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<std::uint8_t>(0x30 + i % 13 + (i % 2) * 0x80);
+  for (std::size_t i = 0; i < k.size(); ++i)
+    k[i] = static_cast<std::uint8_t>(0x28 + i % 11), v[i] = static_cast<std::uint8_t>(i % 0x7f);
+  std::vector<std::uint16_t> out(q.size());
+  Options options{.device = hopper_for_fp8, .kernel = fp8_kernel};
+  std::vector<std::byte> workspace(workspace_bytes(p, Pass::forward, options) + 256);
+  options.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 255) / 256 * 256);
+  options.workspace_bytes = workspace.size() - 256;
+  forward(p, {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data()}, options);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const double got = from_bfloat16(out[i]), want = from_code(Dtype::float8_e4m3, v[i % 128]);
+    ASSERT_EQ(got, want) << "element " << i;
+  }
+}
 
 TEST(ForwardSm90Fp8Choice, IsThePlannersOnHopperAlone) {
   Problem p{.seq_q = 300, .seq_kv = 300, .head_dim = 128, .dtype = Dtype::bfloat16};
