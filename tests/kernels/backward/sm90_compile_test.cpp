@@ -7,7 +7,7 @@
 namespace flash_attention::testing {
 namespace {
 
-void expect_backward_compiles(const std::vector<Problem>& problems) {
+void expect_backward_compiles(const std::vector<Problem>& problems, int allowed_spill_bytes = 0) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
   std::vector<Plan> plans;
   for (const Problem& p : problems) {
@@ -18,7 +18,7 @@ void expect_backward_compiles(const std::vector<Problem>& problems) {
       return !launch.unit.starts_with("backward/sm90") || launch.entry == "backward_sm90_columns_dk";
     });
   }
-  expect_plans_compile(plans, 90);
+  expect_plans_compile(plans, 90, allowed_spill_bytes);
 }
 
 TEST(BackwardSm90Compiles, HeadDims) {
@@ -97,21 +97,25 @@ TEST(BackwardSm90Compiles, LightOptions) {
       [](Problem& p) { p.causal = false; },
       [](Problem& p) { p.head_dim_v = 64; },
   };
-  std::vector<Problem> problems;
+  // Two registers are spilled at head_dim 96, and at 64 by dropout with lengths: less than a kernel for dQ alone would
+  // cost.
+  constexpr int two_registers = 8;
+  std::vector<Problem> problems, crowded;
   for (const std::int64_t dim : {64, 96, 128}) {
     for (const Change option : options) {
       std::ptrdiff_t number = 0;
       for (const Change other : others) {
         if (!with_long_tail() && (dim == 96 || number++ > 0)) break;
-        problems.push_back(problem(dim));
-        option(problems.back());
-        other(problems.back());
-        // At 64 this one has two warpgroups and spills two registers, with or without a group to divide.
-        if (dim == 64 && problems.back().packed && problems.back().dropout_p > 0) problems.pop_back();
+        Problem p = problem(dim);
+        option(p);
+        other(p);
+        const bool lengths = p.packed || p.seqused_q;
+        (dim == 96 || (dim == 64 && lengths && p.dropout_p > 0) ? crowded : problems).push_back(p);
       }
     }
   }
   expect_backward_compiles(problems);
+  expect_backward_compiles(crowded, two_registers);
 }
 
 }  // namespace
