@@ -48,6 +48,12 @@ const Narrow soft_cap{[](Domain domain) {
   return plain(domain, "64").only(softcap, {"wide"}).only(inputs, {"normal", "growing"});
 }};
 
+/// ALiBi seen both ways: tiles whose first keys lie far behind the diagonal.
+const Narrow slopes_both_ways{[](Domain domain) {
+  domain = plain(domain, "64").only(alibi, {"on"}).only(slopes, {"strong", "strong_batch"}).only(window, {"none"});
+  return domain.only(inputs, {"normal", "growing"});
+}};
+
 /// Masks that leave blocks of keys out, and some as they are.
 const Narrow blocks_of_keys{[](Domain domain) {
   domain = plain(domain, "64").only(block_mask, {"on"}).only(window, {"none"}).only(inputs, {"normal", "nan_value"});
@@ -184,7 +190,9 @@ INSTANTIATE_TEST_SUITE_P(
     Kernels, CoverEmulated,
     ::testing::Values(
         Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64, soft_cap}},
-        Part{"forward/sm90", 5, {plain_64, plain_256, soft_cap, many_queries, blocks_of_keys, plain_wide, wide_blocks}},
+        Part{"forward/sm90",
+             5,
+             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_blocks}},
         Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages}}, Part{"backward/portable", 2, {plain_64}},
         Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys, blocks_by_heads, hidden_scores}},
