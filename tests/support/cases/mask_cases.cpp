@@ -72,6 +72,9 @@ std::vector<Case> mask_cases(Dtype dtype) {
   add("mask_documents_aligned", [](Case& c, Problem& p) {
     p.batch = 1, p.seq_q = 320, p.seq_kv = 512, c.document = 192, p.mask = over(p, false, true, true), c.dlse = true;
   });
+  add("mask_documents_wide", [](Case& c, Problem& p) {  // tiles that are hidden as a whole, in kernels that visit all
+    p.batch = 1, p.seq_q = p.seq_kv = 320, p.head_dim = 192, c.document = 97, p.mask = over(p, false, false, true);
+  });
   add("mask_documents_packed", [](Case& c, Problem& p) {
     pack(c, {65, 0, 129}, {65, 7, 131}), c.document = 64, p.mask = over(p, true, false, true);
   });
