@@ -36,7 +36,8 @@ Domain plain(Domain domain, std::string_view dim) {
       .only(invariant, {"off"});
   domain.only(packed, {"off"}).only(paged, {"off"}).only(seqused_q, {"off"}).only(batch, {"1"}).only(group, {"1", "2"});
   domain.only(seqused_kv, {"off"}).only(key_lengths, {"off"}).only(left_padding, {"off"});
-  domain.only(deterministic, {dim == "128" ? "on" : "off"}).only(window, {"causal"}).only(alignment, {"bottom_right"});
+  domain.only(deterministic, {dim == "128" ? "on" : "off"}).only(window, {"causal"}).only(chunk, {"off"});
+  domain.only(alignment, {"bottom_right"});
   return domain.only(scale, {"default", "given"}).only(inputs, {"normal", "growing", "nan_key", "nan_value", "nan_query"});
 }
 const Narrow plain_64{[](Domain domain) { return plain(domain, "64"); }};

@@ -130,6 +130,7 @@ void expect_levels(const GeneratedProblem& g) {
   EXPECT_EQ(p.dropout_p > 0, !row.is(dropout, "off"));
   EXPECT_EQ(p.window_left >= 0, row.level(window).find("left") != std::string_view::npos || row.is(window, "both"));
   EXPECT_EQ(p.causal, row.level(window).starts_with("causal"));
+  EXPECT_EQ(p.attention_chunk != 0, row.is(chunk, "on"));
   EXPECT_EQ(g.c.dbias, row.is(dbias, "on"));
   EXPECT_EQ(p.program.empty(), row.is(program, "off"));
   EXPECT_EQ(p.program_gradients != 0, row.is(dprogram, "on"));

@@ -148,7 +148,7 @@ void set_lengths(Case& c, const Row& row, Dice& dice) {
   if (p.left_padding) c.left_padding = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
 }
 
-void set_window(Problem& p, std::string_view level, Dice& dice) {
+void set_window(Problem& p, std::string_view level, bool chunked, Dice& dice) {
   const std::int64_t reach = std::max<std::int64_t>(testing::packs_keys(p) ? p.total_kv : p.seq_kv, 4);
   const auto bound = [&] {
     return dice.one_of<std::int64_t>({0, dice.between(1, 9), dice.between(0, reach / 2), reach / 3});
@@ -156,6 +156,7 @@ void set_window(Problem& p, std::string_view level, Dice& dice) {
   p.causal = level == "causal" || level == "causal_left";
   if (level == "left" || level == "both" || level == "causal_left") p.window_left = bound();
   if (level == "right" || level == "both") p.window_right = bound();
+  if (chunked) p.attention_chunk = 1 + bound();
 }
 
 std::int64_t blocks(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
@@ -268,7 +269,7 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   p.head_dim_v = other_dim(row.level(head_dim_v), p.head_dim, step, fixed);
   set_sizes(c, row, sizes, dice);
   set_lengths(c, row, dice);
-  set_window(p, row.level(window), dice);
+  set_window(p, row.level(window), row.is(chunk, "on"), dice);
   p.alignment = static_cast<Alignment>(row[alignment]);
   set_scores(p, row, dice);
   if (row.is(bias, "off") == false) {

@@ -27,6 +27,7 @@ const std::vector<Description>& table() {
        {"8", "16..56", "64", "72..120", "128", "136..192", "200..248", "256", "any", "264..504", "512..576"}},
       {head_dim_v, "head_dim_v", {"same", "smaller", "larger"}},
       {window, "window", {"none", "causal", "left", "right", "both", "causal_left"}},
+      {chunk, "chunk", {"off", "on"}},
       {alignment, "alignment", {"bottom_right", "top_left"}},
       {softcap, "softcap", {"off", "narrow", "wide"}},
       {bias, "bias", {"off", "float32", "float16", "bfloat16"}},

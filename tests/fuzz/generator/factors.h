@@ -13,6 +13,7 @@ enum Factor : int {
   head_dim,
   head_dim_v,
   window,
+  chunk,
   alignment,
   softcap,
   bias,
