@@ -51,6 +51,13 @@ constexpr TileClass class_of(const KeyBounds& bounds, int first, int last) {
   return open ? TileClass::full : TileClass::partial;
 }
 
+/// The first position of the chunk of a position; chunks are counted from `first`, the first key. Before it there is one
+/// chunk, in which are no keys.
+template <class Int>
+constexpr Int chunk_begin(Int position, Int first, Int chunk) {
+  return position < first ? first - chunk : first + (position - first) / chunk * chunk;
+}
+
 /// Whether a key is hidden from a row.
 constexpr bool hides(const int* rows, int count, int row) {
   // All numbers are read whatever the first ones say: on a GPU a branch for each pair costs more than they do.

@@ -95,10 +95,8 @@ struct Score {
     const int end = i + diagonal + window_right + 1;
     return features.chunk ? min(end, chunk_begin(i + diagonal) + chunk) : end;
   }
-  /// The first position of the chunk of a position. Before the first key there is one chunk, in which are no keys.
   __device__ __forceinline__ int chunk_begin(int position) const {
-    const int first = features.left_padding ? first_kv : 0;
-    return position < first ? first - chunk : first + (position - first) / chunk * chunk;
+    return abi::chunk_begin(position, features.left_padding ? first_kv : 0, chunk);
   }
 
   /// The keys that query i may see, but for the mask tensor; none outside of the sequence.

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "api/problem_fields.h"
+#include "plan/key_bounds.h"
 
 namespace flash_attention {
 namespace {
@@ -63,7 +64,8 @@ double visible_scores(const Problem& p) {
   const std::int64_t seq_q = p.packed && p.batch == 1 ? p.total_q : p.seq_q;
   const std::int64_t seq_kv = p.packed && p.batch == 1 ? p.total_kv : p.seq_kv;
   const std::int64_t right = p.causal ? 0 : p.window_right;
-  if (p.window_left < 0 && right < 0 && p.attention_chunk == 0) return static_cast<double>(seq_q) * static_cast<double>(seq_kv);
+  if (p.window_left < 0 && right < 0 && p.attention_chunk == 0)
+    return static_cast<double>(seq_q) * static_cast<double>(seq_kv);
   const std::int64_t shift = p.alignment == Alignment::bottom_right ? seq_kv - seq_q : 0;
   double count = 0;
   for (std::int64_t i = 0; i < seq_q; ++i) {
@@ -71,7 +73,7 @@ double visible_scores(const Problem& p) {
     std::int64_t first = p.window_left < 0 ? 0 : std::max<std::int64_t>(0, place - p.window_left);
     std::int64_t last = right < 0 ? seq_kv - 1 : std::min(seq_kv - 1, place + right);
     if (p.attention_chunk > 0) {
-      const std::int64_t chunk = place < 0 ? -p.attention_chunk : place / p.attention_chunk * p.attention_chunk;
+      const std::int64_t chunk = abi::chunk_begin(place, std::int64_t{0}, p.attention_chunk);
       first = std::max(first, chunk), last = std::min(last, chunk + p.attention_chunk - 1);
     }
     count += static_cast<double>(std::max<std::int64_t>(0, last - first + 1));

@@ -183,7 +183,7 @@ PLANTS = (
     ),
     Plant(
         "a chunk begins one position early",
-        SCORE,
+        "kernels/abi/key_bounds.h",
         "first + (position - first) / chunk * chunk;",
         "first + (position - first + 1) / chunk * chunk;",
         "kernels_emulated_test */ForwardPortable.*/chunk*",

@@ -9,9 +9,9 @@
 namespace flash_attention::forward_sm90_fp8 {
 
 // A probability is 2^(top + s - reference). The reference is a score of the row; it is raised where a score passes it by
-// more than `slack`, so that the largest probability is at most 2^8, and e4m3 goes to 448. What is 2^-12 of the reference or
-// more keeps all bits of e4m3, what is below 2^-16 is 0. The reference itself, a whole power of 2, is not rounded: a row that
-// is nearly one key is that key.
+// more than `slack`, so that the largest probability is at most 2^8, and e4m3 goes to 448. What is 2^-12 of the reference
+// or more keeps all bits of e4m3, what is below 2^-16 is 0. The reference itself, a whole power of 2, is not rounded: a row
+// that is nearly one key is that key.
 constexpr float top = 6.0f, slack = 2.0f;
 
 using tile::RowState;  // its maximum is the reference

@@ -10,6 +10,11 @@ class CacheFull(ValueError, RuntimeError):
     """More keys than a cache holds: a wrong argument here, and a RuntimeError for code that catches flash-attn's."""
 
 
+def check_room(keys, room):
+    if keys > room:
+        raise CacheFull(f"cache_seqlens: {keys} keys; the cache or its block_table holds {room}")
+
+
 class CacheCall:
     """q, caches, new (k and v or None), table, lengths, left_padding, cu_seqlens_q, ..., and the rotary embedding."""
 
@@ -94,10 +99,8 @@ class CacheCall:
         most = 0
         if self.new is not None:
             most = self._check_new_rows()
-        if self.known_length is not None and self.known_length + most > self.capacity and self.batch:
-            raise CacheFull(
-                f"cache_seqlens: {self.known_length + most} keys; the cache or its block_table holds {self.capacity}"
-            )
+        if self.known_length is not None and self.batch:
+            check_room(self.known_length + most, self.capacity)
 
     def _check_new_rows(self):
         """How many rows the longest has at least."""

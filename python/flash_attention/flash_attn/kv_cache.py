@@ -9,7 +9,7 @@ from flash_attention import _core, functional
 from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.flash_attn.kv_append import append_and_turn
-from flash_attention.flash_attn.kv_arguments import CacheCall, CacheFull
+from flash_attention.flash_attn.kv_arguments import CacheCall, check_room
 from flash_attention.flash_attn.options_of_3 import options_of_3
 from flash_attention.torch_cache import attention_over_cache
 
@@ -138,10 +138,9 @@ def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):
 def _check_room_once(table, lengths, k_cache, new):
     if functional.is_tracing() or getattr(table, "_has_room", False) or torch.cuda.is_current_stream_capturing():
         return
-    most, room = int(lengths.max()) if len(lengths) else 0, table.shape[-1] * k_cache.shape[1]
+    most = int(lengths.max()) if len(lengths) else 0
     most += new.shape[1] if new is not None and new.dim() == 4 else 0
-    if most > room:
-        raise CacheFull(f"cache_seqlens: {most} keys; the cache or its block_table holds {room}")
+    check_room(most, table.shape[-1] * k_cache.shape[1])
     table._has_room = True
 
 

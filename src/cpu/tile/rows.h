@@ -7,6 +7,7 @@
 #include "cpu/region.h"
 #include "cpu/tile/element.h"
 #include "plan/families/cpu_tiles.h"
+#include "plan/key_bounds.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -132,8 +133,8 @@ struct RowBlock {
     if (call.window_left >= 0) first = larger<std::int64_t>(first, diagonal - call.window_left);
     if (call.window_right >= 0) last = smaller<std::int64_t>(last, diagonal + call.window_right + 1);
     if (call.chunk > 0) {
-      const std::int64_t origin = call.left_padding != nullptr ? call.left_padding[batch] : 0, place = diagonal - origin;
-      const std::int64_t chunk = origin + (place < 0 ? -call.chunk : place / call.chunk * call.chunk);
+      const std::int64_t padding = call.left_padding != nullptr ? call.left_padding[batch] : 0;
+      const std::int64_t chunk = abi::chunk_begin(diagonal, padding, call.chunk);
       first = larger<std::int64_t>(first, chunk);
       last = smaller<std::int64_t>(last, chunk + call.chunk);
     }

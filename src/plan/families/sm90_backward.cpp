@@ -166,7 +166,7 @@ LaunchConfig row_config(abi::BackwardConfig config) {
 
 Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
   const Structure structure = choose_structure(p, device);
-  // Wide kernels walk over all tiles: a map would tell them of fewer steps than they count tiles by.
+  // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
   abi::BackwardConfig config{.features = structure.wide ? features_of(p) : features_with_map(p),
                              .head_dim = static_cast<int>(p.head_dim),
                              .head_dim_v = static_cast<int>(p.head_dim_v),

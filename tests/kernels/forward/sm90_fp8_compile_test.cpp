@@ -31,7 +31,8 @@ TEST(ForwardSm90Fp8Compiles, TilesAndOptions) {
   add(p);
   expect_plans_compile(plans, 90);
 
-  // Packed sequences with a window: eight registers, as many with tiles of 64 keys as with 128, so they are not the products'.
+  // Packed sequences with a window: eight registers, as many with tiles of 64 keys as with 128, so they are not the
+  // products'.
   plans.clear();
   p = problem(128);
   p.packed = true, p.total_q = p.total_kv = 2000, p.window_left = 100;
