@@ -39,6 +39,10 @@ class Call {
 
   Sequence sequence(std::int64_t b) const;
 
+  const char* fetch(const void* from, std::size_t bytes, std::vector<char>& scratch) const {
+    return fetch_(from, bytes, scratch);
+  }
+
   /// Rows [begin, end) one after the other, as fp64.
   std::vector<double> read(const Rows& rows, std::int64_t begin, std::int64_t end) const;
   std::vector<double> read_row(const Rows& rows, std::int64_t i) const { return read(rows, i, i + 1); }

@@ -18,7 +18,8 @@ Scores::Scores(const Call& call, std::int64_t b, std::int64_t head)
       head_(head),
       sequence_(call.sequence(b)),
       slope_(call.slope(b, head)),
-      q_scale_(call.q_scale(b, head)) {}
+      q_scale_(call.q_scale(b, head)),
+      program_(call) {}
 
 bool Scores::in_window(std::int64_t i, std::int64_t j) const {
   const std::int64_t diagonal = p_.alignment == Alignment::bottom_right ? i + sequence_.len_kv - sequence_.len_q : i;
@@ -43,13 +44,27 @@ Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const doubl
     s.value = p_.softcap * bent;
     s.bend = 1 - bent * bent;
     s.error += p_.softcap * tanh_error;
-    s.tanh_error = 2 * tanh_error;
+    s.bend_error = 2 * tanh_error;
   }
   const double distance = std::fabs(static_cast<double>(i + sequence_.len_kv - sequence_.len_q - j));
   s.value += bias - slope_ * distance;
   s.error += 8 * float32_unit * (std::fabs(bias) + std::fabs(slope_ * distance) + std::fabs(s.value));
   if (std::isinf(bias)) s.error = 0;
   return s;
+}
+
+void Scores::add(std::vector<Score>& scores, Score s) const {
+  if (program_.present()) {
+    const ProgramScore::Result result = program_.at({b_, head_, s.i, s.j}, s.value, s.error);
+    if (!result.visible) return;
+    s.value = result.score.real;
+    s.error = result.score.error;
+    s.slope = result.slope.real;
+    s.slope_error = result.slope.error;
+    s.bend_error = s.bend_error * std::fabs(s.slope) + s.slope_error * std::fabs(s.bend);
+    s.bend *= s.slope;
+  }
+  scores.push_back(s);
 }
 
 std::vector<Score> Scores::of_query(std::int64_t i) const {
@@ -68,7 +83,7 @@ std::vector<Score> Scores::of_query(std::int64_t i) const {
     if (call_.has_masks()) mask = call_.mask(b_, head_, i, i + 1, first, count);
     for (std::int64_t n = 0; n < count; ++n) {
       const auto at = static_cast<std::size_t>(n);
-      if (mask[at] != 0) scores.push_back(score(i, first + n, q.data(), &keys[at * p_.head_dim], biases[at]));
+      if (mask[at] != 0) add(scores, score(i, first + n, q.data(), &keys[at * p_.head_dim], biases[at]));
     }
   }
   return scores;
@@ -91,7 +106,7 @@ std::vector<Score> Scores::of_key(std::int64_t j, std::int64_t begin, std::int64
     if (call_.has_masks()) mask = call_.mask(b_, head_, first, last, j, 1);
     for (std::int64_t n = 0; n < count; ++n) {
       const auto at = static_cast<std::size_t>(n);
-      if (mask[at] != 0) scores.push_back(score(first + n, j, &q[at * p_.head_dim], k.data(), biases[at]));
+      if (mask[at] != 0) add(scores, score(first + n, j, &q[at * p_.head_dim], k.data(), biases[at]));
     }
   }
   return scores;

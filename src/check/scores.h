@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check/call.h"
+#include "check/program_score.h"
 
 namespace flash_attention::check {
 
@@ -13,9 +14,11 @@ constexpr std::int64_t rows_at_once = 512;  // that are read
 struct Score {
   std::int64_t i = 0, j = 0;  // in the sequence
   double value = 0;
-  double bend = 1;   // its derivative by scale * q.k, which softcap changes
+  double bend = 1;   // its derivative by scale * q.k, which softcap and a program change
+  double slope = 1;  // its derivative by the score that a program is given
   double error = 0;  // how far the value of a kernel may be from this one
-  double tanh_error = 0;
+  double bend_error = 0;
+  double slope_error = 0;
 };
 
 /// docs/numerics.md, "Scores, mask, softmax", for one head.
@@ -34,6 +37,8 @@ class Scores {
  private:
   bool in_window(std::int64_t i, std::int64_t j) const;
   Score score(std::int64_t i, std::int64_t j, const double* q, const double* k, double bias) const;
+  /// Appends the score unless a program hides it.
+  void add(std::vector<Score>& scores, Score score) const;
 
   const Call& call_;
   const Problem& p_;
@@ -41,6 +46,7 @@ class Scores {
   Sequence sequence_;
   double slope_;
   double q_scale_;
+  ProgramScore program_;
 };
 
 }  // namespace flash_attention::check

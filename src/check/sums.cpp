@@ -85,7 +85,8 @@ void add_head(Sum& sum, const Call& call, std::int64_t b, std::int64_t head, con
       const double weight = up.lse < lowest_lse ? 0 : probability(*first, up.lse);
       if (weight == 0) continue;
       const Derivative d = by_score(call, weight, call.kept(b, head, first->i, place.j), up, rows.dout(first->i), v.data());
-      sum.add(d.value, d.error + std::fabs(d.value) * (unit_of(p.dtype) + 2 * first->error));
+      const double error = d.error + std::fabs(d.value) * (unit_of(p.dtype) + 2 * first->error);
+      sum.add(d.value * first->slope, error * std::fabs(first->slope) + std::fabs(d.value) * first->slope_error);
     }
   }
 }

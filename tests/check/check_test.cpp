@@ -6,11 +6,13 @@
 #include <set>
 
 #include "api/checks/validate.h"
+#include "check/program_score.h"
 #include "check/sample.h"
 #include "check/sums.h"
 #include "flash_attention/error.h"
 #include "support/cases/contract.h"
 #include "support/cases/make_case.h"
+#include "support/oracle/case_programs.h"
 #include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
@@ -35,6 +37,7 @@ class Changed {
     if (done.hidden_rows.bounds == 0) b.hidden_rows = nullptr;
     if (done.block_mask.block_q == 0) b.block_mask = nullptr;
     if (!done.alibi) b.alibi_slopes = nullptr;
+    if (done.program.empty()) b.program_tensors = nullptr, b.program_scalars = nullptr, b.program_gradients = nullptr;
     if (!done.sink) b.sink = b.dsink = nullptr;
     if (!done.key_lengths) b.key_lengths = nullptr;
     if (!done.seqused_q) b.seqused_q = nullptr;
@@ -178,6 +181,45 @@ TEST(Check, SeesThatAnOptionWasForgotten) {
       EXPECT_NE(Changed(with, pass, plain().problem).check_all(), "") << option.name << " " << to_string(pass);
     }
   }
+}
+
+/// The programs of the covering arrays: right results pass, also beside a bias and softcap; those of another program do
+/// not.
+TEST(Check, SeesWhatAProgramMakesOfScores) {
+  for (const CaseProgram kind : {CaseProgram::distance, CaseProgram::squashed, CaseProgram::dilated, CaseProgram::documents,
+                                 CaseProgram::both, CaseProgram::hides}) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      for (const bool more : {false, true}) {
+        Case c = plain();
+        c.problem.seq_q = 90, c.problem.seq_kv = 95;
+        c.program = kind;
+        if (more) {
+          c.problem.softcap = 2, c.dbias = true;
+          c.problem.bias = {.present = true, .q_stride = 95};
+        }
+        const Problem without = c.problem;
+        describe_program(c);
+        SCOPED_TRACE(std::string(to_string(pass)) + (more ? " with a bias of " : " of ") + c.problem.program);
+        EXPECT_EQ(Changed(c, pass).check_all(), "");
+        EXPECT_NE(Changed(c, pass, without).check_all(), "");
+      }
+    }
+  }
+}
+
+/// A comparison of floats that are equal but for rounding may fall on either side: nothing can be said of such rows.
+TEST(Check, SaysNothingOfARowWhoseProgramMayChooseEitherWay) {
+  Case c = plain();
+  c.problem.program = "m = max score 0.0\np = gt m score\nr = where p -9.0 m\nq = ge m score\nt = where q r 7.0\nscore = t";
+  const Problem p = api::normalise(c.problem, Pass::forward);
+  const Inputs in = draw_inputs(c);
+  const auto memory = memory_of({});
+  const Tensors tensors(c, in, *memory);
+  const check::Call call(p, tensors.buffers(), {}, in_place);
+  const check::ProgramScore scores(call);
+  EXPECT_FLOAT_EQ(scores.at({0, 0, 1, 2}, -0.5, 1e-6).score.real, -9);
+  EXPECT_TRUE(std::isfinite(scores.at({0, 0, 1, 2}, -0.5, 1e-6).score.real));
+  EXPECT_GE(scores.at({0, 0, 1, 2}, 0.5, 1e-6).score.error, 6) << "p and q are open: 0.5, -9 or 7";
 }
 
 TEST(Check, SamplesTheFirstAndTheLastAndOverTimeAllRows) {

@@ -5,6 +5,7 @@
 
 #include "flash_attention/runtime.h"
 #include "support/cases/contract.h"
+#include "support/cases/programs.h"
 #include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {
@@ -51,6 +52,16 @@ INSTANTIATE_TEST_SUITE_P(Bfloat16, Watchdog, ::testing::ValuesIn(contract_cases(
 INSTANTIATE_TEST_SUITE_P(Masks, Watchdog, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, Watchdog, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Latent, Watchdog, ::testing::ValuesIn(latent_cases(Dtype::bfloat16)), case_name);
+
+TEST(WatchdogOfPrograms, LeavesRightCallsAlone) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    const RandomProgram random(seed, seed % 4 != 1, seed % 4 != 2);
+    Problem problem{.batch = 2, .seq_q = 29, .seq_kv = 70, .heads_q = 2, .heads_kv = 1, .head_dim = 16};
+    problem.dtype = seed % 2 == 0 ? Dtype::float32 : Dtype::float16;
+    problem.causal = seed % 3 == 0;
+    EXPECT_NO_THROW(run_program(problem, random, {}, seed)) << random.text << "seed " << seed;
+  }
+}
 
 /// Leaves out the last part of the work, as a kernel with one block too few would.
 void lazy_for(void*, std::int64_t count, void (*body)(void*, std::int64_t), void* context) {

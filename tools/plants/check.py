@@ -3,6 +3,7 @@
 from .plant import Plant
 
 RIGHT = "check_test *Watchdog.LeavesRightCallsAlone/*"
+RIGHT_PROGRAMS = "check_test Check.SeesWhatAProgram* WatchdogOfPrograms.*"
 SEEN = "check_test Check.* WatchdogCatches.*"
 
 PLANTS = (
@@ -93,9 +94,30 @@ PLANTS = (
     Plant(
         "dbias has the derivative behind the soft cap",
         "src/check/sums.cpp",
-        "sum.add(d.value, d.error + std::fabs(d.value) * (unit_of(p.dtype) + 2 * first->error));",
-        "sum.add(d.value * first->bend, d.error + std::fabs(d.value) * (unit_of(p.dtype) + 2 * first->error));",
+        "sum.add(d.value * first->slope,",
+        "sum.add(d.value * first->bend,",
         RIGHT + "everything*",
+    ),
+    Plant(
+        "the derivative of a program is left out",
+        "src/check/scores.cpp",
+        "s.bend *= s.slope;",
+        "",
+        RIGHT_PROGRAMS,
+    ),
+    Plant(
+        "a remainder of a program has the sign of what is divided",
+        "src/check/program_score.cpp",
+        "(x % y + y) % y",
+        "x % y",
+        RIGHT_PROGRAMS,
+    ),
+    Plant(
+        "a program's negative index is kept inside",
+        "src/check/program_score.cpp",
+        "along.integer < 0 ? along.integer + size : along.integer",
+        "along.integer",
+        RIGHT_PROGRAMS,
     ),
     Plant(
         "dsink of the first sequence alone",
