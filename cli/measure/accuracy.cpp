@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/measure/element.h"
-#include "cli/measure/reference.h"
+#include "api/checks/validate.h"
+#include "check/reference.h"
 
 namespace flash_attention::cli {
 namespace {
@@ -56,13 +56,44 @@ std::vector<std::int64_t> some_rows(std::int64_t count, std::int64_t at_most) {
   return rows;
 }
 
+/// A workload whose pass has run, as fp64 reads it: device addresses stand for the host's copies.
+class Ran {
+ public:
+  Ran(const Workload& work, Pass pass)
+      : problem(api::normalise(work.problem, pass)),
+        buffers(work.buffers()),
+        call(problem, buffers, work.options, [&work](const void* from, std::size_t, std::vector<char>&) {
+          return static_cast<const char*>(on_host(work, from));
+        }) {}
+
+  const Problem problem;
+  const Buffers buffers;
+  const check::Call call;
+
+ private:
+  static const void* on_host(const Workload& work, const void* from) {
+    for (const Array* array : work.arrays()) {
+      const auto offset = static_cast<const char*>(from) - static_cast<const char*>(array->device());
+      if (offset >= 0 && offset < static_cast<std::ptrdiff_t>(array->bytes())) {
+        return static_cast<const char*>(array->host()) + offset;
+      }
+    }
+    return from;
+  }
+};
+
+void compare(Comparison& comparison, const std::vector<double>& got, const check::Row& wanted) {
+  for (std::size_t d = 0; d < got.size(); ++d) comparison.add(got[d], wanted.values[d]);
+}
+
 }  // namespace
 
 std::vector<Accuracy> check_forward(const Workload& work, std::int64_t max_rows) {
   work.out.download();
   work.lse.download();
-  const Problem& p = work.problem;
-  const Reference reference(work);
+  const Ran ran(work, Pass::forward);
+  const Problem& p = ran.problem;
+  const check::Call& call = ran.call;
   const std::int64_t count = p.batch * p.heads_q * p.seq_q;
   const std::vector<std::int64_t> rows = some_rows(count, max_rows);
   const auto checked = static_cast<std::int64_t>(rows.size());
@@ -70,20 +101,19 @@ std::vector<Accuracy> check_forward(const Workload& work, std::int64_t max_rows)
   Comparison out("out", narrow ? 5e-2 : allowed_error(p.dtype, false), checked, count);
   Comparison lse("lse", narrow ? 1e-3 : allowed_error(Dtype::float32, false), checked, count);
   for (const std::int64_t row : rows) {
-    const std::int64_t i = row % p.seq_q, h = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
-    const Reference::Row wanted = reference.row(b, i, h, false);
-    lse.add(reference.lse(b, i, h), wanted.lse);
-    for (std::size_t d = 0; d < wanted.out.size(); ++d) {
-      out.add(reference.along_out(work.out, b, i, h, static_cast<std::int64_t>(d)), wanted.out[d]);
-    }
+    const std::int64_t i = row % p.seq_q, head = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
+    const check::QueryResults wanted = check::query_results(call, b, head, i);
+    compare(lse, call.read_row(call.statistics(ran.buffers.lse, b, head), i), wanted.lse);
+    compare(out, call.read_row(call.queries(ran.buffers.out, p.out_strides, p.head_dim_v, b, head), i), wanted.out);
   }
   return {out.result(), lse.result()};
 }
 
 std::vector<Accuracy> check_backward(const Workload& work, std::int64_t max_rows) {
   for (const Array* array : {&work.out, &work.lse, &work.dq, &work.dk, &work.dv}) array->download();
-  const Problem& p = work.problem;
-  const Reference reference(work);
+  const Ran ran(work, Pass::backward);
+  const Problem& p = ran.problem;
+  const check::Call& call = ran.call;
   const double allowed = allowed_error(p.dtype, true);
 
   const std::int64_t q_count = p.batch * p.heads_q * p.seq_q, kv_count = p.batch * p.heads_kv * p.seq_kv;
@@ -92,26 +122,15 @@ std::vector<Accuracy> check_backward(const Workload& work, std::int64_t max_rows
   Comparison dk("dk", allowed, static_cast<std::int64_t>(kv_rows.size()), kv_count);
   Comparison dv("dv", allowed, static_cast<std::int64_t>(kv_rows.size()), kv_count);
   for (const std::int64_t row : q_rows) {
-    const std::int64_t i = row % p.seq_q, h = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
-    const Reference::Row wanted = reference.row(b, i, h, true);
-    for (std::size_t d = 0; d < wanted.dq.size(); ++d) {
-      const std::int64_t index = ((b * p.seq_q + i) * p.heads_q + h) * p.head_dim + static_cast<std::int64_t>(d);
-      dq.add(load(work.dq.host(), p.dtype, index), wanted.dq[d]);
-    }
+    const std::int64_t i = row % p.seq_q, head = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
+    const auto got = call.read_row(call.queries(ran.buffers.dq, p.dq_strides, p.head_dim, b, head), i);
+    compare(dq, got, check::query_gradient(call, b, head, i));
   }
-  std::vector<double> wanted_dk, wanted_dv;
   for (const std::int64_t row : kv_rows) {
-    const std::int64_t j = row % p.seq_kv, h = row / p.seq_kv % p.heads_kv, b = row / p.seq_kv / p.heads_kv;
-    reference.gradients_of_key(b, j, h, wanted_dk, wanted_dv);
-    const std::int64_t position = (b * p.seq_kv + j) * p.heads_kv + h;
-    const auto compare = [&](Comparison& comparison, const Array& array, const std::vector<double>& wanted) {
-      const auto width = static_cast<std::int64_t>(wanted.size());
-      for (std::int64_t d = 0; d < width; ++d) {
-        comparison.add(load(array.host(), p.dtype, position * width + d), wanted[static_cast<std::size_t>(d)]);
-      }
-    };
-    compare(dk, work.dk, wanted_dk);
-    compare(dv, work.dv, wanted_dv);
+    const std::int64_t j = row % p.seq_kv, head = row / p.seq_kv % p.heads_kv, b = row / p.seq_kv / p.heads_kv;
+    const check::KeyGradients wanted = check::key_gradients(call, b, head, j);
+    compare(dk, call.read_keys(ran.buffers.dk, p.dk_strides, p.head_dim, b, head, j, j + 1), wanted.dk);
+    compare(dv, call.read_keys(ran.buffers.dv, p.dv_strides, p.head_dim_v, b, head, j, j + 1), wanted.dv);
   }
   return {dq.result(), dk.result(), dv.result()};
 }

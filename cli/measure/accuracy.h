@@ -20,8 +20,8 @@ struct Accuracy {
   bool ok() const { return relative_rms <= allowed; }
 };
 
-/// Downloads the results and compares them. Rows of out, lse and dq are computed from the inputs alone; rows of dk and dv
-/// take lse and out from the forward pass, which is itself compared.
+/// Downloads the results and compares them with src/check. Rows of gradients take lse and out from the forward pass, which
+/// is itself compared.
 std::vector<Accuracy> check_forward(const Workload& workload, std::int64_t max_rows = 64);
 std::vector<Accuracy> check_backward(const Workload& workload, std::int64_t max_rows = 24);
 

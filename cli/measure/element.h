@@ -27,8 +27,6 @@ inline std::uint16_t to_float16(float value) {
   return static_cast<std::uint16_t>(sign | ((rounded - (112u << 23)) >> 13));
 }
 
-inline float from_bfloat16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-
 inline float from_float16(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const float fraction = static_cast<float>(bits & 0x3ff);
@@ -54,13 +52,6 @@ inline void store(void* data, Dtype dtype, std::int64_t index, float value) {
   } else {
     static_cast<std::uint16_t*>(data)[index] = dtype == Dtype::float16 ? to_float16(value) : to_bfloat16(value);
   }
-}
-
-inline double load(const void* data, Dtype dtype, std::int64_t index) {
-  if (dtype == Dtype::float32) return static_cast<const float*>(data)[index];
-  if (size_of(dtype) == 1) return from_code(dtype, static_cast<const std::uint8_t*>(data)[index]);
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[index];
-  return dtype == Dtype::float16 ? from_float16(bits) : from_bfloat16(bits);
 }
 
 }  // namespace flash_attention::cli

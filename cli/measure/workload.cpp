@@ -106,6 +106,11 @@ Buffers Workload::buffers() const {
   return buffers;
 }
 
+std::vector<const Array*> Workload::arrays() const {
+  return {&q,       &k,          &v,          &out,  &lse, &alibi_slopes, &q_scale, &k_scale,
+          &v_scale, &page_table, &seqused_kv, &dout, &dq,  &dk,           &dv};
+}
+
 Workload make_workload(const Problem& problem, const Options& options, bool with_backward) {
   Workload work;
   work.problem = problem;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "cli/measure/array.h"
 #include "flash_attention/attention.h"
 
@@ -15,6 +17,7 @@ struct Workload {
   Array dout, dq, dk, dv;           ///< empty without a backward pass
 
   Buffers buffers() const;
+  std::vector<const Array*> arrays() const;
 };
 
 /// Inputs are close to normal with mean 0 and variance 1, and the same for the same seed on every machine.

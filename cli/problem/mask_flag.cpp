@@ -126,8 +126,12 @@ double visible_share(const Problem& p) {
   const std::int64_t step = std::max<std::int64_t>(p.seq_q / 512, 1);
   double all = 0, shown = 0;
   for (std::int64_t i = step / 2; i < p.seq_q; i += step) {
-    const std::int64_t begin = p.window_left < 0 ? 0 : std::max<std::int64_t>(0, i + shift - p.window_left);
-    const std::int64_t end = right < 0 ? p.seq_kv : std::min(p.seq_kv, i + shift + right + 1);
+    std::int64_t begin = p.window_left < 0 ? 0 : std::max<std::int64_t>(0, i + shift - p.window_left);
+    std::int64_t end = right < 0 ? p.seq_kv : std::min(p.seq_kv, i + shift + right + 1);
+    if (const std::int64_t size = p.attention_chunk; size > 0) {
+      const std::int64_t chunk = i + shift < 0 ? p.seq_kv : (i + shift) / size * size;
+      begin = std::max(begin, chunk), end = std::min(end, chunk + size);
+    }
     for (std::int64_t j = begin; j < end; ++j) ++all, shown += mask->shows(i, j) ? 1 : 0;
   }
   return all == 0 ? 1 : shown / all;

@@ -27,7 +27,7 @@ MaskFlag mask_from(std::string_view text);
 /// The mask whose program a problem has; nothing where it is another program, or none.
 std::optional<MaskFlag> mask_of(const Problem& problem);
 
-/// Which part of the pairs that window and causal leave a mask shows, counted on at most 512 queries.
+/// Which part of the pairs that window, causal and chunks leave a mask shows, counted on at most 512 queries.
 double visible_share(const Problem& problem);
 
 }  // namespace flash_attention::cli

@@ -66,6 +66,13 @@ def test_masks_count_what_they_show(command):
     assert shown / causal == pytest.approx(4 * 64 * 65 / (256 * 257))
 
 
+def test_flops_of_a_mask_inside_of_chunks(command):
+    """Chunks of 64 and documents of 64 hide the same pairs."""
+    words = ["--device", "cpu", "--seq-q", 256, "--no-check", "--chunk", 64]
+    plain, masked = (command.json("run", *words, *mask)["flops"] for mask in ([], ["--mask", "documents_both:64"]))
+    assert plain == pytest.approx(masked)
+
+
 @pytest.mark.parametrize("text", ["documents", "documents:0", "documents:3,4", "dilated:3", "rings:3", "prefix:x"])
 def test_masks_that_do_not_exist(command, text):
     result = command("run", *SMALL, "--mask", text, code=2)
