@@ -169,7 +169,8 @@ struct BlockList {
 
   /// Block `first` and those that follow at a distance of `step`.
   BlockList(const Call& call, std::int64_t batch, int kv_head, std::int64_t first, std::int64_t step)
-      : blocks{block_at(call, batch, kv_head, first, step, 0), block_at(call, batch, kv_head, first, step, 1)} {
+      : blocks{block_at(call, batch, kv_head, first, step, 0), block_at(call, batch, kv_head, first, step, 1),
+               block_at(call, batch, kv_head, first, step, 2), block_at(call, batch, kv_head, first, step, 3)} {
     for (; count < most_blocks && blocks[count].rows > 0; ++count) {
       const RowBlock& block = blocks[count];
       key_begin = count == 0 ? block.key_begin : smaller(key_begin, block.key_begin);

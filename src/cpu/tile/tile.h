@@ -71,7 +71,7 @@ FLASH_ATTENTION_INLINE FloatRows keys_of_tile(const Call& call, const RowBlock& 
 template <typename Scratch, typename Visit>
 FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
                                       Visit visit) {
-  const bool asks = blocks_per_head(call) <= most_blocks && exceeds_cache(call);
+  const bool asks = blocks_per_head(call) <= plan::cpu_blocks_of_a_head && exceeds_cache(call);
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
     if (all_hidden(call, blocks, begin, count)) continue;

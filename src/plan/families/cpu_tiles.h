@@ -7,8 +7,9 @@ namespace flash_attention::plan {
 constexpr int cpu_block_kv = 64;     // keys of a score tile: with 48 queries, 12 KB that never leave L1
 constexpr int cpu_decode_rows = 24;  // the most query rows of a key head that cpu/decode takes, where a block has as many
 constexpr int cpu_backward_decode_rows = 8;
-constexpr int cpu_max_head_dim = 576;   // max_head_dim of flash_attention/problem.h
-constexpr int cpu_blocks_together = 2;  // the most blocks of queries that go over the keys together
+constexpr int cpu_max_head_dim = 576;    // max_head_dim of flash_attention/problem.h
+constexpr int cpu_blocks_together = 4;   // the most blocks of queries that go over the keys together
+constexpr int cpu_blocks_of_a_head = 2;  // backward: where a key head has no more, they do, and its keys are split
 
 constexpr int cpu_decode_stack = 128;  // rows of all key heads that cpu/decode keeps at once
 
