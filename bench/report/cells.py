@@ -23,11 +23,12 @@ class Cell:
     other: str = ""  # the fastest of the others, empty where there is none
     other_ms: float = 0.0
     more: str = ""  # of ours: TFLOP/s or GB/s
+    paired: float | None = None  # the ratio, where each run of ours has one of the other beside it
 
     @property
     def ratio(self):
         """How many times as fast as the other."""
-        return self.other_ms / self.ms if self.other else None
+        return self.paired or (self.other_ms / self.ms if self.other else None)
 
     def title(self):
         return self.shape + ("" if self.name == "ours" else f" ({self.name})")
@@ -106,9 +107,8 @@ def of_models(results, files):
         if row["baseline"] == "ours":
             case, peer = row["case"], times.get((json.dumps(row["case"]), row["pass"], "sdpa"))
             shape = f"{case['model']}, B{case['batch']} L{case['seq']}, {case['dtype']}"
-            found.append(
-                against(Cell(stage_of(results), shape, row["pass"], "ours", row["ms"]), {"sdpa": peer} if peer else {})
-            )
+            mine = Cell(stage_of(results), shape, row["pass"], "ours", row["ms"], paired=row.get("against_sdpa"))
+            found.append(against(mine, {"sdpa": peer} if peer else {}))
     return found
 
 

@@ -231,10 +231,11 @@ def model_tables(rows):
         rows, lambda r: (r["case"]["model"], r["case"]["dtype"], r["pass"])
     ).items():
         times = {(row["case"]["seq"], row["baseline"]): row["ms"] for row in group}
+        paired = {row["case"]["seq"]: row.get("against_sdpa") for row in group if row["baseline"] == "ours"}
         lines = []
         for seq in sorted({seq for seq, _ in times}):
             mine, theirs = times.get((seq, "ours")), times.get((seq, "sdpa"))
-            gain = f"{theirs / mine:.2f} x" if mine and theirs else "-"
+            gain = f"{paired[seq] or theirs / mine:.2f} x" if mine and theirs else "-"
             lines.append([str(seq), cell(mine), cell(theirs), gain])
         title = f"A {model}-like model, {which}, {dtype}: milliseconds a step"
         tables.append(Table(f"model {model} {which} {dtype}", title, ["tokens", "ours", "sdpa", "speed-up"], lines))
