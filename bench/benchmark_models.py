@@ -54,8 +54,8 @@ def step_of(model, tokens, which):
 
 
 def in_turn(steps, device, seconds):
-    """{name: summary} of steps that alternate, each first as often as second. `against_sdpa` is the median of what each pair
-    of neighbours says: where the machine is slower for a while, both are."""
+    """{name: summary} of steps that alternate, each first as often as second. `against_sdpa` is the median of what each
+    pair of neighbours says: where the machine is slower for a while, both are."""
     samples = {name: [] for name in steps}
     for step in steps.values():
         step()
