@@ -145,10 +145,8 @@ void bulk_load(const BulkOperand& operand) {
     for (Block& block : scheduler.blocks()) {
       if ((multicast >> block.rank & 1) == 0) continue;
       if (block.alive == 0) return scheduler.fail_async(block, "tma_load", "a box arrives at a block that has ended");
-      for_each_chunk(transfer, [&](std::size_t from, std::size_t to) {
-        std::memcpy(block.shared.generic() + to, box.data() + from, 16);
-        std::memcpy(block.shared.async() + to, box.data() + from, 16);
-      });
+      for_each_chunk(transfer,
+                     [&](std::size_t from, std::size_t to) { block.shared.write_both(to, box.data() + from, 16); });
       mbarrier_complete({&block, barrier.offset}, static_cast<int>(transfer.bytes), "tma_load");
     }
   });
@@ -192,6 +190,9 @@ void bulk_wait(int pending, bool read) {
     groups.committed.erase(groups.committed.begin(), groups.committed.begin() + static_cast<std::ptrdiff_t>(finished));
 }
 
-void fence_proxy_async() { Scheduler::current().running().block->shared.publish(); }
+void fence_proxy_async() {
+  const Thread& thread = Scheduler::current().running();
+  thread.block->shared.publish(thread);
+}
 
 }  // namespace flash_attention::emulator

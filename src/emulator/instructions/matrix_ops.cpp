@@ -7,6 +7,7 @@
 #include "emulator/instructions/convert.h"
 #include "emulator/machine/address.h"
 #include "emulator/runtime/interface.h"
+#include "support/clones.h"
 
 namespace flash_attention::emulator {
 namespace {
@@ -54,6 +55,22 @@ void positions(int lane, bool transposed, int (&rows)[2], int (&columns)[2]) {
   }
 }
 
+/// D += A B. The products of one instruction are added at once, as tensor cores do from sm_90 on: their order does not
+/// matter.
+FLASH_ATTENTION_CLONES void multiply_add(float (&D)[16][8], const float (&A)[16][16], const float (&B)[16][8], int k) {
+  using Columns = double __attribute__((vector_size(64)));
+  Columns b[16];
+  for (int x = 0; x < k; ++x) {
+    for (int j = 0; j < 8; ++j) b[x][j] = B[x][j];
+  }
+  for (int i = 0; i < 16; ++i) {
+    Columns sum;
+    for (int j = 0; j < 8; ++j) sum[j] = D[i][j];
+    for (int x = 0; x < k; ++x) sum += static_cast<double>(A[i][x]) * b[x];
+    for (int j = 0; j < 8; ++j) D[i][j] = static_cast<float>(sum[j]);
+  }
+}
+
 }  // namespace
 
 void ldmatrix(void* const* operands) {
@@ -89,6 +106,7 @@ void stmatrix(void* const* operands) {
   }
   for_each_row(operands, form.count, [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
     races.write(thread, place, 16);
+    place.block->shared.settle();
     std::memcpy(place.generic(), tiles[tile][row], 16);
   });
 }
@@ -120,15 +138,7 @@ void mma(void* const* operands) {
       }
     }
   }
-  // The products of one instruction are added at once, as tensor cores do from sm_90 on: their order does not matter.
-  for (int i = 0; i < 16; ++i) {
-    double sum[8];
-    for (int j = 0; j < 8; ++j) sum[j] = D[i][j];
-    for (int x = 0; x < k; ++x) {
-      for (int j = 0; j < 8; ++j) sum[j] += static_cast<double>(A[i][x]) * B[x][j];
-    }
-    for (int j = 0; j < 8; ++j) D[i][j] = static_cast<float>(sum[j]);
-  }
+  multiply_add(D, A, B, k);
   for (int lane = 0; lane < 32; ++lane) {
     const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
     for (int r = 0; r < 4; ++r) operand.D[r] = D[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2];

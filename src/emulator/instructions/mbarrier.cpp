@@ -25,8 +25,7 @@ State64 read_state(const unsigned char* bytes) {
 State64 read_state(const SharedPlace& place) { return read_state(place.generic()); }
 
 void write_state(const SharedPlace& place, const State64& state) {
-  std::memcpy(place.generic(), &state, sizeof state);
-  std::memcpy(place.async(), &state, sizeof state);
+  place.block->shared.write_both(place.offset, &state, sizeof state);
 }
 
 State64 read_initialised(const SharedPlace& place) {

@@ -5,13 +5,7 @@
 
 #include "emulator/instructions/convert.h"
 #include "emulator/machine/address.h"
-
-// Not under the thread sanitizer: the resolver of the clones runs before its runtime is ready.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
-#define FLASH_ATTENTION_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define FLASH_ATTENTION_CLONES
-#endif
+#include "support/clones.h"
 
 namespace flash_attention::emulator {
 namespace {
@@ -82,13 +76,20 @@ std::string gather(const Descriptor& descriptor, MatrixType type, int extent, bo
   return {};
 }
 
+/// Tiles of 8 rows and 8 columns (n is a multiple of 8), whose sums stay in registers while k goes from the first to the
+/// last.
 FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B, int n) {
-  for (int i = 0; i < 64; ++i) {
-    float* row = D + i * n;
-    for (int k = 0; k < 16; ++k) {
-      const float a = A[i * 16 + k];
-      const float* b = B + k * n;
-      for (int j = 0; j < n; ++j) row[j] += a * b[j];
+  constexpr int rows = 8;
+  using Columns = float __attribute__((vector_size(32)));
+  for (int first_row = 0; first_row < 64; first_row += rows) {
+    for (int column = 0; column < n; column += 8) {
+      Columns sum[rows], b;
+      for (int i = 0; i < rows; ++i) std::memcpy(&sum[i], D + (first_row + i) * n + column, sizeof b);
+      for (int k = 0; k < 16; ++k) {
+        std::memcpy(&b, B + k * n + column, sizeof b);
+        for (int i = 0; i < rows; ++i) sum[i] += A[(first_row + i) * 16 + k] * b;
+      }
+      for (int i = 0; i < rows; ++i) std::memcpy(D + (first_row + i) * n + column, &sum[i], sizeof b);
     }
   }
 }

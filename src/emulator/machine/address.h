@@ -11,7 +11,6 @@ struct SharedPlace {
   Block* block;
   std::size_t offset;
   unsigned char* generic() const { return block->shared.generic() + offset; }
-  unsigned char* async() const { return block->shared.async() + offset; }
 };
 
 /// Where `bytes` bytes at a shared address are. Refuses an address out of range or not a multiple of `alignment`.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "support/clones.h"
 #include "support/oracle/case_programs.h"
 #include "support/oracle/rounding.h"
 
@@ -31,6 +32,20 @@ bool keeps(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::i
   std::uint32_t word = counter[(row >> 3 & 1) << 1 | (column >> 3 & 1)];
   if (column & 1) word = (word & 0xFFFF) << 16 | word >> 16;
   return word >= static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
+}
+
+FLASH_ATTENTION_CLONES void add(double* __restrict to, double factor, const double* __restrict from, std::int64_t count) {
+  for (std::int64_t x = 0; x < count; ++x) to[x] += factor * from[x];
+}
+
+/// The same with sums in float beside it, and the squares of those.
+FLASH_ATTENTION_CLONES void add_rounded(double* __restrict sum, double* __restrict exact, double* __restrict squares,
+                                        double factor, const double* __restrict from, std::int64_t count) {
+  for (std::int64_t x = 0; x < count; ++x) {
+    sum[x] = static_cast<float>(sum[x] + factor * from[x]);
+    exact[x] += factor * from[x];
+    squares[x] += sum[x] * sum[x];
+  }
 }
 
 class Oracle {
@@ -104,21 +119,12 @@ class Oracle {
     for (std::int64_t x = 0; x < columns.dim; ++x) {
       const double* column = columns.elements.data() + x * columns.rows;
       const double factor = vector[x];
-      if (rounding_) {
-        for (std::int64_t j = 0; j < columns.rows; ++j) {
-          sum[j] = static_cast<float>(sum[j] + factor * column[j]);
-          exact[j] += factor * column[j];
-          squares[j] += sum[j] * sum[j];
-        }
-      } else {
-        for (std::int64_t j = 0; j < columns.rows; ++j) exact[j] += factor * column[j];
-      }
+      if (rounding_)
+        add_rounded(sum, exact, squares, factor, column, columns.rows);
+      else
+        add(exact, factor, column, columns.rows);
     }
     if (!rounding_) out.sum = out.exact;
-  }
-
-  static void add(double* __restrict to, double factor, const double* __restrict from, std::int64_t count) {
-    for (std::int64_t x = 0; x < count; ++x) to[x] += factor * from[x];
   }
 
   /// Finite biases are bounded.
