@@ -23,7 +23,13 @@ class Command:
         return json.loads(self(*words, "--json", code=code).stdout)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def command() -> Command:
     assert COMMAND.exists(), f"{COMMAND} is not built; `make test` builds it"
     return Command()
+
+
+@pytest.fixture(scope="session")
+def doctors_report(command) -> dict:
+    """What `doctor` says of this machine: seconds of self-tests, once."""
+    return command.json("doctor")

@@ -20,15 +20,16 @@ def with_cache(command, tmp_path):
     return run
 
 
-def needs_nvrtc(command):
-    findings = command.json("doctor")["findings"]
-    if not next(f for f in findings if f["subject"] == "NVRTC")["ok"]:
+@pytest.fixture
+def nvrtc(doctors_report):
+    """Skips where it is not here."""
+    if not next(f for f in doctors_report["findings"] if f["subject"] == "NVRTC")["ok"]:
         pytest.skip("NVRTC is not here")
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_compile_needs_no_gpu_and_fills_the_cache(command, with_cache, arch):
-    needs_nvrtc(command)
+@pytest.mark.usefixtures("nvrtc")
+def test_compile_needs_no_gpu_and_fills_the_cache(with_cache, arch):
     words = ["compile", "--arch", arch, "--dtype", "fp16", "--head-dim", 64, "--kernel", "forward/portable"]
     first = with_cache(*words)
     assert first and all(k["compiled"] and k["registers"] > 0 and k["spill_bytes"] == 0 for k in first)
@@ -40,8 +41,8 @@ def test_compile_needs_no_gpu_and_fills_the_cache(command, with_cache, arch):
     assert size["kernels"] == len(first) and size["bytes"] == sum(file["bytes"] for file in listed["files"]) > 0
 
 
-def test_a_damaged_file_is_found_and_clear_removes_it(command, with_cache):
-    needs_nvrtc(command)
+@pytest.mark.usefixtures("nvrtc")
+def test_a_damaged_file_is_found_and_clear_removes_it(with_cache):
     with_cache("compile", "--arch", "sm_80", "--dtype", "fp16", "--kernel", "forward/portable")
     path = with_cache("cache")["files"][0]["path"]
     with open(path, "r+b") as file:
@@ -52,8 +53,8 @@ def test_a_damaged_file_is_found_and_clear_removes_it(command, with_cache):
     assert with_cache("cache")["files"] == []
 
 
-def test_compile_fails_where_nothing_can_be_kept(command, with_cache, tmp_path):
-    needs_nvrtc(command)
+@pytest.mark.usefixtures("nvrtc")
+def test_compile_fails_where_nothing_can_be_kept(with_cache, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)  # others could put their code there
     done = with_cache("compile", "--arch", "sm_80", "--dtype", "fp16", "--kernel", "forward/portable", code=1)

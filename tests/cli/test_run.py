@@ -160,8 +160,8 @@ def test_every_listed_kernel_can_be_planned_by_name(command):
         assert kernel["kernel"] in done.stdout + done.stderr
 
 
-def test_doctor_is_healthy(command):
-    report = command.json("doctor")
+def test_doctor_is_healthy(doctors_report):
+    report = doctors_report
     assert report["healthy"]
     tests = [f for f in report["findings"] if f["subject"].startswith("self-test cpu")]
     assert len(tests) == 6 and all(f["ok"] for f in tests)

@@ -31,7 +31,10 @@ def test_without_a_verb_it_shows_the_overview_and_fails(command):
     assert "Verbs:" in command(code=2).stderr
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["plan", "--json"], ["cache", "--help"], ["doctor"]])
+SELF_TESTS = pytest.param(["doctor"], marks=pytest.mark.long_tail)  # seconds of them, for the line that the others write
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["plan", "--json"], ["cache", "--help"], SELF_TESTS])
 def test_output_that_is_lost_is_a_failure(command, words):
     with open("/dev/full", "w") as full:
         done = subprocess.run([command.path, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -111,8 +114,8 @@ def test_a_problem_that_breaks_the_contract_is_refused_by_name(command, words, n
     assert name in command("run", "--device", "cpu", *words, code=2).stderr
 
 
-def test_a_gpu_that_is_not_here_is_exit_code_3(command):
-    if any(finding["subject"].startswith("self-test cuda") for finding in command.json("doctor")["findings"]):
+def test_a_gpu_that_is_not_here_is_exit_code_3(command, doctors_report):
+    if any(finding["subject"].startswith("self-test cuda") for finding in doctors_report["findings"]):
         pytest.skip("this machine has a GPU")
     assert command("run", "--device", "cuda:0", code=3).stderr
 
