@@ -23,7 +23,7 @@ inline std::vector<std::uint64_t> schedules(const Case& c) {
   return {std::hash<std::string>{}(c.name)};
 }
 
-/// One case in eight: enough for a second type, whose only difference is how elements are rounded. In the long tail all.
+/// A few of the cases: enough for a second type, whose only difference is how elements are rounded. In the long tail all.
 inline std::vector<Case> some_of(const std::vector<Case>& cases, std::size_t one_in = 8) {
   std::vector<Case> some;
   for (std::size_t i = 0; i < cases.size(); i += with_long_tail() ? 1 : one_in) some.push_back(cases[i]);

@@ -11,10 +11,13 @@ namespace {
 
 using DecodeSm80 = ::testing::TestWithParam<Case>;
 
-/// Many blocks share an item, then a block takes several items. Another architecture, for a plan of its own.
+/// Many blocks share an item, then a block takes several items. Another architecture, for a plan of its own. Fixed splits
+/// are the same on both, so each case takes one of them.
 void check_on_two_gpus(const Case& c) {
   const std::pair<int, int> gpus[] = {{80, 108}, {90, 3}};
+  const std::size_t chosen = std::hash<std::string>{}(c.name) % 2;
   for (const auto& [arch, sms] : gpus) {
+    if (c.problem.invariant && !with_long_tail() && arch != gpus[chosen].first) continue;
     emulator::set_num_sms(sms);
     emulator::set_seed(std::hash<std::string>{}(c.name) + static_cast<unsigned>(sms));
     check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = arch}, .kernel = "decode/sm80"});

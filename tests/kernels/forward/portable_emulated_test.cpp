@@ -16,7 +16,7 @@ INSTANTIATE_TEST_SUITE_P(Latent, ForwardPortable, ::testing::ValuesIn(every_othe
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Float32, ForwardPortable, ::testing::ValuesIn(share_of(contract_cases(Dtype::float32), 3, 0)),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardPortable, ::testing::ValuesIn(some_of(contract_cases(Dtype::bfloat16))),
+INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardPortable, ::testing::ValuesIn(some_of(contract_cases(Dtype::bfloat16), 24)),
                          case_name);
 
 }  // namespace
