@@ -102,6 +102,15 @@ class Sum:
             for run in _runs(part.shape[1]):
                 place[:, run] += part[:, run]
 
+    def take(self, other):
+        """Adds what another one has, which is not used any more."""
+        if self.total is None and not self.waiting:
+            self.total, self.waiting = other.total, other.waiting
+        elif other.total is not None:
+            self.add((0, self.rows), other.total)
+        for rows, part, _ in other.waiting if self.waiting is not other.waiting else ():
+            self.add(rows, part)
+
     def _fold(self, dtype):
         total, _ = self.kernels.merge(self.waiting, self.rows, dtype, False)
         self.waiting = [((0, self.rows), total, None)]

@@ -102,8 +102,9 @@ def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=Turns
     dbias = torch.zeros_like(bias, dtype=torch.float32) if needs[0] else None
     dsink = torch.zeros_like(sink) if needs[1] else None
     if len(slices) == 1:
-        dq, dk, dv = _backward(call, q, k, v, bias, sink, (out, lse), (dout, dlse), (dbias, dsink), turns)
-        return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), dsink
+        dk, dv = Sum(k), Sum(v)
+        dq = _backward(call, q, k, v, bias, sink, (out, lse), (dout, dlse), (dk, dv, dbias, dsink), turns)
+        return dq, dk.result(), dv.result(), None if dbias is None else dbias.to(bias.dtype), dsink
     dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
     for kv, shares in groupby(slices, key=lambda share: share.kv):  # a group that is cut has several shares in a row
         keys = slice(*kv)
@@ -111,24 +112,20 @@ def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=Turns
         totals = Sum(some_k), Sum(some_v)
         for share in shares:
             heads = slice(*share.q)
-            found = _backward(
+            dq[:, :, heads] = _backward(
                 call.some_heads(heads), q[:, :, heads], some_k, some_v, _of_heads(bias, heads), _of_heads(sink, heads),
                 (out[:, :, heads], lse[:, heads]), (dout[:, :, heads], None if dlse is None else dlse[:, heads]),
-                (_of_heads(dbias, heads), _of_heads(dsink, heads)), turns,
+                (*totals, _of_heads(dbias, heads), _of_heads(dsink, heads)), turns,
             )  # fmt: skip
-            dq[:, :, heads] = found[0]
-            for total, part in zip(totals, found[1:], strict=True):
-                total.add((0, k.shape[1]), part)
-            del found
         dk[:, :, keys], dv[:, :, keys] = (total.result() for total in totals)
     return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), dsink
 
 
-def _backward(call, q, k, v, bias, sink, results, gradients, shares, turns):
-    """(dq, dk, dv); adds to the gradients of bias and sink, where they are wanted."""
+def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
+    """dq; adds to the sums of dk and dv, and to the gradients of bias and sink, where they are wanted."""
     turns = turns(call, k, v)
-    dbias, dsink = shares
-    dq, dk, dv = Sum(q), Sum(k), Sum(v)
+    dk, dv, dbias, dsink = totals
+    dq = Sum(q)
     returning = None
     turns.begin(1)
     for turn in range(turns.world):
@@ -150,12 +147,13 @@ def _backward(call, q, k, v, bias, sink, results, gradients, shares, turns):
         if returning is not None:
             returning.add_to(dk, dv)
         if turn == 0:
-            dk, dv = dkeys, dvalues
+            dk.take(dkeys)
+            dv.take(dvalues)
         else:
             returning = Return(turns, turn, dkeys.result(), dvalues.result())
     if returning is not None:
         returning.add_to(dk, dv)
-    return dq.result(), dk.result(), dv.result()
+    return dq.result()
 
 
 def head_slices(q, k):

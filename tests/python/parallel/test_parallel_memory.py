@@ -47,7 +47,9 @@ def peaks(group, heads, heads_kv, dtype, causal):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("heads,heads_kv,dtype", [(8, 2, torch.float32), (4, 4, torch.float32), (16, 4, torch.bfloat16)])
+@pytest.mark.parametrize(
+    "heads,heads_kv,dtype", [(8, 2, torch.float32), (4, 4, torch.float32), (16, 4, torch.bfloat16), (8, 2, torch.bfloat16)]
+)
 def test_memory_of_a_rank(pool, heads, heads_kv, dtype, causal):
     for rank, (peak, q, k) in enumerate(pool.run(peaks, heads, heads_kv, dtype, causal)):
         block = 2 * k  # K and V, or dK and dV
