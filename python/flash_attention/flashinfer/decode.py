@@ -126,7 +126,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
         """Sequence b has the pages indices[indptr[b] : indptr[b + 1]], the last of which holds last_page_len[b] keys.
 
         Tables on the host are checked and copied; those on the GPU are not looked at. Options: pos_encoding_mode ("NONE",
-        "ALIBI", or "ROPE_LLAMA" with rope_scale and rope_theta, which makes a turned copy of the keys in each run), window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where
+        "ALIBI", or "ROPE_LLAMA" with rope_scale and rope_theta, which makes a rotated copy of the keys in each run),
+        window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where
         given), q_len_per_req, fixed_split_size (any number: a row's bits do not depend on the batch); data types,
         and non_blocking change nothing.
         """

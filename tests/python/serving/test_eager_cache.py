@@ -1,4 +1,4 @@
-"""The short way of a plain step of decoding: the same bits as the long way, and the long way wherever a call is not plain."""
+"""The short way of a plain step of decoding: the same bits as the long way, which every call that is not plain takes."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_others_go_the_long_way(name, device, short_calls):
 
 def test_wrong_arguments_are_named_as_before(device, short_calls):
     arguments, options = step(device, True)
-    with pytest.raises((TypeError, ValueError), match="block_table|page_table"):
+    with pytest.raises((TypeError, ValueError), match=r"block_table|page_table"):
         flash_attn_with_kvcache(*arguments, **(options | {"block_table": options["block_table"].float()}))
     with pytest.raises((TypeError, ValueError), match="cache_seqlens"):
         flash_attn_with_kvcache(*arguments, **(options | {"cache_seqlens": options["cache_seqlens"][:1]}))

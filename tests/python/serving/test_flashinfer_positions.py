@@ -48,7 +48,7 @@ def paged(sequences):
     order = torch.randperm(sum(counts) + 2)
     cache = torch.full((len(order), 2, PAGE, KV_HEADS, DIM), torch.nan)
     indptr = torch.tensor([0, *counts]).cumsum(0).int()
-    for (_, k, v), first, count in zip(sequences, indptr, counts, strict=False):
+    for (_, k, v), first in zip(sequences, indptr, strict=False):
         for j in range(len(k)):
             page = order[first + j // PAGE]
             cache[page, 0, j % PAGE], cache[page, 1, j % PAGE] = k[j], v[j]
