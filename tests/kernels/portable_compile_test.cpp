@@ -26,6 +26,7 @@ std::vector<Problem> problems() {
   everything.bias = {.present = true, .dtype = Dtype::float16, .q_stride = 256};
   everything.mask = {.present = true, .q_stride = 256};
   everything.alibi = everything.key_lengths = everything.seqused_q = everything.seqused_kv = everything.sink = true;
+  everything.packed = true, everything.total_q = everything.total_kv = 500;
   everything.window_left = 100;
   everything.window_right = 3;
   everything.dropout_p = 0.1f;
@@ -41,8 +42,11 @@ TEST_P(PortableCompile, NoSpill) {
     const DeviceInfo device{
         .device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 108, .shared_bytes = shared_limit(arch)};
     std::vector<Plan> plans;
-    for (const Problem& problem : problems())
+    for (const Problem& problem : problems()) {
+      const bool standard = std::string_view(GetParam().kernel).starts_with("standard/");
+      if (standard && problem.head_dim == 192 && !with_long_tail()) continue;  // nothing depends on them but a comparison
       plans.push_back(make_plan(problem, GetParam().pass, device, GetParam().kernel));
+    }
     expect_plans_compile(plans, arch);
   }
 }

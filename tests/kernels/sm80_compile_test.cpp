@@ -36,6 +36,7 @@ Problem everything(Dtype dtype) {
   problem.bias = {.present = true, .dtype = dtype, .q_stride = 256};
   problem.mask = {.present = true, .q_stride = 256};
   problem.alibi = problem.key_lengths = problem.seqused_q = problem.seqused_kv = problem.sink = true;
+  problem.packed = true, problem.total_q = problem.total_kv = 500;
   problem.window_left = 100;
   problem.window_right = 3;
   problem.dropout_p = 0.1f;
