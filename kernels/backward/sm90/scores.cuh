@@ -17,7 +17,8 @@ namespace flash_attention::backward_sm90 {
 
 enum class Rows : int { keys, queries };
 
-template <BackwardConfig config, Rows rows, int columns>
+/// at_score: dS is taken at the score with its bias, not at the dot product.
+template <BackwardConfig config, Rows rows, int columns, bool at_score = false>
 struct ScoreMath {
   static constexpr Features features = config.features;
   static constexpr int count = columns / 2;
@@ -146,7 +147,7 @@ struct ScoreMath {
     float value = dot, factor = score.scale, rest = 0;  // the score is value * factor + rest
     if constexpr (features.softcap) {
       const tile::SoftCapped capped(dot, score.scale, score.softcap);
-      slope = capped.slope();
+      if constexpr (!at_score) slope = capped.slope();
       value = capped.shortfall, factor = -score.softcap, rest = score.softcap;
     }
     if constexpr (reads_scores) {

@@ -55,7 +55,8 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
               .block = 32 * num_warps,
               .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_q) * problem.heads_q * problem.batch);
-  add_bias_and_sink_launches(problem, plan);
+  add_bias_launch(problem, plan);
+  add_program_and_sink_launches(problem, plan);
   return plan;
 }
 
@@ -99,30 +100,30 @@ void add_delta_launch(const Problem& problem, Plan& plan) {
                              problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
 }
 
-void add_bias_and_sink_launches(const Problem& problem, Plan& plan) {
+void add_bias_launch(const Problem& problem, Plan& plan) {
+  if (!problem.bias.present) return;
+  const std::int64_t kept = (problem.bias.q_stride == 0 ? 1 : tiles(problem.seq_q)) *
+                            (problem.bias.head_stride == 0 ? 1 : problem.heads_q) *
+                            (problem.bias.batch_stride == 0 ? 1 : problem.batch);
+  add_launch(plan,
+             {.unit = "backward/dbias",
+              .entry = "backward_dbias",
+              .config = launch_config(portable_backward_config(problem)),
+              .block = 32 * num_warps,
+              .shared_bytes = portable_shared_bytes},
+             tiles(problem.seq_kv) * kept);
+}
+
+void add_program_and_sink_launches(const Problem& problem, Plan& plan) {
   add_program_gradients(problem, portable_backward_config(problem), plan);
-  const LaunchConfig config = launch_config(portable_backward_config(problem));
-  if (problem.bias.present) {
-    const std::int64_t kept = (problem.bias.q_stride == 0 ? 1 : tiles(problem.seq_q)) *
-                              (problem.bias.head_stride == 0 ? 1 : problem.heads_q) *
-                              (problem.bias.batch_stride == 0 ? 1 : problem.batch);
-    add_launch(plan,
-               {.unit = "backward/dbias",
-                .entry = "backward_dbias",
-                .config = config,
-                .block = 32 * num_warps,
-                .shared_bytes = portable_shared_bytes},
-               tiles(problem.seq_kv) * kept);
-  }
-  if (problem.sink) {
-    add_launch(plan,
-               {.unit = "backward/delta",
-                .entry = "backward_dsink",
-                .config = config,
-                .block = 32 * num_warps,
-                .shared_bytes = 32 * num_warps * static_cast<int>(sizeof(float))},
-               problem.heads_q);
-  }
+  if (!problem.sink) return;
+  add_launch(plan,
+             {.unit = "backward/delta",
+              .entry = "backward_dsink",
+              .config = launch_config(portable_backward_config(problem)),
+              .block = 32 * num_warps,
+              .shared_bytes = 32 * num_warps * static_cast<int>(sizeof(float))},
+             problem.heads_q);
 }
 
 namespace {

@@ -26,7 +26,12 @@ void reserve_row_delta(const Problem& problem, Plan& plan);
 /// Fills it.
 void add_delta_launch(const Problem& problem, Plan& plan);
 
-/// dbias and dsink, where the problem has a bias or a sink. They need delta.
-void add_bias_and_sink_launches(const Problem& problem, Plan& plan);
+/// dbias, where the problem has a bias: on CUDA cores, or with mma.sync where the operands are what backward/sm80 takes.
+/// It needs delta.
+void add_bias_launch(const Problem& problem, Plan& plan);
+void add_sm80_bias_launch(const Problem& problem, const DeviceInfo& device, Plan& plan);
+
+/// The gradients of a program's tensors and dsink, where the problem has them. They need delta.
+void add_program_and_sink_launches(const Problem& problem, Plan& plan);
 
 }  // namespace flash_attention::plan

@@ -208,7 +208,8 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
     launch("backward/sm80_dq", "backward_sm80_finish_dq", config, tile_bytes(tile.block_q, problem.head_dim) + small_bytes,
            tiles(problem.seq_q, tile.block_q) * heads);
   }
-  add_bias_and_sink_launches(problem, plan);
+  add_sm80_bias_launch(problem, device, plan);
+  add_program_and_sink_launches(problem, plan);
   return plan;
 }
 

@@ -179,7 +179,7 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv, .num_splits = num_gqa_splits(p, device, config)};
   config.key_sums = plan.num_splits > 1;
 
-  // dbias and dsink are made by the portable kernels, which take delta in the layout of lse.
+  // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
   const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
@@ -250,7 +250,8 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
   add_repair_launch(p, device, config, plan);
   if (portable_parts) {
     add_delta_launch(p, plan);
-    add_bias_and_sink_launches(p, plan);
+    add_sm80_bias_launch(p, device, plan);
+    add_program_and_sink_launches(p, plan);
   }
   return plan;
 }

@@ -75,7 +75,8 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
   launches.add("standard_dv", problem.batch * problem.heads_kv * tiles(problem.seq_kv));
   launches.add("standard_dk", problem.batch * problem.heads_kv * tiles(problem.seq_kv));
   launches.add("standard_dq", heads * tiles(problem.seq_q));
-  add_bias_and_sink_launches(problem, plan);
+  add_bias_launch(problem, plan);
+  add_program_and_sink_launches(problem, plan);
   return plan;
 }
 

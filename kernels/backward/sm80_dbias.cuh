@@ -1,0 +1,182 @@
+#pragma once
+
+#include "backward/sm80_dbias_tile.cuh"
+#include "backward/sm90/scores.cuh"
+#include "ptx/path.cuh"
+#include "tile/product.cuh"
+
+// The gradient of the bias with mma.sync and cp.async: sm_80 and up, 16-bit types, in each shape that a bias may have.
+//
+// A block takes tiles of dbias, block_q x block_kv elements each (block_kv elements where the queries broadcast), one after
+// the other. It sums dS over the axes that broadcast in registers: no atomic, no workspace, the same bits in every run.
+//
+//   for each step of the tile, a tile of queries of a head of a sequence that sees some of the keys:
+//     S = Q K^T            64 columns of Q and K at a time; the next ones are on their way, those of the next step, too
+//     P = exp(S - lse)     in place
+//     dP = dO V^T          64 columns of dO and V at a time
+//     dbias += P (dP - delta)
+//
+// A warp has 32 x 64 elements of a large tile, so a load of B feeds four instructions, one of A eight: a thread holds 64 of
+// S, dP and dbias each. No element depends on another query or key, so a NaN that is hidden stays where it is.
+
+namespace flash_attention {
+
+template <BackwardConfig config>
+struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
+  using Base = BackwardSm80BiasTile<config>;
+  using Base::args, Base::storage;
+  using Base::total;
+  using Base::type, Base::features, Base::block_q, Base::block_kv, Base::panel, Base::panels, Base::all_panels,
+      Base::stages, Base::ahead;
+  using typename Base::Shape, typename Base::Score, typename Base::Step, typename Base::QTile, typename Base::KTile;
+  static constexpr int columns = Base::columns;
+  using Math = backward_sm90::ScoreMath<config, backward_sm90::Rows::queries, columns, true>;
+  using typename Base::Fragment, typename Base::Stage, typename Base::Place;
+
+  int stage = 0, step_place = 0;
+
+  using Base::Base;
+
+  /// The first two steps, and the loads that are ahead.
+  __device__ __forceinline__ void begin() {
+    if (threadIdx.x == 0) {
+      storage.steps[0] = this->visible_from(this->first_of(blockIdx.x));
+      find_step(1);
+    }
+    __syncthreads();  // the steps are known
+#pragma unroll
+    for (int index = 0; index < ahead; ++index) this->load_panel(0, index, index);
+  }
+  /// The step at `to`, from that before it.
+  __device__ __forceinline__ void find_step(int to) {
+    const Step before = storage.steps[to == 0 ? Base::num_places - 1 : to - 1];
+    storage.steps[to] = before.tile_idx >= 0 ? this->visible_from(this->next_of(before)) : before;
+  }
+  __device__ __forceinline__ bool in_tile(int tile_idx) const { return storage.steps[step_place].tile_idx == tile_idx; }
+
+  /// C = the product of the panels [begin, end) of the step. Each is waited for, and one further on is loaded.
+  __device__ __forceinline__ void multiply_panels(Fragment& C, int begin, int end) {
+    Base::clear(C);
+#pragma unroll 1
+    for (int index = begin; index < end; ++index) {
+      ptx::copy_async_wait<ahead - 1>();
+      __syncthreads();  // the panel has landed; every warp is done with the one before, whose stage is the next to fill
+      if (index == 0 && threadIdx.x == 0) find_step(Base::after(Base::after(step_place)));
+      const bool same = index + ahead < all_panels;
+      this->load_panel(same ? step_place : Base::after(step_place), same ? index + ahead : index + ahead - all_panels,
+                       stage == 0 ? stages - 1 : stage - 1);
+      const Place at;
+      const Stage& operands = storage.stages[stage];
+      const unsigned A_address = tile::a_address<QTile>(ptx::shared_address(&operands.A), at.row, at.lane);
+      const unsigned B_address = tile::b_transposed_address<KTile>(ptx::shared_address(&operands.B), at.column, at.lane);
+      // One step of 16 after the other: fragments of several would fill the registers.
+#pragma unroll 1
+      for (int k = 0; k < panel / 16; ++k) {
+        tile::multiply<type, 1>(
+            C, [&](unsigned(&A)[4], int m, int) { ptx::ldmatrix_x4(A, QTile::step(A_address, 2 * k) + m * 16 * 128); },
+            [&](unsigned(&B)[4], int n, int) { ptx::ldmatrix_x4(B, KTile::step(B_address, 2 * k) + n * 16 * 128); });
+      }
+      stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+  }
+
+  /// What the warp knows of the step.
+  struct Scores {
+    const Step step;
+    const tile::Sequence sequence;
+    const Score score;
+    const tile::Dropout dropout;
+    const int q_begin, kv_begin;
+    const bool edge;
+
+    __device__ __forceinline__ Scores(const AttentionArgs& args, const Step& at)
+        : step(at),
+          sequence(tile::make_sequence<features>(args, at.batch_idx)),
+          score(args, sequence, at.head_idx),
+          dropout(args, at.batch_idx, at.head_idx),
+          q_begin(at.q_tile * block_q),
+          kv_begin(at.kv_tile * block_kv),
+          edge(Shape::some_hidden(score, q_begin, kv_begin)) {}
+  };
+  __device__ __forceinline__ typename Shape::template RowStatistics<2> statistics(int lane_row) const {
+    return {ptx::shared_address(&storage.statistics[step_place]), lane_row};
+  }
+
+  /// S, dot products, becomes P; tile::hidden() where that is not visible.
+  __device__ __forceinline__ void weigh(Fragment& S, unsigned (&dropped)[2]) const {
+    const Scores of(args, storage.steps[step_place]);
+    const Place place;
+    if (of.edge) ptx::path<"backward/sm80 edge tile of dbias">();
+    if (!of.edge) ptx::path<"backward/sm80 inner tile of dbias">();
+    const auto rows = statistics(place.lane_row);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const Math math{of.score,          of.dropout,  of.score.unit_scale() * tile::log2_e,
+                      of.q_begin,        of.kv_begin, place.lane_row + 16 * m,
+                      place.lane_column, of.edge,     {}};
+      typename Math::Marks marks;
+      math.probabilities(
+          tile_of(S[m]), marks,
+          [&](int i) {
+            return typename Math::Pair{rows.lse_log2[m][Math::row_of(i)], rows.lse_log2[m][Math::row_of(i)]};
+          },
+          [](int, float, float) {});
+      dropped[m] = marks.dropped[0];
+      if (!of.edge) continue;
+#pragma unroll
+      for (int i = 0; i < Math::count; ++i) {
+        float& p = tile_of(S[m])[i];
+        if (marks.is_hidden(i) || (features.score_hides && p == 0)) p = tile::hidden();
+      }
+    }
+  }
+  /// Sixteen rows of a fragment, as ScoreMath counts their elements.
+  __device__ __forceinline__ static typename Math::Tile& tile_of(float (&rows)[columns / 8][4]) {
+    static_assert(Math::words == 1);
+    return reinterpret_cast<typename Math::Tile&>(rows);
+  }
+
+  /// total += P (dP - delta).
+  __device__ __forceinline__ void add(Fragment& P, Fragment& dP, const unsigned (&dropped)[2]) {
+    const auto rows = statistics(Place().lane_row);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int i = 0; i < Math::count; ++i) {
+        const float p = tile_of(P[m])[i];
+        float incoming = tile_of(dP[m])[i];
+        if constexpr (features.dropout) incoming = dropped[m] >> i & 1 ? 0 : incoming * args.keep_scale;
+        const float dS = p * (incoming - rows.delta[m][Math::row_of(i)]);
+        tile_of(total[m])[i] += tile::is_hidden(p) ? 0 : dS;
+      }
+    }
+  }
+
+  /// total += dS of the step, and on to the next.
+  __device__ __forceinline__ void add_step() {
+    Fragment S, dP;
+    unsigned dropped[2];
+    multiply_panels(S, 0, panels);
+    weigh(S, dropped);
+    multiply_panels(dP, panels, all_panels);
+    add(S, dP, dropped);
+    step_place = Base::after(step_place);
+  }
+};
+
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_sm80_dbias(const AttentionArgs& args) {
+  if (args.dbias == nullptr) return;
+  using Kernel = BackwardSm80Bias<config>;
+  Kernel kernel(args, ptx::shared_storage<typename Kernel::SharedStorage>());
+  kernel.begin();
+#pragma unroll 1
+  for (int tile_idx = blockIdx.x; tile_idx < kernel.num_tiles(); tile_idx += static_cast<int>(gridDim.x)) {
+    kernel.clear(kernel.total);
+#pragma unroll 1
+    while (kernel.in_tile(tile_idx)) kernel.add_step();
+    kernel.store(tile_idx);
+  }
+}
+
+}  // namespace flash_attention
