@@ -55,6 +55,13 @@ const Narrow slopes_both_ways{[](Domain domain) {
   return domain.only(inputs, {"normal", "growing"});
 }};
 
+/// A bias alone and its gradient, in large tiles: some are seen by all of their queries.
+const Narrow biases{[](Domain domain) {
+                      domain = plain(domain, "64").only(bias, {"float32", "float16", "bfloat16"}).only(dbias, {"on"});
+                      return domain.only(inputs, {"normal", "nan_key", "infinite_bias"});
+                    },
+                    longer, 1};
+
 /// Masks that leave blocks of keys out, and some as they are.
 const Narrow blocks_of_keys{[](Domain domain) {
   domain = plain(domain, "64").only(block_mask, {"on"}).only(window, {"none"}).only(inputs, {"normal", "nan_value"});
@@ -196,7 +203,7 @@ INSTANTIATE_TEST_SUITE_P(
              {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_blocks}},
         Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages}}, Part{"backward/portable", 2, {plain_64}},
-        Part{"backward/sm80", 2, {plain_64, plain_128, blocks_of_keys, blocks_by_heads, hidden_scores}},
+        Part{"backward/sm80", 2, {plain_64, plain_128, biases, blocks_of_keys, blocks_by_heads, hidden_scores}},
         Part{"backward/sm90", 3, {plain_64, plain_128, plain_256, plain_wide, ordered, ordered_groups, hidden_scores}}),
     [](const auto& part) {
       std::string name = part.param.kernel;

@@ -58,6 +58,26 @@ TEST(Sm80Compile, ForwardOnSm90) {
 }
 TEST(Sm80Compile, Backward) { expect_compile(common_problems(), Pass::backward, "backward/sm80", 80); }
 
+/// Large tiles of dbias take nearly all registers. Only dbias is compiled.
+TEST(Sm80Compile, BiasGradient) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  for (const int arch : {80, 90}) {
+    std::vector<Plan> plans;
+    for (Problem problem : common_problems()) {
+      if (problem.head_dim == 96) problem.softcap = 30, problem.alibi = true;
+      if (problem.head_dim == 256) problem.causal = false;
+      const Dtype dtype = problem.head_dim == 64 ? Dtype::float32 : problem.dtype;
+      problem.bias = {.present = true, .dtype = dtype, .head_stride = 1024 * 1024, .q_stride = 1024};
+      Plan plan = make_plan(problem, Pass::backward, device(arch), "backward/sm80");
+      std::erase_if(plan.launches, [](const Launch& launch) { return launch.unit != "backward/sm80_dbias"; });
+      ASSERT_EQ(plan.launches.size(), 1u);
+      EXPECT_EQ(plan.launches[0].block, 256);
+      plans.push_back(std::move(plan));
+    }
+    expect_plans_compile(plans, arch);
+  }
+}
+
 TEST(Sm80Compile, Everything) {
   Problem problem = everything(Dtype::float16);
   expect_compile({problem}, Pass::forward, "forward/sm80", 80);
