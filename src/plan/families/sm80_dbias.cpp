@@ -28,10 +28,11 @@ struct BiasTile {
 };
 
 /// Large tiles read less: a row of Q or dO once for so many keys. A warp has 32 x 64 elements of one, which takes all
-/// registers: none are left for dropout, masks and programs. Small ones, too, where large ones are too few for all SMs.
+/// registers: none are left for other options of scores. Small ones, too, where large ones are too few for all SMs.
 BiasTile bias_tile(const Problem& p, const DeviceInfo& device) {
   const BiasTile large{.block = 128, .num_warps = 8, .blocks_per_sm = 1};
-  if (p.dropout_p != 0 || p.mask.present || !p.program.empty() || has_tile_map(p))
+  const bool masked = p.mask.present || has_tile_map(p);
+  if (p.softcap != 0 || p.alibi || p.dropout_p != 0 || masked || !p.program.empty())
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 2};
   if (large.shared_bytes() > device.shared_bytes || large.count(p) < device.num_sms)
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 3};

@@ -30,11 +30,10 @@ std::vector<Case> bias_gradients(Dtype dtype) {
     p.seq_q = 129, p.seq_kv = 133, p.head_dim = p.head_dim_v = 32, p.bias = over(p, true, false, true, p.dtype);
   });
   add("tiles_window_of_queries", [](Case&, Problem& p) {  // tiles of which nothing is seen lie between others
-    p.seq_q = 200, p.seq_kv = 400, p.window_left = 20, p.window_right = 0, p.alibi = true,
-    p.bias = over(p, true, true, true);
+    p.seq_q = 200, p.seq_kv = 400, p.window_left = 20, p.window_right = 0, p.bias = over(p, true, true, true);
   });
   add("tiles_all_queries", [](Case&, Problem& p) {
-    p.seq_q = 300, p.seq_kv = 150, p.head_dim = p.head_dim_v = 128, p.softcap = 2, p.bias = over(p, false, false, false);
+    p.seq_q = 300, p.seq_kv = 150, p.head_dim = p.head_dim_v = 128, p.bias = over(p, false, false, false);
   });
   add("tiles_dropout_window", [](Case&, Problem& p) {
     p.seq_q = 140, p.seq_kv = 150, p.dropout_p = 0.25f, p.window_left = 70, p.bias = over(p, false, true, true);
