@@ -190,9 +190,6 @@ void bulk_wait(int pending, bool read) {
     groups.committed.erase(groups.committed.begin(), groups.committed.begin() + static_cast<std::ptrdiff_t>(finished));
 }
 
-void fence_proxy_async() {
-  const Thread& thread = Scheduler::current().running();
-  thread.block->shared.publish(thread);
-}
+void fence_proxy_async() { Scheduler::current().running().block->shared.publish(); }
 
 }  // namespace flash_attention::emulator

@@ -106,7 +106,6 @@ void stmatrix(void* const* operands) {
   }
   for_each_row(operands, form.count, [&](int tile, int row, const SharedPlace& place, const Thread& thread) {
     races.write(thread, place, 16);
-    place.block->shared.settle();
     std::memcpy(place.generic(), tiles[tile][row], 16);
   });
 }

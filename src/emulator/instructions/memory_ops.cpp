@@ -53,7 +53,6 @@ unsigned char* access_shared(Access access, unsigned address, int bytes, const v
   if (counting_accesses()) count_access(__builtin_return_address(0), address, bytes, false);
   maybe_yield(scheduler);
   const auto size = static_cast<std::size_t>(bytes);
-  if (access == Access::store_shared) place.block->shared.before_store_of(scheduler.running());
   if (access == Access::load_shared)
     scheduler.races().read(scheduler.running(), place, size);
   else if (value == nullptr || std::memcmp(place.generic(), value, size) != 0)
@@ -86,8 +85,7 @@ void copy_async(unsigned shared, const void* global, int bytes, int valid) {
     count_access(__builtin_return_address(0), reinterpret_cast<std::uintptr_t>(global), valid, true);
   }
   const std::uint32_t number = scheduler.races().start_copy(thread, place, static_cast<std::size_t>(bytes));
-  const TaskHandle task = scheduler.async().start([place, global, bytes, valid, &thread] {
-    place.block->shared.before_store_of(thread);
+  const TaskHandle task = scheduler.async().start([place, global, bytes, valid] {
     std::memcpy(place.generic(), global, static_cast<std::size_t>(valid));
     std::memset(place.generic() + valid, 0, static_cast<std::size_t>(bytes - valid));
   });

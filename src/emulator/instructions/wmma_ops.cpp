@@ -85,7 +85,6 @@ void wmma_store(void* const* operands) {
     scheduler.races().write(*scheduler.running().warp->lanes[static_cast<std::size_t>(i / 8)],
                             {place.block, place.offset + static_cast<std::size_t>(index) * 4}, 4);
     const auto* registers = static_cast<const unsigned char*>(static_cast<WmmaMoveOperand*>(operands[i / 8])->registers);
-    place.block->shared.settle();
     std::memcpy(place.generic() + index * 4, registers + i % 8 * 4, 4);
   }
 }

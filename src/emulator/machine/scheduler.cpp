@@ -173,7 +173,6 @@ void Scheduler::run_warp(Warp& warp) {
     Thread& thread = *warp.lanes[(first + i) % lanes];
     if (thread.state == State::ready) resume(thread);
   }
-  warp.lanes.front()->block->shared.settle();
 }
 
 /// Only threads that poll global memory are left: what is in flight lands, then another block may run; give up when nothing

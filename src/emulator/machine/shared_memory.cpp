@@ -41,14 +41,9 @@ void SharedMemory::reset(std::size_t bytes) {
   generic_ = memory_ + mapped_ - page_bytes - rounded;
   std::memset(generic_, nan_byte, rounded);
   async_.assign(rounded, nan_byte);
-  publisher_ = nullptr;
 }
 
-void SharedMemory::settle() {
-  if (publisher_ == nullptr) return;
-  publisher_ = nullptr;
-  std::memcpy(async_.data(), generic_, async_.size());
-}
+void SharedMemory::publish() { std::memcpy(async_.data(), generic_, async_.size()); }
 
 void SharedMemory::write_both(std::size_t offset, const void* from, std::size_t bytes) {
   std::memcpy(generic_ + offset, from, bytes);
