@@ -29,7 +29,7 @@ Json to_json(const Problem& p) {
       .add("seq_kv", p.seq_kv);
   json.add("head_dim", p.head_dim).add("head_dim_v", p.head_dim_v).add("dtype", to_string(p.dtype)).add("causal", p.causal);
   json.add("window_left", p.window_left).add("window_right", p.window_right).add("softcap", static_cast<double>(p.softcap));
-  json.add("attention_chunk", p.attention_chunk);
+  json.add("attention_chunk", p.attention_chunk).add("precision", to_string(p.precision));
   json.add("alibi", p.alibi).add("dropout_p", static_cast<double>(p.dropout_p)).add("deterministic", p.deterministic);
   return json;
 }

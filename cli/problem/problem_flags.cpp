@@ -22,6 +22,7 @@ std::vector<Flag> problem_flags() {
       {"head-dim", "N", "width of a query and a key: at most 576, fast if a multiple of 8", "64"},
       {"head-dim-v", "N", "width of a value [= --head-dim]"},
       {"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
+      {"precision", "P", "of float32 on a GPU: ieee, or fast on tensor cores, with errors up to 4 times as large", "ieee"},
       {"causal", "", "a query sees no key after the diagonal"},
       {"window", "L,R", "a query sees L keys before the diagonal and R after it; -1 = all"},
       {"chunk", "N", "a query sees the keys of its own chunk of N positions; 0 = all", "0"},
@@ -51,6 +52,12 @@ Dtype dtype_from(std::string_view text) {
   if (text == "float16" || text == "fp16") return Dtype::float16;
   if (text == "bfloat16" || text == "bf16") return Dtype::bfloat16;
   throw Error(ErrorCode::invalid_argument, "--dtype: got '" + std::string(text) + "', allowed: float32, float16, bfloat16");
+}
+
+Precision precision_from(std::string_view text) {
+  if (text == "ieee") return Precision::ieee;
+  if (text == "fast") return Precision::fast;
+  throw Error(ErrorCode::invalid_argument, "--precision: got '" + std::string(text) + "', allowed: ieee, fast");
 }
 
 Dtype narrow_dtype_from(const char* flag, std::string_view text) {
@@ -125,6 +132,7 @@ Problem problem_from(const Arguments& arguments) {
   problem.head_dim = arguments.integer("head-dim", 1);
   problem.head_dim_v = arguments.given("head-dim-v") ? arguments.integer("head-dim-v", 1) : problem.head_dim;
   problem.dtype = dtype_from(arguments.text("dtype"));
+  problem.precision = precision_from(arguments.text("precision"));
   problem.causal = arguments.on("causal");
   if (arguments.given("window")) {
     const std::string text = arguments.text("window");
@@ -159,6 +167,7 @@ std::string describe(const Problem& problem) {
   text += format(", %lld x %lld, head_dim %lld", n(problem.seq_q), n(problem.seq_kv), n(problem.head_dim));
   if (problem.head_dim_v != 0 && problem.head_dim_v != problem.head_dim) text += format(" (v %lld)", n(problem.head_dim_v));
   text += ", " + std::string(to_string(problem.dtype));
+  if (problem.precision == Precision::fast) text += ", precision fast";
   if (problem.causal) text += ", causal";
   if (const auto mask = mask_of(problem)) text += ", mask " + mask->to_text();
   if (problem.window_left >= 0 || problem.window_right >= 0) {

@@ -36,6 +36,7 @@ enum {
   FLASH_ATTENTION_TOKEN_SCALES = 3
 };
 enum { FLASH_ATTENTION_BOTTOM_RIGHT = 0, FLASH_ATTENTION_TOP_LEFT = 1 };                  /* alignment */
+enum { FLASH_ATTENTION_PRECISION_IEEE = 0, FLASH_ATTENTION_PRECISION_FAST = 1 };          /* precision */
 enum { FLASH_ATTENTION_CPU = 0, FLASH_ATTENTION_CUDA = 1, FLASH_ATTENTION_EMULATOR = 2 }; /* device_kind */
 enum {
   FLASH_ATTENTION_FORWARD = 0,
@@ -84,6 +85,7 @@ typedef struct flash_attention_problem {
   int32_t q_dtype, q_scales; /* q_dtype -1 = dtype */
   flash_attention_strides q_scale_strides;
   int64_t attention_chunk; /* 0 = none */
+  int32_t precision;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {

@@ -32,6 +32,12 @@ enum class Alignment : std::uint8_t {
   top_left,      ///< the first query sees the first key: diagonal at j = i
 };
 
+/// How a GPU multiplies float32. On a CPU, and for other types, both are the same.
+enum class Precision : std::uint8_t {
+  ieee,  ///< in fp32
+  fast,  ///< on tensor cores, each number in two parts: errors up to four times as large; docs/numerics.md
+};
+
 enum class Pass : std::uint8_t { forward, backward, standard_forward, standard_backward };
 
 /// Strides in elements. The last axis (head_dim) always has stride 1.
@@ -154,6 +160,8 @@ struct Problem {
   ScaleKind q_scales = ScaleKind::none;  ///< of 8-bit q: none, tensor or head, which is [batch, heads_kv] for q, too
   Strides q_scale_strides{};
 
+  Precision precision = Precision::ieee;  ///< of float32 on a GPU
+
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
@@ -164,6 +172,7 @@ FLASH_ATTENTION_API std::string_view to_string(Dtype dtype);
 FLASH_ATTENTION_API std::string_view to_string(Pass pass);
 FLASH_ATTENTION_API std::string_view to_string(Alignment alignment);
 FLASH_ATTENTION_API std::string_view to_string(ScaleKind kind);
+FLASH_ATTENTION_API std::string_view to_string(Precision precision);
 FLASH_ATTENTION_API std::size_t size_of(Dtype dtype);
 
 /// Multiplications and additions that the visible scores need: 2 * (head_dim + head_dim_v) a score, 2.5 times that for

@@ -71,7 +71,8 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
              .attention_chunk = given.attention_chunk,
              .dropout_p = given.dropout_p,
              .deterministic = given.deterministic,
-             .invariant = invariant_};
+             .invariant = invariant_,
+             .precision = given.fast_precision ? Precision::fast : Precision::ieee};
   problem.q_strides = strides_of(q);
   problem.latent = latent;
   if (!paged) {

@@ -25,7 +25,8 @@
   X(text, kernel, "", "kernel", "a name")                                                  \
   X(integer, mask_block_q, 0, "block_mask", "sizes of blocks")                             \
   X(integer, mask_block_kv, 0, "block_mask", "sizes of blocks")                            \
-  X(integer, attention_chunk, 0, "attention_chunk", "an int")
+  X(integer, attention_chunk, 0, "attention_chunk", "an int")                              \
+  X(flag, fast_precision, false, "precision", "'ieee' or 'fast'")
 
 namespace flash_attention::python {
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _LAYOUTS = {"bshd": False, "bhsd": True}
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
+_PRECISIONS = {"ieee": False, "fast": True}
 
 
 # Import statements, which torch.compile can follow: a compiled function may be the first to come here.
@@ -112,6 +113,7 @@ def attention(
     v_descale: Any = None,
     out_dtype: Any = None,
     attention_chunk: int = 0,
+    precision: Literal["ieee", "fast"] = "ieee",
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -153,6 +155,8 @@ def attention(
         out_dtype: of out where q is float8: torch.bfloat16 (None), float16 or float32.
         attention_chunk: a query sees the keys of its own chunk of so many positions, besides all of the above (the place of
             query i is i + seq_kv - seq_q, see alignment); 0 = all.
+        precision: of float32 on a GPU: "ieee", products in float32; "fast", on tensor cores from sm_80 on, with errors up to
+            four times as large. docs/numerics.md. On a CPU, and for other types, both are the same.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
@@ -164,7 +168,9 @@ def attention(
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
-    elif not is_tracing() and type(q) is eager_type and plain and not (return_lse or invariant or attention_chunk):
+    elif not is_tracing() and type(q) is eager_type and plain and not (
+        return_lse or invariant or attention_chunk or precision != "ieee"
+    ):
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
             alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
@@ -177,7 +183,7 @@ def attention(
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
         deterministic=deterministic, layout=layout, kernel=_planned(kernel) if invariant else kernel,
-        block_sizes=block_sizes, attention_chunk=attention_chunk,
+        block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
         if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
@@ -226,6 +232,7 @@ def attention_packed(
     v_descale: Any = None,
     out_dtype: Any = None,
     attention_chunk: int = 0,
+    precision: Literal["ieee", "fast"] = "ieee",
 ) -> Any:
     """attention() for sequences of different lengths that lie end to end, without padding.
 
@@ -261,7 +268,7 @@ def attention_packed(
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
         deterministic=deterministic, kernel=_planned(kernel) if invariant else kernel, max_seqlen_q=max_seqlen_q or 0,
-        max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, attention_chunk=attention_chunk,
+        max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
         if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
@@ -301,13 +308,14 @@ def make_options(
     max_seqlen_kv=0,
     block_sizes=(0, 0),
     attention_chunk=0,
+    precision="ieee",
 ):
     """Options from the arguments of attention()."""
     try:
         left, right = window
-        top_left, heads_first = _ALIGNMENTS[alignment], _LAYOUTS[layout]
+        top_left, heads_first, fast = _ALIGNMENTS[alignment], _LAYOUTS[layout], _PRECISIONS[precision]
     except (KeyError, TypeError, ValueError):
-        raise _refusal(alignment, window, layout) from None
+        raise _refusal(alignment, window, layout, precision) from None
     standard = kernel == "standard"
     return Options(  # in order: by name it takes 0.3 us more, and every call of the long way comes by here
         max_seqlen_q,
@@ -325,6 +333,7 @@ def make_options(
         "" if kernel is None or standard else kernel,
         *block_sizes,
         attention_chunk,
+        fast,
     )
 
 
@@ -369,9 +378,13 @@ def _planned(kernel):
     return "invariant"
 
 
-def _refusal(alignment, window, layout):
-    for name, value, allowed in (("layout", layout, _LAYOUTS), ("alignment", alignment, _ALIGNMENTS)):
-        if value not in allowed:
+def _refusal(alignment, window, layout, precision):
+    for name, value, allowed in (
+        ("layout", layout, _LAYOUTS),
+        ("alignment", alignment, _ALIGNMENTS),
+        ("precision", precision, _PRECISIONS),
+    ):
+        if value not in tuple(allowed):
             return ValueError(f"{name}: got {value!r}; allowed are {' and '.join(map(repr, allowed))}")
     return ValueError(f"window: got {window!r}; expected (left, right)")
 
@@ -396,6 +409,7 @@ def binding_arguments(arguments):
 
 _OPTIONS_BY_NAME = (
     *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout", "attention_chunk"),
+    "precision",
 )
 
 

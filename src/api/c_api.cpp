@@ -125,7 +125,12 @@ void read_field(const char* name, int32_t given, fa::Alignment& field) {
   field = enumerator(name, given, fa::Alignment::top_left);
 }
 
-void read_field(const char* name, int32_t given, fa::ScaleKind& field) { field = enumerator(name, given, fa::ScaleKind::token); }
+void read_field(const char* name, int32_t given, fa::Precision& field) {
+  field = enumerator(name, given, fa::Precision::fast);
+}
+void read_field(const char* name, int32_t given, fa::ScaleKind& field) {
+  field = enumerator(name, given, fa::ScaleKind::token);
+}
 
 void read_field(const char* name, const flash_attention_score_tensor& given, fa::ScoreTensor& field) {
   const std::string dtype = std::string(name) + ".dtype";

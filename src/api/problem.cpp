@@ -126,6 +126,7 @@ std::string to_string(const Problem& p) {
     out << ", program of " << std::count(p.program.begin(), p.program.end(), '\n') + 1 << " lines";
   }
   if (p.invariant) out << ", invariant";
+  if (p.precision == Precision::fast) out << ", precision fast";
   return out.str();
 }
 
@@ -164,6 +165,8 @@ std::string_view to_string(Pass pass) {
 std::string_view to_string(Alignment alignment) {
   return alignment == Alignment::bottom_right ? "bottom_right" : "top_left";
 }
+
+std::string_view to_string(Precision precision) { return precision == Precision::ieee ? "ieee" : "fast"; }
 
 std::string_view to_string(ScaleKind kind) {
   switch (kind) {

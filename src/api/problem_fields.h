@@ -19,5 +19,6 @@
   X(kv_dtype) X(kv_scales) X(k_scale_strides) X(v_scale_strides)                                                   \
   X(latent)                                                                                                        \
   X(q_dtype) X(q_scales) X(q_scale_strides)                                                                        \
-  X(attention_chunk)
+  X(attention_chunk)                                                                                               \
+  X(precision)
 // clang-format on

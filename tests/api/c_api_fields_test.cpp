@@ -48,6 +48,7 @@ flash_attention_problem c_problem(const Problem& p) {
   c.q_scales = static_cast<std::int32_t>(p.q_scales);
   c.q_scale_strides = c_strides(p.q_scale_strides);
   c.attention_chunk = p.attention_chunk;
+  c.precision = static_cast<std::int32_t>(p.precision);
   return c;
 }
 

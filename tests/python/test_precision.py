@@ -1,0 +1,69 @@
+"""precision: "fast" is taken everywhere, and differs from "ieee" for float32 on a GPU alone."""
+
+import pytest
+import torch
+from flash_attention import attention, attention_packed, explain
+
+
+def dense(q, k, v):
+    """[batch, seq, heads, dim] in float64."""
+    q, k, v = (tensor.double().transpose(1, 2) for tensor in (q, k, v))
+    return ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2)
+
+
+def tensors(device, dtype=torch.float32, seq=200, dim=64):
+    torch.manual_seed(1)
+    return [torch.randn(2, seq, 3, dim, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def error(got, want):
+    return (got.double() - want).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["ordinary", "large"])
+def test_errors_are_within_four_times_those_of_ieee(device, scale):
+    """Logits up to 5 and up to 80."""
+    q, k, v = (tensor.detach().mul(scale).requires_grad_() for tensor in tensors(device))
+    gradient = torch.randn_like(q)
+    want = [dense(q, k, v)]
+    want += torch.autograd.grad(want[0], (q, k, v), gradient.double())
+    errors = {}
+    for precision in ("ieee", "fast"):
+        out = attention(q, k, v, precision=precision)
+        got = [out, *torch.autograd.grad(out, (q, k, v), gradient)]
+        errors[precision] = [error(*pair) for pair in zip(got, want, strict=True)]
+    for ieee, fast in zip(errors["ieee"], errors["fast"], strict=True):
+        assert fast <= 4 * ieee
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_other_types_are_the_same(device, dtype):
+    q, k, v = tensors(device, dtype)
+    assert torch.equal(attention(q, k, v, precision="fast"), attention(q, k, v))
+
+
+def test_a_cpu_is_the_same():
+    q, k, v = tensors("cpu")
+    assert torch.equal(attention(q, k, v, precision="fast"), attention(q, k, v))
+    starts = torch.tensor([0, 90, 200], dtype=torch.int32)
+    packed = [tensor[0] for tensor in (q, k, v)]
+    assert torch.equal(attention_packed(*packed, starts, precision="fast"), attention_packed(*packed, starts))
+
+
+def test_compiled_and_under_the_checks_of_the_op(device):
+    q, k, v = tensors(device, seq=40, dim=16)
+    compiled = torch.compile(lambda *qkv: attention(*qkv, precision="fast"), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), attention(q, k, v, precision="fast"))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "", None, 1, [1]])
+def test_other_values_are_refused_by_name(precision):
+    q, k, v = tensors("cpu", seq=8, dim=8)
+    with pytest.raises(ValueError, match=r"precision: got .*; allowed are 'ieee' and 'fast'"):
+        attention(q, k, v, precision=precision)
+
+
+def test_a_plan_names_the_kernel(device):
+    q, k, v = tensors(device)
+    text = str(explain(q, k, v, precision="fast"))
+    assert ("tf32" in text) == (device == "cuda" and torch.cuda.get_device_capability() >= (8, 0))
