@@ -2,6 +2,7 @@
 
 #include "backward/query_sums.cuh"
 #include "backward/sm80_epilogue.cuh"
+#include "backward/sm80_products.cuh"
 
 // Attention backward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
@@ -100,24 +101,16 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     const Score score(args, sequence, head_idx);
 
     float S[2][score_blocks][4]{}, dP[2][score_blocks][4]{};
-    const unsigned Q_address = tile::a_address<QTile>(step.Q(), row, lane);
-    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, column, lane);
-    tile::multiply<type, dim / 16>(
-        S, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, QTile::step(Q_address, 2 * k) + m * 16 * 128); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * k) + n * 16 * 128); });
-    const unsigned dO_address = tile::a_address<dOTile>(step.dO(), row, lane);
-    const unsigned V_address = tile::b_transposed_address<VTile>(V_smem, column, lane);
-    tile::multiply<type, dim_v / 16>(
-        dP, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, dOTile::step(dO_address, 2 * k) + m * 16 * 128); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address, 2 * k) + n * 16 * 128); });
+    sm80::multiply_rows<type, QTile, KTile, dim>(S, step.Q(), row, K_smem, column, lane);
+    sm80::multiply_rows<type, dOTile, VTile, dim_v>(dP, step.dO(), row, V_smem, column, lane);
 
     const typename Shape::template RowStatistics<2> rows(step.statistics(), row + place.row);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
-      ptx::path<"backward/sm80 edge tile">();
+      ptx::path<Shape::split ? "backward/tf32 edge tile" : "backward/sm80 edge tile">();
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
     } else {
-      ptx::path<"backward/sm80 inner tile">();
+      ptx::path<Shape::split ? "backward/tf32 inner tile" : "backward/sm80 inner tile">();
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
     }
     Shape::template store<PTile>(S, P_smem, row, column, place);
@@ -129,17 +122,8 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     const int row = warp / key_n * 32, part = warp % key_n;
     const auto contract = [&]<typename Tile, int pairs, int blocks>(float(&C)[2][blocks][4], unsigned weights,
                                                                     unsigned tile, int total_pairs) {
-      const unsigned A_address = tile::a_transposed_address<PTile>(weights, 0, lane);
-      const unsigned B_address = tile::b_address<Tile>(tile, 0, lane);
-      tile::multiply<type, block_q / 16>(
-          C,
-          [&](unsigned(&A)[4], int m, int k) {
-            ptx::ldmatrix_x4_trans(A, PTile::step(A_address, (row + 16 * m) / 8) + k * 16 * 128);
-          },
-          [&](unsigned(&B)[4], int n, int k) {
-            ptx::ldmatrix_x4_trans(B, Tile::step(B_address, 2 * (part * pairs + n)) + k * 16 * 128);
-          },
-          total_pairs % pairs == 0 ? pairs : total_pairs - part * pairs);
+      sm80::multiply_columns<type, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
+                                                         total_pairs % pairs == 0 ? pairs : total_pairs - part * pairs);
     };
     contract.template operator()<dOTile, dV_pairs>(dV, P_smem, step.dO(), dim_v / 16);
     contract.template operator()<QTile, dK_pairs>(dK, dS_smem, step.Q(), dim / 16);
@@ -150,14 +134,8 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     using Sums = QuerySums<config>;
     float dQ[2][2 * Sums::pairs][4]{};
     const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
-    const unsigned A_address = tile::a_address<PTile>(dS_smem, row, lane);
-    const unsigned B_address = tile::b_address<KTile>(K_smem, 0, lane);
-    tile::multiply<type, block_kv / 16>(
-        dQ, [&](unsigned(&A)[4], int m, int k) { ptx::ldmatrix_x4(A, PTile::step(A_address, 2 * k) + m * 16 * 128); },
-        [&](unsigned(&B)[4], int n, int k) {
-          ptx::ldmatrix_x4_trans(B, KTile::step(B_address, 2 * (part * Sums::pairs + n)) + k * 16 * 128);
-        },
-        dim / 16 % Sums::pairs == 0 ? Sums::pairs : dim / 16 - part * Sums::pairs);
+    sm80::multiply<type, PTile, KTile, block_kv>(dQ, dS_smem, row, K_smem, part * Sums::pairs, lane,
+                                                 dim / 16 % Sums::pairs == 0 ? Sums::pairs : dim / 16 - part * Sums::pairs);
     Sums::add(Sums::of_thread(args, sequence, step.head_idx, step.tile_idx), dQ);
   }
 

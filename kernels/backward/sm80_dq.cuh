@@ -2,6 +2,7 @@
 
 #include "backward/query_sums.cuh"
 #include "backward/repair.cuh"
+#include "backward/sm80_products.cuh"
 #include "ptx/path.cuh"
 
 // dQ of the sm80 backward pass, in one of two ways.
@@ -19,7 +20,8 @@ template <BackwardConfig config>
 __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                                int q_begin, bool needed) {
   if (!needed) return;
-  ptx::path<"backward/sm80 repaired queries">();
+  constexpr bool split = BackwardSm80Shape<config>::split;
+  ptx::path<split ? "backward/tf32 repaired queries" : "backward/sm80 repaired queries">();
   const tile::Score<config.features> score(args, sequence, head_idx);
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   __syncthreads();  // the stores of the tile come before those of the repair
@@ -62,14 +64,13 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
 #pragma unroll
     for (int n = 0; n < Sums::blocks; ++n) {
       const int chunk = part * Sums::blocks + n;
-      if (chunk >= QTile::columns / 8) break;
+      if (chunk >= Shape::dim / 8) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float a = dQ[m][n][2 * half] * args.scale, b = dQ[m][n][2 * half + 1] * args.scale;
         if (unused(row + 16 * m + place.row + 8 * half)) a = b = 0;
         check = ptx::fma(a, 0, ptx::fma(b, 0, check));
-        const unsigned offset = QTile::offset(row + 16 * m + place.row + 8 * half, chunk) + 2 * place.column;
-        ptx::store_shared(dQ_smem + offset, ptx::pack<Shape::type>(a, b));
+        Shape::template put_pair<QTile>(dQ_smem, row + 16 * m + place.row + 8 * half, chunk, place, a, b);
       }
     }
   }
@@ -127,28 +128,17 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
   __device__ __forceinline__ void add_tile(const tile::Score<features>& score,
                                            const typename Shape::template RowStatistics<1>& rows, int kv_begin) {
     float S[1][block_kv / 8][4]{}, dP[1][block_kv / 8][4]{};
-    const unsigned Q_address = tile::a_address<QTile>(Q_smem, warp_row, lane);
-    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, lane);
-    tile::multiply<type, dim / 16>(
-        S, [&](unsigned(&A)[4], int, int k) { ptx::ldmatrix_x4(A, QTile::step(Q_address, 2 * k)); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * k) + n * 16 * 128); });
-    const unsigned dO_address = tile::a_address<dOTile>(dO_smem, warp_row, lane);
-    const unsigned V_address = tile::b_transposed_address<VTile>(V_smem, 0, lane);
-    tile::multiply<type, dim_v / 16>(
-        dP, [&](unsigned(&A)[4], int, int k) { ptx::ldmatrix_x4(A, dOTile::step(dO_address, 2 * k)); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4(B, VTile::step(V_address, 2 * k) + n * 16 * 128); });
+    sm80::multiply_rows<type, QTile, KTile, dim>(S, Q_smem, warp_row, K_smem, 0, lane);
+    sm80::multiply_rows<type, dOTile, VTile, dim_v>(dP, dO_smem, warp_row, V_smem, 0, lane);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
-      ptx::path<"backward/sm80 edge tile of dQ">();
+      ptx::path<Shape::split ? "backward/tf32 edge tile of dQ" : "backward/sm80 edge tile of dQ">();
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
     } else {
-      ptx::path<"backward/sm80 inner tile of dQ">();
+      ptx::path<Shape::split ? "backward/tf32 inner tile of dQ" : "backward/sm80 inner tile of dQ">();
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
     }
-    const unsigned K_rows = tile::b_address<KTile>(K_smem, 0, lane);
-    tile::multiply<type, block_kv / 16>(
-        dQ, [&](unsigned(&A)[4], int m, int k) { tile::pack_a<type>(A, dP[m][2 * k], dP[m][2 * k + 1]); },
-        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4_trans(B, KTile::step(K_rows, 2 * n) + k * 16 * 128); });
+    sm80::multiply_registers<type, KTile>(dQ, dP, K_smem, lane);
   }
 
   __device__ __forceinline__ void differentiate_tiles(const tile::Score<features>& score, const tile::TileRange& tiles) {

@@ -63,7 +63,7 @@ struct BackwardSm80Epilogue : BackwardSm80Shape<config> {
     tile::store_tile<threads, config.head_dim_v, block_kv, VTile>(V_smem, 0, dV_rows, thread);
     if constexpr (Shape::careful) {
       if (storage.repair.up()) {
-        ptx::path<"backward/sm80 repaired keys">();
+        ptx::path<Shape::split ? "backward/tf32 repaired keys" : "backward/sm80 repaired keys">();
         __syncthreads();  // the stores above come before those of the repair
         for (int j = kv_begin + warp; j < tile::min(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
           repair_key<config>(args, sequence, kv_head_idx, j,
@@ -93,8 +93,7 @@ struct BackwardSm80Epilogue : BackwardSm80Shape<config> {
           float a = C[m][n][2 * half] * factor, b = C[m][n][2 * half + 1] * factor;
           if (unseen(row + 16 * m + place.row + 8 * half)) a = b = 0;
           check = ptx::fma(a, 0, ptx::fma(b, 0, check));
-          const unsigned offset = Tile::offset(row + 16 * m + place.row + 8 * half, 2 * first + n) + 2 * place.column;
-          ptx::store_shared(tile_address + offset, ptx::pack<type>(a, b));
+          Shape::template put_pair<Tile>(tile_address, row + 16 * m + place.row + 8 * half, 2 * first + n, place, a, b);
         }
       }
     }

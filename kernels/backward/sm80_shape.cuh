@@ -29,17 +29,21 @@ struct BackwardSm80Shape {
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
   // Warps along the rows of a product over queries or keys: 32 rows each, so that one load of B feeds four instructions.
   static constexpr int warps_q = block_q / 32, warps_kv = block_kv / 32;
-  // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are done again.
-  static constexpr bool careful = tile::Score<features>::hides || features.dropout;
+  // Floats are multiplied in two parts each (tile/split.cuh): backward/tf32.
+  static constexpr bool split = type == Type::float32;
+  // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are done again. So are those that
+  // see an Inf in two parts.
+  static constexpr bool careful = tile::Score<features>::hides || features.dropout || split;
   using Element = ptx::Element<type>;
-  static_assert(type != Type::float32 && block_q % 32 == 0 && block_kv % 32 == 0);
+  static_assert(block_q % 32 == 0 && block_kv % 32 == 0);
   static_assert(config.num_warps % warps_q == 0 && config.num_warps % warps_kv == 0);
 
-  using QTile = tile::SwizzledTile<block_q, dim>;
-  using dOTile = tile::SwizzledTile<block_q, dim_v>;
-  using KTile = tile::SwizzledTile<block_kv, dim>;
-  using VTile = tile::SwizzledTile<block_kv, dim_v>;
-  using PTile = tile::SwizzledTile<block_q, block_kv>;
+  static constexpr int halves = sizeof(Element) / 2;  // columns of a tile that an element takes
+  using QTile = tile::SwizzledTile<block_q, halves * dim>;
+  using dOTile = tile::SwizzledTile<block_q, halves * dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, halves * dim>;
+  using VTile = tile::SwizzledTile<block_kv, halves * dim_v>;
+  using PTile = tile::SwizzledTile<block_q, halves * block_kv>;
 
   /// A query tile and what is known of its rows.
   struct Stage {
@@ -89,11 +93,11 @@ struct BackwardSm80Shape {
   /// lse and delta of the rows that a lane holds.
   template <int m_tiles>
   struct RowStatistics {
-    float lse_log2[m_tiles][2];  // +inf for a row without keys: its probabilities become 0
+    float lse[m_tiles][2];  // in powers of two unless split; +inf for a row without keys: its probabilities become 0
     float delta[m_tiles][2];
 
-    __device__ __forceinline__ void set(int m, int half, float lse, float row_delta) {
-      lse_log2[m][half] = lse < tile::lowest_lse ? tile::infinity : lse * tile::log2_e;
+    __device__ __forceinline__ void set(int m, int half, float row_lse, float row_delta) {
+      lse[m][half] = row_lse < tile::lowest_lse ? tile::infinity : split ? row_lse : row_lse * tile::log2_e;
       delta[m][half] = row_delta;
     }
 
@@ -166,7 +170,9 @@ struct BackwardSm80Shape {
                 continue;
               }
             }
-            s = ptx::exp2(ptx::fma(s, scale_log2, -rows.lse_log2[m][half]));
+            // The rounding error of lse * log2(e) is an exponent: it is seen in float32.
+            s = split ? tile::exp(ptx::fma(s, score.unit_scale(), -rows.lse[m][half]))
+                      : ptx::exp2(ptx::fma(s, scale_log2, -rows.lse[m][half]));
             if constexpr (features.dropout) {
               const bool keeps = random.at(half, e / 2, e % 2) >= dropout.threshold;
               ds = s * ((keeps ? ds * dropout.keep_scale : 0) - rows.delta[m][half]) * slope;
@@ -180,6 +186,18 @@ struct BackwardSm80Shape {
     }
   }
 
+  /// Two neighbours of a fragment's block of eight columns, rounded, into a tile.
+  template <typename Tile>
+  __device__ __forceinline__ static void put_pair(unsigned tile_address, int row, int block, const tile::LanePlace& place,
+                                                  float first, float second) {
+    if constexpr (split) {
+      const unsigned offset = Tile::offset(row, 2 * block + place.column / 4) + place.column % 4 * 4;
+      ptx::store_shared(tile_address + offset, ptx::Vector<float, 2>{{first, second}});
+    } else {
+      ptx::store_shared(tile_address + Tile::offset(row, block) + 2 * place.column, ptx::pack<type>(first, second));
+    }
+  }
+
   /// A fragment, rounded, into a tile.
   template <typename Tile, int m_tiles, int blocks>
   __device__ __forceinline__ static void store(const float (&C)[m_tiles][blocks][4], unsigned tile_address, int row,
@@ -190,8 +208,8 @@ struct BackwardSm80Shape {
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const unsigned offset = Tile::offset(row + 16 * m + place.row + 8 * half, column / 8 + n) + 2 * place.column;
-          ptx::store_shared(tile_address + offset, ptx::pack<type>(C[m][n][2 * half], C[m][n][2 * half + 1]));
+          put_pair<Tile>(tile_address, row + 16 * m + place.row + 8 * half, column / 8 + n, place, C[m][n][2 * half],
+                         C[m][n][2 * half + 1]);
         }
       }
     }

@@ -58,7 +58,35 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
   return sum;
 }
 
-/// The same into a row of a swizzled tile. Nothing for a query that is not in use.
+/// The log-sum-exp of query i, written again where tensor cores made NaN of it: an Inf in two parts is one. Others are
+/// returned as they are.
+template <ForwardConfig config>
+__device__ __forceinline__ float repair_lse(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int i,
+                                            float lse) {
+  constexpr Features features = config.features;
+  if (lse == lse || i >= sequence.len_q) return lse;
+  using Element = const ptx::Element<features.dtype>;
+  const int lane = threadIdx.x % 32;
+  const tile::Score<features> score(args, sequence, head_idx);
+  const auto Q = tile::query_rows<Element, features>(args.Q, sequence, head_idx);
+  const auto K = tile::key_source<Element, features>(args, args.K, sequence, head_idx / args.group);
+  const tile::KeyRange range = score.keys_of(i);
+  float max = features.sink ? args.sink[head_idx] : -tile::infinity, sum = max == -tile::infinity ? 0 : 1;
+#pragma unroll 1
+  for (int j = range.begin; j < range.end; ++j) {
+    if (!score.visible(range, i, j)) continue;
+    const float s = score.full(tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane), i, j);
+    if (s == -tile::infinity) continue;
+    const float new_max = ptx::max(max, s);
+    sum = sum * (max == -tile::infinity ? 0 : tile::exp(max - new_max)) + tile::exp(s - new_max);
+    max = new_max;
+  }
+  lse = sum == 0 ? -tile::infinity : max + tile::log(sum);
+  if (args.lse != nullptr && lane == 0) args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;
+  return lse;
+}
+
+/// careful_output into a row of a swizzled tile. Nothing for a query that is not in use.
 template <ForwardConfig config, typename Tile>
 __device__ __forceinline__ void repair_output(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                               int i, float lse, unsigned tile_address, int row) {

@@ -27,8 +27,8 @@ template <ForwardConfig config>
 struct ForwardSm80 : ForwardSm80Shape<config> {
   using Shape = ForwardSm80Shape<config>;
   using Shape::features, Shape::type, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim_v, Shape::rows_per_warp,
-      Shape::m_tiles, Shape::q_steps, Shape::Q_in_registers, Shape::sums_in_shared, Shape::careful, Shape::lift,
-      Shape::block_of;
+      Shape::m_tiles, Shape::split, Shape::q_steps, Shape::Q_in_registers, Shape::sums_in_shared, Shape::careful,
+      Shape::lift, Shape::block_of;
   using typename Shape::Element, typename Shape::QTile, typename Shape::OTile, typename Shape::KTile, typename Shape::VTile,
       typename Shape::SharedStorage;
   using Scores = float[m_tiles][block_kv / 8][4];
@@ -103,8 +103,7 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
   __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const;
   __device__ __forceinline__ void drop_tile(Scores& P, int kv_begin) const;
 
-  /// O = O * shrink + P V.
-  __device__ __forceinline__ void add_values(const Scores& P, const float (&shrink)[m_tiles][2]) {
+  __device__ __forceinline__ void shrink_output(const float (&shrink)[m_tiles][2]) {
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -113,6 +112,9 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
         for (int e = 0; e < 4; ++e) O[m][n][e] *= shrink[m][e / 2];
       }
     }
+  }
+  /// O += P V.
+  __device__ __forceinline__ void add_values(const Scores& P) {
     const unsigned V_address = tile::b_address<VTile>(V_smem, 0, ptx::registers_fresh(lane));
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int m, int step) { tile::pack_a<type>(A, P[m][2 * step], P[m][2 * step + 1]); },
@@ -120,6 +122,10 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
           ptx::ldmatrix_x4_trans(B, VTile::step(V_address, 2 * n) + step * 16 * 128);
         });
   }
+
+  /// The same two products of floats (tf32.cuh).
+  __device__ __forceinline__ void multiply_split_keys(Scores& S) const;
+  __device__ __forceinline__ void add_split_values(const Scores& P);
 
   __device__ __forceinline__ void read_sums(int m) {
 #pragma unroll
@@ -155,27 +161,36 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
       __syncthreads();  // K has landed, and every warp is done with the previous V
       copies.load_V(distance, next_idx * block_kv);
       Scores S{};
-      multiply_keys(S);
+      if constexpr (split) {
+        multiply_split_keys(S);
+      } else {
+        multiply_keys(S);
+      }
       ptx::copy_async_wait<0>();
       __syncthreads();  // V has landed, and every warp is done with K
       copies.move_K(distance);
       if (next_idx >= tiles.begin) copies.template load_K<false>();
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
-        ptx::path<"forward/sm80 edge tile">();
+        ptx::path<split ? "forward/tf32 edge tile" : "forward/sm80 edge tile">();
         score_tile<true>(S, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
-        ptx::path<"forward/sm80 inner tile with options">();
+        ptx::path<split ? "forward/tf32 inner tile with options" : "forward/sm80 inner tile with options">();
         score_tile<false>(S, kv_begin);
       }
       float shrink[m_tiles][2];
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
         if constexpr (sums_in_shared) read_sums(m);
-        rows[m].template update<lift, features.bias || features.score_program>(S[m], scale_log2, shrink[m]);
+        rows[m].template update<lift, features.bias || features.score_program || split>(S[m], scale_log2, shrink[m]);
         if constexpr (sums_in_shared) write_sums(m);
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);
-      add_values(S, shrink);
+      shrink_output(shrink);
+      if constexpr (split) {
+        add_split_values(S);
+      } else {
+        add_values(S);
+      }
       tile_idx = next_idx;
     }
     if constexpr (sums_in_shared) {

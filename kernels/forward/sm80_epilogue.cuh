@@ -37,7 +37,12 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
         float first = O[m][n][2 * half] * factor, second = O[m][n][2 * half + 1] * factor;
         if (factor == 0) first = second = 0;
         if constexpr (careful) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
-        ptx::store_shared(Q_smem + OTile::offset(row, n) + 2 * place.column, ptx::pack<type>(first, second));
+        if constexpr (split) {
+          const unsigned offset = OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4;
+          ptx::store_shared(Q_smem + offset, ptx::Vector<float, 2>{{first, second}});
+        } else {
+          ptx::store_shared(Q_smem + OTile::offset(row, n) + 2 * place.column, ptx::pack<type>(first, second));
+        }
       }
     }
   }
@@ -52,8 +57,9 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
 #pragma unroll
           for (int half = 0; half < 2; ++half) row_lse = r / 8 == 2 * m + half ? lse[m][half] : row_lse;
         }
-        ptx::path<"forward/sm80 repaired row">();
+        ptx::path<split ? "forward/tf32 repaired row" : "forward/sm80 repaired row">();
         row_lse = ptx::shuffle(row_lse, r % 8 * 4);
+        if constexpr (split) row_lse = repair_lse<config>(args, sequence, head_idx, q_begin + warp_row + r, row_lse);
         repair_output<config, OTile>(args, sequence, head_idx, q_begin + warp_row + r, row_lse, Q_smem, warp_row + r);
       }
       __syncwarp();  // the rows have been replaced

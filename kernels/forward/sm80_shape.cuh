@@ -20,22 +20,26 @@ struct ForwardSm80Shape {
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
   static constexpr int rows_per_warp = block_q / config.num_warps;
   static constexpr int m_tiles = rows_per_warp / 16;
-  static constexpr int q_steps = dim / 16;
-  static constexpr bool Q_in_registers = m_tiles * q_steps <= 8;  // 32 registers
+  // Floats are multiplied in two parts each (tile/split.cuh): forward/tf32.
+  static constexpr bool split = type == Type::float32;
+  static constexpr int q_steps = dim / (split ? 8 : 16);
+  static constexpr bool Q_in_registers = !split && m_tiles * q_steps <= 8;  // 32 registers
   // S and O fill 192 registers or more: the row sums, touched once a tile, are kept where they cost none.
   static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
-  // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again.
-  static constexpr bool careful = tile::Score<features>::hides || features.dropout;
+  // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again. So are those
+  // that see an Inf in two parts.
+  static constexpr bool careful = tile::Score<features>::hides || features.dropout || split;
   // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
   static constexpr int lift = features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;
   static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
-  static_assert(type != Type::float32 && block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
+  static_assert(block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
 
-  using QTile = tile::SwizzledTile<block_q, dim>;
-  using OTile = tile::SwizzledTile<block_q, dim_v>;
-  using KTile = tile::SwizzledTile<block_kv, dim>;
-  using VTile = tile::SwizzledTile<block_kv, dim_v>;
+  static constexpr int halves = sizeof(Element) / 2;  // columns of a tile that an element takes
+  using QTile = tile::SwizzledTile<block_q, halves * dim>;
+  using OTile = tile::SwizzledTile<block_q, halves * dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, halves * dim>;
+  using VTile = tile::SwizzledTile<block_kv, halves * dim_v>;
 
   struct SharedStorage {
     union {

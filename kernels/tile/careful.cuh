@@ -50,9 +50,12 @@ struct CarefulRow {
   __device__ __forceinline__ void store(unsigned tile_address, int row, int lane) const {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
+      using Element = ptx::Element<type>;
+      constexpr int per_chunk = Tile::template per_chunk<Element>;
       const int d = lane + 32 * part;
-      const auto value = ptx::from_float<ptx::Element<type>>(sum[part]);
-      if (d < dim) ptx::store_shared(tile_address + Tile::offset(row, d / 8) + d % 8 * 2, value);
+      const unsigned place = d % per_chunk * static_cast<int>(sizeof(Element));
+      if (d < dim)
+        ptx::store_shared(tile_address + Tile::offset(row, d / per_chunk) + place, ptx::from_float<Element>(sum[part]));
     }
   }
 

@@ -13,12 +13,12 @@ namespace flash_attention::tile {
 /// `dim`, become zero: a copy of 0 bytes, whose address is not used. The caller commits and waits.
 template <int threads, int dim, typename Tile, typename Element>
 struct TileCopy {
-  static constexpr int chunks = Tile::columns / 8;
+  static constexpr int chunks = Tile::columns / 8, per_chunk = Tile::template per_chunk<Element>;
   // A thread keeps its column and its place in the swizzle: one pointer and one address go down the rows. All threads
   // must have a row to begin with: 16 columns of 64 rows are too few for 256.
   static constexpr bool keeps_column =
-      threads % (8 * chunks) == 0 && dim == Tile::columns && threads / chunks <= Tile::rows;
-  static_assert(sizeof(Element) == 2 && dim % 8 == 0 && dim <= Tile::columns);
+      threads % (8 * chunks) == 0 && dim == chunks * per_chunk && threads / chunks <= Tile::rows;
+  static_assert(dim % per_chunk == 0 && dim <= chunks * per_chunk);
 
   const Element* source;  // of this thread's first chunk, or of the tile
   long long stride;
@@ -26,7 +26,7 @@ struct TileCopy {
 
   __device__ __forceinline__ TileCopy(const Rows<Element>& rows, int thread)
       : source(rows.data), stride(rows.stride), count(rows.count) {
-    if constexpr (keeps_column) source += thread / chunks * stride + thread % chunks * 8;
+    if constexpr (keeps_column) source += thread / chunks * stride + thread % chunks * per_chunk;
   }
 
   /// To the tile that begins `rows` rows further on.
@@ -53,8 +53,8 @@ struct TileCopy {
       for (int begin = 0; begin < Tile::rows * chunks; begin += threads) {
         const int index = begin + thread, row = index / chunks, chunk = index % chunks;
         if (Tile::rows * chunks % threads != 0 && row >= Tile::rows) break;
-        const bool exists = (!some_missing || row < count) && (dim == Tile::columns || chunk * 8 < dim);
-        ptx::copy_async(address + Tile::offset(row, chunk), source + row * stride + chunk * 8, exists ? 16 : 0);
+        const bool exists = (!some_missing || row < count) && (dim == chunks * per_chunk || chunk * per_chunk < dim);
+        ptx::copy_async(address + Tile::offset(row, chunk), source + row * stride + chunk * per_chunk, exists ? 16 : 0);
       }
     }
   }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void copy_tile_async(unsigned address, const Rows<Ele
 /// Writes `rows` rows of a tile to global memory, those that exist and the columns before `dim`.
 template <int threads, int dim, int rows, typename Tile, typename Element>
 __device__ __forceinline__ void store_tile(unsigned address, int first_row, const Rows<Element>& to, int thread) {
-  constexpr int chunks = dim / 8;
+  constexpr int per_chunk = Tile::template per_chunk<Element>, chunks = dim / per_chunk;
 #pragma unroll
   for (int begin = 0; begin < rows * chunks; begin += threads) {
     const int index = begin + thread, row = first_row + index / chunks, chunk = index % chunks;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_tile(unsigned address, int first_row, cons
     if (row >= to.count) continue;
     using Chunk = ptx::Vector<unsigned, 4>;
     const auto values = ptx::load_shared<Chunk>(address + Tile::offset(row, chunk));
-    ptx::store_global(reinterpret_cast<Chunk*>(to.data + row * to.stride + chunk * 8), values);
+    ptx::store_global(reinterpret_cast<Chunk*>(to.data + row * to.stride + chunk * per_chunk), values);
   }
 }
 

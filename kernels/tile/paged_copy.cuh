@@ -42,8 +42,8 @@ struct PagedPlaces {
   /// are columns at or past `dim`. The caller commits and waits.
   template <int dim, typename Tile, typename Element>
   __device__ __forceinline__ void copy(unsigned address, const TensorView& view, int head_idx) const {
-    constexpr int chunks = Tile::columns / 8;
-    static_assert(sizeof(Element) == 2 && dim % 8 == 0 && dim <= Tile::columns && Tile::rows == rows);
+    constexpr int chunks = Tile::columns / 8, per_chunk = Tile::template per_chunk<Element>;
+    static_assert(dim % per_chunk == 0 && dim <= chunks * per_chunk && Tile::rows == rows);
     const auto* base = static_cast<const Element*>(view.data) + head_idx * view.head_stride;
     const int first = first_row();
     // Unrolled further, the addresses would fill the registers.
@@ -58,8 +58,8 @@ struct PagedPlaces {
       }
       if (own_rows * chunks % 32 != 0 && r >= own_rows) break;
       ptx::copy_async(address + Tile::offset(first + r, chunk),
-                      base + its_page * view.batch_stride + its_row * view.seq_stride + chunk * 8,
-                      its_row >= 0 && chunk * 8 < dim ? 16 : 0);
+                      base + its_page * view.batch_stride + its_row * view.seq_stride + chunk * per_chunk,
+                      its_row >= 0 && chunk * per_chunk < dim ? 16 : 0);
     }
   }
 

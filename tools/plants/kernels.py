@@ -217,6 +217,28 @@ PLANTS = (
         "auto result = tile::key_rows<const Element, features>(view, sequence, head_idx % (args.heads_q / args.group));",
         cover("forward_sm80"),
     ),
+    # Floats in two parts
+    Plant(
+        "tf32: the lower parts of B do not count",
+        "kernels/tile/split.cuh",
+        "B[s].low);",
+        "B[s].high);",
+        "kernels_emulated_test Draws/ForwardTf32Accuracy.*",
+    ),
+    Plant(
+        "tf32: the higher part is cut off",
+        "kernels/tile/split.cuh",
+        "+ 0x1000u) & 0xffffe000u;",
+        ") & 0xfffe0000u;",
+        "kernels_emulated_test Draws/ForwardTf32Accuracy.*",
+    ),
+    Plant(
+        "forward/tf32: an lse that is NaN is left",
+        "kernels/forward/repair.cuh",
+        "if (lse == lse || i >= sequence.len_q) return lse;",
+        "return lse;",
+        "kernels_emulated_test ForwardTf32Numbers.*",
+    ),
     # Rows that see nothing, and rows that are done again
     Plant(
         "forward/sm90: lse of an empty row is 0",

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "backward/query_sums.cuh"
+#include "backward/sm80.cuh"
+#include "backward/sm80_dq.cuh"
+
+// Attention backward of float32 on tensor cores (precision = fast): sm_80 and up, the whole contract.
+//
+// It is backward/sm80 with products of floats in two parts each (tile/split.cuh, sm80_products.cuh): the same loop, copies,
+// scores and epilogue. P and dS go through shared memory as floats and are split where they are multiplied.
+
+namespace flash_attention {
+
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_tf32(const AttentionArgs& args) {
+  backward_sm80<config>(args);
+}
+
+/// dQ by itself: the same bits in every run.
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_tf32_dq(const AttentionArgs& args) {
+  backward_sm80_dq<config>(args);
+}
+
+/// dQ from the sums in the workspace.
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_tf32_finish_dq(const AttentionArgs& args) {
+  backward_sm80_finish_dq<config>(args);
+}
+
+}  // namespace flash_attention

@@ -1,0 +1,154 @@
+#include "plan/families/mma.h"
+
+#include <algorithm>
+
+#include "plan/families/portable.h"
+#include "plan/features.h"
+#include "plan/kernel_config.h"
+#include "plan/workspace.h"
+
+namespace flash_attention::plan {
+
+int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns) {
+  const std::int64_t row_bytes = columns * static_cast<std::int64_t>(size_of(problem.dtype));
+  return static_cast<int>((row_bytes + 127) / 128) * rows * 128;
+}
+
+bool has_simple_scores(const Problem& problem) {
+  const bool masked = problem.mask.present || problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
+  return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !masked && problem.dropout_p == 0 &&
+         problem.program.empty();
+}
+
+std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device) {
+  if (device.arch < 80) return "needs sm_80";
+  if (*problem.scale <= 0) return "needs a positive scale";
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
+  if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "needs head dimensions up to 256";
+  const auto chunk = static_cast<std::int64_t>(16 / size_of(problem.dtype));  // elements that move at once
+  for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides,
+                                 problem.dout_strides, problem.dq_strides, problem.dk_strides, problem.dv_strides}) {
+    if (strides.batch % chunk != 0 || strides.seq % chunk != 0 || strides.head % chunk != 0)
+      return "needs strides that are multiples of " + std::to_string(chunk);
+  }
+  return reject_grid(problem);
+}
+
+// Forward -------------------------------------------------------------------------------------------------------------
+
+int MmaForwardTile::shared_bytes(const Problem& problem) const {
+  return swizzled_tile_bytes(problem, block_q, std::max(problem.head_dim, problem.head_dim_v)) +
+         swizzled_tile_bytes(problem, block_kv, problem.head_dim) +
+         swizzled_tile_bytes(problem, block_kv, problem.head_dim_v) + 2 * mma_small_bytes;  // the row sums
+}
+
+std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo& device) const {
+  const int bytes = shared_bytes(problem);
+  if (bytes <= device.shared_bytes) return "";
+  return "it needs " + std::to_string(bytes) + " bytes of shared memory, there are " + std::to_string(device.shared_bytes);
+}
+
+Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry) {
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
+  const abi::ForwardConfig config{.features = features_with_map(problem),
+                                  .head_dim = static_cast<int>(problem.head_dim),
+                                  .head_dim_v = static_cast<int>(problem.head_dim_v),
+                                  .block_q = tile.block_q,
+                                  .block_kv = tile.block_kv,
+                                  .num_warps = tile.num_warps};
+  add_launch(plan,
+             {.unit = std::move(unit),
+              .entry = std::move(entry),
+              .config = launch_config(config),
+              .block = 32 * tile.num_warps,
+              .shared_bytes = tile.shared_bytes(problem),
+              .min_blocks_per_sm = tile.num_warps == 4 ? 2 : 1},
+             mma_tiles(problem.seq_q, tile.block_q) * problem.heads_q * problem.batch);
+  return plan;
+}
+
+// Backward ------------------------------------------------------------------------------------------------------------
+
+int MmaBackwardTile::shared_bytes(const Problem& problem) const {
+  const auto rows = [&](int count) {
+    return swizzled_tile_bytes(problem, count, problem.head_dim) + swizzled_tile_bytes(problem, count, problem.head_dim_v);
+  };
+  return rows(block_kv) + num_stages * (rows(block_q) + mma_small_bytes) +
+         2 * swizzled_tile_bytes(problem, block_q, block_kv) + mma_small_bytes;
+}
+
+std::optional<MmaBackwardTile> first_that_fits(std::initializer_list<MmaBackwardTile> tiles, const Problem& problem,
+                                               const DeviceInfo& device) {
+  for (const MmaBackwardTile& tile : tiles) {
+    if (tile.shared_bytes(problem) <= device.shared_bytes) return tile;
+  }
+  return std::nullopt;
+}
+
+int MmaQueryTile::shared_bytes(const Problem& problem) const {
+  return swizzled_tile_bytes(problem, block_q + block_kv, problem.head_dim) +
+         swizzled_tile_bytes(problem, block_q + block_kv, problem.head_dim_v) + mma_small_bytes;
+}
+
+namespace {
+
+abi::BackwardConfig backward_config(const Problem& problem, int block_q, int block_kv, int num_stages) {
+  abi::BackwardConfig config = portable_backward_config(problem);
+  config.block_q = block_q;
+  config.block_kv = block_kv;
+  config.num_warps = mma_backward_warps;
+  config.num_stages = num_stages;
+  config.dq_mode = problem.deterministic ? abi::DqMode::separate_kernel : abi::DqMode::atomic;
+  return config;
+}
+
+/// QuerySums, whole tiles of fp32, as many as returned.
+std::int64_t reserve_query_sums(const Problem& problem, int block_q, Plan& plan) {
+  const std::int64_t count = problem.packed ? problem.heads_q * (problem.total_q / block_q + problem.batch)
+                                            : problem.heads_q * problem.batch * mma_tiles(problem.seq_q, block_q);
+  const std::int64_t warps_n = mma_backward_warps / (block_q / 32), steps = mma_tiles(problem.head_dim, 16);
+  const std::int64_t columns = (steps + warps_n - 1) / warps_n * warps_n * 16;
+  reserve(plan, abi::BackwardSm80Region::dQ, count * block_q * columns * std::int64_t{sizeof(float)});
+  return count;
+}
+
+}  // namespace
+
+Plan lay_out_mma_backward(const Problem& problem, const MmaBackwardTile& tile, const MmaQueryTile& queries,
+                          const MmaBackwardNames& names) {
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
+  abi::BackwardConfig parts = backward_config(problem, tile.block_q, tile.block_kv, tile.num_stages);
+  const LaunchConfig config = launch_config(parts);
+  const std::int64_t heads = problem.heads_q * problem.batch;
+  const auto launch = [&](std::string unit, std::string entry, const LaunchConfig& of, int shared_bytes,
+                          std::int64_t blocks) {
+    add_launch(plan,
+               {.unit = std::move(unit),
+                .entry = std::move(entry),
+                .config = of,
+                .block = 32 * mma_backward_warps,
+                .shared_bytes = shared_bytes},
+               blocks);
+  };
+  reserve_row_delta(problem, plan);
+  if (!problem.deterministic) {
+    parts.features = row_features(parts.features);
+    launch("backward/query_sums", "backward_clear_sums", launch_config(parts), 0,
+           reserve_query_sums(problem, tile.block_q, plan));
+  }
+  add_delta_launch(problem, plan);
+  launch(names.unit, names.entry, config, tile.shared_bytes(problem),
+         mma_tiles(problem.seq_kv, tile.block_kv) * problem.heads_kv * problem.batch);
+  if (problem.deterministic) {
+    launch(names.dq_unit, names.entry + "_dq",
+           launch_config(backward_config(problem, queries.block_q, queries.block_kv, 1)), queries.shared_bytes(problem),
+           mma_tiles(problem.seq_q, queries.block_q) * heads);
+  } else {
+    launch(names.dq_unit, names.entry + "_finish_dq", config,
+           swizzled_tile_bytes(problem, tile.block_q, problem.head_dim) + mma_small_bytes,
+           mma_tiles(problem.seq_q, tile.block_q) * heads);
+  }
+  return plan;
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+#include "flash_attention/device.h"
+#include "flash_attention/plan.h"
+#include "flash_attention/problem.h"
+
+// What the families of kernels with mma.sync share, sm80 and tf32: the same kernels with elements of 16 and 32 bits.
+
+namespace flash_attention::plan {
+
+constexpr int mma_small_bytes = 1024;  // a flag, statistics of rows, next to tiles, which are aligned to so much
+constexpr int mma_backward_warps = 8;
+
+inline std::int64_t mma_tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
+
+/// Bytes of a tile::SwizzledTile: panels of 128 bytes a row.
+int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns);
+
+/// What a score needs in addition to its dot product and its place takes registers.
+bool has_simple_scores(const Problem& problem);
+
+/// What none of them takes.
+std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device);
+
+struct MmaForwardTile {
+  int block_q, block_kv, num_warps;
+
+  int shared_bytes(const Problem& problem) const;
+  /// Why a tile that was requested does not fit; empty where it does.
+  std::string reject_size(const Problem& problem, const DeviceInfo& device) const;
+};
+
+Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry);
+
+struct MmaBackwardTile {
+  int block_q, block_kv, num_stages;
+
+  int shared_bytes(const Problem& problem) const;
+};
+
+std::optional<MmaBackwardTile> first_that_fits(std::initializer_list<MmaBackwardTile> tiles, const Problem& problem,
+                                               const DeviceInfo& device);
+
+/// Of the kernel for dQ alone: 16 queries a warp.
+struct MmaQueryTile {
+  static constexpr int block_q = 16 * mma_backward_warps;
+  int block_kv;
+
+  int shared_bytes(const Problem& problem) const;
+};
+
+/// The kernel for dQ is `entry`_dq or `entry`_finish_dq.
+struct MmaBackwardNames {
+  std::string unit, dq_unit, entry;
+};
+
+Plan lay_out_mma_backward(const Problem& problem, const MmaBackwardTile& tile, const MmaQueryTile& queries,
+                          const MmaBackwardNames& names);
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,116 @@
+// float32 on tensor cores, for precision = fast.
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "plan/families/mma.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention::plan {
+namespace {
+
+std::string reject_problem(const Problem& problem, const DeviceInfo& device) {
+  if (problem.dtype != Dtype::float32) return "needs float32";
+  if (problem.precision != Precision::fast) return "needs precision = fast";
+  return reject_mma_problem(problem, device);
+}
+
+// Forward -------------------------------------------------------------------------------------------------------------
+
+/// 32 rows a warp where so many fit in registers, else 16. With 64 keys registers are spilled, and no fewer instructions
+/// are needed for a key.
+std::optional<MmaForwardTile> forward_tile(const Problem& problem, const DeviceInfo& device) {
+  const bool wide_warps = has_simple_scores(problem) && std::max(problem.head_dim, problem.head_dim_v) <= 128;
+  const MmaForwardTile small{64, 32, 4}, large{128, 32, wide_warps ? 4 : 8};
+  for (const MmaForwardTile& tile : {problem.seq_q <= 64 ? small : large, small, MmaForwardTile{64, 16, 4}}) {
+    if (tile.shared_bytes(problem) <= device.shared_bytes) return tile;
+  }
+  return std::nullopt;
+}
+
+/// A tile that was requested: 32 rows a warp where the planner has that, too.
+MmaForwardTile asked_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+  const auto [block_q, block_kv] = asked;
+  const std::optional<MmaForwardTile> usual = forward_tile(problem, device);
+  const int rows = block_q == 128 && usual && usual->block_q / usual->num_warps == 32 ? 32 : 16;
+  return {block_q, block_kv, block_q / rows};
+}
+
+std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+  const auto [block_q, block_kv] = asked;
+  if (block_q != 32 && block_q != 64 && block_q != 128) return "allowed are 32, 64 and 128 queries";
+  if (block_kv != 16 && block_kv != 32 && block_kv != 64) return "allowed are 16, 32 and 64 keys";
+  return asked_tile(problem, device, asked).reject_size(problem, device);
+}
+
+std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
+  if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
+  return forward_tile(problem, device) ? "" : "needs more shared memory";
+}
+
+Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
+  return lay_out_mma_forward(problem, *forward_tile(problem, device), "forward/tf32", "forward_tf32");
+}
+
+Plan lay_out_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+  return lay_out_mma_forward(problem, asked_tile(problem, device, asked), "forward/tf32", "forward_tf32");
+}
+
+// Backward ------------------------------------------------------------------------------------------------------------
+
+/// The largest tile whose operands fit in shared memory. A tile of 128 keys has a third fewer instructions for a score than
+/// one of 64.
+std::optional<MmaBackwardTile> backward_tile(const Problem& problem, const DeviceInfo& device) {
+  const bool wide = has_simple_scores(problem) && std::max(problem.head_dim, problem.head_dim_v) <= 64;
+  return first_that_fits({MmaBackwardTile{64, wide ? 128 : 64, 2}, {64, 64, 2}, {64, 64, 1}}, problem, device);
+}
+
+constexpr MmaQueryTile query_tile{32};
+
+std::string reject_backward(const Problem& problem, const DeviceInfo& device) {
+  if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
+  const int dq_bytes = problem.deterministic ? query_tile.shared_bytes(problem) : 0;
+  if (!backward_tile(problem, device) || dq_bytes > device.shared_bytes) return "needs more shared memory";
+  return "";
+}
+
+Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
+  Plan plan = lay_out_mma_backward(problem, *backward_tile(problem, device), query_tile,
+                                   {"backward/tf32", "backward/tf32", "backward_tf32"});
+  add_bias_launch(problem, plan);
+  add_program_and_sink_launches(problem, plan);
+  return plan;
+}
+
+}  // namespace
+
+std::span<const KernelEntry> tf32_kernels() {
+  static constexpr std::string_view requirements =
+      "sm_80 and up, float32 with precision = fast, strides that are multiples of 4, a positive scale";
+  static const std::array<KernelEntry, 2> rows{KernelEntry{.name = "forward/tf32",
+                                                           .pass = Pass::forward,
+                                                           .device = DeviceKind::cuda,
+                                                           .requirements = requirements,
+                                                           .pages = true,
+                                                           .left_padding = true,
+                                                           .hidden_rows = true,
+                                                           .block_mask = true,
+                                                           .programs = true,
+                                                           .reject = reject_forward,
+                                                           .lay_out = lay_out_forward,
+                                                           .reject_tile = reject_forward_tile,
+                                                           .lay_out_tile = lay_out_forward_tile},
+                                               KernelEntry{.name = "backward/tf32",
+                                                           .pass = Pass::backward,
+                                                           .device = DeviceKind::cuda,
+                                                           .requirements = requirements,
+                                                           .hidden_rows = true,
+                                                           .block_mask = true,
+                                                           .programs = true,
+                                                           .reject = reject_backward,
+                                                           .lay_out = lay_out_backward}};
+  return rows;
+}
+
+}  // namespace flash_attention::plan

@@ -1,0 +1,38 @@
+#include "kernels/tf32_cases.h"
+
+namespace flash_attention::testing {
+namespace {
+
+using BackwardTf32 = ::testing::TestWithParam<Case>;
+
+TEST_P(BackwardTf32, Emulated) { check_emulated(GetParam(), "backward/tf32", Pass::backward); }
+
+INSTANTIATE_TEST_SUITE_P(Masks, BackwardTf32, ::testing::ValuesIn(some_of(fast(mask_cases(Dtype::float32)), 10)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Float32, BackwardTf32, ::testing::ValuesIn(some_of(fast(contract_cases(Dtype::float32)), 14)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Deterministic, BackwardTf32,
+                         ::testing::ValuesIn(some_of(deterministic(fast(contract_cases(Dtype::float32))), 30)), case_name);
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardTf32, ::testing::ValuesIn(some_of(fast(nan_gradients(Dtype::float32)), 4)),
+                         case_name);
+
+using BackwardTf32Accuracy = ::testing::TestWithParam<Case>;
+
+TEST_P(BackwardTf32Accuracy, IsWithinFourTimesOfFp32) {
+  Case c = GetParam();
+  c.problem.deterministic = c.problem.head_dim == 128;  // dQ by both of its kernels
+  expect_error_within_four_times(c, DeviceKind::emulator, Pass::backward, "backward/portable", "backward/tf32",
+                                 {&Results::dq, &Results::dk, &Results::dv});
+}
+INSTANTIATE_TEST_SUITE_P(Draws, BackwardTf32Accuracy, ::testing::ValuesIn(accuracy_cases()), case_name);
+
+/// Infinite and huge numbers mean what they mean in fp32.
+TEST(BackwardTf32Numbers, AreThoseOfFp32) {
+  for (const ExtremeCase& extreme : extreme_cases()) {
+    SCOPED_TRACE(extreme.c.name);
+    expect_same_numbers(extreme, DeviceKind::emulator, Pass::backward, "backward/tf32");
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention::testing

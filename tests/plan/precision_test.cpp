@@ -1,0 +1,91 @@
+// Which problems forward/tf32 and backward/tf32 get: float32 with precision = fast, on GPUs that have the instruction.
+#include <gtest/gtest.h>
+
+#include "flash_attention/error.h"
+#include "flash_attention/plan.h"
+
+namespace flash_attention {
+namespace {
+
+DeviceInfo gpu(int arch, int shared_bytes) {
+  return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 132, .shared_bytes = shared_bytes};
+}
+const DeviceInfo hopper = gpu(90, 232448), ampere = gpu(80, 166912), ada = gpu(89, 101376), turing = gpu(75, 65536);
+
+Problem fast_problem(std::int64_t head_dim = 64) {
+  return {.batch = 2,
+          .seq_q = 512,
+          .seq_kv = 512,
+          .heads_q = 4,
+          .heads_kv = 4,
+          .head_dim = head_dim,
+          .precision = Precision::fast};
+}
+
+std::string kernel_of(const Problem& problem, Pass pass, const DeviceInfo& device) {
+  return make_plan(problem, pass, device).kernel;
+}
+
+TEST(PlanPrecision, FastFloat32TakesTensorCores) {
+  for (const DeviceInfo& device : {hopper, ampere, ada}) {
+    for (const std::int64_t head_dim : {8, 64, 128, 256})
+      EXPECT_EQ(kernel_of(fast_problem(head_dim), Pass::forward, device), "forward/tf32") << head_dim;
+    EXPECT_EQ(kernel_of(fast_problem(32), Pass::backward, device), "backward/tf32");
+  }
+  EXPECT_EQ(kernel_of(fast_problem(128), Pass::backward, ampere), "backward/tf32");
+  EXPECT_EQ(kernel_of(fast_problem(192), Pass::backward, hopper), "backward/tf32");
+}
+
+TEST(PlanPrecision, ElsewhereItIsWithoutEffect) {
+  Problem problem = fast_problem();
+  EXPECT_EQ(kernel_of(problem, Pass::forward, turing), "forward/portable");
+  EXPECT_EQ(kernel_of(problem, Pass::backward, turing), "backward/portable");
+  problem.dtype = Dtype::bfloat16;
+  EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/sm90");
+  problem.precision = Precision::ieee;
+  problem.dtype = Dtype::float32;
+  EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/portable");
+  EXPECT_EQ(kernel_of(problem, Pass::backward, hopper), "backward/portable");
+}
+
+TEST(PlanPrecision, WhatTensorCoresDoNotTakeIsDoneInFp32) {
+  Problem negative = fast_problem(), odd = fast_problem(), invariant = fast_problem(), wide = fast_problem(512);
+  negative.scale = -0.5f;
+  odd.q_strides = {.batch = 512 * 4 * 65, .seq = 4 * 65, .head = 65};
+  invariant.invariant = true;
+  for (const Problem& problem : {negative, odd, invariant, wide})
+    EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/portable");
+  EXPECT_EQ(kernel_of(fast_problem(256), Pass::backward, hopper), "backward/portable");
+}
+
+TEST(PlanPrecision, FourElementsMoveAtOnce) {
+  Problem problem = fast_problem();
+  problem.k_strides = {.batch = 512 * 4 * 68, .seq = 4 * 68, .head = 68};
+  EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/tf32");
+}
+
+TEST(PlanPrecision, NameIsRefusedWithoutIt) {
+  Problem problem = fast_problem();
+  problem.precision = Precision::ieee;
+  try {
+    make_plan(problem, Pass::forward, hopper, "forward/tf32");
+    FAIL() << "taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("needs precision = fast"), std::string::npos) << error.what();
+  }
+}
+
+TEST(PlanPrecision, OtherValuesAreRefusedByName) {
+  Problem problem = fast_problem();
+  problem.precision = static_cast<Precision>(2);
+  try {
+    make_plan(problem, Pass::forward, hopper);
+    FAIL() << "taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("precision: got 2; allowed are ieee and fast"), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace flash_attention
