@@ -140,11 +140,14 @@ struct Part {
 /// The marks of a kernel, from its sources.
 std::set<std::string> paths_of(const std::string& kernel) {
   std::set<std::string> names;
-  const std::regex mark("ptx::path<\"([^\"]+)\">");
+  // Kernels that share a file have names of their own: path<split ? "forward/tf32 ..." : "forward/sm80 ...">.
+  const std::regex mark("ptx::path<[^>\"]*(\"[^\"]+\")(?: : (\"[^\"]+\"))?>");
   for (const jit::EmbeddedFile& file : jit::embedded_files()) {
     const std::string text(file.text);
-    for (std::sregex_iterator m(text.begin(), text.end(), mark), end; m != end; ++m)
-      if (m->str(1).starts_with(kernel + " ")) names.insert(m->str(1));
+    for (std::sregex_iterator m(text.begin(), text.end(), mark), end; m != end; ++m) {
+      for (const std::string& quoted : {m->str(1), m->str(2)})
+        if (quoted.starts_with('"' + kernel + " ")) names.insert(quoted.substr(1, quoted.size() - 2));
+    }
   }
   return names;
 }
@@ -198,6 +201,7 @@ INSTANTIATE_TEST_SUITE_P(
     Kernels, CoverEmulated,
     ::testing::Values(
         Part{"forward/portable", 3, {plain_64}}, Part{"forward/sm80", 4, {plain_64, soft_cap}},
+        Part{"forward/tf32", 2, {plain_64}}, Part{"backward/tf32", 1, {plain_64, plain_128}},
         Part{"forward/sm90",
              5,
              {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_blocks}},

@@ -262,7 +262,8 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   Problem& p = c.problem;
   Dice fixed(configuration_seed), dice(seed);
   c.seed = dice.word();
-  p.dtype = static_cast<Dtype>(row[dtype]);
+  p.dtype = row.is(dtype, "float32_fast") ? Dtype::float32 : static_cast<Dtype>(row[dtype]);
+  if (row.is(dtype, "float32_fast")) p.precision = Precision::fast;
   // Quick kernels take rows of 8-bit keys that are multiples of 16 bytes.
   const std::int64_t step = row.is(kv_dtype, "off") || fixed.between(0, 3) == 0 ? 8 : 16;
   p.head_dim = dim_of(row.level(head_dim), step, fixed);

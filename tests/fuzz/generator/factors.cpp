@@ -21,7 +21,7 @@ struct Description {
 
 const std::vector<Description>& table() {
   static const std::vector<Description> rows{
-      {dtype, "dtype", {"float32", "float16", "bfloat16"}},
+      {dtype, "dtype", {"float32", "float16", "bfloat16", "float32_fast"}},  // fast: its precision
       {head_dim,
        "head_dim",
        {"8", "16..56", "64", "72..120", "128", "136..192", "200..248", "256", "any", "264..504", "512..576"}},
@@ -135,8 +135,8 @@ int index_of(Factor factor, std::string_view level) {
 /// Some kernels take programs that change scores and none that hide keys.
 bool takes_masks_of_programs(const plan::KernelEntry& entry) {
   if (entry.device == DeviceKind::cpu) return true;
-  const Problem small{
-      .seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::float16, .program = "v = eq i j\nvisible = v\n"};
+  Problem small{.seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::float16, .program = "v = eq i j\nvisible = v\n"};
+  if (entry.name.ends_with("/tf32")) small.dtype = Dtype::float32, small.precision = Precision::fast;
   const DeviceInfo device =
       device_info({.kind = DeviceKind::emulator, .emulated_arch = entry.name.ends_with("90") ? 90 : 80});
   try {
@@ -220,6 +220,11 @@ Domain domain_of(std::string_view kernel) {
     domain.only(dlse, {"off"}).only(dbias, {"off"}).only(dsink, {"off"}).only(dprogram, {"off"});
     domain.without(inputs, {"nan_dout"});
     if (!entry->invariant) domain.only(invariant, {"off"});
+  }
+  if (kernel.ends_with("/tf32")) {
+    domain.only(dtype, {"float32_fast"}).without(layout, {"odd"}).without(scale, {"negative", "zero"});
+  } else {
+    domain.without(dtype, {"float32_fast"});
   }
   if (kernel.ends_with("/sm80") || kernel.ends_with("/sm90")) {
     domain.without(dtype, {"float32"}).without(layout, {"odd", "fours"});
