@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "plan/families/mma.h"
+#include "plan/families/portable.h"
 #include "plan/kernel_table.h"
 
 namespace flash_attention::plan {
