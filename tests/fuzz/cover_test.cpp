@@ -7,6 +7,7 @@
 
 #include "fuzz/generator/draw_case.h"
 #include "fuzz/generator/problems.h"
+#include "fuzz/generator/sight.h"
 #include "fuzz/generator/vary.h"
 
 namespace flash_attention::fuzz {
@@ -54,6 +55,7 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
          needs(inputs, "infinite_bias", bias_shape);
 }
 
+/// In a problem without rows or keys a pair counts for nothing, unless that is what it is about.
 TEST(Cover, EveryPairOccurs) {
   for (const char* kernel : kernels) {
     for (const int share : {1, 8}) {
@@ -61,8 +63,10 @@ TEST(Cover, EveryPairOccurs) {
       std::set<std::array<int, 4>> seen;
       for (const Row& row : cover(domain, share, 7)) {
         for (int a = 0; a < num_factors; ++a) ASSERT_GE(row[a], 0) << name_of(static_cast<Factor>(a));
-        for (int a = 0; a < num_factors; ++a)
-          for (int b = a + 1; b < num_factors; ++b) seen.insert({a, row[a], b, row[b]});
+        for (int a = 0; a < num_factors; ++a) {
+          for (int b = a + 1; b < num_factors; ++b)
+            if (!is_blank(row) || is_blank(a, row[a]) || is_blank(b, row[b])) seen.insert({a, row[a], b, row[b]});
+        }
       }
       for (int a = 0; a < num_factors; ++a) {
         for (int b = a + 1; b < num_factors; ++b) {

@@ -6,6 +6,8 @@
 #include <random>
 #include <stdexcept>
 
+#include "fuzz/generator/sight.h"
+
 namespace flash_attention::fuzz {
 namespace {
 
@@ -104,9 +106,11 @@ class Missing {
   int want(int factor, int level) const { return wanted_[levels_.index(factor, level)]; }
 
   void take(const Row& row) {
+    const bool blank = is_blank(row);
     for (int a = 0; a < num_factors; ++a) {
       for (int b = 0; b < num_factors; ++b) {
         if (a == b || !has(a, row[a], b, row[b])) continue;
+        if (blank && !is_blank(a, row[a]) && !is_blank(b, row[b])) continue;
         missing_[levels_.at(a, row[a], b, row[b])] = 0;
         --wanted_[levels_.index(a, row[a])];
       }
@@ -119,9 +123,35 @@ class Missing {
   std::vector<int> wanted_;
 };
 
-/// Chooses the open factors of [begin, end) in random order, each so that it adds the most pairs; ties by lot. One stays
-/// open where three levels do not go together though each two of them do.
-Row choose(const Domain& domain, const Levels& levels, const Missing& missing, Row row, int begin, int end,
+/// What a row is for. A mistake shows in a row that sees something, so most rows have no blank level, at most one dull
+/// level and few that hide keys. Blank and dull levels meet in some rows of their own.
+enum class Kind { seen, dull, blank };
+struct Aim {
+  Kind kind;
+  int most_hiding;
+};
+
+bool suits(const Aim& aim, const Row& row, int factor, int level) {
+  if (aim.kind == Kind::blank) return is_blank(factor, level);
+  if (is_blank(factor, level)) return false;
+  if (aim.kind == Kind::dull) return is_dull(factor, level);
+  if (is_dull(factor, level) && num_dull(row) > 0) return false;
+  return !hides_keys(factor, level) || num_hiding(row) < aim.most_hiding;
+}
+
+/// How well it does: 2 where it suits, 0 for what a row of that kind has only if no other level is left.
+int suitability(const Aim& aim, const Missing& missing, const Row& row, int factor, int level) {
+  if (aim.kind == Kind::seen) return suits(aim, row, factor, level) ? 2 : 0;
+  if (aim.kind == Kind::dull && is_blank(factor, level)) return 0;
+  return suits(aim, row, factor, level) && missing.want(factor, level) > 0 ? 2 : 1;
+}
+
+/// Of every twenty rows one is dull and one is blank.
+Kind kind_of(std::size_t row) { return row % 20 == 19 ? Kind::blank : row % 20 == 9 ? Kind::dull : Kind::seen; }
+
+/// Chooses the open factors of [begin, end) in random order, each so that it suits the aim and adds the most pairs; ties by
+/// lot. One stays open where three levels do not go together though each two of them do.
+Row choose(const Domain& domain, const Levels& levels, const Missing& missing, const Aim& aim, Row row, int begin, int end,
            std::mt19937_64& random) {
   std::vector<int> order(end - begin);
   std::iota(order.begin(), order.end(), begin);
@@ -129,11 +159,12 @@ Row choose(const Domain& domain, const Levels& levels, const Missing& missing, R
   for (const int factor : order) {
     if (row[factor] >= 0) continue;
     int best = -1;
-    std::pair<int, int> most{-1, -1};
+    std::array<int, 3> most{-1, -1, -1};
     std::uint64_t ticket = 0;
     for (int level = 0; level < num_levels(factor); ++level) {
       if (!domain.has(factor, level) || !levels.fits(row, factor, level)) continue;
-      const std::pair<int, int> gain{missing.gain(row, factor, level), missing.want(factor, level)};
+      const int want = missing.want(factor, level);
+      const std::array<int, 3> gain{suitability(aim, missing, row, factor, level), missing.gain(row, factor, level), want};
       const std::uint64_t drawn = random();
       if (gain > most || (gain == most && drawn > ticket)) best = level, most = gain, ticket = drawn;
     }
@@ -162,11 +193,17 @@ std::vector<std::array<int, 4>> open_pairs(const Levels& levels, const Missing& 
 }
 
 /// The best of a few tries, by the pairs that it adds. A configuration without a pair of its own is chosen for one of those
-/// that its rows can add.
-Row best_row(const Domain& domain, const Levels& levels, const Missing& missing, const Row& given, int begin, int end,
-             std::mt19937_64& random) {
+/// that its rows can add. `free`: the row need not add a pair where none suits it.
+Row best_row(const Domain& domain, const Levels& levels, const Missing& missing, const Aim& aim, const Row& given,
+             int begin, int end, bool free, std::mt19937_64& random) {
   std::vector<std::array<int, 4>> pairs = open_pairs(levels, missing, given, begin, end);
   if (pairs.empty()) pairs = open_pairs(levels, missing, given, end, num_factors);
+  const auto suited = [&](const std::array<int, 4>& pair) {
+    const bool first = suits(aim, given, pair[0], pair[1]), second = suits(aim, given, pair[2], pair[3]);
+    return aim.kind == Kind::seen ? first && second : first || second;
+  };
+  if (const auto others = std::stable_partition(pairs.begin(), pairs.end(), suited); free || others != pairs.begin())
+    pairs.erase(others, pairs.end());
   Row best;
   int most = -1;
   constexpr int tries = 6, most_tries = 200;
@@ -176,7 +213,7 @@ Row best_row(const Domain& domain, const Levels& levels, const Missing& missing,
       const auto& [a, x, b, y] = pairs[random() % pairs.size()];
       row[a] = x, row[b] = y;
     }
-    row = choose(domain, levels, missing, row, begin, end, random);
+    row = choose(domain, levels, missing, aim, row, begin, end, random);
     bool open = false;
     for (int factor = begin; factor < end; ++factor) open = open || row[factor] < 0;
     if (open) continue;
@@ -198,9 +235,13 @@ std::vector<Row> cover(const Domain& domain, int share, std::uint64_t seed) {
   Missing missing(levels);
   std::vector<Row> rows;
   while (missing.any()) {
-    Row start = best_row(domain, levels, missing, Row(), 0, num_compiled, random);
+    constexpr int most_hiding[] = {2, 2, 2, 2, 2, 4, 4, 4, 4, num_factors};
+    Aim aim{Kind::seen, most_hiding[random() % std::size(most_hiding)]};
+    Row start = best_row(domain, levels, missing, aim, Row(), 0, num_compiled, false, random);
     for (int n = 0; n < share; ++n) {
-      rows.push_back(best_row(domain, levels, missing, start, num_compiled, num_factors, random));
+      aim.kind = kind_of(rows.size());
+      const bool free = n > 0 && aim.kind == Kind::seen;
+      rows.push_back(best_row(domain, levels, missing, aim, start, num_compiled, num_factors, free, random));
       missing.take(rows.back());
       for (int factor = num_compiled; factor < num_factors; ++factor) start[factor] = -1;
     }

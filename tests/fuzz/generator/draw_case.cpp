@@ -1,35 +1,18 @@
 #include "fuzz/generator/draw_case.h"
 
 #include <algorithm>
-#include <initializer_list>
-#include <random>
 
+#include "fuzz/generator/dice.h"
 #include "fuzz/generator/layouts.h"
+#include "fuzz/generator/lengths.h"
+#include "fuzz/generator/sight.h"
 #include "support/oracle/case_programs.h"
-#include "support/oracle/pages.h"
 
 namespace flash_attention::fuzz {
 namespace {
 
 using testing::Case;
 using testing::Draw;
-
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : random_(seed) {}
-
-  std::int64_t between(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-  template <class T>
-  T one_of(std::initializer_list<T> values) {
-    return values.begin()[random_() % values.size()];
-  }
-  std::uint64_t word() { return random_(); }
-
- private:
-  std::mt19937_64 random_;
-};
 
 /// `step`: of what the dimension is a multiple, where the level leaves it open.
 std::int64_t dim_of(std::string_view level, std::int64_t step, Dice& dice) {
@@ -53,110 +36,20 @@ std::int64_t other_dim(std::string_view level, std::int64_t dim, std::int64_t st
   return dim;
 }
 
-std::int64_t length_of(std::string_view level, const Sizes& sizes, Dice& dice) {
-  if (level == "few") return dice.between(2, 9);
-  if (level == "prime") return dice.one_of<std::int64_t>({13, 67, 97, 131});
-  if (level == "edge") return dice.one_of<std::int64_t>({63, 64, 65, 127, 128, 129, 191, 192, 193});
-  if (level == "long") return dice.between(sizes.longest * 3 / 4, sizes.longest);
-  return std::stoll(std::string(level));
-}
-
-/// Lengths up to the longest, among them none, all and one.
-std::vector<std::int32_t> lengths_up_to(std::int64_t count, std::int64_t longest, Dice& dice) {
-  std::vector<std::int32_t> lengths;
-  for (std::int64_t n = 0; n < count; ++n) {
-    const std::int64_t any = dice.between(0, longest);
-    const std::int64_t length = dice.one_of<std::int64_t>({any, any, longest, longest, longest / 2, 1, 0});
-    lengths.push_back(static_cast<std::int32_t>(std::min(length, longest)));
-  }
-  return lengths;
-}
-
-void set_sizes(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
-  Problem& p = c.problem;
-  const bool many = row.is(batch, "many");
-  p.batch = many ? dice.between(33, 40) : std::stoll(std::string(row.level(batch)));
-  const std::int64_t per_key_head = std::stoll(std::string(row.level(group)));
-  p.heads_kv = per_key_head >= 8 ? 1 : dice.between(1, 2);
-  p.heads_q = p.heads_kv * per_key_head;
-  p.seq_q = length_of(row.level(queries), sizes, dice);
-  p.seq_kv = length_of(row.level(keys), sizes, dice);
-  // Equal lengths, the most common problem of all, are too rare by themselves.
-  if (row[queries] == row[keys] && dice.between(0, 1) == 1) p.seq_kv = p.seq_q;
-  const auto products = [&] {
-    return static_cast<double>(p.batch * p.heads_q * p.seq_q) * static_cast<double>(p.seq_kv * p.head_dim);
-  };
-  while (products() > sizes.most_products && std::max(p.seq_q, p.seq_kv) > 200)
-    (p.seq_q > p.seq_kv ? p.seq_q : p.seq_kv) -= 10;
-}
-
-void pack(Case& c, const Row& row, Dice& dice) {
-  Problem& p = c.problem;
-  const std::string_view bound = row.level(bounds);
-  const auto end_to_end = [&](std::int64_t& longest, std::int64_t& total) {
-    std::vector<std::int32_t> lengths = lengths_up_to(p.batch, longest, dice);
-    if (p.batch > 0) lengths[dice.between(0, p.batch - 1)] = static_cast<std::int32_t>(longest);
-    std::vector<std::int32_t> ends{0};
-    for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
-    total = ends.back() + (row.is(tail, "some") ? dice.between(1, 70) : 0);
-    if (bound == "loose") longest += 5;
-    if (bound == "none") longest = 0;
-    return ends;
-  };
-  p.packed = true;
-  c.cu_seqlens_q = end_to_end(p.seq_q, p.total_q);
-  if (row.is(paged, "off")) c.cu_seqlens_kv = end_to_end(p.seq_kv, p.total_kv);
-}
-
-std::int64_t rows_of_page(std::string_view level, std::int64_t most_keys, Dice& dice) {
-  if (level == "few") return dice.between(2, 9);
-  if (level == "whole") return std::max<std::int64_t>(most_keys, 1);
-  return std::stoll(std::string(level));
-}
-
-void put_in_pages(Case& c, const Row& row, Dice& dice) {
-  Problem& p = c.problem;
-  std::vector<std::int32_t> lengths(p.batch, static_cast<std::int32_t>(p.seq_kv));
-  if (row.is(paged, "used")) lengths = lengths_up_to(p.batch, p.seq_kv, dice);
-  testing::put_in_pages(c, rows_of_page(row.level(page_size), p.seq_kv, dice), std::move(lengths));
-  p.seqused_kv = row.is(paged, "used");
-  if (!p.seqused_kv) c.seqused_kv.clear();
-}
-
-/// Lengths that each sequence uses of those it has.
-std::vector<std::int32_t> used_lengths(const Case& c, const std::vector<std::int32_t>& ends, std::int64_t longest,
-                                       Dice& dice) {
-  std::vector<std::int32_t> used;
-  for (std::int64_t b = 0; b < c.problem.batch; ++b) {
-    const std::int64_t limit = ends.empty() ? longest : ends[b + 1] - ends[b];
-    used.push_back(lengths_up_to(1, limit, dice).front());
-  }
-  return used;
-}
-
-void set_lengths(Case& c, const Row& row, Dice& dice) {
-  Problem& p = c.problem;
-  if (row.is(packed, "on")) pack(c, row, dice);
-  if (!row.is(paged, "off")) put_in_pages(c, row, dice);
-  p.seqused_q = row.is(seqused_q, "on");
-  p.seqused_kv = row.is(seqused_kv, "on");
-  p.key_lengths = row.is(key_lengths, "on");
-  p.left_padding = row.is(left_padding, "on");
-  if (p.seqused_q) c.seqused_q = used_lengths(c, c.cu_seqlens_q, p.seq_q, dice);
-  if (p.seqused_kv && p.page_size == 0) c.seqused_kv = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
-  if (p.key_lengths) c.key_lengths = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
-  if (p.left_padding) c.left_padding = used_lengths(c, c.cu_seqlens_kv, p.seq_kv, dice);
-}
-
-void set_window(Problem& p, std::string_view level, bool chunked, Dice& dice) {
+/// Where more hides keys, an edge is far away: two near ones together would leave nothing.
+void set_window(Problem& p, const Row& row, Dice& dice) {
+  const std::string_view level = row.level(window);
   const std::int64_t reach = std::max<std::int64_t>(testing::packs_keys(p) ? p.total_kv : p.seq_kv, 4);
+  const bool many = num_hiding(row) >= many_hiding && dice.between(0, 15) != 0;
   const auto bound = [&] {
-    return dice.one_of<std::int64_t>({0, dice.between(1, 9), dice.between(0, reach / 2), reach / 3});
+    if (many) return dice.one_of<std::int64_t>({reach / 3, reach / 2, dice.between(reach / 4, reach)});
+    const std::int64_t few = dice.between(1, 9), any = dice.between(0, reach / 2);
+    return dice.one_of<std::int64_t>({0, few, few, any, any, any, reach / 3, reach / 3});
   };
   p.causal = level == "causal" || level == "causal_left";
   if (level == "left" || level == "both" || level == "causal_left") p.window_left = bound();
   if (level == "right" || level == "both") p.window_right = bound();
-  if (chunked) p.attention_chunk = 1 + bound();
+  if (row.is(chunk, "on")) p.attention_chunk = 1 + bound();
 }
 
 std::int64_t blocks(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
@@ -171,7 +64,8 @@ void hide_rows(Case& c, const Row& row, Dice& dice) {
   const std::int64_t numbers = (flat ? shape.rows_kv : shape.seq_kv) * hidden.bounds;
   if (by_head) hidden.head_stride = numbers;
   if (axes.starts_with("b") && !flat) hidden.batch_stride = (by_head ? shape.heads_kv : 1) * numbers;
-  c.document = dice.one_of<std::int64_t>({0, dice.between(1, 100)});
+  const std::int64_t shortest = num_hiding(row) >= many_hiding ? std::max<std::int64_t>(shape.seq_kv / 2, 1) : 1;
+  c.document = dice.one_of<std::int64_t>({0, dice.between(shortest, shortest + 99)});
 }
 
 void hide_blocks(Case& c, const Row& row, Dice& dice) {
@@ -209,6 +103,8 @@ void set_inputs(Case& c, const Row& row, Dice& dice) {
   if (level == "nan_value") c.nan_value = dice.between(0, rows_kv - 1);
   if (level == "nan_query") c.nan_query = dice.between(0, rows_q - 1);
   if (level == "nan_dout") c.nan_dout = dice.between(0, rows_q - 1);
+  // Who sees it has no other number left: half of the time that is one sequence of several.
+  if (level.starts_with("nan_") && p.batch > 1 && dice.between(0, 1) == 1) c.nan_sequence = dice.between(0, p.batch - 1);
   c.infinite_bias = level == "infinite_bias";
   c.strong_slopes = row.is(slopes, "strong") || row.is(slopes, "strong_batch");
   c.strong_sink = row.is(sinks, "strong");
@@ -270,7 +166,7 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   p.head_dim_v = other_dim(row.level(head_dim_v), p.head_dim, step, fixed);
   set_sizes(c, row, sizes, dice);
   set_lengths(c, row, dice);
-  set_window(p, row.level(window), row.is(chunk, "on"), dice);
+  set_window(p, row, dice);
   p.alignment = static_cast<Alignment>(row[alignment]);
   set_scores(p, row, dice);
   if (row.is(bias, "off") == false) {

@@ -2,6 +2,8 @@
 
 #include <random>
 
+#include "fuzz/generator/sight.h"
+
 namespace flash_attention::fuzz {
 namespace {
 
@@ -14,14 +16,17 @@ bool fits(const Row& row, const Domain& domain, int factor, int level) {
   return true;
 }
 
-/// Every other factor that is known when a kernel runs gets any level that goes with the rest.
+/// Every other factor that is known when a kernel runs gets any level that goes with the rest; seldom one that leaves
+/// nothing to see.
 Row vary(Row row, const Domain& domain, std::mt19937_64& random) {
   for (int factor = num_compiled; factor < num_factors; ++factor) {
     if (random() % 2 == 0) continue;
     std::vector<int> levels;
     for (int level = 0; level < static_cast<int>(levels_of(static_cast<Factor>(factor)).size()); ++level)
       if (fits(row, domain, factor, level)) levels.push_back(level);
-    row[factor] = levels[random() % levels.size()];
+    int drawn = levels[random() % levels.size()];
+    if (is_blank(factor, drawn) && random() % 4 != 0) drawn = levels[random() % levels.size()];
+    row[factor] = drawn;
   }
   return row;
 }

@@ -260,7 +260,9 @@ Inputs draw_inputs(const Case& c) {
                              c.draw == Draw::spike || c.draw == Draw::falling;
   if (shapes_scores) shape_scores(c, shape, in);
   shape_values(c, shape, in);
-  for (const Shape::Sequence& s : shape.sequences) {
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    if (c.nan_sequence >= 0 && b != c.nan_sequence) continue;
+    const Shape::Sequence& s = shape.sequences[b];
     const auto plant = [&](std::vector<double>& values, std::int64_t j, std::int64_t width) {
       if (j >= 0 && j < s.alloc_kv) std::fill_n(&values[(s.first_kv + j) * width], width, NAN);
     };
