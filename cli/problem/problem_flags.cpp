@@ -12,41 +12,6 @@ std::vector<Flag> operator+(std::vector<Flag> a, const std::vector<Flag>& b) {
   return a;
 }
 
-std::vector<Flag> problem_flags() {
-  return {
-      {"batch", "N", "sequences in the batch", "1"},
-      {"heads", "N", "query heads", "8"},
-      {"kv-heads", "N", "key and value heads; divides --heads (GQA, MQA) [= --heads]"},
-      {"seq-q", "N", "queries in a sequence", "1024"},
-      {"seq-kv", "N", "keys in a sequence [= --seq-q]"},
-      {"head-dim", "N", "width of a query and a key: at most 576, fast if a multiple of 8", "64"},
-      {"head-dim-v", "N", "width of a value [= --head-dim]"},
-      {"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
-      {"precision", "P", "of float32 on a GPU: ieee, or fast on tensor cores, with errors up to 4 times as large", "ieee"},
-      {"causal", "", "a query sees no key after the diagonal"},
-      {"window", "L,R", "a query sees L keys before the diagonal and R after it; -1 = all"},
-      {"chunk", "N", "a query sees the keys of its own chunk of N positions; 0 = all", "0"},
-      {"mask", "KIND:N,..",
-       "documents:LENGTH, documents_both:LENGTH, prefix:KEYS, sink_window:KEYS,WINDOW or dilated:REACH,STEP, as a program; "
-       "TFLOP/s are over what it shows"},
-      {"softcap", "C", "scores become C * tanh(score / C); 0 = off", "0"},
-      {"alibi", "", "linear distance penalty with the usual slopes 2^(-8 h / heads)"},
-      {"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
-      {"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
-      {"kv-dtype", "T", "K and V in 8 bits: e4m3, e5m2 or int8 [= --dtype]"},
-      {"q-dtype", "T", "Q in 8 bits, with K and V of that type: e4m3 or e5m2 [= --dtype, which is out's]"},
-      {"q-scales", "S", "of 8-bit Q: none, tensor or head (of each sequence and key head)", "none"},
-      {"kv-scales", "S", "of 8-bit K and V: none, tensor, head (of each sequence) or token", "none"},
-      {"deterministic", "", "backward gives the same bits in every run"},
-      {"invariant", "", "forward gives a row the same bits whatever else is in the call"},
-      {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
-      {"arch", "A", "architecture the emulator plays (sm_80, sm_90), or that a plan is made for (sm_75 to sm_121)"},
-      {"kernel", "NAME", "use this kernel instead of the planner's choice; `plan` lists them"},
-      {"tile", "Q,KV",
-       "queries and keys of a tile of a GPU's forward kernel, for experiments; refused where it does not fit"},
-  };
-}
-
 Dtype dtype_from(std::string_view text) {
   if (text == "float32" || text == "fp32") return Dtype::float32;
   if (text == "float16" || text == "fp16") return Dtype::float16;
@@ -122,67 +87,150 @@ void put_in_pages(Problem& problem, std::int64_t page_size) {
   problem.seqused_kv = true;
 }
 
+namespace {
+
+using Text = std::string;
+long long whole(std::int64_t value) { return value; }
+
+/// A flag, what it makes of a problem, and what a line for people says of it.
+struct ProblemFlag {
+  Flag flag;
+  void (*set)(Problem&, const Arguments&);
+  Text (*tell)(const Problem&) = [](const Problem&) { return Text(); };
+};
+
+void set_window(Problem& problem, const Arguments& arguments) {
+  if (!arguments.given("window")) return;
+  const Text text = arguments.text("window");
+  long long left = 0, right = 0;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%lld,%lld%c", &left, &right, &rest) != 2 || left < -1 || right < -1) {
+    throw Error(ErrorCode::invalid_argument,
+                "--window: got '" + text + "', allowed: two whole numbers of at least -1, such as 128,0");
+  }
+  problem.window_left = left;
+  problem.window_right = right;
+}
+
+// One row for each, in the order of the help and of what is told. Defaults that follow another flag come after it.
+const ProblemFlag flag_table[] = {
+    {{"batch", "N", "sequences in the batch", "1"},
+     [](Problem& p, const Arguments& a) { p.batch = a.integer("batch", 0); },
+     [](const Problem& p) { return format("batch %lld", whole(p.batch)); }},
+    {{"heads", "N", "query heads", "8"},
+     [](Problem& p, const Arguments& a) { p.heads_q = a.integer("heads", 1); },
+     [](const Problem& p) { return format(", heads %lld", whole(p.heads_q)); }},
+    {{"kv-heads", "N", "key and value heads; divides --heads (GQA, MQA) [= --heads]"},
+     [](Problem& p, const Arguments& a) { p.heads_kv = a.given("kv-heads") ? a.integer("kv-heads", 1) : p.heads_q; },
+     [](const Problem& p) { return p.heads_kv != p.heads_q ? format(" (kv %lld)", whole(p.heads_kv)) : Text(); }},
+    {{"seq-q", "N", "queries in a sequence", "1024"},
+     [](Problem& p, const Arguments& a) { p.seq_q = a.integer("seq-q", 0); },
+     [](const Problem& p) { return format(", %lld", whole(p.seq_q)); }},
+    {{"seq-kv", "N", "keys in a sequence [= --seq-q]"},
+     [](Problem& p, const Arguments& a) { p.seq_kv = a.given("seq-kv") ? a.integer("seq-kv", 0) : p.seq_q; },
+     [](const Problem& p) { return format(" x %lld", whole(p.seq_kv)); }},
+    {{"head-dim", "N", "width of a query and a key: at most 576, fast if a multiple of 8", "64"},
+     [](Problem& p, const Arguments& a) { p.head_dim = a.integer("head-dim", 1); },
+     [](const Problem& p) { return format(", head_dim %lld", whole(p.head_dim)); }},
+    {{"head-dim-v", "N", "width of a value [= --head-dim]"},
+     [](Problem& p, const Arguments& a) { p.head_dim_v = a.given("head-dim-v") ? a.integer("head-dim-v", 1) : p.head_dim; },
+     [](const Problem& p) {
+       const bool other = p.head_dim_v != 0 && p.head_dim_v != p.head_dim;
+       return other ? format(" (v %lld)", whole(p.head_dim_v)) : Text();
+     }},
+    {{"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
+     [](Problem& p, const Arguments& a) { p.dtype = dtype_from(a.text("dtype")); },
+     [](const Problem& p) { return ", " + Text(to_string(p.dtype)); }},
+    {{"precision", "P", "of float32 on a GPU: ieee, or fast on tensor cores, with errors up to 4 times as large", "ieee"},
+     [](Problem& p, const Arguments& a) { p.precision = precision_from(a.text("precision")); },
+     [](const Problem& p) { return Text(p.precision == Precision::fast ? ", precision fast" : ""); }},
+    {{"causal", "", "a query sees no key after the diagonal"},
+     [](Problem& p, const Arguments& a) { p.causal = a.on("causal"); },
+     [](const Problem& p) { return Text(p.causal ? ", causal" : ""); }},
+    {{"mask", "KIND:N,..",
+      "documents:LENGTH, documents_both:LENGTH, prefix:KEYS, sink_window:KEYS,WINDOW or dilated:REACH,STEP, as a program; "
+      "TFLOP/s are over what it shows"},
+     [](Problem& p, const Arguments& a) {
+       if (a.given("mask")) p.program = mask_from(a.text("mask")).program();
+     },
+     [](const Problem& p) {
+       const auto mask = mask_of(p);
+       return mask ? ", mask " + mask->to_text() : Text();
+     }},
+    {{"window", "L,R", "a query sees L keys before the diagonal and R after it; -1 = all"},
+     set_window,
+     [](const Problem& p) {
+       const bool any = p.window_left >= 0 || p.window_right >= 0;
+       return any ? format(", window %lld,%lld", whole(p.window_left), whole(p.window_right)) : Text();
+     }},
+    {{"chunk", "N", "a query sees the keys of its own chunk of N positions; 0 = all", "0"},
+     [](Problem& p, const Arguments& a) { p.attention_chunk = a.integer("chunk", 0); },
+     [](const Problem& p) {
+       return p.attention_chunk != 0 ? format(", chunks of %lld", whole(p.attention_chunk)) : Text();
+     }},
+    {{"softcap", "C", "scores become C * tanh(score / C); 0 = off", "0"},
+     [](Problem& p, const Arguments& a) { p.softcap = static_cast<float>(a.number("softcap")); },
+     [](const Problem& p) { return p.softcap != 0 ? format(", softcap %g", double{p.softcap}) : Text(); }},
+    {{"alibi", "", "linear distance penalty with the usual slopes 2^(-8 h / heads)"},
+     [](Problem& p, const Arguments& a) { p.alibi = a.on("alibi"); },
+     [](const Problem& p) { return Text(p.alibi ? ", alibi" : ""); }},
+    {{"kv-dtype", "T", "K and V in 8 bits: e4m3, e5m2 or int8 [= --dtype]"},
+     [](Problem& p, const Arguments& a) {
+       if (a.given("kv-dtype")) p.kv_dtype = narrow_dtype_from("kv-dtype", a.text("kv-dtype"));
+     },
+     [](const Problem& p) { return p.kv_dtype ? ", keys of " + Text(to_string(*p.kv_dtype)) : Text(); }},
+    {{"kv-scales", "S", "of 8-bit K and V: none, tensor, head (of each sequence) or token", "none"},
+     [](Problem& p, const Arguments& a) { p.kv_scales = scales_from("kv-scales", a.text("kv-scales")); },
+     [](const Problem& p) {
+       return p.kv_scales != ScaleKind::none ? ", scales of " + Text(to_string(p.kv_scales)) : Text();
+     }},
+    {{"q-dtype", "T", "Q in 8 bits, with K and V of that type: e4m3 or e5m2 [= --dtype, which is out's]"},
+     [](Problem& p, const Arguments& a) {
+       if (a.given("q-dtype")) p.q_dtype = narrow_dtype_from("q-dtype", a.text("q-dtype"));
+     },
+     [](const Problem& p) { return p.q_dtype ? ", queries of " + Text(to_string(*p.q_dtype)) : Text(); }},
+    {{"q-scales", "S", "of 8-bit Q: none, tensor or head (of each sequence and key head)", "none"},
+     [](Problem& p, const Arguments& a) { p.q_scales = scales_from("q-scales", a.text("q-scales")); },
+     [](const Problem& p) {
+       return p.q_scales != ScaleKind::none ? ", their scales of " + Text(to_string(p.q_scales)) : Text();
+     }},
+    {{"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
+     [](Problem& p, const Arguments& a) { put_in_pages(p, a.integer("page-size", 0)); },
+     [](const Problem& p) { return p.page_size != 0 ? format(", pages of %lld", whole(p.page_size)) : Text(); }},
+    {{"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
+     [](Problem& p, const Arguments& a) { p.dropout_p = static_cast<float>(a.number("dropout")); },
+     [](const Problem& p) { return p.dropout_p != 0 ? format(", dropout %g", double{p.dropout_p}) : Text(); }},
+    {{"deterministic", "", "backward gives the same bits in every run"},
+     [](Problem& p, const Arguments& a) { p.deterministic = a.on("deterministic"); }},
+    {{"invariant", "", "forward gives a row the same bits whatever else is in the call"},
+     [](Problem& p, const Arguments& a) { p.invariant = a.on("invariant"); },
+     [](const Problem& p) { return Text(p.invariant ? ", invariant" : ""); }},
+};
+
+}  // namespace
+
+std::vector<Flag> problem_flags() {
+  std::vector<Flag> flags;
+  for (const ProblemFlag& row : flag_table) flags.push_back(row.flag);
+  return flags +
+         std::vector<Flag>{
+             {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
+             {"arch", "A", "architecture the emulator plays (sm_80, sm_90), or that a plan is made for (sm_75 to sm_121)"},
+             {"kernel", "NAME", "use this kernel instead of the planner's choice; `plan` lists them"},
+             {"tile", "Q,KV",
+              "queries and keys of a tile of a GPU's forward kernel, for experiments; refused where it does not fit"},
+         };
+}
+
 Problem problem_from(const Arguments& arguments) {
   Problem problem;
-  problem.batch = arguments.integer("batch", 0);
-  problem.heads_q = arguments.integer("heads", 1);
-  problem.heads_kv = arguments.given("kv-heads") ? arguments.integer("kv-heads", 1) : problem.heads_q;
-  problem.seq_q = arguments.integer("seq-q", 0);
-  problem.seq_kv = arguments.given("seq-kv") ? arguments.integer("seq-kv", 0) : problem.seq_q;
-  problem.head_dim = arguments.integer("head-dim", 1);
-  problem.head_dim_v = arguments.given("head-dim-v") ? arguments.integer("head-dim-v", 1) : problem.head_dim;
-  problem.dtype = dtype_from(arguments.text("dtype"));
-  problem.precision = precision_from(arguments.text("precision"));
-  problem.causal = arguments.on("causal");
-  if (arguments.given("window")) {
-    const std::string text = arguments.text("window");
-    long long left = 0, right = 0;
-    char rest = 0;
-    if (std::sscanf(text.c_str(), "%lld,%lld%c", &left, &right, &rest) != 2 || left < -1 || right < -1) {
-      throw Error(ErrorCode::invalid_argument,
-                  "--window: got '" + text + "', allowed: two whole numbers of at least -1, such as 128,0");
-    }
-    problem.window_left = left;
-    problem.window_right = right;
-  }
-  problem.attention_chunk = arguments.integer("chunk", 0);
-  if (arguments.given("mask")) problem.program = mask_from(arguments.text("mask")).program();
-  problem.softcap = static_cast<float>(arguments.number("softcap"));
-  problem.alibi = arguments.on("alibi");
-  problem.dropout_p = static_cast<float>(arguments.number("dropout"));
-  problem.deterministic = arguments.on("deterministic");
-  problem.invariant = arguments.on("invariant");
-  if (arguments.given("kv-dtype")) problem.kv_dtype = narrow_dtype_from("kv-dtype", arguments.text("kv-dtype"));
-  problem.kv_scales = scales_from("kv-scales", arguments.text("kv-scales"));
-  if (arguments.given("q-dtype")) problem.q_dtype = narrow_dtype_from("q-dtype", arguments.text("q-dtype"));
-  problem.q_scales = scales_from("q-scales", arguments.text("q-scales"));
-  put_in_pages(problem, arguments.integer("page-size", 0));
+  for (const ProblemFlag& row : flag_table) row.set(problem, arguments);
   return problem;
 }
 
 std::string describe(const Problem& problem) {
-  const auto n = [](std::int64_t value) { return static_cast<long long>(value); };
-  std::string text = format("batch %lld, heads %lld", n(problem.batch), n(problem.heads_q));
-  if (problem.heads_kv != problem.heads_q) text += format(" (kv %lld)", n(problem.heads_kv));
-  text += format(", %lld x %lld, head_dim %lld", n(problem.seq_q), n(problem.seq_kv), n(problem.head_dim));
-  if (problem.head_dim_v != 0 && problem.head_dim_v != problem.head_dim) text += format(" (v %lld)", n(problem.head_dim_v));
-  text += ", " + std::string(to_string(problem.dtype));
-  if (problem.precision == Precision::fast) text += ", precision fast";
-  if (problem.causal) text += ", causal";
-  if (const auto mask = mask_of(problem)) text += ", mask " + mask->to_text();
-  if (problem.window_left >= 0 || problem.window_right >= 0) {
-    text += format(", window %lld,%lld", n(problem.window_left), n(problem.window_right));
-  }
-  if (problem.attention_chunk != 0) text += format(", chunks of %lld", n(problem.attention_chunk));
-  if (problem.softcap != 0) text += format(", softcap %g", static_cast<double>(problem.softcap));
-  if (problem.alibi) text += ", alibi";
-  if (problem.kv_dtype) text += ", keys of " + std::string(to_string(*problem.kv_dtype));
-  if (problem.kv_scales != ScaleKind::none) text += ", scales of " + std::string(to_string(problem.kv_scales));
-  if (problem.q_dtype) text += ", queries of " + std::string(to_string(*problem.q_dtype));
-  if (problem.q_scales != ScaleKind::none) text += ", their scales of " + std::string(to_string(problem.q_scales));
-  if (problem.page_size != 0) text += format(", pages of %lld", n(problem.page_size));
-  if (problem.dropout_p != 0) text += format(", dropout %g", static_cast<double>(problem.dropout_p));
-  if (problem.invariant) text += ", invariant";
+  std::string text;
+  for (const ProblemFlag& row : flag_table) text += row.tell(problem);
   return text;
 }
 
