@@ -118,7 +118,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
       math.probabilities(
           tile_of(S[m]), marks,
           [&](int i) {
-            return typename Math::Pair{rows.lse_log2[m][Math::row_of(i)], rows.lse_log2[m][Math::row_of(i)]};
+            return typename Math::Pair{rows.lse[m][Math::row_of(i)], rows.lse[m][Math::row_of(i)]};
           },
           [](int, float, float) {});
       dropped[m] = marks.dropped[0];
