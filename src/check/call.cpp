@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "check/program_score.h"
 #include "support/half.h"
 #include "support/narrow.h"
 
@@ -34,6 +35,13 @@ const char* at(const void* data, std::int64_t elements, std::int64_t element_byt
 
 Call::Call(const Problem& p, const Buffers& b, const Options& o, Fetch fetch)
     : problem(p), buffers(b), options(o), fetch_(std::move(fetch)) {}
+
+Call::~Call() = default;
+
+const ProgramScore* Call::program() const {
+  if (!problem.program.empty() && program_ == nullptr) program_ = std::make_unique<ProgramScore>(*this);
+  return program_.get();
+}
 
 std::int64_t Call::length(const std::int32_t* lengths, std::int64_t b, std::int64_t otherwise) const {
   if (lengths == nullptr) return otherwise;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,13 @@ struct Rows {
   std::int64_t stride = 0, width = 0;  // elements
 };
 
+class ProgramScore;
+
 /// A call that has been made, as a reader of its memory. The problem is normalised.
 class Call {
  public:
   Call(const Problem& problem, const Buffers& buffers, const Options& options, Fetch fetch);
+  ~Call();
 
   const Problem& problem;
   const Buffers& buffers;
@@ -64,6 +68,9 @@ class Call {
   std::vector<char> mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                          std::int64_t width) const;
 
+  /// What the program makes of scores; null without one.
+  const ProgramScore* program() const;
+
   double q_scale(std::int64_t b, std::int64_t head) const;                               // of 8-bit q; 1 without
   double slope(std::int64_t b, std::int64_t head) const;                                 // of ALiBi; 0 without
   double sink(std::int64_t head) const;                                                  // -inf without
@@ -84,6 +91,7 @@ class Call {
 
   Fetch fetch_;
   mutable std::vector<char> scratch_;
+  mutable std::unique_ptr<ProgramScore> program_;  // made when it is first asked for
 };
 
 }  // namespace flash_attention::check

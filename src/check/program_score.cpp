@@ -177,20 +177,18 @@ ProgramValue element_of(Element element, const char* data, std::int64_t index) {
 
 }  // namespace
 
-ProgramScore::ProgramScore(const Call& call) : call_(call) {
-  if (call.problem.program.empty()) return;
-  program_ = program::parse(call.problem.program);
-  nodes_ = program_->nodes;
-  if (program_->score >= 0) {
+ProgramScore::ProgramScore(const Call& call)
+    : call_(call), program_(program::parse(call.problem.program)), nodes_(program_.nodes) {
+  if (program_.score >= 0) {
     const auto old = std::find_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.op == Op::score; });
-    if (old != nodes_.end()) slope_ = program::derive(nodes_, program_->score, static_cast<int>(old - nodes_.begin()));
+    if (old != nodes_.end()) slope_ = program::derive(nodes_, program_.score, static_cast<int>(old - nodes_.begin()));
   }
   values_.resize(nodes_.size());
 }
 
 ProgramValue ProgramScore::load(const Node& node) const {
   const auto tensor = static_cast<std::size_t>(node.index);
-  const program::TensorDeclaration& declared = program_->tensors[tensor];
+  const program::TensorDeclaration& declared = program_.tensors[tensor];
   std::int64_t index = 0, count = 1;
   bool open = false;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(declared.rank); ++axis) {
@@ -272,13 +270,13 @@ ProgramScore::Result ProgramScore::at(const Pair& pair, double score, double err
   for (std::size_t n = 0; n < nodes_.size(); ++n) values_[n] = value_of(nodes_[n], pair, old);
   Result result{.score = old, .slope = {.real = 1}};
   bool open = false;
-  if (program_->visible >= 0) {
-    const ProgramValue& visible = values_[static_cast<std::size_t>(program_->visible)];
+  if (program_.visible >= 0) {
+    const ProgramValue& visible = values_[static_cast<std::size_t>(program_.visible)];
     result.visible = visible.integer != 0 || visible.open;
     open = visible.open;
   }
-  if (program_->score >= 0) {
-    result.score = values_[static_cast<std::size_t>(program_->score)];
+  if (program_.score >= 0) {
+    result.score = values_[static_cast<std::size_t>(program_.score)];
     result.slope = slope_ < 0 ? ProgramValue{} : values_[static_cast<std::size_t>(slope_)];
     open |= std::isinf(result.score.error);
     if (!open && std::isinf(result.score.real) && result.score.real < 0) result.visible = false;

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "check/call.h"
@@ -18,7 +17,7 @@ struct ProgramValue {
   bool open = false;         // integer may be another one: it follows from a real number that is too close to a step
 };
 
-/// What the program of a call, if it has one, makes of a score.
+/// What the program of a call makes of a score.
 class ProgramScore {
  public:
   explicit ProgramScore(const Call& call);
@@ -31,7 +30,6 @@ class ProgramScore {
     ProgramValue score;  // the new one
     ProgramValue slope;  // its derivative by the old one
   };
-  bool present() const { return program_.has_value(); }
   /// NaN is the score where a kernel may have seen the key or not.
   Result at(const Pair& pair, double score, double error) const;
 
@@ -40,7 +38,7 @@ class ProgramScore {
   ProgramValue load(const program::Node& node) const;
 
   const Call& call_;
-  std::optional<program::Program> program_;
+  program::Program program_;
   int slope_ = -1;  // a node; -1: it is 0 everywhere
   std::vector<program::Node> nodes_;
   mutable std::vector<ProgramValue> values_;                                            // of the nodes at one pair

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "check/program_score.h"
+
 namespace flash_attention::check {
 namespace {
 
@@ -18,8 +20,7 @@ Scores::Scores(const Call& call, std::int64_t b, std::int64_t head)
       head_(head),
       sequence_(call.sequence(b)),
       slope_(call.slope(b, head)),
-      q_scale_(call.q_scale(b, head)),
-      program_(call) {}
+      q_scale_(call.q_scale(b, head)) {}
 
 bool Scores::in_window(std::int64_t i, std::int64_t j) const {
   const std::int64_t diagonal = p_.alignment == Alignment::bottom_right ? i + sequence_.len_kv - sequence_.len_q : i;
@@ -54,8 +55,8 @@ Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const doubl
 }
 
 void Scores::add(std::vector<Score>& scores, Score s) const {
-  if (program_.present()) {
-    const ProgramScore::Result result = program_.at({b_, head_, s.i, s.j}, s.value, s.error);
+  if (const ProgramScore* program = call_.program(); program != nullptr) {
+    const ProgramScore::Result result = program->at({b_, head_, s.i, s.j}, s.value, s.error);
     if (!result.visible) return;
     s.value = result.score.real;
     s.error = result.score.error;

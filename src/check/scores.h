@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "check/call.h"
-#include "check/program_score.h"
 
 namespace flash_attention::check {
 
@@ -46,7 +45,6 @@ class Scores {
   Sequence sequence_;
   double slope_;
   double q_scale_;
-  ProgramScore program_;
 };
 
 }  // namespace flash_attention::check
