@@ -151,4 +151,16 @@ Plan lay_out_mma_backward(const Problem& problem, const MmaBackwardTile& tile, c
   return plan;
 }
 
+std::string reject_mma_backward(const Problem& problem, const DeviceInfo& device,
+                                const std::optional<MmaBackwardTile>& tile, const MmaQueryTile& queries) {
+  const int dq_bytes = problem.deterministic ? queries.shared_bytes(problem) : 0;
+  return !tile || dq_bytes > device.shared_bytes ? "needs more shared memory" : "";
+}
+
+std::array<KernelEntry, 2> mma_rows(KernelEntry forward, KernelEntry backward) {
+  for (KernelEntry* row : {&forward, &backward}) row->hidden_rows = row->block_mask = row->programs = true;
+  forward.pages = forward.left_padding = true;
+  return {forward, backward};
+}
+
 }  // namespace flash_attention::plan

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -8,6 +9,7 @@
 #include "flash_attention/device.h"
 #include "flash_attention/plan.h"
 #include "flash_attention/problem.h"
+#include "plan/kernel_table.h"
 
 // What the families of kernels with mma.sync share, sm80 and tf32: the same kernels with elements of 16 and 32 bits.
 
@@ -61,5 +63,12 @@ struct MmaBackwardNames {
 
 Plan lay_out_mma_backward(const Problem& problem, const MmaBackwardTile& tile, const MmaQueryTile& queries,
                           const MmaBackwardNames& names);
+
+/// Whether both tiles are there; of dQ's where a kernel makes it alone.
+std::string reject_mma_backward(const Problem& problem, const DeviceInfo& device,
+                                const std::optional<MmaBackwardTile>& tile, const MmaQueryTile& queries);
+
+/// The rows of a family, which has names, requirements and functions of its own, with what the kernels take.
+std::array<KernelEntry, 2> mma_rows(KernelEntry forward, KernelEntry backward);
 
 }  // namespace flash_attention::plan

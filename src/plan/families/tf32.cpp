@@ -71,9 +71,7 @@ constexpr MmaQueryTile query_tile{32};
 
 std::string reject_backward(const Problem& problem, const DeviceInfo& device) {
   if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
-  const int dq_bytes = problem.deterministic ? query_tile.shared_bytes(problem) : 0;
-  if (!backward_tile(problem, device) || dq_bytes > device.shared_bytes) return "needs more shared memory";
-  return "";
+  return reject_mma_backward(problem, device, backward_tile(problem, device), query_tile);
 }
 
 Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
@@ -89,28 +87,20 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
 std::span<const KernelEntry> tf32_kernels() {
   static constexpr std::string_view requirements =
       "sm_80 and up, float32 with precision = fast, strides that are multiples of 4, a positive scale";
-  static const std::array<KernelEntry, 2> rows{KernelEntry{.name = "forward/tf32",
+  static const std::array<KernelEntry, 2> rows = mma_rows({.name = "forward/tf32",
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .pages = true,
-                                                           .left_padding = true,
-                                                           .hidden_rows = true,
-                                                           .block_mask = true,
-                                                           .programs = true,
                                                            .reject = reject_forward,
                                                            .lay_out = lay_out_forward,
                                                            .reject_tile = reject_forward_tile,
                                                            .lay_out_tile = lay_out_forward_tile},
-                                               KernelEntry{.name = "backward/tf32",
+                                                          {.name = "backward/tf32",
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .hidden_rows = true,
-                                                           .block_mask = true,
-                                                           .programs = true,
                                                            .reject = reject_backward,
-                                                           .lay_out = lay_out_backward}};
+                                                           .lay_out = lay_out_backward});
   return rows;
 }
 
