@@ -106,9 +106,10 @@ class Sum:
         """Adds what another one has, which is not used any more."""
         if self.total is None and not self.waiting:
             self.total, self.waiting = other.total, other.waiting
-        elif other.total is not None:
+            return
+        if other.total is not None:
             self.add((0, self.rows), other.total)
-        for rows, part, _ in other.waiting if self.waiting is not other.waiting else ():
+        for rows, part, _ in other.waiting:
             self.add(rows, part)
 
     def _fold(self, dtype):
