@@ -1,8 +1,10 @@
 """Partial results of blocks, put together in float32 in the order in which they come.
 
-On a GPU they wait until there are four, and one kernel takes them all; elsewhere each is taken as it comes.
+On a GPU they wait until there are four, and one kernel takes them all; elsewhere each is taken as it comes. `together` is
+where parts that were made on several streams are put together: Lanes.together.
 """
 
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -23,6 +25,11 @@ def _fused():
     return fused
 
 
+def waits(tensor):
+    """Whether parts like this one wait for others, and nothing is done when they come."""
+    return _kernels(tensor) is not None
+
+
 def _kernels(tensor):
     return _fused() if tensor.is_cuda and tensor.shape[-1] <= 256 else None
 
@@ -30,17 +37,18 @@ def _kernels(tensor):
 class States:
     """Outputs and lse of some rows each -> those of all rows."""
 
-    def __init__(self, q, head_dim_v):
+    def __init__(self, q, head_dim_v, together=nullcontext):
         batch, self.rows, heads, _ = q.shape
         self.q, self.shape, self.lse_shape = q, (batch, self.rows, heads, head_dim_v), (batch, heads, self.rows)
-        self.kernels = _kernels(q)
+        self.kernels, self.together = _kernels(q), together
         self.waiting = []
         self.out = self.lse = None
 
     def add(self, rows, out, lse):
         if self.kernels is not None:
             if len(self.waiting) == self.kernels.PARTS:
-                self._fold(torch.float32)
+                with self.together():
+                    self._fold(torch.float32)
             self.waiting.append((rows, out, lse))
         elif self.out is None and rows == (0, self.rows):
             self.out, self.lse = out, lse
@@ -83,16 +91,17 @@ def _runs(rows):
 class Sum:
     """Gradients of some rows each, added up in float32."""
 
-    def __init__(self, like):
+    def __init__(self, like, together=nullcontext):
         self.like, self.rows = like, like.shape[1]
-        self.kernels = _kernels(like)
+        self.kernels, self.together = _kernels(like), together
         self.waiting = []
         self.total = None
 
     def add(self, rows, part):
         if self.kernels is not None:
             if len(self.waiting) == self.kernels.PARTS:
-                self._fold(torch.float32)
+                with self.together():
+                    self._fold(torch.float32)
             self.waiting.append((rows, part, None))
         elif self.total is None and rows == (0, self.rows):
             self.total = part

@@ -11,7 +11,8 @@ import torch
 
 from flash_attention.parallel import cut
 from flash_attention.parallel.heads import head_ranges
-from flash_attention.parallel.partial import States, Sum
+from flash_attention.parallel.lanes import lanes_of
+from flash_attention.parallel.partial import States, Sum, waits
 
 # Rows times heads of a slice: on a GPU 1024 tiles of 128 rows, eight for each SM of an H200.
 SLICE_ROWS = {"cuda": 1 << 17, "cpu": 512}
@@ -85,14 +86,19 @@ def forward(call, q, k, v, bias, sink, turns=Turns):
 
 
 def _forward(call, q, k, v, bias, sink, turns):
-    turns, states = turns(call, k, v), States(q, v.shape[-1])
+    turns, lanes = turns(call, k, v), lanes_of(q.device, waits(q))
+    states = States(q, v.shape[-1], lanes.together)
     turns.begin(1)
     for turn in range(turns.world):
         step, keys, values = turns.take(turn)
+        lanes.fork(turn)
         if turn:
+            lanes.end(turn - 1)  # its keys' memory is that of the next ones
             turns.begin(turn + 1)
-        for block in step.blocks:
-            states.add(block.q, *call.forward(block, q, keys, values, bias, sink))
+        with lanes.work(turn):
+            for block in step.blocks:
+                states.add(block.q, *call.forward(block, q, keys, values, bias, sink))
+    lanes.join()
     return states.result()
 
 
@@ -125,32 +131,38 @@ def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
     """dq; adds to the sums of dk and dv, and to the gradients of bias and sink, where they are wanted."""
     turns = turns(call, k, v)
     dk, dv, dbias, dsink = totals
-    dq = Sum(q)
+    lanes = lanes_of(q.device, waits(q) and dbias is None and dsink is None)  # those are added to in place
+    dq = Sum(q, lanes.together)
     returning = None
     turns.begin(1)
     for turn in range(turns.world):
         step, keys, values = turns.take(turn)
+        lanes.fork(turn)
         if turn:
+            lanes.end(turn - 1)  # its keys' memory is that of the next ones
             turns.begin(turn + 1)
         dkeys, dvalues = Sum(keys), Sum(values)
-        for block in step.blocks:
-            wanted = dbias is not None, dsink is not None
-            found = call.backward(block, q, keys, values, bias, sink, results, gradients, wanted)
-            dq.add(block.q, found[0])
-            dkeys.add(block.kv, found[1])
-            dvalues.add(block.kv, found[2])
-            if dbias is not None:
-                add_scores(dbias, block, found[3])
-            if dsink is not None and found[4] is not None:
-                dsink += found[4]
-            del found
+        with lanes.work(turn):
+            for block in step.blocks:
+                wanted = dbias is not None, dsink is not None
+                found = call.backward(block, q, keys, values, bias, sink, results, gradients, wanted)
+                dq.add(block.q, found[0])
+                dkeys.add(block.kv, found[1])
+                dvalues.add(block.kv, found[2])
+                if dbias is not None:
+                    add_scores(dbias, block, found[3])
+                if dsink is not None and found[4] is not None:
+                    dsink += found[4]
+                del found
         if returning is not None:
             returning.add_to(dk, dv)
         if turn == 0:
             dk.take(dkeys)
             dv.take(dvalues)
         else:
-            returning = Return(turns, turn, dkeys.result(), dvalues.result())
+            with lanes.work(turn):
+                returning = Return(turns, turn, dkeys.result(), dvalues.result())
+    lanes.join()
     if returning is not None:
         returning.add_to(dk, dv)
     return dq.result()
