@@ -87,6 +87,7 @@ struct Plan {
   std::size_t workspace_bytes = 0;
   std::size_t zeroed_bytes = 0;                      ///< of the workspace, from its beginning: 0 before the first launch
   std::array<std::int64_t, 10> workspace_offsets{};  ///< where each region of the workspace begins, in bytes
+  std::int64_t shared_rows = 0;                      ///< of a workspace that several parts of a pass share; 0: one pass
   std::vector<Launch> launches{};                    ///< CUDA and emulator; in order
   TensorMapSet tensor_maps = TensorMapSet::none;
   bool counts_repairs = false;  ///< it adds to Options::repairs

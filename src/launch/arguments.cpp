@@ -78,7 +78,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_kv = static_cast<int>(p.heads_kv);
   args.group = static_cast<int>(p.heads_q / p.heads_kv);
-  args.total_q = static_cast<int>(p.total_q);
+  args.total_q = static_cast<int>(plan.shared_rows != 0 ? plan.shared_rows : p.total_q);
   args.total_kv = static_cast<int>(p.total_kv);
   args.num_splits = plan.num_splits;
   constexpr std::int64_t far = std::numeric_limits<int>::max() / 2;

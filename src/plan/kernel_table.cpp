@@ -80,7 +80,7 @@ std::string names_of(Pass pass, const DeviceInfo& device) {
 }  // namespace
 
 Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked) {
-  const auto [kernel, tile] = parse_request(asked);
+  const auto [kernel, tile, part] = parse_request(asked);
   std::vector<Candidate> candidates;
   bool found = false;
   for (const KernelEntry& entry : kernel_table()) {
@@ -93,10 +93,15 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
       if (!better.empty() && prefill_takes(problem, device)) reason = std::move(better);
     }
     if (reason.empty() && tile) reason = reject_tile(entry, problem, device, *tile);
+    if (reason.empty() && part) {
+      reason = entry.reject_part == nullptr ? "does no parts of a pass" : entry.reject_part(problem, device, *part);
+    }
     const bool chosen = reason.empty();
     candidates.push_back({std::string(entry.name), std::move(reason)});
     if (!chosen) continue;
-    Plan plan = tile ? entry.lay_out_tile(problem, device, *tile) : entry.lay_out(problem, device);
+    Plan plan = tile   ? entry.lay_out_tile(problem, device, *tile)
+                : part ? entry.lay_out_part(problem, device, *part)
+                       : entry.lay_out(problem, device);
     plan.kernel = entry.name;
     plan.pass = pass;
     plan.tensor_maps = entry.tensor_maps;

@@ -37,6 +37,10 @@ struct KernelEntry {
   std::string (*reject_tile)(const Problem& problem, const DeviceInfo& device, const TileSize& tile) = nullptr;
   /// lay_out with that tile.
   Plan (*lay_out_tile)(const Problem& problem, const DeviceInfo& device, const TileSize& tile) = nullptr;
+  /// Why a pass cannot be done in parts; empty where it can. Null: never.
+  std::string (*reject_part)(const Problem& problem, const DeviceInfo& device, const BackwardPart& part) = nullptr;
+  /// lay_out of a part.
+  Plan (*lay_out_part)(const Problem& problem, const DeviceInfo& device, const BackwardPart& part) = nullptr;
   /// Why a kernel for many queries is better, where one of forward/sm90 and forward/sm80 takes the problem; empty where
   /// this one is. Not asked where the kernel is named. Null: it is.
   std::string (*yield)(const Problem& problem, const DeviceInfo& device) = nullptr;

@@ -13,6 +13,7 @@ from flash_attention.parallel import cut
 from flash_attention.parallel.heads import head_ranges
 from flash_attention.parallel.lanes import lanes_of
 from flash_attention.parallel.partial import States, Sum, waits
+from flash_attention.parallel.query_sums import query_sums
 
 # Rows times heads of a slice: on a GPU 1024 tiles of 128 rows, eight for each SM of an H200.
 SLICE_ROWS = {"cuda": 1 << 17, "cpu": 512}
@@ -132,7 +133,9 @@ def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
     turns = turns(call, k, v)
     dk, dv, dbias, dsink = totals
     lanes = lanes_of(q.device, waits(q) and dbias is None and dsink is None)  # those are added to in place
-    dq = Sum(q, lanes.together)
+    steps = [turns.incoming(turn) for turn in range(turns.world)]
+    dq = query_sums(call, steps, q, k, v, bias, sink, lanes.together)
+    dq.begin(results, gradients)
     returning = None
     turns.begin(1)
     for turn in range(turns.world):
@@ -145,14 +148,13 @@ def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
         with lanes.work(turn):
             for block in step.blocks:
                 wanted = dbias is not None, dsink is not None
-                found = call.backward(block, q, keys, values, bias, sink, results, gradients, wanted)
-                dq.add(block.q, found[0])
-                dkeys.add(block.kv, found[1])
-                dvalues.add(block.kv, found[2])
+                found = dq.backward(block, q, keys, values, bias, sink, results, gradients, wanted)
+                dkeys.add(block.kv, found[0])
+                dvalues.add(block.kv, found[1])
                 if dbias is not None:
-                    add_scores(dbias, block, found[3])
-                if dsink is not None and found[4] is not None:
-                    dsink += found[4]
+                    add_scores(dbias, block, found[2])
+                if dsink is not None and found[3] is not None:
+                    dsink += found[3]
                 del found
         if returning is not None:
             returning.add_to(dk, dv)

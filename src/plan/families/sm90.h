@@ -20,6 +20,18 @@ std::string reject_sm90(const Problem& problem, const DeviceInfo& device);
 /// Keys of a box of TMA out of pages: as many as divide the page and the block of keys.
 int rows_of_page_box(const Problem& problem, int block_kv);
 
+/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
+constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch) {
+  return (total_q + 68 * batch + 3) / 4 * 4;
+}
+
+/// backward/sm90; with or without the heads of a group divided between tasks where there are few key heads.
+Plan lay_out_sm90_backward(const Problem& problem, const DeviceInfo& device, bool may_divide_groups);
+
+/// Why the problem cannot be a part of a pass, and the part of a pass that it is.
+std::string reject_sm90_backward_part(const Problem& problem, const DeviceInfo& device, const BackwardPart& part);
+Plan lay_out_sm90_backward_part(const Problem& problem, const DeviceInfo& device, const BackwardPart& part);
+
 KernelEntry sm90_backward_kernel();
 
 }  // namespace flash_attention::plan

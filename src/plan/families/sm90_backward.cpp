@@ -117,8 +117,7 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
   return divided_until([&](std::int64_t count) { return count >= 14 * sms; });
 }
 
-/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
-std::int64_t padded_rows(const Problem& p) { return (p.total_q + 68 * p.batch + 3) / 4 * 4; }
+std::int64_t padded_rows(const Problem& p) { return sm90_padded_rows(p.total_q, p.batch); }
 
 void reserve_floats(Plan& plan, abi::BackwardSm90Region region, std::int64_t floats) { reserve(plan, region, floats * 4); }
 
@@ -164,7 +163,9 @@ LaunchConfig row_config(abi::BackwardConfig config) {
   return launch_config(config);
 }
 
-Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
+}  // namespace
+
+Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_divide_groups) {
   const Structure structure = choose_structure(p, device);
   // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
   abi::BackwardConfig config{.features = structure.wide ? features_of(p) : features_with_map(p),
@@ -176,7 +177,8 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
                              .num_stages = structure.stages,
                              .dq_mode = structure.dq_mode};
   const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel;
-  Plan plan{.block_q = config.block_q, .block_kv = config.block_kv, .num_splits = num_gqa_splits(p, device, config)};
+  Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
+  if (may_divide_groups) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
@@ -256,6 +258,10 @@ Plan lay_out_backward(const Problem& p, const DeviceInfo& device) {
   return plan;
 }
 
+namespace {
+
+Plan lay_out_backward(const Problem& p, const DeviceInfo& device) { return lay_out_sm90_backward(p, device, true); }
+
 }  // namespace
 
 KernelEntry sm90_backward_kernel() {
@@ -268,7 +274,9 @@ KernelEntry sm90_backward_kernel() {
           .programs = true,
           .tensor_maps = TensorMapSet::backward_sm90,
           .reject = reject_backward,
-          .lay_out = lay_out_backward};
+          .lay_out = lay_out_backward,
+          .reject_part = reject_sm90_backward_part,
+          .lay_out_part = lay_out_sm90_backward_part};
 }
 
 }  // namespace flash_attention::plan

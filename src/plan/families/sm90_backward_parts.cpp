@@ -1,0 +1,66 @@
+// backward/sm90 block by block: the launches of a pass, one part at a time, on one workspace. A block finds its rows there
+// at an offset, so the kernels are those of a whole pass.
+#include <algorithm>
+
+#include "plan/families/sm90.h"
+#include "plan/masks.h"
+#include "plan/workspace.h"
+
+namespace flash_attention::plan {
+namespace {
+
+using Kind = BackwardPart::Kind;
+using Region = abi::BackwardSm90Region;
+
+constexpr int tile_rows = 64;
+constexpr int max_blocks = 256;                              // each has its own counters of tasks
+constexpr std::int64_t counters = 2 * sizeof(std::int32_t);  // of a block
+
+Kind kind_of(const Launch& launch) {
+  if (launch.entry == "backward_sm90_prepare") return Kind::rows;
+  return launch.entry == "backward_sm90_convert" ? Kind::dq : Kind::block;
+}
+
+/// Whether blocks may add to dQ in any order, from zero on.
+bool adds_to_dq(const Plan& plan) {
+  const bool sums = std::any_of(plan.launches.begin(), plan.launches.end(),
+                                [](const Launch& launch) { return kind_of(launch) == Kind::dq; });
+  return sums && offset_of(plan, Region::order) == 0;
+}
+
+}  // namespace
+
+std::string reject_sm90_backward_part(const Problem& p, const DeviceInfo& device, const BackwardPart& part) {
+  const bool is_block = part.kind == Kind::block;
+  if (p.batch != 1 || p.packed || p.seqused_q) return "parts have one sequence";
+  if (has_tile_map(p) || p.mask.present) return "parts take no masks that are data";
+  if (p.bias.present || p.sink || p.program_gradients != 0) return "parts have no gradients but those of q, k and v";
+  const Plan plan = lay_out_sm90_backward(p, device, true);
+  if (!adds_to_dq(plan)) return "blocks cannot add to dQ in any order";
+  if (is_block && plan.num_splits > 1) return "few key heads: their groups are divided between tasks";
+  const std::int64_t end = part.first + p.seq_q;
+  if (end > part.rows || (!is_block && p.seq_q != part.rows)) return "the problem has other rows than the part";
+  // Tiles are added as a whole: they must not reach into rows behind the block.
+  if (part.first % tile_rows != 0 || (end % tile_rows != 0 && end != part.rows)) return "blocks are tiles of 64 rows";
+  return part.number < max_blocks ? "" : "a pass has at most 256 blocks";
+}
+
+Plan lay_out_sm90_backward_part(const Problem& p, const DeviceInfo& device, const BackwardPart& part) {
+  Plan plan = lay_out_sm90_backward(p, device, false);
+  std::erase_if(plan.launches, [&](const Launch& launch) { return kind_of(launch) != part.kind; });
+  plan.shared_rows = part.rows;
+  plan.workspace_bytes = 0;
+  const std::int64_t rows = sm90_padded_rows(part.rows, 1) * p.heads_q, row_bytes = (p.head_dim + 31) / 32 * 32 * 4;
+  reserve(plan, Region::tasks, max_blocks * counters);
+  reserve(plan, Region::lse2, rows * 4);
+  reserve(plan, Region::delta, rows * 4);
+  reserve(plan, Region::dQ, rows * row_bytes);
+  if (part.kind == Kind::rows) plan.zeroed_bytes = static_cast<std::size_t>(max_blocks * counters);
+  offset_of(plan, Region::tasks) += part.number * counters;
+  offset_of(plan, Region::lse2) += part.first * 4;
+  offset_of(plan, Region::delta) += part.first * 4;
+  offset_of(plan, Region::dQ) += part.first * row_bytes;
+  return plan;
+}
+
+}  // namespace flash_attention::plan
