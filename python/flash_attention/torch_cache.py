@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from flash_attention import _core, functional
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
@@ -131,4 +130,4 @@ def _forward_fake(*arguments):
 for _key in ("CPU", "CUDA"):
     torch_ops.library.impl("forward_cache", _forward_op, _key)
 torch.library.register_fake("flash_attention::forward_cache", _forward_fake, lib=torch_ops.library)
-register_flop_formula(torch.ops.flash_attention.forward_cache, get_raw=True)(torch_flops.cache_flops)
+torch_flops.counts_as(torch.ops.flash_attention.forward_cache, torch_flops.cache_flops)

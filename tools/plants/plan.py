@@ -199,10 +199,24 @@ PLANTS = (
     ),
     Plant(
         "backward/sm90's rows of statistics are one sequence short",
-        "src/plan/families/sm90_backward.cpp",
-        "(p.total_q + 68 * p.batch + 3) / 4 * 4",
-        "(p.total_q + 68 * (p.batch - 1) + 3) / 4 * 4",
+        "src/plan/families/sm90.h",
+        "(total_q + 68 * batch + 3) / 4 * 4",
+        "(total_q + 68 * (batch - 1) + 3) / 4 * 4",
         "plan_test Grids.*",
+    ),
+    Plant(
+        "blocks of a backward pass add to the first rows of dQ, whichever are theirs",
+        "src/plan/families/sm90_backward_parts.cpp",
+        "offset_of(plan, Region::dQ) += part.first * row_bytes;",
+        "",
+        "plan_test BackwardParts.*",
+    ),
+    Plant(
+        "blocks of a backward pass that run at once share their counters",
+        "src/plan/families/sm90_backward_parts.cpp",
+        "+= part.number * counters",
+        "+= 0 * counters",
+        "plan_test BackwardParts.*",
     ),
     Plant(
         "tensor maps of keys have the rows of queries",

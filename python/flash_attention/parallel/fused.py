@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 PARTS = 4
-_BLOCK = 32  # rows of a head, each of head_dim elements
+_BLOCK = 16  # rows of a head, each of head_dim elements; H200, 75 MB: 27.3 us, with 8, 32 and 64 29.2, 29.7 and 32.0
 
 
 @triton.jit

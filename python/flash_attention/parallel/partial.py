@@ -1,7 +1,7 @@
 """Partial results of blocks, put together in float32 in the order in which they come.
 
 On a GPU they wait until there are four, and one kernel takes them all; elsewhere each is taken as it comes. `together` is
-where parts that were made on several streams are put together: Lanes.together.
+where parts that were made on several streams are put together: TwoStreams.together.
 """
 
 from contextlib import nullcontext

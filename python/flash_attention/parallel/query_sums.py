@@ -61,7 +61,7 @@ class OwnSums:
 
 
 class SharedSums:
-    """Three kinds of parts on one workspace: "rows" first, a "block" for each block, in any order and at once, "dq" last."""
+    """Three kinds of parts on one workspace: "rows" first, a "block" for each block, in any order and at once, "dq" last"""
 
     def __init__(self, call, steps, q, k, v):
         self.call, self.q, self.dq = call, q, torch.empty_like(q)

@@ -11,9 +11,9 @@ import torch
 
 from flash_attention.parallel import cut
 from flash_attention.parallel.heads import head_ranges
-from flash_attention.parallel.lanes import lanes_of
 from flash_attention.parallel.partial import States, Sum, waits
 from flash_attention.parallel.query_sums import query_sums
+from flash_attention.parallel.streams import streams_for
 
 # Rows times heads of a slice: on a GPU 1024 tiles of 128 rows, eight for each SM of an H200.
 SLICE_ROWS = {"cuda": 1 << 17, "cpu": 512}
@@ -87,19 +87,19 @@ def forward(call, q, k, v, bias, sink, turns=Turns):
 
 
 def _forward(call, q, k, v, bias, sink, turns):
-    turns, lanes = turns(call, k, v), lanes_of(q.device, waits(q))
-    states = States(q, v.shape[-1], lanes.together)
+    turns, streams = turns(call, k, v), streams_for(q.device, waits(q))
+    states = States(q, v.shape[-1], streams.together)
     turns.begin(1)
     for turn in range(turns.world):
         step, keys, values = turns.take(turn)
-        lanes.fork(turn)
+        streams.begin(turn)
         if turn:
-            lanes.end(turn - 1)  # its keys' memory is that of the next ones
+            streams.end(turn - 1)  # its keys' memory is that of the next ones
             turns.begin(turn + 1)
-        with lanes.work(turn):
+        with streams.work(turn):
             for block in step.blocks:
                 states.add(block.q, *call.forward(block, q, keys, values, bias, sink))
-    lanes.join()
+    streams.join()
     return states.result()
 
 
@@ -132,20 +132,20 @@ def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
     """dq; adds to the sums of dk and dv, and to the gradients of bias and sink, where they are wanted."""
     turns = turns(call, k, v)
     dk, dv, dbias, dsink = totals
-    lanes = lanes_of(q.device, waits(q) and dbias is None and dsink is None)  # those are added to in place
+    streams = streams_for(q.device, waits(q) and dbias is None and dsink is None)  # those are added to in place
     steps = [turns.incoming(turn) for turn in range(turns.world)]
-    dq = query_sums(call, steps, q, k, v, bias, sink, lanes.together)
+    dq = query_sums(call, steps, q, k, v, bias, sink, streams.together)
     dq.begin(results, gradients)
     returning = None
     turns.begin(1)
     for turn in range(turns.world):
         step, keys, values = turns.take(turn)
-        lanes.fork(turn)
+        streams.begin(turn)
         if turn:
-            lanes.end(turn - 1)  # its keys' memory is that of the next ones
+            streams.end(turn - 1)  # its keys' memory is that of the next ones
             turns.begin(turn + 1)
         dkeys, dvalues = Sum(keys), Sum(values)
-        with lanes.work(turn):
+        with streams.work(turn):
             for block in step.blocks:
                 wanted = dbias is not None, dsink is not None
                 found = dq.backward(block, q, keys, values, bias, sink, results, gradients, wanted)
@@ -162,9 +162,9 @@ def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
             dk.take(dkeys)
             dv.take(dvalues)
         else:
-            with lanes.work(turn):
+            with streams.work(turn):
                 returning = Return(turns, turn, dkeys.result(), dvalues.result())
-    lanes.join()
+    streams.join()
     if returning is not None:
         returning.add_to(dk, dv)
     return dq.result()

@@ -2,22 +2,60 @@
 
 That is how torch counts its own attention: a multiplication and an addition for each of the two products of the forward
 pass and the five of the backward pass, one of which repeats the scores.
+
+Formulas are registered when torch's module is imported, or at once where it is: it imports Triton, which takes longer than
+the rest of a program's first call.
 """
 
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
+
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from flash_attention.options import NUM_TENSORS, Tensors, split
 from flash_attention.pytorch import ops  # noqa: F401 (the ops themselves)
 
+_COUNTER = "torch.utils.flop_counter"
+_formulas = {}
 
-@register_flop_formula(torch.ops.flash_attention.forward, get_raw=True)
+
+def counts_as(op, formula):
+    """formula(*arguments, out_val) says how many operations the op is."""
+    _formulas[op] = formula
+    if _COUNTER in sys.modules:
+        _register(sys.modules[_COUNTER])
+    elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WhenImported())
+
+
+def _register(counter):
+    for op, formula in _formulas.items():
+        if op not in counter.flop_registry:
+            counter.register_flop_formula(op, get_raw=True)(formula)
+
+
+class _WhenImported(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != _COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            _register(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
 def forward_flops(*arguments, out_val=None, **unused):
     pairs, head_dim, head_dim_v = _sizes(arguments)
     return 2 * pairs * (head_dim + head_dim_v)
 
 
-@register_flop_formula(torch.ops.flash_attention.backward, get_raw=True)
 def backward_flops(*arguments, out_val=None, **unused):
     pairs, head_dim, head_dim_v = _sizes(arguments)
     return 2 * pairs * (3 * head_dim + 2 * head_dim_v)
@@ -64,3 +102,7 @@ def _sizes(arguments):
     else:
         pairs = q.shape[1] * int((starts_q.diff().long() * tensors.cu_seqlens_kv.diff().long()).sum())
     return pairs, q.shape[-1], v.shape[-1]
+
+
+counts_as(torch.ops.flash_attention.forward, forward_flops)
+counts_as(torch.ops.flash_attention.backward, backward_flops)

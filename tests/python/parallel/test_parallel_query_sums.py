@@ -1,4 +1,4 @@
-"""One sum of dQ for all blocks of a pass: the protocol of its parts, by a binding that does what each part says in float64."""
+"""One sum of dQ for all blocks of a pass: the protocol of its parts, by a binding that does what they say in float64."""
 
 import re
 from types import SimpleNamespace
@@ -81,7 +81,8 @@ def test_parts_of_all_blocks_are_the_gradient(monkeypatch):
         places = torch.cat([places[slice(*need)] for need in step.needs]) if step.needs else places[:0]
         for block in step.blocks:
             keys = places[slice(*block.kv)]
-            found = sums.backward(block, q, k[:, places], v[:, places], None, None, (out, lse), (dout, dlse), (False, False))
+            received = k[:, places], v[:, places]
+            found = sums.backward(block, q, *received, None, None, (out, lse), (dout, dlse), (False, False))
             dk[:, keys] += found[0]
             dv[:, keys] += found[1]
             assert found[2:] == (None, None)

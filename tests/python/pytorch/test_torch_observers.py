@@ -1,5 +1,8 @@
 """What torch's tools see of a call: FLOPs, the profiler, the compiler's count of graphs."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from flash_attention import attention, attention_over_cache, attention_packed, flash_attn
@@ -105,3 +108,24 @@ def test_no_more_graphs_for_more_lengths(device):
         ):
             torch.testing.assert_close(ours, theirs)
     assert counter.frame_count == 2
+
+
+COUNTED_LATER = """
+import sys, torch
+from flash_attention import attention
+q = torch.randn(1, 8, 2, 16)
+before = set(sys.modules)
+attention(q, q, q)
+new = set(sys.modules) - before
+assert "torch.utils.flop_counter" not in new and "triton" not in new, "a first call imports Triton"
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    attention(q, q, q)
+assert counter.get_total_flops() == 4 * 2 * 8 * 8 * 16, counter.get_total_flops()
+"""
+
+
+def test_the_counter_may_come_later():
+    """torch's module of it imports Triton: that is no part of a program's first call."""
+    done = subprocess.run([sys.executable, "-c", COUNTED_LATER], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

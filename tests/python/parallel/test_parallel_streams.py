@@ -5,9 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from flash_attention.parallel import cut, ring
-from flash_attention.parallel import lanes as module
 from flash_attention.parallel.call import Call
-from flash_attention.parallel.lanes import Lanes, OneLane
+from flash_attention.parallel.streams import OneStream, TwoStreams, streams_for
 
 ROWS, WORLD = 16, 6  # more blocks than one fold takes
 
@@ -21,14 +20,17 @@ class Stream:
     def do(self, what):
         self.before = self.before | {what}
 
-    def record_event(self):
-        return frozenset(self.before)
-
     def wait_event(self, event):
-        self.before = self.before | event
+        self.before = self.before | event.before
 
-    def wait_stream(self, other):
-        self.wait_event(other.record_event())
+
+class Event:
+    """Used again and again: what counts is what was recorded last."""
+
+    before = frozenset()
+
+    def record(self, stream):
+        self.before = frozenset(stream.before)
 
 
 class Machine:
@@ -36,7 +38,7 @@ class Machine:
 
     def __init__(self):
         self.caller = self.current = Stream()
-        self.pair = [Stream(), Stream()]
+        self.sides = [(Stream(), Event(), Event()) for _ in range(2)]
         self.seen = {}
 
     @contextmanager
@@ -49,8 +51,8 @@ class Machine:
         self.seen[what] = self.current.before
         self.current.do(what)
 
-    def lanes(self, device, several):
-        return Lanes(self.caller, self.pair, self.switch)
+    def streams(self, device, several):
+        return TwoStreams(self.caller, self.sides, self.switch)
 
 
 class Merging:
@@ -94,7 +96,7 @@ class Agreed:
 @pytest.fixture
 def machine(monkeypatch):
     made, turns = Machine(), iter(range(100))
-    monkeypatch.setattr(ring, "lanes_of", made.lanes)
+    monkeypatch.setattr(ring, "streams_for", made.streams)
     monkeypatch.setattr("flash_attention.parallel.partial._kernels", lambda tensor: kernels)
     kernels = Merging(made)
 
@@ -142,11 +144,11 @@ def test_what_waits_for_what(machine, which):
     assert folds and all(fold in seen["the caller goes on"] for fold in folds)
 
 
-def test_a_fold_is_between_the_lanes(machine):
+def test_a_fold_is_between_the_streams(machine):
     seen = run(machine, "forward")
     first = seen["fold", 0]
     assert {("work", turn) for turn in range(4)} <= first
-    # The parts' memory is free then: no lane may take it before they were read.
+    # The parts' memory is free then: no stream may take it before they were read.
     assert ("fold", 0) in seen["work", 5]
 
 
@@ -158,14 +160,14 @@ def test_gradients_are_sent_after_they_are_made(machine):
     assert returned <= seen["the caller goes on"]
 
 
-def test_one_lane_off_a_gpu():
-    assert isinstance(module.lanes_of(torch.device("cpu"), True), OneLane)
-    assert isinstance(module.lanes_of(torch.device("cuda"), False), OneLane)
+def test_one_stream_off_a_gpu():
+    assert isinstance(streams_for(torch.device("cpu"), True), OneStream)
+    assert isinstance(streams_for(torch.device("cuda"), False), OneStream)
 
 
-def test_one_lane_where_gradients_are_added_in_place(machine, monkeypatch):
+def test_one_stream_where_gradients_are_added_in_place(machine, monkeypatch):
     asked = []
-    monkeypatch.setattr(ring, "lanes_of", lambda device, several: asked.append(several) or OneLane())
+    monkeypatch.setattr(ring, "streams_for", lambda device, several: asked.append(several) or OneStream())
     q = torch.zeros(1, ROWS, 2, 8)
     call = Call(Peers(machine, 2), cut.Shape(ROWS * WORLD, WORLD, "zigzag", -1, 0), Agreed())
     sink = torch.zeros(2)
