@@ -74,6 +74,14 @@ std::vector<Race> races() {
        "  if (thread == 0) {\n    ptx::bulk_store(output, shared.words, 256);\n    ptx::bulk_commit();\n    ORDER\n"
        "    ptx::store_shared(words, 7);\n    ptx::bulk_wait<0>();\n  }",
        "a bulk store of thread 0, still in flight, read"},
+      {"a_store_and_a_bulk_load_behind_it",
+       {"memory", "mbarrier", "fence", "tma"},
+       "ptx::fence_async_shared();",
+       initialise + "  ptx::store_shared(words + 4 * thread, 0);\n  ORDER\n  __syncthreads();\n"
+                    "  if (thread == 0) ptx::mbarrier_arrive_expect_tx(shared.barrier, 256);\n"
+                    "  if (thread == 0) ptx::bulk_load(shared.words, input, 256, shared.barrier);\n"
+                    "  ptx::mbarrier_wait(shared.barrier, 0);",
+       "fence_async_shared is missing"},
       {"one_lane_arrives_for_its_warp",
        {"memory", "mbarrier"},
        "__syncwarp();",

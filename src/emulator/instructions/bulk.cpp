@@ -97,6 +97,14 @@ void add_floats(unsigned char* global, const unsigned char* values, std::int64_t
   }
 }
 
+/// A copy does not wait for stores of the other proxy: one that nobody has fenced may come after it.
+void require_no_open_stores(const SharedMemory& shared, const Transfer& transfer) {
+  const std::ptrdiff_t at = shared.unfenced(transfer.shared.offset, transfer.bytes);
+  if (at < 0) return;
+  Scheduler::current().fail("race: writes shared offset " + std::to_string(at) +
+                            ", which a thread stored to; fence_async_shared is missing between the two");
+}
+
 void write_global(const Transfer& transfer, const unsigned char* box) {
   const auto write = [&](unsigned char* line, const unsigned char* from, std::int64_t bytes) {
     if (transfer.operand.add)
@@ -138,6 +146,7 @@ void bulk_load(const BulkOperand& operand) {
     const MbarrierOrder& order = scheduler.races().mbarrier(block, barrier.offset);
     scheduler.races().read(scheduler.running(), {&block, barrier.offset}, 8);  // the mbarrier has been initialised
     scheduler.races().bulk_load_writes(scheduler.running(), order, {&block, transfer.shared.offset}, transfer.bytes);
+    require_no_open_stores(block.shared, transfer);
   }
   scheduler.async().start_signalling([transfer, barrier, multicast, &scheduler] {
     std::vector<unsigned char> box(transfer.bytes);

@@ -50,6 +50,11 @@ void SharedMemory::write_both(std::size_t offset, const void* from, std::size_t 
   std::memcpy(async_.data() + offset, from, bytes);
 }
 
+std::ptrdiff_t SharedMemory::unfenced(std::size_t offset, std::size_t bytes) const {
+  if (std::memcmp(generic_ + offset, async_.data() + offset, bytes) == 0) return -1;
+  return std::mismatch(generic_ + offset, generic_ + offset + bytes, async_.begin() + offset).first - generic_;
+}
+
 bool SharedMemory::overrun() const {
   return std::any_of(generic_ + size_, generic_ + async_.size(), [](unsigned char byte) { return byte != nan_byte; });
 }

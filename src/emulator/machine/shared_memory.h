@@ -25,6 +25,8 @@ class SharedMemory {
   /// by nobody here, so a copy that came later would have it, and a fence before the write would go unnoticed.
   void publish();
   void write_both(std::size_t offset, const void* from, std::size_t bytes);  ///< into both views
+  /// The first of these bytes that a store has changed and no fence.proxy.async has published; -1: there is none.
+  std::ptrdiff_t unfenced(std::size_t offset, std::size_t bytes) const;
   bool overrun() const;  ///< bytes between the end and the page that faults were written
   bool guards(const void* address) const;
 
