@@ -24,6 +24,16 @@ std::span<const KernelEntry> kernel_table() {
   return table;
 }
 
+std::string missing_option(const KernelEntry& entry, const Problem& problem) {
+  if (*problem.kv_dtype != problem.dtype && !entry.narrow_keys) return "takes no keys and values of 8 bits";
+  if (problem.latent && !entry.latent) return "takes no latent keys";
+  if (*problem.q_dtype != problem.dtype && !entry.narrow_queries) return "takes no queries of 8 bits";
+  if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
+  if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
+  if (!problem.program.empty() && !entry.programs) return "takes no program";
+  return {};
+}
+
 namespace {
 
 bool serves(const KernelEntry& entry, Pass pass, const DeviceInfo& device) {
@@ -39,13 +49,8 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
       return "takes at most " + std::to_string(most_invariant_keys) + " keys where bits are invariant";
     }
   }
-  if (*problem.kv_dtype != problem.dtype && !entry.narrow_keys) return "takes no keys and values of 8 bits";
-  if (problem.latent && !entry.latent) return "takes no latent keys";
-  if (*problem.q_dtype != problem.dtype && !entry.narrow_queries) return "takes no queries of 8 bits";
-  if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
-  if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
-  if (!problem.program.empty() && !entry.programs) return "takes no program";
-  return entry.reject(problem, device);
+  const std::string option = missing_option(entry, problem);
+  return option.empty() ? entry.reject(problem, device) : option;
 }
 
 /// Whether forward/sm90 or forward/sm80 takes the problem.

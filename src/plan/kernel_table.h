@@ -64,6 +64,9 @@ int cpu_block_q(CpuIsa isa);
 
 std::span<const KernelEntry> kernel_table();
 
+/// An option of the problem that the kernel does not have at all, whatever the sizes; empty where there is none.
+std::string missing_option(const KernelEntry& entry, const Problem& problem);
+
 /// Keys of a split, where splits are fixed, and the most keys that a GPU takes so.
 constexpr std::int64_t invariant_split_keys = 512, most_invariant_keys = 1024 * invariant_split_keys;
 

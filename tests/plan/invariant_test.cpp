@@ -107,6 +107,25 @@ TEST(PlanInvariant, SplitsAreOf512Keys) {
   }
 }
 
+/// What decode/sm80 has not at all is not refused: forward/portable takes it, whatever the sizes.
+TEST(PlanInvariant, OptionsThatDecodeHasNotAreTaken) {
+  Problem base{.seq_q = 3, .seq_kv = 70, .heads_q = 4, .heads_kv = 2, .head_dim = 64, .dtype = Dtype::bfloat16};
+  base.invariant = true;
+  const auto with = [&](auto change) {
+    Problem p = base;
+    change(p);
+    return p;
+  };
+  for (const Problem& p : {with([](Problem& o) { o.program = "v = mul score 2.0\nscore = v\n"; }),
+                           with([](Problem& o) { o.latent = true, o.head_dim_v = 32; }),
+                           with([](Problem& o) { o.q_dtype = o.kv_dtype = Dtype::float8_e4m3; }),
+                           with([](Problem& o) { o.hidden_rows.bounds = 1; }), with([](Problem& o) {
+                             o.block_mask = {64, 64, 0, 0, 2};
+                           })}) {
+    for (const int arch : {80, 90}) EXPECT_EQ(make_plan(p, Pass::forward, typical_gpu(arch)).kernel, "forward/portable");
+  }
+}
+
 TEST(PlanInvariant, RefusesWhatWouldBreakIt) {
   Problem p{.seq_q = 1, .seq_kv = 524288, .heads_q = 8, .heads_kv = 8, .head_dim = 64, .dtype = Dtype::bfloat16};
   p.invariant = true;

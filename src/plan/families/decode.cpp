@@ -254,10 +254,7 @@ std::span<const KernelEntry> decode_kernels() {
 }
 
 bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device) {
-  const KernelEntry& entry = decode_kernels()[0];
-  const bool takes_masks =
-      (problem.hidden_rows.bounds == 0 || entry.hidden_rows) && (problem.block_mask.block_q == 0 || entry.block_mask);
-  return problem.invariant && takes_masks && reject_kind(problem, device).empty();
+  return problem.invariant && missing_option(decode_kernels()[1], problem).empty() && reject_kind(problem, device).empty();
 }
 
 }  // namespace flash_attention::plan
