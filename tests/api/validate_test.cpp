@@ -429,6 +429,19 @@ TEST_F(BufferRefusal, PageTable) {
   expect("out", "page_table", b);
 }
 
+/// A cache of keys though nobody asks: what has a number for each sequence has none.
+TEST_F(BufferRefusal, ScalesOfNoSequenceMayBeNull) {
+  case_.problem = good_pages();
+  Problem& p = case_.problem;
+  p.batch = 0, p.q_dtype = p.kv_dtype = Dtype::float8_e4m3, p.q_scales = p.kv_scales = ScaleKind::head;
+  start();
+  Buffers b = forward_buffers();
+  b.q_scale = b.k_scale = b.v_scale = nullptr;
+  EXPECT_NO_THROW(forward(p, b));
+  p.kv_scales = ScaleKind::tensor;
+  expect("k_scale", "null", b);
+}
+
 TEST_F(BufferRefusal, PagesAndPaddingThatTheProblemDoesNotHave) {
   start();
   const std::int32_t numbers[] = {0, 0};

@@ -25,13 +25,15 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   const std::size_t of_keys = backend.alignment(size_of(*p.kv_dtype));
   check_pointer("k", b.k, keys, of_keys);
   check_pointer("v", b.v, keys, of_keys);
-  check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
-  check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, !keys);
-  check_pair("q_scale", b.q_scale, p.q_scales != ScaleKind::none, "q_scales", 4, !keys);
+  const bool no_batch = p.batch == 0;  // though a cache may have keys
+  const auto no_scale = [&](ScaleKind kind) { return !keys || (kind == ScaleKind::head && no_batch); };
+  check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, no_scale(p.kv_scales));
+  check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, no_scale(p.kv_scales));
+  check_pair("q_scale", b.q_scale, p.q_scales != ScaleKind::none, "q_scales", 4, no_scale(p.q_scales));
   check_pointer("out", b.out, queries, wide);
   check_pointer("lse", b.lse, queries && is_backward(pass), 4);
 
-  const bool no_scores = !queries || !keys || p.seq_kv == 0, no_batch = p.batch == 0;
+  const bool no_scores = !queries || !keys || p.seq_kv == 0;
   check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), no_scores);
   check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
   check_pair("hidden_rows", b.hidden_rows, p.hidden_rows.bounds != 0, "hidden_rows.bounds", 4, no_scores);
