@@ -120,13 +120,13 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
   /// dV += P^T dO and dK += dS^T Q, 32 keys and a part of the columns a warp.
   __device__ __forceinline__ void add_key_gradients(const Step& step) {
     const int row = warp / key_n * 32, part = warp % key_n;
-    const auto contract = [&]<typename Tile, int pairs, int blocks>(float(&C)[2][blocks][4], unsigned weights,
-                                                                    unsigned tile, int total_pairs) {
+    const auto contract = [&]<typename Tile, int pairs, int columns, int blocks>(float(&C)[2][blocks][4], unsigned weights,
+                                                                                 unsigned tile) {
       sm80::multiply_columns<type, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
-                                                         total_pairs % pairs == 0 ? pairs : total_pairs - part * pairs);
+                                                         sm80::pairs_of<type, columns / 16, pairs, key_n>(part));
     };
-    contract.template operator()<dOTile, dV_pairs>(dV, P_smem, step.dO(), dim_v / 16);
-    contract.template operator()<QTile, dK_pairs>(dK, dS_smem, step.Q(), dim / 16);
+    contract.template operator()<dOTile, dV_pairs, dim_v>(dV, P_smem, step.dO());
+    contract.template operator()<QTile, dK_pairs, dim>(dK, dS_smem, step.Q());
   }
 
   /// dQ = dS K, added to the workspace.
@@ -135,7 +135,7 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     float dQ[2][2 * Sums::pairs][4]{};
     const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
     sm80::multiply<type, PTile, KTile, block_kv>(dQ, dS_smem, row, K_smem, part * Sums::pairs, lane,
-                                                 dim / 16 % Sums::pairs == 0 ? Sums::pairs : dim / 16 - part * Sums::pairs);
+                                                 sm80::pairs_of<type, dim / 16, Sums::pairs, Sums::warps_n>(part));
     Sums::add(Sums::of_thread(args, sequence, step.head_idx, step.tile_idx), dQ);
   }
 

@@ -10,6 +10,15 @@ namespace flash_attention::sm80 {
 
 using namespace abi;
 
+/// Of `total` pairs of eight columns, `each` for a warp of `parts`, those that exist in a warp's part. Rows of 16-bit tiles
+/// have room for the parts of all warps, and what a warp multiplies past the last column is dropped; of floats it would
+/// read what lies behind the tile.
+template <Type type, int total, int each, int parts>
+__device__ __forceinline__ int pairs_of(int part) {
+  constexpr bool room = type == Type::float32 ? total == each * parts : total % each == 0;
+  return room ? each : total - part * each;
+}
+
 /// C += A B^T over `columns` columns of both: rows [row, ...) of A, [column, ...) of B.
 template <Type type, typename TileA, typename TileB, int columns, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,

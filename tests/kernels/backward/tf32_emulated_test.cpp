@@ -16,6 +16,19 @@ INSTANTIATE_TEST_SUITE_P(Deterministic, BackwardTf32,
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardTf32, ::testing::ValuesIn(some_of(fast(nan_gradients(Dtype::float32)), 4)),
                          case_name);
 
+/// So few columns that some warps have none: they read nothing behind the tiles, where the next ones land.
+std::vector<Case> few_columns() {
+  std::vector<Case> cases;
+  for (const std::int64_t dim : {8, 32}) {
+    Case c = base(("few_columns_" + std::to_string(dim)).c_str(), Dtype::float32);
+    c.problem.head_dim = c.problem.head_dim_v = dim;
+    c.problem.batch = 1, c.problem.heads_q = 2, c.problem.heads_kv = 1, c.problem.seq_q = 70, c.problem.softcap = 3;
+    cases.push_back(c);
+  }
+  return fast(cases);
+}
+INSTANTIATE_TEST_SUITE_P(FewColumns, BackwardTf32, ::testing::ValuesIn(few_columns()), case_name);
+
 using BackwardTf32Accuracy = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardTf32Accuracy, IsWithinFourTimesOfFp32) {
