@@ -75,11 +75,14 @@ class Job {
 
   StressReport report() const {
     StressReport result = report_line_.empty() ? StressReport{} : report_from(JsonValue::parse(report_line_, "a report"));
-    if (!running() && !ended_ && WIFSIGNALED(status_)) {
-      result.differences.push_back({.text = "a process of stress",
-                                    .lines = {format("it was ended by signal %d", WTERMSIG(status_))},
-                                    .command = running_command_});
-    }
+    if (running() || ended_) return result;
+    const auto add = [&](std::string line) {
+      result.differences.push_back(
+          {.text = "a process of stress", .lines = {std::move(line)}, .command = running_command_});
+    };
+    if (WIFSIGNALED(status_)) add(format("it was ended by signal %d", WTERMSIG(status_)));
+    if (WIFEXITED(status_) && WEXITSTATUS(status_) > check_failed)
+      add(format("it gave up with exit code %d; what it said is above", WEXITSTATUS(status_)));
     return result;
   }
 

@@ -34,6 +34,9 @@ Pending begin(fuzz::GeneratedProblem problem, const StressOptions& options) {
       pending.warm.push_back(
           prewarm_in_background(problem.c.problem, target.pass, {.device = target.device, .kernel = target.kernel}));
   }
+  problem.c.narrow_products =
+      std::any_of(pending.targets.begin(), pending.targets.end(),
+                  [&](const testing::Target& target) { return testing::rounds_products(problem.c, target); });
   const bool backward = std::any_of(pending.targets.begin(), pending.targets.end(),
                                     [](const testing::Target& target) { return testing::is_backward(target.pass); });
   pending.expected = std::async(std::launch::async, [c = problem.c, backward] { return testing::expect(c, backward); });
@@ -82,7 +85,11 @@ class Stress {
  private:
   /// The target's, or the one that the planner chooses.
   static std::string kernel_of(const fuzz::GeneratedProblem& problem, const testing::Target& target) {
-    return make_plan(problem.c.problem, target.pass, device_info(target.device), target.kernel).kernel;
+    try {
+      return make_plan(problem.c.problem, target.pass, device_info(target.device), target.kernel).kernel;
+    } catch (const Error&) {
+      return "no kernel";
+    }
   }
 
   /// What differs, from fp64 or between calls.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "flash_attention/attention.h"
+#include "flash_attention/error.h"
 #include "fuzz/generator/vary.h"
 
 namespace flash_attention::cli {
@@ -18,15 +19,18 @@ std::vector<std::string> domains_of(const StressOptions& options) {
   if (!options.kernel.empty()) return {options.kernel};
   if (!device_traits(options.device).gpu_kernels) return {"cpu/backward", "cpu/prefill"};
   const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
-  return {"backward" + fastest, "forward" + fastest, "decode" + fastest,
-          "decode/sm80",        "forward/portable",  "backward/portable"};
+  std::vector<std::string> domains{"backward" + fastest, "forward" + fastest, "decode" + fastest, "decode/sm80",
+                                   "forward/portable",   "backward/portable", "forward/tf32",     "backward/tf32"};
+  if (fastest == "/sm90") domains.insert(domains.end(), {"forward/sm90_fp8", "decode/mla_sm90"});
+  return domains;
 }
 
 }  // namespace
 
 std::vector<testing::Target> targets_of(const testing::Case& c, const StressOptions& options) {
   std::vector<testing::Target> targets;
-  const bool forward_alone = c.problem.page_size != 0 || c.problem.left_padding || c.problem.kv_dtype.has_value();
+  const Problem& p = c.problem;
+  const bool forward_alone = p.page_size != 0 || p.left_padding || p.kv_dtype.has_value() || p.latent;
   const auto add = [&](const std::string& kernel, Pass pass) {
     if (forward_alone && pass != Pass::forward) return;
     const testing::Target target{.device = options.device, .kernel = kernel, .pass = pass};
@@ -49,7 +53,11 @@ std::vector<testing::Target> targets_of(const testing::Case& c, const StressOpti
 std::set<std::string> kernels_of(const testing::Case& c, const std::vector<testing::Target>& targets) {
   std::set<std::string> texts;
   for (const testing::Target& target : targets) {
-    const Plan plan = make_plan(c.problem, target.pass, device_info(target.device), target.kernel);
+    Plan plan;
+    try {
+      plan = make_plan(c.problem, target.pass, device_info(target.device), target.kernel);
+    } catch (const Error&) {  // the call itself will say it, and is a difference
+    }
     for (const Launch& launch : plan.launches) {
       texts.insert(launch.unit + " " + launch.entry + " " + to_source(launch.config) + " " + std::to_string(launch.block) +
                    " " + std::to_string(launch.min_blocks_per_sm) + launch.prelude);

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -64,6 +65,24 @@ def test_a_process_that_dies_is_a_difference(command):
     assert process.returncode == 1 and report["problems"] > 0
     difference = report["differences"][0]
     assert difference["lines"] == ["it was ended by signal 9"] and "--problem" in difference["command"]
+
+
+def seconds_of(process):
+    times = open(f"/proc/{process}/stat").read().rsplit(")", 1)[1].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_process_that_gives_up_is_a_difference(command):
+    process = started(command, "--minutes", 2, "--jobs", 2, "--json")
+    while len(children_of(process)) < 2 or min(map(seconds_of, children_of(process))) < 2:  # they have told something
+        time.sleep(0.05)
+    for child in children_of(process):
+        resource.prlimit(child, resource.RLIMIT_AS, (0, 0))  # no memory: an error, and no signal
+    report = json.loads(process.communicate(timeout=60)[0])
+    assert process.returncode == 1 and report["problems"] > 0
+    assert [re.sub(r"\d+", "N", d["lines"][0]) for d in report["differences"]] == [
+        "it gave up with exit code N; what it said is above"
+    ] * 2
 
 
 def test_what_was_done_is_told_when_it_is_stopped(command):
