@@ -46,6 +46,12 @@ bool possible(Factor a, std::string_view x, Factor b, std::string_view y) {
   if (both(dprogram, "on", program, "off") || both(dprogram, "on", program, "mask")) return false;
   if (both(kv_dtype, "int8", inputs, "nan_key") || both(kv_dtype, "int8", inputs, "nan_value")) return false;
   if (both(kv_scales, "head", layout, "broadcast") || both(kv_scales, "token", layout, "broadcast")) return false;
+  for (const std::string_view scales : {"none", "tensor", "head"}) {
+    if (both(narrow_queries, scales, kv_dtype, "int8") || both(narrow_queries, scales, latent, "on")) return false;
+    if (!needs(narrow_queries, scales, kv_dtype) || !needs(narrow_queries, scales, kv_scales)) return false;
+  }
+  if (both(latent, "on", head_dim_v, "same") || both(latent, "on", head_dim_v, "larger")) return false;
+  if (both(latent, "on", head_dim, "8") || both(latent, "on", head_dim, "any")) return false;
   if (both(seqused_kv, "on", paged, "full") || both(seqused_kv, "off", paged, "used")) return false;
   return off_without(tail, packed) && off_without(page_size, paged) && off_without(hidden_shape, hidden_rows) &&
          off_without(block_shape, block_mask) && off_without(bias_shape, bias) && off_without(slopes, alibi) &&
@@ -140,6 +146,9 @@ void expect_levels(const GeneratedProblem& g) {
   EXPECT_EQ(p.program_gradients != 0, row.is(dprogram, "on"));
   EXPECT_EQ(p.kv_dtype.has_value(), !row.is(kv_dtype, "off"));
   EXPECT_EQ(p.kv_scales == ScaleKind::token, row.is(kv_scales, "token"));
+  EXPECT_EQ(p.q_dtype.has_value(), !row.is(narrow_queries, "off"));
+  EXPECT_EQ(p.q_scales == ScaleKind::head, row.is(narrow_queries, "head"));
+  EXPECT_EQ(p.latent, row.is(latent, "on"));
   EXPECT_EQ(p.invariant, row.is(invariant, "on"));
   EXPECT_EQ(p.batch == 0, row.is(batch, "0"));
   EXPECT_EQ(p.batch > 32, row.is(batch, "many"));
@@ -153,6 +162,16 @@ TEST(Cover, ProblemsHaveTheirLevels) {
     for (const GeneratedProblem& g : problems(pass == Pass::forward ? "cpu/prefill" : "cpu/backward", 4, 11)) {
       expect_levels(g);
       EXPECT_NO_THROW(make_plan(g.c.problem, pass, device_info({}))) << g.c.name;
+    }
+  }
+}
+
+/// The last kernel of every list takes what no other does.
+TEST(Cover, EveryProblemHasAKernelOnEveryGpu) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    for (const GeneratedProblem& g : problems(pass == Pass::forward ? "forward/portable" : "backward/portable", 4, 11)) {
+      for (const int arch : {75, 80, 90, 120})
+        EXPECT_NO_THROW(make_plan(g.c.problem, pass, typical_gpu(arch))) << "sm_" << arch << ": " << g.c.name;
     }
   }
 }

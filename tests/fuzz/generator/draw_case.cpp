@@ -132,13 +132,28 @@ void set_scores(Problem& p, const Row& row, Dice& dice) {
   p.invariant = row.is(invariant, "on");
 }
 
-void narrow_keys(Problem& p, const Row& row) {
+/// A key is its value and some columns more, multiples of 8: of what is open, most often that of DeepSeek's models.
+void set_latent_dims(Problem& p, const Row& row, std::int64_t step, Dice& fixed) {
+  p.latent = true;
+  p.head_dim = p.head_dim / 8 * 8;
+  p.head_dim_v = std::min(other_dim(row.level(head_dim_v), p.head_dim, step, fixed), p.head_dim - 8);
+  if (row.is(head_dim, "512..576")) p.head_dim = 576, p.head_dim_v = 512;
+}
+
+ScaleKind scales_of(std::string_view level) {
+  return level == "none"     ? ScaleKind::none
+         : level == "tensor" ? ScaleKind::tensor
+         : level == "head"   ? ScaleKind::head
+                             : ScaleKind::token;
+}
+
+void narrow_inputs(Problem& p, const Row& row) {
   if (row.is(kv_dtype, "off")) return;
   p.kv_dtype = row.is(kv_dtype, "e4m3") ? Dtype::float8_e4m3 : row.is(kv_dtype, "e5m2") ? Dtype::float8_e5m2 : Dtype::int8;
-  p.kv_scales = row.is(kv_scales, "none")     ? ScaleKind::none
-                : row.is(kv_scales, "tensor") ? ScaleKind::tensor
-                : row.is(kv_scales, "head")   ? ScaleKind::head
-                                              : ScaleKind::token;
+  p.kv_scales = scales_of(row.level(kv_scales));
+  if (row.is(narrow_queries, "off")) return;
+  p.q_dtype = p.kv_dtype;
+  p.q_scales = scales_of(row.level(narrow_queries));
 }
 
 /// `fixed` has the same in all problems of a configuration: a program is part of what is compiled.
@@ -164,6 +179,7 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   const std::int64_t step = row.is(kv_dtype, "off") || fixed.between(0, 3) == 0 ? 8 : 16;
   p.head_dim = dim_of(row.level(head_dim), step, fixed);
   p.head_dim_v = other_dim(row.level(head_dim_v), p.head_dim, step, fixed);
+  if (row.is(latent, "on")) set_latent_dims(p, row, step, fixed);
   set_sizes(c, row, sizes, dice);
   set_lengths(c, row, dice);
   set_window(p, row, dice);
@@ -178,7 +194,7 @@ Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t s
   if (row.is(block_mask, "on")) hide_blocks(c, row, dice);
   lay_out(p, row.level(layout));
   set_inputs(c, row, dice);
-  narrow_keys(p, row);
+  narrow_inputs(p, row);
   c.program = program_of(row.level(program), fixed);
   testing::describe_program(c);
   return c;

@@ -47,6 +47,8 @@ const std::vector<Description>& table() {
       {program, "program", {"off", "score", "mask", "both", "hides"}},  // hides: by a score of -inf
       {kv_dtype, "kv_dtype", {"off", "e4m3", "e5m2", "int8"}},
       {kv_scales, "kv_scales", {"unused", "none", "tensor", "head", "token"}},
+      {narrow_queries, "narrow_queries", {"off", "none", "tensor", "head"}},  // queries in 8 bits, by their scales
+      {latent, "latent", {"off", "on"}},
       {invariant, "invariant", {"off", "on"}},
       {scale, "scale", {"default", "given", "negative", "zero"}},
       {group, "group", {"1", "2", "3", "8"}},
@@ -91,8 +93,18 @@ struct Need {
   std::string_view level;
   Factor of;
 };
-constexpr Need needs[] = {{dbias, "on", bias},  {dbias, "on", bias_shape},       {dsink, "on", sink},
-                          {dsink, "on", sinks}, {inputs, "infinite_bias", bias}, {inputs, "infinite_bias", bias_shape}};
+constexpr Need needs[] = {{dbias, "on", bias},
+                          {dbias, "on", bias_shape},
+                          {dsink, "on", sink},
+                          {dsink, "on", sinks},
+                          {inputs, "infinite_bias", bias},
+                          {inputs, "infinite_bias", bias_shape},
+                          {narrow_queries, "none", kv_dtype},  // they are of the keys' type
+                          {narrow_queries, "none", kv_scales},
+                          {narrow_queries, "tensor", kv_dtype},
+                          {narrow_queries, "tensor", kv_scales},
+                          {narrow_queries, "head", kv_dtype},
+                          {narrow_queries, "head", kv_scales}};
 
 /// Two levels that no problem has together.
 struct Exclusion {
@@ -123,6 +135,16 @@ constexpr Exclusion exclusions[] = {
     {kv_dtype, "int8", inputs, "nan_value"},
     {kv_scales, "head", layout, "broadcast"},  // what is shared has one scale
     {kv_scales, "token", layout, "broadcast"},
+    {narrow_queries, "none", kv_dtype, "int8"},
+    {narrow_queries, "tensor", kv_dtype, "int8"},
+    {narrow_queries, "head", kv_dtype, "int8"},
+    {latent, "on", narrow_queries, "none"},
+    {latent, "on", narrow_queries, "tensor"},
+    {latent, "on", narrow_queries, "head"},
+    {latent, "on", head_dim_v, "same"},  // a key is its value and some columns more
+    {latent, "on", head_dim_v, "larger"},
+    {latent, "on", head_dim, "8"},
+    {latent, "on", head_dim, "any"},
 };
 
 int index_of(Factor factor, std::string_view level) {
@@ -216,6 +238,8 @@ Domain domain_of(std::string_view kernel) {
   if (entry->programs && !takes_masks_of_programs(*entry)) domain.without(program, {"mask", "both"});
   if (!entry->programs) domain.only(program, {"off"}).only(dprogram, {"off"});
   if (!entry->narrow_keys) domain.only(kv_dtype, {"off"}).only(kv_scales, {"unused"});
+  if (!entry->narrow_queries) domain.only(narrow_queries, {"off"});
+  if (!entry->latent) domain.only(latent, {"off"});
   if (entry->pass == Pass::forward) {
     domain.only(dlse, {"off"}).only(dbias, {"off"}).only(dsink, {"off"}).only(dprogram, {"off"});
     domain.without(inputs, {"nan_dout"});
@@ -231,6 +255,17 @@ Domain domain_of(std::string_view kernel) {
     if (kernel != "backward/sm90") domain.without(scale, {"negative", "zero"});
   }
   if (kernel.starts_with("decode/")) domain.only(dropout, {"off"}).without(queries, {"edge", "long"});
+  if (kernel == "decode/mla_sm90") {
+    domain.only(latent, {"on"}).only(head_dim, {"512..576"}).without(dtype, {"float32"}).without(kv_scales, {"token"});
+    domain.without(layout, {"odd", "fours"}).without(scale, {"negative", "zero"});
+  }
+  if (kernel == "forward/sm90_fp8") {
+    domain.without(narrow_queries, {"off"}).without(kv_scales, {"token"}).without(dtype, {"float32"});
+    domain.without(head_dim, {"8", "any", "264..504", "512..576"}).without(scale, {"negative", "zero"});
+    domain.only(bias, {"off"}).only(alibi, {"off"}).only(mask, {"off"}).only(dropout, {"off"}).only(sink, {"off"});
+    domain.without(layout, {"odd", "fours", "broadcast", "reversed"});
+    domain.without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
+  }
   if (kernel == "forward/sm90") domain.without(page_size, {"1", "few", "whole"});
   if (kernel.ends_with("/sm90"))
     domain.without(layout, {"broadcast", "reversed"}).without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});

@@ -33,6 +33,8 @@ enum Factor : int {
   program,
   kv_dtype,
   kv_scales,
+  narrow_queries,
+  latent,
   invariant,
   scale,  // from here on: known when the kernel runs
   group,

@@ -39,7 +39,8 @@ void lay_out(Problem& p, std::string_view level) {
   const std::int64_t rows_q = p.packed ? p.total_q : p.seq_q;
   const std::int64_t rows_kv = p.page_size != 0 ? p.page_size : p.packed ? p.total_kv : p.seq_kv;
   p.q_strides = p.dq_strides = strides_of(level, rows_q, p.heads_q, p.head_dim);
-  p.k_strides = p.dk_strides = strides_of(level, rows_kv, p.heads_kv, p.head_dim);
+  const std::int64_t dim_k = p.head_dim - (p.latent ? p.head_dim_v : 0);
+  p.k_strides = p.dk_strides = strides_of(level, rows_kv, p.heads_kv, dim_k);
   p.v_strides = p.dv_strides = strides_of(level, rows_kv, p.heads_kv, p.head_dim_v);
   p.out_strides = p.dout_strides = strides_of(level, rows_q, p.heads_q, p.head_dim_v);
   if (level != "broadcast") return;
@@ -48,7 +49,7 @@ void lay_out(Problem& p, std::string_view level) {
     if (p.page_size != 0) strides.batch = rows_kv * strides.seq;  // pages are not the same
     (p.packed || p.page_size != 0 ? strides.head : strides.batch) = 0;
   };
-  share(p.k_strides, p.head_dim);
+  share(p.k_strides, dim_k);
   share(p.v_strides, p.head_dim_v);
 }
 

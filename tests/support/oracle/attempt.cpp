@@ -65,6 +65,15 @@ std::string rejection(const Case& c, const Target& target) {
   return "";
 }
 
+bool rounds_products(const Case& c, const Target& target) {
+  if (!c.problem.q_dtype || is_backward(target.pass)) return false;
+  try {
+    return make_plan(c.problem, target.pass, device_info(target.device), target.kernel).kernel == "forward/sm90_fp8";
+  } catch (const Error&) {  // the call itself will say it
+    return false;
+  }
+}
+
 Expected expect(const Case& c, bool backward) {
   Expected expected;
   expected.inputs = draw_inputs(c);

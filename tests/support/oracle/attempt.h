@@ -20,6 +20,9 @@ bool is_backward(Pass pass);
 /// Why the named kernel does not take the case; empty where it does.
 std::string rejection(const Case& c, const Target& target);
 
+/// Whether the kernel rounds products of 8-bit queries on the way (Case::narrow_products).
+bool rounds_products(const Case& c, const Target& target);
+
 /// What a call has to give: `plain` is the oracle's result with the roundings of plain attention in the case's type.
 struct Expected {
   Inputs inputs;

@@ -145,6 +145,8 @@ class Oracle {
   /// of one order of summation may cancel by luck, and where the sum is subtracted from its equal nothing else is left:
   /// the yardstick is moved by their size.
   double spread(double squares) const { return rounding_ ? 0x1p-24 * std::sqrt(squares) : 0; }
+  /// The same of a score. Of 8-bit products tensor cores keep 14 bits of a sum on its way.
+  double score_spread(double squares) const { return (c_.narrow_products ? 0x1p10 : 1) * spread(squares); }
 
   void row(std::int64_t b, std::int64_t h, std::int64_t i) {
     const Shape::Sequence& s = shape_.sequences[b];
@@ -164,7 +166,7 @@ class Oracle {
       if (hidden_by_rows(c_, shape_, in_, b, h, i, j) || hidden_by_blocks(c_, in_, b, h, i, j)) continue;
       if (!program_shows(c_, in_, b, h, i, j)) continue;
       // A shift of all keys together would cancel.
-      const double dot = products_.sum[j] + (j % 2 == 0 ? 1 : -1) * spread(products_.squares[j]);
+      const double dot = products_.sum[j] + (j % 2 == 0 ? 1 : -1) * score_spread(products_.squares[j]);
       double value_of = scale_ * dot, exact = scale_ * products_.exact[j];
       double t = 0;
       if (p_.softcap > 0) {
