@@ -4,6 +4,7 @@
 #include <array>
 
 #include "checks.h"
+#include "gil.h"
 
 namespace flash_attention::python {
 namespace {
@@ -238,7 +239,7 @@ void run_append(nb::tuple tensors, nb::tuple scalars, std::uintptr_t stream) {
   AppendCall call(slots, nb::cast<bool>(scalars[0]), nb::cast<bool>(scalars[1]), nb::cast<std::string>(scalars[2]));
   call.options.stream = current_stream(tensors[0], slots[k_cache].device);
   if (call.options.stream == nullptr) call.options.stream = reinterpret_cast<void*>(stream);
-  nb::gil_scoped_release released;
+  GilRelease released;
   append(call.problem, call.buffers, call.options);
 }
 

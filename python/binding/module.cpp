@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "flash_attention/runtime.h"
 #include "flash_attention/version.h"
+#include "gil.h"
 #include "program.h"
 
 namespace flash_attention::python {
@@ -43,7 +44,7 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) 
     memory = tensor_of(workspace, "workspace", true);
     call.set_workspace(memory.data, bytes);
   }
-  nb::gil_scoped_release released;
+  GilRelease released;
   call.run(backward);
 }
 
@@ -90,7 +91,7 @@ std::string explain_call(nb::tuple tensors, nb::tuple options, bool backward, nb
 void prewarm_call(nb::tuple tensors, nb::tuple options, bool backward) {
   Call call(slots_of(tensors), options_of(options));
   call.choose(backward);
-  nb::gil_scoped_release released;
+  GilRelease released;
   prewarm(call.problem, call.pass(backward), call.options);
 }
 
@@ -98,7 +99,7 @@ void prewarm_call(nb::tuple tensors, nb::tuple options, bool backward) {
 void fill_dropout_mask(nb::handle out, std::uint64_t seed, std::uint64_t offset, float dropout_p) {
   const Tensor mask = tensor_of(out, "out", true);
   auto* element = static_cast<std::uint8_t*>(mask.data);
-  nb::gil_scoped_release released;
+  GilRelease released;
   for (std::int64_t b = 0; b < mask.sizes[0]; ++b) {
     for (std::int64_t h = 0; h < mask.sizes[1]; ++h) {
       for (std::int64_t i = 0; i < mask.sizes[2]; ++i) {

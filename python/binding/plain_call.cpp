@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gil.h"
 #include "torch_functions.h"
 
 namespace flash_attention::python {
@@ -90,12 +91,11 @@ void run_call(Call& call, bool backward, nb::handle like) {
     workspace = empty_bytes(like.ptr(), bytes + Call::workspace_alignment, call.options.device);
     call.set_workspace(tensor_of(workspace, "workspace").data, bytes);
   }
-  const nb::gil_scoped_release released;
+  const GilRelease released;
   call.run(backward);
 }
 
-Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse,
-                  bool backward_follows) {
+Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse, bool backward_follows) {
   slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
   Call call(slots, options);
   call.options.backward_follows = backward_follows;

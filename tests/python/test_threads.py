@@ -176,3 +176,19 @@ def test_a_call_at_the_end_of_the_process(python):
         flash_attention.attention(q, q, q)
         """
     )
+
+
+def test_daemon_threads_that_call_at_the_end_of_the_process(python):
+    """CPython unwinds such threads where they want the interpreter back."""
+    python(
+        """
+        import threading, time
+        import numpy, flash_attention
+        q = numpy.ones((1, 400, 4, 64), numpy.float32)
+        def spin():
+            while True: flash_attention.attention(q, q, q)
+        for _ in range(3): threading.Thread(target=spin, daemon=True).start()
+        time.sleep(0.2)
+        """,
+        python=new_python,
+    )

@@ -36,7 +36,6 @@ PLANTS = (
         "exists && begin + first < rows.count ? 16 : 0",
         "exists && begin + first <= rows.count ? 16 : 0",
         TILES,
-        survives="their scores are hidden, and no element of dbias depends on another key",
     ),
     Plant(
         "columns past head_dim are loaded",

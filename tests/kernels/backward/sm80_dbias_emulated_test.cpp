@@ -36,6 +36,7 @@ std::vector<Case> bias_gradients(Dtype dtype) {
     p.seq_q = 300, p.seq_kv = 150, p.head_dim = p.head_dim_v = 128, p.bias = over(p, false, false, false);
   });
   add("tiles_dropout_window", [](Case&, Problem& p) {
+    p.batch = 1, p.heads_q = 4, p.heads_kv = 2;
     p.seq_q = 140, p.seq_kv = 150, p.dropout_p = 0.25f, p.window_left = 70, p.bias = over(p, false, true, true);
   });
   return cases;
