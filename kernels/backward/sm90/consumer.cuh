@@ -164,7 +164,7 @@ struct Consumer : Epilogue<config> {
 
   /// A step by itself.
   template <bool may_pass>
-  __device__ __forceinline__ void walk_step(unsigned step) {
+  __device__ __forceinline__ void run_step(unsigned step) {
     await_step(step);
     if (may_pass && hidden(step)) return pass(step);
     Tile St;
@@ -176,7 +176,7 @@ struct Consumer : Epilogue<config> {
 
   /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge lies where the
   /// fewest numbers live and no product runs: dS of a step has been handed over, dK has not begun.
-  __device__ __forceinline__ void walk_pairs(unsigned step) {
+  __device__ __forceinline__ void run_pairs(unsigned step) {
     if (step == end_step) return;
     Operands operands;
     {
@@ -226,12 +226,12 @@ struct Consumer : Epilogue<config> {
     const auto owns = [&](unsigned step) { return !S::separate_dq && owner_of(step) == warpgroup; };
     unsigned step = first_step;
     if constexpr (S::software_pipelined) {
-      if (step != end_step && owns(step - 1)) walk_step<S::skips_first_step>(step++);
-      walk_pairs(step);
+      if (step != end_step && owns(step - 1)) run_step<S::skips_first_step>(step++);
+      run_pairs(step);
     } else {
 #pragma unroll 1
       for (; step != end_step; ++step) {
-        walk_step<true>(step);
+        run_step<true>(step);
         if constexpr (!S::separate_dq) {
           if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is there by now
         }

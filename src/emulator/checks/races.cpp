@@ -133,9 +133,8 @@ bool Races::a_write_happened(const ShadowMemory& shadow, std::size_t at, const C
   if (happened(word.written, known)) return true;
   if (!word.rewritten) return false;
   const Touch* others = shadow.rewrites.data() + at * ShadowMemory::max_rewriters;
-  return std::any_of(others, others + ShadowMemory::max_rewriters, [&](const Touch& other) {
-    return other.kind != Touch::Kind::none && happened(other, known);
-  });
+  return std::any_of(others, others + ShadowMemory::max_rewriters,
+                     [&](const Touch& other) { return other.kind != Touch::Kind::none && happened(other, known); });
 }
 
 void Races::check_read(const SharedPlace& place, std::size_t bytes, const Clocks& known, const Touch& touch, int warp) {
