@@ -35,8 +35,11 @@ std::vector<Case> bias_gradients(Dtype dtype) {
   add("tiles_all_queries", [](Case&, Problem& p) {
     p.seq_q = 300, p.seq_kv = 150, p.head_dim = p.head_dim_v = 128, p.bias = over(p, false, false, false);
   });
+  add("tiles_packed_groups", [](Case& c, Problem& p) {
+    pack(c, {70, 0, 130}, {90, 10, 133}), p.head_dim = p.head_dim_v = 32, p.heads_q = 4, p.causal = true;
+    p.bias = over(p, true, false, true);
+  });
   add("tiles_dropout_window", [](Case&, Problem& p) {
-    p.batch = 1, p.heads_q = 4, p.heads_kv = 2;
     p.seq_q = 140, p.seq_kv = 150, p.dropout_p = 0.25f, p.window_left = 70, p.bias = over(p, false, true, true);
   });
   return cases;
