@@ -102,8 +102,21 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
     return {ptx::shared_address(&storage.statistics[step_place]), lane_row};
   }
 
+  /// The biases of the step, on their way from memory; those of the next to L2.
+  __device__ __forceinline__ void load_bias(typename Math::Bias (&bias)[2]) const {
+    const Scores of(args, storage.steps[step_place]);
+    const Place place;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+      bias[m].load(of.score, of.q_begin + place.lane_row + 16 * m, of.kv_begin + place.lane_column, of.kv_begin + block_kv);
+    const Step& next = storage.steps[Base::after(step_place)];
+    if (next.tile_idx < 0) return;
+    const Scores later(args, next);
+    Math::Bias::template prefetch<block_q, block_kv>(later.score, later.q_begin, later.kv_begin, threadIdx.x);
+  }
+
   /// S, dot products, becomes P; tile::hidden() where that is not visible.
-  __device__ __forceinline__ void weigh(Fragment& S, unsigned (&dropped)[2]) const {
+  __device__ __forceinline__ void weigh(Fragment& S, const typename Math::Bias (&bias)[2], unsigned (&dropped)[2]) const {
     const Scores of(args, storage.steps[step_place]);
     const Place place;
     if (of.edge) ptx::path<"backward/sm80 edge tile of dbias">();
@@ -111,9 +124,16 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
     const auto rows = statistics(place.lane_row);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const Math math{of.score,          of.dropout,  of.score.unit_scale() * tile::log2_e,
-                      of.q_begin,        of.kv_begin, place.lane_row + 16 * m,
-                      place.lane_column, of.edge,     {}};
+      const Math math{of.score,
+                      of.dropout,
+                      of.score.unit_scale() * tile::log2_e,
+                      of.q_begin,
+                      of.kv_begin,
+                      place.lane_row + 16 * m,
+                      place.lane_column,
+                      of.edge,
+                      {},
+                      bias[m]};
       typename Math::Marks marks;
       math.probabilities(
           tile_of(S[m]), marks,
@@ -155,9 +175,11 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
   /// total += dS of the step, and on to the next.
   __device__ __forceinline__ void add_step() {
     Fragment S, dP;
+    typename Math::Bias bias[2];
     unsigned dropped[2];
+    load_bias(bias);
     multiply_panels(S, 0, panels);
-    weigh(S, dropped);
+    weigh(S, bias, dropped);
     multiply_panels(dP, panels, all_panels);
     add(S, dP, dropped);
     step_place = Base::after(step_place);

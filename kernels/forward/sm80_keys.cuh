@@ -1,7 +1,7 @@
 #pragma once
 
+#include "forward/sm80_paged_copy.cuh"
 #include "tile/copy.cuh"
-#include "tile/paged_copy.cuh"
 
 // Tiles of K and V for forward/sm80 by cp.async, from rows one stride apart or out of pages, into the one buffer that each
 // has: K of a tile, its V, K of the next.
@@ -41,7 +41,7 @@ struct KeyCopies<Kernel, true> {
   using Element = const typename Kernel::Element;
 
   const Kernel& kernel;
-  tile::PagedPlaces<Kernel::threads, Kernel::block_kv> places;
+  PagedPlaces<Kernel::threads, Kernel::block_kv> places;
 
   __device__ __forceinline__ KeyCopies(const Kernel& attends, int kv_begin) : kernel(attends) { look_up(kv_begin); }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// A warp's matrix instructions: ldmatrix (PTX ISA 9.7.14.5.15) and mma.sync (9.7.14.5.14, sm_80).
+// A warp's matrix instructions: ldmatrix (PTX ISA 9.7.14.5.15), movmatrix (9.7.14.5.17) and mma.sync (9.7.14.5.14, sm_80).
 //
 // Lane l, g = l / 4, t = l % 4. Products D[16 x 8] = A[16 x k] B[k x 8] + C; a register holds two 16-bit elements, the
 // first in its low half:
@@ -45,6 +45,14 @@ __device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&tiles)[2], unsigned
                : "=r"(tiles[0]), "=r"(tiles[1])
                : "r"(row)
                : "memory");
+}
+
+/// movmatrix.trans: of an 8x8 tile of 16-bit elements, a lane gives row g, columns 2t and 2t + 1, and receives rows 2t and
+/// 2t + 1, column g.
+__device__ __forceinline__ unsigned transpose_8x8(unsigned pair) {
+  unsigned result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
 }
 
 /// mma.m16n8k16, 16-bit inputs: D = A B + D in fp32.

@@ -15,6 +15,11 @@ struct alignas(n * sizeof(T)) Vector {
   __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
 
+/// prefetch.global.L2 (9.7.9.17): the cache line of an address, on its way to L2. No thread waits for it.
+__device__ __forceinline__ void prefetch_L2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // One access, written once for every width. `bits` is the value as 32-bit words (or one 16-bit word).
 #define FLASH_ATTENTION_LOAD(instruction, constraint, address, clobber...)                                              \
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "2, 4, 8 or 16 bytes");          \

@@ -14,9 +14,8 @@ namespace flash_attention::fuzz {
 namespace {
 
 constexpr int share = 5;
-// Two tiles of keys are enough where there are many heads; few heads are long.
-constexpr Sizes small{.longest = 290, .most_products = 4e6, .uncut = 72};
-constexpr Sizes longer{.longest = 420, .most_products = 1.5e7};
+constexpr Sizes small{.longest = 290, .most_products = 4e6};
+constexpr Sizes longer{.longest = 420, .most_products = 3e7};
 
 /// A part of a kernel's domain, for branches that few problems take; one configuration of it.
 struct Narrow {

@@ -71,6 +71,8 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
     const Math math{score,          dropout,        score.unit_scale() * tile::log2_e,
                     place.q_begin,  place.kv_begin, 16 * (ptx::registers_fresh(thread) / 32) + lane / 4,
                     2 * (lane % 4), edge,           {false, false}};
+    if constexpr (Math::Bias::present)
+      math.bias = Math::load_bias(score, place.q_begin, place.kv_begin, ptx::registers_fresh(thread));
     typename Math::Packed W;
     typename Math::Marks marks;
     if constexpr (C::has_dP) {

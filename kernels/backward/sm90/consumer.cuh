@@ -47,6 +47,7 @@ struct Consumer : Epilogue<config> {
   };
 
   float dK[S::width / 2], dV[S::width_v / 2];
+  typename Math::Bias bias;  // of the step whose S is on its way
 
   __device__ __forceinline__ void await_step(unsigned step) const {
     const PipelineState<S::stages> state(step);
@@ -54,7 +55,7 @@ struct Consumer : Epilogue<config> {
   }
 
   /// The step has been waited for; now S is on its way.
-  __device__ __forceinline__ void begin_S(unsigned step, Tile& St) const {
+  __device__ __forceinline__ void begin_S(unsigned step, Tile& St) {
     const PipelineState<S::stages> state(step);
     if constexpr (S::next_sequence_rows) {
       const int used_rows = task().sequence.len_q - shared.step[step % steps_kept].q_begin;
@@ -63,6 +64,7 @@ struct Consumer : Epilogue<config> {
     }
     ptx::wgmma_fence();  // the registers of S have been used for other things
     issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[state.stage], ptx::registers_fresh(0));
+    this->load_bias(step, bias);
   }
 
   /// From S, which is on its way, to dS; then dV is on its way.
@@ -79,7 +81,6 @@ struct Consumer : Epilogue<config> {
     const auto pair_of = [&](const float(&values)[tile_rows], int group) {
       return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
     };
-
     // Under the products: what is known of the tile.
     const int kv_begin = task().kv_begin + warpgroup * tile_rows;
     const tile::Sequence sequence = fresh_sequence(task().sequence);
@@ -95,7 +96,8 @@ struct Consumer : Epilogue<config> {
                     16 * (thread / 32) + lane / 4,
                     2 * (lane % 4),
                     edge || (uneven && (here.edge >> warpgroup & 1) != 0),
-                    {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
+                    {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0},
+                    bias};
     typename Math::Marks marks;
     typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
     if constexpr (early_statistics) {
@@ -128,8 +130,7 @@ struct Consumer : Epilogue<config> {
 
   template <int pending>
   __device__ __forceinline__ void await_dV(Operands& operands) {
-    ptx::wgmma_wait<pending>();
-    ptx::wgmma_pin(dV);
+    ptx::wgmma_wait<pending>(), ptx::wgmma_pin(dV);
     ptx::wgmma_pin(operands.P);
   }
 
@@ -164,7 +165,7 @@ struct Consumer : Epilogue<config> {
 
   /// A step by itself.
   template <bool may_pass>
-  __device__ __forceinline__ void run_step(unsigned step) {
+  __device__ __forceinline__ void walk_step(unsigned step) {
     await_step(step);
     if (may_pass && hidden(step)) return pass(step);
     Tile St;
@@ -176,7 +177,7 @@ struct Consumer : Epilogue<config> {
 
   /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge lies where the
   /// fewest numbers live and no product runs: dS of a step has been handed over, dK has not begun.
-  __device__ __forceinline__ void run_pairs(unsigned step) {
+  __device__ __forceinline__ void walk_pairs(unsigned step) {
     if (step == end_step) return;
     Operands operands;
     {
@@ -199,8 +200,7 @@ struct Consumer : Epilogue<config> {
       second_step();
       Tile St;
       const auto begin_next = [&] { await_step(step + 2), begin_S(step + 2, St); };
-      if constexpr (S::skips_first_step) {  // while dQ is staged; without a mask that keeps the warpgroups in step, and
-                                            // loses
+      if constexpr (S::skips_first_step) {  // while dQ is staged; without a mask that loses: warpgroups stay in step
         make_dQ(step, begin_next);
       } else {
         make_dQ(step);
@@ -226,12 +226,12 @@ struct Consumer : Epilogue<config> {
     const auto owns = [&](unsigned step) { return !S::separate_dq && owner_of(step) == warpgroup; };
     unsigned step = first_step;
     if constexpr (S::software_pipelined) {
-      if (step != end_step && owns(step - 1)) run_step<S::skips_first_step>(step++);
-      run_pairs(step);
+      if (step != end_step && owns(step - 1)) walk_step<S::skips_first_step>(step++);
+      walk_pairs(step);
     } else {
 #pragma unroll 1
       for (; step != end_step; ++step) {
-        run_step<true>(step);
+        walk_step<true>(step);
         if constexpr (!S::separate_dq) {
           if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is there by now
         }

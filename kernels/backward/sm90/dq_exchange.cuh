@@ -5,7 +5,7 @@
 //
 //     every warpgroup:   dS to the owner's buffer          hand_over
 //     the owner:         dQ = dS K, to the staging buffer  make_dQ
-//     its sender:        dQ += to the sums in memory       dq_sender.cuh
+//     its sender:        dQ += to the sums in memory       kernel.cuh
 
 #include "backward/sm90/products.cuh"
 #include "backward/sm90/scores.cuh"
@@ -60,6 +60,17 @@ struct DqExchange {
     first_step = ptx::shuffle(work_tile().first_step, 0);
     end_step = ptx::shuffle(work_tile().end_step, 0);
     if constexpr (S::skips_first_step) owned = ptx::shuffle(work_tile().owned[warpgroup], 0);
+  }
+
+  /// The biases of a step, on their way from memory; those of a later one to L2.
+  __device__ __forceinline__ void load_bias(unsigned step, typename Math::Bias& bias) const {
+    if constexpr (Math::Bias::present) {
+      const Step& here = shared.step[step % steps_kept];
+      const tile::Score<config.features> score(args, fresh_sequence(task().sequence), here.head_idx);
+      const int kv_begin = task().kv_begin + warpgroup * tile_rows;
+      bias = Math::load_bias(score, here.q_begin, kv_begin, fresh_thread());
+      Math::Bias::template prefetch<tile_rows, tile_rows>(score, here.q_begin + 3 * tile_rows, kv_begin, fresh_thread());
+    }
   }
 
   // -- keys that must not be multiplied ---------------------------------------------------------------------------------

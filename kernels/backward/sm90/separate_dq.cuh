@@ -62,6 +62,7 @@ struct QueryConsumer : QueryKeys<config> {
     constexpr bool late_dP = config.features.bias && S::width > 128;
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
+    typename Math::Bias bias;  // of the tile whose S is on its way
     zero(dQ);
 
     // Both warpgroups must say the same: they meet in zero_nonfinite_keys.
@@ -71,20 +72,34 @@ struct QueryConsumer : QueryKeys<config> {
     };
     const auto math_of = [&](int tile_idx) {
       const int kv_begin = tile_idx * tile_rows;
-      return Math{score,          dropout,           score.unit_scale() * tile::log2_e,
-                  q_begin,        kv_begin,          row,
-                  2 * (lane % 4), edge_at(tile_idx), {false, false}};
+      return Math{score,
+                  dropout,
+                  score.unit_scale() * tile::log2_e,
+                  q_begin,
+                  kv_begin,
+                  row,
+                  2 * (lane % 4),
+                  edge_at(tile_idx),
+                  {false, false},
+                  bias};
     };
     using Storage = QueryStorage<config>;
     const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(done / 2 + tile); };
     const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(done / 2 + tile); };
     QueryPlace place{};  // of the tile in hand, where masks choose
+    const auto tile_of = [&](unsigned tile) {
+      return S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile);
+    };
     const auto issue_S = [&](unsigned tile, int fresh) {
       const auto state = state_K(tile);
       ptx::mbarrier_wait(shared.K_full[state.stage], state.phase);  // K has landed
       if constexpr (S::listed) place = shared.K_place[state.stage];
       ptx::wgmma_fence();  // the registers of S have been used for other things
       issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.K[state.stage], fresh);
+      if constexpr (Math::Bias::present) {
+        bias = Math::load_bias(score, q_begin, tile_of(tile) * tile_rows, thread);
+        Math::Bias::template prefetch<tile_rows, tile_rows>(score, q_begin, (tile_of(tile) + 3) * tile_rows, thread);
+      }
     };
     const auto issue_dP = [&](unsigned tile, int fresh) {
       const auto state = state_V(tile);
@@ -111,7 +126,7 @@ struct QueryConsumer : QueryKeys<config> {
       }
     };
     const auto make_dS = [&](unsigned tile) {
-      const Math math = math_of(S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile));
+      const Math math = math_of(tile_of(tile));
       typename Math::Marks marks;
       ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is complete; dP may still run
       ptx::wgmma_pin(scores);

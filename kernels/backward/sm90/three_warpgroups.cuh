@@ -139,7 +139,7 @@ struct ThreeConsumer {
 
   /// dQ is that of the step before, where this warpgroup owns it: dS of all the others is there by now.
   template <bool makes_dQ>
-  __device__ __forceinline__ void run_step(unsigned step) {
+  __device__ __forceinline__ void walk_step(unsigned step) {
     await_step(step);
     if (steady_state(step) ? sees_no_key : (step_at(step).hidden >> warpgroup & 1) != 0) {
       if constexpr (!S::separate_dq) lay_down({}), parts().tell_owner(stage);  // for the owner, who multiplies all keys
@@ -189,9 +189,9 @@ struct ThreeConsumer {
 #pragma unroll 1
       for (unsigned step = first_step; step != end_step; ++step) {
         if (step != first_step && owned_last()) {
-          run_step<!S::separate_dq>(step);
+          walk_step<!S::separate_dq>(step);
         } else {
-          run_step<false>(step);
+          walk_step<false>(step);
         }
         if (++stage == S::stages) stage = 0, phase ^= 1;
       }

@@ -13,8 +13,7 @@
 //
 // P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90/separate_dq.cuh's.
 //
-// Each warpgroup issues the first product of a step before the last product of the previous one, and computes while that
-// runs.
+// Each warpgroup issues the first product of a step before the last of the previous one, and computes while that runs.
 
 #include "backward/sm90/wide_exchange.cuh"
 #include "ptx/path.cuh"
@@ -63,6 +62,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     zero(dV);
     unsigned K[tile::max(register_steps, 1)][4];
     load_K(task, K);
+    typename Math::Bias bias;  // of the step whose S is on its way
     const auto issue_S = [&](int step, int fresh) {
       const void* Q = await_Q(task, step);
       ptx::wgmma_fence();  // the registers of S have been used for other things
@@ -77,9 +77,10 @@ struct WideConsumer : WideExchange<config, warpgroup> {
                                                                      Q_desc + dots_offset(i), i != 0);
       }
       ptx::wgmma_commit();
+      this->load_bias(task, step, bias);
     };
     const auto issue_dV = [&](int step, int fresh) { issue_rows<type, S::width_v>(dV, P, await_dO(task, step), fresh); };
-    // S becomes P while dV of the step before still reads P's registers: it is packed into them when that is done.
+    // S becomes P while dV of the step before still reads P's registers, and is packed into them later.
     typename Math::Tile weights;  // P as dV needs it
     typename Math::Marks marks;
     // Where scores have a slope, dS needs P times it and dV needs P.
@@ -90,6 +91,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
       if (step + 1 == task.num_steps) release(shared.K_empty);
       marks = {};
       with_scores(task, step, [&](const Math& math) {
+        math.bias = bias;
         math.probabilities(
             St, marks, [&](int i) { return math.along_columns(shared.lse2[stage_Q(step)], i); },
             [&](int i, float p, float q) {

@@ -89,6 +89,17 @@ struct WideExchange {
              {false, false}});
   }
 
+  /// The biases of a step, on their way from memory; those of a later one to L2.
+  __device__ __forceinline__ void load_bias(const Task<config>& task, int step, typename Math::Bias& bias) const {
+    if constexpr (Math::Bias::present) {
+      with_scores(task, step, [&](const Math& math) {
+        const int fresh_thread = ptx::registers_fresh(thread), later = math.q_begin + 3 * tile_rows;
+        bias = Math::load_bias(math.score, math.q_begin, math.kv_begin, fresh_thread);
+        Math::Bias::template prefetch<tile_rows, tile_rows>(math.score, later, math.kv_begin, fresh_thread);
+      });
+    }
+  }
+
   // -- P -----------------------------------------------------------------------------------------------------------------
 
   /// P before dropout and with the slope of the soft cap and of the program, as dS needs it: each thread's registers to the

@@ -44,7 +44,7 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
 }
 
 /// Each copy of a program takes its time to compile. One is enough in an edge block, all visible or not, where it may see
-/// hidden scores: it reads its tensors inside their sizes only. Bias is read where keys are visible.
+/// hidden scores: it reads its tensors inside their sizes only. With a bias, scores and tests are made in one pass.
 template <Features features>
 constexpr bool modifies_first = features.score_program && !features.bias;
 

@@ -83,7 +83,7 @@ struct KvLoop {
     if constexpr (S::holds_queries) wg.sync_without_pingpong();  // all have read Q before one thread releases it
     if constexpr (S::listed) return run_listed(tile, math);
     skip_blocks(wg, seen.begin);
-    begin(tile, math, block_at<config>(tile, seen.begin));
+    begin(tile, math, block_at<config>(tile, seen.begin), after(tile, seen, seen.begin));
     visit_others(tile, seen, math);
     wg.release_queries();
     end(math, block_at<config>(tile, seen.end - 1));
@@ -93,9 +93,9 @@ struct KvLoop {
  private:
   /// The blocks that come, to the last.
   __device__ __forceinline__ void run_listed(const Tile& tile, const ScoreMath<config>& math) {
-    begin(tile, math, 0);
+    begin(tile, math, 0, {});
 #pragma unroll 1
-    while (!at.is_last()) visit<Visit::listed>(tile, math, 0);
+    while (!at.is_last()) visit<Visit::listed>(tile, math, 0, {});
     wg.release_queries();
     end(math, 0);
   }
@@ -105,22 +105,40 @@ struct KvLoop {
     int n = seen.begin + 1;
     // With a mask tensor, and in Attempt::online_max, there is no interior: all is edge.
 #pragma unroll 1
-    for (; n < seen.interior_begin; ++n) visit<Visit::edge>(tile, math, block_at<config>(tile, n));
+    for (; n < seen.interior_begin; ++n) visit<Visit::edge>(tile, math, block_at<config>(tile, n), after(tile, seen, n));
     if constexpr (!config.features.mask) {
 #pragma unroll 1
-      for (; n < seen.interior_end; ++n) visit<Visit::interior>(tile, math, block_at<config>(tile, n));
+      for (; n < seen.interior_end; ++n)
+        visit<Visit::interior>(tile, math, block_at<config>(tile, n), after(tile, seen, n));
     }
     if constexpr (!config.features.mask && (S::forwards || S::left_edge)) {
 #pragma unroll 1
-      for (; n < seen.end; ++n) visit<Visit::late_edge>(tile, math, block_at<config>(tile, n));
+      for (; n < seen.end; ++n) visit<Visit::late_edge>(tile, math, block_at<config>(tile, n), after(tile, seen, n));
     }
   }
 
+  /// The block after the n-th and one further on, where there are such.
+  static constexpr int no_block = -1;
+  struct Ahead {
+    int next = no_block, later = no_block;
+  };
+  __device__ __forceinline__ static Ahead after(const Tile& tile, const Blocks& seen, int n) {
+    constexpr int distance = 4;  // of a bias, from memory to L2 in time
+    return {n + 1 < seen.end ? block_at<config>(tile, n + 1) : no_block,
+            n + distance < seen.end ? block_at<config>(tile, n + distance) : no_block};
+  }
+  /// Biases are on their way for a whole block, unless it is not known which comes next.
+  __device__ __forceinline__ void load_bias(const ScoreMath<config>& math, const Ahead& ahead) const {
+    if (ahead.next != no_block) math.load_bias(ahead.next * S::block_kv);
+    if (ahead.later != no_block) math.prefetch_bias(ahead.later * S::block_kv);
+  }
+
   /// The scores of a tile's first block.
-  __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block) {
+  __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block, const Ahead& ahead) {
     const PipelineState<S::stages> k(wg.num_blocks++);
+    if constexpr (!S::listed) math.load_bias(block * S::block_kv);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
-    if constexpr (S::listed) at = wg.listed_block(k.stage), block = at.block();
+    if constexpr (S::listed) at = wg.listed_block(k.stage), block = at.block(), math.load_bias(block * S::block_kv);
     wg.pingpong_wait();
     wg.issue_scores(scores, queries, k.stage);
     wg.pingpong_signal();
@@ -131,6 +149,7 @@ struct KvLoop {
     float correction[2];
     wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
     if constexpr (S::listed) visited_interior = !at.tested();
+    load_bias(math, ahead);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
     ptx::wgmma_pin(P);
@@ -139,11 +158,12 @@ struct KvLoop {
 
   /// One block: its scores, the output of the block before, its softmax.
   template <Visit kind>
-  __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block) {
+  __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block, const Ahead& ahead) {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
     float correction[2];
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
-    if constexpr (kind == Visit::listed) at = wg.listed_block(k.stage), block = at.block();
+    if constexpr (kind == Visit::listed)
+      at = wg.listed_block(k.stage), block = at.block(), math.load_bias(block * S::block_kv);
     wg.pingpong_wait();
     wg.issue_scores(scores, queries, k.stage);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
@@ -169,6 +189,7 @@ struct KvLoop {
       math.template modify_and_mask<!S::forwards>(scores, block * S::block_kv);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
+    load_bias(math, ahead);
     math.drop(scores, draw);
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);

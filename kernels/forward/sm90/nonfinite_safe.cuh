@@ -89,6 +89,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     if constexpr (S::listed) at = wg.listed_block(kv.stage);
     const int block = S::listed ? at.block() : block_at<config>(tile, n);
     wg.issue_scores(scores, queries, kv.stage);
+    math.load_bias(block * S::block_kv);
     ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[kv.stage]);

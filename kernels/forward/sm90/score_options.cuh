@@ -6,6 +6,7 @@
 #include "forward/sm90/tile_scheduler.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
+#include "tile/bias_pairs.cuh"
 #include "tile/dropout.cuh"
 #include "tile/key_source.cuh"
 
@@ -19,14 +20,17 @@ struct ScoreOptions {
   static constexpr Features features = config.features;
   static constexpr int block_kv = Shape::score_keys;
   static constexpr int count = block_kv / 2;
-  using Added = forward_sm90::Added<features>;
+  // Wide heads have no registers for biases that are loaded ahead.
+  static constexpr bool loads_bias = features.bias && !Shape::wide;
+  using Added = forward_sm90::Added<features, features.bias && !loads_bias>;
   using Tile = float[count];
   using Packed = unsigned[block_kv / 16][4];
   using ProgramRow = typename tile::Score<features>::ProgramRow;
   using ProgramKey = typename tile::Score<features>::ProgramKey;
 
   tile::Score<features> score;
-  float exponent_scale;  // softmax is 2^(exponent_scale (s - maximum))
+  mutable tile::BiasPairs<features, loads_bias ? count : 0> bias;  // of the block whose scores come next
+  float exponent_scale;                                            // softmax is 2^(exponent_scale (s - maximum))
   int row;
   int column;
 
@@ -36,6 +40,18 @@ struct ScoreOptions {
         exponent_scale(score.unit_scale() * tile::log2_e),
         row(first_row + lane / 4),
         column(2 * (lane % 4)) {}
+
+  /// Starts to load the biases of a block: before its scores are ready, after those of the block before were made.
+  __device__ __forceinline__ void load_bias(int kv_begin) const {
+    if constexpr (features.bias) bias.load(score, ptx::registers_fresh(row), kv_begin + column, kv_begin + block_kv);
+  }
+  /// Starts to bring those of a later block to L2: a warp has 16 rows.
+  __device__ __forceinline__ void prefetch_bias(int kv_begin) const {
+    if constexpr (features.bias) {
+      const int own = ptx::registers_fresh(row), lane = 4 * (own % 8) + column / 2;
+      bias.template prefetch<16, block_kv>(score, own / 16 * 16, kv_begin, lane);
+    }
+  }
 
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
@@ -57,9 +73,17 @@ struct ScoreOptions {
       const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are ready
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
       if constexpr (features.score_program) return modify_by_program<interior>(S, first_row, kv_begin, added);
-#pragma unroll
-      for (int i = 0; i < count; ++i) S[i] = in_units(S[i], added[row_of(i)].at(key_of(i)));
+      if (features.bias && bias.some_large()) {
+        add<true>(S, added);
+      } else {
+        add<false>(S, added);
+      }
     }
+  }
+  template <bool large_bias>
+  __device__ __forceinline__ void add(Tile& S, const Added (&added)[2]) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i) S[i] = in_units(S[i], added[row_of(i)].at(key_of(i), bias.template at<large_bias>(i)));
   }
 
   /// What the program knows of a row. A key is seen by both rows of a thread.
@@ -76,7 +100,7 @@ struct ScoreOptions {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& s = S[i + 2 * r];
-        const float before = in_units(s, added[r].at(key_of(i)));
+        const float before = in_units(s, added[r].at(key_of(i), bias.at(i + 2 * r)));
         s = interior ? programmed_inside(before, rows[r], key) : score.programmed(before, rows[r], key);
       }
     }
@@ -128,8 +152,12 @@ struct ScoreOptions {
       if constexpr (features.mask) {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
-      if constexpr (modifies) {
-        S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i))), rows[r], kv_begin, i) : -tile::infinity;
+      if constexpr (modifies && loads_bias && !features.score_program) {
+        const float modified = in_units(S[i], added[r].at(key_of(i), bias.at(i)));  // no branch: the bias is there
+        S[i] = visible ? modified : -tile::infinity;
+      } else if constexpr (modifies) {
+        S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i), bias.at(i))), rows[r], kv_begin, i)
+                       : -tile::infinity;
       } else {
         S[i] = visible ? S[i] : -tile::infinity;
       }

@@ -115,8 +115,8 @@ struct ScoreMath : ScoreOptions<config> {
         float slope = factor[terms - 1];
 #pragma unroll
         for (int t = terms - 2; t >= 0; --t) slope = ptx::fma(slope, square, factor[t]);
-        const float rest = features.bias ? (added.at(key_of(i)) - finite(row_max[r])) * exponent_scale
-                                         : ptx::fma(added.at(key_of(i)), exponent_scale, shift);
+        const float rest = features.bias ? (added.at(key_of(i), this->bias.at(i)) - finite(row_max[r])) * exponent_scale
+                                         : ptx::fma(added.at(key_of(i), 0), exponent_scale, shift);
         S[i] = ptx::exp2(ptx::fma(S[i], slope, rest));
         sums[i % 2] += S[i];
       }

@@ -120,6 +120,9 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
+  // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
+  const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
+  if (bias_alone && dim <= 64 && p.window_left < 0) return {128, 128, 4};
   if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
   if (options == 0 && !lengths && !masked && p.window_left < 0 && p.seq_q > 128) {

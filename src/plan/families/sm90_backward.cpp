@@ -60,8 +60,11 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
             .stages = plain && !has_tile_map(p) ? 3 : 2};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
-    // Other options need the registers that dQ would take.
-    if (!light || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
+    // Other options need the registers that dQ would take, but for a bias of 16 bits by itself.
+    const bool lengths = p.packed || p.seqused_q || p.seqused_kv || has_tile_map(p);
+    const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && !p.mask.present && p.program.empty() &&
+                            light_options == 0 && !lengths;
+    if (!(light || bias_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
   } else {
     // Three have 160 registers a thread: one light option fits in.
     structure.warpgroups = light && light_options <= 1 && !crowded && !has_tile_map(p) ? 3 : 2;
@@ -99,7 +102,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
-  const bool options = p.softcap != 0 || p.alibi || p.dropout_p != 0 || has_tile_map(p);
+  const bool options = p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || has_tile_map(p);
   if (options && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;

@@ -46,6 +46,21 @@ inline WrapperCases ldmatrix_cases() {
   return cases;
 }
 
+/// Element (row, column) of the tile is 100 row + column.
+inline WrapperCases movmatrix_cases() {
+  std::vector<std::uint32_t> expected;
+  for (std::uint32_t lane = 0; lane < 32; ++lane) {
+    const std::uint32_t low = 200 * (lane % 4) + lane / 4;
+    expected.push_back(low | (low + 100) << 16);
+  }
+  return {{.name = "transpose_8x8",
+           .headers = {"matrix"},
+           .body = "  const unsigned low = thread / 4 * 100 + 2 * (thread % 4);\n"
+                   "  ((unsigned*)output)[thread] = ptx::transpose_8x8(low | (low + 1) << 16);",
+           .shape = {.block = 32},
+           .expected = bytes_of(expected)}};
+}
+
 inline WrapperCases stmatrix_cases() {
   WrapperCases cases;
   for (const bool transposed : {false, true}) {

@@ -55,6 +55,13 @@ inline WrapperCases memory_cases() {
                        .expected = reversed});
     }
   }
+  cases.push_back({.name = "prefetch_L2",
+                   .headers = {"memory"},
+                   .body = "  const float* from = (const float*)input + thread;\n  ptx::prefetch_L2(from);\n"
+                           "  ((float*)output)[thread] = *from;",
+                   .shape = {.block = 32},
+                   .input = counting_bytes(128),
+                   .expected = counting_bytes(128)});
   cases.push_back({.name = "reduce_add",
                    .headers = {"atomic"},
                    .body = "  ptx::reduce_add((float*)output + thread % 4, thread + 1.0f);",

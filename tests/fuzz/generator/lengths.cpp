@@ -106,7 +106,7 @@ void set_sizes(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
   const auto products = [&] {
     return static_cast<double>(p.batch * p.heads_q * p.seq_q) * static_cast<double>(p.seq_kv * p.head_dim);
   };
-  while (products() > sizes.most_products && std::max(p.seq_q, p.seq_kv) > sizes.uncut)
+  while (products() > sizes.most_products && std::max(p.seq_q, p.seq_kv) > 200)
     (p.seq_q > p.seq_kv ? p.seq_q : p.seq_kv) -= 10;
 }
 

@@ -1,5 +1,6 @@
 // backward/sm90 in the emulator: the whole contract, under several schedules, with sums in memory and without.
 #include "kernels/emulated.h"
+#include "support/cases/make_case.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -135,6 +136,21 @@ std::vector<Case> optional_walks() {
   };
 }
 
+/// Biases of 16 bits, which are loaded in pairs where their rows lie an even number of elements apart and all keys of a
+/// tile exist; the last tile has fewer.
+std::vector<Case> bias_walks() {
+  std::vector<Case> cases = {
+      walk("bias_64", {.seq_q = 150, .seq_kv = 200, .heads_q = 2, .heads_kv = 1, .head_dim = 64}),
+      walk("bias_128", {.seq_q = 200, .seq_kv = 330, .heads_q = 2, .heads_kv = 2, .head_dim = 128}),
+      walk("bias_128_causal", {.seq_q = 270, .seq_kv = 200, .heads_q = 2, .heads_kv = 1, .head_dim = 128, .causal = true}),
+      walk("bias_136_alibi", {.seq_q = 150, .seq_kv = 200, .heads_q = 1, .heads_kv = 1, .head_dim = 136, .alibi = true}),
+      walk("bias_264", {.seq_q = 70, .seq_kv = 140, .heads_q = 1, .heads_kv = 1, .head_dim = 264}),
+  };
+  for (Case& c : cases) c.problem.bias = over(c.problem, false, true, true, Dtype::bfloat16), c.dbias = true;
+  cases[1].infinite_bias = true;
+  return cases;
+}
+
 /// Tasks that take turns at adding to sums in memory (tests/plan/sm90_backward_test.cpp): one after another under a causal
 /// mask, all at once without one, in a window, with heads of a group divided, with queries and keys that nobody sees.
 std::vector<Case> turns() {
@@ -197,6 +213,7 @@ std::vector<Case> walking_cases() {
   return cases;
 }
 
+INSTANTIATE_TEST_SUITE_P(Bias, BackwardSm90Walks, ::testing::ValuesIn(bias_walks()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90,
                          ::testing::ValuesIn(telling_share_of(contract_cases(Dtype::bfloat16), 3, 2)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {

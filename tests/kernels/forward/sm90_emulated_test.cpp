@@ -3,6 +3,7 @@
 
 #include "flash_attention/attention.h"
 #include "kernels/emulated.h"
+#include "support/cases/make_case.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -61,6 +62,22 @@ std::vector<Case> walks() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90Walks, ::testing::ValuesIn(walks()), case_name);
+
+/// Biases of 16 bits, which are loaded in pairs where their rows lie an even number of elements apart and all keys of a
+/// block exist; the last block has fewer.
+std::vector<Case> walks_with_bias() {
+  std::vector<Case> cases = {
+      make_walk("bias_64", {.seq_q = 200, .seq_kv = 270, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
+      make_walk("bias_128", {.seq_q = 200, .seq_kv = 270, .heads_q = 2, .heads_kv = 1, .head_dim = 128}),
+      make_walk("bias_256", {.seq_q = 150, .seq_kv = 130, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .softcap = 2}),
+      make_walk("bias_512", {.seq_q = 70, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 512}),
+  };
+  for (Case& c : cases) c.problem.bias = over(c.problem, false, true, true, Dtype::bfloat16);
+  cases[1].infinite_bias = true;
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Bias, ForwardSm90Walks, ::testing::ValuesIn(walks_with_bias()), case_name);
 
 using ForwardSm90Skips = ::testing::TestWithParam<Case>;
 

@@ -3,6 +3,7 @@
 // Emulated: kernels/ptx/matrix.cuh.
 
 #include "abi/config.h"
+#include "ptx/warp.cuh"
 
 namespace flash_attention::ptx {
 
@@ -16,6 +17,12 @@ inline void ldmatrix_x4(unsigned (&tiles)[4], unsigned row) { ldmatrix(tiles, ro
 inline void ldmatrix_x4_trans(unsigned (&tiles)[4], unsigned row) { ldmatrix(tiles, row, true); }
 inline void ldmatrix_x2(unsigned (&tiles)[2], unsigned row) { ldmatrix(tiles, row, false); }
 inline void ldmatrix_x2_trans(unsigned (&tiles)[2], unsigned row) { ldmatrix(tiles, row, true); }
+
+inline unsigned transpose_8x8(unsigned pair) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, column = lane / 4, row = 2 * (lane % 4);
+  const unsigned first = shuffle(pair, 4 * row + column / 2), second = shuffle(pair, 4 * row + 4 + column / 2);
+  return (first >> 16 * (column % 2) & 0xffff) | (second >> 16 * (column % 2) & 0xffff) << 16;
+}
 
 template <abi::Type type>
 constexpr emulator::MatrixType matrix_type =

@@ -11,21 +11,22 @@
 // every tile; a lane looks up the page of one or two of them, once for K and V and before the copies need it, so that the
 // table's latency is hidden by other work.
 
-namespace flash_attention::tile {
+namespace flash_attention::sm80 {
 
 /// Where this warp's rows of a tile of `rows` keys are. It is kept through a kernel's main loop, so it keeps no more than
 /// that.
 template <int threads, int rows>
 struct PagedPlaces {
   static constexpr int own_rows = rows / (threads / 32);
-  static constexpr int per_lane = ceil_div(own_rows, 32);
+  static constexpr int per_lane = tile::ceil_div(own_rows, 32);
   static_assert(rows % (threads / 32) == 0);
 
   int page[per_lane], row[per_lane];  // of rows lane, lane + 32, ... of this warp's; row -1: no query sees the key
 
   /// The places of the tile that begins at kv_begin. Keys outside of `seen` are not looked up: their entries of the table
   /// may be anything.
-  __device__ __forceinline__ void look_up(const AttentionArgs& args, int batch_idx, const KeyRange& seen, int kv_begin) {
+  __device__ __forceinline__ void look_up(const abi::AttentionArgs& args, int batch_idx, const tile::KeyRange& seen,
+                                          int kv_begin) {
     const int* table = args.page_table + batch_idx * args.page_table_stride;
 #pragma unroll
     for (int n = 0; n < per_lane; ++n) {
@@ -33,7 +34,7 @@ struct PagedPlaces {
       page[n] = 0, row[n] = -1;
       if (r >= own_rows || j < seen.begin || j >= seen.end) continue;
       const int index = j / args.page_size;
-      page[n] = max(0, min(table[index], args.num_pages - 1));  // as PagedRows
+      page[n] = tile::max(0, tile::min(table[index], args.num_pages - 1));  // as PagedRows
       row[n] = j - index * args.page_size;
     }
   }
@@ -41,14 +42,14 @@ struct PagedPlaces {
   /// Starts the copy of the tile's rows of one head of K or V. Keys that no query sees become zero and are not read, nor
   /// are columns at or past `dim`. The caller commits and waits.
   template <int dim, typename Tile, typename Element>
-  __device__ __forceinline__ void copy(unsigned address, const TensorView& view, int head_idx) const {
+  __device__ __forceinline__ void copy(unsigned address, const abi::TensorView& view, int head_idx) const {
     constexpr int chunks = Tile::columns / 8, per_chunk = Tile::template per_chunk<Element>;
     static_assert(dim % per_chunk == 0 && dim <= chunks * per_chunk && Tile::rows == rows);
     const auto* base = static_cast<const Element*>(view.data) + head_idx * view.head_stride;
     const int first = first_row();
     // Unrolled further, the addresses would fill the registers.
 #pragma unroll 2
-    for (int index = lane(); index < ceil_div(own_rows * chunks, 32) * 32; index += 32) {  // all lanes: they shuffle
+    for (int index = lane(); index < tile::ceil_div(own_rows * chunks, 32) * 32; index += 32) {  // all lanes: they shuffle
       const int r = index / chunks, chunk = index % chunks;
       int its_page = ptx::shuffle(page[0], r % 32), its_row = ptx::shuffle(row[0], r % 32);
 #pragma unroll
@@ -69,4 +70,4 @@ struct PagedPlaces {
   __device__ __forceinline__ static int first_row() { return thread() / 32 * own_rows; }
 };
 
-}  // namespace flash_attention::tile
+}  // namespace flash_attention::sm80

@@ -1,0 +1,105 @@
+#pragma once
+
+// The place of a tile's scores among queries and keys, and which of them are hidden or dropped.
+//
+// The tile may lie either way: with the keys along the rows (S^T, for dK and dV) or with the queries along the rows (S, for
+// dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and
+// column 8 (i / 4) + 2 (lane % 4) + i % 2.
+
+#include "backward/sm90/shape.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "tile/dropout.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+enum class Rows : int { keys, queries };
+
+template <BackwardConfig config, Rows rows, int columns>
+struct TilePlaces {
+  static constexpr Features features = config.features;
+  static constexpr int count = columns / 2;
+  static constexpr int words = tile::ceil_div(count, 32);
+
+  const tile::Score<features>& score;
+  const tile::Dropout& dropout;
+  float exponent_scale;
+  int q_begin;            // of the tile
+  int kv_begin;           // of the tile
+  int row;                // this thread's first row, in the tile
+  int column;             // this thread's first column, in the tile
+  bool edge;              // some scores of the tile are hidden
+  bool nonfinite_row[2];  // Rows::keys: the key holds a NaN or Inf, which was taken out of shared memory
+
+  __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
+  __device__ __forceinline__ static constexpr int column_of(int i) { return 8 * (i / 4) + i % 2; }
+  __device__ __forceinline__ int query(int i) const {
+    return q_begin + (rows == Rows::keys ? column + column_of(i) : row + 8 * row_of(i));
+  }
+  __device__ __forceinline__ int key(int i) const {
+    return kv_begin + (rows == Rows::keys ? row + 8 * row_of(i) : column + column_of(i));
+  }
+
+  /// Bits of the registers whose score is hidden, and of those that dropout drops.
+  struct Marks {
+    unsigned hidden[words] = {};
+    unsigned dropped[words] = {};
+
+    __device__ __forceinline__ bool is_hidden(int i) const { return hidden[i / 32] >> (i % 32) & 1; }
+    __device__ __forceinline__ bool is_dropped(int i) const { return dropped[i / 32] >> (i % 32) & 1; }
+  };
+
+  __device__ __forceinline__ void mark(Marks& marks) const {
+    if (edge) mark_hidden(marks);
+    if constexpr (features.dropout) mark_dropped(marks);
+  }
+
+ private:
+  // The loops run one group of registers at a time (the group's first query is hidden from the compiler), so that addresses
+  // and random words of all groups are not held at once.
+
+  __device__ __forceinline__ void mark_hidden(Marks& marks) const {
+#pragma unroll
+    for (int group = 0; group < count; group += 4) {
+      const int shift = ptx::registers_fresh(0);
+#pragma unroll
+      for (int i = group; i < group + 4; ++i) {
+        if (!score.visible(query(i) + shift, key(i))) marks.hidden[i / 32] |= 1u << (i % 32);
+      }
+    }
+  }
+
+  /// A Philox block decides on eight scores. With the queries along the rows a thread holds all of them. With the keys
+  /// along the rows it holds those of an even or of an odd key, and the lane of the key's neighbour the others: each of the
+  /// two works out half of the blocks, of the even or of the odd queries, for both.
+  __device__ __forceinline__ void mark_dropped(Marks& marks) const {
+    const int odd = rows == Rows::keys ? row % 2 : 0;
+    unsigned of_even[words] = {}, of_odd[words] = {};  // Rows::keys: of the blocks' even and odd keys
+#pragma unroll
+    for (int group = 0; group < count; group += 8) {
+      const int shift = ptx::registers_fresh(0);
+      const tile::DropoutWords random =
+          dropout.words(tile::Dropout::row_counter(query(group) + odd + shift), tile::Dropout::column_counter(key(group)));
+#pragma unroll
+      for (int e = 0; e < (rows == Rows::keys ? 4 : 8); ++e) {
+        if constexpr (rows == Rows::keys) {
+          const int i = group + e / 2 * 4 + e % 2 * 2;  // of the even query; word 2 r + c is that of query + 8 r, key + 8 c
+          if (random.word[e] < dropout.threshold) of_even[i / 32] |= 1u << (i % 32);
+          if (tile::DropoutWords::halves_exchanged(random.word[e]) < dropout.threshold) of_odd[i / 32] |= 1u << (i % 32);
+        } else {
+          const int i = group + e;
+          if (random.at(row_of(e), e / 4, e % 2) < dropout.threshold) marks.dropped[i / 32] |= 1u << (i % 32);
+        }
+      }
+    }
+    if constexpr (rows == Rows::keys) {
+#pragma unroll
+      for (int w = 0; w < words; ++w) {
+        const unsigned own = odd ? of_odd[w] : of_even[w], others = odd ? of_even[w] : of_odd[w];
+        marks.dropped[w] = own << odd | ptx::shuffle_xor(others, 4) << (1 - odd);
+      }
+    }
+  }
+};
+
+}  // namespace flash_attention::backward_sm90
