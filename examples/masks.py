@@ -1,4 +1,4 @@
-"""Ten masks and score programs of attention-gym, each against the dense formula in float64.
+"""Eleven masks and score programs of attention-gym's kind, each against the dense formula in float64.
 
 python examples/masks.py [--device cuda] [--length 512]
 """
@@ -21,6 +21,8 @@ def gallery(length, device):
     slopes = torch.exp2(-8.0 * torch.arange(1, HEADS + 1, device=device) / HEADS)
     documents = torch.arange(length, device=device) // (length // 5 + 1)  # of each position
     side = math.isqrt(length)  # of an image, row after row
+    nodes = torch.arange(length, device=device) * 37 % 41  # of a graph: how deep each lies
+    by_distance = torch.linspace(1, -1, 16 * HEADS, device=device).view(16, HEADS)  # Graphormer's bias of a distance and head
     half = length // 2  # block diffusion: noisy tokens, then clean ones
 
     def neighbourhood(b, h, i, j):
@@ -40,6 +42,7 @@ def gallery(length, device):
         "alibi": (lambda s, b, h, i, j: s - slopes[h] * (i - j).abs(), causal),
         "soft cap": (lambda s, b, h, i, j: 20 * torch.tanh(s / 20), causal),
         "tanh": (lambda s, b, h, i, j: torch.tanh(s), None),
+        "graph distance": (lambda s, b, h, i, j: s + by_distance[(nodes[i] - nodes[j]).abs().clamp(max=15), h], None),
         "documents": (None, lambda b, h, i, j: (documents[i] == documents[j]) & (i >= j)),
         "prefix LM": (None, or_masks(causal, lambda b, h, i, j: j < length // 4)),
         "sliding tile": (None, sliding_tile),
