@@ -27,9 +27,10 @@ def show(
 ) -> str:
     """A mask as text, a letter a tile: '#' all of it is visible, '+' some, ' ' nothing (never computed).
 
-    mask: an IntervalMask, hidden rows, a bool tensor [..., seq_q, seq_kv], or a block mask (ours, or torch's without a
-    mask_mod). path: also write an .svg, or a .png with a pixel for each pair. tile: (queries, keys) of a tile. batch, head:
-    which of them. seq_q, seq_kv: of a block mask, and of hidden rows where queries are not as many as keys.
+    mask: an IntervalMask, hidden rows, a bool tensor [..., seq_q, seq_kv], a block mask (ours, or torch's), a mask of
+    create_block_mask, or a function mask_mod(b, h, i, j). path: also write an .svg, or a .png with a pixel for each pair.
+    tile: (queries, keys) of a tile. batch, head: which of them. seq_q, seq_kv: of a block mask, of a function, and of hidden
+    rows where queries are not as many as keys.
     """
     seen = visible(mask, batch, head, seq_q, seq_kv)
     tile_q, tile_kv = (tile, tile) if isinstance(tile, int) else tile
@@ -49,6 +50,8 @@ def visible(mask, batch=0, head=0, seq_q=None, seq_kv=None):
     """bool [seq_q, seq_kv] of one batch entry and head."""
     import torch
 
+    if callable(getattr(mask, "mask_mod", None)) or (callable(mask) and not isinstance(mask, torch.Tensor)):
+        return _of_function(mask, batch, head, seq_q, seq_kv)
     if isinstance(mask, torch.Tensor) and mask.dtype != torch.bool:
         mask = IntervalMask(mask)
     if isinstance(mask, IntervalMask):
@@ -60,9 +63,31 @@ def visible(mask, batch=0, head=0, seq_q=None, seq_kv=None):
         mask = (found != 0).repeat_interleave(block_q, dim=-2).repeat_interleave(block_kv, dim=-1)
         mask = mask[..., : seq_q or mask.shape[-2], : seq_kv or mask.shape[-1]]
     if not isinstance(mask, torch.Tensor) or mask.dim() < 2:
-        raise TypeError("mask: expected an IntervalMask, hidden rows, a bool tensor [..., seq_q, seq_kv] or a block mask")
+        raise TypeError(
+            "mask: expected an IntervalMask, hidden rows, a bool tensor [..., seq_q, seq_kv], a block mask or a mask_mod"
+        )
     mask = mask.reshape(*(1,) * (4 - mask.dim()), *mask.shape).cpu()
     return mask[min(batch, mask.shape[0] - 1), min(head, mask.shape[1] - 1)]
+
+
+def _of_function(mask, batch, head, seq_q, seq_kv):
+    """What a mask_mod shows: of create_block_mask, ours or torch's, or by itself."""
+    import torch
+
+    from flash_attention.flex.block_mask import mask_mods_of
+
+    mods = mask_mods_of(mask) if hasattr(mask, "mask_mod") else [mask]
+    sizes = tuple(mask.seq_lengths) if hasattr(mask, "mask_mod") else (None, None)
+    seq_q, seq_kv = seq_q or sizes[0], seq_kv or sizes[1]
+    if seq_q is None or seq_kv is None:
+        raise TypeError("mask: a function says nothing of lengths; pass seq_q= and seq_kv=")
+    device = mask.kv_num_blocks.device if hasattr(mask, "kv_num_blocks") else None
+    rows, keys = torch.arange(seq_q, device=device)[:, None], torch.arange(seq_kv, device=device)
+    of = [torch.tensor(index, device=device) for index in (batch, head)]
+    shown = torch.ones(seq_q, seq_kv, dtype=torch.bool, device=device)
+    for mod in mods:
+        shown = shown & mod(*of, rows, keys)
+    return shown.cpu()
 
 
 def tile_classes(seen, tile_q, tile_kv):

@@ -2,6 +2,7 @@
 
 import zlib
 
+import flash_attention
 import pytest
 import torch
 from flash_attention import attention, attention_packed, masks
@@ -101,6 +102,24 @@ class TestShow:
         assert masks.show(mask).splitlines()[:2] == ["##", "##"]
         assert masks.show(masks.BlockMask(torch.eye(2)[None, None].bool(), (64, 64))).splitlines()[:2] == ["# ", " #"]
         assert masks.show(torch.tensor([[0], [9]], dtype=torch.int32), tile=1, seq_q=2).splitlines()[:2] == [" #", " #"]
+
+    def test_functions(self):
+        document = torch.arange(256) // 100
+
+        def mask_mod(b, h, i, j):
+            return (document[i] == document[j]) & (i >= j) & (j >= 64 * h)
+
+        expected = torch.block_diag(*(torch.ones(n, n) for n in (100, 100, 56))).tril().bool()
+        expected[:, :64] = False  # of head 1
+        text = masks.show(expected)
+        for mask in (
+            flash_attention.create_block_mask(mask_mod, None, 2, 256, 256),
+            create_block_mask(mask_mod, None, 2, 256, 256, device="cpu", BLOCK_SIZE=64),
+        ):
+            assert masks.show(mask, head=1) == text
+        assert masks.show(mask_mod, head=1, seq_q=256, seq_kv=256) == text
+        with pytest.raises(TypeError, match="pass seq_q="):
+            masks.show(mask_mod)
 
     def test_svg(self, tmp_path):
         masks.show(masks.prefix_lm(67, 211), tmp_path / "mask.svg")
