@@ -4,6 +4,7 @@
 // arithmetic on a configuration, the same on host and device.
 
 #include "abi/config.h"
+#include "abi/wide_stage.h"
 
 namespace flash_attention::abi {
 
@@ -25,8 +26,7 @@ constexpr int forward_sm90_wide_stage_bytes = 64 * 2 * forward_sm90_wide_keys;
 
 /// Keys of a stage of V.
 constexpr int forward_sm90_value_rows(int head_dim, int head_dim_v, int block_kv) {
-  if (!forward_sm90_is_wide(head_dim, head_dim_v)) return block_kv;
-  return head_dim_v > 256 ? 16 : head_dim_v > 128 ? 32 : 64;
+  return forward_sm90_is_wide(head_dim, head_dim_v) ? wide_stage_rows(head_dim_v) : block_kv;
 }
 
 /// Blocks of one warpgroup share an SM: two, or three where the head dimension leaves them enough registers.

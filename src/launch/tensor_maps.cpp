@@ -4,6 +4,7 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
+#include "abi/wide_stage.h"
 #include "plan/families/sm90.h"
 #include "plan/workspace.h"
 
@@ -39,6 +40,29 @@ TensorMapSpec rows_map(int slot, const RowsOfTensor& tensor, int rows_of_box) {
   spec.box[1] = static_cast<std::uint32_t>(rows_of_box);
   spec.box[2] = spec.box[3] = 1;
   return spec;
+}
+
+/// [128 bytes, rows, chunks, heads, batch] in boxes of some rows and `chunks_of_box` chunks of 128 bytes: a box is as it would
+/// be in as many boxes of rows_map. The dimension has to be whole chunks.
+TensorMapSpec chunks_map(int slot, const RowsOfTensor& tensor, int rows_of_box, int chunks_of_box) {
+  TensorMapSpec spec = rows_map(slot, tensor, rows_of_box);
+  spec.rank = 5;
+  for (int i = 4; i > 2; --i) {
+    spec.sizes[i] = spec.sizes[i - 1];
+    spec.strides_bytes[i - 1] = spec.strides_bytes[i - 2];
+    spec.box[i] = spec.box[i - 1];
+  }
+  spec.sizes[2] = spec.sizes[0] / spec.box[0];
+  spec.strides_bytes[1] = chunk_bytes;
+  spec.box[2] = static_cast<std::uint32_t>(chunks_of_box);
+  spec.sizes[0] = spec.box[0];
+  return spec;
+}
+
+/// A stage of some rows of a wide head.
+TensorMapSpec wide_map(int slot, const RowsOfTensor& tensor) {
+  const int dim = static_cast<int>(tensor.dim), rows = abi::wide_stage_rows(dim), chunks = abi::wide_box_chunks(dim);
+  return chunks > 1 ? chunks_map(slot, tensor, rows, chunks) : rows_map(slot, tensor, rows);
 }
 
 RowsOfTensor query_tensor(const Problem& p, const void* data, const Strides& strides, std::int64_t dim) {
@@ -89,12 +113,12 @@ TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Stri
 /// Slots: Map in kernels/forward/sm90/shape.cuh.
 TensorMaps forward_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   const int key_rows = p.page_size != 0 ? plan::rows_of_page_box(p, plan.block_kv) : plan.block_kv;
-  const int value_rows =
-      abi::forward_sm90_value_rows(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), key_rows);
+  const RowsOfTensor values = key_tensor(p, b.v, p.v_strides, p.head_dim_v);
+  const bool wide = abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v));
   TensorMaps maps;
   maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
   maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
-  maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), value_rows));
+  maps.add(wide ? wide_map(2, values) : rows_map(2, values, key_rows));
   maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   return maps;
 }
@@ -123,12 +147,18 @@ TensorMaps decode_maps(const Problem& p, const Plan& plan, const Buffers& b) {
 
 /// Slots: Map in kernels/backward/sm90/shape.cuh.
 TensorMaps backward_maps(const Problem& p, const Buffers& b) {
-  const int tile_rows = std::max(p.head_dim, p.head_dim_v) > 256 ? 16 : 64;  // box_rows of columns_storage.cuh
+  const RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim), k = key_tensor(p, b.k, p.k_strides, p.head_dim),
+                     v = key_tensor(p, b.v, p.v_strides, p.head_dim_v),
+                     dout = query_tensor(p, b.dout, p.dout_strides, p.head_dim_v);
   TensorMaps maps;
-  maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), tile_rows));
-  maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), tile_rows));
-  maps.add(rows_map(2, key_tensor(p, b.v, p.v_strides, p.head_dim_v), tile_rows));
-  maps.add(rows_map(3, query_tensor(p, b.dout, p.dout_strides, p.head_dim_v), tile_rows));
+  maps.add(rows_map(0, q, warpgroup_rows));
+  maps.add(rows_map(1, k, warpgroup_rows));
+  maps.add(rows_map(2, v, warpgroup_rows));
+  maps.add(rows_map(3, dout, warpgroup_rows));
+  if (!abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v))) return maps;
+  maps.add(wide_map(4, q));
+  maps.add(wide_map(5, k));
+  maps.add(wide_map(6, dout));
   return maps;
 }
 

@@ -2,6 +2,7 @@
 
 // The tasks of backward/sm90/columns.cuh, its shared memory, and the lane that loads.
 
+#include "abi/wide_stage.h"
 #include "backward/sm90/producer.cuh"
 #include "backward/sm90/scores.cuh"
 #include "backward/sm90/tile_scheduler.cuh"
@@ -12,20 +13,20 @@ namespace flash_attention::backward_sm90 {
 enum class Gradient : int { dQ, dK, dV };
 
 constexpr int columns_warpgroups = 2;
-constexpr int box_rows = 16;  // of every copy: a stage of Z may have no more
 
 template <BackwardConfig config, Gradient gradient>
 struct Columns {
   static constexpr bool of_queries = gradient == Gradient::dQ;  // the rows of the gradient
   static constexpr Rows rows = of_queries ? Rows::queries : Rows::keys;
   static constexpr bool has_dP = gradient != Gradient::dV;
+  static constexpr Counter counter = of_queries ? counter_queries : has_dP ? counter_dK : counter_keys;
   static constexpr int dim = gradient == Gradient::dV ? config.head_dim_v : config.head_dim;
   static constexpr int chunks = tile::ceil_div(dim, 2 * chunk_dim);  // of a warpgroup's columns
   static constexpr int width = chunks * chunk_dim;
-  static constexpr int z_rows = dim > 256 ? 16 : dim > 128 ? 32 : 64;  // of a stage of Z
+  static constexpr int z_rows = wide_stage_rows(dim);  // of a stage of Z
   static constexpr Map map_X = of_queries ? map_Q : map_K, map_X2 = of_queries ? map_dO : map_V;
   static constexpr Map map_Y = of_queries ? map_K : map_Q, map_Y2 = of_queries ? map_V : map_dO;
-  static constexpr Map map_Z = gradient == Gradient::dV ? map_dO : map_Y;
+  static constexpr Map map_Z = gradient == Gradient::dV ? map_rows_of_dO : of_queries ? map_rows_of_K : map_rows_of_Q;
   static_assert(config.head_dim <= 512 && config.head_dim_v <= 512);
 };
 
@@ -57,33 +58,32 @@ struct ColumnsTask {
         .from(begin);
   }
 
-  /// use(task) for each task of this block.
-  template <typename Use>
-  __device__ __forceinline__ static void for_each(const AttentionArgs& args, Use use) {
-#pragma unroll 1
-    for (int n = blockIdx.x;; n += gridDim.x) {
-      const int fresh = ptx::registers_fresh(0);  // nothing of this is kept from task to task
-      const int heads = (C::of_queries ? args.heads_q : args.heads_kv) + fresh;
-      const TaskOrder order = TaskOrder::make<config>(
-          tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, tile_rows), heads * args.batch,
-          C::of_queries ? args.seq_kv + fresh : args.seq_q * args.group + fresh);
-      if (n >= order.count()) break;
-      const auto place = order[n];
-      ColumnsTask task;
-      task.sequence = tile::make_sequence<config.features>(args, place.head / heads);
-      task.head_idx = place.head % heads;
-      task.begin = (C::of_queries ? order.num_tiles - 1 - place.tile : place.tile) * tile_rows;
-      if (task.begin >= (C::of_queries ? task.sequence.rows_q : task.sequence.rows_kv)) continue;
-      const tile::Score<config.features> score(args, task.sequence,
-                                               C::of_queries ? task.head_idx : task.head_idx * args.group);
-      if constexpr (C::of_queries) {
-        task.tiles = score.template key_tiles<tile_rows, tile_rows>(task.begin);
-      } else {
-        task.tiles = score.template query_tiles<tile_rows, tile_rows>(task.begin);
-      }
-      task.num_steps = tile::max(task.tiles.end - task.tiles.begin, 0) * (C::of_queries ? 1 : args.group);
-      use(task);
+  __device__ __forceinline__ static TaskOrder order(const AttentionArgs& args) {
+    const int fresh = ptx::registers_fresh(0);  // nothing of this is kept from task to task
+    return TaskOrder::make<config>(tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, tile_rows),
+                                   heads(args) * args.batch + fresh,
+                                   C::of_queries ? args.seq_kv + fresh : args.seq_q * args.group + fresh);
+  }
+  __device__ __forceinline__ static int heads(const AttentionArgs& args) {
+    return C::of_queries ? args.heads_q : args.heads_kv;
+  }
+
+  /// Makes this the n-th task. Returns whether there are such rows.
+  __device__ __forceinline__ bool find(const AttentionArgs& args, int n) {
+    const TaskOrder tasks = order(args);
+    const auto place = tasks[n];
+    sequence = tile::make_sequence<config.features>(args, place.head / heads(args));
+    head_idx = place.head % heads(args);
+    begin = (C::of_queries ? tasks.num_tiles - 1 - place.tile : place.tile) * tile_rows;
+    if (begin >= (C::of_queries ? sequence.rows_q : sequence.rows_kv)) return false;
+    const tile::Score<config.features> score(args, sequence, C::of_queries ? head_idx : head_idx * args.group);
+    if constexpr (C::of_queries) {
+      tiles = score.template key_tiles<tile_rows, tile_rows>(begin);
+    } else {
+      tiles = score.template query_tiles<tile_rows, tile_rows>(begin);
     }
+    num_steps = tile::max(tiles.end - tiles.begin, 0) * (C::of_queries ? 1 : args.group);
+    return true;
   }
 };
 
@@ -98,6 +98,7 @@ struct alignas(1024) ColumnsStorage {
   Chunk W[columns_warpgroups];
   float statistics[columns_warpgroups][2][tile_rows];       // lse2 and delta of a step's queries
   ColumnsTask<config, gradient> tasks[columns_warpgroups];  // of each warpgroup
+  TaskQueue queue;
   ptx::Mbarrier X_full, X_empty, full[S::stages], empty[S::stages], W_full, W_empty;
 };
 
@@ -113,18 +114,17 @@ struct ColumnsLoader {
   unsigned num_tasks = 0;
 
   __device__ __forceinline__ void run() {
-    Task::for_each(args, [&](const Task& task) {
-      if (task.num_steps > 0) load(task);
+    shared.queue.take(workspace<unsigned>(args, Region::tasks) + C::counter, Task::order(args).count(), [&](int n) {
+      Task task;
+      if (task.find(args, n) && task.num_steps > 0) load(task);
     });
   }
 
  private:
-  /// `rows` rows of 64 columns.
-  __device__ __forceinline__ void copy(typename S::Element* to, Map map, ptx::Mbarrier& full, int column, int row, int rows,
+  /// A tile's rows of 64 columns.
+  __device__ __forceinline__ void copy(typename S::Element* to, Map map, ptx::Mbarrier& full, int chunk, int row,
                                        int head_idx, int batch_idx) const {
-#pragma unroll
-    for (int r = 0; r < rows; r += box_rows)
-      ptx::tma_load_4d(to + r * chunk_dim, args.maps[map], full, column, row + r, head_idx, batch_idx);
+    ptx::tma_load_4d(to, args.maps[map], full, chunk * chunk_dim, row, head_idx, batch_idx);
   }
 
   /// Where the rows of a step lie.
@@ -152,11 +152,11 @@ struct ColumnsLoader {
     ptx::mbarrier_arrive_expect_tx(shared.X_full, (S::chunks + (C::has_dP ? S::chunks_v : 0)) * chunk_bytes);
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c)
-      copy(shared.X[c], C::map_X, shared.X_full, c * chunk_dim, row, tile_rows, task.head_idx, batch_idx);
+      copy(shared.X[c], C::map_X, shared.X_full, c, row, task.head_idx, batch_idx);
     if constexpr (C::has_dP) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks_v; ++c)
-        copy(shared.X2[c], C::map_X2, shared.X_full, c * chunk_dim, row, tile_rows, task.head_idx, batch_idx);
+        copy(shared.X2[c], C::map_X2, shared.X_full, c, row, task.head_idx, batch_idx);
     }
 #pragma unroll 1
     for (int pair = 0; pair < task.num_steps; pair += 2) {
@@ -174,8 +174,8 @@ struct ColumnsLoader {
       begin_stage(2 * chunk_bytes);
 #pragma unroll
       for (int w = 0; w < 2; ++w)
-        copy(shared.ring[next.stage] + w * chunk_elements, map, shared.full[next.stage], c * chunk_dim, sources[w].row,
-             tile_rows, sources[w].head_idx, batch_idx);
+        copy(shared.ring[next.stage] + w * chunk_elements, map, shared.full[next.stage], c, sources[w].row,
+             sources[w].head_idx, batch_idx);
       next.advance();
     }
   }
@@ -187,10 +187,15 @@ struct ColumnsLoader {
 #pragma unroll 1
       for (int first = 0; first < tile_rows; first += C::z_rows) {
         begin_stage(2 * C::chunks * C::z_rows * chunk_dim * 2);
+        if constexpr (wide_box_chunks(C::dim) > 1) {
+          ptx::tma_load_5d(shared.ring[next.stage], args.maps[C::map_Z], shared.full[next.stage], 0, sources[w].row + first,
+                           0, sources[w].head_idx, batch_idx);
+        } else {
 #pragma unroll 1
-        for (int c = 0; c < 2 * C::chunks; ++c)
-          copy(shared.ring[next.stage] + c * C::z_rows * chunk_dim, C::map_Z, shared.full[next.stage], c * chunk_dim,
-               sources[w].row + first, C::z_rows, sources[w].head_idx, batch_idx);
+          for (int c = 0; c < 2 * C::chunks; ++c)
+            copy(shared.ring[next.stage] + c * C::z_rows * chunk_dim, C::map_Z, shared.full[next.stage], c,
+                 sources[w].row + first, sources[w].head_idx, batch_idx);
+        }
         next.advance();
       }
     }

@@ -18,14 +18,15 @@ namespace flash_attention::backward_sm90 {
 
 using namespace abi;
 
-/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes).
-enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3 };
+/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes). Heads
+/// wider than 256 have more, with boxes of few rows: all columns where they are whole chunks of 64, else 64.
+enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3, map_rows_of_Q = 4, map_rows_of_K = 5, map_rows_of_dO = 6 };
 
 using Region = BackwardSm90Region;
 using tile::workspace;
 
-/// Counters of tasks taken, at Region::tasks.
-enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2 };
+/// Counters of tasks taken, at Region::tasks. The last one is that of heads wider than 256, and zeroed by the launch of dV.
+enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2, counter_dK = 2 };
 
 constexpr int wg_threads = 128;
 constexpr int tile_rows = 64;  // rows of every tile: the M of the products, and the q tile

@@ -132,14 +132,14 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
 
   /// A block of K, then V of the block before: the order in which they are used.
   __device__ __forceinline__ void load_wide_keys(const Tile& tile, int block, bool is_first) {
+    const WideSource source(args, tile, block);
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
       ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
       if (S::listed && c == 0) shared.listed[kv.stage] = listed;    // the first stage announces it, too
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], forward_sm90_wide_stage_bytes);
-      ptx::tma_load_4d(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c * chunk_dim,
-                       static_cast<int>(tile.sequence.start_kv) + block * S::block_kv, tile.head_idx / args.group,
-                       batch_coordinate(tile));
+      ptx::tma_load_4d(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c * chunk_dim, source.row,
+                       source.kv_head, source.batch_idx);
       kv.advance();
       if (is_first && c == tile::min(S::chunks, S::stages) - 1) hand_over(tile);  // it may wait, and no more stage is free
     }
@@ -150,19 +150,34 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
   /// V of last_block. Columns past the head dimension read as zero: the warpgroups have as many.
   __device__ __forceinline__ void load_wide_values(const Tile& tile) {
     constexpr int keys = S::value_rows;
-    const int row = static_cast<int>(tile.sequence.start_kv) + last_block * S::block_kv;
+    const WideSource source(args, tile, last_block);
 #pragma unroll 1
     for (int begin = 0; begin < S::block_kv; begin += keys) {
       ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], 2 * S::chunks_v * keys * chunk_dim * 2);
+      if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
+        ptx::tma_load_5d(shared.KV[kv.stage], args.maps[map_V], shared.KV_full[kv.stage], 0, source.row + begin, 0,
+                         source.kv_head, source.batch_idx);
+      } else {
 #pragma unroll
-      for (int c = 0; c < 2 * S::chunks_v; ++c) {
-        ptx::tma_load_4d(shared.KV[kv.stage] + c * keys * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage],
-                         c * chunk_dim, row + begin, tile.head_idx / args.group, batch_coordinate(tile));
+        for (int c = 0; c < 2 * S::chunks_v; ++c) {
+          ptx::tma_load_4d(shared.KV[kv.stage] + c * keys * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage],
+                           c * chunk_dim, source.row + begin, source.kv_head, source.batch_idx);
+        }
       }
       kv.advance();
     }
   }
+
+  /// Where a block of keys lies. In registers: read from the tile for every box, these numbers cost more than the copies.
+  struct WideSource {
+    int row, kv_head, batch_idx;
+
+    __device__ __forceinline__ WideSource(const AttentionArgs& args, const Tile& tile, int block)
+        : row(static_cast<int>(tile.sequence.start_kv) + block * S::block_kv),
+          kv_head(tile.head_idx / args.group),
+          batch_idx(batch_coordinate(tile)) {}
+  };
 };
 
 }  // namespace flash_attention::forward_sm90

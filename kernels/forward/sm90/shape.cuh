@@ -16,7 +16,7 @@ namespace flash_attention::forward_sm90 {
 using namespace abi;
 
 /// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages K
-/// and V are [head_dim, page_size, heads, pages].
+/// and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where it can be.
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 
 constexpr int wg_threads = 128;

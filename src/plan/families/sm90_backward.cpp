@@ -191,7 +191,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_
   using Region = abi::BackwardSm90Region;
   reserve_floats(plan, Region::lse2, rows);
   reserve_floats(plan, Region::delta, rows);
-  reserve_floats(plan, Region::tasks, 2);
+  reserve_floats(plan, Region::tasks, is_split_by_columns(p) ? 3 : 2);
   if (!separate_dq) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
 
   const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
