@@ -24,6 +24,11 @@ constexpr bool forward_sm90_is_wide(int head_dim, int head_dim_v) { return head_
 constexpr int forward_sm90_wide_keys = 128;
 constexpr int forward_sm90_wide_stage_bytes = 64 * 2 * forward_sm90_wide_keys;
 
+/// Blocks of a cluster: two with 64 queries each have the same keys, and each loads half of them for both.
+constexpr int forward_sm90_cluster(int head_dim, int head_dim_v, int block_q) {
+  return forward_sm90_is_wide(head_dim, head_dim_v) ? block_q / 64 : 1;
+}
+
 /// Keys of a stage of V.
 constexpr int forward_sm90_value_rows(int head_dim, int head_dim_v, int block_kv) {
   return forward_sm90_is_wide(head_dim, head_dim_v) ? wide_stage_rows(head_dim_v) : block_kv;

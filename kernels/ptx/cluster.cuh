@@ -34,9 +34,29 @@ __device__ __forceinline__ float cluster_load(unsigned address) {
   return value;
 }
 
+/// ld.shared::cluster.u32, by cluster_address.
+__device__ __forceinline__ unsigned cluster_load_word(unsigned address) {
+  unsigned value;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 /// mbarrier.arrive.release.cluster: one arrival at the mbarrier of another block, by cluster_address.
 __device__ __forceinline__ void cluster_mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// mbarrier.try_wait.parity.acquire.cluster in a loop: what other blocks did before they arrived is visible.
+__device__ __forceinline__ void cluster_mbarrier_wait(Mbarrier& barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;\n"
+      "}\n" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
 }
 
 }  // namespace flash_attention::ptx

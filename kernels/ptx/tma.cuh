@@ -58,6 +58,15 @@ __device__ __forceinline__ void tma_multicast_4d(void* shared, const abi::Tensor
       : "memory");
 }
 
+__device__ __forceinline__ void tma_multicast_5d(void* shared, const abi::TensorMap& map, Mbarrier& barrier,
+                                                 unsigned short blocks, int x0, int x1, int x2, int x3, int x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, "
+      "%6, %7, %8}], [%2], %3;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(shared_address(&barrier)), "h"(blocks), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
+}
+
 /// cp.async.bulk.prefetch.tensor: the box is brought into L2.
 __device__ __forceinline__ void tma_prefetch_4d(const abi::TensorMap& map, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x0), "r"(x1),

@@ -59,10 +59,10 @@ TensorMapSpec chunks_map(int slot, const RowsOfTensor& tensor, int rows_of_box, 
   return spec;
 }
 
-/// A stage of some rows of a wide head.
-TensorMapSpec wide_map(int slot, const RowsOfTensor& tensor) {
+/// A stage of some rows of a wide head, in as many parts.
+TensorMapSpec wide_map(int slot, const RowsOfTensor& tensor, int parts = 1) {
   const int dim = static_cast<int>(tensor.dim), rows = abi::wide_stage_rows(dim), chunks = abi::wide_box_chunks(dim);
-  return chunks > 1 ? chunks_map(slot, tensor, rows, chunks) : rows_map(slot, tensor, rows);
+  return chunks > 1 ? chunks_map(slot, tensor, rows, chunks / parts) : rows_map(slot, tensor, rows);
 }
 
 RowsOfTensor query_tensor(const Problem& p, const void* data, const Strides& strides, std::int64_t dim) {
@@ -114,11 +114,13 @@ TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Stri
 TensorMaps forward_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   const int key_rows = p.page_size != 0 ? plan::rows_of_page_box(p, plan.block_kv) : plan.block_kv;
   const RowsOfTensor values = key_tensor(p, b.v, p.v_strides, p.head_dim_v);
-  const bool wide = abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v));
+  const int head_dim = static_cast<int>(p.head_dim), head_dim_v = static_cast<int>(p.head_dim_v);
+  const bool wide = abi::forward_sm90_is_wide(head_dim, head_dim_v);
+  const int cluster = abi::forward_sm90_cluster(head_dim, head_dim_v, plan.block_q);  // each block loads its part
   TensorMaps maps;
   maps.add(rows_map(0, query_tensor(p, b.q, p.q_strides, p.head_dim), warpgroup_rows));
-  maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows));
-  maps.add(wide ? wide_map(2, values) : rows_map(2, values, key_rows));
+  maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows / cluster));
+  maps.add(wide ? wide_map(2, values, cluster) : rows_map(2, values, key_rows));
   maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
   return maps;
 }

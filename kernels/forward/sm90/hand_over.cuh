@@ -57,8 +57,9 @@ __device__ __forceinline__ void init_barriers(Storage& shared) {
   if constexpr (S::wide) {
     for (int s = 0; s < S::stages; ++s) {
       ptx::mbarrier_init(shared.KV_full[s], 1);
-      ptx::mbarrier_init(shared.KV_empty[s], S::warpgroups);
+      ptx::mbarrier_init(shared.KV_empty[s], S::cluster * S::warpgroups);
     }
+    ptx::mbarrier_init(shared.met, S::cluster);
     ptx::mbarrier_init(shared.P_full, S::warpgroups * wg_threads / 32);
     ptx::mbarrier_init(shared.P_empty, S::warpgroups);
   } else {

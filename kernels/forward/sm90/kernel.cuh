@@ -39,7 +39,32 @@ struct RetryList {
     shared.last_attempt = next;
   }
   __device__ __forceinline__ bool marked(int iteration, int attempt) const {
-    return shared.retry[tile::min(iteration, max_retry_marks - 1)] >= attempt;
+    const int place = tile::min(iteration, max_retry_marks - 1);
+    if (shared.retry[place] >= attempt) return true;
+    if constexpr (Shape<config>::cluster == 1) return false;
+    const unsigned four = ptx::cluster_load_word(of_other(&shared.retry[place / 4 * 4]));
+    return static_cast<int>(four >> place % 4 * 8 & 255) >= attempt;
+  }
+
+  /// Blocks of a cluster do a tile again that one of them has marked, since each loads for both. One thread of each, when all
+  /// tiles of an attempt are done; none may end before the other has seen its marks.
+  __device__ __forceinline__ void agree() const {
+    if constexpr (Shape<config>::cluster > 1) {
+      meet(0);  // both have marked all
+      const int other = static_cast<int>(ptx::cluster_load_word(of_other(&shared.last_attempt)));
+      shared.last_attempt = tile::max(shared.last_attempt, other);
+      meet(1);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static unsigned of_other(const void* place) {
+    return ptx::cluster_address(place, ptx::cluster_rank() ^ 1);
+  }
+  __device__ __forceinline__ void meet(int parity) const {
+    ptx::cluster_mbarrier_arrive(of_other(&shared.met));
+    ptx::mbarrier_arrive(shared.met);
+    ptx::cluster_mbarrier_wait(shared.met, parity);
   }
 };
 
@@ -51,7 +76,12 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
     shared.last_attempt = 0;
   }
   for (int i = threadIdx.x; i < max_retry_marks; i += S::threads) shared.retry[i] = 0;
-  ptx::barrier_sync(barrier_all, S::threads);  // all threads see the barriers and marks
+  if constexpr (S::cluster > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();  // all threads of all blocks see the barriers and marks
+  } else {
+    ptx::barrier_sync(barrier_all, S::threads);  // all threads see the barriers and marks
+  }
 }
 
 /// One tile, from its first block to its store. Returns whether the next attempt must do it again.
@@ -132,6 +162,11 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
       if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another attempt or the end
       __syncwarp();                             // not found by the emulator: bar.sync wants the lanes of a warp together
       ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all tiles are done and marked
+      if constexpr (S::cluster > 1) {
+        if (wg.warpgroup == 0 && wg.thread == 0) retry.agree();
+        __syncwarp();
+        ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // so are those of the other block
+      }
       wg.release_queries();                                           // the loader waits for that, too
       if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;
     }

@@ -18,6 +18,8 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
   using Base = TileProducer<config, S, SharedStorage<config>, chunk_dim>;
   using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::hand_over;
 
+  static constexpr unsigned short both_blocks = 3;  // of a cluster
+
   int listed = 0;      // the ListedBlock that is loaded
   int last_block = 0;  // wide heads: the block whose V comes next
 
@@ -130,6 +132,16 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
     kv.advance();
   }
 
+  /// Where a block of keys lies. In registers: read from the tile for every box, these numbers cost more than the copies.
+  struct WideSource {
+    int row, kv_head, batch_idx;
+
+    __device__ __forceinline__ WideSource(const AttentionArgs& args, const Tile& tile, int block)
+        : row(static_cast<int>(tile.sequence.start_kv) + block * S::block_kv),
+          kv_head(tile.head_idx / args.group),
+          batch_idx(batch_coordinate(tile)) {}
+  };
+
   /// A block of K, then V of the block before: the order in which they are used.
   __device__ __forceinline__ void load_wide_keys(const Tile& tile, int block, bool is_first) {
     const WideSource source(args, tile, block);
@@ -138,8 +150,14 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
       ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
       if (S::listed && c == 0) shared.listed[kv.stage] = listed;    // the first stage announces it, too
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], forward_sm90_wide_stage_bytes);
-      ptx::tma_load_4d(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c * chunk_dim, source.row,
-                       source.kv_head, source.batch_idx);
+      if constexpr (S::cluster > 1) {
+        const int half = static_cast<int>(ptx::cluster_rank()) * S::score_keys;  // of the keys, for both blocks
+        ptx::tma_multicast_4d(shared.KV[kv.stage] + half * chunk_dim, args.maps[map_K], shared.KV_full[kv.stage], both_blocks,
+                              c * chunk_dim, source.row + half, source.kv_head, source.batch_idx);
+      } else {
+        ptx::tma_load_4d(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c * chunk_dim, source.row,
+                         source.kv_head, source.batch_idx);
+      }
       kv.advance();
       if (is_first && c == tile::min(S::chunks, S::stages) - 1) hand_over(tile);  // it may wait, and no more stage is free
     }
@@ -155,7 +173,9 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
     for (int begin = 0; begin < S::block_kv; begin += keys) {
       ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], 2 * S::chunks_v * keys * chunk_dim * 2);
-      if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
+      if constexpr (S::cluster > 1) {
+        load_half_of_values(source, begin);
+      } else if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
         ptx::tma_load_5d(shared.KV[kv.stage], args.maps[map_V], shared.KV_full[kv.stage], 0, source.row + begin, 0,
                          source.kv_head, source.batch_idx);
       } else {
@@ -169,15 +189,21 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
     }
   }
 
-  /// Where a block of keys lies. In registers: read from the tile for every box, these numbers cost more than the copies.
-  struct WideSource {
-    int row, kv_head, batch_idx;
-
-    __device__ __forceinline__ WideSource(const AttentionArgs& args, const Tile& tile, int block)
-        : row(static_cast<int>(tile.sequence.start_kv) + block * S::block_kv),
-          kv_head(tile.head_idx / args.group),
-          batch_idx(batch_coordinate(tile)) {}
-  };
+  /// Half of the columns of a stage of V, for both blocks of a cluster.
+  __device__ __forceinline__ void load_half_of_values(const WideSource& source, int begin) const {
+    const int first = static_cast<int>(ptx::cluster_rank()) * S::chunks_v;
+    auto* const to = shared.KV[kv.stage] + first * S::value_rows * chunk_dim;
+    if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
+      ptx::tma_multicast_5d(to, args.maps[map_V], shared.KV_full[kv.stage], both_blocks, 0, source.row + begin, first,
+                            source.kv_head, source.batch_idx);
+    } else {
+#pragma unroll
+      for (int c = 0; c < S::chunks_v; ++c) {
+        ptx::tma_multicast_4d(to + c * S::value_rows * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage], both_blocks,
+                              (first + c) * chunk_dim, source.row + begin, source.kv_head, source.batch_idx);
+      }
+    }
+  }
 };
 
 }  // namespace flash_attention::forward_sm90

@@ -38,7 +38,8 @@ struct Shape {
 
   // Wide heads: two warpgroups have the same rows, and each has half of a block's keys, and half of O's columns.
   static constexpr bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
-  static constexpr int row_groups = block_q / wg_rows;               // of 64 query rows
+  static constexpr int cluster = forward_sm90_cluster(config.head_dim, config.head_dim_v, block_q);  // blocks
+  static constexpr int row_groups = block_q / cluster / wg_rows;     // of 64 query rows
   static constexpr int warpgroups = wide ? 2 : row_groups;           // that attend; one more loads
   static constexpr int score_keys = wide ? block_kv / 2 : block_kv;  // of a block, whose scores a warpgroup has
   static constexpr int threads = (warpgroups + 1) * wg_threads;
@@ -106,7 +107,8 @@ struct Shape {
 
   static_assert(config.head_dim % 8 == 0 && config.head_dim <= 576 && config.head_dim_v % 8 == 0 &&
                 config.head_dim_v <= 512);
-  static_assert(!wide || (block_q == wg_rows && block_kv == forward_sm90_wide_keys));
+  static_assert(!wide || (row_groups == 1 && cluster <= 2 && block_kv == forward_sm90_wide_keys));
+  static_assert(cluster == 1 || (forwards && !listed && !features.packed && !features.paged));
   static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3);
   static_assert(block_kv % 16 == 0 && ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
   static_assert(config.num_warps * 32 == threads);
@@ -206,9 +208,10 @@ requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
   ptx::Mbarrier Q_full[S::q_stages][S::row_groups], Q_empty[S::q_stages][S::row_groups];
   ptx::Mbarrier KV_full[S::stages], KV_empty[S::stages];
   ptx::Mbarrier P_full, P_empty;
+  ptx::Mbarrier met;  // by the other block of a cluster
 
   Tile tiles[tile_stages];
-  unsigned char retry[max_retry_marks];
+  alignas(4) unsigned char retry[max_retry_marks];
   int last_attempt;
   int claimed[1];
   int listed[S::listed ? S::stages : 1];

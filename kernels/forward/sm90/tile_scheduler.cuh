@@ -5,6 +5,7 @@
 
 #include "forward/sm90/block_list.cuh"
 #include "ptx/atomic.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/path.cuh"
 #include "tile/score.cuh"
 
@@ -63,8 +64,9 @@ struct Schedule {
     return i < num_iterations;
   }
 
-  __device__ __forceinline__ static int first_unit() { return static_cast<int>(blockIdx.x); }
-  __device__ __forceinline__ static int unit_stride() { return static_cast<int>(gridDim.x); }
+  /// Blocks of a cluster have the same units.
+  __device__ __forceinline__ static int first_unit() { return static_cast<int>(blockIdx.x) / Shape<config>::cluster; }
+  __device__ __forceinline__ static int unit_stride() { return static_cast<int>(gridDim.x) / Shape<config>::cluster; }
 
   __device__ __forceinline__ int unit_of_round(int round) const {
     return round * unit_stride() + (first_unit() + round * step) % unit_stride();
@@ -135,12 +137,23 @@ struct Schedule {
                 : attempt == Attempt::nonfinite_safe ? Work::attend_nonfinite_safe
                                                      : Work::attend;
     if constexpr (Shape<config>::listed) return;
+    if constexpr (Shape<config>::cluster > 1) return take_rows_of_block(tile, score, loaded, attempt);
 #pragma unroll 1
     for (int w = 0; w < Shape<config>::row_groups; ++w) {
       // In Attempt::nonfinite_safe the warpgroups go through the blocks together.
       tile.seen[w] = attempt == Attempt::nonfinite_safe ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
                                                         : blocks_seen(score, loaded, tile.q_begin + w * wg_rows, attempt);
     }
+  }
+
+  /// The rows of a tile that this block of a cluster has. It goes through all blocks of keys that any row sees.
+  __device__ __forceinline__ static void take_rows_of_block(Tile& tile, const tile::Score<config.features>& score,
+                                                            tile::TileRange loaded, Attempt attempt) {
+    tile.q_begin += static_cast<int>(ptx::cluster_rank()) * wg_rows;
+    Blocks seen = blocks_seen(score, loaded, tile.q_begin, attempt);
+    if (attempt == Attempt::nonfinite_safe || seen.interior_begin == seen.end)
+      seen.interior_begin = seen.interior_end = tile.blocks;
+    tile.seen[0] = {0, seen.interior_begin, seen.interior_end, tile.blocks};
   }
 
   /// ALiBi without a right edge: the first block, which gives the fixed maximum, may lie so far behind the diagonal that

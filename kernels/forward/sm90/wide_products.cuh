@@ -6,6 +6,7 @@
 //     K: 64 columns of 128 keys, of which each warpgroup has 64        V: all columns of some keys; each has half of them
 
 #include "forward/sm90/nonfinite_safe.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/matrix_store.cuh"
 #include "ptx/tma.cuh"
 
@@ -64,6 +65,8 @@ struct WideProducts {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       wg.release(wg.shared.KV_empty[wg.place.oldest]);
+      if (S::cluster > 1 && wg.thread == 0)
+        ptx::cluster_mbarrier_arrive(ptx::cluster_address(&wg.shared.KV_empty[wg.place.oldest], ptx::cluster_rank() ^ 1));
       wg.place.oldest = wg.place.oldest + 1 == S::stages ? 0 : wg.place.oldest + 1;
     }
   }

@@ -88,6 +88,15 @@ bool is_wide(const Problem& p) {
 /// Two warpgroups attend to 64 rows where heads are wide, else to 64 each.
 int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
 
+/// Two blocks with 64 rows each share the keys that they load: where they see them from the first to the last.
+std::string reject_cluster(const Problem& p) {
+  const bool from_the_first = p.window_left < 0 && !p.alibi && !p.left_padding && !program_traits(p).score;
+  if (!from_the_first || has_tile_map(p) || p.packed)
+    return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks of tiles and "
+           "packed sequences";
+  return {};
+}
+
 /// Of a tile that was requested: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
 abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
@@ -106,8 +115,10 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, cons
 /// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
 Tile choose_tile(const Problem& p, const DeviceInfo& device) {
-  if (is_wide(p))
-    return {64, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
+  if (is_wide(p)) {
+    const int block_q = reject_cluster(p).empty() && p.seq_q >= 256 ? 128 : 64;
+    return {block_q, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
+  }
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const ProgramTraits program = program_traits(p);
   constexpr int few_values = 12;  // a program of so many in addition to S, P and O: tests/kernels/program_compile_test.cpp
@@ -140,7 +151,8 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
 std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (is_wide(p)) return block_q == 64 && block_kv == 128 ? "" : "heads wider than 256 have tiles of 64 x 128";
+  if (is_wide(p) && block_q == 128 && block_kv == 128) return reject_cluster(p);
+  if (is_wide(p)) return block_q == 64 && block_kv == 128 ? "" : "heads wider than 256 have tiles of 64 x 128 or 128 x 128";
   if (block_q != 64 && block_q != 128 && block_q != 192) return "allowed are 64, 128 and 192 queries";
   if (block_q == 192 && dim > 64) return "192 queries fit in registers up to a head_dim of 64";
   if (block_kv != 32 && block_kv != 64 && block_kv != 128) return "allowed are 32, 64 and 128 keys";
@@ -191,14 +203,16 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
+  const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
               .config = launch_config(config),
               .block = config.num_warps * 32,
+              .cluster = cluster,
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
               .min_blocks_per_sm = blocks_per_sm},
-             std::min<std::int64_t>(units, blocks_per_sm * device.num_sms));
+             std::min<std::int64_t>(units, blocks_per_sm * device.num_sms / cluster) * cluster);
   return plan;
 }
 

@@ -15,6 +15,9 @@ inline unsigned cluster_address(const void* shared, unsigned rank) {
   return shared_address(shared) | (rank + 1) << emulator::cluster_rank_shift;
 }
 inline float cluster_load(unsigned address) { return load_shared<float>(address); }
+inline unsigned cluster_load_word(unsigned address) { return load_shared<unsigned>(address); }
 inline void cluster_mbarrier_arrive(unsigned barrier) { emulator::table->mbarrier_arrive(barrier, 1, 0); }
+
+inline void cluster_mbarrier_wait(Mbarrier& barrier, int parity) { mbarrier_wait(barrier, parity); }
 
 }  // namespace flash_attention::ptx

@@ -45,6 +45,10 @@ inline void tma_multicast_4d(void* shared, const abi::TensorMap& map, Mbarrier& 
                              int x1, int x2, int x3) {
   tma_load(shared, map, barrier, blocks, {x0, x1, x2, x3});
 }
+inline void tma_multicast_5d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, unsigned short blocks, int x0,
+                             int x1, int x2, int x3, int x4) {
+  tma_load(shared, map, barrier, blocks, {x0, x1, x2, x3, x4});
+}
 inline void tma_store_2d(const abi::TensorMap& map, const void* shared, int x0, int x1) {
   tma_store(map, shared, false, {x0, x1});
 }
