@@ -46,6 +46,12 @@ __device__ __forceinline__ void cluster_mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/// mbarrier.arrive, by cluster_address, for a stage that has been read and not written: the arrival alone. To make writes
+/// visible to the other block, cluster_mbarrier_arrive waits for all of memory, which takes longer than a stage's products.
+__device__ __forceinline__ void cluster_mbarrier_arrive_read(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /// mbarrier.try_wait.parity.acquire.cluster in a loop: what other blocks did before they arrived is visible.
 __device__ __forceinline__ void cluster_mbarrier_wait(Mbarrier& barrier, int parity) {
   asm volatile(

@@ -88,27 +88,63 @@ struct WideLoop {
     products.issue_other_chunks(scores);
     publish();
     const auto draw = math.draw(wg.args, tile, key_of(block));
+    constexpr bool by_parts = kind == Visit::interior && !S::modifies_scores && !safe;
     if constexpr (safe) {
       finish_scores();
       products.add_safely(out.O, in_P * S::block_kv, tile, math);
+    } else if constexpr (by_parts) {
+      ptx::path<"forward/sm90 wide plain inner block">();
+      softmax_by_parts(math);
     } else {
-      products.template issue_output<true>(out.O, in_P * S::block_kv, accumulate, math);
+      products.template issue_output<true>(out.O, in_P * S::block_kv, accumulate, math, [](int) {});
       ptx::wgmma_pin(scores);  // they are ready; the end of P V may still run
     }
-    softmax<kind>(math, block);
+    if constexpr (!by_parts) softmax<kind>(math, block);
     math.drop(scores, draw);
     if constexpr (!safe) finish_output();
     products.release_P();
     if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.correct(out.O, correction);
     accumulate = true;
-    keep(math, block);
+    if constexpr (by_parts) {
+      in_P = block;
+    } else {
+      keep(math, block);
+    }
+  }
+
+  /// The output of the block before, and between its stages the softmax of an interior block, which goes to P: tensor cores
+  /// and exponentials work at the same time.
+  __device__ __forceinline__ void softmax_by_parts(const ScoreMath<config>& math) {
+    constexpr int count = S::score_keys / 2, parts = WideProducts<config>::value_stages;
+    RowState& rows = out.rows;
+    float shift[2], sums[2][2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shift[r] = -ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;
+    products.template issue_output<true>(out.O, in_P * S::block_kv, accumulate, math, [&](int n) {
+      if (n == 1) ptx::wgmma_pin(scores);
+      const int begin = (n - 1) * count / parts, end = n == parts - 1 ? count : n * count / parts;
+#pragma unroll
+      for (int i = 0; i < count; i += 2) {
+        if (i < begin || i >= end) continue;
+        const int r = i / 2 % 2;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          scores[i + e] = ptx::exp2(ptx::fma(scores[i + e], math.exponent_scale, shift[r]));
+          sums[r][e] += scores[i + e];
+        }
+        P[i / 8][i / 2 % 4] = ptx::pack<S::type>(scores[i], scores[i + 1]);
+      }
+      ptx::wgmma_pin(P);  // here, not after the last stage
+    });
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.sum[r] += sums[r][0] + sums[r][1];
   }
 
   /// The output of the last block.
   __device__ __forceinline__ void end(const Tile& tile, const ScoreMath<config>& math) {
     publish();
     if constexpr (safe) return products.add_safely(out.O, in_P * S::block_kv, tile, math);
-    products.template issue_output<false>(out.O, in_P * S::block_kv, accumulate, math);
+    products.template issue_output<false>(out.O, in_P * S::block_kv, accumulate, math, [](int) {});
     finish_output();
   }
 

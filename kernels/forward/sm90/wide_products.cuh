@@ -66,7 +66,7 @@ struct WideProducts {
     for (int i = 0; i < count; ++i) {
       wg.release(wg.shared.KV_empty[wg.place.oldest]);
       if (S::cluster > 1 && wg.thread == 0)
-        ptx::cluster_mbarrier_arrive(ptx::cluster_address(&wg.shared.KV_empty[wg.place.oldest], ptx::cluster_rank() ^ 1));
+        ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&wg.shared.KV_empty[wg.place.oldest], ptx::cluster_rank() ^ 1));
       wg.place.oldest = wg.place.oldest + 1 == S::stages ? 0 : wg.place.oldest + 1;
     }
   }
@@ -123,12 +123,14 @@ struct WideProducts {
 
   /// Issues O += P V, or O = P V. Each stage is given back as soon as the next one is issued: what is in flight from L2
   /// bounds this kernel. One stage of V is not given back; one of K is, where scores were issued before.
-  template <bool after_scores>
-  __device__ __forceinline__ void issue_output(OutputTile& O, int kv_begin, bool accumulate,
-                                               const ScoreMath<config>& math) const {
+  /// meanwhile(n) is called when stage n has been issued, from the second on: the scores are complete then.
+  template <bool after_scores, typename Meanwhile>
+  __device__ __forceinline__ void issue_output(OutputTile& O, int kv_begin, bool accumulate, const ScoreMath<config>& math,
+                                               const Meanwhile& meanwhile) const {
 #pragma unroll  // else the compiler could not count what is in flight
     for (int n = 0; n < value_stages; ++n) {
       issue_stage(O, n, next_values(n, kv_begin, math), accumulate || n != 0);
+      if (n > 0) meanwhile(n);
       ptx::wgmma_wait<1>();  // what was issued before
       if (after_scores || n > 0) release_stages(1);
     }

@@ -91,9 +91,9 @@ int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q 
 /// Two blocks with 64 rows each share the keys that they load: where they see them from the first to the last.
 std::string reject_cluster(const Problem& p) {
   const bool from_the_first = p.window_left < 0 && !p.alibi && !p.left_padding && !program_traits(p).score;
-  if (!from_the_first || has_tile_map(p) || p.packed)
-    return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks of tiles and "
-           "packed sequences";
+  if (!from_the_first || has_tile_map(p) || p.mask.present || p.packed)
+    return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks and packed "
+           "sequences";
   return {};
 }
 
@@ -116,7 +116,9 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, cons
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
 Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   if (is_wide(p)) {
-    const int block_q = reject_cluster(p).empty() && p.seq_q >= 256 ? 128 : 64;
+    const std::int64_t row_tiles = (p.seq_q + 63) / 64;
+    const bool in_pairs = row_tiles % 2 == 0 || row_tiles > 8;  // few rows are lost
+    const int block_q = in_pairs && reject_cluster(p).empty() ? 128 : 64;
     return {block_q, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
   }
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
@@ -212,7 +214,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
               .cluster = cluster,
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
               .min_blocks_per_sm = blocks_per_sm},
-             std::min<std::int64_t>(units, blocks_per_sm * device.num_sms / cluster) * cluster);
+             std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster);
   return plan;
 }
 

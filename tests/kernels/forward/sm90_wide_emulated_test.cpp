@@ -32,9 +32,9 @@ void lengths(Case& c, Problem& p) { p.causal = p.key_lengths = true, c.key_lengt
 std::vector<Case> walks_of_wide_heads() {
   return {
       wide("wide_causal", 512, 512, 200, 700, lengths),
-      wide("wide_growing", 512, 512, 130, 700, [](Case& c, Problem& p) { lengths(c, p), c.draw = Draw::growing; }),
+      wide("wide_growing", 512, 512, 250, 700, [](Case& c, Problem& p) { lengths(c, p), c.draw = Draw::growing; }),
       wide("wide_falling", 512, 512, 130, 700, [](Case& c, Problem& p) { lengths(c, p), c.draw = Draw::falling; }),
-      wide("wide_large", 512, 512, 130, 700, [](Case& c, Problem& p) { lengths(c, p), c.draw = Draw::large; }),
+      wide("wide_large", 512, 512, 250, 700, [](Case& c, Problem& p) { lengths(c, p), c.draw = Draw::large; }),
       wide("wide_nan_value", 512, 512, 200, 300,
            [](Case& c, Problem& p) { lengths(c, p), c.key_lengths = {270}, c.nan_value = 230; }),
       wide("wide_nan_key", 512, 512, 200, 300,

@@ -18,6 +18,7 @@ inline float cluster_load(unsigned address) { return load_shared<float>(address)
 inline unsigned cluster_load_word(unsigned address) { return load_shared<unsigned>(address); }
 inline void cluster_mbarrier_arrive(unsigned barrier) { emulator::table->mbarrier_arrive(barrier, 1, 0); }
 
+inline void cluster_mbarrier_arrive_read(unsigned barrier) { cluster_mbarrier_arrive(barrier); }
 inline void cluster_mbarrier_wait(Mbarrier& barrier, int parity) { mbarrier_wait(barrier, parity); }
 
 }  // namespace flash_attention::ptx
