@@ -46,8 +46,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int chunk_bytes = 64 * 2;  // of a row
   const int chunks = (config.head_dim + 63) / 64, chunks_v = (config.head_dim_v + 63) / 64;
   if (forward_sm90_is_wide(config.head_dim, config.head_dim_v)) {
-    const int tiles = 64 * (chunks + 2) * chunk_bytes;  // Q; P, which O passes through, too
-    return {1, 1, tiles + config.num_stages * forward_sm90_wide_stage_bytes + 2048};
+    const int tiles = 64 * (chunks + 4) * chunk_bytes;  // Q; two P, which O passes through, too
+    return {1, 2, tiles + config.num_stages * forward_sm90_wide_stage_bytes + 2048};
   }
   const int kv_bytes = config.num_stages * config.block_kv * (chunks + chunks_v) * chunk_bytes;
   const int q_bytes = config.block_q * chunks * chunk_bytes;

@@ -29,6 +29,7 @@ struct WidePlace {
   PipelineState<stages> next{0};  // the stage of K or V that comes next
   int oldest = 0;                 // the first stage that was not given back
   unsigned num_published = 0;     // blocks of P
+  unsigned num_tiles = 0;         // that had any
   unsigned num_exchanges = 0;     // of row statistics
 };
 

@@ -146,7 +146,7 @@ struct Epilogue {
     for (int i = thread; i < rows * pieces; i += wg_threads) {
       const int row = i / pieces, piece = i - row * pieces;
       const int column = (S::first_chunk(warpgroup) + chunk_begin) * chunk_dim + piece * 8;
-      if (column >= config.head_dim_v) continue;
+      if (column >= config.head_dim_v || (S::wide && chunk_begin + piece / 8 >= S::chunks_v)) continue;
       const unsigned from = ptx::shared_address(shared.O[warpgroup][piece / 8]) + row * 128 + (piece % 8 ^ row % 8) * 16;
       const auto value = ptx::load_shared<ptx::Vector<unsigned, 4>>(from);
       Element* to = out.data + (tile.q_begin + S::row_group(warpgroup) * wg_rows + row) * out.stride + column;

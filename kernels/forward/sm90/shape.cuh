@@ -203,7 +203,7 @@ requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
 
   Element Q[S::q_stages][S::row_groups][S::chunks][wg_rows * chunk_dim];
   Element KV[S::stages][forward_sm90_wide_stage_bytes / 2];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of each half of the keys; O before its store
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of two blocks, each half of the keys; O before its store
 
   ptx::Mbarrier Q_full[S::q_stages][S::row_groups], Q_empty[S::q_stages][S::row_groups];
   ptx::Mbarrier KV_full[S::stages], KV_empty[S::stages];

@@ -28,10 +28,8 @@ struct WideLoop {
   Output<config>& out;
   WideProducts<config> products{wg};
   typename Warpgroup<config>::ScoreTile scores;
-  typename Warpgroup<config>::PackedTile P;
   float correction[2];            // of O, by the block of the scores
   bool accumulate = false;        // O holds something of the tile
-  bool published = false;         // so does shared memory of P
   bool visited_interior = false;  // where masks choose: some block was open
   ListedBlock at;                 // where masks choose: the block of the scores
   int in_P = 0;                   // the block that is in P
@@ -78,6 +76,7 @@ struct WideLoop {
     softmax_edge(math, block, at.tested());
     visited_interior = S::listed && !at.tested();
     math.drop(scores, math.draw(wg.args, tile, key_of(block)));
+    products.begin_P();
     keep(math, block);
   }
 
@@ -86,7 +85,7 @@ struct WideLoop {
   __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block) {
     block = issue_first_chunk(block);
     products.issue_other_chunks(scores);
-    publish();
+    products.wait_for_P();
     const auto draw = math.draw(wg.args, tile, key_of(block));
     constexpr bool by_parts = kind == Visit::interior && !S::modifies_scores && !safe;
     if constexpr (safe) {
@@ -102,10 +101,10 @@ struct WideLoop {
     if constexpr (!by_parts) softmax<kind>(math, block);
     math.drop(scores, draw);
     if constexpr (!safe) finish_output();
-    products.release_P();
     if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.correct(out.O, correction);
     accumulate = true;
     if constexpr (by_parts) {
+      products.publish_P();
       in_P = block;
     } else {
       keep(math, block);
@@ -115,26 +114,30 @@ struct WideLoop {
   /// The output of the block before, and between its stages the softmax of an interior block, which goes to P: tensor cores
   /// and exponentials work at the same time.
   __device__ __forceinline__ void softmax_by_parts(const ScoreMath<config>& math) {
-    constexpr int count = S::score_keys / 2, parts = WideProducts<config>::value_stages;
+    constexpr int steps = S::score_keys / 16, stages = WideProducts<config>::value_stages;
     RowState& rows = out.rows;
     float shift[2], sums[2][2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) shift[r] = -ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;
     products.template issue_output<true>(out.O, in_P * S::block_kv, accumulate, math, [&](int n) {
       if (n == 1) ptx::wgmma_pin(scores);
-      const int begin = (n - 1) * count / parts, end = n == parts - 1 ? count : n * count / parts;
 #pragma unroll
-      for (int i = 0; i < count; i += 2) {
-        if (i < begin || i >= end) continue;
-        const int r = i / 2 % 2;
+      for (int step = 0; step < steps; ++step) {
+        if (1 + step * (stages - 1) / steps != n) continue;
+        unsigned of_step[4];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          scores[i + e] = ptx::exp2(ptx::fma(scores[i + e], math.exponent_scale, shift[r]));
-          sums[r][e] += scores[i + e];
+        for (int i = 0; i < 8; i += 2) {
+          const int r = i / 2 % 2;
+          float p[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            p[e] = ptx::exp2(ptx::fma(scores[8 * step + i + e], math.exponent_scale, shift[r]));
+            sums[r][e] += p[e];
+          }
+          of_step[i / 2] = ptx::pack<S::type>(p[0], p[1]);
         }
-        P[i / 8][i / 2 % 4] = ptx::pack<S::type>(scores[i], scores[i + 1]);
+        products.store_P(step, of_step);
       }
-      ptx::wgmma_pin(P);  // here, not after the last stage
     });
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += sums[r][0] + sums[r][1];
@@ -142,7 +145,7 @@ struct WideLoop {
 
   /// The output of the last block.
   __device__ __forceinline__ void end(const Tile& tile, const ScoreMath<config>& math) {
-    publish();
+    products.wait_for_P();
     if constexpr (safe) return products.add_safely(out.O, in_P * S::block_kv, tile, math);
     products.template issue_output<false>(out.O, in_P * S::block_kv, accumulate, math, [](int) {});
     finish_output();
@@ -184,14 +187,13 @@ struct WideLoop {
     return block;
   }
 
-  __device__ __forceinline__ void publish() {
-    products.publish(P, !published);
-    published = true;
-  }
-
   /// Scores become P.
   __device__ __forceinline__ void keep(const ScoreMath<config>& math, int block) {
+    typename Warpgroup<config>::PackedTile P;
     math.pack(scores, P);
+#pragma unroll
+    for (int step = 0; step < S::score_keys / 16; ++step) products.store_P(step, P[step]);
+    products.publish_P();
     in_P = block;
   }
 

@@ -96,30 +96,33 @@ struct WideProducts {
     }
   }
 
-  /// P of this warpgroup's keys to shared memory, where both read it; returns when that of the other is ready, too. Before
-  /// a tile's first P, O of the last tile must have left its place.
-  __device__ __forceinline__ void publish(const PackedTile& P, bool is_first) const {
-    const auto thread = static_cast<unsigned>(ptx::registers_fresh(wg.thread));
-    const int phase = wg.place.num_published++ % 2;
-    if (is_first && thread == 0) {
+  /// Before a tile's first P, O of the last tile must have left its place.
+  __device__ __forceinline__ void begin_P() const {
+    if (wg.thread == 0) {
       ptx::bulk_wait_read<0>();
       ptx::mbarrier_arrive(wg.shared.P_empty);
     }
-    ptx::mbarrier_wait(wg.shared.P_empty, phase);  // no product of either warpgroup reads the last P
+    ptx::mbarrier_wait(wg.shared.P_empty, wg.place.num_tiles++ % 2);
+  }
+  /// 16 keys of P to shared memory, where both warpgroups read it. There are two places in turn: who has seen P of the block
+  /// before knows that both are done with the one before that.
+  __device__ __forceinline__ void store_P(int step, const unsigned (&of_step)[4]) const {
+    const auto thread = static_cast<unsigned>(ptx::registers_fresh(wg.thread));
     const unsigned row = thread / 32 * 16 + thread % 16;
     const unsigned place = row * 128 + (thread / 16 % 2 ^ row % 8) * 16;
-    auto* to = reinterpret_cast<unsigned char*>(wg.shared.O[wg.warpgroup][0]);
-#pragma unroll
-    for (int step = 0; step < S::score_keys / 16; ++step) {
-      ptx::stmatrix_x4(to + (place ^ step * 32), P[step][0], P[step][1], P[step][2], P[step][3]);
-    }
+    auto* to = reinterpret_cast<unsigned char*>(wg.shared.O[wg.place.num_published % 2][wg.warpgroup]);
+    ptx::stmatrix_x4(to + (place ^ step * 32), of_step[0], of_step[1], of_step[2], of_step[3]);
+  }
+  /// This warpgroup's part of P is complete, and so are its products with the last one.
+  __device__ __forceinline__ void publish_P() const {
     ptx::fence_async_shared();  // P before the products' reads
     __syncwarp();               // that of the whole warp
-    if (thread % 32 == 0) ptx::mbarrier_arrive(wg.shared.P_full);
-    ptx::mbarrier_wait(wg.shared.P_full, phase);  // P of all warps is ready
+    if (ptx::registers_fresh(wg.thread) % 32 == 0) ptx::mbarrier_arrive(wg.shared.P_full);
+    ++wg.place.num_published;
   }
-  /// This warpgroup's products have read P.
-  __device__ __forceinline__ void release_P() const { wg.release(wg.shared.P_empty); }
+  __device__ __forceinline__ void wait_for_P() const {
+    ptx::mbarrier_wait(wg.shared.P_full, (wg.place.num_published - 1) % 2);  // that of all warps is complete
+  }
 
   /// Issues O += P V, or O = P V. Each stage is given back as soon as the next one is issued: what is in flight from L2
   /// bounds this kernel. One stage of V is not given back; one of K is, where scores were issued before.
@@ -163,7 +166,7 @@ struct WideProducts {
   /// The products of the n-th stage of V.
   __device__ __forceinline__ void issue_stage(OutputTile& O, int n, const typename S::Element* values,
                                               bool accumulate) const {
-    const Descriptor P(ptx::wgmma_descriptor(wg.shared.O, 0, 1024));
+    const Descriptor P(ptx::wgmma_descriptor(wg.shared.O[(wg.place.num_published - 1) % 2], 0, 1024));
     const Descriptor V(ptx::wgmma_descriptor(values, S::value_rows * 128, 1024));
     ptx::wgmma_fence();  // O has been written by ordinary instructions
 #pragma unroll
