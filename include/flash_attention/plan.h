@@ -65,7 +65,7 @@ struct Candidate {
 };
 
 /// The tensor maps (TMA descriptors) that a kernel's launches take.
-enum class TensorMapSet : std::uint8_t { none, forward_sm90, forward_sm90_fp8, decode_sm90, backward_sm90 };
+enum class TensorMapSet : std::uint8_t { none, forward_sm90, forward_sm90_fp8, decode_sm90, backward_sm90, decode_mla };
 
 /// What a CPU kernel is told besides its tile.
 struct CpuChoices {

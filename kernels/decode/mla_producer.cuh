@@ -2,6 +2,7 @@
 
 #include "decode/mla_codes.cuh"
 #include "ptx/async.cuh"
+#include "ptx/tma.cuh"
 
 // The warpgroup of decode/mla_sm90 that loads: latent keys through the page table, by cp.async, 16 bytes a lane. A stage is
 // filled in three parts, each with a separate barrier, so that products begin before all of it has landed, and a part
@@ -11,8 +12,14 @@
 // without being read.
 //
 // A lane looks up the pages of two rows of the next KV block while the copies of the present one are in flight.
+//
+// Where pages are multiples of KV blocks (config.producer_warp), one lane asks TMA for a part whose keys are all seen.
 
 namespace flash_attention::mla {
+
+/// Slots of AttentionArgs::maps: the values, [64, rows, 8, heads, batch or pages] in boxes of 4 panels of a KV block, and
+/// the key's own columns, [64, rows, heads, batch or pages].
+enum Map : int { map_values = 0, map_own = 1 };
 
 template <ForwardConfig config>
 struct Producer {
@@ -43,6 +50,32 @@ struct Producer {
         page_row[half] = j % args.page_size;
       }
     }
+  }
+
+  /// Whether some row of the item sees each key of the tile.
+  __device__ __forceinline__ static bool sees_all(const decode::Cursor<config>& now) {
+    const int begin = now.tile * mla_block_kv;
+    return begin >= now.item.seen.begin && begin + mla_block_kv <= now.item.seen.end;
+  }
+
+  /// This warp's parts of a stage, by TMA, which signals by itself.
+  __device__ __forceinline__ void load_boxes(const decode::Cursor<config>& now, int stage, int half, int room) const {
+    const int start = features.packed && !features.paged ? static_cast<int>(args.cu_seqlens_kv[now.item.batch_idx]) : 0;
+    const int row = features.paged ? page_row[0] : start + now.tile * mla_block_kv;  // those of lane 0 are the first key's
+    const int batch = features.paged ? page[0] : features.packed ? 0 : now.item.batch_idx;
+    if (lane == 0) {
+      ptx::path<"decode/mla_sm90 boxes">();
+      ptx::mbarrier_arrive_expect_tx(shared.full[stage][half], panels_of_half * StageTile::panel_bytes);
+      ptx::tma_load_5d(shared.stage[stage].bytes + half * panels_of_half * StageTile::panel_bytes, args.maps[map_values],
+                       shared.full[stage][half], 0, row, half * panels_of_half, now.item.kv_head_idx, batch);
+      if (half == 1) {
+        ptx::mbarrier_wait(shared.empty[stage][0], room);  // P was there
+        ptx::mbarrier_arrive_expect_tx(shared.full[stage][2], StageTile::panel_bytes);
+        ptx::tma_load_4d(shared.stage[stage].bytes + value_panels * StageTile::panel_bytes, args.maps[map_own],
+                         shared.full[stage][2], 0, row, now.item.kv_head_idx, batch);
+      }
+    }
+    __syncwarp();  // no lane goes on before the other warpgroup's stage is known to be empty
   }
 
   __device__ __forceinline__ unsigned part_smem(int stage, int first_panel) const {
@@ -107,7 +140,10 @@ struct Producer {
     for (int n = stage; n < count; n += mla_stages) {
       const int room = n / mla_stages % 2 ^ 1;
       ptx::mbarrier_wait(shared.empty[stage][half], room);
-      if (half == 0) {
+      const bool in_boxes = config.producer_warp && sees_all(cursor);
+      if (in_boxes) {
+        load_boxes(cursor, stage, half, room);
+      } else if (half == 0) {
         copy<0, panels_of_half>(cursor, args.V, stage, 0);
       } else {
         copy<panels_of_half, panels_of_half>(cursor, args.V, stage, panels_of_half * 64);
@@ -116,6 +152,7 @@ struct Producer {
       }
       for (int step = 1; step <= mla_stages && n + step < count; ++step) cursor.next(args);
       if (n + mla_stages < count) look_up(cursor);
+      if (in_boxes) continue;
       if (half == 0) {
         ptx::copy_async_wait<0>();
         signal<0, panels_of_half>(stage, 0);

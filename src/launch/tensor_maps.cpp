@@ -5,6 +5,7 @@
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
 #include "abi/wide_stage.h"
+#include "plan/families/decode.h"
 #include "plan/families/sm90.h"
 #include "plan/workspace.h"
 
@@ -147,6 +148,16 @@ TensorMaps decode_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   return maps;
 }
 
+/// Slots: Map in kernels/decode/mla_producer.cuh.
+TensorMaps mla_maps(const Problem& p, const Plan& plan, const Buffers& b) {
+  TensorMaps maps;
+  if (!plan::mla_takes_boxes(p)) return maps;
+  const int chunks = static_cast<int>(p.head_dim_v) / 64;
+  maps.add(chunks_map(0, key_tensor(p, b.v, p.v_strides, p.head_dim_v), plan.block_kv, chunks / 2));
+  maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim - p.head_dim_v), plan.block_kv));
+  return maps;
+}
+
 /// Slots: Map in kernels/backward/sm90/shape.cuh.
 TensorMaps backward_maps(const Problem& p, const Buffers& b) {
   const RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim), k = key_tensor(p, b.k, p.k_strides, p.head_dim),
@@ -174,6 +185,8 @@ TensorMaps tensor_maps(const Problem& p, const Plan& plan, const Buffers& b, con
       return fp8_maps(p, plan, b, workspace);
     case TensorMapSet::decode_sm90:
       return decode_maps(p, plan, b);
+    case TensorMapSet::decode_mla:
+      return mla_maps(p, plan, b);
     case TensorMapSet::backward_sm90:
       return backward_maps(p, b);
     case TensorMapSet::none:

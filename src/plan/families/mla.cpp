@@ -7,6 +7,7 @@
 #include "abi/decode.h"
 #include "plan/families/decode.h"
 #include "plan/families/portable.h"
+#include "plan/families/sm90.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
@@ -32,6 +33,7 @@ abi::ForwardConfig configure(const Problem& problem, const DeviceInfo& device) {
           .num_warps = 8,
           .num_stages = abi::mla_stages,
           .group = static_cast<int>(problem.heads_q / problem.heads_kv),
+          .producer_warp = mla_takes_boxes(problem),
           .row_grid = rows_side_by_side(problem, device) > 1};
 }
 
@@ -80,6 +82,11 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device) {
 
 }  // namespace
 
+bool mla_takes_boxes(const Problem& problem) {
+  return *problem.kv_dtype == problem.dtype && problem.page_size % abi::mla_block_kv == 0 &&
+         reject_tma_cache(problem).empty();
+}
+
 std::span<const KernelEntry> mla_kernels() {
   static const std::array<KernelEntry, 1> rows{KernelEntry{
       .name = "decode/mla_sm90",
@@ -91,6 +98,7 @@ std::span<const KernelEntry> mla_kernels() {
       .left_padding = true,
       .narrow_keys = true,
       .latent = true,
+      .tensor_maps = TensorMapSet::decode_mla,
       .reject = reject,
       .lay_out = lay_out}};
   return rows;
