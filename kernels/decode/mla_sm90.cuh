@@ -214,12 +214,13 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   __syncthreads();  // all threads see the barriers and the run
   if (shared.run.begin == shared.run.end) return;
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
-  constexpr bool narrow = is_narrow(key_type(config.features));  // codes are held while they become elements
+  // Codes are held while they become elements, and coordinates of boxes.
+  constexpr bool large = is_narrow(key_type(config.features)) || config.producer_warp;
   if (warpgroup == 2) {
-    ptx::registers_decrease<narrow ? 72 : 56>();
+    ptx::registers_decrease<large ? 72 : 56>();
     Producer<config>{args, shared}.run();
   } else {
-    ptx::registers_increase<narrow ? 216 : 224>();
+    ptx::registers_increase<large ? 216 : 224>();
     Attend<config>(args, shared).work();
   }
 }
