@@ -214,8 +214,9 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   __syncthreads();  // all threads see the barriers and the run
   if (shared.run.begin == shared.run.end) return;
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
-  // Codes are held while they become elements, and coordinates of boxes.
-  constexpr bool large = is_narrow(key_type(config.features)) || config.producer_warp;
+  // Codes are held while they become elements, and coordinates of boxes where options leave registers for them.
+  constexpr bool large =
+      is_narrow(key_type(config.features)) || (config.producer_warp && tile::Score<config.features>::linear);
   if (warpgroup == 2) {
     ptx::registers_decrease<large ? 72 : 56>();
     Producer<config>{args, shared}.run();
