@@ -55,9 +55,9 @@ struct Attend : Scoring<config> {
     return Descriptor(ptx::wgmma_descriptor(V, panel, 1024));
   }
 
-  /// Few KV blocks raise a maximum.
+  /// Few KV blocks raise a maximum. To see that takes a register, which options do not leave.
   __device__ __forceinline__ void shrink_output(const float (&shrink)[2]) {
-    if (!ptx::any(shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+    if (config.producer_warp && !ptx::any(shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) O[i] *= shrink[i / 2 % 2];
   }
@@ -214,9 +214,8 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   __syncthreads();  // all threads see the barriers and the run
   if (shared.run.begin == shared.run.end) return;
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
-  // Codes are held while they become elements, and coordinates of boxes where options leave registers for them.
-  constexpr bool large =
-      is_narrow(key_type(config.features)) || (config.producer_warp && tile::Score<config.features>::linear);
+  // Codes are held while they become elements, and coordinates of boxes.
+  constexpr bool large = is_narrow(key_type(config.features)) || config.producer_warp;
   if (warpgroup == 2) {
     ptx::registers_decrease<large ? 72 : 56>();
     Producer<config>{args, shared}.run();

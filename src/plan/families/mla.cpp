@@ -83,7 +83,9 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device) {
 }  // namespace
 
 bool mla_takes_boxes(const Problem& problem) {
-  return *problem.kv_dtype == problem.dtype && problem.page_size % abi::mla_block_kv == 0 &&
+  const bool options =  // that need registers
+      problem.softcap != 0 || problem.alibi || problem.bias.present || problem.mask.present;
+  return !options && *problem.kv_dtype == problem.dtype && problem.page_size % abi::mla_block_kv == 0 &&
          reject_tma_cache(problem).empty();
 }
 

@@ -147,6 +147,61 @@ inline WrapperCases wgmma_cases() {
   return cases;
 }
 
+/// Each block of a pair loads one of two chunks of rows for both, three times.
+inline WrapperCase multicast_of_chunks() {
+  const BoxCase b{"", 5, {64, 24, 2, 1, 1}, {64, 8, 1, 1, 1}, {0, 0, 0, 0, 0}, 128};
+  std::vector<std::uint16_t> tensor(64 * 48), expected;
+  for (std::size_t i = 0; i < tensor.size(); ++i) tensor[i] = static_cast<std::uint16_t>(i * 3 + 1);
+  for (int block = 0; block < 2; ++block) {
+    for (int row = 0; row < 48; ++row) {
+      const int round = row / 16, chunk = row / 8 % 2, of_tensor = chunk * 24 + round * 8 + row % 8;
+      for (int byte = 0; byte < 128; byte += 2)
+        expected.push_back(tensor[static_cast<std::size_t>(of_tensor * 64 + (byte ^ (row % 8) << 4) / 2)]);
+    }
+  }
+  return {.name = "tma_multicast_chunks",
+          .headers = {"cluster", "tma"},
+          .storage = "  alignas(1024) unsigned char box[16 * 128];\n  ptx::Mbarrier full, empty;",
+          .body = "  const unsigned rank = ptx::cluster_rank();\n"
+                  "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init(shared.empty, 2);\n"
+                  "    ptx::mbarrier_init_fence();\n  }\n  ptx::cluster_arrive();\n  ptx::cluster_wait();\n"
+                  "  for (int round = 0; round < 3; ++round) {\n"
+                  "    if (thread == 0) {\n      ptx::mbarrier_wait(shared.empty, (round & 1) ^ 1);\n"
+                  "      ptx::mbarrier_arrive_expect_tx(shared.full, 2048);\n"
+                  "      ptx::tma_multicast_5d(shared.box + rank * 1024, args.maps[0], shared.full, 3, 0, round * 8, rank, 0, "
+                  "0);\n    }\n"
+                  "    ptx::mbarrier_wait(shared.full, round & 1);\n"
+                  "    for (int i = thread; i < 2048; i += 64) output[(blockIdx.x * 3 + round) * 2048 + i] = shared.box[i];\n"
+                  "    __syncthreads();\n"
+                  "    if (thread < 2) ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&shared.empty, thread));\n  }\n"
+                  "  ptx::cluster_arrive();\n  ptx::cluster_wait();",
+          .arch = 90,
+          .shape = {.grid = {2, 1, 1}, .block = 64, .cluster = 2},
+          .input = bytes_of(tensor),
+          .expected = bytes_of(expected),
+          .maps = {map_of(b, false)}};
+}
+
+/// Two blocks tell each other a word, and neither ends before the other has read it.
+inline WrapperCase words_of_other_block() {
+  return {.name = "cluster_words",
+          .headers = {"cluster", "shared"},
+          .storage = "  unsigned word;\n  ptx::Mbarrier met;",
+          .body = "  const unsigned rank = ptx::cluster_rank();\n"
+                  "  if (thread == 0) {\n    ptx::mbarrier_init(shared.met, 2);\n    ptx::mbarrier_init_fence();\n  }\n"
+                  "  ptx::cluster_arrive();\n  ptx::cluster_wait();\n"
+                  "  if (thread == 0) {\n"
+                  "    ptx::store_shared(ptx::shared_address(&shared.word), 1000u * rank + 7);\n"
+                  "    for (unsigned r = 0; r < 2; ++r) ptx::cluster_mbarrier_arrive(ptx::cluster_address(&shared.met, r));\n"
+                  "    ptx::cluster_mbarrier_wait(shared.met, 0);\n"
+                  "    ((unsigned*)output)[rank] = ptx::cluster_load_word(ptx::cluster_address(&shared.word, rank ^ 1));\n"
+                  "    for (unsigned r = 0; r < 2; ++r) ptx::cluster_mbarrier_arrive(ptx::cluster_address(&shared.met, r));\n"
+                  "    ptx::cluster_mbarrier_wait(shared.met, 1);\n  }",
+          .arch = 90,
+          .shape = {.grid = {2, 1, 1}, .block = 64, .cluster = 2},
+          .expected = bytes_of(std::vector<unsigned>{1007, 7})};
+}
+
 inline WrapperCases cluster_cases() {
   WrapperCases cases;
   std::vector<float> peers;
@@ -198,6 +253,8 @@ inline WrapperCases cluster_cases() {
        .input = bytes_of(tensor),
        .expected = bytes_of(expected),
        .maps = {map_of(b, false)}});
+  cases.push_back(multicast_of_chunks());
+  cases.push_back(words_of_other_block());
   return cases;
 }
 
