@@ -86,6 +86,10 @@ const Narrow hidden_scores{[](Domain domain) {
 
 /// The same above 256, where warpgroups share columns.
 const Narrow plain_wide{[](Domain domain) { return plain(domain, "264..504"); }};
+/// And an option between its products.
+const Narrow wide_soft_cap{[](Domain domain) {
+  return plain(domain, "264..504").only(softcap, {"wide"}).only(inputs, {"normal", "growing"});
+}};
 const Narrow wide_blocks{[](Domain domain) {
   domain = plain(domain, "264..504").only(block_mask, {"on"}).only(window, {"none"});
   return domain.only(key_lengths, {"on"}).only(inputs, {"normal", "nan_value"});  // V holds NaN behind them, too
@@ -233,7 +237,8 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"forward/tf32", 1, {plain_64, soft_cap}}, Part{"backward/tf32", 1, {plain_64, plain_128}},
         Part{"forward/sm90",
              3,
-             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_blocks}},
+             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_soft_cap,
+              wide_blocks}},
         Part{"decode/sm80", 2, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages}}, Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},
         Part{"forward/sm90_fp8", 1, {narrow_plain, narrow_packed}}, Part{"backward/portable", 2, {plain_64}},

@@ -64,5 +64,43 @@ TEST(Maps, EveryTensorHasItsOwnSizesAndStrides) {
   }
 }
 
+/// V of wide heads and what gradients read by rows: a box has all chunks of 64 columns, or the half that a block of a
+/// cluster loads; where a chunk is cut off, one.
+TEST(Maps, WideHeadsHaveAllChunksInABox) {
+  struct Wide {
+    std::int64_t dim_v;
+    const char* tile;
+    int rank;
+    std::uint64_t chunks;       // of the tensor
+    std::uint32_t rows, boxed;  // of a box; with rank 4 its third dimension is the head
+  };
+  const DeviceInfo gpu{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 232448};
+  const Buffers b{.v = reinterpret_cast<void*>(0x300)};
+  for (const Wide& w : {Wide{512, "@64x128", 5, 8, 16, 8}, Wide{512, "@128x128", 5, 8, 16, 4}, Wide{320, "@64x128", 5, 5, 16, 6},
+                        Wide{192, "@128x128", 5, 3, 32, 2}, Wide{328, "@64x128", 4, 3, 16, 1}}) {
+    const Problem p = api::normalise({.batch = 2,
+                                      .seq_q = 256,
+                                      .seq_kv = 500,
+                                      .heads_q = 3,
+                                      .heads_kv = 3,
+                                      .head_dim = 512,
+                                      .head_dim_v = w.dim_v,
+                                      .dtype = Dtype::bfloat16},
+                                     Pass::forward);
+    const Plan plan = make_plan(p, Pass::forward, gpu, std::string("forward/sm90") + w.tile);
+    const launch::TensorMapSpec v = launch::tensor_maps(p, plan, b, nullptr).specs[2];
+    EXPECT_EQ(v.rank, w.rank) << w.dim_v;
+    EXPECT_EQ(v.sizes[2], w.chunks) << w.dim_v;  // with rank 4: heads
+    EXPECT_EQ(v.box[1], w.rows) << w.dim_v;
+    EXPECT_EQ(v.box[2], w.boxed) << w.dim_v;
+    if (v.rank == 4) continue;
+    EXPECT_EQ(v.sizes[0], 64u);
+    const std::uint64_t strides[4] = {static_cast<std::uint64_t>(2 * p.v_strides.seq), 128,
+                                      static_cast<std::uint64_t>(2 * p.v_strides.head),
+                                      static_cast<std::uint64_t>(2 * p.v_strides.batch)};
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(v.strides_bytes[i], strides[i]) << w.dim_v << " " << i;
+  }
+}
+
 }  // namespace
 }  // namespace flash_attention

@@ -67,5 +67,31 @@ TEST(Tile, IsRefusedByNameWhereItDoesNotFit) {
   EXPECT_TRUE(has(refusal(masked, Pass::forward, 80, "forward/sm80@64x96"), "blocks of 64 keys"));
 }
 
+/// Heads wider than 256: two blocks share the keys they load where both see them from the first on and few rows are lost.
+TEST(Tile, OfWideHeadsIsAPairOfBlocksWhereTheyShareKeys) {
+  struct Choice {
+    const char* name;
+    void (*change)(Problem&);
+    int block_q;
+  };
+  for (const Choice& choice : {Choice{"full", [](Problem&) {}, 128}, Choice{"causal", [](Problem& p) { p.causal = true; }, 128},
+                               Choice{"alibi", [](Problem& p) { p.alibi = true; }, 64},
+                               Choice{"window", [](Problem& p) { p.window_left = 100; }, 64},
+                               Choice{"mask", [](Problem& p) { p.mask.present = true; }, 64},
+                               Choice{"packed", [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 2000; }, 64},
+                               Choice{"three tiles", [](Problem& p) { p.seq_q = 192; }, 64},
+                               Choice{"one tile", [](Problem& p) { p.seq_q = 64; }, 64}}) {
+    Problem problem = plain(512);
+    choice.change(problem);
+    const Plan plan = make_plan(problem, Pass::forward, typical_gpu(90), "forward/sm90");
+    EXPECT_EQ(plan.block_q, choice.block_q) << choice.name;
+    EXPECT_EQ(plan.launches.back().cluster, choice.block_q / 64) << choice.name;
+    EXPECT_EQ(plan.launches.back().grid[0] % plan.launches.back().cluster, 0) << choice.name;
+  }
+  Problem problem = plain(512);
+  problem.alibi = true;
+  EXPECT_NE(refusal(problem, Pass::forward, 90, "forward/sm90@128x128").find("two blocks share the keys"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace flash_attention::testing
