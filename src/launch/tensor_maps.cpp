@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "abi/backward_sm90.h"
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
 #include "abi/wide_stage.h"
@@ -169,9 +170,9 @@ TensorMaps backward_maps(const Problem& p, const Buffers& b) {
   maps.add(rows_map(2, v, warpgroup_rows));
   maps.add(rows_map(3, dout, warpgroup_rows));
   if (!abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v))) return maps;
-  maps.add(wide_map(4, q));
-  maps.add(wide_map(5, k));
-  maps.add(wide_map(6, dout));
+  maps.add(wide_map(4, q, abi::backward_sm90_columns_cluster));
+  maps.add(wide_map(5, k, abi::backward_sm90_columns_cluster));
+  maps.add(wide_map(6, dout, abi::backward_sm90_columns_cluster));
   return maps;
 }
 

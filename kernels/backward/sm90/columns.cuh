@@ -29,10 +29,7 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
   using typename Base::C, typename Base::S, typename Base::Math, typename Base::Statistics;
 
   __device__ __forceinline__ void run() {
-    using Task = ColumnsTask<config, gradient>;
-    shared.queue.follow(Task::order(args).count(), [&](int n) {
-      Task task;
-      if (!task.find(args, n)) return;
+    ColumnsTask<config, gradient>::for_each(args, [&](const auto& task) {
       auto& kept = shared.tasks[warpgroup];  // in shared memory: registers are short
       if (thread == 0) kept = task;
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // all may read it
@@ -130,15 +127,13 @@ __device__ __forceinline__ void make_columns(const AttentionArgs& args) {
     ptx::mbarrier_init(shared.X_full, 1);
     ptx::mbarrier_init(shared.X_empty, columns_warpgroups);
     for (auto& barrier : shared.full) ptx::mbarrier_init(barrier, 1);
-    for (auto& barrier : shared.empty) ptx::mbarrier_init(barrier, columns_warpgroups);
-    shared.queue.init(columns_warpgroups * wg_threads);
+    for (auto& barrier : shared.empty) ptx::mbarrier_init(barrier, columns_cluster * columns_warpgroups);
     ptx::mbarrier_init(shared.W_full, columns_warpgroups * wg_threads / 32);
     ptx::mbarrier_init(shared.W_empty, columns_warpgroups);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
   }
-  if (gradient == Gradient::dV && blockIdx.x == 0 && threadIdx.x == 0)
-    workspace<unsigned>(args, Region::tasks)[counter_dK] = 0;  // of the next launch
-  __syncthreads();                                             // everyone sees the barriers
+  ptx::cluster_arrive();
+  ptx::cluster_wait();  // everyone sees the barriers of both blocks
 
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
@@ -148,6 +143,9 @@ __device__ __forceinline__ void make_columns(const AttentionArgs& args) {
     ptx::registers_increase<240>();
     ColumnsConsumer<config, gradient>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
+  __syncwarp();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();  // no block ends before the other has told it of its last stage
 }
 
 }  // namespace backward_sm90

@@ -34,6 +34,8 @@ struct ColumnsProducts {
   }
   __device__ __forceinline__ void release_stage() {
     release(shared.empty[oldest.stage]);
+    if (thread == 0)
+      ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&shared.empty[oldest.stage], ptx::cluster_rank() ^ 1));
     oldest.advance();
   }
 

@@ -6,6 +6,7 @@
 #include "backward/sm90/producer.cuh"
 #include "backward/sm90/scores.cuh"
 #include "backward/sm90/tile_scheduler.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -13,13 +14,14 @@ namespace flash_attention::backward_sm90 {
 enum class Gradient : int { dQ, dK, dV };
 
 constexpr int columns_warpgroups = 2;
+constexpr int columns_cluster = abi::backward_sm90_columns_cluster;
+constexpr unsigned short both_blocks = 3;  // of a cluster
 
 template <BackwardConfig config, Gradient gradient>
 struct Columns {
   static constexpr bool of_queries = gradient == Gradient::dQ;  // the rows of the gradient
   static constexpr Rows rows = of_queries ? Rows::queries : Rows::keys;
   static constexpr bool has_dP = gradient != Gradient::dV;
-  static constexpr Counter counter = of_queries ? counter_queries : has_dP ? counter_dK : counter_keys;
   static constexpr int dim = gradient == Gradient::dV ? config.head_dim_v : config.head_dim;
   static constexpr int chunks = tile::ceil_div(dim, 2 * chunk_dim);  // of a warpgroup's columns
   static constexpr int width = chunks * chunk_dim;
@@ -58,32 +60,46 @@ struct ColumnsTask {
         .from(begin);
   }
 
-  __device__ __forceinline__ static TaskOrder order(const AttentionArgs& args) {
-    const int fresh = ptx::registers_fresh(0);  // nothing of this is kept from task to task
-    return TaskOrder::make<config>(tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, tile_rows),
-                                   heads(args) * args.batch + fresh,
-                                   C::of_queries ? args.seq_kv + fresh : args.seq_q * args.group + fresh);
-  }
-  __device__ __forceinline__ static int heads(const AttentionArgs& args) {
-    return C::of_queries ? args.heads_q : args.heads_kv;
-  }
-
-  /// Makes this the n-th task. Returns whether there are such rows.
-  __device__ __forceinline__ bool find(const AttentionArgs& args, int n) {
-    const TaskOrder tasks = order(args);
-    const auto place = tasks[n];
-    sequence = tile::make_sequence<config.features>(args, place.head / heads(args));
-    head_idx = place.head % heads(args);
-    begin = (C::of_queries ? tasks.num_tiles - 1 - place.tile : place.tile) * tile_rows;
-    if (begin >= (C::of_queries ? sequence.rows_q : sequence.rows_kv)) return false;
+  /// Tiles of both blocks of a cluster, `tile` of a head's, of which this task is one. Returns whether there are such rows.
+  __device__ __forceinline__ bool find(const AttentionArgs& args, int head, int tile) {
+    const int heads = C::of_queries ? args.heads_q : args.heads_kv;
+    constexpr int rows = columns_cluster * tile_rows;
+    const int first = tile * rows;
+    sequence = tile::make_sequence<config.features>(args, head / heads);
+    head_idx = head % heads;
+    if (first >= (C::of_queries ? sequence.rows_q : sequence.rows_kv)) return false;
+    begin = first + static_cast<int>(ptx::cluster_rank()) * tile_rows;
     const tile::Score<config.features> score(args, sequence, C::of_queries ? head_idx : head_idx * args.group);
     if constexpr (C::of_queries) {
-      tiles = score.template key_tiles<tile_rows, tile_rows>(begin);
+      tiles = score.template key_tiles<rows, tile_rows>(first);
     } else {
-      tiles = score.template query_tiles<tile_rows, tile_rows>(begin);
+      tiles = score.template query_tiles<tile_rows, rows>(first);
     }
     num_steps = tile::max(tiles.end - tiles.begin, 0) * (C::of_queries ? 1 : args.group);
     return true;
+  }
+
+  /// use(task) for each task of this block. Under a mask that makes them uneven a long and a short one are a unit.
+  template <typename Use>
+  __device__ __forceinline__ static void for_each(const AttentionArgs& args, Use use) {
+    constexpr bool in_pairs = config.features.window_right || config.features.window_left;
+#pragma unroll 1
+    for (int n = static_cast<int>(blockIdx.x) / columns_cluster;; n += static_cast<int>(gridDim.x) / columns_cluster) {
+      const int fresh = ptx::registers_fresh(0);  // nothing of this is kept from task to task
+      const int heads = (C::of_queries ? args.heads_q : args.heads_kv) * args.batch + fresh;
+      const int tiles =
+          tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, columns_cluster * tile_rows);
+      const int units = in_pairs ? tile::ceil_div(tiles, 2) : tiles;
+      if (n >= units * heads) break;
+      const int head = n / units, place = n - head * units, opposite = tiles - 1 - place;
+      const int last = in_pairs && opposite != place ? opposite : place;
+#pragma unroll 1
+      for (int tile = place;; tile = last) {
+        ColumnsTask task;
+        if (task.find(args, head, tile)) use(task);
+        if (tile == last) break;
+      }
+    }
   }
 };
 
@@ -98,7 +114,6 @@ struct alignas(1024) ColumnsStorage {
   Chunk W[columns_warpgroups];
   float statistics[columns_warpgroups][2][tile_rows];       // lse2 and delta of a step's queries
   ColumnsTask<config, gradient> tasks[columns_warpgroups];  // of each warpgroup
-  TaskQueue queue;
   ptx::Mbarrier X_full, X_empty, full[S::stages], empty[S::stages], W_full, W_empty;
 };
 
@@ -110,13 +125,13 @@ struct ColumnsLoader {
 
   const AttentionArgs& args;
   ColumnsStorage<config, gradient>& shared;
+  const int rank = static_cast<int>(ptx::cluster_rank());
   PipelineState<S::stages> next{0};
   unsigned num_tasks = 0;
 
   __device__ __forceinline__ void run() {
-    shared.queue.take(workspace<unsigned>(args, Region::tasks) + C::counter, Task::order(args).count(), [&](int n) {
-      Task task;
-      if (task.find(args, n) && task.num_steps > 0) load(task);
+    Task::for_each(args, [&](const Task& task) {
+      if (task.num_steps > 0) load(task);
     });
   }
 
@@ -138,7 +153,7 @@ struct ColumnsLoader {
     return {static_cast<int>(task.sequence.start_q) + step.q_begin, step.head_idx};
   }
 
-  /// Both warpgroups have read what was in the next stage.
+  /// The warpgroups of both blocks have read what was in the next stage.
   __device__ __forceinline__ void begin_stage(int bytes) {
     ptx::mbarrier_wait(shared.empty[next.stage], next.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.full[next.stage], bytes);
@@ -167,34 +182,35 @@ struct ColumnsLoader {
     }
   }
 
-  /// 64 columns of both tiles to a stage.
+  /// 64 columns of both tiles to a stage: each block of the cluster loads one tile for both blocks.
   __device__ __forceinline__ void load_columns(Map map, int chunks, const Source (&sources)[2], int batch_idx) {
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
       begin_stage(2 * chunk_bytes);
-#pragma unroll
-      for (int w = 0; w < 2; ++w)
-        copy(shared.ring[next.stage] + w * chunk_elements, map, shared.full[next.stage], c, sources[w].row,
-             sources[w].head_idx, batch_idx);
+      const Source mine = rank == 0 ? sources[0] : sources[1];
+      ptx::tma_multicast_4d(shared.ring[next.stage] + rank * chunk_elements, args.maps[map], shared.full[next.stage],
+                            both_blocks, c * chunk_dim, mine.row, mine.head_idx, batch_idx);
       next.advance();
     }
   }
 
-  /// All columns of some rows to a stage. Columns past the head dimension read as zero: the warpgroups have as many.
+  /// All columns of some rows to a stage, half of them by each block. Columns past the head dimension read as zero: the warpgroups have as many.
   __device__ __forceinline__ void load_rows(const Source (&sources)[2], int batch_idx) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
 #pragma unroll 1
       for (int first = 0; first < tile_rows; first += C::z_rows) {
         begin_stage(2 * C::chunks * C::z_rows * chunk_dim * 2);
+        const int first_chunk = rank * C::chunks;
+        auto* const to = shared.ring[next.stage] + first_chunk * C::z_rows * chunk_dim;
         if constexpr (wide_box_chunks(C::dim) > 1) {
-          ptx::tma_load_5d(shared.ring[next.stage], args.maps[C::map_Z], shared.full[next.stage], 0, sources[w].row + first,
-                           0, sources[w].head_idx, batch_idx);
+          ptx::tma_multicast_5d(to, args.maps[C::map_Z], shared.full[next.stage], both_blocks, 0, sources[w].row + first,
+                                first_chunk, sources[w].head_idx, batch_idx);
         } else {
 #pragma unroll 1
-          for (int c = 0; c < 2 * C::chunks; ++c)
-            copy(shared.ring[next.stage] + c * C::z_rows * chunk_dim, C::map_Z, shared.full[next.stage], c,
-                 sources[w].row + first, sources[w].head_idx, batch_idx);
+          for (int c = 0; c < C::chunks; ++c)
+            ptx::tma_multicast_4d(to + c * C::z_rows * chunk_dim, args.maps[C::map_Z], shared.full[next.stage], both_blocks,
+                                  (first_chunk + c) * chunk_dim, sources[w].row + first, sources[w].head_idx, batch_idx);
         }
         next.advance();
       }

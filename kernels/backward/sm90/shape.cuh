@@ -25,8 +25,8 @@ enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3, map_rows_of_Q = 4,
 using Region = BackwardSm90Region;
 using tile::workspace;
 
-/// Counters of tasks taken, at Region::tasks. The last one is that of heads wider than 256, and zeroed by the launch of dV.
-enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2, counter_dK = 2 };
+/// Counters of tasks taken, at Region::tasks.
+enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2 };
 
 constexpr int wg_threads = 128;
 constexpr int tile_rows = 64;  // rows of every tile: the M of the products, and the q tile

@@ -141,6 +141,7 @@ void add_repair_launch(const Problem& p, const DeviceInfo& device, const abi::Ba
 
 /// The launches of dV, dK and dQ, each with as many stages as fit.
 void add_column_launches(const Problem& p, const DeviceInfo& device, abi::BackwardConfig config, Plan& plan) {
+  constexpr int cluster = abi::backward_sm90_columns_cluster;
   const auto add = [&](const char* entry, bool has_dP, std::int64_t tasks) {
     config.num_stages = 9;
     while (abi::backward_sm90_columns_shared_bytes(config, has_dP) > abi::backward_sm90_max_shared_bytes)
@@ -150,13 +151,14 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
                 .entry = entry,
                 .config = launch_config(config),
                 .block = 384,
+                .cluster = cluster,
                 .shared_bytes = abi::backward_sm90_columns_shared_bytes(config, has_dP)},
-               std::min<std::int64_t>(tasks, device.num_sms));
+               std::min<std::int64_t>(tasks, std::max(device.num_sms / cluster, 1)) * cluster);
   };
-  const std::int64_t key_tasks = tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch;
+  const std::int64_t key_tasks = tiles(p.seq_kv, cluster * tile_rows) * p.heads_kv * p.batch;
   add("backward_sm90_columns_dv", false, key_tasks);
   add("backward_sm90_columns_dk", true, key_tasks);
-  add("backward_sm90_columns_dq", true, tiles(p.seq_q, tile_rows) * p.heads_q * p.batch);
+  add("backward_sm90_columns_dq", true, tiles(p.seq_q, cluster * tile_rows) * p.heads_q * p.batch);
 }
 
 /// What the kernels around the tiles are compiled for.
@@ -191,7 +193,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_
   using Region = abi::BackwardSm90Region;
   reserve_floats(plan, Region::lse2, rows);
   reserve_floats(plan, Region::delta, rows);
-  reserve_floats(plan, Region::tasks, is_split_by_columns(p) ? 3 : 2);
+  reserve_floats(plan, Region::tasks, 2);
   if (!separate_dq) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
 
   const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
