@@ -138,8 +138,8 @@ struct ColumnsProducts {
 
  private:
   /// W is 0 where a pair is hidden, which does not silence NaN or Inf in Z. Keys: what is not finite in them has made dS of
-  /// those that see them NaN, so it is taken out. Queries past the last one are another sequence's; for those that are
-  /// hidden from some keys comes backward/sm90/repair.cuh.
+  /// those that see them NaN, so it is taken out. Queries past the last one are another sequence's, and tiles that only the
+  /// other block's keys see are none of this task's; for those that are hidden from some keys comes backward/sm90/repair.cuh.
   __device__ __forceinline__ void clear(const ColumnsTask<config, gradient>& task, int step, int first,
                                         typename S::Element* Z) const {
     const auto place = task.step(args, step);
@@ -154,8 +154,10 @@ struct ColumnsProducts {
         if (!finite<type>(ptx::load_shared<unsigned>(address + 4 * i))) ptx::store_shared(address + 4 * i, 0u);
       }
     } else {
-      if constexpr (!S::next_sequence_rows) return;
-      const int used = tile::max(task.sequence.len_q - place.q_begin - first, 0);
+      const tile::Score<config.features> score(args, task.sequence, place.head_idx);
+      int used = score.template none_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ? 0 : C::z_rows;
+      if constexpr (S::next_sequence_rows)
+        used = tile::min(used, tile::max(task.sequence.len_q - place.q_begin - first, 0));
       if (used >= C::z_rows) return;
       const int pieces = (C::z_rows - used) * 8;  // of 16 bytes, in each chunk
 #pragma unroll 1
