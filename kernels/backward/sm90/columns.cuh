@@ -25,11 +25,12 @@ template <BackwardConfig config, Gradient gradient>
 struct ColumnsConsumer : ColumnsProducts<config, gradient> {
   using Base = ColumnsProducts<config, gradient>;
   using Base::publish, Base::add_rows, Base::release;
-  using Base::type, Base::args, Base::shared, Base::warpgroup, Base::thread, Base::num_tasks, Base::num_pairs;
+  using Base::type, Base::args, Base::shared, Base::warpgroup, Base::thread, Base::phases;
   using typename Base::C, typename Base::S, typename Base::Math, typename Base::Statistics;
 
   __device__ __forceinline__ void run() {
-    ColumnsTask<config, gradient>::for_each(args, [&](const auto& task) {
+    int n;
+    ColumnsTask<config, gradient>::for_each(args, n, [&](const auto& task) {
       auto& kept = shared.tasks[warpgroup];  // in shared memory: registers are short
       if (thread == 0) kept = task;
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // all may read it
@@ -43,7 +44,8 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
     float G[C::width / 2];
     zero(G);
     if (task.num_steps > 0) {
-      ptx::mbarrier_wait(shared.X_full, num_tasks++ & 1);  // the rows have landed
+      ptx::mbarrier_wait(shared.X_full, phases >> 1 & 1);  // the rows have landed
+      phases ^= 2;
 #pragma unroll 1
       for (int pair = 0; pair < task.num_steps; pair += 2) add_pair(task, pair, G);
       release(shared.X_empty);
@@ -97,16 +99,16 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
     }
     publish(W);
     add_rows(task, pair, G);
-    ++num_pairs;
+    phases ^= 1;
   }
 
   __device__ __forceinline__ void write(const ColumnsTask<config, gradient>& task, const float (&G)[C::width / 2]) const {
     const auto rows = task.result(args);
     const float factor = gradient == Gradient::dV ? 1 : args.scale;
-    const int lane = thread % 32, first = warpgroup * C::width + 2 * (lane % 4);
+    const int t = ptx::registers_fresh(thread), lane = t % 32, first = warpgroup * C::width + 2 * (lane % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = 16 * (thread / 32) + lane / 4 + 8 * half;
+      const int row = 16 * (t / 32) + lane / 4 + 8 * half;
       if (row >= rows.count) continue;
 #pragma unroll
       for (int group = 0; group < C::width / 8; ++group) {

@@ -21,7 +21,7 @@ struct ColumnsProducts {
   const int warpgroup;
   const int thread;  // in the warpgroup
   PipelineState<S::stages> next{0}, oldest{0};
-  unsigned num_tasks = 0, num_pairs = 0;  // so far
+  unsigned phases = 0;  // that of W in bit 0, that of X in bit 1
 
   __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
     if (thread == 0) ptx::mbarrier_arrive(empty);
@@ -72,7 +72,8 @@ struct ColumnsProducts {
     template <typename Step>
     __device__ __forceinline__ void load(const ColumnsTask<config, gradient>& task, const Step& place) {
       const long long padded = place.head_idx * padded_rows(c.args) + padded_start(c.args, task.sequence) + place.q_begin;
-      const int row = 16 * (c.thread / 32) + c.thread % 32 / 4, used = task.sequence.len_q - place.q_begin;
+      const int thread = ptx::registers_fresh(c.thread);
+      const int row = 16 * (thread / 32) + thread % 32 / 4, used = task.sequence.len_q - place.q_begin;
       const float* lse2 = workspace<float>(c.args, Region::lse2) + padded;
       const float* delta = workspace<float>(c.args, Region::delta) + padded;
       if constexpr (C::of_queries) {
@@ -82,9 +83,9 @@ struct ColumnsProducts {
           of_rows[1][r] = row + 8 * r < used ? delta[row + 8 * r] : 0;
         }
       } else {
-        const int i = c.thread % tile_rows;
+        const int i = thread % tile_rows;
         ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // those of the last step have been read
-        c.shared.statistics[c.warpgroup][c.thread / tile_rows][i] = c.thread < tile_rows ? lse2[i] : delta[i];
+        c.shared.statistics[c.warpgroup][thread / tile_rows][i] = thread < tile_rows ? lse2[i] : delta[i];
         ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // all are there
       }
     }
@@ -99,7 +100,7 @@ struct ColumnsProducts {
   /// W of this warpgroup's step to shared memory, where both read it; returns when that of the other is there, too.
   __device__ __forceinline__ void publish(const typename Math::Packed& W) {
     const auto t = static_cast<unsigned>(ptx::registers_fresh(thread));
-    ptx::mbarrier_wait(shared.W_empty, (num_pairs & 1) ^ 1);  // no product reads the last W
+    ptx::mbarrier_wait(shared.W_empty, (phases & 1) ^ 1);  // no product reads the last W
     const unsigned row = t / 32 * 16 + t % 16, place = row * 128 + (t / 16 % 2 ^ row % 8) * 16;
     auto* to = reinterpret_cast<unsigned char*>(shared.W[warpgroup]);
 #pragma unroll
@@ -107,7 +108,7 @@ struct ColumnsProducts {
     ptx::fence_async_shared();  // W before the products' reads
     __syncwarp();               // that of the whole warp
     if (t % 32 == 0) ptx::mbarrier_arrive(shared.W_full);
-    ptx::mbarrier_wait(shared.W_full, num_pairs & 1);  // W of all warps is there
+    ptx::mbarrier_wait(shared.W_full, phases & 1);  // W of all warps is there
   }
 
   /// G += W Z, this warpgroup's columns, a stage of rows at a time.

@@ -79,26 +79,25 @@ struct ColumnsTask {
     return true;
   }
 
-  /// use(task) for each task of this block. Under a mask that makes them uneven a long and a short one are a unit.
+  /// use(task) for each task of this block. Under a mask that makes them uneven a long and a short one are a unit. Nothing but
+  /// the number is kept from task to task, in n.
   template <typename Use>
-  __device__ __forceinline__ static void for_each(const AttentionArgs& args, Use use) {
-    constexpr bool in_pairs = config.features.window_right || config.features.window_left;
+  __device__ __forceinline__ static void for_each(const AttentionArgs& args, int& n, Use use) {
+    constexpr int of_unit = config.features.window_right || config.features.window_left ? 2 : 1;
+    n = static_cast<int>(blockIdx.x) / columns_cluster * of_unit;
 #pragma unroll 1
-    for (int n = static_cast<int>(blockIdx.x) / columns_cluster;; n += static_cast<int>(gridDim.x) / columns_cluster) {
-      const int fresh = ptx::registers_fresh(0);  // nothing of this is kept from task to task
+    while (true) {
+      const int fresh = ptx::registers_fresh(0);
       const int heads = (C::of_queries ? args.heads_q : args.heads_kv) * args.batch + fresh;
       const int tiles =
           tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, columns_cluster * tile_rows);
-      const int units = in_pairs ? tile::ceil_div(tiles, 2) : tiles;
-      if (n >= units * heads) break;
-      const int head = n / units, place = n - head * units, opposite = tiles - 1 - place;
-      const int last = in_pairs && opposite != place ? opposite : place;
-#pragma unroll 1
-      for (int tile = place;; tile = last) {
-        ColumnsTask task;
-        if (task.find(args, head, tile)) use(task);
-        if (tile == last) break;
-      }
+      const int units = tile::ceil_div(tiles, of_unit), unit = n / of_unit, head = unit / units;
+      if (head >= heads) break;
+      const int place = unit - head * units, opposite = tiles - 1 - place;
+      const bool second = n % of_unit != 0;
+      ColumnsTask task;
+      if (!(second && opposite == place) && task.find(args, head, second ? opposite : place)) use(task);
+      n += second || of_unit == 1 ? (static_cast<int>(gridDim.x) + ptx::registers_fresh(0)) / columns_cluster * of_unit - (of_unit - 1) : 1;
     }
   }
 };
@@ -113,7 +112,8 @@ struct alignas(1024) ColumnsStorage {
   typename S::Element ring[S::stages][columns_warpgroups * chunk_elements];
   Chunk W[columns_warpgroups];
   float statistics[columns_warpgroups][2][tile_rows];       // lse2 and delta of a step's queries
-  ColumnsTask<config, gradient> tasks[columns_warpgroups];  // of each warpgroup
+  ColumnsTask<config, gradient> tasks[columns_warpgroups + 1];  // of each warpgroup and of the lane that loads
+  int loading, num_loaded;                                      // the latter's task, and how many there were
   ptx::Mbarrier X_full, X_empty, full[S::stages], empty[S::stages], W_full, W_empty;
 };
 
@@ -125,17 +125,23 @@ struct ColumnsLoader {
 
   const AttentionArgs& args;
   ColumnsStorage<config, gradient>& shared;
-  const int rank = static_cast<int>(ptx::cluster_rank());
   PipelineState<S::stages> next{0};
-  unsigned num_tasks = 0;
 
   __device__ __forceinline__ void run() {
-    Task::for_each(args, [&](const Task& task) {
-      if (task.num_steps > 0) load(task);
+    shared.num_loaded = 0;
+    Task::for_each(args, shared.loading, [&](const Task& task) {
+      if (task.num_steps == 0) return;
+      shared.tasks[columns_warpgroups] = task;  // registers are short
+      load(shared.tasks[columns_warpgroups]);
     });
   }
 
  private:
+  __device__ __forceinline__ static int batch_of(const Task& task) {
+    return config.features.packed ? 0 : task.sequence.batch_idx;
+  }
+  __device__ __forceinline__ static int rank() { return static_cast<int>(ptx::cluster_rank()); }
+
   /// A tile's rows of 64 columns.
   __device__ __forceinline__ void copy(typename S::Element* to, Map map, ptx::Mbarrier& full, int chunk, int row,
                                        int head_idx, int batch_idx) const {
@@ -147,7 +153,7 @@ struct ColumnsLoader {
     int row, head_idx;
   };
   __device__ __forceinline__ Source source(const Task& task, int n) const {
-    const auto step = task.step(args, tile::min(n, task.num_steps - 1));
+    const auto step = task.step(args, tile::min(ptx::registers_fresh(n), task.num_steps - 1));
     if constexpr (C::of_queries)
       return {static_cast<int>(task.sequence.start_kv) + step.kv_begin, step.head_idx / args.group};
     return {static_cast<int>(task.sequence.start_q) + step.q_begin, step.head_idx};
@@ -160,60 +166,56 @@ struct ColumnsLoader {
   }
 
   __device__ __forceinline__ void load(const Task& task) {
-    const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx;
     const int row = static_cast<int>(C::of_queries ? task.sequence.start_q : task.sequence.start_kv) + task.begin;
     ptx::mbarrier_wait(shared.X_empty,
-                       (num_tasks++ & 1) ^ 1);  // the last products with the rows of the task before are done
+                       (shared.num_loaded++ & 1) ^ 1);  // the last products with the rows of the task before are done
     ptx::mbarrier_arrive_expect_tx(shared.X_full, (S::chunks + (C::has_dP ? S::chunks_v : 0)) * chunk_bytes);
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c)
-      copy(shared.X[c], C::map_X, shared.X_full, c, row, task.head_idx, batch_idx);
+      copy(shared.X[c], C::map_X, shared.X_full, c, row, task.head_idx, batch_of(task));
     if constexpr (C::has_dP) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks_v; ++c)
-        copy(shared.X2[c], C::map_X2, shared.X_full, c, row, task.head_idx, batch_idx);
+        copy(shared.X2[c], C::map_X2, shared.X_full, c, row, task.head_idx, batch_of(task));
     }
 #pragma unroll 1
     for (int pair = 0; pair < task.num_steps; pair += 2) {
-      const Source sources[2] = {source(task, pair), source(task, pair + 1)};
-      load_columns(C::map_Y, S::chunks, sources, batch_idx);
-      if constexpr (C::has_dP) load_columns(C::map_Y2, S::chunks_v, sources, batch_idx);
-      load_rows(sources, batch_idx);
+      const Source mine = source(task, pair + rank());
+      load_columns(C::map_Y, S::chunks, mine, batch_of(task));
+      if constexpr (C::has_dP) load_columns(C::map_Y2, S::chunks_v, mine, batch_of(task));
+#pragma unroll 1
+      for (int w = 0; w < 2; ++w) load_rows(source(task, pair + w), batch_of(task));
     }
   }
 
   /// 64 columns of both tiles to a stage: each block of the cluster loads one tile for both blocks.
-  __device__ __forceinline__ void load_columns(Map map, int chunks, const Source (&sources)[2], int batch_idx) {
+  __device__ __forceinline__ void load_columns(Map map, int chunks, const Source& mine, int batch_idx) {
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
       begin_stage(2 * chunk_bytes);
-      const Source mine = rank == 0 ? sources[0] : sources[1];
-      ptx::tma_multicast_4d(shared.ring[next.stage] + rank * chunk_elements, args.maps[map], shared.full[next.stage],
+      ptx::tma_multicast_4d(shared.ring[next.stage] + rank() * chunk_elements, args.maps[map], shared.full[next.stage],
                             both_blocks, c * chunk_dim, mine.row, mine.head_idx, batch_idx);
       next.advance();
     }
   }
 
   /// All columns of some rows to a stage, half of them by each block. Columns past the head dimension read as zero: the warpgroups have as many.
-  __device__ __forceinline__ void load_rows(const Source (&sources)[2], int batch_idx) {
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
+  __device__ __forceinline__ void load_rows(const Source& source, int batch_idx) {
 #pragma unroll 1
-      for (int first = 0; first < tile_rows; first += C::z_rows) {
-        begin_stage(2 * C::chunks * C::z_rows * chunk_dim * 2);
-        const int first_chunk = rank * C::chunks;
-        auto* const to = shared.ring[next.stage] + first_chunk * C::z_rows * chunk_dim;
-        if constexpr (wide_box_chunks(C::dim) > 1) {
-          ptx::tma_multicast_5d(to, args.maps[C::map_Z], shared.full[next.stage], both_blocks, 0, sources[w].row + first,
-                                first_chunk, sources[w].head_idx, batch_idx);
-        } else {
+    for (int first = 0; first < tile_rows; first += C::z_rows) {
+      begin_stage(2 * C::chunks * C::z_rows * chunk_dim * 2);
+      const int first_chunk = rank() * C::chunks;
+      auto* const to = shared.ring[next.stage] + first_chunk * C::z_rows * chunk_dim;
+      if constexpr (wide_box_chunks(C::dim) > 1) {
+        ptx::tma_multicast_5d(to, args.maps[C::map_Z], shared.full[next.stage], both_blocks, 0, source.row + first, first_chunk,
+                              source.head_idx, batch_idx);
+      } else {
 #pragma unroll 1
-          for (int c = 0; c < C::chunks; ++c)
-            ptx::tma_multicast_4d(to + c * C::z_rows * chunk_dim, args.maps[C::map_Z], shared.full[next.stage], both_blocks,
-                                  (first_chunk + c) * chunk_dim, sources[w].row + first, sources[w].head_idx, batch_idx);
-        }
-        next.advance();
+        for (int c = 0; c < C::chunks; ++c)
+          ptx::tma_multicast_4d(to + c * C::z_rows * chunk_dim, args.maps[C::map_Z], shared.full[next.stage], both_blocks,
+                                (first_chunk + c) * chunk_dim, source.row + first, source.head_idx, batch_idx);
       }
+      next.advance();
     }
   }
 };
