@@ -44,8 +44,8 @@ TensorMapSpec rows_map(int slot, const RowsOfTensor& tensor, int rows_of_box) {
   return spec;
 }
 
-/// [128 bytes, rows, chunks, heads, batch] in boxes of some rows and `chunks_of_box` chunks of 128 bytes: a box is as it would
-/// be in as many boxes of rows_map. The dimension has to be whole chunks.
+/// [128 bytes, rows, chunks, heads, batch] in boxes of some rows and `chunks_of_box` chunks of 128 bytes: a box is as it
+/// would be in as many boxes of rows_map. The dimension has to be whole chunks.
 TensorMapSpec chunks_map(int slot, const RowsOfTensor& tensor, int rows_of_box, int chunks_of_box) {
   TensorMapSpec spec = rows_map(slot, tensor, rows_of_box);
   spec.rank = 5;

@@ -76,8 +76,9 @@ TEST(Maps, WideHeadsHaveAllChunksInABox) {
   };
   const DeviceInfo gpu{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 232448};
   const Buffers b{.v = reinterpret_cast<void*>(0x300)};
-  for (const Wide& w : {Wide{512, "@64x128", 5, 8, 16, 8}, Wide{512, "@128x128", 5, 8, 16, 4}, Wide{320, "@64x128", 5, 5, 16, 6},
-                        Wide{192, "@128x128", 5, 3, 32, 2}, Wide{328, "@64x128", 4, 3, 16, 1}}) {
+  for (const Wide& w :
+       {Wide{512, "@64x128", 5, 8, 16, 8}, Wide{512, "@128x128", 5, 8, 16, 4}, Wide{320, "@64x128", 5, 5, 16, 6},
+        Wide{192, "@128x128", 5, 3, 32, 2}, Wide{328, "@64x128", 4, 3, 16, 1}}) {
     const Problem p = api::normalise({.batch = 2,
                                       .seq_q = 256,
                                       .seq_kv = 500,

@@ -74,13 +74,14 @@ TEST(Tile, OfWideHeadsIsAPairOfBlocksWhereTheyShareKeys) {
     void (*change)(Problem&);
     int block_q;
   };
-  for (const Choice& choice : {Choice{"full", [](Problem&) {}, 128}, Choice{"causal", [](Problem& p) { p.causal = true; }, 128},
-                               Choice{"alibi", [](Problem& p) { p.alibi = true; }, 64},
-                               Choice{"window", [](Problem& p) { p.window_left = 100; }, 64},
-                               Choice{"mask", [](Problem& p) { p.mask.present = true; }, 64},
-                               Choice{"packed", [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 2000; }, 64},
-                               Choice{"three tiles", [](Problem& p) { p.seq_q = 192; }, 64},
-                               Choice{"one tile", [](Problem& p) { p.seq_q = 64; }, 64}}) {
+  for (const Choice& choice :
+       {Choice{"full", [](Problem&) {}, 128}, Choice{"causal", [](Problem& p) { p.causal = true; }, 128},
+        Choice{"alibi", [](Problem& p) { p.alibi = true; }, 64},
+        Choice{"window", [](Problem& p) { p.window_left = 100; }, 64},
+        Choice{"mask", [](Problem& p) { p.mask.present = true; }, 64},
+        Choice{"packed", [](Problem& p) { p.packed = true, p.total_q = p.total_kv = 2000; }, 64},
+        Choice{"three tiles", [](Problem& p) { p.seq_q = 192; }, 64},
+        Choice{"one tile", [](Problem& p) { p.seq_q = 64; }, 64}}) {
     Problem problem = plain(512);
     choice.change(problem);
     const Plan plan = make_plan(problem, Pass::forward, typical_gpu(90), "forward/sm90");
@@ -90,7 +91,8 @@ TEST(Tile, OfWideHeadsIsAPairOfBlocksWhereTheyShareKeys) {
   }
   Problem problem = plain(512);
   problem.alibi = true;
-  EXPECT_NE(refusal(problem, Pass::forward, 90, "forward/sm90@128x128").find("two blocks share the keys"), std::string::npos);
+  EXPECT_NE(refusal(problem, Pass::forward, 90, "forward/sm90@128x128").find("two blocks share the keys"),
+            std::string::npos);
 }
 
 }  // namespace

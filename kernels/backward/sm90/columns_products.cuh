@@ -140,7 +140,8 @@ struct ColumnsProducts {
  private:
   /// W is 0 where a pair is hidden, which does not silence NaN or Inf in Z. Keys: what is not finite in them has made dS of
   /// those that see them NaN, so it is taken out. Queries past the last one are another sequence's, and tiles that only the
-  /// other block's keys see are none of this task's; for those that are hidden from some keys comes backward/sm90/repair.cuh.
+  /// other block's keys see are none of this task's; for those that are hidden from some keys comes
+  /// backward/sm90/repair.cuh.
   __device__ __forceinline__ void clear(const ColumnsTask<config, gradient>& task, int step, int first,
                                         typename S::Element* Z) const {
     const auto place = task.step(args, step);

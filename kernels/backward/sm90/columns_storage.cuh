@@ -79,8 +79,8 @@ struct ColumnsTask {
     return true;
   }
 
-  /// use(task) for each task of this block. Under a mask that makes them uneven a long and a short one are a unit. Nothing but
-  /// the number is kept from task to task, in n.
+  /// use(task) for each task of this block. Under a mask that makes them uneven a long and a short one are a unit. Nothing
+  /// but the number is kept from task to task, in n.
   template <typename Use>
   __device__ __forceinline__ static void for_each(const AttentionArgs& args, int& n, Use use) {
     constexpr int of_unit = config.features.window_right || config.features.window_left ? 2 : 1;
@@ -89,15 +89,16 @@ struct ColumnsTask {
     while (true) {
       const int fresh = ptx::registers_fresh(0);
       const int heads = (C::of_queries ? args.heads_q : args.heads_kv) * args.batch + fresh;
-      const int tiles =
-          tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, columns_cluster * tile_rows);
+      const int tiles = tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, columns_cluster * tile_rows);
       const int units = tile::ceil_div(tiles, of_unit), unit = n / of_unit, head = unit / units;
       if (head >= heads) break;
       const int place = unit - head * units, opposite = tiles - 1 - place;
       const bool second = n % of_unit != 0;
       ColumnsTask task;
       if (!(second && opposite == place) && task.find(args, head, second ? opposite : place)) use(task);
-      n += second || of_unit == 1 ? (static_cast<int>(gridDim.x) + ptx::registers_fresh(0)) / columns_cluster * of_unit - (of_unit - 1) : 1;
+      n += second || of_unit == 1
+               ? (static_cast<int>(gridDim.x) + ptx::registers_fresh(0)) / columns_cluster * of_unit - (of_unit - 1)
+               : 1;
     }
   }
 };
@@ -111,7 +112,7 @@ struct alignas(1024) ColumnsStorage {
   Chunk X2[Columns<config, gradient>::has_dP ? S::chunks_v : 1];
   typename S::Element ring[S::stages][columns_warpgroups * chunk_elements];
   Chunk W[columns_warpgroups];
-  float statistics[columns_warpgroups][2][tile_rows];       // lse2 and delta of a step's queries
+  float statistics[columns_warpgroups][2][tile_rows];           // lse2 and delta of a step's queries
   ColumnsTask<config, gradient> tasks[columns_warpgroups + 1];  // of each warpgroup and of the lane that loads
   int loading, num_loaded;                                      // the latter's task, and how many there were
   ptx::Mbarrier X_full, X_empty, full[S::stages], empty[S::stages], W_full, W_empty;
@@ -171,8 +172,7 @@ struct ColumnsLoader {
                        (shared.num_loaded++ & 1) ^ 1);  // the last products with the rows of the task before are done
     ptx::mbarrier_arrive_expect_tx(shared.X_full, (S::chunks + (C::has_dP ? S::chunks_v : 0)) * chunk_bytes);
 #pragma unroll 1
-    for (int c = 0; c < S::chunks; ++c)
-      copy(shared.X[c], C::map_X, shared.X_full, c, row, task.head_idx, batch_of(task));
+    for (int c = 0; c < S::chunks; ++c) copy(shared.X[c], C::map_X, shared.X_full, c, row, task.head_idx, batch_of(task));
     if constexpr (C::has_dP) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks_v; ++c)
@@ -199,7 +199,8 @@ struct ColumnsLoader {
     }
   }
 
-  /// All columns of some rows to a stage, half of them by each block. Columns past the head dimension read as zero: the warpgroups have as many.
+  /// All columns of some rows to a stage, half of them by each block. Columns past the head dimension read as zero: the
+  /// warpgroups have as many.
   __device__ __forceinline__ void load_rows(const Source& source, int batch_idx) {
 #pragma unroll 1
     for (int first = 0; first < tile_rows; first += C::z_rows) {
@@ -207,8 +208,8 @@ struct ColumnsLoader {
       const int first_chunk = rank() * C::chunks;
       auto* const to = shared.ring[next.stage] + first_chunk * C::z_rows * chunk_dim;
       if constexpr (wide_box_chunks(C::dim) > 1) {
-        ptx::tma_multicast_5d(to, args.maps[C::map_Z], shared.full[next.stage], both_blocks, 0, source.row + first, first_chunk,
-                              source.head_idx, batch_idx);
+        ptx::tma_multicast_5d(to, args.maps[C::map_Z], shared.full[next.stage], both_blocks, 0, source.row + first,
+                              first_chunk, source.head_idx, batch_idx);
       } else {
 #pragma unroll 1
         for (int c = 0; c < C::chunks; ++c)

@@ -18,8 +18,8 @@ namespace flash_attention::backward_sm90 {
 
 using namespace abi;
 
-/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes). Heads
-/// wider than 256 have more, with boxes of few rows: all columns where they are whole chunks of 64, else 64.
+/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes).
+/// Heads wider than 256 have more, with boxes of few rows: all columns where they are whole chunks of 64, else 64.
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3, map_rows_of_Q = 4, map_rows_of_K = 5, map_rows_of_dO = 6 };
 
 using Region = BackwardSm90Region;

@@ -46,8 +46,8 @@ struct RetryList {
     return static_cast<int>(four >> place % 4 * 8 & 255) >= attempt;
   }
 
-  /// Blocks of a cluster do a tile again that one of them has marked, since each loads for both. One thread of each, when all
-  /// tiles of an attempt are done; none may end before the other has seen its marks.
+  /// Blocks of a cluster do a tile again that one of them has marked, since each loads for both. One thread of each, when
+  /// all tiles of an attempt are done; none may end before the other has seen its marks.
   __device__ __forceinline__ void agree() const {
     if constexpr (Shape<config>::cluster > 1) {
       meet(0);  // both have marked all
@@ -167,7 +167,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
         __syncwarp();
         ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // so are those of the other block
       }
-      wg.release_queries();                                           // the loader waits for that, too
+      wg.release_queries();  // the loader waits for that, too
       if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;
     }
     wg.pingpong_end();

@@ -152,8 +152,8 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], forward_sm90_wide_stage_bytes);
       if constexpr (S::cluster > 1) {
         const int half = static_cast<int>(ptx::cluster_rank()) * S::score_keys;  // of the keys, for both blocks
-        ptx::tma_multicast_4d(shared.KV[kv.stage] + half * chunk_dim, args.maps[map_K], shared.KV_full[kv.stage], both_blocks,
-                              c * chunk_dim, source.row + half, source.kv_head, source.batch_idx);
+        ptx::tma_multicast_4d(shared.KV[kv.stage] + half * chunk_dim, args.maps[map_K], shared.KV_full[kv.stage],
+                              both_blocks, c * chunk_dim, source.row + half, source.kv_head, source.batch_idx);
       } else {
         ptx::tma_load_4d(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c * chunk_dim, source.row,
                          source.kv_head, source.batch_idx);

@@ -16,7 +16,8 @@ namespace flash_attention::forward_sm90 {
 using namespace abi;
 
 /// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages K
-/// and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where it can be.
+/// and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where it can
+/// be.
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 
 constexpr int wg_threads = 128;
@@ -39,7 +40,7 @@ struct Shape {
   // Wide heads: two warpgroups have the same rows, and each has half of a block's keys, and half of O's columns.
   static constexpr bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   static constexpr int cluster = forward_sm90_cluster(config.head_dim, config.head_dim_v, block_q);  // blocks
-  static constexpr int row_groups = block_q / cluster / wg_rows;     // of 64 query rows
+  static constexpr int row_groups = block_q / cluster / wg_rows;                                     // of 64 query rows
   static constexpr int warpgroups = wide ? 2 : row_groups;           // that attend; one more loads
   static constexpr int score_keys = wide ? block_kv / 2 : block_kv;  // of a block, whose scores a warpgroup has
   static constexpr int threads = (warpgroups + 1) * wg_threads;

@@ -4,11 +4,10 @@
 // rows, and each has half of O's columns. Of a block of 128 keys each has the scores of 64, so no score is computed twice;
 // P goes through shared memory, where the products of both read it.
 //
-//     S = Q K(first)^T of my keys; P = softmax(S)
+//     S = Q K(first)^T of my keys; P = softmax(S) to shared memory
 //     for the other blocks:
-//       issue S = Q K^T, by chunks of 64 columns            P of the block before to shared memory; wait for the other's
-//       issue O += P V of the block before, by stages of keys
-//       softmax of S while the last stage runs; P = S
+//       issue S = Q K^T, by chunks of 64 columns; wait for the other's P of the block before
+//       issue O += P V of the block before, by stages of keys; between them, softmax of S to the other place of P
 //     O += P V(last)
 //
 // An edge block raises the maximum that both use: they tell each other theirs. An interior block keeps it as a reference
@@ -103,12 +102,9 @@ struct WideLoop {
     if constexpr (!safe) finish_output();
     if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.correct(out.O, correction);
     accumulate = true;
-    if constexpr (by_parts) {
-      products.publish_P();
-      in_P = block;
-    } else {
-      keep(math, block);
-    }
+    if constexpr (!by_parts) return keep(math, block);
+    products.publish_P();
+    in_P = block;
   }
 
   /// The output of the block before, and between its stages the softmax of an interior block, which goes to P: tensor cores
@@ -128,13 +124,10 @@ struct WideLoop {
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
           const int r = i / 2 % 2;
-          float p[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            p[e] = ptx::exp2(ptx::fma(scores[8 * step + i + e], math.exponent_scale, shift[r]));
-            sums[r][e] += p[e];
-          }
-          of_step[i / 2] = ptx::pack<S::type>(p[0], p[1]);
+          const float p = ptx::exp2(ptx::fma(scores[8 * step + i], math.exponent_scale, shift[r]));
+          const float q = ptx::exp2(ptx::fma(scores[8 * step + i + 1], math.exponent_scale, shift[r]));
+          sums[r][0] += p, sums[r][1] += q;
+          of_step[i / 2] = ptx::pack<S::type>(p, q);
         }
         products.store_P(step, of_step);
       }

@@ -66,7 +66,8 @@ struct WideProducts {
     for (int i = 0; i < count; ++i) {
       wg.release(wg.shared.KV_empty[wg.place.oldest]);
       if (S::cluster > 1 && wg.thread == 0)
-        ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&wg.shared.KV_empty[wg.place.oldest], ptx::cluster_rank() ^ 1));
+        ptx::cluster_mbarrier_arrive_read(
+            ptx::cluster_address(&wg.shared.KV_empty[wg.place.oldest], ptx::cluster_rank() ^ 1));
       wg.place.oldest = wg.place.oldest + 1 == S::stages ? 0 : wg.place.oldest + 1;
     }
   }
@@ -104,8 +105,8 @@ struct WideProducts {
     }
     ptx::mbarrier_wait(wg.shared.P_empty, wg.place.num_tiles++ % 2);
   }
-  /// 16 keys of P to shared memory, where both warpgroups read it. There are two places in turn: who has seen P of the block
-  /// before knows that both are done with the one before that.
+  /// 16 keys of P to shared memory, where both warpgroups read it. There are two places in turn: who has seen P of the
+  /// block before knows that both are done with the one before that.
   __device__ __forceinline__ void store_P(int step, const unsigned (&of_step)[4]) const {
     const auto thread = static_cast<unsigned>(ptx::registers_fresh(wg.thread));
     const unsigned row = thread / 32 * 16 + thread % 16;

@@ -162,19 +162,20 @@ inline WrapperCase multicast_of_chunks() {
   return {.name = "tma_multicast_chunks",
           .headers = {"cluster", "tma"},
           .storage = "  alignas(1024) unsigned char box[16 * 128];\n  ptx::Mbarrier full, empty;",
-          .body = "  const unsigned rank = ptx::cluster_rank();\n"
-                  "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init(shared.empty, 2);\n"
-                  "    ptx::mbarrier_init_fence();\n  }\n  ptx::cluster_arrive();\n  ptx::cluster_wait();\n"
-                  "  for (int round = 0; round < 3; ++round) {\n"
-                  "    if (thread == 0) {\n      ptx::mbarrier_wait(shared.empty, (round & 1) ^ 1);\n"
-                  "      ptx::mbarrier_arrive_expect_tx(shared.full, 2048);\n"
-                  "      ptx::tma_multicast_5d(shared.box + rank * 1024, args.maps[0], shared.full, 3, 0, round * 8, rank, 0, "
-                  "0);\n    }\n"
-                  "    ptx::mbarrier_wait(shared.full, round & 1);\n"
-                  "    for (int i = thread; i < 2048; i += 64) output[(blockIdx.x * 3 + round) * 2048 + i] = shared.box[i];\n"
-                  "    __syncthreads();\n"
-                  "    if (thread < 2) ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&shared.empty, thread));\n  }\n"
-                  "  ptx::cluster_arrive();\n  ptx::cluster_wait();",
+          .body =
+              "  const unsigned rank = ptx::cluster_rank();\n"
+              "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init(shared.empty, 2);\n"
+              "    ptx::mbarrier_init_fence();\n  }\n  ptx::cluster_arrive();\n  ptx::cluster_wait();\n"
+              "  for (int round = 0; round < 3; ++round) {\n"
+              "    if (thread == 0) {\n      ptx::mbarrier_wait(shared.empty, (round & 1) ^ 1);\n"
+              "      ptx::mbarrier_arrive_expect_tx(shared.full, 2048);\n"
+              "      ptx::tma_multicast_5d(shared.box + rank * 1024, args.maps[0], shared.full, 3, 0, round * 8, rank, 0, "
+              "0);\n    }\n"
+              "    ptx::mbarrier_wait(shared.full, round & 1);\n"
+              "    for (int i = thread; i < 2048; i += 64) output[(blockIdx.x * 3 + round) * 2048 + i] = shared.box[i];\n"
+              "    __syncthreads();\n"
+              "    if (thread < 2) ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&shared.empty, thread));\n  }\n"
+              "  ptx::cluster_arrive();\n  ptx::cluster_wait();",
           .arch = 90,
           .shape = {.grid = {2, 1, 1}, .block = 64, .cluster = 2},
           .input = bytes_of(tensor),
@@ -187,16 +188,17 @@ inline WrapperCase words_of_other_block() {
   return {.name = "cluster_words",
           .headers = {"cluster", "shared"},
           .storage = "  unsigned word;\n  ptx::Mbarrier met;",
-          .body = "  const unsigned rank = ptx::cluster_rank();\n"
-                  "  if (thread == 0) {\n    ptx::mbarrier_init(shared.met, 2);\n    ptx::mbarrier_init_fence();\n  }\n"
-                  "  ptx::cluster_arrive();\n  ptx::cluster_wait();\n"
-                  "  if (thread == 0) {\n"
-                  "    ptx::store_shared(ptx::shared_address(&shared.word), 1000u * rank + 7);\n"
-                  "    for (unsigned r = 0; r < 2; ++r) ptx::cluster_mbarrier_arrive(ptx::cluster_address(&shared.met, r));\n"
-                  "    ptx::cluster_mbarrier_wait(shared.met, 0);\n"
-                  "    ((unsigned*)output)[rank] = ptx::cluster_load_word(ptx::cluster_address(&shared.word, rank ^ 1));\n"
-                  "    for (unsigned r = 0; r < 2; ++r) ptx::cluster_mbarrier_arrive(ptx::cluster_address(&shared.met, r));\n"
-                  "    ptx::cluster_mbarrier_wait(shared.met, 1);\n  }",
+          .body =
+              "  const unsigned rank = ptx::cluster_rank();\n"
+              "  if (thread == 0) {\n    ptx::mbarrier_init(shared.met, 2);\n    ptx::mbarrier_init_fence();\n  }\n"
+              "  ptx::cluster_arrive();\n  ptx::cluster_wait();\n"
+              "  if (thread == 0) {\n"
+              "    ptx::store_shared(ptx::shared_address(&shared.word), 1000u * rank + 7);\n"
+              "    for (unsigned r = 0; r < 2; ++r) ptx::cluster_mbarrier_arrive(ptx::cluster_address(&shared.met, r));\n"
+              "    ptx::cluster_mbarrier_wait(shared.met, 0);\n"
+              "    ((unsigned*)output)[rank] = ptx::cluster_load_word(ptx::cluster_address(&shared.word, rank ^ 1));\n"
+              "    for (unsigned r = 0; r < 2; ++r) ptx::cluster_mbarrier_arrive(ptx::cluster_address(&shared.met, r));\n"
+              "    ptx::cluster_mbarrier_wait(shared.met, 1);\n  }",
           .arch = 90,
           .shape = {.grid = {2, 1, 1}, .block = 64, .cluster = 2},
           .expected = bytes_of(std::vector<unsigned>{1007, 7})};
