@@ -33,9 +33,15 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
 #pragma unroll
     for (float& element : sum.sum) element = lse;
   }
+  // The weights add up to 1, but for the rounding of lse: 2^-24 of its size, which is more than float32 may be wrong.
+  constexpr bool normalises = features.dtype == Type::float32;
+  float weights = 0;
+  if constexpr (normalises && features.sink) weights = tile::exp(args.sink[head_idx] - lse);
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
-    if (!score.visible(range, i, j) || (features.dropout && !dropout.keeps(i, j))) continue;
+    if (!score.visible(range, i, j)) continue;
+    const bool kept = !features.dropout || dropout.keeps(i, j);
+    if (!normalises && !kept) continue;
     float dot = 0;
     if constexpr (features.latent) {
       dot = tile::latent_dot<features>(
@@ -47,13 +53,18 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
     if constexpr (features.token_scales && !features.latent)
       dot *= tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
     float p = tile::exp(score.full(dot, i, j) - lse);
-    if (features.score_program && p == 0) continue;  // a score of -inf
+    weights += p;
+    if (!kept || (features.score_program && p == 0)) continue;  // 0: a score of -inf
     if constexpr (features.token_scales) {
       p *= tile::token_scale<features>(args, args.V_scale, sequence, kv_head_idx, j);
     } else if constexpr (features.kv_scales) {
       p *= tile::head_scale<features>(args.V_scale, sequence.batch_idx, kv_head_idx);
     }
     sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
+  }
+  if (normalises && weights > 0 && weights < tile::infinity) {
+#pragma unroll
+    for (float& element : sum.sum) element /= weights;
   }
   return sum;
 }
