@@ -129,11 +129,13 @@ class Oracle {
 
   /// Finite biases are bounded.
   static double bounded(double bias) { return std::isfinite(bias) ? std::clamp(bias, -2.3e38, 2.3e38) : bias; }
-  /// What is left of a probability, relative to the largest of its row, in e4m3: that is at least 2^6 there.
+  /// What is left of a probability, relative to the largest of its row, in e4m3. A kernel's reference may lie below the
+  /// largest score, so that even the largest probability is rounded, by up to 2^-4 (docs/numerics.md): here it is 66, which
+  /// is half as wrong, and the yardstick counts twice.
   double weight(double p) const {
     if (!rounding_ || !c_.narrow_products || !std::isfinite(p)) return p;
     if (p == 0) return 0;
-    const double unit = std::exp2(6), last_place = std::exp2(std::max(std::floor(std::log2(p * unit)), -6.0) - 3);
+    const double unit = 66, last_place = std::exp2(std::max(std::floor(std::log2(p * unit)), -6.0) - 3);
     return std::nearbyint(p * unit / last_place) * last_place / unit;
   }
   double rounded(double x) const { return rounding_ ? round_to(*rounding_, x) : x; }
