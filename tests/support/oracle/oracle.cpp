@@ -147,8 +147,9 @@ class Oracle {
   /// of one order of summation may cancel by luck, and where the sum is subtracted from its equal nothing else is left:
   /// the yardstick is moved by their size.
   double spread(double squares) const { return rounding_ ? 0x1p-24 * std::sqrt(squares) : 0; }
-  /// The same of a score. Of 8-bit products tensor cores keep 14 bits of a sum on its way.
-  double score_spread(double squares) const { return (c_.narrow_products ? 0x1p10 : 1) * spread(squares); }
+  /// The same of a score. Of 8-bit products tensor cores keep 14 bits of a sum on its way, and cut the rest off: errors of
+  /// one sign, which add up.
+  double score_spread(double squares) const { return (c_.narrow_products ? 0x1p11 : 1) * spread(squares); }
 
   void row(std::int64_t b, std::int64_t h, std::int64_t i) {
     const Shape::Sequence& s = shape_.sequences[b];
