@@ -2,8 +2,8 @@
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(flash_attention_isa_flags_avx2 -march=x86-64-v3)
   set(flash_attention_isa_flags_avx512 -march=x86-64-v4)
-  set(flash_attention_isa_flags_avx512_bf16 -march=x86-64-v4 -mavx512bf16)
-  set(flash_attention_isa_flags_amx -march=x86-64-v4 -mamx-tile -mamx-bf16 -mavx512bf16)
+  set(flash_attention_isa_flags_avx512_bf16 -march=x86-64-v4 -mavx512bf16 -mavx512vbmi)
+  set(flash_attention_isa_flags_amx -march=x86-64-v4 -mamx-tile -mamx-bf16 -mavx512bf16 -mavx512vbmi)
   list(FILTER flash_attention_sources EXCLUDE REGEX "/src/cpu/isa/neon.cpp$")
   # The sanitizers take minutes over each unrolled object, so they see the same algorithms once, in the generic one.
   if(FLASH_ATTENTION_SANITIZE)

@@ -66,7 +66,7 @@ bool has_isa(CpuIsa isa) {
     case CpuIsa::avx512:
       return has_avx512();
     case CpuIsa::avx512_bf16:
-      return has_avx512() && __builtin_cpu_supports("avx512bf16");
+      return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
     case CpuIsa::amx: {
       static const bool amx = has_isa(CpuIsa::avx512_bf16) && has_amx();
       return amx;

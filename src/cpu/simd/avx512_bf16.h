@@ -32,47 +32,73 @@ FLASH_ATTENTION_INLINE void interleave_rows(Vec row0, Vec row1, Vec& first, Vec&
   second = (Vec)_mm512_permutex2var_epi16((__m512i)row0, other, (__m512i)row1);
 }
 
-/// Float8 as bfloat16, `shift` and `bias` those of its normal codes: the bits moved, the exponent put right. Subnormal
-/// codes, Inf and NaN, which are the `odd_count` lowest and those from `odd_end` on, come from a table by their low bits.
-/// (A branch around the table takes twice as long where every third vector has such a code.)
-template <int shift, int bias, int odd_count, int odd_end>
-FLASH_ATTENTION_INLINE __m512i float8_to_bfloat16(__m256i codes, __m512i table) {
-  constexpr __mmask32 all = 0xffffffffu;
-  const __m512i words = _mm512_maskz_cvtepi8_epi16(all, codes);  // the sign in all upper bits
-  const __m512i moved =
-      _mm512_maskz_slli_epi16(all, words, shift) & _mm512_set1_epi16(static_cast<short>(0x8000 | 0x7f << shift));
-  const __m512i normal = _mm512_maskz_add_epi16(all, moved, _mm512_set1_epi16(bias));
-  const __m256i magnitude = codes & _mm256_set1_epi8(0x7f);
-  const __mmask32 odd = _mm256_cmpge_epu8_mask(_mm256_sub_epi8(magnitude, _mm256_set1_epi8(odd_count)),
-                                               _mm256_set1_epi8(odd_end - odd_count));
-  const __m512i sign = words & _mm512_set1_epi16(static_cast<short>(0x8000));
-  return _mm512_mask_mov_epi16(normal, odd, _mm512_maskz_permutexvar_epi16(odd, words, table) | sign);
+/// What the magnitudes of a code are worth in bfloat16, its bytes apart, as one instruction looks up: that of float8 is the
+/// code without its sign, that of int8 its absolute value.
+struct CodeTable {
+  alignas(64) std::uint8_t high[128], low[128];
+};
+
+/// code: Element::e4m3, e5m2 or int8 as a number (call.h comes later).
+template <int code>
+constexpr CodeTable make_code_table() {
+  constexpr std::uint16_t e4m3_subnormal[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  constexpr std::uint16_t e5m2_subnormal[4] = {0, 0x3780, 0x3800, 0x3840};
+  constexpr std::uint16_t e5m2_nonfinite[4] = {0x7f80, 0x7fc0, 0x7fc0, 0x7fe0};
+  CodeTable table{};
+  for (int magnitude = 0; magnitude < 128; ++magnitude) {
+    int bits = 0;
+    if (code == 4) {
+      bits = magnitude < 8 ? e4m3_subnormal[magnitude] : (magnitude << 4) + (120 << 7);
+      if (magnitude == 0x7f) bits = 0x7fc0;
+    } else if (code == 5) {
+      bits = magnitude < 4 ? e5m2_subnormal[magnitude] : (magnitude << 5) + (112 << 7);
+      if (magnitude >= 0x7c) bits = e5m2_nonfinite[magnitude - 0x7c];
+    } else {
+      bits = static_cast<int>(__builtin_bit_cast(std::uint32_t, static_cast<float>(magnitude)) >> 16);
+    }
+    table.high[magnitude] = static_cast<std::uint8_t>(bits >> 8);
+    table.low[magnitude] = static_cast<std::uint8_t>(bits);
+  }
+  return table;
+}
+template <int code>
+alignas(64) constexpr CodeTable code_table = make_code_table<code>();
+
+/// 64 codes as bfloat16. AVX512-VBMI looks up 128 bytes at once: nothing is computed, so subnormal codes and NaN cost the
+/// same.
+template <int code>
+FLASH_ATTENTION_INLINE void codes_to_halves(__m512i codes, __m512i& first, __m512i& second) {
+  const auto look_up = [](const std::uint8_t(&table)[128], __m512i index) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
+  };
+  // Eight by eight, so that the two halves of a 16-byte lane belong to the first and to the second 32 codes.
+  codes = _mm512_maskz_permutexvar_epi64(0xff, _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  const __m512i magnitude =
+      code == 6 ? _mm512_maskz_abs_epi8(~__mmask64{0}, codes) : codes;  // its upper bit is not looked at
+  __m512i high = look_up(code_table<code>.high, magnitude) | (codes & sign);
+  if constexpr (code == 6)
+    high =
+        _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(codes, sign), _mm512_set1_epi8(static_cast<char>(0xc3)));  // -128
+  const __m512i low = look_up(code_table<code>.low, magnitude);
+  first = _mm512_maskz_unpacklo_epi8(~__mmask64{0}, low, high);
+  second = _mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high);
 }
 
-/// Rows of codes as rows of bfloat16, columns in multiples of 32. code: Element::e4m3, e5m2 or int8 as a number (call.h
-/// comes later).
+/// Rows of codes as rows of bfloat16, columns in multiples of 32.
 template <int code>
 inline void rows_to_bfloat16(const std::uint8_t* from, std::int64_t stride, int rows, int columns, std::uint16_t* to) {
-  const __m512i e4m3 = _mm512_set_epi16(0x7fc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3c60,
-                                        0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0);
-  const __m512i e5m2 = _mm512_set_epi16(0x7fe0, 0x7fc0, 0x7fc0, 0x7f80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                        0, 0, 0, 0, 0, 0, 0, 0x3840, 0x3800, 0x3780, 0);
+  __m512i first, second;
   for (int row = 0; row < rows; ++row, from += stride, to += columns) {
-    for (int c = 0; c < columns; c += 32) {
-      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + c));
-      __m512i halves;
-      if constexpr (code == 4) {
-        halves = float8_to_bfloat16<4, 120 << 7, 8, 0x7f>(bytes, e4m3);
-      } else if constexpr (code == 5) {
-        halves = float8_to_bfloat16<5, 112 << 7, 4, 0x7c>(bytes, e5m2);
-      } else {
-        const auto half = [&](__m128i part) {
-          return _mm512_maskz_cvtepi32_ps(all_lanes, _mm512_maskz_cvtepi8_epi32(all_lanes, part));
-        };
-        halves =
-            (__m512i)_mm512_cvtne2ps_pbh(half(_mm256_extracti128_si256(bytes, 1)), half(_mm256_castsi256_si128(bytes)));
-      }
-      _mm512_storeu_si512(to + c, halves);
+    int c = 0;
+    for (; c + 64 <= columns; c += 64) {
+      codes_to_halves<code>(_mm512_loadu_si512(from + c), first, second);
+      _mm512_storeu_si512(to + c, first);
+      _mm512_storeu_si512(to + c + 32, second);
+    }
+    if (c < columns) {
+      codes_to_halves<code>(_mm512_maskz_loadu_epi8(0xffffffff, from + c), first, second);
+      _mm512_storeu_si512(to + c, first);
     }
   }
 }
