@@ -57,6 +57,29 @@ def test_append_then_attend(dtype, kind, queries):
     assert torch.equal(out, raw)
 
 
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("queries", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dim", [64, 96])  # whole vectors of codes, and a part of one
+def test_every_code_is_worth_what_torch_says(dtype, queries, dim):
+    """With one key a row of out is its value; a query of one 1 has the key's column as its score, which lse returns."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    values = (torch.arange(256 * dim) * 7).to(torch.uint8).view(256, 1, 1, dim).view(dtype)
+    keys = torch.zeros(256, 1, 1, dim, dtype=torch.uint8)
+    keys[..., dim - 5] = codes.view(torch.uint8)[:, None, None]
+    q = torch.zeros(256, 1, 1, dim, dtype=queries)
+    q[..., dim - 5] = 1
+    used = torch.ones(256, dtype=torch.int32)
+    out, lse = attention_over_cache(
+        q, keys.view(dtype), values, seqused_kv=used, scale=1.0, return_lse=True, k_scale=1.0, v_scale=1.0
+    )
+    worth = codes.float()
+    usable = worth.isfinite()  # a NaN score makes a row of NaN
+    want = values.float().to(queries)
+    same = (out == want) | (out.isnan() & want.isnan())
+    assert same[usable].all()
+    assert (lse.flatten()[usable] - worth[usable]).abs().max() <= 1e-5 * worth[usable].abs().max()
+
+
 def test_pages_and_a_compiled_call():
     torch.manual_seed(1)
     pages, table = torch.randn(6, 16, 2, 32), torch.tensor([[4, 0, -1], [2, 5, 1]], dtype=torch.int32)
