@@ -24,7 +24,7 @@ namespace backward_sm90 {
 template <BackwardConfig config, Gradient gradient>
 struct ColumnsConsumer : ColumnsProducts<config, gradient> {
   using Base = ColumnsProducts<config, gradient>;
-  using Base::publish, Base::add_rows, Base::release;
+  using Base::publish, Base::add_rows, Base::kept_rows, Base::release;
   using Base::type, Base::args, Base::shared, Base::warpgroup, Base::thread, Base::phases;
   using typename Base::C, typename Base::S, typename Base::Math, typename Base::Statistics;
 
@@ -48,6 +48,7 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
       phases ^= 2;
 #pragma unroll 1
       for (int pair = 0; pair < task.num_steps; pair += 2) add_pair(task, pair, G);
+      this->finish_rows(G);
       release(shared.X_empty);
     }
     write(task, G);
@@ -57,10 +58,13 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
   __device__ __forceinline__ void add_pair(const ColumnsTask<config, gradient>& task, int pair, float (&G)[C::width / 2]) {
     const int step = tile::min(pair + warpgroup, task.num_steps - 1);
     Statistics statistics{*this};
-    statistics.load(task, task.step(args, step));
-
+    int kept;  // rows of Z of both steps
     float scores[tile_rows / 2];
-    this->template make_scores<S::chunks, S::steps>(scores, shared.X);
+    this->template make_scores<S::chunks, S::steps>(scores, shared.X, pair > 0, [&] {
+      statistics.load(task, task.step(args, step));
+      kept = kept_rows(task, pair) | kept_rows(task, tile::min(pair + 1, task.num_steps - 1)) << 16;
+    });
+    statistics.share();
 
     // Nothing of this is kept while the products run: registers are short.
     const auto place = task.step(args, ptx::registers_fresh(step));
@@ -81,7 +85,7 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
       math.probabilities(
           scores, marks, [&](int i) { return statistics.lse2(math, i); }, [](int, float, float) {});
       float dP[tile_rows / 2];  // after P, not under it
-      this->template make_scores<S::chunks_v, S::steps_v>(dP, shared.X2);
+      this->template make_scores<S::chunks_v, S::steps_v>(dP, shared.X2, false, [] {});
       math.gradients(scores, dP, marks, [&](int i) { return statistics.delta(math, i); });
       Math::pack(dP, W);
     } else {
@@ -98,7 +102,7 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
       }
     }
     publish(W);
-    add_rows(task, pair, G);
+    add_rows(kept, G);
     phases ^= 1;
   }
 

@@ -39,9 +39,11 @@ struct ColumnsProducts {
     oldest.advance();
   }
 
-  /// D = A B^T of this warpgroup's step, a stage at a time.
-  template <int chunks, int steps>
-  __device__ __forceinline__ void make_scores(float (&D)[tile_rows / 2], const void* A) {
+  /// D = A B^T of this warpgroup's step, a stage at a time. `meanwhile` runs under the products of the first two stages.
+  /// With `pending`, products of add_rows() are still running before these.
+  template <int chunks, int steps, typename Meanwhile>
+  __device__ __forceinline__ void make_scores(float (&D)[tile_rows / 2], const void* A, bool pending,
+                                              const Meanwhile& meanwhile) {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const int stage = wait_for_stage();
@@ -55,8 +57,10 @@ struct ColumnsProducts {
                                                                      chunk + step != 0);
       }
       ptx::wgmma_commit();
+      if (chunk == tile::min(1, chunks - 1)) meanwhile();
       ptx::wgmma_wait<1>();  // the stage before
-      if (chunk > 0) release_stage();
+      if (chunk > 0 || pending) release_stage();
+      if (chunk == 0 && pending) release(shared.W_empty);
     }
     ptx::wgmma_wait<0>();  // D is there
     ptx::wgmma_pin(D);
@@ -69,6 +73,7 @@ struct ColumnsProducts {
     float of_rows[2][2];
     using Pair = typename Math::Pair;
 
+    /// From memory to registers, which takes a while; share() gives those of the queries of a step to all threads.
     template <typename Step>
     __device__ __forceinline__ void load(const ColumnsTask<config, gradient>& task, const Step& place) {
       const long long padded = place.head_idx * padded_rows(c.args) + padded_start(c.args, task.sequence) + place.q_begin;
@@ -83,11 +88,15 @@ struct ColumnsProducts {
           of_rows[1][r] = row + 8 * r < used ? delta[row + 8 * r] : 0;
         }
       } else {
-        const int i = thread % tile_rows;
-        ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // those of the last step have been read
-        c.shared.statistics[c.warpgroup][thread / tile_rows][i] = thread < tile_rows ? lse2[i] : delta[i];
-        ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // all are there
+        of_rows[0][0] = (thread < tile_rows ? lse2 : delta)[thread % tile_rows];
       }
+    }
+    /// All warps have read what was there: they have written W since, and this one has waited for it.
+    __device__ __forceinline__ void share() const {
+      if constexpr (C::of_queries) return;
+      const int thread = ptx::registers_fresh(c.thread);
+      c.shared.statistics[c.warpgroup][thread / tile_rows][thread % tile_rows] = of_rows[0][0];
+      ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // all are there
     }
     __device__ __forceinline__ Pair get(const Math& math, int which, int i) const {
       if constexpr (C::of_queries) return Pair{of_rows[which][Math::row_of(i)], of_rows[which][Math::row_of(i)]};
@@ -111,14 +120,16 @@ struct ColumnsProducts {
     ptx::mbarrier_wait(shared.W_full, phases & 1);  // W of all warps is there
   }
 
-  /// G += W Z, this warpgroup's columns, a stage of rows at a time.
-  __device__ __forceinline__ void add_rows(const ColumnsTask<config, gradient>& task, int pair, float (&G)[C::width / 2]) {
+  /// G += W Z, this warpgroup's columns, a stage of rows at a time. `kept` is kept_rows() of the first step in its lower
+  /// half, of the second in its upper half. The products of the last stage are left running: finish_rows() waits for them,
+  /// or make_scores() of the next pair.
+  __device__ __forceinline__ void add_rows(int kept, float (&G)[C::width / 2]) {
     const unsigned long long W_desc = ptx::wgmma_descriptor(shared.W, 0, 1024);
 #pragma unroll 1
     for (int first = 0; first < 2 * tile_rows; first += C::z_rows) {
       const int stage = wait_for_stage();
       auto* const Z = shared.ring[stage] + warpgroup * C::chunks * C::z_rows * chunk_dim;
-      clear(task, tile::min(pair + first / tile_rows, task.num_steps - 1), first % tile_rows, Z);
+      clear((first < tile_rows ? kept & 0xffff : kept >> 16) - first % tile_rows, Z);
       const unsigned long long Z_desc = ptx::wgmma_descriptor(Z, C::z_rows * 128, 1024);
       ptx::wgmma_fence();  // G has been written by ordinary instructions
 #pragma unroll
@@ -131,10 +142,28 @@ struct ColumnsProducts {
       ptx::wgmma_wait<1>();  // the stage before
       if (first > 0) release_stage();
     }
+  }
+  __device__ __forceinline__ void finish_rows(float (&G)[C::width / 2]) {
     ptx::wgmma_wait<0>();  // G is ours again
     ptx::wgmma_pin(G);
     release_stage();
     release(shared.W_empty);
+  }
+
+  /// How many rows of a step's Z are taken as they are: all 64 where there is nothing to clear(). It takes a division where
+  /// heads are grouped: once for a pair, not for each stage.
+  __device__ __forceinline__ int kept_rows(const ColumnsTask<config, gradient>& task, int step) const {
+    const auto place = task.step(args, step);
+    const tile::Score<config.features> score(args, task.sequence, place.head_idx);
+    if constexpr (C::of_queries) {
+      return score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) &&
+                     place.q_begin + tile_rows <= score.len_q
+                 ? tile_rows
+                 : 0;
+    } else {
+      if (score.template none_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin)) return 0;
+      return S::next_sequence_rows ? tile::min(tile_rows, tile::max(task.sequence.len_q - place.q_begin, 0)) : tile_rows;
+    }
   }
 
  private:
@@ -142,26 +171,16 @@ struct ColumnsProducts {
   /// those that see them NaN, so it is taken out. Queries past the last one are another sequence's, and tiles that only the
   /// other block's keys see are none of this task's; for those that are hidden from some keys comes
   /// backward/sm90/repair.cuh.
-  __device__ __forceinline__ void clear(const ColumnsTask<config, gradient>& task, int step, int first,
-                                        typename S::Element* Z) const {
-    const auto place = task.step(args, step);
+  __device__ __forceinline__ void clear(int kept, typename S::Element* Z) const {
+    if (kept >= C::z_rows) return;
     const unsigned address = ptx::shared_address(Z);
     if constexpr (C::of_queries) {
-      const tile::Score<config.features> score(args, task.sequence, place.head_idx);
-      if (score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) &&
-          place.q_begin + tile_rows <= score.len_q)
-        return;
 #pragma unroll 1
       for (int i = thread; i < C::z_rows * C::chunks * 32; i += wg_threads) {
         if (!finite<type>(ptx::load_shared<unsigned>(address + 4 * i))) ptx::store_shared(address + 4 * i, 0u);
       }
     } else {
-      const tile::Score<config.features> score(args, task.sequence, place.head_idx);
-      int used = score.template none_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ? 0 : C::z_rows;
-      if constexpr (S::next_sequence_rows)
-        used = tile::min(used, tile::max(task.sequence.len_q - place.q_begin - first, 0));
-      if (used >= C::z_rows) return;
-      const int pieces = (C::z_rows - used) * 8;  // of 16 bytes, in each chunk
+      const int used = tile::max(kept, 0), pieces = (C::z_rows - used) * 8;  // of 16 bytes, in each chunk
 #pragma unroll 1
       for (int i = thread; i < pieces * C::chunks; i += wg_threads) {
         const int chunk = i / pieces, piece = i - chunk * pieces;

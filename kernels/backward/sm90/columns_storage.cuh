@@ -49,9 +49,9 @@ struct ColumnsTask {
     int q_begin, kv_begin;
   };
   __device__ __forceinline__ Step step(const AttentionArgs& args, int n) const {
-    const int count = tiles.end - tiles.begin, walk = n / count, other = (tiles.begin + n - walk * count) * tile_rows;
-    if constexpr (C::of_queries) return {head_idx, begin, other};
-    return {head_idx * args.group + walk, other, begin};
+    if constexpr (C::of_queries) return {head_idx, begin, (tiles.begin + n) * tile_rows};
+    const int count = tiles.end - tiles.begin, walk = args.group == 1 ? 0 : n / count;  // a division takes long
+    return {head_idx * args.group + walk, (tiles.begin + n - walk * count) * tile_rows, begin};
   }
 
   __device__ __forceinline__ tile::Rows<Element> result(const AttentionArgs& args) const {
