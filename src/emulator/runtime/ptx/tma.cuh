@@ -9,7 +9,6 @@ namespace flash_attention::ptx {
 
 inline void tma_prefetch(const abi::TensorMap&) {}
 inline void tma_prefetch_4d(const abi::TensorMap&, int, int, int, int) {}
-inline void tma_prefetch_5d(const abi::TensorMap&, int, int, int, int, int) {}
 
 template <int rank>
 inline void tma_load(void* shared, const abi::TensorMap& map, Mbarrier& barrier, unsigned blocks, const int (&x)[rank]) {
