@@ -5,6 +5,7 @@
     tools/sanitize_gpu.py --kernel forward/sm90  one kernel (may be repeated)
     tools/sanitize_gpu.py --jobs 8               so many runs side by side
     tools/sanitize_gpu.py --list                 the commands, run none
+    tools/sanitize_gpu.py --built                with the programs that are in build/release, built elsewhere
 
 Each kernel goes through a few telling cases of its contract, each pass through some problems of the covering arrays. A run
 that takes longer than --limit seconds is stopped and counts as not finished. Exits with 1 where something was reported that
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--sanitizer", default="compute-sanitizer", help="the program")
     parser.add_argument("--list", action="store_true", help="print the commands")
+    parser.add_argument("--built", action="store_true", help="build nothing")
     options = parser.parse_args()
     todo = runs(options.sanitizer, options.tool or list(TOOLS), options.kernel or [*SUITES, *OWN_CASES], options.problems)
     if options.list:
@@ -119,7 +121,7 @@ def main() -> int:
         print(f"{options.sanitizer} is not here; the CUDA toolkit has it (--sanitizer PATH)", file=sys.stderr)
         return 2
     programs = ("flash-attention", "kernels_gpu_test")
-    if subprocess.run(["tools/build.sh", "release", *programs], cwd=ROOT).returncode != 0:
+    if not options.built and subprocess.run(["tools/build.sh", "release", *programs], cwd=ROOT).returncode != 0:
         return 2
 
     def one(run: Run) -> bool:
