@@ -59,9 +59,12 @@ CASES = (
 OWN_CASES = {
     "decode/append": "*/GpuAppend.*",
     "decode/narrow": "Bfloat16/NarrowKeysGpu.DecodeSm80/*",
+    "decode/mla_sm90": "Bfloat16/DecodeMla.Gpu/*",
+    "forward/sm90_fp8": "BFloat/ForwardSm90Fp8.*",
 }
 # Warps with different tasks meet at mbarriers, which racecheck does not follow.
-EXPLAINED = {("racecheck", "forward/sm90"), ("racecheck", "backward/sm90"), ("racecheck", "decode/sm90")}
+UNFOLLOWED = ("forward/sm90", "forward/sm90_fp8", "backward/sm90", "decode/sm90", "decode/mla_sm90")
+EXPLAINED = {("racecheck", kernel) for kernel in UNFOLLOWED}
 
 
 @dataclasses.dataclass(frozen=True)
