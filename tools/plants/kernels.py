@@ -91,14 +91,14 @@ PLANTS = (
         SCORE,
         "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
         "diagonal(features.top_left ? 0 : sequence.rows_kv - sequence.rows_q),",
-        ANY,
+        "kernels_emulated_test */ForwardPortable.*/seqused_*",
     ),
     Plant(
         "key_lengths move the diagonal",
         SCORE,
         "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
         "diagonal(features.top_left ? 0 : sequence.visible_kv - sequence.len_q),",
-        ANY,
+        "kernels_emulated_test */StandardForward.*/key_lengths_causal_*",
     ),
     Plant(
         "key_lengths let keys past seqused_kv be seen",
@@ -120,14 +120,14 @@ PLANTS = (
         SCORE,
         "const int distance = i + len_kv - len_q - j;",
         "const int distance = i + diagonal - j;",
-        ANY,
+        "kernels_emulated_test */ForwardPortable.*/alibi_top_left_*",
     ),
     Plant(
         "forward/sm90: ALiBi follows the diagonal of the top-left corner",
         "kernels/forward/sm90/added.cuh",
         "static_cast<float>(q + score.len_kv - score.len_q - first_key);",
         "static_cast<float>(q + score.diagonal - first_key);",
-        cover("forward_sm90"),
+        "kernels_emulated_test */ForwardSm90Walks.*/slopes_top_left_*",
     ),
     Plant("mask bytes other than 1 hide", SCORE, "mask[i * mask_stride + j] != 0;", "mask[i * mask_stride + j] == 1;", ANY),
     Plant(

@@ -57,6 +57,15 @@ std::vector<Case> walks() {
                 {390}),
       make_walk("window", {.seq_q = 330, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .window_left = 30},
                 {300}),
+      make_walk("slopes_top_left",
+                {.seq_q = 100,
+                 .seq_kv = 270,
+                 .heads_q = 2,
+                 .heads_kv = 1,
+                 .head_dim = 64,
+                 .alibi = true,
+                 .causal = true,
+                 .alignment = Alignment::top_left}),
       make_walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true}),
   };
 }

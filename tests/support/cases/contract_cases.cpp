@@ -218,6 +218,9 @@ std::vector<Case> contract_cases(Dtype dtype) {
     c.dlse = c.dbias = c.dsink = true;
     heads_first(p);
   });
+  add("alibi_top_left", [](Case&, Problem& p) {  // distances count from the other diagonal than the mask
+    p.alibi = p.causal = true, p.alignment = Alignment::top_left;
+  });
   return cases;
 }
 
