@@ -127,6 +127,21 @@ TEST(EmulatedSm90Programs, DistancesWindowsAndHugeScores) {
   }
 }
 
+// The derivative of a score, in the kernel of wide heads: a soft cap that is a program.
+TEST(EmulatedSm90Programs, SlopesOfWideHeads) {
+  const RandomProgram cap{std::string("x = div score 0.5\ny = tanh x\nz = mul y 0.5\nscore = z")};
+  const Problem problem{
+      .batch = 1, .seq_q = 70, .seq_kv = 90, .heads_q = 1, .heads_kv = 1, .head_dim = 192, .dtype = Dtype::float16};
+  Options options;
+  options.device = {DeviceKind::emulator, 0, 90};
+  const ProgramResults got = run_program(problem, cap, options, 9, {"forward/sm90", "backward/sm90"});
+  const ProgramResults expected = exact_program(problem, cap, 9);
+  EXPECT_LT(difference(got.out, expected.out), 8e-3);
+  EXPECT_LT(difference(got.dq, expected.dq), 8e-3);
+  EXPECT_LT(difference(got.dk, expected.dk), 8e-3);
+  EXPECT_LT(difference(got.dv, expected.dv), 8e-3);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EmulatedPrograms,
                          ::testing::Values(Kernels{"forward/portable", "backward/portable", 80},
                                            Kernels{"forward/sm80", "backward/sm80", 80},

@@ -312,20 +312,20 @@ PLANTS = (
         "kernels/forward/portable.cuh",
         "if (features.score_program && S[r][c] == -tile::infinity) S[r][c] = tile::hidden();",
         "if (features.score_program && S[r][c] == -tile::infinity) S[r][c] = -1e4f;",
-        cover("forward_portable"),
+        "kernels_emulated_test */EmulatedPrograms.NanBehindAProgramIsHarmless/0",
     ),
     Plant(
         "the scales of key rows are left out",
         "kernels/forward/portable.cuh",
         "return dot * tile::token_scale<config.features>(args, args.K_scale, sequence, kv_head_idx, j);",
         "return dot;",
-        cover("forward_portable"),
+        "kernels_emulated_test */NarrowKeysPortable.*",
     ),
     Plant(
         "backward/sm90, wide: a program's slope does not reach dK",
         "kernels/backward/sm90/wide.cuh",
         "constexpr bool has_slope = config.features.softcap || config.features.score_program;",
         "constexpr bool has_slope = config.features.softcap;",
-        cover("backward_sm90"),
+        "kernels_emulated_test EmulatedSm90Programs.SlopesOfWideHeads",
     ),
 )
