@@ -57,8 +57,10 @@ class GpuLaunchTest : public ::testing::Test {
 
   static void SetUpTestSuite() {
     folder_ = std::make_unique<TemporaryFolder>();
-    testing::write_text(*folder_ / "abi/args.h",
-                        testing::read_text(std::filesystem::path(FLASH_ATTENTION_ROOT) / "kernels/abi/args.h"));
+    const auto abi = std::filesystem::path(FLASH_ATTENTION_ROOT) / "kernels" / "abi";
+    for (const auto& file : std::filesystem::directory_iterator(abi)) {
+      testing::write_text(*folder_ / "abi" / file.path().filename(), testing::read_text(file.path()));
+    }
     testing::write_text(*folder_ / "demo/small.cuh", kernels);
     ::setenv("FLASH_ATTENTION_KERNEL_DIR", folder_->path().c_str(), 1);
     ::setenv("FLASH_ATTENTION_CACHE_DIR", (*folder_ / "cache").c_str(), 1);
