@@ -149,7 +149,7 @@ __device__ __forceinline__ void make_columns(const AttentionArgs& args) {
     ptx::registers_increase<240>();
     ColumnsConsumer<config, gradient>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
   }
-  __syncwarp();
+  __syncwarp();  // not found by the emulator: the cluster's barrier wants the lanes of a warp together
   ptx::cluster_arrive();
   ptx::cluster_wait();  // no block ends before the other has told it of its last stage
 }
