@@ -53,9 +53,7 @@ __device__ __forceinline__ void add_codes(float (&O)[1][blocks][4], const float 
       load_codes(codes, c, step);
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
-        const auto even_and_odd = [](unsigned x) {  // bytes 0 and 2, then 1 and 3
-          return tile::to_pairs<code, type>(ptx::permute_bytes(x, 0, 0x3120u));
-        };
+        const auto even_and_odd = [](unsigned x) { return tile::to_pairs<code, type, true>(x); };
         const tile::TwoPairs first = even_and_odd(codes[2 * u]), second = even_and_odd(codes[2 * u + 1]);
         const unsigned B[4] = {first.first, second.first, first.second, second.second};
         tile::mma_pair<type>(O[0][4 * c + 2 * u], O[0][4 * c + 2 * u + 1], A, B);

@@ -14,6 +14,13 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned low, unsigned high, u
   return result;
 }
 
+/// mov.b32: the upper half of a register. As a half it is an operand of cvt; as a shift it would be an instruction.
+__device__ __forceinline__ unsigned short upper_half(unsigned pair) {
+  unsigned short result;
+  asm("{\n.reg .b16 low;\nmov.b32 {low, %0}, %1;\n}" : "=h"(result) : "r"(pair));
+  return result;
+}
+
 /// cvt.rn.f16x2.e4m3x2 (sm_89): exact, NaN stays NaN. The first of a pair is in the low bits.
 __device__ __forceinline__ unsigned e4m3_to_half_pair(unsigned short pair) {
   unsigned result;

@@ -14,7 +14,7 @@
 
 namespace flash_attention::tile {
 
-/// Elements (0, 1) and (2, 3) of the register.
+/// Elements (0, 1) and (2, 3) of the register; in turn: (0, 2) and (1, 3).
 struct TwoPairs {
   unsigned first;
   unsigned second;
@@ -29,17 +29,18 @@ __device__ __forceinline__ unsigned e4m3_in_upper_bytes(unsigned codes) {
 }
 
 /// float8 as pairs of float16.
-template <Type code>
+template <Type code, bool in_turn>
 __device__ __forceinline__ TwoPairs to_half_pairs(unsigned codes) {
+  constexpr unsigned first = in_turn ? 0x2404u : 0x1404u, second = in_turn ? 0x3414u : 0x3424u;  // into upper bytes
   if constexpr (code == Type::e5m2) {
-    return {ptx::permute_bytes(codes, 0, 0x1404u), ptx::permute_bytes(codes, 0, 0x3424u)};
+    return {ptx::permute_bytes(codes, 0, first), ptx::permute_bytes(codes, 0, second)};
   } else {
 #if __CUDA_ARCH__ >= 890
-    return {ptx::e4m3_to_half_pair(static_cast<unsigned short>(codes)),
-            ptx::e4m3_to_half_pair(static_cast<unsigned short>(codes >> 16))};
+    if (in_turn) codes = ptx::permute_bytes(codes, 0, 0x3120u);
+    return {ptx::e4m3_to_half_pair(static_cast<unsigned short>(codes)), ptx::e4m3_to_half_pair(ptx::upper_half(codes))};
 #else
-    return {e4m3_in_upper_bytes(ptx::permute_bytes(codes, 0, 0x1404u)),
-            e4m3_in_upper_bytes(ptx::permute_bytes(codes, 0, 0x3424u))};
+    return {e4m3_in_upper_bytes(ptx::permute_bytes(codes, 0, first)),
+            e4m3_in_upper_bytes(ptx::permute_bytes(codes, 0, second))};
 #endif
   }
 }
@@ -55,18 +56,21 @@ __device__ __forceinline__ unsigned int8_pair(unsigned bytes) {
   }
 }
 
-template <Type code, Type type>
+template <Type code, Type type, bool in_turn = false>
 __device__ __forceinline__ TwoPairs to_pairs(unsigned codes) {
   if constexpr (code == Type::int8) {
     constexpr unsigned large = type == Type::float16 ? 0x64646464u : 0x43434343u;
-    return {int8_pair<type>(ptx::permute_bytes(codes, large, 0x4140u)),
-            int8_pair<type>(ptx::permute_bytes(codes, large, 0x4342u))};
-  } else {
-    const TwoPairs halves = to_half_pairs<code>(codes);
-    if constexpr (type == Type::float16) return halves;
+    return {int8_pair<type>(ptx::permute_bytes(codes, large, in_turn ? 0x4240u : 0x4140u)),
+            int8_pair<type>(ptx::permute_bytes(codes, large, in_turn ? 0x4341u : 0x4342u))};
+  } else if constexpr (type == Type::float16) {
+    return to_half_pairs<code, in_turn>(codes);
+  } else {  // any two of the floats make a pair
     constexpr Type half = Type::float16;
-    return {ptx::pack<type>(ptx::unpack_low<half>(halves.first), ptx::unpack_high<half>(halves.first)),
-            ptx::pack<type>(ptx::unpack_low<half>(halves.second), ptx::unpack_high<half>(halves.second))};
+    const TwoPairs halves = to_half_pairs<code, false>(codes);
+    const float value[4] = {ptx::unpack_low<half>(halves.first), ptx::unpack_high<half>(halves.first),
+                            ptx::unpack_low<half>(halves.second), ptx::unpack_high<half>(halves.second)};
+    constexpr int second = in_turn ? 2 : 1;
+    return {ptx::pack<type>(value[0], value[second]), ptx::pack<type>(value[3 - second], value[3])};
   }
 }
 

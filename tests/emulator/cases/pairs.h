@@ -17,13 +17,14 @@ inline WrapperCases pair_cases() {
                      .shape = {.block = static_cast<int>(expected.size())},
                      .expected = bytes_of(expected)});
   };
-  std::vector<std::uint32_t> moved, converted, products, differences, brain_differences;
+  std::vector<std::uint32_t> moved, upper, converted, products, differences, brain_differences;
   for (std::uint32_t i = 0; i < 128; ++i) {
     const std::uint64_t bytes = 0xf7e6d5c4b3a29180u;
     std::uint32_t result = 0;
     for (int n = 0; n < 4; ++n)
       result |= static_cast<std::uint32_t>(bytes >> ((i * 0x1357u >> 4 * n & 7u) * 8) & 0xff) << 8 * n;
     moved.push_back(result);
+    upper.push_back(i * 0x1357531u >> 16);
     std::uint32_t pair = 0;
     for (std::uint32_t n = 0; n < 2; ++n) {
       const std::uint32_t code = 2 * i + n, magnitude = code & 0x7f, exponent = magnitude >> 3, fraction = magnitude & 7;
@@ -41,6 +42,7 @@ inline WrapperCases pair_cases() {
     brain_differences.push_back(brains(low - 3, high + 0.5f));
   }
   each_thread("permute_bytes", "ptx::permute_bytes(0xb3a29180u, 0xf7e6d5c4u, (unsigned)thread * 0x1357u & 0x7777u)", moved);
+  each_thread("upper_half", "ptx::upper_half((unsigned)thread * 0x1357531u)", upper);
   each_thread("e4m3_to_half_pair", "ptx::e4m3_to_half_pair((unsigned short)(2 * thread | (2 * thread + 1) << 8))",
               converted, 90);
   std::vector<std::uint32_t> narrowed;  // numbers between codes, ties among them, and one beyond the largest

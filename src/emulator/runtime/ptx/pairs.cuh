@@ -13,6 +13,8 @@ inline unsigned permute_bytes(unsigned low, unsigned high, unsigned selector) {
   return result;
 }
 
+inline unsigned short upper_half(unsigned pair) { return static_cast<unsigned short>(pair >> 16); }
+
 inline unsigned e4m3_to_half_pair(unsigned short pair) {
   unsigned result = 0;
   for (int i = 0; i < 2; ++i) {
