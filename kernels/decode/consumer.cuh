@@ -23,7 +23,8 @@ namespace flash_attention::decode {
 template <ForwardConfig config>
 struct Consumer : Queries<config> {
   using Base = Queries<config>;
-  using Base::args, Base::storage, Base::lane, Base::warp_row, Base::warp_key, Base::place, Base::load_Q, Base::take_Q;
+  using Base::args, Base::storage, Base::lane, Base::warp, Base::warp_row, Base::warp_key, Base::place, Base::fetch_Q,
+      Base::load_Q, Base::take_Q;
   using Base::features, Base::type, Base::layout, Base::block_kv, Base::warp_keys, Base::dim_v, Base::code, Base::narrow,
       Base::q_steps;
   using typename Base::KTile, typename Base::VTile, typename Base::Finish, typename Base::SharedStorage;
@@ -42,7 +43,9 @@ struct Consumer : Queries<config> {
 
   __device__ __forceinline__ Consumer(const AttentionArgs& arguments, SharedStorage& shared,
                                       const Run<config>& run_of_block)
-      : Base(arguments, shared), run(run_of_block) {}
+      : Base(arguments, shared), run(run_of_block) {
+    if constexpr (Base::fetches_early) fetch_Q(cursor.item);
+  }
 
   /// Of a score in its units to powers of two.
   __device__ __forceinline__ float scale_log2() const {
@@ -58,15 +61,17 @@ struct Consumer : Queries<config> {
 
   /// The beginning of an item, or of another split of it.
   __device__ __forceinline__ void start(const Item<config>& item) {
+    if (config.split_tiles == 0 || !same_item) {
+      load_Q(item, same_rows);
+      if constexpr (features.kv_scales)
+        k_scale = tile::head_scale<features>(args.K_scale, item.batch_idx, item.kv_head_idx);
+    }
     rows = {};
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) O[0][n][e] = 0;
     }
-    if (config.split_tiles > 0 && same_item) return;
-    load_Q(item, same_rows);
-    if constexpr (features.kv_scales) k_scale = tile::head_scale<features>(args.K_scale, item.batch_idx, item.kv_head_idx);
   }
 
   using Scores = float[1][warp_keys / 8][4];
@@ -141,14 +146,23 @@ struct Consumer : Queries<config> {
     attend(item_tile + position - item_begin, stage, gate);
     const int count = position + 1 - item_begin;
     if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) return;
-    cursor.item = storage.item;  // kept there meanwhile
-    Finish{args, storage.finish, storage.sequence, storage.item}(run, parts, item_tile, count, item_begin, rows, O,
-                                                                 scale_log2());
-    item_begin = position + 1;
-    cursor.tile = item_tile + count - 1;
-    same_item = item_tile + count < cursor.item.end_tile;
+    const Finish finish{args, storage.finish, storage.sequence, storage.item};
+    const int tile = item_tile, begin = item_begin;
+    cursor = {storage.item, tile + count - 1};  // kept there meanwhile, and after finish() another's
+    if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2());
+    next_item(position, count);
+    if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2());
+  }
+
+  /// From the end of an item, or of a split of it, to the next; where registers allow it Q comes while this one ends.
+  __device__ __forceinline__ void next_item(int position, int count) {
     const int batch_idx = cursor.item.batch_idx, row_tile = cursor.item.row_tile;
-    if (item_begin < run.end) cursor.next(args);
+    same_item = item_tile + count < cursor.item.end_tile;
+    item_begin = position + 1;
+    if (item_begin < run.end) {
+      cursor.next(args);
+      if (Base::fetches_early && (config.split_tiles == 0 || !same_item)) fetch_Q(cursor.item);
+    }
     item_tile = cursor.tile;
     same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
   }

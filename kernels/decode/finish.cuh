@@ -28,63 +28,80 @@ struct Finish : MergeParts<config> {
   };
   __device__ __forceinline__ Total total_of(int row) const {
     Total total;
+    const unsigned from = ptx::shared_address(&storage.statistics[row]);
 #pragma unroll
-    for (int k = 0; k < layout.key_warps; ++k)
-      total.max = ptx::max(total.max, storage.max[k * layout.row_warps + row / 16][row % 16]);
+    for (int k = 0; k < layout.key_warps; ++k) total.max = ptx::max(total.max, ptx::load_shared<float>(from + 8 * k));
     const float reference = total.max == -tile::infinity ? 0 : total.max;
 #pragma unroll
     for (int k = 0; k < layout.key_warps; ++k) {
-      const int from = k * layout.row_warps + row / 16;
-      total.factor[k] = ptx::exp2(storage.max[from][row % 16] - reference);
-      total.sum = ptx::fma(total.factor[k], storage.sum[from][row % 16], total.sum);
+      const auto statistics = ptx::load_shared<Pair>(from + 8 * k);
+      total.factor[k] = ptx::exp2(statistics[0] - reference);
+      total.sum = ptx::fma(total.factor[k], statistics[1], total.sum);
     }
     return total;
   }
 
   /// Maximum and sum of the warp's rows, for total_of().
   __device__ __forceinline__ void share_statistics(const tile::RowState& rows, float scale_log2) const {
+    const int first = warp % layout.row_warps * 16 + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
       if (lane % 4 != 0) continue;
-      storage.max[warp][lane / 4 + 8 * half] =
-          rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scale_log2;
-      storage.sum[warp][lane / 4 + 8 * half] = sum;
+      const float max = rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scale_log2;
+      storage.statistics[first + 8 * half][warp / layout.row_warps] = Pair{{max, sum}};
     }
   }
 
+  /// How the warps exchange O: so many rows of each, and columns at a time. A row begins in other banks than the one
+  /// before.
+  template <int rows_of_warp, int columns_at_once>
+  struct Exchange {
+    static constexpr int rows = rows_of_warp, columns = columns_at_once;
+    // A warp takes two rows where a row has 16 lanes; with many options registers do not suffice for that.
+    static constexpr int lanes_of_row = tile::Score<features>::linear ? columns / 4 : 32, rows_at_once = 32 / lanes_of_row;
+    static_assert(warps * rows * (columns + 4) * 4 <= layout.merge_bytes);
+
+    __device__ __forceinline__ static int offset(int warp, int row, int column) {
+      return (warp * rows + row) * (columns + 4) + column;
+    }
+  };
+
   /// Columns [begin, begin + columns) of the warp's rows.
-  template <int begin>
+  template <typename E, int begin>
   __device__ __forceinline__ void share_columns(const float (&O)[1][dim_v / 8][4]) const {
     const tile::LanePlace place(lane);
+    if (E::rows < 8 && place.row >= E::rows) return;
+    constexpr int halves = E::rows > 8 ? 2 : 1;
     if constexpr (narrow) {  // blocks 2c and 2c + 1 are the even and the odd ones of columns 16c to 16c + 15
+      const unsigned to = ptx::shared_address(&storage.O[E::offset(warp, place.row, 2 * place.column)]);
 #pragma unroll
-      for (int n = begin / 8; n < tile::min(dim_v, begin + columns) / 8; n += 2) {
+      for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; n += 2) {
 #pragma unroll
-        for (int half = 0; half < layout.warp_rows / 8; ++half) {
+        for (int half = 0; half < halves; ++half) {
           const float(&even)[4] = O[0][n], (&odd)[4] = O[0][n + 1];
-          const unsigned to = ptx::shared_address(&storage.O[warp][place.row + 8 * half][8 * n - begin + 2 * place.column]);
-          ptx::store_shared(to, Four{{even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]}});
+          ptx::store_shared(to + 4 * E::offset(0, 8 * half, 8 * n - begin),
+                            Four{{even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]}});
         }
       }
       return;
     }
+    const unsigned to = ptx::shared_address(&storage.O[E::offset(warp, place.row, place.column)]);
 #pragma unroll
-    for (int n = begin / 8; n < tile::min(dim_v, begin + columns) / 8; ++n) {
+    for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; ++n) {
 #pragma unroll
-      for (int half = 0; half < layout.warp_rows / 8; ++half) {
-        const unsigned to = ptx::shared_address(&storage.O[warp][place.row + 8 * half][8 * n - begin + place.column]);
-        ptx::store_shared(to, Pair{{O[0][n][2 * half], O[0][n][2 * half + 1]}});
-      }
+      for (int half = 0; half < halves; ++half)
+        ptx::store_shared(to + 4 * E::offset(0, 8 * half, 8 * n - begin), Pair{{O[0][n][2 * half], O[0][n][2 * half + 1]}});
     }
   }
 
+  template <typename E>
   __device__ __forceinline__ Four add_up(const Total& total, int row, int column) const {
     Four sum{};
+    const unsigned from = ptx::shared_address(&storage.O[E::offset(row / 16, row % 16, column)]);
 #pragma unroll
     for (int k = 0; k < layout.key_warps; ++k) {
-      const int from = k * layout.row_warps + row / 16;
-      const auto four = ptx::load_shared<Four>(ptx::shared_address(&storage.O[from][row % 16][column]));
+      const auto four = ptx::load_shared<Four>(from + 4 * E::offset(k * layout.row_warps, 0, 0));
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[c] = ptx::fma(total.factor[k], four[c], sum[c]);
     }
@@ -92,37 +109,56 @@ struct Finish : MergeParts<config> {
   }
 
   /// The block's warps put together, columns from `begin` on; part: where the result goes if it is not the whole item's.
-  template <int begin>
+  template <typename E, int begin = 0>
   __device__ __forceinline__ void collect(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
                                           float* part) const {
     if constexpr (begin < config.head_dim_v) {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
-      share_columns<begin>(O);
+      share_columns<E, begin>(O);
       sync_consumers<config>();  // the columns, and at first the statistics, are ready
-      for (int row = warp; row < num_rows(); row += warps) {
+      const int rows = num_rows(), column = begin + lane % E::lanes_of_row * 4;
+      for (int first = warp * E::rows_at_once; first < rows; first += warps * E::rows_at_once) {
+        const int row = first + lane / E::lanes_of_row;
+        const bool leads = begin == 0 && column == 0 && row < rows;
+        const bool has_column = row < rows && column < tile::min(begin + E::columns, config.head_dim_v);
         const Total total = total_of(row);
-        const int column = 4 * lane;
-        const bool has_column = column < columns && begin + column < config.head_dim_v;
-        const Four sum = has_column ? add_up(total, row, column) : Four{};
+        const Four sum = has_column ? add_up<E>(total, row, column - begin) : Four{};
         if (part != nullptr) {
-          if (has_column)
-            ptx::store_global(reinterpret_cast<Four*>(part + Parts<config>::value_offset(row) + begin + column), sum);
-          if (begin == 0 && lane == 0)
+          if (has_column) ptx::store_global(reinterpret_cast<Four*>(part + Parts<config>::value_offset(row) + column), sum);
+          if (leads)
             ptx::store_global(reinterpret_cast<Pair*>(part + parts.statistics_offset(row)), Pair{{total.max, total.sum}});
           continue;
         }
         float lse;
-        const Row place = row_of(row);
+        const Row place = row_of(tile::min(row, rows - 1));
         const float factor = finish_row(place, total.max, total.sum, lse);
-        if (begin == 0) write_lse(place, lse);
-        const bool finite = !has_column || write_four(place, begin + column, sum, factor);
+        if (leads) write_lse(place, lse);
+        const bool finite = !has_column || write_four(place, column, sum, factor);
         if constexpr (careful) {
-          if (ptx::any(!finite)) repair(place, lse);
+#pragma unroll 1
+          for (int u = 0; u < E::rows_at_once; ++u) {
+            if (ptx::any(!finite && lane / E::lanes_of_row == u))
+              repair(row_of(first + u), ptx::shuffle(lse, u * E::lanes_of_row));
+          }
         }
       }
       sync_consumers<config>();  // everyone has read the columns
-      collect<begin + columns>(O, parts, part);
+      collect<E, begin + E::columns>(O, parts, part);
     }
+  }
+
+  /// With half of the rows that could be there, or fewer, twice the columns at a time: one exchange instead of two.
+  __device__ __forceinline__ void collect_all(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
+                                              float* part) const {
+    constexpr int few = layout.warp_rows / 2;
+    constexpr bool worth_it = config.producer_warp && tile::Score<features>::linear && config.group <= few;
+    if constexpr (worth_it && columns == 64 && config.head_dim_v > 64) {
+      if (num_rows() <= few) {
+        ptx::path<"decode/sm90 few rows">();
+        return collect<Exchange<few, 128>>(O, parts, part);
+      }
+    }
+    collect<Exchange<layout.warp_rows, columns>>(O, parts, part);
   }
 
   /// O of the tiles from `tile` on, `count` of them, of which the first is tile `position` of the run of all blocks.
@@ -136,7 +172,7 @@ struct Finish : MergeParts<config> {
     const int first = begins ? static_cast<int>(blockIdx.x) : run.shares.block_of(start);
     const int own = static_cast<int>(blockIdx.x) - first;
     const bool whole = begins && ends;
-    collect<0>(O, parts, whole ? nullptr : parts.part(first, own));
+    collect_all(O, parts, whole ? nullptr : parts.at(parts.slot_of(first, own)));
     if (whole) {
       ptx::path<"decode/sm80 whole item">();
       return;
@@ -148,7 +184,7 @@ struct Finish : MergeParts<config> {
     sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
     if (storage.is_last) {
       ptx::path<"decode/sm80 merged parts">();
-      merge(parts, 0, blocks, [&](int x) { return parts.part(first, x); });
+      merge(parts, 0, blocks, [&](int x) { return parts.slot_of(first, x); });
     }
     sync_consumers<config>();  // is_last and the factors have been read
   }
@@ -157,7 +193,7 @@ struct Finish : MergeParts<config> {
   __device__ __forceinline__ void end_split(const Shares& shares, const Parts<config>& parts, int start, int tile,
                                             const float (&O)[1][dim_v / 8][4]) const {
     const int first = item.split_of(item.first_tile), last = item.split_of(item.end_tile - 1), own = item.split_of(tile);
-    collect<0>(O, parts, first == last ? nullptr : parts.part_of_split(shares, item, start, own));
+    collect_all(O, parts, first == last ? nullptr : parts.at(parts.slot_of_split(shares, item, start, own)));
     if (first == last) return;
     // The block's splits of an item arrive together, with the last of them.
     const int block = static_cast<int>(blockIdx.x), origin = start - item.first_tile;  // of tile 0 of the keys
@@ -171,7 +207,7 @@ struct Finish : MergeParts<config> {
     }
     sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
     if (storage.is_last)
-      merge(parts, first, last + 1, [&](int split) { return parts.part_of_split(shares, item, start, split); });
+      merge(parts, first, last + 1, [&](int split) { return parts.slot_of_split(shares, item, start, split); });
     sync_consumers<config>();  // is_last and the factors have been read
   }
 };

@@ -28,11 +28,10 @@ struct FinishRows {
 
   struct SharedStorage {
     union {
-      alignas(16) float O[warps][layout.warp_rows][columns + 4];
+      alignas(16) float O[layout.merge_bytes / 4];     // decode/finish.cuh
       float factors[warps][decode_max_parts(config)];  // of the parts, for the row that the warp merges
     };
-    float max[warps][16];  // in powers of two
-    float sum[warps][16];
+    alignas(16) Pair statistics[16 * layout.row_warps][layout.key_warps];  // maximum in powers of two, sum
     int is_last;
   };
 
@@ -76,8 +75,9 @@ struct FinishRows {
   __device__ __forceinline__ Element* output(const Row& row) const {
     return tile::query_rows<Element, features>(args.O, sequence, row.head_idx).row(row.query);
   }
+  /// By one lane.
   __device__ __forceinline__ void write_lse(const Row& row, float lse) const {
-    if (args.lse == nullptr || lane != 0) return;
+    if (args.lse == nullptr) return;
     ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, row.head_idx) + row.query, lse);
   }
   /// Four neighbours of a row; whether all are finite.

@@ -19,19 +19,21 @@ struct MergeParts : FinishRows<config> {
   using typename Base::Four, typename Base::Pair, typename Base::Row;
 
   /// All parts [begin, end) of the item, by a warp for each row. A lane has the same parts whatever `begin` is, and a part
-  /// in which a row sees nothing changes no bit of it.
-  template <typename PartAt>
-  __device__ __forceinline__ void merge(const Parts<config>& parts, int begin, int end, PartAt part_at) const {
-    // Parts in flight, as registers allow; those of splits have longer addresses.
-    constexpr int together = config.block_q > 16 || config.head_dim_v > 128 || config.split_tiles > 0 ? 4 : 8;
+  /// in which a row sees nothing changes no bit of it. slot_at(x): where part x is.
+  template <typename SlotAt>
+  __device__ __forceinline__ void merge(const Parts<config>& parts, int begin, int end, SlotAt slot_at) const {
+    constexpr bool splits = config.split_tiles > 0;
+    constexpr int together = config.block_q > 16 || config.head_dim_v > 128 || splits ? 4 : 8;  // as registers allow
     float* factors = storage.factors[warp];
     for (int row = warp; row < num_rows(); row += warps) {
+      int slot = 0;  // a split's takes divisions: each lane finds one of 32, for all
       const auto load = [&](Four(&values)[together], int x, int column) {
+        if (splits && (x - begin) % 32 == 0) slot = slot_at(tile::min(x + lane, end - 1));
 #pragma unroll
         for (int u = 0; u < together; ++u) {
+          const float* part = parts.at(splits ? ptx::shuffle(slot, (x - begin) % 32 + u) : slot_at(x + u));
           if (x + u >= end || column >= config.head_dim_v) continue;
-          const float* part = part_at(x + u) + Parts<config>::value_offset(row) + column;
-          values[u] = ptx::load_global(reinterpret_cast<const Four*>(part));
+          values[u] = ptx::load_global(reinterpret_cast<const Four*>(part + Parts<config>::value_offset(row) + column));
         }
       };
       Four values[together];
@@ -39,7 +41,7 @@ struct MergeParts : FinishRows<config> {
       float max = -tile::infinity, sum = 0;  // of this lane's parts, then of all
       const int own = config.split_tiles > 0 ? begin + (lane - begin % 32 + 32) % 32 : lane;  // this lane's first
       for (int x = own; x < end; x += 32) {
-        const float* part = part_at(x) + parts.statistics_offset(row);
+        const float* part = parts.at(slot_at(x)) + parts.statistics_offset(row);
         const Pair statistics = ptx::load_global(reinterpret_cast<const Pair*>(part));
         const float larger = ptx::max(max, statistics[0]);
         if (larger != -tile::infinity) {
@@ -62,13 +64,14 @@ struct MergeParts : FinishRows<config> {
       float lse;
       const Row place = row_of(row);
       const float factor = finish_row(place, max, sum, lse);
-      write_lse(place, lse);
+      if (lane == 0) write_lse(place, lse);
       bool finite = true;
-      for (int column = 4 * lane; column < config.head_dim_v; column += 128) {
+      for (int first = 0; first < config.head_dim_v; first += 128) {
+        const int column = first + 4 * lane;
         Four total{};
         for (int x = begin; x < end; x += together) {
           if (x != begin) ptx::path<"decode/sm80 more parts">();
-          if (x != begin || column != 4 * lane) load(values, x, column);
+          if (x != begin || first != 0) load(values, x, column);
 #pragma unroll
           for (int u = 0; u < together; ++u) {
             if (x + u >= end) continue;
@@ -76,7 +79,7 @@ struct MergeParts : FinishRows<config> {
             for (int c = 0; c < 4; ++c) total[c] = ptx::fma(factors[x + u - begin], values[u][c], total[c]);
           }
         }
-        finite = write_four(place, column, total, factor) && finite;
+        if (column < config.head_dim_v) finite = write_four(place, column, total, factor) && finite;
       }
       if constexpr (careful) {
         if (ptx::any(!finite)) repair(place, lse);

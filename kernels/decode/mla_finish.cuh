@@ -46,14 +46,14 @@ struct Finish {
       return;
     }
     ptx::path<"decode/mla_sm90 part of an item">();
-    write_part(parts, parts.part(first, block - first), rows, O, scale_log2);
+    write_part(parts, parts.at(parts.slot_of(first, block - first)), rows, O, scale_log2);
     sync();  // everyone's writes come before the arrival
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
     if (threadIdx.x == 0) shared.finish.is_last = parts.arrive(first, blocks);
     sync();  // everyone knows, and sees what thread 0 has seen
     if (shared.finish.is_last) {
       ptx::path<"decode/mla_sm90 merged parts">();
-      base.merge(parts, 0, blocks, [&](int x) { return parts.part(first, x); });
+      base.merge(parts, 0, blocks, [&](int x) { return parts.slot_of(first, x); });
     }
     sync();  // is_last and the factors have been read
   }

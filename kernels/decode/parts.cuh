@@ -67,18 +67,17 @@ struct Parts {
     return true;
   }
 
+  /// Part `slot` of all blocks'.
+  __device__ __forceinline__ float* at(int slot) const { return parts + slot * floats(); }
   /// Part x of an item that block `first` begins.
-  __device__ __forceinline__ float* part(int first, int x) const {
-    return parts + (2ll * (first + x) + (x == 0 ? 1 : 0)) * floats();
-  }
-  /// The part of a split of an item whose first tile is tile `start` of all.
-  __device__ __forceinline__ float* part_of_split(const Shares& shares, const Item<config>& item, int start,
-                                                  int split) const {
+  __device__ __forceinline__ static int slot_of(int first, int x) { return 2 * (first + x) + (x == 0 ? 1 : 0); }
+  /// That of a split of an item whose first tile is tile `start` of all.
+  __device__ __forceinline__ int slot_of_split(const Shares& shares, const Item<config>& item, int start, int split) const {
     const int tile = tile::max(item.first_tile, split * config.split_tiles), position = start + tile - item.first_tile;
     const int first = shares.block_of(start), block = shares.block_of(position);
     const int index =
         block == first ? split - item.split_of(item.first_tile) : (position - shares.begin_of(block)) / config.split_tiles;
-    return parts + ((2ll * block + (block == first ? 1 : 0)) * many + index) * floats();
+    return (2 * block + (block == first ? 1 : 0)) * many + index;
   }
   __device__ __forceinline__ static long long value_offset(int row) {
     return static_cast<long long>(row) * config.head_dim_v;

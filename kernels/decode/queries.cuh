@@ -17,7 +17,8 @@ struct Queries : ConsumerShape<config> {
   const AttentionArgs& args;
   SharedStorage& storage;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int warp_row = warp % layout.row_warps * 16, warp_key = warp / layout.row_warps * warp_keys;
+  const int warp_row = warp % layout.row_warps * 16;
+  const int warp_key = warp / layout.row_warps * warp_keys;
   const tile::LanePlace place{lane};
   const unsigned Q_smem = ptx::shared_address(&storage.Q);
   unsigned Q[Q_in_registers ? q_steps : 1][4];
@@ -25,8 +26,21 @@ struct Queries : ConsumerShape<config> {
   __device__ __forceinline__ Queries(const AttentionArgs& arguments, SharedStorage& shared)
       : args(arguments), storage(shared) {}
 
-  /// Loads Q of an item; rows that do not exist are zero. The barrier at the end of Finish frees its tile, and what it
-  /// reads. same_rows: the rows are those of the item before, of the same sequence and tokens.
+  static constexpr int chunks = dim / 8;
+  using Chunk = ptx::Vector<unsigned, 4>;
+  /// Q of an item is on its way while the item before ends, where registers allow it.
+  static constexpr int own_chunks = tile::ceil_div(QTile::rows * chunks, threads);
+  static constexpr bool fetches_early = config.producer_warp && own_chunks <= 2 && tile::Score<features>::linear;
+  Chunk fetched[fetches_early ? own_chunks : 1];
+
+  __device__ __forceinline__ void fetch_Q(const Item<config>& item) {
+    const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
+#pragma unroll
+    for (int own = 0; own < own_chunks; ++own) fetched[own] = chunk_of(item, sequence, threadIdx.x + own * threads);
+  }
+
+  /// Q of an item to every warp. The barrier at the end of Finish frees its tile, and what it reads. same_rows: the rows
+  /// are those of the item before, of the same sequence and tokens.
   __device__ __forceinline__ void load_Q(const Item<config>& item, bool same_rows) {
     const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
     if (threadIdx.x == 0) storage.item = item;
@@ -36,17 +50,15 @@ struct Queries : ConsumerShape<config> {
       storage.sequence = sequence;
       storage.full = score.keys_of_all(tokens.begin, tokens.end);
     }
-    constexpr int chunks = dim / 8;
-    using Chunk = ptx::Vector<unsigned, 4>;
-    for (int index = threadIdx.x; index < QTile::rows * chunks; index += threads) {
-      const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
-      const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
-      Chunk values{};
-      if (row < config.block_q && query < sequence.rows_q && chunk * 8 < config.head_dim) {
-        const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
-        values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
+    if constexpr (fetches_early) {
+#pragma unroll
+      for (int own = 0; own < own_chunks; ++own) {
+        const int index = static_cast<int>(threadIdx.x) + own * threads;
+        if (index < QTile::rows * chunks) store_Q(index / chunks, index % chunks, fetched[own]);
       }
-      store_Q(row, chunk, values);
+    } else {
+      for (int index = threadIdx.x; index < QTile::rows * chunks; index += threads)
+        store_Q(index / chunks, index % chunks, chunk_of(item, sequence, index));
     }
     sync_consumers<config>();  // Q is ready for every warp
     if constexpr (Q_in_registers) {
@@ -65,6 +77,15 @@ struct Queries : ConsumerShape<config> {
   }
 
  private:
+  /// Eight columns of a row; rows that do not exist are zero.
+  __device__ __forceinline__ Chunk chunk_of(const Item<config>& item, const tile::Sequence& sequence, int index) const {
+    const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
+    const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
+    if (row >= config.block_q || query >= sequence.rows_q || chunk * 8 >= config.head_dim) return {};
+    const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
+    return ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
+  }
+
   __device__ __forceinline__ void read_Q(unsigned (&A)[4], int step) const {
     ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
   }

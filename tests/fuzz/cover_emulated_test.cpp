@@ -130,6 +130,11 @@ const Narrow boxes_of_pages{[](Domain domain) {
   domain = plain(domain, "64").only(paged, {"used"}).only(page_size, {"16", "64", "whole"}).only(seqused_kv, {"on"});
   return domain.only(queries, {"1", "few"}).only(group, {"3", "8"}).only(batch, {"2", "3"});
 }};
+/// Half of a tile's rows, or fewer, of more than 64 columns.
+const Narrow few_rows{[](Domain domain) {
+  domain = plain(domain, "128").only(queries, {"1"}).only(group, {"1", "3"}).only(window, {"none", "causal"});
+  return domain.only(batch, {"2", "3"}).only(inputs, {"normal", "growing", "nan_value"});
+}};
 const Narrow many_sequences{[](Domain domain) {
   domain = plain(domain, "64").only(batch, {"many"}).only(queries, {"1", "few", "0"}).only(keys, {"few"});
   return domain.only(packed, {"on"}).only(group, {"3", "8"});
@@ -240,7 +245,8 @@ INSTANTIATE_TEST_SUITE_P(
              {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_soft_cap,
               wide_blocks}},
         Part{"decode/sm80", 2, {few_queries, many_parts, many_sequences, small_pages}},
-        Part{"decode/sm90", 2, {many_parts, boxes_of_pages}}, Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},
+        Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},
+        Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},
         Part{"forward/sm90_fp8", 1, {narrow_plain, narrow_packed}}, Part{"backward/portable", 2, {plain_64}},
         Part{"backward/sm80", 2, {plain_64, plain_128, biases, blocks_of_keys, blocks_by_heads, hidden_scores}},
         Part{"backward/sm90", 2, {plain_64, plain_128, plain_256, plain_wide, ordered, ordered_groups, hidden_scores}}),

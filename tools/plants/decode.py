@@ -103,8 +103,8 @@ PLANTS = (
     Plant(
         "the first part is where the next block's is",
         PARTS,
-        "(2ll * (first + x) + (x == 0 ? 1 : 0)) * floats();",
-        "(2ll * (first + x)) * floats();",
+        "return 2 * (first + x) + (x == 0 ? 1 : 0); }",
+        "return 2 * (first + x); }",
         COVER,
         survives="two items meet there only where a block overtakes the one before it, and the emulator keeps their order",
     ),
