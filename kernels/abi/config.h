@@ -67,6 +67,8 @@ struct ForwardConfig {
   bool producer_warp = false;      // decode: separate warps load, by TMA
   bool pair_tiles = false;         // sm90: a block takes a long and a short row tile in turn
   bool row_grid = false;           // decode: blockIdx.y is the tile of rows
+  int key_groups = 1;              // decode: so many groups of warps take the tiles of keys in turn
+  bool strided_items = false;      // decode: a block's items are as far apart as the grid has blocks, all of them whole
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages
 };

@@ -12,6 +12,7 @@ namespace flash_attention::abi {
 struct DecodeLayout {
   int row_warps;      // warps side by side along the rows
   int key_warps;      // and along the keys: each has its own running maximum
+  int tile_warps;     // of those, the ones that share a tile; the others have the next one
   int warp_rows;      // rows of a warp that can exist
   int merge_columns;  // columns of O that the warps exchange at a time
   int stage_bytes;    // a tile of K and one of V, and the scales of their rows
@@ -34,6 +35,7 @@ struct DecodeLayout {
   constexpr explicit DecodeLayout(const ForwardConfig& config)
       : row_warps(config.block_q <= 16 ? 1 : config.block_q / 16),
         key_warps(config.num_warps / row_warps),
+        tile_warps(key_warps / config.key_groups),
         warp_rows(min(config.block_q, 16)),
         merge_columns(min(panels(config.head_dim_v) * 64, warp_rows == 8 && !config.producer_warp ? 128 : 64)),
         stage_bytes(
@@ -44,6 +46,12 @@ struct DecodeLayout {
         merge_bytes(config.num_warps * warp_rows * (merge_columns + 4) * 4),  // 4: so that rows begin in other banks
         shared_bytes(config.num_stages * stage_bytes + q_bytes + merge_bytes + 2048) {}  // statistics and a flag
 };
+
+/// Whether all items have the same tiles of keys, which the host knows, too.
+constexpr bool decode_items_are_alike(const Features& features) {
+  return !features.packed && !features.seqused_q && !features.seqused_kv && !features.key_lengths &&
+         !features.left_padding && !features.window_left && !features.window_right;
+}
 
 /// Blocks that an SM holds at a time.
 constexpr int decode_blocks_per_sm(const ForwardConfig& config, int shared_limit) {

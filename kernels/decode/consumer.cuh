@@ -173,7 +173,8 @@ struct Consumer : Queries<config> {
     const int kv_begin = tile_idx * block_kv + warp_key;
     const tile::KeyRange seen = storage.item.seen, full = storage.full;
     gate.K_ready();
-    if (kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {
+    const bool own = config.key_groups == 1 || tile_idx % config.key_groups == warp / layout.tile_warps;
+    if (!own || kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {
       ptx::path<"decode/sm80 warp without keys">();
       gate.K_read();
       gate.V_ready();

@@ -14,7 +14,7 @@ struct ConsumerShape {
   static constexpr Type type = features.dtype;
   static constexpr DecodeLayout layout{config};
   static constexpr int block_kv = config.block_kv, stages = config.num_stages, threads = 32 * config.num_warps;
-  static constexpr int warp_keys = block_kv / layout.key_warps;
+  static constexpr int warp_keys = block_kv / layout.tile_warps;
   using Finish = decode::Finish<config>;
   using Element = ptx::Element<type>;
   using KTile = typename DecodeTiles<config>::K;
@@ -27,7 +27,8 @@ struct ConsumerShape {
   static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
   using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
   static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= 2);
-  static_assert(layout.key_warps * layout.row_warps == config.num_warps);
+  static_assert(layout.tile_warps * config.key_groups * layout.row_warps == config.num_warps);
+  static_assert(config.key_groups == 1 || layout.row_warps == 1);
 
   struct SharedStorage {
     struct Stage {

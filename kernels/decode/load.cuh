@@ -20,7 +20,8 @@ namespace flash_attention::decode {
 template <ForwardConfig config>
 struct Loader {
   static constexpr Features features = config.features;
-  static constexpr int own_rows = config.block_kv / config.num_warps;
+  static constexpr int sharers = config.num_warps / config.key_groups;  // warps that copy a tile
+  static constexpr int own_rows = config.block_kv / sharers;
   using Element = ptx::Element<features.dtype>;
   using Key = tile::Stored<key_type(features)>;
   static constexpr int chunk_elements = 16 / sizeof(Key);
@@ -32,8 +33,8 @@ struct Loader {
   Cursor<config>& cursor;  // of the tile that is loaded next; the warp's own, in shared memory: registers are scarce
   int left;                // tiles
   int lane = threadIdx.x % 32;
-  int first_row = static_cast<int>(threadIdx.x) / 32 * own_rows;  // of a tile
-  int page = 0;                                                   // of this lane's row of the next tile
+  int first_row = static_cast<int>(threadIdx.x) / 32 % sharers * own_rows;  // of a tile
+  int page = 0;                                                             // of this lane's row of the next tile
   int page_row = 0;
   float k_scale = 0, v_scale = 0;  // of the same row, where rows have scales
 
@@ -47,10 +48,12 @@ struct Loader {
   /// Starts the copies of the next tile, if there is one, and closes their group.
   __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem, unsigned scale_smem) {
     if (left > 0) {
-      store_scales(scale_smem);
       Cursor<config> now = cursor;
-      copy<KTile, config.head_dim>(now, args.K, K_smem);
-      copy<VTile, config.head_dim_v>(now, args.V, V_smem);
+      if (takes(now.tile)) {
+        store_scales(scale_smem);
+        copy<KTile, config.head_dim>(now, args.K, K_smem);
+        copy<VTile, config.head_dim_v>(now, args.V, V_smem);
+      }
       if (--left > 0) {
         now.next(args);
         look_up(now);
@@ -64,6 +67,11 @@ struct Loader {
   }
 
  private:
+  /// Whether a tile is this warp's: groups of warps take them in turn.
+  __device__ __forceinline__ static bool takes(int tile) {
+    return config.key_groups == 1 || tile % config.key_groups == static_cast<int>(threadIdx.x) / 32 / sharers;
+  }
+
   /// Those of K, then of V. They were prefetched one tile ago.
   __device__ __forceinline__ void store_scales(unsigned scale_smem) const {
     if constexpr (features.token_scales) {
@@ -77,7 +85,7 @@ struct Loader {
   __device__ __forceinline__ void look_up(const Cursor<config>& next) {
     if constexpr (features.paged || features.token_scales) {
       const int j = next.tile * config.block_kv + first_row + lane;
-      if (left <= 0 || lane >= own_rows) return;
+      if (left <= 0 || lane >= own_rows || !takes(next.tile)) return;
       k_scale = v_scale = 0;  // what no query sees
       if (j < next.item.seen.begin || j >= next.item.seen.end) return;
       if constexpr (features.paged) {

@@ -18,7 +18,7 @@ struct Queries : ConsumerShape<config> {
   SharedStorage& storage;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_row = warp % layout.row_warps * 16;
-  const int warp_key = warp / layout.row_warps * warp_keys;
+  const int warp_key = warp / layout.row_warps % layout.tile_warps * warp_keys;
   const tile::LanePlace place{lane};
   const unsigned Q_smem = ptx::shared_address(&storage.Q);
   unsigned Q[Q_in_registers ? q_steps : 1][4];

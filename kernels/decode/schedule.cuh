@@ -1,9 +1,8 @@
 #pragma once
 
-#include "ptx/memory.cuh"
+#include "decode/item.cuh"
 #include "ptx/path.cuh"
 #include "ptx/warp.cuh"
-#include "tile/score.cuh"
 
 // What the blocks of decode/sm80 work on. An item is block_q rows of a key head of a sequence; its work is the tiles of
 // keys that these rows see. The tiles of all items stand in one row, and block c takes an equal run of them: an item that
@@ -14,60 +13,6 @@
 namespace flash_attention::decode {
 
 using namespace abi;
-
-/// Query tokens, the last one excluded.
-struct Tokens {
-  int begin;
-  int end;
-};
-
-template <ForwardConfig config>
-struct Item {
-  static constexpr Features features = config.features;
-  // All items have the same tiles of keys: nothing is read from memory to find one.
-  static constexpr bool alike = config.split_tiles == 0 && !features.packed && !features.seqused_q &&
-                                !features.seqused_kv && !features.key_lengths && !features.left_padding &&
-                                !features.window_left && !features.window_right;
-
-  int batch_idx;
-  int kv_head_idx;
-  int row_tile;
-  int first_tile;  // of keys
-  int end_tile;
-  tile::KeyRange seen;  // by some row; keys outside of it are not loaded
-  bool only_rows;       // of the key head: there is no other item of it
-
-  // Where splits are fixed: that of a tile, counted from key 0, and its end. A row's bits depend on these alone.
-  static constexpr int split_of(int tile) { return config.split_tiles > 0 ? tile / config.split_tiles : 0; }
-  __device__ __forceinline__ int split_end(int tile) const {
-    return config.split_tiles > 0 ? tile::min(end_tile, (split_of(tile) + 1) * config.split_tiles) : end_tile;
-  }
-  __device__ __forceinline__ bool begins_split(int tile) const {
-    return tile == first_tile || (config.split_tiles > 0 && tile % config.split_tiles == 0);
-  }
-
-  /// Tiles of rows that this block's items have, and the first of them: all, or that of blockIdx.y.
-  __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
-    const int tiles = tile::ceil_div(sequence.rows_q * config.group, config.block_q);
-    return config.row_grid ? tile::min(1, tile::max(0, tiles - first_row_tile())) : tiles;
-  }
-  __device__ __forceinline__ static int first_row_tile() { return config.row_grid ? static_cast<int>(blockIdx.y) : 0; }
-  __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {
-    const int first = row_tile * config.block_q, rows = sequence.rows_q * config.group;
-    return {first / config.group, tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};
-  }
-
-  /// Rows without keys have a tile too, of which nothing is loaded: somebody has to write their zeros.
-  __device__ __forceinline__ int find_tiles(const AttentionArgs& args, const tile::Sequence& sequence) {
-    const Tokens tokens = tokens_of(sequence, row_tile);
-    seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
-    if (seen.begin >= seen.end) seen = {0, 0};
-    first_tile = seen.begin / config.block_kv;
-    end_tile = tile::max(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));
-    only_rows = row_tiles_of(sequence) == 1;
-    return end_tile - first_tile;
-  }
-};
 
 /// Who takes which of `total` tiles: the first `total % blocks` blocks one more than the others.
 struct Shares {
@@ -90,6 +35,7 @@ struct Cursor {
 
   __device__ __forceinline__ void next(const AttentionArgs& args) {
     if (++tile < item.end_tile) return;
+    if constexpr (config.strided_items) return next_whole(args);
     if (item.only_rows && item.kv_head_idx + 1 < args.heads_kv) {  // the same rows and keys of the next head
       ++item.kv_head_idx;
       tile = item.first_tile;
@@ -110,6 +56,15 @@ struct Cursor {
       }
       item.find_tiles(args, sequence);
     }
+    tile = item.first_tile;
+  }
+
+  /// From one whole item to the next.
+  __device__ __forceinline__ void next_whole(const AttentionArgs& args) {
+    static_assert(Item<config>::alike || !config.strided_items);
+    const int row_tiles = Item<config>::row_tiles_of(tile::make_sequence<config.features>(args, 0));
+    const int idx = (item.batch_idx * args.heads_kv + item.kv_head_idx) * row_tiles + item.row_tile;
+    item.place(idx + static_cast<int>(gridDim.x), row_tiles, args.heads_kv);
     tile = item.first_tile;
   }
 };
@@ -150,10 +105,14 @@ struct Run {
     start.item.row_tile = Item<config>::first_row_tile();
     const int tiles = start.item.find_tiles(args, sequence), row_tiles = Item<config>::row_tiles_of(sequence);
     take(tiles * row_tiles * args.heads_kv * args.batch);
-    const int item_idx = begin / tiles, head_idx = item_idx / row_tiles;
-    start.item.batch_idx = head_idx / args.heads_kv;
-    start.item.kv_head_idx = head_idx % args.heads_kv;
-    start.item.row_tile = Item<config>::first_row_tile() + item_idx % row_tiles;
+    if constexpr (config.split_tiles > 0) {  // a split belongs to the block in whose share it begins
+      const auto to_split = [&](int position) {
+        const int tile = position % tiles;
+        return position - tile + tile::min(tiles, tile::round_up(tile, config.split_tiles));
+      };
+      begin = to_split(begin), end = to_split(end);
+    }
+    start.item.place(config.strided_items ? static_cast<int>(blockIdx.x) : begin / tiles, row_tiles, args.heads_kv);
     start.tile = start.item.first_tile + begin % tiles;
   }
 

@@ -30,7 +30,7 @@ struct DecodeSm80 {
   using Consumer = decode::Consumer<config>;
   static constexpr int stages = config.num_stages;
 
-  /// What a warp has copied is read by the warp alone, or by all.
+  /// What a warp has copied is read by the warp alone, or a stage belongs to all.
   struct Gate {
     __device__ __forceinline__ void K_ready() const {  // and V: one group of copies
       ptx::copy_async_wait<stages - 1>();
@@ -41,9 +41,9 @@ struct DecodeSm80 {
     __device__ __forceinline__ void V_read() const { sync_readers(); }  // the next copies may go there
 
     __device__ __forceinline__ static void sync_readers() {
-      if constexpr (Consumer::layout.row_warps == 1) {
+      if constexpr (Consumer::layout.row_warps == 1 && config.key_groups == 1) {
         __syncwarp();
-      } else {
+      } else {  // rows of several warps, or stages that both groups of warps use in turn
         ptx::path<"decode/sm80 rows of several warps">();
         __syncthreads();
       }

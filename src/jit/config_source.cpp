@@ -111,6 +111,8 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(producer_warp);
   MEMBER(pair_tiles);
   MEMBER(row_grid);
+  MEMBER(key_groups);
+  MEMBER(strided_items);
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);
   return out.done();

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "flash_attention/plan.h"
+#include "plan/kernel_config.h"
 
 namespace flash_attention {
 namespace {
@@ -116,15 +117,78 @@ TEST(PlanDecode, TmaTakesPagesThatAreBoxes) {
 }
 
 /// Narrow heads of few rows have two blocks an SM with four warps, all others eight warps; with TMA four more that load.
+/// 128 of 132 SMs have whole items.
 TEST(PlanDecode, NarrowHeadsHaveTwoBlocksAnSm) {
   for (const auto& [head_dim, queries, threads, blocks] :
-       {std::array{64, 1, 256, 264}, {64, 8, 256, 132}, {128, 1, 384, 132}, {256, 1, 256, 132}}) {
+       {std::array{64, 1, 256, 256}, {64, 8, 256, 128}, {128, 1, 384, 128}, {256, 1, 256, 128}}) {
     Problem problem = one_token(64, 4096, head_dim);
     problem.seq_q = queries;
     const Launch launch = make_plan(problem, Pass::forward, h200).launches[0];
     EXPECT_EQ(launch.block, threads) << head_dim << " " << queries;
     EXPECT_EQ(launch.grid[0], blocks) << head_dim << " " << queries;
   }
+}
+
+abi::ForwardConfig config_of(const Plan& plan) { return *plan::config_of<abi::ForwardConfig>(plan.launches[0]); }
+
+/// Shares that are whole items, or equal parts of one, where nearly as many blocks have them.
+TEST(PlanDecode, SharesAreEven) {
+  const auto blocks = [](std::int64_t batch, std::int64_t keys) {
+    return make_plan(one_token(batch, keys), Pass::forward, h200).launches[0].grid[0];
+  };
+  EXPECT_EQ(blocks(16, 8192), 128);   // an item each
+  EXPECT_EQ(blocks(64, 4096), 128);   // four items each
+  EXPECT_EQ(blocks(1, 131072), 128);  // a sixteenth of an item
+  EXPECT_EQ(blocks(33, 4096), 132);   // two items each
+  EXPECT_EQ(blocks(15, 8192), 132);   // 120 items: more blocks, which share some
+  EXPECT_EQ(blocks(1, 1024), 64);     // no more blocks than tiles
+}
+
+/// A block's items are far apart where all are whole, and the host knows that.
+TEST(PlanDecode, WholeItemsAreFarApart) {
+  Problem problem = one_token(64, 4096);
+  EXPECT_FALSE(config_of(make_plan(problem, Pass::forward, h200)).strided_items);  // lengths are on the device
+  problem.seqused_kv = false;
+  EXPECT_TRUE(config_of(make_plan(problem, Pass::forward, h200)).strided_items);
+  EXPECT_TRUE(config_of(make_plan(problem, Pass::forward, h200, "decode/sm80")).strided_items);
+  problem.batch = 16;  // one for each block
+  EXPECT_FALSE(config_of(make_plan(problem, Pass::forward, h200)).strided_items);
+  problem.batch = 61;
+  EXPECT_FALSE(config_of(make_plan(problem, Pass::forward, h200)).strided_items);
+  problem.batch = 64, problem.invariant = true;
+  EXPECT_FALSE(config_of(make_plan(problem, Pass::forward, h200)).strided_items);
+}
+
+/// Warps take tiles in turn where runs are long, of 8-bit keys as of others: the bits are the same.
+TEST(PlanDecode, TilesInTurnFollowTheShapeAlone) {
+  const auto groups = [](Problem problem, const char* kernel = "") {
+    const int found = config_of(make_plan(problem, Pass::forward, h200, kernel)).key_groups;
+    problem.kv_dtype = Dtype::float8_e4m3, problem.kv_scales = ScaleKind::head;
+    EXPECT_EQ(config_of(make_plan(problem, Pass::forward, h200, kernel)).key_groups, found);
+    return found;
+  };
+  EXPECT_EQ(groups(one_token(1, 131072)), 2);
+  EXPECT_EQ(groups(one_token(1, 131072), "decode/sm80"), 2);
+  EXPECT_EQ(groups(one_token(1, 32768)), 1);  // runs of 16 tiles
+  EXPECT_EQ(groups(one_token(64, 4096)), 1);
+  Problem problem = one_token(1, 131072);
+  EXPECT_EQ(config_of(make_plan(problem, Pass::forward, a100)).key_groups, 1);
+  problem.invariant = true;
+  EXPECT_EQ(groups(problem), 1);
+}
+
+/// Items of one tile have smaller ones, of which two blocks fit; with 16 rows four warps leave room for a third stage.
+TEST(PlanDecode, ShortItemsHaveTwoBlocksAnSm) {
+  const Plan small = make_plan(one_token(64, 128), Pass::forward, h200);
+  EXPECT_EQ(small.block_kv, 64);
+  EXPECT_EQ(small.launches[0].grid[0], 256);
+  EXPECT_EQ(make_plan(one_token(1, 128), Pass::forward, h200).block_kv, 128);
+  Problem rows = one_token(64, 1024);
+  rows.heads_q = 128;
+  const abi::ForwardConfig config = config_of(make_plan(rows, Pass::forward, h200));
+  EXPECT_EQ(config.block_q, 16);
+  EXPECT_EQ(config.num_warps, 4);
+  EXPECT_EQ(config.num_stages, 3);
 }
 
 /// The plan follows capacities, never lengths: a captured launch serves all of them.

@@ -4,7 +4,7 @@ from .plant import Plant
 
 COVER = "fuzz_emulated_test Kernels/CoverEmulated.*/decode_sm80"
 SHAPES = "kernels_emulated_test */DecodeSm80.* DecodeSm80Workspace.*"
-SCHEDULE, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/load.cuh"
+SCHEDULE, ITEM, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/item.cuh", "kernels/decode/load.cuh"
 PARTS, ROWS = "kernels/decode/parts.cuh", "kernels/decode/finish_rows.cuh"
 MERGE, KERNEL = "kernels/decode/merge.cuh", "kernels/decode/consumer.cuh"
 
@@ -33,7 +33,7 @@ PLANTS = (
     ),
     Plant(
         "rows without keys have no tile",
-        SCHEDULE,
+        ITEM,
         "end_tile = tile::max(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));",
         "end_tile = tile::max(first_tile, tile::ceil_div(seen.end, config.block_kv));",
         COVER,
@@ -61,10 +61,24 @@ PLANTS = (
     ),
     Plant(
         "the last tokens of a group's tile are left out",
-        SCHEDULE,
+        ITEM,
         "tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};",
         "tile::min(first + config.block_q, rows) / config.group};",
         SHAPES,
+    ),
+    Plant(
+        "both groups of warps take the same tiles",
+        KERNEL,
+        "tile_idx % config.key_groups == warp / layout.tile_warps;",
+        "tile_idx % config.key_groups == 0;",
+        "kernels_emulated_test */DecodeSm80.*long_runs* */DecodeSm90.*long_runs*",
+    ),
+    Plant(
+        "items that are far apart are taken one after the other",
+        SCHEDULE,
+        "item.place(idx + static_cast<int>(gridDim.x), row_tiles, args.heads_kv);",
+        "item.place(idx + 1, row_tiles, args.heads_kv);",
+        "kernels_emulated_test */DecodeSm80.*whole_items* */DecodeSm90.*whole_items*",
     ),
     # Pages
     Plant("a page is that of the first sequence", LOAD, "next.item.batch_idx * args.page_table_stride +", "0 *", COVER),
@@ -195,7 +209,7 @@ PLANTS = (
     Plant(
         "a warp of keys that end inside of it is left out",
         KERNEL,
-        "if (kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {",
+        "if (!own || kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {",
         "if (kv_begin + warp_keys > seen.end || kv_begin + warp_keys <= seen.begin) {",
         COVER,
     ),

@@ -34,12 +34,16 @@ std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& con
       std::min<std::int64_t>(share / config.split_tiles + 2, abi::decode_splits(config, problem.seq_kv)), 1);
 }
 
+std::int64_t tiles_of_item(const Problem& problem, const abi::ForwardConfig& config) {
+  return std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv));
+}
+
 }  // namespace
 
 std::int64_t decode_rows(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
 
 double decode_tiles(const Problem& problem, const abi::ForwardConfig& config) {
-  const double tiles_of_keys = static_cast<double>(std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv)));
+  const double tiles_of_keys = static_cast<double>(tiles_of_item(problem, config));
   const double items = static_cast<double>(problem.batch * problem.heads_kv) *
                        static_cast<double>(ceil_div(decode_rows(problem), config.block_q));
   return tiles_of_keys * items;
@@ -88,10 +92,32 @@ int stages_of(abi::ForwardConfig config, int shared_bytes, int most_bytes) {
   return stages - 1;
 }
 
+/// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn, each with twice the keys
+/// of a tile, in three quarters of the instructions: 8-bit keys, whose bound these are, take 0.87 to 0.89 of the time,
+/// 16-bit ones, which must have the same bits, 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768). With shorter
+/// runs 1.02 to 1.05.
+bool has_long_runs(const Problem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t long_keys = 16384, long_run = 24 * 128;
+  return problem.seq_kv >= long_keys && problem.seq_kv * problem.batch * problem.heads_kv >= long_run * device.num_sms;
+}
+
+/// Items of 128 keys at most, several for each SM.
+bool has_short_items(const Problem& problem, const DeviceInfo& device) {
+  return problem.seq_kv <= 128 && problem.batch * problem.heads_kv >= 2 * device.num_sms;
+}
+
+/// An item or more for each SM: few are cut. Else a warp's rows are merged one after the other, and eight warps are better
+/// (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
+bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
+  return problem.batch * problem.heads_kv >= device.num_sms - device.num_sms / 16;
+}
+
 /// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200): tiles of 128 keys with two
 /// stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, also where they leave SMs without work (fewer
-/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages. Narrow heads are 1
-/// to 25 % faster with four warps and two blocks an SM, whose copies do not pause together.
+/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages; with 16 rows there
+/// is room for them with four warps alone (128 x 64/4 x 1024: 79.2 us, before 84.4). Narrow heads are 1 to 25 % faster with
+/// four warps and two blocks an SM, whose copies do not pause together, and so are short items (64 x 32/8 x 128: 20.1
+/// us, 22.4).
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp,
                                             int block_q) {
   constexpr int most_scores = 64;  // keys of a warp: more scores than that do not fit in registers
@@ -101,17 +127,26 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
                             .block_q = block_q,
                             .group = static_cast<int>(problem.heads_q / problem.heads_kv),
                             .producer_warp = producer_warp};
-  const bool narrow = problem.head_dim + problem.head_dim_v <= 128 && block_q <= 16;
-  for (const Tile tile : {Tile{128, narrow ? 4 : 8,
+  const std::int64_t dims = problem.head_dim + problem.head_dim_v;
+  const bool narrow = dims <= 128 && block_q <= 16, usual = dims > 128 && dims <= 256;
+  // What follows was measured on sm_90. With options few registers are left, and invariant bits have one way for all sizes.
+  const abi::Features& features = config.features;
+  const bool free =
+      usual && device.arch == 90 && !features.softcap && !features.bias && !features.alibi && !problem.invariant;
+  const bool long_runs = free && block_q <= 16 && has_long_runs(problem, device);
+  const bool few_warps = narrow || (free && block_q == 16 && !long_runs && has_whole_items(problem, device));
+  const int most_keys = free && block_q <= 8 && has_short_items(problem, device) ? 64 : 128;
+  for (const Tile tile : {Tile{128, few_warps ? 4 : 8,
                                (narrow          ? 64
                                 : producer_warp ? 192
                                                 : 128)
                                    << 10},
-                          Tile{64, 4, 192 << 10}, Tile{32, 2, 192 << 10}}) {
-    if (block_q > 16 * tile.num_warps) continue;
+                          Tile{64, 4, (most_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}}) {
+    if (block_q > 16 * tile.num_warps || tile.block_kv > most_keys) continue;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
-    if (config.block_kv / abi::DecodeLayout(config).key_warps > most_scores) continue;
+    config.key_groups = long_runs && tile.num_warps == 8 ? 2 : 1;
+    if (config.block_kv / abi::DecodeLayout(config).tile_warps > most_scores) continue;
     // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and up to twice as many stages.
     abi::ForwardConfig wide = config;
     wide.features.kv_dtype = wide.features.dtype;
@@ -199,12 +234,35 @@ std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device)
   return reject_tma_cache(problem);
 }
 
+/// Blocks whose shares are whole items, or equal parts of one, where that takes at most a sixteenth of them away: fewer
+/// parts are to be merged, no block waits for a longer one, and the heads of a sequence are read side by side. 128 of an
+/// H200's 132 SMs read as fast as all: 16 x 32/8 x 8192 takes 132.3 us, before 136.7; 1 x 131072 134.7, 137.6; 256 x 1024
+/// 257.0, 259.7.
+std::int64_t even_blocks(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most) {
+  const auto tiles = static_cast<std::int64_t>(decode_tiles(problem, config)), of_item = tiles_of_item(problem, config);
+  for (std::int64_t blocks = most; blocks > most - most / 16; --blocks) {
+    const std::int64_t share = tiles / blocks;
+    if (share > 0 && share * blocks == tiles && (share % of_item == 0 || of_item % share == 0)) return blocks;
+  }
+  return most;
+}
+
+/// Whether the items of a block are far apart, so that others read the next heads of the same keys at the same time: 64 x
+/// 4096 249.9 us, 251.5 with consecutive ones; 256 x 1024 254.7, 257.0; 128 x 32/32 x 2048 950, 960. All must be whole, and
+/// known.
+bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
+  const auto tiles = static_cast<std::int64_t>(decode_tiles(problem, config)), of_item = tiles_of_item(problem, config);
+  return abi::decode_items_are_alike(config.features) && config.split_tiles == 0 && of_item >= 4 &&
+         tiles >= 2 * blocks * of_item && tiles % (blocks * of_item) == 0;
+}
+
 Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
-  const abi::ForwardConfig config = *configure(problem, device, producer_warp);
+  abi::ForwardConfig config = *configure(problem, device, producer_warp);
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   const int shared_bytes = abi::DecodeLayout(config).shared_bytes;
   const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
-  const std::int64_t most = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
+  const std::int64_t most = even_blocks(problem, config, std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks));
+  config.strided_items = strides_items(problem, config, most);
   const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
   add_launch(plan,
              {.unit = producer_warp ? "decode/sm90" : "decode/sm80",

@@ -18,6 +18,18 @@ inline std::vector<Case> few_queries(Dtype dtype) {
   return cases;
 }
 
+/// Whole items, as many for each block of 2 or 3 SMs, which are far apart; runs so long that two groups of warps take the
+/// tiles in turn.
+inline std::vector<Case> long_and_many() {
+  Case many = base("whole_items_apart", Dtype::bfloat16);
+  many.problem.batch = 12, many.problem.seq_q = 1, many.problem.seq_kv = 450, many.problem.heads_q = 6;
+  Case turns = base("two_long_runs", Dtype::bfloat16);
+  turns.problem.batch = turns.problem.seq_q = turns.problem.heads_kv = 1, turns.problem.heads_q = 3;
+  turns.problem.seq_kv = 16500, turns.problem.seqused_kv = true, turns.seqused_kv = {16390};
+  turns.problem.head_dim = turns.problem.head_dim_v = 72;
+  return {many, turns};
+}
+
 /// Groups and numbers of query tokens that fill tiles of 8, 16, 32 and 64 rows, and miss them; lengths at the edges of
 /// tiles and very uneven ones; pages of every kind.
 inline std::vector<Case> decode_shapes() {
@@ -58,6 +70,7 @@ inline std::vector<Case> decode_shapes() {
   long_keys.problem.batch = long_keys.problem.seq_q = 1, long_keys.problem.seq_kv = 4500, long_keys.draw = Draw::growing;
   long_keys.problem.heads_q = long_keys.problem.heads_kv = 1;
   cases.push_back(long_keys);
+  for (const Case& c : long_and_many()) cases.push_back(c);
   Case unused = base("unused_rows_and_sink", Dtype::bfloat16);
   unused.problem.seq_q = 4, unused.problem.sink = unused.problem.seqused_q = true, unused.seqused_q = {2, 0};
   cases.push_back(unused);

@@ -1,6 +1,7 @@
 // K and V in 8 bits, in the emulator.
 #include "emulator/host/seed.h"
 #include "kernels/emulated.h"
+#include "support/cases/make_case.h"
 
 namespace flash_attention::testing {
 namespace {
@@ -37,6 +38,19 @@ std::vector<Case> decoded(Dtype dtype) {
   return cases;
 }
 
+/// Runs so long that two groups of warps take tiles in turn.
+std::vector<Case> long_runs() {
+  Case scaled = base("e4m3_two_long_runs", Dtype::bfloat16);
+  Problem& p = scaled.problem;
+  p.batch = p.seq_q = p.heads_kv = 1, p.heads_q = 3, p.seq_kv = 16500, p.head_dim = 80, p.head_dim_v = 80;
+  p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head, p.seqused_kv = true, scaled.seqused_kv = {16390};
+  Case tokens = scaled;
+  tokens.name = "int8_token_two_long_runs";
+  tokens.problem.kv_dtype = Dtype::int8, tokens.problem.kv_scales = ScaleKind::token;
+  return {scaled, tokens};
+}
+
+INSTANTIATE_TEST_SUITE_P(Runs, NarrowKeysBits, ::testing::ValuesIn(long_runs()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, NarrowKeys, ::testing::ValuesIn(decoded(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, NarrowKeys, ::testing::ValuesIn(some_of(decoded(Dtype::float16))), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, NarrowKeysPortable, ::testing::ValuesIn(some_of(narrow_key_cases(Dtype::bfloat16), 4)),
