@@ -1,6 +1,7 @@
 #include "emulator/checks/races.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "emulator/machine/address.h"
 #include "support/clones.h"
@@ -63,9 +64,9 @@ void Races::reset(std::vector<Block>& blocks) {
   global_writes_.clear();
   for (Block& block : blocks) {
     ShadowMemory& shadow = block.shadow;
-    shadow.words = block.shared.size() / word_bytes + 1;
-    shadow.writes.assign(shadow.words * ShadowMemory::writers, {});
-    shadow.reads.assign(shadow.words * block.warps.size(), {});
+    shadow.words.assign(block.shared.size() / word_bytes + 1, {});
+    shadow.rewrites.resize(shadow.words.size() * ShadowMemory::max_rewriters);
+    shadow.reads.resize(shadow.words.size() * block.warps.size());
     for (Thread& thread : block.threads) {
       thread.actor = static_cast<std::uint32_t>(block.rank) * threads_of_block_ + static_cast<std::uint32_t>(thread.index);
       thread.known.assign(actors_, 0);
@@ -126,21 +127,25 @@ bool Races::happened(const Touch& touch, const Clocks& known) const {
   return true;
 }
 
-/// All of them wrote the same, so that it is enough to know of one.
-bool Races::one_happened(const Touch* writers, const Clocks& known) const {
-  for (std::size_t i = 0; i < ShadowMemory::writers; ++i) {
-    if (writers[i].kind != Touch::Kind::none && happened(writers[i], known)) return true;
-  }
-  return false;
+/// All who wrote a word wrote the same, so that it is enough to know of one.
+bool Races::a_write_happened(const ShadowMemory& shadow, std::size_t at, const Clocks& known) const {
+  const ShadowMemory::Word& word = shadow.words[at];
+  if (happened(word.written, known)) return true;
+  if (!word.rewritten) return false;
+  const Touch* others = shadow.rewrites.data() + at * ShadowMemory::max_rewriters;
+  return std::any_of(others, others + ShadowMemory::max_rewriters,
+                     [&](const Touch& other) { return other.kind != Touch::Kind::none && happened(other, known); });
 }
 
 void Races::check_read(const SharedPlace& place, std::size_t bytes, const Clocks& known, const Touch& touch, int warp) {
   ShadowMemory& shadow = place.block->shadow;
-  Touch* reads = shadow.reads.data() + static_cast<std::size_t>(warp) * shadow.words;
+  Touch* reads = shadow.reads.data() + static_cast<std::size_t>(warp) * shadow.words.size();
+  const std::uint32_t reader = 1u << warp;
   for_each_word(place.offset, bytes, [&](std::size_t at, std::uint8_t mask) {
-    const Touch* writers = shadow.writes.data() + at * ShadowMemory::writers;
-    if ((writers->bytes & mask) != 0 && !one_happened(writers, known))
-      report("reads", "shared offset " + std::to_string(at * word_bytes), *writers, "wrote");
+    ShadowMemory::Word& word = shadow.words[at];
+    if ((word.written.bytes & mask) != 0 && !a_write_happened(shadow, at, known))
+      report("reads", "shared offset " + std::to_string(at * word_bytes), word.written, "wrote");
+    word.readers |= reader;
     reads[at] = touch;
     reads[at].bytes = mask;
   });
@@ -149,32 +154,37 @@ void Races::check_read(const SharedPlace& place, std::size_t bytes, const Clocks
 void Races::check_write(const SharedPlace& place, std::size_t bytes, const Clocks& known, const Touch& touch) {
   ShadowMemory& shadow = place.block->shadow;
   for_each_word(place.offset, bytes, [&](std::size_t at, std::uint8_t mask) {
-    Touch* writers = shadow.writes.data() + at * ShadowMemory::writers;
-    Touch& written = *writers;
-    if ((written.bytes & mask) != 0 && !same_warp(written, touch) && !happened(written, known))
-      report("writes", "shared offset " + std::to_string(at * word_bytes), written, "wrote");
-    for (std::size_t i = at; i < shadow.reads.size(); i += shadow.words) {
-      Touch& read = shadow.reads[i];
+    ShadowMemory::Word& word = shadow.words[at];
+    if ((word.written.bytes & mask) != 0 && !same_warp(word.written, touch) && !happened(word.written, known))
+      report("writes", "shared offset " + std::to_string(at * word_bytes), word.written, "wrote");
+    for (std::uint32_t readers = word.readers; readers != 0; readers &= readers - 1) {
+      const auto warp = static_cast<std::size_t>(std::countr_zero(readers));
+      const Touch& read = shadow.reads[warp * shadow.words.size() + at];
       if ((read.bytes & mask) == 0) continue;
       if (!happened(read, known)) report("writes", "shared offset " + std::to_string(at * word_bytes), read, "read");
-      read = {};  // the write stands for it from now on
+      word.readers &= ~(1u << warp);  // the write stands for it from now on
     }
-    written = touch;
-    written.bytes = mask;
-    std::fill(writers + 1, writers + ShadowMemory::writers, Touch{});
+    word.written = touch;
+    word.written.bytes = mask;
+    word.rewritten = false;
   });
 }
 
 void Races::rewrite(const Thread& thread, const SharedPlace& place, std::size_t bytes) {
   const Touch touch{thread.known[thread.actor], static_cast<std::uint16_t>(thread.actor), Touch::Kind::thread, 0xf};
+  ShadowMemory& shadow = place.block->shadow;
   for_each_word(place.offset, bytes, [&](std::size_t at, std::uint8_t mask) {
-    Touch* writers = place.block->shadow.writes.data() + at * ShadowMemory::writers;
-    if (writers->kind != Touch::Kind::thread || (writers->bytes & mask) != mask)
+    ShadowMemory::Word& word = shadow.words[at];
+    if (word.written.kind != Touch::Kind::thread || (word.written.bytes & mask) != mask)
       return check_write({place.block, at * word_bytes}, word_bytes, thread.known, touch);
-    Touch* slot = writers + 1;
-    while (slot + 1 < writers + ShadowMemory::writers && slot->kind != Touch::Kind::none && !same_warp(*slot, touch))
+    Touch* others = shadow.rewrites.data() + at * ShadowMemory::max_rewriters;
+    if (!word.rewritten) std::fill_n(others, ShadowMemory::max_rewriters, Touch{});
+    word.rewritten = true;
+    std::size_t slot = 0;
+    while (slot + 1 < ShadowMemory::max_rewriters && others[slot].kind != Touch::Kind::none &&
+           !same_warp(others[slot], touch))
       ++slot;
-    *slot = touch;
+    others[slot] = touch;
   });
 }
 

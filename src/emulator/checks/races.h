@@ -32,10 +32,15 @@ struct Touch {
 
 /// Next to the shared memory of a block: for each word of 4 bytes who wrote it last, and who of each warp read it last.
 struct ShadowMemory {
-  static constexpr std::size_t writers = 4;
-  std::size_t words = 0;
-  std::vector<Touch> writes;  // [word][writer]: the first, and others who then wrote what was there already
-  std::vector<Touch> reads;   // [warp][word]
+  static constexpr std::size_t max_rewriters = 3;
+  struct Word {
+    Touch written;
+    std::uint32_t readers = 0;  // warps that have read it since: a bit for each, so that a write looks at these alone
+    bool rewritten = false;     // there are others who then wrote what was there already
+  };
+  std::vector<Word> words;
+  std::vector<Touch> rewrites;  // [word][rewriter]; those of words that are not rewritten say nothing
+  std::vector<Touch> reads;     // [warp][word]; the same of warps that are not among the readers
 };
 
 /// What an mbarrier passes on from those who arrive to those who wait.
@@ -80,7 +85,7 @@ class Races {
 
  private:
   bool happened(const Touch& touch, const Clocks& known) const;
-  bool one_happened(const Touch* writers, const Clocks& known) const;
+  bool a_write_happened(const ShadowMemory& shadow, std::size_t at, const Clocks& known) const;
   void check_read(const SharedPlace& place, std::size_t bytes, const Clocks& known, const Touch& touch, int warp);
   void check_write(const SharedPlace& place, std::size_t bytes, const Clocks& known, const Touch& touch);
   [[noreturn]] void report(const char* doing, const std::string& where, const Touch& other, const char* did) const;

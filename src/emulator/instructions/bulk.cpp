@@ -199,6 +199,13 @@ void bulk_wait(int pending, bool read) {
     groups.committed.erase(groups.committed.begin(), groups.committed.begin() + static_cast<std::ptrdiff_t>(finished));
 }
 
-void fence_proxy_async() { Scheduler::current().running().block->shared.publish(); }
+/// The whole memory is copied, so one copy serves all who are at a fence when it is made: the other lanes come there first.
+void fence_proxy_async() {
+  Scheduler& scheduler = Scheduler::current();
+  SharedMemory& shared = scheduler.running().block->shared;
+  const std::uint64_t before = shared.published();
+  scheduler.yield();
+  if (shared.published() == before) shared.publish();
+}
 
 }  // namespace flash_attention::emulator

@@ -168,9 +168,10 @@ Warp* Scheduler::pick_warp() {
 
 void Scheduler::run_warp(Warp& warp) {
   const std::size_t lanes = warp.lanes.size();
-  const std::size_t first = random_.below(static_cast<std::uint32_t>(lanes));
+  std::size_t next = random_.below(static_cast<std::uint32_t>(lanes));
   for (std::size_t i = 0; i < lanes && failure_.empty(); ++i) {
-    Thread& thread = *warp.lanes[(first + i) % lanes];
+    Thread& thread = *warp.lanes[next];
+    next = next + 1 == lanes ? 0 : next + 1;
     if (thread.state == State::ready) resume(thread);
   }
 }

@@ -26,7 +26,8 @@ SharedMemory::SharedMemory(SharedMemory&& other) noexcept
       mapped_(other.mapped_),
       memory_(std::exchange(other.memory_, nullptr)),
       generic_(other.generic_),
-      async_(std::move(other.async_)) {}
+      async_(std::move(other.async_)),
+      published_(other.published_) {}
 
 void SharedMemory::reset(std::size_t bytes) {
   const std::size_t rounded = round_up(bytes, alignment);
@@ -43,7 +44,10 @@ void SharedMemory::reset(std::size_t bytes) {
   async_.assign(rounded, nan_byte);
 }
 
-void SharedMemory::publish() { std::memcpy(async_.data(), generic_, async_.size()); }
+void SharedMemory::publish() {
+  std::memcpy(async_.data(), generic_, async_.size());
+  ++published_;
+}
 
 void SharedMemory::write_both(std::size_t offset, const void* from, std::size_t bytes) {
   std::memcpy(generic_ + offset, from, bytes);

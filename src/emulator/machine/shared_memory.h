@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace flash_attention::emulator {
@@ -24,6 +25,7 @@ class SharedMemory {
   /// fence.proxy.async: the asynchronous view becomes equal to the generic one. At once: a plain store that follows is seen
   /// by nobody here, so a copy that came later would have it, and a fence before the write would go unnoticed.
   void publish();
+  std::uint64_t published() const { return published_; }                     ///< how often
   void write_both(std::size_t offset, const void* from, std::size_t bytes);  ///< into both views
   /// The first of these bytes that a store has changed and no fence.proxy.async has published; -1: there is none.
   std::ptrdiff_t unfenced(std::size_t offset, std::size_t bytes) const;
@@ -36,6 +38,7 @@ class SharedMemory {
   unsigned char* memory_ = nullptr;
   unsigned char* generic_ = nullptr;
   std::vector<unsigned char> async_;
+  std::uint64_t published_ = 0;
 };
 
 }  // namespace flash_attention::emulator
