@@ -28,6 +28,10 @@ foreach(isa generic neon avx2 avx512 avx512_bf16 amx)
   endif()
   if(FLASH_ATTENTION_SANITIZE)
     set(extra -O1)
+    if(FLASH_ATTENTION_SANITIZE MATCHES "address")
+      # A third of the time to compile, for what the address sanitizer finds as well.
+      list(APPEND extra -fno-sanitize=null,object-size,pointer-overflow)
+    endif()
   endif()
   set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/isa/${isa}.cpp PROPERTIES
     SKIP_PRECOMPILE_HEADERS ON

@@ -100,8 +100,8 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
     return results
 
 
-# A job has a name and gives results. Two run at a time, from the first stage to the last: a core that waits for the end of a
-# stage was a seventh of the time.
+# A job has a name and gives results. Two run at a time, from the first stage to the last: a core that waits for the end
+# of a stage was a seventh of the time.
 Job = tuple[str, Callable[[], list[Result]]]
 
 # What takes longest comes first, so that no core waits for the last job: names of jobs begin with these. The package for

@@ -155,8 +155,8 @@ def attention(
         out_dtype: of out where q is float8: torch.bfloat16 (None), float16 or float32.
         attention_chunk: a query sees the keys of its own chunk of so many positions, besides all of the above (the place of
             query i is i + seq_kv - seq_q, see alignment); 0 = all.
-        precision: of float32 on a GPU: "ieee", products in float32; "fast", on tensor cores from sm_80 on, with errors up to
-            four times as large. docs/numerics.md. On a CPU, and for other types, both are the same.
+        precision: of float32 on a GPU: "ieee", products in float32; "fast", on tensor cores from sm_80 on, with errors up
+            to four times as large. docs/numerics.md. On a CPU, and for other types, both are the same.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.

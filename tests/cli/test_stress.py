@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 
 def test_the_report_counts(command):
@@ -49,8 +50,8 @@ def started(command, *flags):
 def children_of(process):
     """Those that have become the command, not a copy of their parent on its way there."""
     seen = []
-    for child in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split():
-        if "--part" in open(f"/proc/{child}/cmdline").read().split("\0"):
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        if "--part" in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
             seen.append(int(child))
     return seen
 

@@ -1,8 +1,8 @@
 """FlashInfer's pos_encoding_mode: positions that enter while attending, not when a key is appended.
 
-"ALIBI" is a slope of the kernels'. "ROPE_LLAMA" rotates queries and keys by their places, in halves: the kernels do not rotate
-keys that they read, so a rotated copy of the planned pages is made for each call. Keys that are rotated when they are
-appended (flash_attention.append, pos_encoding_mode="NONE") cost nothing.
+"ALIBI" is a slope of the kernels'. "ROPE_LLAMA" rotates queries and keys by their places, in halves: the kernels do not
+rotate keys that they read, so a rotated copy of the planned pages is made for each call. Keys that are rotated when they
+are appended (flash_attention.append, pos_encoding_mode="NONE") cost nothing.
 """
 
 import math

@@ -26,7 +26,8 @@ MODELS = {
 }  # fmt: skip
 # What they ask of attention, another model asks, too; to import their code takes seconds.
 LIKE_OTHERS = (
-    "qwen2", "qwen3", "gemma", "phi3", "gpt_neox", "olmo2", "starcoder2", "stablelm", "mixtral", "smollm3", "glm", "nemotron",
+    "qwen2", "qwen3", "gemma", "phi3", "gpt_neox", "olmo2", "starcoder2", "stablelm", "mixtral", "smollm3", "glm",
+    "nemotron",
 )  # fmt: skip
 REFUSED = {
     "codegen": {**OLD_SIZES, "rotary_dim": 4}, "bloom": {"n_layer": 2, "n_head": 4}, "gptj": {**OLD_SIZES, "rotary_dim": 4},
