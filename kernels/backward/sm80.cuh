@@ -38,7 +38,7 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
   static constexpr int score_m = Shape::warps_q, score_n = config.num_warps / score_m;
   static constexpr int score_blocks = block_kv / score_n / 8;
 
-  tile::TileWalk walk;
+  tile::VisibleTiles visible_tiles;
   const unsigned P_smem, dS_smem, stages_smem;
 
   __device__ __forceinline__ BackwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
@@ -62,12 +62,12 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     if constexpr (Score::skips_tiles) {
       while (head_idx < (kv_head_idx + 1) * args.group) {
         const Score score(args, sequence, head_idx);
-        tile_idx = walk.up(tile_idx, tiles.end, [&](int other) {
+        tile_idx = visible_tiles.next(tile_idx, tiles.end, [&](int other) {
           return other >= tiles.begin && other < tiles.end &&
                  !score.template masks_hide<block_q, block_kv>(other * block_q, kv_begin);
         });
         if (tile_idx < tiles.end) break;
-        ++head_idx, tile_idx = tiles.begin, walk = {};  // another head may have another map
+        ++head_idx, tile_idx = tiles.begin, visible_tiles = {};  // another head may have another map
       }
     }
     return {head_idx, tile_idx, stage_smem};
@@ -75,7 +75,7 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
   __device__ __forceinline__ Step first_step() { return step_from(kv_head_idx * args.group, tiles.begin, stages_smem); }
   __device__ __forceinline__ Step after(const Step& step) {
     const bool last = step.tile_idx + 1 == tiles.end;
-    if (last) walk = {};  // the next head may have another map
+    if (last) visible_tiles = {};  // the next head may have another map
     const unsigned other = 2 * stages_smem + static_cast<unsigned>(sizeof(typename Shape::Stage)) - step.stage_smem;
     return step_from(step.head_idx + last, last ? tiles.begin : step.tile_idx + 1,
                      config.num_stages > 1 ? other : step.stage_smem);

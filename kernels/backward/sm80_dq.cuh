@@ -145,11 +145,11 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
     const typename Shape::template RowStatistics<1> rows(args, sequence, head_idx, q_begin + warp_row + place.row);
     Shape::template load<QTile, config.head_dim>(Shape::queries(args.Q, sequence, head_idx).from(q_begin), Q_smem);
     Shape::template load<dOTile, config.head_dim_v>(Shape::queries(args.dO, sequence, head_idx).from(q_begin), dO_smem);
-    tile::TileWalk walk;
+    tile::VisibleTiles visible_tiles;
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       if constexpr (tile::Score<features>::skips_tiles) {
-        tile_idx = walk.up(tile_idx, tiles.end, [&](int other) {
+        tile_idx = visible_tiles.next(tile_idx, tiles.end, [&](int other) {
           return other < tiles.end && !score.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
         });
         if (tile_idx == tiles.end) break;

@@ -63,9 +63,10 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
     ptx::copy_async_commit();
   }
   /// The tile that comes after tile_idx + 1: the one before it of which the masks show something, or tiles.begin - 1.
-  __device__ __forceinline__ int tile_below(int tile_idx, const tile::TileRange& tiles, tile::TileWalk& walk) const {
+  __device__ __forceinline__ int tile_below(int tile_idx, const tile::TileRange& tiles,
+                                            tile::VisibleTiles& visible_tiles) const {
     if constexpr (!tile::Score<features>::skips_tiles) return tile_idx;
-    return walk.down(tile_idx, tiles.begin, [&](int other) {
+    return visible_tiles.previous(tile_idx, tiles.begin, [&](int other) {
       return other >= tiles.begin && other < tiles.end &&
              !score.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
     });
@@ -137,8 +138,8 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
   }
 
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
-    tile::TileWalk walk;
-    int tile_idx = tile_below(tiles.end - 1, tiles, walk);
+    tile::VisibleTiles visible_tiles;
+    int tile_idx = tile_below(tiles.end - 1, tiles, visible_tiles);
     if (tile_idx < tiles.begin) return;  // the masks hide all of it
     sm80::KeyCopies<ForwardSm80, features.paged> copies(*this, tile_idx * block_kv);
     load_Q();
@@ -155,7 +156,7 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
     const float scale_log2 = score.unit_scale() * tile::log2_e;
 #pragma unroll 1
     while (tile_idx >= tiles.begin) {
-      const int kv_begin = tile_idx * block_kv, next_idx = tile_below(tile_idx - 1, tiles, walk);
+      const int kv_begin = tile_idx * block_kv, next_idx = tile_below(tile_idx - 1, tiles, visible_tiles);
       const int distance = (next_idx - tile_idx) * block_kv;
       ptx::copy_async_wait<0>();
       __syncthreads();  // K has landed, and every warp is done with the previous V

@@ -142,13 +142,13 @@ __device__ __forceinline__ unsigned* map_columns(const AttentionArgs& args, cons
 
 /// Finds the next tile that is seen in a row or column of tiles. A warp looks at 32 tiles at a time, a lane at one; all
 /// lanes call it together.
-struct TileWalk {
+struct VisibleTiles {
   int base = -1;      // of the tiles that `seen` is about
   unsigned seen = 0;  // a bit a tile
 
   /// The first of `tile`, tile + 1, ... that is seen, or `end`.
   template <typename IsSeen>
-  __device__ __forceinline__ int up(int tile, int end, const IsSeen& is_seen) {
+  __device__ __forceinline__ int next(int tile, int end, const IsSeen& is_seen) {
     while (tile < end) {
       look(tile, is_seen);
       const unsigned left = seen >> (tile - base);
@@ -160,7 +160,7 @@ struct TileWalk {
 
   /// The first of `tile`, tile - 1, ... that is seen, or `begin` - 1.
   template <typename IsSeen>
-  __device__ __forceinline__ int down(int tile, int begin, const IsSeen& is_seen) {
+  __device__ __forceinline__ int previous(int tile, int begin, const IsSeen& is_seen) {
     while (tile >= begin) {
       look(tile, is_seen);
       const unsigned left = seen << (31 - (tile - base));
