@@ -115,6 +115,7 @@ fs::path place_sources(const fs::path& name, const Sources& sources) {
 /// Where the compiler finds the job's files.
 struct Placed {
   fs::path source, runtime, kernels;
+  bool kept = true;  // as they are now: a folder of the cache, not a tree that is edited
 };
 
 /// A source tree's own, where the settings name one, so that the debugger finds the files that are edited.
@@ -130,7 +131,7 @@ Placed place(const jit::Job& job) {
   sources.emplace(unit, job.unit.text);
   const fs::path folder = place_sources(fs::path("emulator_sources") / digest_of(all), sources);
   if (tree.empty()) return {folder / unit, folder / "runtime", folder / "kernels"};
-  return {folder / unit, tree.parent_path() / "src/emulator/runtime", tree};
+  return {folder / unit, tree.parent_path() / "src/emulator/runtime", tree, false};
 }
 
 std::vector<std::string> options_of(const jit::Unit& unit) {
@@ -155,6 +156,54 @@ std::vector<std::string> options_of(const jit::Unit& unit) {
   }
   for (std::string& flag : words(support::settings().cxx_flags)) options.push_back(std::move(flag));
   return options;
+}
+
+std::vector<std::string> command_for(const jit::Job& job, const Placed& placed) {
+  std::vector<std::string> command = words(support::settings().cxx);
+  command.insert(command.end(), job.options.begin(), job.options.end());
+  command.insert(command.end(), {"-I" + placed.runtime.string(), "-I" + placed.kernels.string()});
+  return command;
+}
+
+/// The prelude, and what the unit includes before it says anything else.
+std::string headers_of(const std::string& unit) {
+  std::istringstream lines(unit);
+  std::string headers = "#include \"prelude.h\"\n";
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("#include \"") && line.ends_with(".cuh\"")) {  // those may be included again
+      headers += line + '\n';
+    } else if (!line.empty() && !line.starts_with("//")) {
+      break;
+    }
+  }
+  return headers;
+}
+
+/// The header to include first. A kernel's units differ in their last lines, and to read the kernel is a third of their
+/// time: from the fourth on they take what they include compiled. g++ alone, which looks for such a file by itself and
+/// reads the text where the file is of another version.
+std::string first_header(const jit::Job& job, const Placed& placed) {
+  constexpr int worth_it = 4;
+  if (!placed.kept || job.unit.counts_plain_accesses || compiles_with_clang()) return "prelude.h";
+  const fs::path folder = placed.source.parent_path();
+  const std::string text = headers_of(job.unit.text);
+  std::string options = text + compiler_identity();
+  for (const std::string& option : job.options) options += '\0' + option;
+  const fs::path header = folder / ("headers-" + digest_of(options) + ".h"), compiled = header.string() + ".gch";
+  std::error_code error;
+  if (fs::exists(compiled, error)) return header.string();
+  int units = 0;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    units += it->path().extension() == ".cpp";
+  }
+  if (units < worth_it) return "prelude.h";
+  write_once(header, text);
+  const fs::path unfinished = placed.source.string() + "." + std::to_string(process_id()) + ".gch";
+  std::vector<std::string> command = command_for(job, placed);
+  command.insert(command.end(), {"-x", "c++-header", header.string(), "-o", unfinished.string()});
+  if (run_process(command).status != 0) return "prelude.h";
+  fs::rename(unfinished, compiled, error);  // others may have made the same
+  return header.string();
 }
 
 class HostCompiler final : public jit::Compiler {
@@ -183,12 +232,8 @@ class HostCompiler final : public jit::Compiler {
     const Placed placed = place(job);
     const fs::path output =
         temporary_folder() / (placed.source.filename().string() + "." + std::to_string(process_id()) + ".so");
-    std::vector<std::string> command = words(cxx);
-    command.insert(command.end(), job.options.begin(), job.options.end());
-    for (const std::string& word : {"-I" + placed.runtime.string(), "-I" + placed.kernels.string(), std::string("-include"),
-                                    std::string("prelude.h"), placed.source.string(), std::string("-o"), output.string()}) {
-      command.push_back(word);
-    }
+    std::vector<std::string> command = command_for(job, placed);
+    command.insert(command.end(), {"-include", first_header(job, placed), placed.source.string(), "-o", output.string()});
     if (!compiles_with_clang()) command.insert(command.end(), {"-lm", "-lgcc"});  // -nostdlib: what a kernel calls of them
     const ProcessResult result = run_process(command);
     if (result.status != 0)
