@@ -57,7 +57,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 TEST(Threads, CallsFromManyThreadsGiveTheSameBits) {
-  constexpr int num_threads = 4, num_problems = 3;
+  constexpr int num_threads = 4, num_problems = 2;  // with and without a mask
   std::vector<std::vector<float>> wanted;
   for (int n = 0; n < num_problems; ++n) wanted.push_back(results_of(200 + n));
   std::atomic<int> wrong = 0;
