@@ -111,5 +111,6 @@ if [ ! -x "$venv/bin/python" ]; then
   python3 -m venv "$venv"
 fi
 echo "setup: pip install ${todo[*]}" >&2
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${todo[@]}"
+# Not compiled ahead: of 12700 files a run imports a few, and to compile all takes a minute.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "${todo[@]}"
 touch "${stamps[@]}"
