@@ -14,6 +14,7 @@ else()
   target_compile_options(flash_attention_oracle PRIVATE -O1)
   # Its loops in vectors: minutes of a test run.
   set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/support/oracle/oracle.cpp PROPERTIES COMPILE_OPTIONS -O3)
+  reuse_library_headers(flash_attention_oracle)
 endif()
 target_include_directories(flash_attention_oracle PUBLIC ${PROJECT_SOURCE_DIR}/tests)
 target_link_libraries(flash_attention_oracle PUBLIC flash_attention_internal)

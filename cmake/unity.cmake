@@ -26,3 +26,11 @@ endfunction()
 function(unite target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${FLASH_ATTENTION_UNITY} UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
+
+# The compiled header of the library's objects, for code that is compiled with optimisation, too: g++ accepts no other.
+function(reuse_library_headers target)
+  if(FLASH_ATTENTION_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT FLASH_ATTENTION_SANITIZE)
+    target_compile_options(${target} PRIVATE -fPIC)  # as they are
+    target_precompile_headers(${target} REUSE_FROM flash_attention_objects)
+  endif()
+endfunction()

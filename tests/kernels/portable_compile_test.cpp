@@ -6,12 +6,12 @@
 namespace flash_attention::testing {
 namespace {
 
-struct Subject {
+struct Variant {
   const char* name;
   Pass pass;
   const char* kernel;
 };
-const Subject subjects[] = {{"forward", Pass::forward, "forward/portable"},
+const Variant variants[] = {{"forward", Pass::forward, "forward/portable"},
                             {"backward", Pass::backward, "backward/portable"},
                             {"standard_forward", Pass::standard_forward, "standard/forward"},
                             {"standard_backward", Pass::standard_backward, "standard/backward"}};
@@ -33,7 +33,7 @@ std::vector<Problem> problems() {
   return {wide, everything};
 }
 
-using PortableCompile = ::testing::TestWithParam<Subject>;
+using PortableCompile = ::testing::TestWithParam<Variant>;
 
 TEST_P(PortableCompile, NoSpill) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
@@ -51,8 +51,8 @@ TEST_P(PortableCompile, NoSpill) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, PortableCompile, ::testing::ValuesIn(subjects),
-                         [](const ::testing::TestParamInfo<Subject>& subject) { return std::string(subject.param.name); });
+INSTANTIATE_TEST_SUITE_P(Kernels, PortableCompile, ::testing::ValuesIn(variants),
+                         [](const ::testing::TestParamInfo<Variant>& variant) { return std::string(variant.param.name); });
 
 }  // namespace
 }  // namespace flash_attention::testing
