@@ -60,7 +60,7 @@ __device__ __forceinline__ const float* delta_like_lse(const AttentionArgs& args
          tile::statistics_offset<config.features>(args, sequence, head_idx);
 }
 
-/// dK and dV of key j. delta_of(head_idx) is where a head's delta begins. A key that nobody sees has gradients of 0.
+/// dK and dV of key j. delta_of(head_idx) is where a head's delta begins. A key that no query sees has gradients of 0.
 template <BackwardConfig config, typename DeltaOf>
 __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile::Sequence& sequence, int kv_head_idx,
                                            int j, DeltaOf delta_of) {

@@ -310,7 +310,7 @@ const void* Call::score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& 
   for (int axis = 4 - tensor.rank; fits && axis < 4; ++axis) {
     const int own = axis - (4 - tensor.rank);
     fits = tensor.sizes[own] == full[axis] || tensor.sizes[own] == 1;
-    // Of an empty axis nobody says what its stride is; 0 would mean that it is broadcast and has one element.
+    // The stride of an empty axis may be anything; 0 would mean that it is broadcast and has one element.
     strides[axis] = tensor.sizes[own] == 1 ? 0 : tensor.sizes[own] == 0 ? 1 : tensor.strides[own];
   }
   if (!fits) {

@@ -1,4 +1,4 @@
-// The short way of a plain call over a cache of keys and values, in pages or not: a step of decoding. As eager.cpp, without
+// The fast path of a plain call over a cache of keys and values, in pages or not: a step of decoding. As eager.cpp, without
 // gradients.
 #include "eager.h"
 #include "flash_attention/error.h"

@@ -1,7 +1,7 @@
 // The library as custom calls of XLA: one target for both passes, for the CPU and for CUDA.
 //
 // Operands are the tensors whose bit is set in the attribute `present`, in the order of Slot; backward adds out, lse,
-// dout and dlse. Results are (out, lse), or (dq, dk, dv) and then dbias and dsink where asked for.
+// dout and dlse. Results are (out, lse), or (dq, dk, dv) and then dbias and dsink if they are wanted.
 #include <xla/ffi/api/ffi.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// flash_attention._core: Python's tensors in, the library's calls out. Everything that decides lies on either side.
+// flash_attention._core: Python's tensors in, the library's calls out. Everything that decides is on either side.
 #include <nanobind/nanobind.h>
 
 #include "call.h"

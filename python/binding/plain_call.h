@@ -47,7 +47,7 @@ struct Results {
   nb::object out, lse;
 };
 
-/// Forward of a plain call: out like q, and lse where it is asked for.
+/// Forward of a plain call: out like q, and lse if it is wanted.
 Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse,
                   bool backward_follows = false);
 

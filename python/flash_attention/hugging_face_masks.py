@@ -57,7 +57,7 @@ def make_mask(*positional, **arguments):
     end = diagonal + q_length if right == 0 else kv_length
     aligned = diagonal + q_length == kv_length or (left < 0 and right < 0 and not chunk)
     if not 0 <= end <= kv_length or not (aligned or right == 0):
-        tell_once("offset", "a mask of transformers whose diagonal lies beyond the keys is made [seq_q, seq_kv]")
+        tell_once("offset", "a mask of transformers whose diagonal is beyond the keys is made [seq_q, seq_kv]")
         return sdpa_mask(**arguments)
     device = arguments.get("device", "cpu")
     options = _padding(arguments["attention_mask"], start, end, kv_length)

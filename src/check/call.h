@@ -91,7 +91,7 @@ class Call {
 
   Fetch fetch_;
   mutable std::vector<char> scratch_;
-  mutable std::unique_ptr<ProgramScore> program_;  // made when it is first asked for
+  mutable std::unique_ptr<ProgramScore> program_;  // made at its first use
 };
 
 }  // namespace flash_attention::check

@@ -74,7 +74,7 @@ def _cache_scores(arguments):
     used_kv, page_table = tensors.seqused_kv, tensors.page_table
     capacity = k.shape[1] if page_table is None else k.shape[1] * page_table.shape[1]
     batch = k.shape[0] if page_table is None else page_table.shape[0]
-    if not _readable(used_kv) or not (starts_q is None or _readable(starts_q)):  # nobody knows the lengths: the bounds
+    if not _readable(used_kv) or not (starts_q is None or _readable(starts_q)):  # the lengths are unknown: the bounds
         return (q.shape[0] if starts_q is not None else batch * q.shape[1]) * capacity
     keys = used_kv.long().clamp(0, capacity)
     queries = q.shape[1] if starts_q is None else starts_q.diff().long()
@@ -92,7 +92,7 @@ def _sizes(arguments):
     if starts_q is None:
         heads, seq = (1, 2) if options.heads_first else (2, 1)
         pairs = q.shape[0] * q.shape[heads] * q.shape[seq] * k.shape[seq]
-    elif not _readable(starts_q):  # lengths that nobody knows: the bounds
+    elif not _readable(starts_q):  # unknown lengths: the bounds
         pairs = (
             (starts_q.shape[0] - 1)
             * q.shape[1]

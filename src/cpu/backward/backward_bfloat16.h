@@ -173,7 +173,7 @@ inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, cons
   float factor = query_factor(call);
   if (call.softcap > 0 || call.alibi_slopes != nullptr || !(factor > 0)) {
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
-    bend_scores(call, block, tile, scratch.S, scratch.derivative);
+    modify_scores(call, block, tile, scratch.S, scratch.derivative);
     factor = 1;
   }
   hide_scores(call, block, tile, scratch.S);

@@ -155,7 +155,7 @@ inline void unpair(int keys, int lanes, Bfloat16Scratch& scratch) {
 }
 
 template <class Products>
-inline void drop_some(const Call& call, const RowBlock& block, const Tile& tile, int keys, Bfloat16Scratch& scratch) {
+inline void drop_and_pack(const Call& call, const RowBlock& block, const Tile& tile, int keys, Bfloat16Scratch& scratch) {
   const int lanes = block.lanes();
   unpair(keys, lanes, scratch);
   apply_dropout(call, block, tile, scratch.S, scratch.keep);
@@ -186,13 +186,13 @@ inline bool probabilities(const Call& call, const RowBlock& block, const Tile& t
   const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
   if (!plain || !(factor > 0)) {  // else -inf stays what it is when the softmax multiplies it
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
-    bend_scores(call, block, tile, scratch.S);
+    modify_scores(call, block, tile, scratch.S);
     factor = 1;
   }
   hide_scores(call, block, tile, scratch.S);
   for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(scratch.S + i, splat(-infinity));
   const bool moved = softmax_pairs<Products>(block, keys, factor, scratch);
-  if (call.dropout) drop_some<Products>(call, block, tile, keys, scratch);
+  if (call.dropout) drop_and_pack<Products>(call, block, tile, keys, scratch);
   return moved;
 }
 

@@ -106,7 +106,7 @@ inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
 }
 
 /// Softcap, bias and ALiBi. derivative is that of softcap, may be null.
-inline void bend_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr) {
+inline void modify_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr) {
   if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, derivative);
   if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
   if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);
@@ -125,7 +125,7 @@ inline void hide_scores(const Call& call, const RowBlock& block, const Tile& til
 /// All of it. S[tile.count][block.lanes()].
 inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr,
                           ProgramTerms terms = {}) {
-  bend_scores(call, block, tile, S, derivative);
+  modify_scores(call, block, tile, S, derivative);
   if constexpr (!only_bfloat16) {
     if (call.has_score_program()) apply_score_program(call, block, tile, S, terms);
   }

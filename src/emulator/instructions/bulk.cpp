@@ -97,7 +97,7 @@ void add_floats(unsigned char* global, const unsigned char* values, std::int64_t
   }
 }
 
-/// A copy does not wait for stores of the other proxy: one that nobody has fenced may come after it.
+/// A copy does not wait for stores of the other proxy: one that no fence has published may come after it.
 void require_no_open_stores(const SharedMemory& shared, const Transfer& transfer) {
   const std::ptrdiff_t at = shared.unfenced(transfer.shared.offset, transfer.bytes);
   if (at < 0) return;

@@ -23,7 +23,7 @@ class SharedMemory {
   std::size_t size() const { return size_; }
 
   /// fence.proxy.async: the asynchronous view becomes equal to the generic one. At once: a plain store that follows is seen
-  /// by nobody here, so a copy that came later would have it, and a fence before the write would go unnoticed.
+  /// by no one here, so a copy that came later would have it, and a fence before the write would go unnoticed.
   void publish();
   std::uint64_t published() const { return published_; }                     ///< how often
   void write_both(std::size_t offset, const void* from, std::size_t bytes);  ///< into both views
