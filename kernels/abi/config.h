@@ -71,6 +71,7 @@ struct ForwardConfig {
   bool strided_items = false;      // decode: a block's items are as far apart as the grid has blocks, all of them whole
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages
+  int bias_stages = 0;             // sm90: tiles of biases in flight, by TMA; 0: each thread loads its own
 };
 
 /// How the tiles of keys, each of which has a term of dQ, come to its sum.

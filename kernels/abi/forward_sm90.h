@@ -49,12 +49,14 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
     const int tiles = 64 * (chunks + 4) * chunk_bytes;  // Q; two P, which O passes through, too
     return {1, 2, tiles + config.num_stages * forward_sm90_wide_stage_bytes + 2048};
   }
-  const int kv_bytes = config.num_stages * config.block_kv * (chunks + chunks_v) * chunk_bytes;
+  const int bias_bytes = config.bias_stages * config.block_q * config.block_kv * 2;
+  const int kv_bytes = config.num_stages * config.block_kv * (chunks + chunks_v) * chunk_bytes + bias_bytes;
   const int q_bytes = config.block_q * chunks * chunk_bytes;
   const int o_chunk_bytes = config.block_q * chunk_bytes;
   // An SM has 228 KiB, and keeps 1 KiB of each block for itself.
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
-  const int tail_bytes = config.dynamic_scheduler ? 2048 : 1024;  // barriers and marks, behind the tiles
+  const bool much = config.dynamic_scheduler || (config.bias_stages > 0 && config.block_q > 128);
+  const int tail_bytes = much ? 2048 : 1024;  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
   const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;

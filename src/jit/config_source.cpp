@@ -115,6 +115,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(strided_items);
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);
+  MEMBER(bias_stages);
   return out.done();
 }
 

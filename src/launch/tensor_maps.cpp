@@ -112,6 +112,18 @@ TensorMapSpec cache_map(int slot, const Problem& p, const void* data, const Stri
   return rows_map(slot, tensor, paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, block_kv)) : block_kv);
 }
 
+/// A bias of 16 bits: [seq_kv, seq_q, heads or 1, batch or 1] in boxes of 64 queries and as many keys, or a block of fewer.
+TensorMapSpec bias_map(int slot, const Problem& p, int block_kv, const void* data) {
+  const Strides strides{p.bias.batch_stride, p.bias.q_stride, p.bias.head_stride};
+  TensorMapSpec spec = rows_map(slot,
+                                {data, strides, p.seq_kv, p.seq_q, p.bias.head_stride != 0 ? p.heads_q : 1,
+                                 p.bias.batch_stride != 0 ? p.batch : 1, p.bias.dtype},
+                                warpgroup_rows);
+  spec.box[0] = static_cast<std::uint32_t>(std::min(block_kv, 64));
+  spec.swizzle_bytes = static_cast<int>(2 * spec.box[0]);
+  return spec;
+}
+
 /// Slots: Map in kernels/forward/sm90/shape.cuh.
 TensorMaps forward_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   const int key_rows = p.page_size != 0 ? plan::rows_of_page_box(p, plan.block_kv) : plan.block_kv;
@@ -124,6 +136,9 @@ TensorMaps forward_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   maps.add(rows_map(1, key_tensor(p, b.k, p.k_strides, p.head_dim), key_rows / cluster));
   maps.add(wide ? wide_map(2, values, cluster) : rows_map(2, values, key_rows));
   maps.add(rows_map(3, query_tensor(p, b.out, p.out_strides, p.head_dim_v), warpgroup_rows));
+  // The kernel looks at the address, too.
+  if (plan::has_bias_boxes(p) && reinterpret_cast<std::uintptr_t>(b.bias) % 16 == 0)
+    maps.add(bias_map(4, p, plan.block_kv, b.bias));
   return maps;
 }
 

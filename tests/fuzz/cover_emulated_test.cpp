@@ -49,11 +49,13 @@ const Narrow soft_cap{[](Domain domain) {
   return plain(domain, "64").only(softcap, {"wide"}).only(inputs, {"normal", "growing"});
 }};
 
-/// ALiBi seen both ways: tiles whose first keys lie far behind the diagonal.
-const Narrow slopes_both_ways{[](Domain domain) {
-  domain = plain(domain, "64").only(alibi, {"on"}).only(slopes, {"strong", "strong_batch"}).only(window, {"none"});
+/// ALiBi seen both ways, from the diagonal on; above 256 also tiles whose first keys lie far behind it.
+Domain both_ways(Domain domain, std::string_view dim) {
+  domain = plain(domain, dim).only(alibi, {"on"}).only(slopes, {"strong", "strong_batch"}).only(window, {"none"});
   return domain.only(inputs, {"normal", "growing"});
-}};
+}
+const Narrow slopes_both_ways{[](Domain domain) { return both_ways(domain, "64"); }};
+const Narrow wide_slopes{[](Domain domain) { return both_ways(domain, "264..504"); }};
 
 /// A bias alone and its gradient, in large tiles: some are seen by all of their queries.
 const Narrow biases{[](Domain domain) {
@@ -243,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"forward/sm90",
              3,
              {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_soft_cap,
-              wide_blocks}},
+              wide_slopes, wide_blocks}},
         Part{"decode/sm80", 2, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},
         Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},

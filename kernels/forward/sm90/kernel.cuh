@@ -72,6 +72,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
   using S = Shape<config>;
   if (threadIdx.x == 0) {
+    init_bias_barriers(shared);
     init_barriers<S>(shared);
     shared.last_attempt = 0;
   }

@@ -10,6 +10,7 @@
 //
 // The warpgroups issue products by ping-pong: while one does softmax, another's products run.
 
+#include "forward/sm90/bias_boxes.cuh"
 #include "forward/sm90/consumer.cuh"
 #include "ptx/path.cuh"
 
@@ -52,6 +53,11 @@ __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
     wg.pingpong_signal();
     wg.release(wg.shared.K_empty[kv.stage]);
     wg.release(wg.shared.V_empty[kv.stage]);
+    if constexpr (S::bias_stages > 0) {
+      const PipelineState<S::bias_stages> bias(wg.num_blocks - 1);
+      if (has_bias_boxes(wg.args)) ptx::mbarrier_wait(wg.shared.bias_full[bias.stage][wg.warpgroup], bias.phase);
+      release_biases(wg, wg.num_blocks - 1);
+    }
   }
 }
 
@@ -111,7 +117,7 @@ struct KvLoop {
       for (; n < seen.interior_end; ++n)
         visit<Visit::interior>(tile, math, block_at<config>(tile, n), after(tile, seen, n));
     }
-    if constexpr (!config.features.mask && (S::forwards || S::left_edge)) {
+    if constexpr (!config.features.mask && (S::forwards || S::left_edge || S::from_diagonal)) {
 #pragma unroll 1
       for (; n < seen.end; ++n) visit<Visit::late_edge>(tile, math, block_at<config>(tile, n), after(tile, seen, n));
     }
@@ -147,6 +153,8 @@ struct KvLoop {
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_empty[k.stage]);
     float correction[2];
+    take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
+    release_biases(wg, wg.num_blocks - 1);
     wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
     if constexpr (S::listed) visited_interior = !at.tested();
     load_bias(math, ahead);
@@ -176,6 +184,7 @@ struct KvLoop {
     ptx::wgmma_pin(scores);
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_empty[k.stage]);
+    take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, kind != Visit::interior);
     if constexpr (kind == Visit::edge) {
       ptx::path<"forward/sm90 edge block">();
       wg.softmax_edge(math, block, scores, out.rows, correction);
@@ -186,9 +195,10 @@ struct KvLoop {
       math.probability_of(scores, block * S::block_kv, out.rows.max, out.rows.sum);
     } else {
       ptx::path<"forward/sm90 late edge block">();
-      math.template modify_and_mask<!S::forwards>(scores, block * S::block_kv);
+      math.template modify_and_mask<!S::forwards && !S::from_diagonal>(scores, block * S::block_kv);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
+    release_biases(wg, wg.num_blocks - 1);
     load_bias(math, ahead);
     math.drop(scores, draw);
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
@@ -219,7 +229,8 @@ struct KvLoop {
   __device__ __forceinline__ void end(const ScoreMath<config>& math, int block) {
     const PipelineState<S::stages> v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
-    if constexpr (S::forwards && !S::listed) clear_hidden_rows(wg, v, math.score.visible_kv - block * S::block_kv);
+    if constexpr ((S::forwards && !S::listed) || S::from_diagonal)
+      clear_hidden_rows(wg, v, math.score.visible_kv - block * S::block_kv);
     wg.pingpong_wait();
     wg.issue_output(out.O, P, v.stage, accumulate);
     wg.pingpong_signal();

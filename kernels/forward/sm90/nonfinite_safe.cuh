@@ -4,6 +4,7 @@
 // does not see where V is not finite there. This sweep takes what is not finite out of V before each product and adds it to
 // the rows that see it. One block after the other, without overlap: it hardly ever runs.
 
+#include "forward/sm90/bias_boxes.cuh"
 #include "forward/sm90/consumer.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -93,6 +94,8 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[kv.stage]);
+    take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
+    release_biases(wg, wg.num_blocks - 1);
     wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);

@@ -7,6 +7,7 @@
 //       for each KV block of the tile, or of its list:                   block_list.cuh
 //         wait for an empty stage; K, V -> shared, by rows or by pages    pages.cuh
 
+#include "forward/sm90/bias_boxes.cuh"
 #include "forward/sm90/hand_over.cuh"
 #include "forward/sm90/pages.cuh"
 
@@ -20,6 +21,7 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
 
   static constexpr unsigned short both_blocks = 3;  // of a cluster
 
+  BiasBoxes<config> biases{args, shared};
   int listed = 0;      // the ListedBlock that is loaded
   int last_block = 0;  // wide heads: the block whose V comes next
 
@@ -92,7 +94,7 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
       const PagedBlock<config> pages(args, tile, block);
       load_keys([&] { pages.template load<S::chunks>(shared.K[kv.stage][0], args.maps[map_K], shared.K_full[kv.stage]); },
                 [&] { pages.template load<S::chunks_v>(shared.V[kv.stage][0], args.maps[map_V], shared.V_full[kv.stage]); },
-                tile, hand_over_between);
+                tile, block, hand_over_between);
       return;
     }
     const int batch_idx = batch_coordinate(tile);
@@ -113,12 +115,12 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
                              batch_idx);
           }
         },
-        tile, hand_over_between);
+        tile, block, hand_over_between);
   }
 
   /// Waits for the stage, then issues the copies into it.
   template <typename CopyK, typename CopyV>
-  __device__ __forceinline__ void load_keys(const CopyK& copy_K, const CopyV& copy_V, const Tile& tile,
+  __device__ __forceinline__ void load_keys(const CopyK& copy_K, const CopyV& copy_V, const Tile& tile, int block,
                                             bool hand_over_between) {
     // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
     ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
@@ -126,6 +128,7 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
     ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
     copy_K();
     if (hand_over_between) hand_over(tile);
+    biases.load(tile, block);
     ptx::mbarrier_wait(shared.V_empty[kv.stage], kv.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.stage], S::v_bytes);
     copy_V();

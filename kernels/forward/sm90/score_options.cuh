@@ -30,6 +30,7 @@ struct ScoreOptions {
 
   tile::Score<features> score;
   mutable tile::BiasPairs<features, loads_bias ? count : 0> bias;  // of the block whose scores come next
+  mutable unsigned bias_smem;                                      // of this lane's row, where they are in shared memory
   float exponent_scale;                                            // softmax is 2^(exponent_scale (s - maximum))
   int row;
   int column;
@@ -43,13 +44,33 @@ struct ScoreOptions {
 
   /// Starts to load the biases of a block: before its scores are ready, after those of the block before were made.
   __device__ __forceinline__ void load_bias(int kv_begin) const {
-    if constexpr (features.bias) bias.load(score, ptx::registers_fresh(row), kv_begin + column, kv_begin + block_kv);
+    if constexpr (features.bias && Shape::bias_stages == 0)
+      bias.load(score, ptx::registers_fresh(row), kv_begin + column, kv_begin + block_kv);
   }
   /// Starts to bring those of a later block to L2: a warp has 16 rows.
   __device__ __forceinline__ void prefetch_bias(int kv_begin) const {
-    if constexpr (features.bias) {
+    if constexpr (features.bias && Shape::bias_stages == 0) {
       const int own = ptx::registers_fresh(row), lane = 4 * (own % 8) + column / 2;
       bias.template prefetch<16, block_kv>(score, own / 16 * 16, kv_begin, lane);
+    }
+  }
+
+  /// The biases of S[i] to S[i + 7], by a whole warp: of 16 keys.
+  __device__ __forceinline__ void read_biases(int i, unsigned (&pairs)[4]) const {
+    constexpr int bytes_of_chunk = wg_rows * Shape::bias_keys * 2, step = i_of_chunk;
+    ptx::ldmatrix_x4(pairs, (bias_smem ^ i % step * 4) + i / step * bytes_of_chunk);
+  }
+  static constexpr int i_of_chunk = Shape::bias_keys / 2;
+  /// All of the block to registers.
+  __device__ __forceinline__ void read_biases() const {
+    if constexpr (Shape::bias_stages > 0) {
+#pragma unroll
+      for (int i = 0; i < count; i += 8) {
+        unsigned pairs[4];
+        read_biases(i, pairs);
+#pragma unroll
+        for (int p = 0; p < 4; ++p) bias.pairs[i / 2 + p] = __builtin_bit_cast(typename decltype(bias)::Pair, pairs[p]);
+      }
     }
   }
 
@@ -152,7 +173,7 @@ struct ScoreOptions {
       if constexpr (features.mask) {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
-      if constexpr (modifies && loads_bias && !features.score_program) {
+      if constexpr (modifies && (loads_bias || !features.bias) && !features.score_program) {
         const float modified = in_units(S[i], added[r].at(key_of(i), bias.at(i)));  // no branch: the bias is there
         S[i] = visible ? modified : -tile::infinity;
       } else if constexpr (modifies) {

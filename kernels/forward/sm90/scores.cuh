@@ -77,8 +77,65 @@ struct ScoreMath : ScoreOptions<config> {
       }
       ptx::path<"forward/sm90 soft cap by exponential">();
     }
+    if constexpr (Shape::bias_stages > 0) {
+      // The rounding error of a huge maximum's product would be an exponent.
+      const auto is_small = [](float maximum) { return ptx::abs(finite(maximum)) <= 4096.0f; };
+      if (ptx::all(is_small(row_max[0]) && is_small(row_max[1]))) {
+        return exponentiate_biased(S, row_max, row_sum);
+      }
+      this->read_biases();
+    }
+    if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program) {
+      const int key = ptx::registers_fresh(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first diagonal
+      if (Shape::from_diagonal || ptx::all(kv_begin + Base::block_kv <= key || kv_begin >= key + 16)) {
+        ptx::path<"forward/sm90 ALiBi on one side of the diagonal">();
+        return exponentiate_sloped(S, kv_begin, row_max, row_sum, kv_begin < key ? score.slope : -score.slope);
+      }
+    }
     this->template modify<true>(S, kv_begin);
     exponentiate(S, row_max, row_sum);
+  }
+
+  /// A bias by itself. What is too large for a float becomes 0 or Inf here, as it would where it is bounded first.
+  __device__ __forceinline__ void exponentiate_biased(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
+    const float factor = score.scale * exponent_scale;
+    const float shift[2] = {-finite(row_max[0]) * exponent_scale, -finite(row_max[1]) * exponent_scale};
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < count; i += 8) {
+      unsigned pairs[4];
+      this->read_biases(i, pairs);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float bias = e % 2 == 0 ? ptx::unpack_low<features.bias_dtype>(pairs[e / 2])
+                                      : ptx::unpack_high<features.bias_dtype>(pairs[e / 2]);
+        S[i + e] = ptx::exp2(ptx::fma(S[i + e], factor, ptx::fma(bias, exponent_scale, shift[row_of(e)])));
+        sums[e % 4] += S[i + e];
+      }
+    }
+    row_sum[0] += sums[0] + sums[1];
+    row_sum[1] += sums[2] + sums[3];
+  }
+
+  /// ALiBi where all keys are on one side of the diagonal: what it adds is linear in the key, by `slope`.
+  __device__ __forceinline__ void exponentiate_sloped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
+                                                      float slope) const {
+    const int first_row = ptx::registers_fresh(row);
+    const float factor = score.scale * exponent_scale, of_key = slope * exponent_scale;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Large terms, the distance of the first key and the maximum, cancel before the score is added.
+      const float first =
+          ptx::fma(added_to(first_row + 8 * r, kv_begin).distance, -of_key, -finite(row_max[r]) * exponent_scale);
+      float sums[2] = {};
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) != r) continue;
+        S[i] = ptx::exp2(ptx::fma(S[i], factor, ptx::fma(of_key, static_cast<float>(key_of(i)), first)));
+        sums[i % 2] += S[i];
+      }
+      row_sum[r] += sums[0] + sums[1];
+    }
   }
 
   /// The largest magnitude among this thread's scores. Magnitudes compare like their bits, and integers three at a time.

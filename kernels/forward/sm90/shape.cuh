@@ -18,7 +18,8 @@ using namespace abi;
 /// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages K
 /// and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where it can
 /// be.
-enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
+/// The bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 keys, or all of a block, and 64 queries.
+enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 
 constexpr int wg_threads = 128;
 constexpr int wg_rows = 64;    // query rows of a warpgroup: the M of its products
@@ -59,13 +60,16 @@ struct Shape {
 
   static constexpr int value_rows =  // keys of a stage of V
       forward_sm90_value_rows(config.head_dim, config.head_dim_v, block_kv);
-
   static constexpr int q_bytes = wg_rows * chunks * chunk_dim * 2;  // of one warpgroup
   static constexpr int k_bytes = block_kv * chunks * chunk_dim * 2;
   static constexpr int v_bytes = block_kv * chunks_v * chunk_dim * 2;
-
   static constexpr int q_stages = forward_sm90_layout(config).q_stages;
   static constexpr int o_chunks = forward_sm90_layout(config).o_chunks;
+
+  // Biases that come by TMA, tiles of 64 queries in chunks of 64 keys like those of Q, or of 32 with half the swizzle.
+  static constexpr int bias_stages = config.bias_stages;
+  static constexpr int bias_keys = block_kv < chunk_dim ? block_kv : chunk_dim;
+  static constexpr int bias_bytes = wg_rows * block_kv * 2;  // of one warpgroup
 
   // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
@@ -88,16 +92,22 @@ struct Shape {
   // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
   // shuffle instead.
   static constexpr bool uniform_by_vote =
-      !low_registers && (!modifies_scores || (config.head_dim <= 128 && config.head_dim_v <= 128));
+      !low_registers &&
+      (!modifies_scores || (config.head_dim <= 128 && config.head_dim_v <= 128) ||
+       !((features.bias && config.bias_stages == 0) || features.mask || features.score_program || listed));
 
   // Keys before the first visible one are hidden, by a window or as padding.
   static constexpr bool left_edge = features.window_left || features.left_padding;
 
   // Blocks that begin together read the same keys if all go from the first key to the last, and L2 is asked once for
-  // several. With ALiBi the nearest keys weigh most: they have to come first, to give the reference. So they do with a left
-  // edge, which then is tested after the interior, on one side only.
-  // A program may be one like ALiBi.
+  // several. With ALiBi, and a program may be like it, the nearest keys weigh most: they have to come first, to give the
+  // reference. So they do with a left edge, which then is tested after the interior, on one side only.
   static constexpr bool forwards = !features.alibi && !left_edge && !features.score_program;
+
+  // ALiBi seen both ways: from the diagonal to the first key, then from there to the last. All but the blocks at the
+  // diagonal are on one side of it.
+  static constexpr bool from_diagonal = features.alibi && !features.window_right && !left_edge && !listed && !wide &&
+                                        !features.score_program && !is_narrow(key_type(features));
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths || features.paged;
@@ -152,18 +162,17 @@ struct Tile {
 /// The n-th block of a tile.
 template <ForwardConfig config>
 __device__ __forceinline__ int block_at(const Tile& tile, int n) {
+  if (Shape<config>::from_diagonal && n > tile.first) return n;
   return Shape<config>::forwards ? tile.first + n : tile.first - n;
 }
 
 /// A block of keys that the masks show something of, where they choose (Shape::listed).
 struct ListedBlock {
   int word = 0;
-
   __device__ __forceinline__ ListedBlock() = default;
   __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises)
       : word(block * 8 + (tested ? 1 : 0) + (raises ? 2 : 0)) {}
   __device__ __forceinline__ explicit ListedBlock(int stored) : word(stored) {}
-
   __device__ __forceinline__ int block() const { return word / 8; }
   __device__ __forceinline__ bool tested() const { return (word & 1) != 0; }   // some pair may be hidden
   __device__ __forceinline__ bool raises() const { return (word & 2) != 0; }   // it raises the maximum
@@ -172,9 +181,17 @@ struct ListedBlock {
 
 constexpr int max_retry_marks = 256;
 constexpr int tile_stages = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
+/// Biases, where they come by TMA.
+template <ForwardConfig config>
+struct BiasTiles {};
+template <ForwardConfig config>
+requires(Shape<config>::bias_stages > 0) struct BiasTiles<config> {
+  using S = Shape<config>;
+  unsigned short biases[S::bias_stages][S::warpgroups][S::block_kv / S::bias_keys][wg_rows * S::bias_keys];
+};
 
 template <ForwardConfig config>
-struct alignas(1024) SharedStorage {
+struct alignas(1024) SharedStorage : BiasTiles<config> {
   using S = Shape<config>;
   using Element = typename S::Element;
 
@@ -188,6 +205,8 @@ struct alignas(1024) SharedStorage {
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
   ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
   ptx::Mbarrier V_full[S::stages], V_empty[S::stages];
+  ptx::Mbarrier bias_full[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
+  ptx::Mbarrier bias_empty[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
 
   Tile tiles[tile_stages];               // what Q_full announces
   unsigned char retry[max_retry_marks];  // see RetryList

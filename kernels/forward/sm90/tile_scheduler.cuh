@@ -126,7 +126,9 @@ struct Schedule {
   __device__ __forceinline__ void find_blocks(Tile& tile, Attempt attempt) const {
     const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
     const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
-    tile.first = Shape<config>::forwards ? loaded.begin : loaded.end - 1;
+    tile.first = Shape<config>::forwards        ? loaded.begin
+                 : Shape<config>::from_diagonal ? block_at_diagonal(score, loaded, tile.q_begin + config.block_q - 1)
+                                                : loaded.end - 1;
     tile.blocks = loaded.end - loaded.begin;
     if (attempt == Attempt::fixed_max && begins_far_away(score, loaded, tile.q_begin)) {
       ptx::path<"forward/sm90 tile far from the diagonal">();
@@ -156,11 +158,18 @@ struct Schedule {
     tile.seen[0] = {0, seen.interior_begin, seen.interior_end, tile.blocks};
   }
 
+  /// The block nearest to the diagonal of a query.
+  __device__ __forceinline__ static int block_at_diagonal(const tile::Score<config.features>& score, tile::TileRange loaded,
+                                                          int q) {
+    const int key = tile::min(q, score.len_q - 1) + score.len_kv - score.len_q;
+    return tile::max(tile::min(tile::max(key, 0) / config.block_kv, loaded.end - 1), loaded.begin);
+  }
+
   /// ALiBi without a right edge: the first block, which gives the fixed maximum, may lie so far behind the diagonal that
   /// the keys near it outgrow what a row sum may be. Such a tile would be done twice: at 8192 tokens nearly all of them.
   __device__ __forceinline__ static bool begins_far_away(const tile::Score<config.features>& score, tile::TileRange loaded,
                                                          int q_begin) {
-    if constexpr (!config.features.alibi || config.features.window_right) return false;
+    if constexpr (!config.features.alibi || config.features.window_right || Shape<config>::from_diagonal) return false;
     constexpr float growth = Shape<config>::type == Type::float16 ? 7.0f : 20.0f;  // of e^11 and e^27: highest_sum
     const int distance = (loaded.end - 1) * config.block_kv - (q_begin + score.len_kv - score.len_q);
     return score.slope * static_cast<float>(distance) > growth;
@@ -181,10 +190,21 @@ struct Schedule {
     tile.blocks = tile.first < 0 ? 0 : 1;
   }
 
+  /// The edges are the blocks at the diagonal, which raise the maximum, and a last one that ends among its keys.
+  __device__ __forceinline__ static Blocks blocks_from_diagonal(const tile::Score<config.features>& score,
+                                                                tile::TileRange loaded, int q_begin, Attempt attempt) {
+    const int q_of_tile = q_begin / config.block_q * config.block_q;
+    const int first = block_at_diagonal(score, loaded, q_of_tile + config.block_q - 1), blocks = loaded.end;
+    if (config.features.mask || attempt != Attempt::fixed_max) return {0, blocks, blocks, blocks};
+    const bool open = score.visible_kv % config.block_kv == 0 || first == blocks - 1;
+    return {0, first - block_at_diagonal(score, loaded, q_begin) + 1, open ? blocks : blocks - 1, blocks};
+  }
+
   __device__ __forceinline__ static Blocks blocks_seen(const tile::Score<config.features>& score, tile::TileRange loaded,
                                                        int q_begin, Attempt attempt) {
     constexpr Features features = config.features;
     constexpr int block_kv = config.block_kv;
+    if constexpr (Shape<config>::from_diagonal) return blocks_from_diagonal(score, loaded, q_begin, attempt);
     tile::TileRange range = score.template key_tiles<wg_rows, block_kv>(q_begin);
     if (range.begin == range.end) {  // one block that the mask hides
       ptx::path<"forward/sm90 warpgroup without keys">();

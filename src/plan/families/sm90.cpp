@@ -64,6 +64,26 @@ int rows_of_page_box(const Problem& p, int block_kv) {
   return static_cast<int>(std::gcd(p.page_size, static_cast<std::int64_t>(block_kv)));
 }
 
+namespace {
+
+bool is_wide(const Problem& p) {
+  return abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v));
+}
+
+/// Options that touch every score.
+int count_score_options(const Problem& p) {
+  return p.bias.present + p.mask.present + (p.dropout_p != 0) + (p.softcap != 0) + p.alibi + 2 * program_traits(p).score;
+}
+
+}  // namespace
+
+bool has_bias_boxes(const Problem& p) {
+  const ScoreTensor& bias = p.bias;
+  const auto fits = [](std::int64_t stride) { return stride >= 0 && stride % 8 == 0 && stride < (std::int64_t{1} << 39); };
+  return bias.present && size_of(bias.dtype) == 2 && !is_wide(p) && count_score_options(p) == 1 && p.seq_q > 1 &&
+         bias.q_stride > 0 && fits(bias.q_stride) && fits(bias.head_stride) && fits(bias.batch_stride);
+}
+
 std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
   if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (device.shared_bytes < abi::forward_sm90_max_shared_bytes) return "a block needs 227 KiB of shared memory";
@@ -81,8 +101,13 @@ struct Tile {
   int num_stages = 2;
 };
 
-bool is_wide(const Problem& p) {
-  return abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v));
+/// As many tiles of biases as fit, three at most, beside two stages of keys.
+void add_bias_stages(const Problem& p, abi::ForwardConfig& config) {
+  if (!has_bias_boxes(p)) return;
+  config.num_stages = 2;
+  config.bias_stages = 3;
+  while (config.bias_stages > 0 && abi::forward_sm90_layout(config).shared_bytes > abi::forward_sm90_max_shared_bytes)
+    --config.bias_stages;
 }
 
 /// Two warpgroups attend to 64 rows where heads are wide, else to 64 each.
@@ -108,6 +133,7 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, cons
                             .num_warps = warps_of(p, block_q),
                             .num_stages = is_wide(p) ? 9 : 4,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
+  add_bias_stages(p, config);
   while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > device.shared_bytes) --config.num_stages;
   return config;
 }
@@ -127,16 +153,18 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   const bool loads_scores = p.bias.present || p.mask.present || program.loads_scores || program.values > few_values;
   const bool masked = has_tile_map(p);
   const bool dropout = p.dropout_p != 0;
-  const int options =
-      p.bias.present + p.mask.present + dropout + (p.softcap != 0) + p.alibi + 2 * program.score;  // that touch every score
+  const int options = count_score_options(p);
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
-  if (dim > 192) return {128, options > 1 || p.bias.present || p.alibi ? 32 : 64};
+  if (dim > 192) return {128, options > 1 || p.bias.present ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
   // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
   const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
-  if (bias_alone && dim <= 64 && p.window_left < 0) return {128, 128, 4};
+  if (bias_alone && (dim <= 64 || has_bias_boxes(p)) && p.window_left < 0) return {128, 128, 4};
   if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
+  const bool one_bend = options == 1 && (dropout || p.softcap != 0 || p.alibi);
+  if (one_bend && dim <= 64 && !lengths && !masked && p.window_left < 0 && p.seq_q >= 2048)
+    return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
   if (options == 0 && !lengths && !masked && p.window_left < 0 && p.seq_q > 128) {
     const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
@@ -192,16 +220,17 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
   const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
   const bool uneven = (p.window_right >= 0 || (has_tile_map(p) && many)) && p.window_left < 0 && row_tiles > 1;
   const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
-  const abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
-                                  .head_dim = static_cast<int>(p.head_dim),
-                                  .head_dim_v = static_cast<int>(p.head_dim_v),
-                                  .block_q = tile.block_q,
-                                  .block_kv = tile.block_kv,
-                                  .num_warps = warps_of(p, tile.block_q),
-                                  .num_stages = tile.num_stages,
-                                  .pair_tiles = uneven && !dynamic_scheduler,
-                                  .dynamic_scheduler = dynamic_scheduler,
-                                  .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
+  abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
+                            .head_dim = static_cast<int>(p.head_dim),
+                            .head_dim_v = static_cast<int>(p.head_dim_v),
+                            .block_q = tile.block_q,
+                            .block_kv = tile.block_kv,
+                            .num_warps = warps_of(p, tile.block_q),
+                            .num_stages = tile.num_stages,
+                            .pair_tiles = uneven && !dynamic_scheduler,
+                            .dynamic_scheduler = dynamic_scheduler,
+                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
+  add_bias_stages(p, config);
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);

@@ -20,6 +20,9 @@ std::string reject_sm90(const Problem& problem, const DeviceInfo& device);
 /// Keys of a box of TMA out of pages: as many as divide the page and the block of keys.
 int rows_of_page_box(const Problem& problem, int block_kv);
 
+/// Whether TMA brings the bias of forward/sm90, where its address allows.
+bool has_bias_boxes(const Problem& problem);
+
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
 constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch) {
   return (total_q + 68 * batch + 3) / 4 * 4;

@@ -87,6 +87,25 @@ std::vector<Case> walks_with_bias() {
 
 INSTANTIATE_TEST_SUITE_P(Bias, ForwardSm90Walks, ::testing::ValuesIn(walks_with_bias()), case_name);
 
+/// Biases by TMA: rows that are a multiple of 16 bytes apart. Blocks that one warpgroup passes over, keys past the end,
+/// rows without a finite bias.
+std::vector<Case> walks_with_boxes() {
+  std::vector<Case> cases = {
+      make_walk("boxes_64", {.seq_q = 200, .seq_kv = 544, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true},
+                {530}),
+      make_walk("boxes_128", {.seq_q = 150, .seq_kv = 400, .heads_q = 2, .heads_kv = 1, .head_dim = 128}),
+      make_walk("boxes_192", {.seq_q = 140, .seq_kv = 280, .heads_q = 1, .heads_kv = 1, .head_dim = 192, .causal = true}),
+      make_walk("boxes_256", {.seq_q = 150, .seq_kv = 200, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true}),
+      make_walk("boxes_float16", {.seq_q = 70, .seq_kv = 400, .heads_q = 2, .heads_kv = 2, .head_dim = 40}),
+  };
+  cases[4].problem.dtype = Dtype::float16;
+  for (Case& c : cases) c.problem.bias = over(c.problem, false, true, true, c.problem.dtype);
+  cases[1].infinite_bias = true;
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Boxes, ForwardSm90Walks, ::testing::ValuesIn(walks_with_boxes()), case_name);
+
 using ForwardSm90Skips = ::testing::TestWithParam<Case>;
 
 /// A warpgroup that passes over a block frees its slots: not before both copies into them have landed. Bulk copies land in
@@ -209,6 +228,54 @@ std::uint32_t count_repairs(Problem problem, float growth, std::int32_t keys = l
            .key_lengths = keys < length ? &keys : nullptr},
           {.device = gpu, .repairs = &repairs, .kernel = "forward/sm90"});
   return repairs;
+}
+
+/// TMA takes no address that is not a multiple of 16: the warps copy such biases by themselves.
+TEST(ForwardSm90Boxes, AreTheSameAtAnyAddress) {
+  emulator::set_num_sms(3);
+  for (const std::int64_t head_dim : {64, 256}) {
+    Problem problem = square;
+    problem.head_dim = head_dim, problem.seq_q = 130;
+    problem.bias = {.present = true, .dtype = Dtype::bfloat16, .q_stride = length};
+    const std::int64_t rows = problem.seq_q * head_dim, keys = length * head_dim;
+    std::vector<std::uint16_t> q(rows), k(keys), v(keys), out(rows), out_of_odd(rows);
+    std::vector<std::uint16_t> bias(problem.seq_q * length + 8);
+    std::mt19937 random(2);
+    const auto fill = [&](std::vector<std::uint16_t>& all) {
+      for (std::uint16_t& x : all) x = static_cast<std::uint16_t>(0x3f00 + random() % 256 + random() % 2 * 0x8000);
+    };
+    fill(q), fill(k), fill(v), fill(bias);
+    std::uint16_t* first = bias.data();
+    while (reinterpret_cast<std::uintptr_t>(first) % 16 != 0) ++first;
+    const std::vector<std::uint16_t> values(first, first + problem.seq_q * length);
+    const auto run = [&](const std::uint16_t* at, std::vector<std::uint16_t>& to) {
+      forward(problem, {.q = q.data(), .k = k.data(), .v = v.data(), .out = to.data(), .bias = at},
+              {.device = gpu, .kernel = "forward/sm90"});
+    };
+    run(first, out);
+    std::vector<std::uint16_t> odd(values.size() + 9);
+    std::uint16_t* second = odd.data();
+    while (reinterpret_cast<std::uintptr_t>(second) % 16 != 2) ++second;
+    std::copy(values.begin(), values.end(), second);
+    run(second, out_of_odd);
+    EXPECT_EQ(out, out_of_odd) << "head_dim " << head_dim;
+  }
+}
+
+/// Biases of -1e30 leave nothing of the scores beside them: all keys weigh the same. A product of the maximum with log2 e
+/// would be rounded by more than any exponent.
+TEST(ForwardSm90Boxes, MayBeHuge) {
+  emulator::set_num_sms(3);
+  Problem problem = square;
+  problem.seq_q = 70, problem.bias = {.present = true, .dtype = Dtype::bfloat16, .q_stride = length};
+  const std::int64_t dim = problem.head_dim, rows = problem.seq_q;
+  const std::vector<std::uint16_t> q(rows * dim, 0x3f80), bias(rows * length, 0xf149);
+  std::vector<std::uint16_t> k(length * dim), v(length * dim), out(rows * dim);
+  for (std::int64_t i = 0; i < length * dim; ++i)
+    k[i] = i / dim % 2 == 0 ? 0x3f80 : 0xbf80, v[i] = i / dim < 64 ? 0x4080 : 0;
+  forward(problem, {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .bias = bias.data()},
+          {.device = gpu, .kernel = "forward/sm90"});
+  EXPECT_EQ(out, std::vector<std::uint16_t>(rows * dim, 0x3f80));  // 64 of 256 values are 4
 }
 
 /// A score of 8 growth against the first block's: 2^40 is passed at 28.
