@@ -22,16 +22,18 @@ struct CarefulHead {
   tile::Dropout dropout;
   const float* lse;
   const float* delta;
+  float delta_scale;  // of what is stored
 
   /// row_delta: of the sequence's first row.
   __device__ __forceinline__ CarefulHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
-                                         const float* row_delta)
+                                         const float* row_delta, float scale_of_delta = 1)
       : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
         dO(tile::query_rows<const Element, features>(args.dO, sequence, head_idx)),
         score(args, sequence, head_idx),
         dropout(args, sequence.batch_idx, head_idx),
         lse(args.lse + tile::statistics_offset<features>(args, sequence, head_idx)),
-        delta(row_delta) {}
+        delta(row_delta),
+        delta_scale(scale_of_delta) {}
 
   /// The dropped probability and the gradient of the dot product, for a visible pair; false where the row has no
   /// probabilities.
@@ -46,7 +48,7 @@ struct CarefulHead {
     float dp = 0, factor = 1;
     if constexpr (features.dropout) factor = dropout.keeps(i, j) ? dropout.keep_scale : 0;
     if (factor != 0) dp = factor * tile::careful_dot<config.head_dim_v>(dO.row(i), V_row, lane);
-    ds = p * (dp - delta[i]) * slope;
+    ds = p * (dp - delta[i] * delta_scale) * slope;
     p *= factor;
     return true;
   }
@@ -60,10 +62,11 @@ __device__ __forceinline__ const float* delta_like_lse(const AttentionArgs& args
          tile::statistics_offset<config.features>(args, sequence, head_idx);
 }
 
-/// dK and dV of key j. delta_of(head_idx) is where a head's delta begins. A key that no query sees has gradients of 0.
+/// dK and dV of key j. delta_of(head_idx) is where a head's delta begins, divided by delta_scale. A key that no query sees
+/// has gradients of 0.
 template <BackwardConfig config, typename DeltaOf>
 __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile::Sequence& sequence, int kv_head_idx,
-                                           int j, DeltaOf delta_of) {
+                                           int j, DeltaOf delta_of, float delta_scale = 1) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
   const int lane = threadIdx.x % 32;
@@ -74,7 +77,7 @@ __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile
   bool done = false;  // all NaN: more rows change nothing
 #pragma unroll 1
   for (int head_idx = kv_head_idx * args.group; head_idx < (kv_head_idx + 1) * args.group && !done; ++head_idx) {
-    const CarefulHead<config> head(args, sequence, head_idx, delta_of(head_idx));
+    const CarefulHead<config> head(args, sequence, head_idx, delta_of(head_idx), delta_scale);
     const tile::TileRange queries = head.score.template query_tiles<1, 1>(j);
 #pragma unroll 1
     for (int i = queries.begin; i < queries.end && !done; ++i) {

@@ -135,6 +135,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
                       {},
                       bias[m]};
       typename Math::Marks marks;
+      math.mark(marks);
       math.probabilities(
           tile_of(S[m]), marks,
           [&](int i) {

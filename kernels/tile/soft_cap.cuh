@@ -24,4 +24,36 @@ struct SoftCapped {
   }
 };
 
+/// tanh(x) of a score of which |x| is at most 1/4, to 4e-7 of it: with FMAs alone.
+struct SmallTanh {
+  float factors[3];  // of the powers of dot^2, times dot
+
+  __device__ __forceinline__ SmallTanh(float scale, float cap) {
+    constexpr float p[3] = {0.99999960f, -0.33321908f, 0.12841613f};
+    const float to_x = scale * ptx::reciprocal(cap);
+    float power = to_x;
+#pragma unroll
+    for (int t = 0; t < 3; ++t, power *= to_x * to_x) factors[t] = p[t] * power;
+  }
+  __device__ __forceinline__ float operator()(float dot) const {
+    const float square = dot * dot;
+    const float upper = ptx::fma(factors[2], square, factors[1]);
+    return dot * ptx::fma(upper, square, factors[0]);
+  }
+};
+
+/// The largest magnitude of a thread's scores. Magnitudes compare like their bits, and integers three at a time.
+template <int count>
+__device__ __forceinline__ float largest_magnitude(const float (&S)[count]) {
+  int largest[4] = {};  // four chains of comparisons
+#pragma unroll
+  for (int i = 0; i < count; i += 4) {
+    const int first = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i]), ptx::abs(S[i + 1])));
+    const int second = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i + 2]), ptx::abs(S[i + 3])));
+    largest[i / 4 % 4] = tile::max(tile::max(first, second), largest[i / 4 % 4]);
+  }
+  const int of_all = tile::max(tile::max(largest[0], largest[1]), tile::max(largest[2], largest[3]));
+  return __builtin_bit_cast(float, of_all);
+}
+
 }  // namespace flash_attention::tile

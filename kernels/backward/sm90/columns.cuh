@@ -81,6 +81,7 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
       math.bias = Math::load_bias(score, place.q_begin, place.kv_begin, ptx::registers_fresh(thread));
     typename Math::Packed W;
     typename Math::Marks marks;
+    math.mark(marks);
     if constexpr (C::has_dP) {
       math.probabilities(
           scores, marks, [&](int i) { return statistics.lse2(math, i); }, [](int, float, float) {});

@@ -105,7 +105,7 @@ struct Consumer : Epilogue<config> {
       for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[state.stage], group);
     }
     if constexpr (!S::serial_dP) begin_dP();
-
+    math.mark(marks);
     ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is there; dP may still run
     ptx::wgmma_pin(St);
     math.probabilities(

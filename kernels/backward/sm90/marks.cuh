@@ -47,18 +47,23 @@ struct TilePlaces {
 
     __device__ __forceinline__ bool is_hidden(int i) const { return hidden[i / 32] >> (i % 32) & 1; }
     __device__ __forceinline__ bool is_dropped(int i) const { return dropped[i / 32] >> (i % 32) & 1; }
+    /// A copy that the compiler takes for another number: it would keep what it has tested once, bit by bit.
+    __device__ __forceinline__ void test_again() {
+#pragma unroll
+      for (unsigned& word : dropped) word = ptx::shuffle_xor(word, 0);
+    }
   };
 
   __device__ __forceinline__ void mark(Marks& marks) const {
-    if (edge) mark_hidden(marks);
+    mark_hidden(marks);
     if constexpr (features.dropout) mark_dropped(marks);
   }
 
- private:
   // The loops run one group of registers at a time (the group's first query is hidden from the compiler), so that addresses
   // and random words of all groups are not held at once.
 
   __device__ __forceinline__ void mark_hidden(Marks& marks) const {
+    if (!edge) return;
 #pragma unroll
     for (int group = 0; group < count; group += 4) {
       const int shift = ptx::registers_fresh(0);
@@ -69,11 +74,17 @@ struct TilePlaces {
     }
   }
 
+ private:
   /// A Philox block decides on eight scores. With the queries along the rows a thread holds all of them. With the keys
   /// along the rows it holds those of an even or of an odd key, and the lane of the key's neighbour the others: each of the
   /// two works out half of the blocks, of the even or of the odd queries, for both.
   __device__ __forceinline__ void mark_dropped(Marks& marks) const {
     const int odd = rows == Rows::keys ? row % 2 : 0;
+    tile::Dropout dropout = this->dropout;
+    if constexpr (rows == Rows::keys) {  // known to be uniform: so are the keys of the rounds
+      dropout.key0 = ptx::shuffle(dropout.key0, 0);
+      dropout.key1 = ptx::shuffle(dropout.key1, 0);
+    }
     unsigned of_even[words] = {}, of_odd[words] = {};  // Rows::keys: of the blocks' even and odd keys
 #pragma unroll
     for (int group = 0; group < count; group += 8) {

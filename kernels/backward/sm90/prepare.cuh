@@ -4,6 +4,7 @@
 //
 //   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
 //            tasks taken, the counters of ordered accumulation; rows in no sequence = 0
+//            Dropout scales what it keeps by k: with lse2 - log2 k and delta / k the tiles need not multiply by it.
 //   convert: dQ = scale * the sums, in the tensor's type
 //   convert_keys: the same for dK and dV, where they are summed in memory
 //
@@ -119,6 +120,8 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
   const int lane = threadIdx.x % 8;
+  const bool drops = args.keep_scale != 1.0f;
+  const float log2_keep = drops ? ptx::log2(args.keep_scale) : 0, keep = drops ? 1.0f / args.keep_scale : 1;
 
   // All loads of a few rows before the first is used: memory has much to do at once.
   constexpr int chunks = Shape<config>::chunks_v, at_once = chunks > 2 ? 1 : 4 / chunks;
@@ -155,8 +158,8 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       const float lse = used ? args.lse[statistics + i] : -tile::infinity;
       if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
       workspace<float>(args, Region::lse2)[tile.padded + row] =
-          lse < tile::lowest_lse ? tile::infinity : lse * tile::log2_e;
-      workspace<float>(args, Region::delta)[tile.padded + row] = used ? sum : 0;
+          lse < tile::lowest_lse ? tile::infinity : ptx::fma(lse, tile::log2_e, -log2_keep);
+      workspace<float>(args, Region::delta)[tile.padded + row] = used ? sum * keep : 0;
     }
   }
 }

@@ -14,7 +14,7 @@ template <BackwardConfig config, Rows rows, int columns, bool at_score = false>
 struct ScoreMath : TilePlaces<config, rows, columns> {
   using Base = TilePlaces<config, rows, columns>;
   using Base::features, Base::count, Base::score, Base::dropout, Base::exponent_scale, Base::q_begin, Base::kv_begin;
-  using Base::mark;
+  using Base::mark, Base::mark_hidden;
   using Base::row, Base::column, Base::edge, Base::nonfinite_row, Base::row_of, Base::column_of, Base::query, Base::key;
   using typename Base::Marks;
   using Tile = float[count];
@@ -47,15 +47,16 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     return *reinterpret_cast<const Pair*>(&values[column + column_of(i)]);
   }
 
-  /// S becomes P before dropout, times the slope of the soft cap and of the program where there is one. lse2(i) are the
-  /// statistics of the queries of registers i and i + 1. take(i, p, q) gets their probabilities after dropout and without
-  /// that slope.
+  /// S becomes P before dropout, scaled as what is kept (prepare.cuh), times the slope of the soft cap and of the program
+  /// where there is one. lse2(i) are the statistics of the queries of registers i and i + 1. take(i, p, q) gets their
+  /// probabilities after dropout and without that slope. The marks have been made, best under the products before.
   template <typename Lse2, typename Take>
-  __device__ __forceinline__ void probabilities(Tile& S, Marks& marks, Lse2 lse2, Take take) const {
+  __device__ __forceinline__ void probabilities(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
     bias.turn();
-    mark(marks);
     if (edge) {  // one branch for the tile, not one for each score
       weigh_tile<true, true>(S, marks, lse2, take);
+    } else if (bends_little(S)) {
+      weigh_tile<false, false, Bend::little>(S, marks, lse2, take);
     } else if (Bias::present && bias.some_large()) {
       weigh_tile<false, true>(S, marks, lse2, take);
     } else {
@@ -63,25 +64,26 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     }
   }
 
-  /// dP becomes dS = P * (dP - delta).
-  template <typename Delta>
-  __device__ __forceinline__ void gradients(const Tile& S, Tile& dP, const Marks& marks, Delta delta) const {
+  /// dP becomes dS = P * (dP - delta). What is dropped is marked, or P is negative there.
+  enum class Dropped { marked, negative };
+  template <Dropped dropped = Dropped::marked, typename Delta>
+  __device__ __forceinline__ void gradients(const Tile& S, Tile& dP, Marks marks, Delta delta) const {
+    if constexpr (features.dropout && dropped == Dropped::marked) marks.test_again();
     if (edge) {
-      differentiate_tile<true>(S, dP, marks, delta);
+      differentiate_tile<true, dropped>(S, dP, marks, delta);
     } else {
-      differentiate_tile<false>(S, dP, marks, delta);
+      differentiate_tile<false, dropped>(S, dP, marks, delta);
     }
   }
 
   /// probabilities() and gradients() in one pass, where dP is there when S is: P and dS as operands of the next products.
   template <typename Lse2, typename Delta>
-  __device__ __forceinline__ void operands(Tile& S, Tile& dP, Lse2 lse2, Delta delta, Packed& P, Packed& dS) const {
-    Marks marks;
-    mark(marks);
-    if (edge) {
+  __device__ __forceinline__ void operands(Tile& S, Tile& dP, const Marks& marks, Lse2 lse2, Delta delta, Packed& P,
+                                           Packed& dS) const {
+    if (tests_bend ? !bends_little(S) || edge : edge) {  // scores that bend are rare: they are tested like those of edges
       operands_of_tile<true>(S, dP, marks, lse2, delta, P, dS);
     } else {
-      operands_of_tile<false>(S, dP, marks, lse2, delta, P, dS);
+      operands_of_tile<false, tests_bend ? Bend::little : Bend::any>(S, dP, marks, lse2, delta, P, dS);
     }
   }
 
@@ -92,17 +94,27 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   }
 
  private:
-  template <bool some_hidden, typename Lse2, typename Delta>
+  /// Whether no score of the warp is beyond a quarter of the soft cap: a polynomial is its tanh there, and the special
+  /// function unit has one exponential a score instead of three.
+  enum class Bend { any, little };
+  static constexpr bool no_room = Shape<config>::short_of_registers && Shape<config>::next_sequence_rows;
+  static constexpr bool tests_bend = features.softcap && !features.score_program && !no_room;
+  __device__ __forceinline__ bool bends_little(const Tile& S) const {
+    if constexpr (!tests_bend) return false;
+    return ptx::all(tile::largest_magnitude(S) * score.scale <= 0.25f * score.softcap);
+  }
+
+  template <bool some_hidden, Bend bend = Bend::any, typename Lse2, typename Delta>
   __device__ __forceinline__ void operands_of_tile(Tile& S, Tile& dP, const Marks& marks, Lse2 lse2, Delta delta, Packed& P,
                                                    Packed& dS) const {
-    weigh_tile<some_hidden, true>(S, marks, lse2, [&](int i, float p, float q) {
+    weigh_tile<some_hidden, bend == Bend::any, bend>(S, marks, lse2, [&](int i, float p, float q) {
       P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q);
       differentiate_pair<some_hidden>(S, dP, i, marks, delta(i));
       dS[i / 8][i / 2 % 4] = ptx::pack<type>(dP[i], dP[i + 1]);
     });
   }
 
-  template <bool some_hidden, bool large_bias, typename Lse2, typename Take>
+  template <bool some_hidden, bool large_bias, Bend bend = Bend::any, typename Lse2, typename Take>
   __device__ __forceinline__ void weigh_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
 #pragma unroll
     for (int group = 0; group < count; group += 4) {
@@ -110,8 +122,8 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
 #pragma unroll
       for (int i = group; i < group + 4; i += 2) {
         const auto statistics = lse2(i);
-        const float first = probability_of<some_hidden, large_bias>(S[i], i, shift, marks, statistics[0]);
-        take(i, first, probability_of<some_hidden, large_bias>(S[i + 1], i + 1, shift, marks, statistics[1]));
+        const float first = probability_of<some_hidden, large_bias, bend>(S[i], i, shift, marks, statistics[0]);
+        take(i, first, probability_of<some_hidden, large_bias, bend>(S[i + 1], i + 1, shift, marks, statistics[1]));
       }
     }
   }
@@ -132,10 +144,13 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   }
 
   /// The exponent of a score with options.
-  template <bool large_bias>
+  template <bool large_bias, Bend bend>
   __device__ __forceinline__ float exponent_of(float dot, int i, int shift, float lse2, float& slope) const {
     float value = dot, factor = score.scale, rest = 0;  // the score is value * factor + rest
-    if constexpr (features.softcap) {
+    if constexpr (features.softcap && bend == Bend::little) {
+      value = tile::SmallTanh(score.scale, score.softcap)(dot), factor = score.softcap;
+      if constexpr (!at_score) slope = ptx::fma(-value, value, 1.0f);
+    } else if constexpr (features.softcap) {
       const tile::SoftCapped capped(dot, score.scale, score.softcap);
       if constexpr (!at_score) slope = capped.slope();
       value = capped.shortfall, factor = -score.softcap, rest = score.softcap;
@@ -148,16 +163,16 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
       if (features.score_hides && whole == -tile::infinity) return whole;  // hidden, also where lse2 is NaN
       return ptx::fma(whole, exponent_scale, -lse2);
     }
-    rest = features.softcap ? ptx::fma(rest, tile::log2_e, -lse2) : -lse2;  // large terms cancel first
+    rest = features.softcap && bend == Bend::any ? ptx::fma(rest, tile::log2_e, -lse2) : -lse2;  // large terms cancel first
     if constexpr (features.alibi) rest = ptx::fma(distance(i), -tile::log2_e * score.slope, rest);
     return ptx::fma(value, tile::log2_e * factor, rest);
   }
 
   /// One score of probabilities(); returns the dropped and scaled probability.
-  template <bool some_hidden, bool large_bias>
+  template <bool some_hidden, bool large_bias, Bend bend>
   __device__ __forceinline__ float probability_of(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
-    S = ptx::exp2(linear ? ptx::fma(S, exponent_scale, -lse2) : exponent_of<large_bias>(S, i, shift, lse2, slope));
+    S = ptx::exp2(linear ? ptx::fma(S, exponent_scale, -lse2) : exponent_of<large_bias, bend>(S, i, shift, lse2, slope));
     [[maybe_unused]] const bool nothing =
         features.score_hides && S == 0;  // a score of -inf: hidden, whatever the key holds
     if constexpr (some_hidden) {
@@ -166,25 +181,31 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     }
     if constexpr (features.score_hides) S = nothing ? 0 : S;
     float weight = S;
-    if constexpr (features.dropout) weight = marks.is_dropped(i) ? 0 : S * dropout.keep_scale;
+    if constexpr (features.dropout) weight = marks.is_dropped(i) ? 0 : S;
     if constexpr (features.softcap || features.score_program) S = features.score_hides && S == 0 ? 0 : S * slope;
     return weight;
   }
 
-  template <bool some_hidden, typename Delta>
+  template <bool some_hidden, Dropped dropped, typename Delta>
   __device__ __forceinline__ void differentiate_tile(const Tile& S, Tile& dP, const Marks& marks, Delta delta) const {
 #pragma unroll
-    for (int i = 0; i < count; i += 2) differentiate_pair<some_hidden>(S, dP, i, marks, delta(i));
+    for (int i = 0; i < count; i += 2) differentiate_pair<some_hidden, dropped>(S, dP, i, marks, delta(i));
   }
 
-  template <bool some_hidden>
+  template <bool some_hidden, Dropped dropped = Dropped::marked>
   __device__ __forceinline__ void differentiate_pair(const Tile& S, Tile& dP, int i, const Marks& marks,
                                                      const Pair& delta) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float incoming = dP[i + e];
-      if constexpr (features.dropout) incoming = marks.is_dropped(i + e) ? 0 : incoming * dropout.keep_scale;
-      dP[i + e] = S[i + e] * (incoming - delta[e]);
+      float p = S[i + e];
+      if constexpr (dropped == Dropped::negative) {
+        incoming = __builtin_bit_cast(int, p) < 0 ? 0 : incoming;
+        p = ptx::abs(p);
+      } else if constexpr (features.dropout) {
+        incoming = marks.is_dropped(i + e) ? 0 : incoming;
+      }
+      dP[i + e] = p * (incoming - delta[e]);
       if (some_hidden && (marks.is_hidden(i + e) || (features.score_hides && S[i + e] == 0))) dP[i + e] = 0;
     }
   }

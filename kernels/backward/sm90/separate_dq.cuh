@@ -130,6 +130,7 @@ struct QueryConsumer : QueryKeys<config> {
       typename Math::Marks marks;
       ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is complete; dP may still run
       ptx::wgmma_pin(scores);
+      math.mark(marks);
       math.probabilities(
           scores, marks,
           [&](int i) {

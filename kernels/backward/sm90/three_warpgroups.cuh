@@ -127,11 +127,14 @@ struct ThreeConsumer {
     const auto pair_of = [&](const float(&values)[tile_rows], int i) {
       return *reinterpret_cast<const typename Math::Pair*>(&values[8 * (i / 4) + 2 * (lane % 4)]);
     };
+    typename Math::Marks marks;
+    if constexpr (config.features.dropout) math.mark(marks);
     ptx::wgmma_wait<0>();  // S and dP are there
     ptx::wgmma_pin(St);
     ptx::wgmma_pin(dPt);
+    if constexpr (!config.features.dropout) math.mark(marks);
     math.operands(
-        St, dPt, [&](int i) { return pair_of(shared.lse2[stage], i); },
+        St, dPt, marks, [&](int i) { return pair_of(shared.lse2[stage], i); },
         [&](int i) { return pair_of(shared.delta[stage], i); }, P, dS);
     ptx::wgmma_pin(P);
     ptx::wgmma_pin(dS);

@@ -89,7 +89,6 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     constexpr bool drops_late = config.features.dropout && !has_slope;
     const auto make_P = [&](int step) {
       if (step + 1 == task.num_steps) release(shared.K_empty);
-      marks = {};
       with_scores(task, step, [&](const Math& math) {
         math.bias = bias;
         math.probabilities(
@@ -103,12 +102,13 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     const auto pack_and_send = [&](int step) {
       if constexpr (drops_late) {
 #pragma unroll
-        for (int i = 0; i < tile_rows / 2; ++i) weights[i] = marks.is_dropped(i) ? 0 : St[i] * args.keep_scale;
+        for (int i = 0; i < tile_rows / 2; ++i) weights[i] = marks.is_dropped(i) ? 0 : St[i];
       }
       Math::pack(weights, P);
       ptx::wgmma_pin(P);
       if constexpr (config.features.dropout || has_slope) {
         typename Math::Packed before_dropout;
+        Base::negate_dropped(St, marks);
         Math::pack(St, before_dropout);
         send_P(step, before_dropout);
       } else {
@@ -118,6 +118,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     if (task.num_steps > 0) {
       ptx::mbarrier_wait(shared.K_full, tiles & 1);  // K has landed
       issue_S(0, ptx::registers_fresh(0));
+      this->make_marks(task, 0, marks);
       ptx::wgmma_wait<0>();  // S is complete
       ptx::wgmma_pin(St);
       make_P(0);
@@ -127,6 +128,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
         const int fresh = ptx::registers_fresh(0);
         issue_S(step, fresh);
         issue_dV(step - 1, fresh);
+        this->make_marks(task, step, marks);
         ptx::wgmma_wait<1>();  // S is complete; dV of the step before may still run
         ptx::wgmma_pin(St);
         make_P(step);
@@ -161,10 +163,11 @@ struct WideConsumer : WideExchange<config, warpgroup> {
       await_Q(task, step);
       with_scores(task, step, [&](const Math& math) {
         typename Math::Marks marks;
-        math.mark(marks);
+        Base::dropped_are_negative ? math.mark_hidden(marks) : math.mark(marks);
         float P[tile_rows / 2];
         receive_P(step, P);
-        math.gradients(P, dPt, marks, [&](int i) { return math.along_columns(shared.delta[stage_Q(step)], i); });
+        math.template gradients<Base::dropped>(P, dPt, marks,
+                                               [&](int i) { return math.along_columns(shared.delta[stage_Q(step)], i); });
       });
     };
     if (task.num_steps > 0) {

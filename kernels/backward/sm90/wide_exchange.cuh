@@ -17,6 +17,9 @@ struct WideExchange {
   using Storage = WideStorage<config>;
   static constexpr Type type = S::type;
   static constexpr int register_steps = 4 * Storage::register_chunks;
+  // No P is negative, but for what a program's slope makes of it: the sign tells the other warpgroup what is dropped.
+  static constexpr bool dropped_are_negative = config.features.dropout && !config.features.score_program;
+  static constexpr auto dropped = dropped_are_negative ? Math::Dropped::negative : Math::Dropped::marked;
 
   const AttentionArgs& args;
   Storage& shared;
@@ -89,6 +92,10 @@ struct WideExchange {
              {false, false}});
   }
 
+  __device__ __forceinline__ void make_marks(const Task<config>& task, int step, typename Math::Marks& marks) const {
+    with_scores(task, step, [&](const Math& math) { marks = {}, math.mark(marks); });
+  }
+
   /// The biases of a step, on their way from memory; those of a later one to L2.
   __device__ __forceinline__ void load_bias(const Task<config>& task, int step, typename Math::Bias& bias) const {
     if constexpr (Math::Bias::present) {
@@ -101,6 +108,13 @@ struct WideExchange {
   }
 
   // -- P -----------------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ static void negate_dropped(typename Math::Tile& P, const typename Math::Marks& marks) {
+    if constexpr (dropped_are_negative) {
+#pragma unroll
+      for (int i = 0; i < tile_rows / 2; ++i) P[i] = marks.is_dropped(i) ? -P[i] : P[i];
+    }
+  }
 
   /// P before dropout and with the slope of the soft cap and of the program, as dS needs it: each thread's registers to the
   /// same thread of the other warpgroup.
