@@ -10,6 +10,9 @@ namespace flash_attention::abi {
 /// Keys of V^T that are together in shared memory: the width of its swizzle, in bytes.
 constexpr int forward_sm90_fp8_v_chunk(int block_kv) { return block_kv % 128 == 0 ? 128 : block_kv % 64 == 0 ? 64 : 32; }
 
+/// A block of the launch that transposes V: 256 keys of 128 columns.
+constexpr int forward_sm90_fp8_transposed_keys = 256, forward_sm90_fp8_transpose_bytes = 256 * 128;
+
 struct ForwardSm90Fp8Layout {
   int q_stages;      // tiles of Q
   int shared_bytes;  // of a block

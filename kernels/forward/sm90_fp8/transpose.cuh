@@ -10,27 +10,41 @@
 // 4u, 4u + 1, 4u + 2, 4u + 3 hold keys 2u, 2u + 1, 2u + 8, 2u + 9 (softmax.cuh says why). Keys that no query sees are 0, so
 // that a probability of 0 meets no NaN behind the end of a sequence.
 //
-// A warp takes 32 keys of a head: each lane reads four columns of every key and writes four rows of 32 places.
+// A block takes 256 keys of a head: a lane reads four columns of 16 keys, turns 4 x 4 bytes and puts them into shared
+// memory, from which whole rows of V^T go to the workspace, 256 bytes each.
 
 namespace flash_attention {
 
 namespace forward_sm90_fp8 {
-constexpr int transposing_warps = 8, keys_of_warp = 32;
-}
+constexpr int transposing_warps = 8, keys_of_warp = 32, transposed_columns = 128;
+
+struct TransposeStorage {
+  static constexpr int row_bytes = transposing_warps * keys_of_warp;
+  unsigned char columns[transposed_columns * row_bytes];
+
+  /// Where 16 keys of a column are, swizzled so that eight lanes that write or read together meet no bank twice.
+  __device__ __forceinline__ unsigned place(int column, int sixteen) const {
+    return ptx::shared_address(columns) + column * row_bytes + (sixteen ^ column / 4 % 8) * 16;
+  }
+};
+static_assert(sizeof(TransposeStorage) == abi::forward_sm90_fp8_transpose_bytes);
+}  // namespace forward_sm90_fp8
 
 template <abi::ForwardConfig config>
 __device__ __forceinline__ void forward_sm90_fp8_transpose(const abi::AttentionArgs& args) {
   using namespace forward_sm90_fp8;
   constexpr abi::Features features = config.features;
-  using Word = ptx::Vector<unsigned, 4>;
-  constexpr int keys_of_block = transposing_warps * keys_of_warp;
+  using Words = ptx::Vector<unsigned, 4>;
+  constexpr int keys_of_block = TransposeStorage::row_bytes, threads = transposing_warps * 32;
+  auto& shared = ptx::shared_storage<TransposeStorage>();
   const int tiles = tile::ceil_div(tile::round_up(args.seq_kv, config.block_kv), keys_of_block);
   const int index = static_cast<int>(blockIdx.x), tile_idx = index % tiles, rest = index / tiles;
   const int head_idx = rest % args.heads_kv, batch_idx = rest / args.heads_kv;
   const tile::Sequence sequence = tile::make_sequence<features>(args, batch_idx);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_key = tile_idx * keys_of_block + warp * keys_of_warp;
-  if (first_key >= tile::round_up(sequence.rows_kv, config.block_kv)) return;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int first_key = tile_idx * keys_of_block;
+  const int used = tile::min(keys_of_block, tile::round_up(sequence.rows_kv, config.block_kv) - first_key);
+  if (used <= 0) return;
 
   const long long places = abi::transposed_places(features.packed, args.batch, args.seq_kv, args.total_kv, config.block_kv);
   long long place = first_key, rows = static_cast<long long>(batch_idx) * args.heads_kv + head_idx;
@@ -42,33 +56,54 @@ __device__ __forceinline__ void forward_sm90_fp8_transpose(const abi::AttentionA
                    rows * config.head_dim_v * places + place;
   const auto V = tile::key_rows<const unsigned char, features>(args.V, sequence, head_idx);
 #pragma unroll 1
-  for (int column = 4 * lane; column < config.head_dim_v; column += 128) {
-    unsigned words[keys_of_warp];  // four columns of each key, in the order of places
+  for (int first_column = 0; first_column < config.head_dim_v; first_column += transposed_columns) {
+    const int column = first_column + 4 * lane;
+    if (first_column > 0) __syncthreads();  // the columns before have been read
+    if (column < config.head_dim_v) {
+      unsigned words[keys_of_warp];  // four columns of each key, in the order of places
+      const int first = first_key + warp * keys_of_warp, visible = sequence.visible_kv - first;
+      const unsigned char* from = V.row(first) + column;
+      // Key by key, so that an address is one addition.
+      const auto load = [&](auto is_visible) {
 #pragma unroll
-    for (int p = 0; p < keys_of_warp; ++p) {
-      const int key = first_key + p / 16 * 16 + p % 4 / 2 * 8 + p % 16 / 4 * 2 + p % 2;
-      words[p] = key < sequence.visible_kv ? ptx::load_global(reinterpret_cast<const unsigned*>(V.row(key) + column)) : 0u;
-    }
-    unsigned columns[4][keys_of_warp / 4];
-#pragma unroll
-    for (int p = 0; p < keys_of_warp; p += 4) {
-      const unsigned low01 = ptx::permute_bytes(words[p], words[p + 1], 0x5140u);  // columns 0 and 1 of two keys
-      const unsigned high01 = ptx::permute_bytes(words[p], words[p + 1], 0x7362u);
-      const unsigned low23 = ptx::permute_bytes(words[p + 2], words[p + 3], 0x5140u);
-      const unsigned high23 = ptx::permute_bytes(words[p + 2], words[p + 3], 0x7362u);
-      columns[0][p / 4] = ptx::permute_bytes(low01, low23, 0x5410u);
-      columns[1][p / 4] = ptx::permute_bytes(low01, low23, 0x7632u);
-      columns[2][p / 4] = ptx::permute_bytes(high01, high23, 0x5410u);
-      columns[3][p / 4] = ptx::permute_bytes(high01, high23, 0x7632u);
-    }
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
+        for (int key = 0; key < keys_of_warp; ++key, from += V.stride) {
+          const int place = key / 16 * 16 + key % 8 / 2 * 4 + key % 16 / 8 * 2 + key % 2;
+          words[place] = is_visible(key) ? ptx::load_readonly(reinterpret_cast<const unsigned*>(from)) : 0u;
+        }
+      };
+      if (visible >= keys_of_warp) {
+        load([](int) { return true; });
+      } else {
+        load([&](int key) { return key < visible; });
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const unsigned* from = columns[c] + 4 * half;
-        ptx::store_global(reinterpret_cast<Word*>(to + (column + c) * places + 16 * half),
-                          Word{from[0], from[1], from[2], from[3]});
+        Words columns[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const unsigned* four = words + 16 * half + 4 * i;
+          const unsigned low01 = ptx::permute_bytes(four[0], four[1], 0x5140u);  // columns 0 and 1 of two keys
+          const unsigned high01 = ptx::permute_bytes(four[0], four[1], 0x7362u);
+          const unsigned low23 = ptx::permute_bytes(four[2], four[3], 0x5140u);
+          const unsigned high23 = ptx::permute_bytes(four[2], four[3], 0x7362u);
+          columns[0][i] = ptx::permute_bytes(low01, low23, 0x5410u);
+          columns[1][i] = ptx::permute_bytes(low01, low23, 0x7632u);
+          columns[2][i] = ptx::permute_bytes(high01, high23, 0x5410u);
+          columns[3][i] = ptx::permute_bytes(high01, high23, 0x7632u);
+        }
+#pragma unroll
+        for (int c = 0; c < 4; ++c) ptx::store_shared(shared.place(4 * lane + c, 2 * warp + half), columns[c]);
       }
+    }
+    __syncthreads();  // all keys of the columns are in shared memory
+    constexpr int pieces = keys_of_block / 16, step = threads / pieces;
+    const int piece = thread % pieces, first = thread / pieces;
+    if (16 * piece >= used) continue;
+    unsigned char* place_of = to + (first_column + first) * places + 16 * piece;
+#pragma unroll
+    for (int c = 0; c < transposed_columns; c += step, place_of += step * places) {
+      if (config.head_dim_v % transposed_columns != 0 && first_column + first + c >= config.head_dim_v) break;
+      ptx::store_global(reinterpret_cast<Words*>(place_of), ptx::load_shared<Words>(shared.place(first + c, piece)));
     }
   }
 }

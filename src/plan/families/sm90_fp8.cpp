@@ -79,12 +79,15 @@ Plan lay_out(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   const long long places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, tile.block_kv);
   reserve(plan, abi::ForwardSm90Fp8Region::transposed_V, places * p.head_dim_v * p.heads_kv * (p.packed ? 1 : p.batch));
 
-  constexpr std::int64_t transposed_keys = 256;  // of a block: transpose.cuh
+  constexpr std::int64_t transposed_keys = abi::forward_sm90_fp8_transposed_keys;
   const std::int64_t blocks_kv = (p.seq_kv + tile.block_kv - 1) / tile.block_kv * tile.block_kv;
-  add_launch(
-      plan,
-      {.unit = "forward/sm90_fp8", .entry = "forward_sm90_fp8_transpose", .config = launch_config(config), .block = 256},
-      (blocks_kv + transposed_keys - 1) / transposed_keys * p.heads_kv * p.batch);
+  add_launch(plan,
+             {.unit = "forward/sm90_fp8",
+              .entry = "forward_sm90_fp8_transpose",
+              .config = launch_config(config),
+              .block = 256,
+              .shared_bytes = abi::forward_sm90_fp8_transpose_bytes},
+             (blocks_kv + transposed_keys - 1) / transposed_keys * p.heads_kv * p.batch);
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   add_launch(plan,
