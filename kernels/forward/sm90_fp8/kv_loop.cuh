@@ -4,9 +4,9 @@
 //
 //     S = Q K(first)^T; P = softmax(S)
 //     for the other blocks:
-//       issue S = Q K^T            then issue O += P V of the block before
-//       softmax of S while P V runs; then P = S
-//       now and then: sums += O, and O begins anew
+//       issue S = Q K^T; now and then, while it runs: sums += O, and O begins anew
+//       issue O += P V of the block before
+//       P = softmax(S)
 //     O += P V(last);  O += sums
 //
 // The warpgroups issue products alternately (ping-pong): while one does softmax, another's products run.
@@ -89,11 +89,15 @@ struct KvLoop {
     ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[k.stage]);
-    make_scores<true>(math, block);
+    const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
+    if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
+      make_scores<false>(math, block);
+    } else {
+      make_scores<true>(math, block);
+    }
     float correction[2];
     Rows::raise(math, scores, rows, correction);
-    Rows::exponentiate(math, scores, rows);
-    Rows::pack(scores, P);
+    Rows::exponentiate(math, scores, rows, P).add_to(rows);
     ptx::wgmma_pin(P);
   }
 
@@ -104,6 +108,7 @@ struct KvLoop {
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
     wg.pingpong_wait();
     wg.issue_scores(scores, k.stage);
+    if (blocks_in_O == S::flush_blocks) flush();
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
     wg.issue_output(O, P, v.stage, blocks_in_O != 0);
     wg.pingpong_signal();
@@ -114,16 +119,22 @@ struct KvLoop {
     wg.release(wg.shared.K_empty[k.stage]);
     make_scores<tested>(math, block);
     float correction[2];
-    const bool raised = Rows::raise(math, scores, rows, correction);
-    Rows::exponentiate(math, scores, rows);
+    bool raised = false;
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(O);
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_empty[v.stage]);
-    if (blocks_in_O == S::flush_blocks) flush();
-    if (raised) correct(correction);
-    Rows::pack(scores, P);
+    auto sums = Rows::exponentiate(math, scores, rows, P);
+    if (ptx::any(sums.may_raise(rows))) {
+      raised = Rows::raise(math, scores, rows, correction);
+      if (raised) {
+        ptx::path<"forward/sm90_fp8 probabilities again">();
+        sums = Rows::exponentiate(math, scores, rows, P);
+      }
+    }
     ptx::wgmma_pin(P);
+    sums.add_to(rows);
+    if (raised) correct(correction);
   }
 
   __device__ __forceinline__ void flush() {
@@ -147,6 +158,7 @@ struct KvLoop {
   __device__ __forceinline__ void end() {
     const PipelineState<S::stages> v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
+    if (blocks_in_O == S::flush_blocks) flush();
     wg.pingpong_wait();
     wg.issue_output(O, P, v.stage, blocks_in_O != 0);
     wg.pingpong_signal();

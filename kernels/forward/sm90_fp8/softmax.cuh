@@ -8,11 +8,12 @@
 
 namespace flash_attention::forward_sm90_fp8 {
 
-// A probability is 2^(top + s - reference). The reference is a score of the row; it is raised where a score passes it by
-// more than `slack`, so that the largest probability is at most 2^8, and e4m3 goes to 448. What is 2^-12 of the reference
-// or more keeps all bits of e4m3, what is below 2^-16 is 0. The reference itself, a whole power of 2, is not rounded: a row
-// that is nearly one key is that key.
-constexpr float top = 6.0f, slack = 2.0f;
+// A probability is 2^(top + s - reference). The reference is a score of the row; it is raised where a probability passes
+// `limit`, the largest number of e4m3, that is where a score passes the reference by more than `slack`. What is 2^-12 of
+// the reference or more keeps all bits of e4m3, what is below 2^-16 is 0. The reference itself, a whole power of 2, is not
+// rounded: a row that is nearly one key is that key.
+constexpr float top = 6.0f, slack = 2.8073549f;  // log2(limit) - top
+constexpr float limit = 448.0f;
 
 using tile::RowState;  // its maximum is the reference
 
@@ -53,34 +54,58 @@ struct Softmax {
     return true;
   }
 
-  /// S becomes 2^(top + s - reference); this thread's part of the row sums grows by it.
-  __device__ __forceinline__ static void exponentiate(const Math& math, ScoreTile& S, RowState& rows) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float shift = top - Math::finite(rows.max[r]) * math.exponent_scale;
-      float even = 0, odd = 0;  // two chains of additions
-#pragma unroll
-      for (int i = 2 * r; i < Math::count; i += 4) {
-        S[i] = ptx::exp2(ptx::fma(S[i], math.exponent_scale, shift));
-        S[i + 1] = ptx::exp2(ptx::fma(S[i + 1], math.exponent_scale, shift));
-        even += S[i];
-        odd += S[i + 1];
-      }
-      rows.sum[r] += even + odd;
-    }
-  }
+  /// This thread's part of the row sums of a block, in four chains.
+  struct Sums {
+    float of[2][4];
 
-  /// P as the A operand of P V. A thread has keys 2u, 2u + 1, 2u + 8 and 2u + 9 of each 16; the operand wants four
-  /// neighbours. So they change places with them, and V^T has its keys in the same order (transpose.cuh): nothing moves
-  /// between threads.
-  __device__ __forceinline__ static void pack(const ScoreTile& S, PackedTile& P) {
+    /// No probability is larger than a sum of which it is a part: most blocks are seen by that to have raised nothing,
+    /// without a comparison for each score. A row that has no reference must get one.
+    __device__ __forceinline__ bool may_raise(const RowState& rows) const {
+      float largest = 0;
+      bool none = false;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        largest = ptx::max_or_nan(
+            largest, ptx::max_or_nan(ptx::max_or_nan(of[r][0], of[r][1]), ptx::max_or_nan(of[r][2], of[r][3])));
+        none = none || rows.max[r] == -tile::infinity;
+      }
+      return none || !(largest <= limit);
+    }
+    __device__ __forceinline__ void add_to(RowState& rows) const {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) rows.sum[r] += (of[r][0] + of[r][1]) + (of[r][2] + of[r][3]);
+    }
+  };
+
+  /// P = 2^(top + s - reference) as the A operand of P V, 32 keys at a time: the conversions then lie between the
+  /// exponentials, which take longest. The scores stay, for a reference that turns out to be too low.
+  __device__ __forceinline__ static Sums exponentiate(const Math& math, const ScoreTile& S, const RowState& rows,
+                                                      PackedTile& P) {
+    Sums sums{};
+    float shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shift[r] = top - Math::finite(rows.max[r]) * math.exponent_scale;
 #pragma unroll
     for (int step = 0; step < config.block_kv / 32; ++step) {
+      float p[16];
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        const float* s = S + 16 * step + 8 * (p / 2) + 2 * (p % 2);
-        P[step][p] = ptx::to_e4m3_pair(s[0], s[1]) | static_cast<unsigned>(ptx::to_e4m3_pair(s[4], s[5])) << 16;
+      for (int i = 0; i < 16; ++i) {
+        const int r = i / 2 % 2;
+        p[i] = ptx::exp2(ptx::fma(S[16 * step + i], math.exponent_scale, shift[r]));
+        sums.of[r][i / 4 % 2 * 2 + i % 2] += p[i];
       }
+      pack(p, P[step]);
+    }
+    return sums;
+  }
+
+  /// A thread has keys 2u, 2u + 1, 2u + 8 and 2u + 9 of each 16; the operand wants four neighbours. So they change places
+  /// with them, and V^T has its keys in the same order (transpose.cuh): nothing moves between threads.
+  __device__ __forceinline__ static void pack(const float (&p)[16], unsigned (&packed)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* from = p + 8 * (i / 2) + 2 * (i % 2);
+      packed[i] = ptx::to_e4m3_pair(from[0], from[1]) | static_cast<unsigned>(ptx::to_e4m3_pair(from[4], from[5])) << 16;
     }
   }
 };
