@@ -40,6 +40,21 @@ TEST(PlanDecode, TakesFewQueries) {
   EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/portable");
 }
 
+/// Latent keys: a block has whole items where that leaves few SMs idle.
+TEST(PlanDecode, LatentItemsAreWhole) {
+  Problem problem{.batch = 128, .seq_q = 1, .seq_kv = 4096, .heads_q = 16, .heads_kv = 1, .head_dim = 576};
+  problem.head_dim_v = 512, problem.dtype = Dtype::bfloat16, problem.latent = problem.seqused_kv = true;
+  problem.page_size = 64, problem.num_pages = 8192;
+  const auto grid = [&] { return make_plan(problem, Pass::forward, h200).launches.at(0).grid; };
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/mla_sm90");
+  EXPECT_EQ(grid()[0], 128);
+  problem.heads_q = 128;  // two tiles of rows
+  EXPECT_EQ(grid()[0], 64);
+  EXPECT_EQ(grid()[1], 2);
+  problem.batch = 100;  // too many SMs would have nothing to do
+  EXPECT_EQ(grid()[0], 66);
+}
+
 /// Prompts in pages are for the kernels of prompts, where those take them and have enough to do.
 TEST(PlanDecode, YieldsPromptsInPages) {
   Problem problem = one_token(4, 4096);

@@ -23,6 +23,16 @@ std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device)
   return problem.packed || problem.seqused_q || tiles > most ? 1 : std::max<std::int64_t>(tiles, 1);
 }
 
+/// Thread blocks of a tile of rows: as many as SMs allow, or a few less, so that each has whole items where all are alike.
+/// An item that blocks share costs each of them what about two KV blocks do: Q, the first copies, a part, the merging.
+std::int64_t blocks_of_rows(const Problem& problem, const DeviceInfo& device) {
+  const std::int64_t most = std::min(device.num_sms, abi::decode_max_blocks) / rows_side_by_side(problem, device);
+  const std::int64_t items = problem.batch * problem.heads_kv;
+  if (most == 0 || items == 0) return most;
+  const std::int64_t each = (items + most - 1) / most, whole = (items + each - 1) / each;
+  return 100 * whole >= 95 * most ? whole : most;
+}
+
 /// One block an SM: the stages fill shared memory.
 abi::ForwardConfig configure(const Problem& problem, const DeviceInfo& device) {
   return {.features = features_of(problem),
@@ -65,7 +75,8 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
 Plan lay_out(const Problem& problem, const DeviceInfo& device) {
   const abi::ForwardConfig config = configure(problem, device);
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
-  const std::int64_t blocks = reserve_decode_parts(problem, config, std::min(device.num_sms, abi::decode_max_blocks), plan);
+  const std::int64_t blocks =
+      reserve_decode_parts(problem, config, blocks_of_rows(problem, device) * rows_side_by_side(problem, device), plan);
   add_launch(plan,
              {.unit = "decode/mla_sm90",
               .entry = "decode_mla_sm90",
