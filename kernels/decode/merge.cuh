@@ -8,6 +8,8 @@
 //     max, sum  of all parts, a part per lane
 //     O = sum over parts of exp(max of the part - max) * O of the part, some parts at a time in flight
 //     O / sum -> global;  lse
+//
+// Or the merged rows become a part again: the first of a group, where an item has many.
 
 namespace flash_attention::decode {
 
@@ -19,8 +21,9 @@ struct MergeParts : FinishRows<config> {
   using typename Base::Four, typename Base::Pair, typename Base::Row;
 
   /// All parts [begin, end) of the item, by a warp for each row. A lane has the same parts whatever `begin` is, and a part
-  /// in which a row sees nothing changes no bit of it. slot_at(x): where part x is.
-  template <typename SlotAt>
+  /// in which a row sees nothing changes no bit of it. slot_at(x): where part x is. With `into_first` the result replaces
+  /// the first of them.
+  template <bool into_first = false, typename SlotAt>
   __device__ __forceinline__ void merge(const Parts<config>& parts, int begin, int end, SlotAt slot_at) const {
     constexpr bool splits = config.split_tiles > 0;
     constexpr int together = config.block_q > 16 || config.head_dim_v > 128 || splits ? 4 : 8;  // as registers allow
@@ -39,7 +42,7 @@ struct MergeParts : FinishRows<config> {
       Four values[together];
       load(values, begin, 4 * lane);         // under the statistics
       float max = -tile::infinity, sum = 0;  // of this lane's parts, then of all
-      const int own = config.split_tiles > 0 ? begin + (lane - begin % 32 + 32) % 32 : lane;  // this lane's first
+      const int own = config.split_tiles > 0 ? begin + (lane - begin % 32 + 32) % 32 : begin + lane;  // this lane's first
       for (int x = own; x < end; x += 32) {
         const float* part = parts.at(slot_at(x)) + parts.statistics_offset(row);
         const Pair statistics = ptx::load_global(reinterpret_cast<const Pair*>(part));
@@ -61,10 +64,15 @@ struct MergeParts : FinishRows<config> {
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
       __syncwarp();  // the factors are ready; not found by the emulator: its shuffles order more than the GPU's do
-      float lse;
+      float lse = 0, factor = 1;
       const Row place = row_of(row);
-      const float factor = finish_row(place, max, sum, lse);
-      if (lane == 0) write_lse(place, lse);
+      if constexpr (into_first) {
+        float* part = parts.at(slot_at(begin)) + parts.statistics_offset(row);
+        if (lane == 0) ptx::store_global(reinterpret_cast<Pair*>(part), Pair{{max, sum}});
+      } else {
+        factor = finish_row(place, max, sum, lse);
+        if (lane == 0) write_lse(place, lse);
+      }
       bool finite = true;
       for (int first = 0; first < config.head_dim_v; first += 128) {
         const int column = first + 4 * lane;
@@ -79,9 +87,14 @@ struct MergeParts : FinishRows<config> {
             for (int c = 0; c < 4; ++c) total[c] = ptx::fma(factors[x + u - begin], values[u][c], total[c]);
           }
         }
-        if (column < config.head_dim_v) finite = write_four(place, column, total, factor) && finite;
+        if constexpr (into_first) {
+          float* part = parts.at(slot_at(begin)) + Parts<config>::value_offset(row) + column;
+          if (column < config.head_dim_v) ptx::store_global(reinterpret_cast<Four*>(part), total);
+        } else {
+          if (column < config.head_dim_v) finite = write_four(place, column, total, factor) && finite;
+        }
       }
-      if constexpr (careful) {
+      if constexpr (careful && !into_first) {
         if (ptx::any(!finite)) repair(place, lse);
       }
       __syncwarp();  // the factors have been read

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "decode/mla_storage.cuh"
+#include "ptx/matrix_store.cuh"
 
 // The end of an item of decode/mla_sm90, or of a block's part of one. Each warpgroup holds half of the columns of all rows:
 // a whole item goes from registers to O and lse, a part to the workspace, and the last block to arrive merges all parts
@@ -49,13 +50,36 @@ struct Finish {
     write_part(parts, parts.at(parts.slot_of(first, block - first)), rows, O, scale_log2);
     sync();  // everyone's writes come before the arrival
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
-    if (threadIdx.x == 0) shared.finish.is_last = parts.arrive(first, blocks);
-    sync();  // everyone knows, and sees what thread 0 has seen
-    if (shared.finish.is_last) {
-      ptx::path<"decode/mla_sm90 merged parts">();
-      base.merge(parts, 0, blocks, [&](int x) { return parts.slot_of(first, x); });
+    // Many parts are merged in groups first: one block would take long for all.
+    int group = 1;
+    if (blocks >= 6) {
+      while (2 * group * group < blocks) group *= 2;
+      const int begin = (block - first) / group * group, end = tile::min(begin + group, blocks);
+      if (end - begin > 1) {
+        // The word of a block that is not the first of the item, nor its last: no other item needs it.
+        if (!arrive(parts, begin == 0 ? first + 1 : first + begin, end - begin)) return;
+        ptx::path<"decode/mla_sm90 merged group">();
+        base.template merge<true>(parts, begin, end, [&](int x) { return parts.slot_of(first, x); });
+        sync();  // everyone's writes come before the arrival
+      }
     }
+    const int groups = tile::ceil_div(blocks, group);
+    if (!arrive(parts, first, groups)) return;
+    ptx::path<"decode/mla_sm90 merged parts">();
+    base.merge(parts, 0, groups, [&](int x) { return parts.slot_of(first, x * group); });
     sync();  // is_last and the factors have been read
+  }
+
+  /// Whether this block is the last of `count` to come to a word.
+  __device__ __forceinline__ bool arrive(const decode::Parts<config>& parts, int word, int count) const {
+    if (threadIdx.x == 0) {
+      parts.prepare(word);
+      shared.finish.is_last = parts.arrive(word, count);
+    }
+    sync();  // everyone knows, and sees what thread 0 has seen
+    const bool is_last = shared.finish.is_last;
+    sync();  // is_last has been read
+    return is_last;
   }
 
  private:
@@ -92,6 +116,7 @@ struct Finish {
   }
 
   __device__ __forceinline__ void write_item(const tile::RowState& rows, const Values& O, float scale_log2) const {
+    float factors[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + 8 * half;
@@ -104,21 +129,52 @@ struct Finish {
         args.lse[tile::statistics_offset<features>(args, shared.sequence, place.head_idx) + place.query] = lse;
       }
       if (Base::careful && warpgroup == 0 && threadIdx.x % 4 == 0) shared.lse[row] = lse;
-      auto* to = base.output(place) + first_column;
-      float check = 0;
-#pragma unroll
-      for (int n = 0; n < mla_head_dim_v / 16; ++n) {
-        float value[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          value[e] = factor == 0 ? 0 : O[4 * n + 2 * half + e] * factor;
-          check = ptx::fma(value[e], 0, check);
-        }
-        ptx::store_global(reinterpret_cast<unsigned*>(to + 8 * n), ptx::pack<config.features.dtype>(value[0], value[1]));
-      }
-      if (Base::careful && check != check) shared.not_finite[row] = 1;
+      factors[half] = factor;
     }
+    stage_output(O, factors);
+    __syncwarp();  // a warp writes its own rows of its warpgroup's columns
+    copy_output();
     if constexpr (Base::careful) repair();
+  }
+
+  /// O of this warpgroup in 16 bits, where Q was: in the layout of its panels.
+  __device__ __forceinline__ void stage_output(const Values& O, const float (&factors)[2]) const {
+    const int lane = thread % 32, tile = lane / 8, row = thread / 32 % 4 * 16 + tile % 2 * 8 + lane % 8;
+    unsigned char* to = shared.Q.bytes + warpgroup * panels_of_half * StageTile::panel_bytes;
+#pragma unroll
+    for (int n = 0; n < mla_head_dim_v / 16; n += 2) {
+      unsigned packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float *pair = O + 4 * (n + i / 2) + 2 * (i % 2), factor = factors[i % 2];
+        packed[i] =
+            ptx::pack<config.features.dtype>(factor == 0 ? 0 : pair[0] * factor, factor == 0 ? 0 : pair[1] * factor);
+      }
+      ptx::stmatrix_x4(to + StageTile::offset(row, n + tile / 2), packed[0], packed[1], packed[2], packed[3]);
+    }
+  }
+
+  /// A warp's rows of it to global memory, a row at a time; marks those that are not finite.
+  __device__ __forceinline__ void copy_output() const {
+    using Chunk = ptx::Vector<unsigned, 4>;
+    const int lane = thread % 32, begin = thread / 32 % 4 * 16;
+    const unsigned from = ptx::shared_address(&shared.Q) + warpgroup * panels_of_half * StageTile::panel_bytes;
+#pragma unroll 2
+    for (int row = begin; row < begin + 16; ++row) {
+      if (row >= base.num_rows()) continue;
+      const auto values = ptx::load_shared<Chunk>(from + StageTile::offset(row, lane));
+      auto* to = base.output(base.row_of(row)) + warpgroup * (mla_head_dim_v / 2) + 8 * lane;
+      ptx::store_global(reinterpret_cast<Chunk*>(to), values);
+      if constexpr (Base::careful) {
+        constexpr unsigned exponent = config.features.dtype == Type::float16 ? 0x7c00u : 0x7f80u;
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          finite = finite && (values[i] & exponent) != exponent && (values[i] >> 16 & exponent) != exponent;
+        }
+        if (!finite) shared.not_finite[row] = 1;
+      }
+    }
   }
 
   /// Rows that 0 * NaN has reached, once more.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "decode/mla_codes.cuh"
+#include "decode/mla_storage.cuh"
 #include "ptx/async.cuh"
 #include "ptx/tma.cuh"
 
@@ -24,10 +24,7 @@ enum Map : int { map_values = 0, map_own = 1 };
 template <ForwardConfig config>
 struct Producer {
   static constexpr Features features = config.features;
-  static constexpr Type code = key_type(features);
-  static constexpr bool narrow = is_narrow(code);
-  using Element = tile::Stored<code>;
-  static constexpr int unit = 16 / sizeof(Element);  // elements that a lane copies at once
+  using Element = ptx::Element<features.dtype>;
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -58,21 +55,31 @@ struct Producer {
     return begin >= now.item.seen.begin && begin + mla_block_kv <= now.item.seen.end;
   }
 
+  /// Where the boxes of a tile are, in lane 0: those of its first key.
+  struct BoxPlace {
+    int row;
+    int batch;
+  };
+  __device__ __forceinline__ BoxPlace box_place(const decode::Cursor<config>& now) const {
+    const int start = features.packed && !features.paged ? static_cast<int>(args.cu_seqlens_kv[now.item.batch_idx]) : 0;
+    return {features.paged ? page_row[0] : start + now.tile * mla_block_kv, features.paged    ? page[0]
+                                                                            : features.packed ? 0
+                                                                                              : now.item.batch_idx};
+  }
+
   /// This warp's parts of a stage, by TMA, which signals by itself.
   __device__ __forceinline__ void load_boxes(const decode::Cursor<config>& now, int stage, int half, int room) const {
-    const int start = features.packed && !features.paged ? static_cast<int>(args.cu_seqlens_kv[now.item.batch_idx]) : 0;
-    const int row = features.paged ? page_row[0] : start + now.tile * mla_block_kv;  // those of lane 0 are the first key's
-    const int batch = features.paged ? page[0] : features.packed ? 0 : now.item.batch_idx;
     if (lane == 0) {
       ptx::path<"decode/mla_sm90 boxes">();
+      const BoxPlace at = box_place(now);
       ptx::mbarrier_arrive_expect_tx(shared.full[stage][half], panels_of_half * StageTile::panel_bytes);
       ptx::tma_load_5d(shared.stage[stage].bytes + half * panels_of_half * StageTile::panel_bytes, args.maps[map_values],
-                       shared.full[stage][half], 0, row, half * panels_of_half, now.item.kv_head_idx, batch);
+                       shared.full[stage][half], 0, at.row, half * panels_of_half, now.item.kv_head_idx, at.batch);
       if (half == 1) {
         ptx::mbarrier_wait(shared.empty[stage][0], room);  // P was there
         ptx::mbarrier_arrive_expect_tx(shared.full[stage][2], StageTile::panel_bytes);
         ptx::tma_load_4d(shared.stage[stage].bytes + value_panels * StageTile::panel_bytes, args.maps[map_own],
-                         shared.full[stage][2], 0, row, now.item.kv_head_idx, batch);
+                         shared.full[stage][2], 0, at.row, now.item.kv_head_idx, at.batch);
       }
     }
     __syncwarp();  // no lane goes on before the other warpgroup's stage is known to be empty
@@ -82,20 +89,21 @@ struct Producer {
     return ptx::shared_address(&shared.stage[stage]) + first_panel * StageTile::panel_bytes;
   }
 
-  /// Panels [first, first + panels) of the stage, from `column` of a tensor's rows on. Of 16-bit elements eight lanes copy
-  /// 128 bytes of a row, a panel after the other; codes of a row are copied at once.
+  /// Panels [first, first + panels) of the stage, from `column` of a tensor's rows on. Eight lanes copy 128
+  /// bytes of a row, a panel after the other.
   template <int first, int panels>
   __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage, int column) {
-    constexpr int lanes = narrow ? 4 * panels : 8;  // of a row
+    constexpr int lanes = 8;  // of a row
     const int chunk = lane % lanes;
     const auto* base =
-        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + chunk * unit;
+        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + chunk * 8;
     if constexpr (!features.paged) {
       const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
       base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
     }
     const unsigned to = part_smem(stage, first);
-#pragma unroll 4
+    constexpr int together = config.producer_warp ? 1 : 4;  // beside boxes this is the last KV block of a sequence
+#pragma unroll together
     for (int begin = 0; begin < mla_block_kv; begin += 32 / lanes) {
       const int row = begin + lane / lanes, j = now.tile * mla_block_kv + row;
       long long offset = j * view.seq_stride;
@@ -105,26 +113,17 @@ struct Producer {
       }
       const bool exists = sees(now.item, j);
       const Element* from = base + (exists ? offset : 0);
-      if constexpr (narrow) {
-        ptx::copy_async(to + Codes<code, features.dtype>::template offset<panels>(row, chunk), from, exists ? 16 : 0);
-      } else {
 #pragma unroll
-        for (int panel = 0; panel < panels; ++panel) {
-          ptx::copy_async(to + StageTile::offset(row, chunk) + panel * StageTile::panel_bytes, from + panel * 64,
-                          exists ? 16 : 0);
-        }
+      for (int panel = 0; panel < panels; ++panel) {
+        ptx::copy_async(to + StageTile::offset(row, chunk) + panel * StageTile::panel_bytes, from + panel * 64,
+                        exists ? 16 : 0);
       }
     }
     ptx::copy_async_commit();
   }
 
   /// The copies of a part have landed.
-  template <int first, int panels>
   __device__ __forceinline__ void signal(int stage, int part) const {
-    if constexpr (narrow) {
-      __syncwarp();  // every lane's copies have landed
-      Codes<code, features.dtype>::template expand<panels>(part_smem(stage, first), lane);
-    }
     ptx::fence_async_shared();  // the products read it
     __syncwarp();               // every lane's copies have landed
     if (lane == 0) ptx::mbarrier_arrive(shared.full[stage][part]);
@@ -155,12 +154,12 @@ struct Producer {
       if (in_boxes) continue;
       if (half == 0) {
         ptx::copy_async_wait<0>();
-        signal<0, panels_of_half>(stage, 0);
+        signal(stage, 0);
       } else {
         ptx::copy_async_wait<1>();
-        signal<panels_of_half, panels_of_half>(stage, 1);
+        signal(stage, 1);
         ptx::copy_async_wait<0>();
-        signal<value_panels, 1>(stage, 2);
+        signal(stage, 2);
       }
     }
   }

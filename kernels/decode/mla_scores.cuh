@@ -2,6 +2,7 @@
 
 #include "decode/mla_storage.cuh"
 #include "decode/scores.cuh"
+#include "ptx/async.cuh"
 
 // S = Q K^T of decode/mla_sm90: Q of an item to shared memory, the product of a KV block, options and mask on its scores.
 
@@ -53,48 +54,46 @@ struct Scoring {
           tile::Score<features>(args, sequence, item.kv_head_idx * config.group).keys_of_all(tokens.begin, tokens.end);
     }
     const Place place;
-    constexpr int chunks = mla_head_dim / 8;
-    using Chunk = ptx::Vector<unsigned, 4>;
-#pragma unroll 6
-    for (int index = place.thread; index < mla_block_q * chunks; index += 2 * wg_threads) {
-      const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
-      const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
-      Chunk values{};
-      if (query < sequence.rows_q) {
-        const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
-        values = ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
+    constexpr int chunks = mla_head_dim / 8;  // of a row, which a warp copies
+#pragma unroll 1
+    for (int row = place.thread / 32; row < mla_block_q; row += 2 * wg_threads / 32) {
+      const int packed = item.row_tile * config.block_q + row, query = packed / config.group;
+      const int head_idx = item.kv_head_idx * config.group + packed % config.group;
+      const bool exists = query < sequence.rows_q;
+      const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(exists ? query : 0);
+#pragma unroll
+      for (int chunk = place.lane; chunk < chunks; chunk += 32) {
+        ptx::copy_async(ptx::shared_address(&shared.Q) + StageTile::offset(row, chunk), from + 8 * chunk, exists ? 16 : 0);
       }
-      ptx::store_shared(ptx::shared_address(&shared.Q) + StageTile::offset(row, chunk), values);
     }
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<0>();
     ptx::fence_async_shared();                          // the products read Q
     ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // Q is ready for both warpgroups
   }
 
-  /// Issues S = Q K^T of KV block n.
+  /// Issues what a part of the columns adds to S = Q K^T of KV block n, when the part has landed.
+  template <int part>
   __device__ __forceinline__ void issue_scores(Scores& S, int n) const {
     auto& flat = reinterpret_cast<float(&)[mla_block_kv / 2]>(S);
-    const int stage = ptx::shuffle(Place().warpgroup, 0);  // known to be the same in a warp
-    const Descriptor Q(ptx::wgmma_descriptor(&shared.Q, 0, 1024));
-    const Descriptor K(ptx::wgmma_descriptor(&shared.stage[stage], 0, 1024));
+    const Place place;
+    ptx::mbarrier_wait(shared.full[place.warpgroup][part], n / mla_stages % 2);
+    if constexpr (features.kv_scales && part == 2) scale_values(flat);
+    // The compiler drops a shuffle of what it knows to be the same in all lanes, and with it the uniform registers, in
+    // which steps cost nothing: so the lane is added, which is 0 in lane 0.
+    const Descriptor Q(ptx::wgmma_descriptor(shared.Q.bytes + 16 * place.lane, 0, 1024));
+    const Descriptor K(ptx::wgmma_descriptor(&shared.stage[place.warpgroup], 0, 1024));
+    ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
-    for (int step = 0; step < mla_head_dim / 16; ++step) {
-      constexpr int steps = panels_of_half * 4;  // of a part
-      if (step % steps == 0) {
-        ptx::mbarrier_wait(shared.full[stage][step / steps], n / mla_stages % 2);
-        ptx::wgmma_fence();  // softmax is done with these registers
-      }
-      if constexpr (features.kv_scales) {
-        if (step == value_panels * 4) scale_values(flat);
-      }
-      const int at = step / 4 * panel + step % 4 * 32;
-      ptx::wgmma_ss<type, mla_block_kv, ptx::Major::k, ptx::Major::k>(flat, Q.at(at), K.at(at), step != 0);
+    for (int step = 0; step < (part < 2 ? panels_of_half : 1) * 4; ++step) {
+      const int at = (part * panels_of_half + step / 4) * panel + step % 4 * 32;
+      ptx::wgmma_ss<type, mla_block_kv, ptx::Major::k, ptx::Major::k>(flat, Q.at(at), K.at(at), part + step != 0);
     }
     ptx::wgmma_commit();
   }
 
   /// Between the products of the values' columns and those of the key's own, which have another scale.
   __device__ __forceinline__ void scale_values(float (&S)[mla_block_kv / 2]) const {
-    ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(S);
     const float factor = shared.v_by_k_scale;

@@ -3,6 +3,7 @@
 #include "abi/decode.h"
 #include "decode/schedule.cuh"
 #include "ptx/atomic.cuh"
+#include "ptx/registers.cuh"
 #include "tile/workspace.cuh"
 
 // Where the blocks that share an item leave their parts of its result, and how the last of them knows that it is the last.
@@ -36,8 +37,9 @@ struct Parts {
       : words(tile::workspace<Word>(args, DecodeRegion::arrivals)),
         parts(tile::workspace<float>(args, DecodeRegion::parts)) {
     if constexpr (config.row_grid) {  // blocks of another blockIdx.y have their own
-      words += blockIdx.y * gridDim.x;
-      parts += 2ll * blockIdx.y * gridDim.x * floats();
+      const int before = static_cast<int>(blockIdx.y) * ptx::registers_fresh_grid();
+      words += before;
+      parts += 2ll * before * floats();
     }
     if constexpr (splits) {
       const long long bytes = offset(args, DecodeRegion::second_part) - offset(args, DecodeRegion::parts);

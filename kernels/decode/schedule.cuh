@@ -117,11 +117,13 @@ struct Run {
   }
 
   __device__ __forceinline__ void search(const AttentionArgs& args) {
+    constexpr Features features = config.features;
     const int lane = threadIdx.x % 32;
     const int each = tile::ceil_div(args.batch, 32);
     const int first = tile::min(lane * each, args.batch), last = tile::min(first + each, args.batch);
     int own = 0;
-#pragma unroll 4
+    constexpr int together = features.latent ? 1 : 4;  // lengths in flight; what runs once comes from memory, too
+#pragma unroll together
     for (int b = first; b < last; ++b) own += tiles_of(args, b);
     int until = own;  // the tiles of this lane's sequences and of those before
 #pragma unroll

@@ -48,6 +48,21 @@ __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, int parity)
   return done != 0;
 }
 
+/// mbarrier.test_wait.parity (9.7.13.15.16): whether the phase of that parity has completed; never waits.
+__device__ __forceinline__ bool mbarrier_test(Mbarrier& barrier, int parity) {
+  int done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.s32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(shared_address(&barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 /// mbarrier.try_wait.parity in a loop: returns when the phase of that parity has completed.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
   asm volatile(

@@ -32,6 +32,20 @@ inline WrapperCases mbarrier_cases() {
        .arch = 90,
        .shape = {.block = 128},
        .expected = bytes_of(sums)});
+  // Looked at, again and again.
+  cases.push_back({.name = "mbarrier_test",
+                   .headers = {"mbarrier", "registers"},
+                   .storage = "  int value;\n  ptx::Mbarrier full;",
+                   .body =
+                       "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init_fence();\n"
+                       "  }\n  __syncthreads();\n"
+                       "  if (thread == 32) {\n    shared.value = 7 * ptx::registers_fresh_grid();\n"
+                       "    ptx::mbarrier_arrive(shared.full);\n  }\n"
+                       "  if (thread < 32) {\n    while (!ptx::mbarrier_test(shared.full, 0)) {}\n"
+                       "    ((int*)output)[thread] = shared.value;\n  }",
+                   .arch = 90,
+                   .shape = {.block = 64},
+                   .expected = bytes_of(std::vector<int>(32, 7))});
   return cases;
 }
 

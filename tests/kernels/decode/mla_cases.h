@@ -27,6 +27,9 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
   add("mla_no_pages", [](Case& c, Problem& p) {
     p.seq_q = 4, p.causal = p.seqused_kv = true, c.seqused_kv = {131, 3}, p.heads_q = 3;
   });
+  add("mla_many_parts", [](Case& c, Problem& p) {  // merged in groups
+    p.batch = 1, p.heads_q = 3, p.seq_kv = 1331, put_in_pages(c, 64, {1331});
+  });
   add("mla_growing", [](Case& c, Problem& p) { c.draw = Draw::growing, p.seq_kv = 451, p.batch = 1; });
   add("mla_spike", [](Case& c, Problem& p) { c.draw = Draw::spike, p.seq_kv = 259, p.batch = 1; });
   add("mla_nan_value", [](Case& c, Problem& p) { c.nan_value = 130, p.seq_q = 3, p.causal = true; });

@@ -18,4 +18,6 @@ inline void registers_decrease() {
 
 inline int registers_fresh(int value) { return value; }
 
+inline int registers_fresh_grid() { return static_cast<int>(gridDim.x); }
+
 }  // namespace flash_attention::ptx

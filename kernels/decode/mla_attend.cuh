@@ -1,0 +1,204 @@
+#pragma once
+
+#include "decode/mla_finish.cuh"
+#include "decode/mla_scores.cuh"
+#include "ptx/matrix_store.cuh"
+
+// The warpgroups of decode/mla_sm90 that attend: what they do with KV blocks of either stage, and one item after another.
+
+namespace flash_attention::mla {
+
+template <ForwardConfig config>
+struct Attend : Scoring<config> {
+  using Base = Scoring<config>;
+  using Base::features, Base::type, Base::panel, Base::args, Base::shared;
+  using Base::scale_log2, Base::load_Q, Base::modify;
+  using typename Base::Scores;
+  static constexpr int columns = mla_head_dim_v / 2;  // of a warpgroup
+
+  float O[columns / 2];
+  tile::RowState rows;
+
+  __device__ __forceinline__ Attend(const AttentionArgs& arguments, SharedStorage<config>& storage)
+      : Base{arguments, storage} {}
+
+  /// The beginning of an item.
+  __device__ __forceinline__ void start() {
+    load_Q();
+    rows = {};
+#pragma unroll
+    for (float& value : O) value = 0;
+  }
+
+  __device__ __forceinline__ const unsigned char* P_tile(int stage) const {
+    return shared.stage[stage].bytes + value_panels * panel;
+  }
+  __device__ __forceinline__ Descriptor V_tile(int stage) const {
+    const unsigned char* V = shared.stage[stage].bytes + Place().warpgroup * panels_of_half * panel;
+    return Descriptor(ptx::wgmma_descriptor(V, panel, 1024));
+  }
+
+  /// Few KV blocks raise a maximum. To see that takes a register, which options do not leave.
+  __device__ __forceinline__ void shrink_output(const float (&shrink)[2]) {
+    if (config.producer_warp && !ptx::any(shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) O[i] *= shrink[i / 2 % 2];
+  }
+
+  /// The products of a KV block, of this warpgroup's stage or of the other, are complete: its part of the stage may be
+  /// filled again.
+  __device__ __forceinline__ void release(int other) const {
+    const Place place;
+    if (place.lane == 0) ptx::mbarrier_arrive(shared.empty[place.warpgroup ^ other][place.warpgroup]);
+  }
+
+  /// P and what goes with it, for the other warpgroup.
+  __device__ __forceinline__ void publish(const unsigned (&P)[4][4], const float (&shrink)[2]) const {
+    const Place place;
+    const int stage = place.warpgroup;
+    ptx::barrier_sync(barrier_warpgroup + stage, wg_threads);  // all warps' products have read the keys
+    const int tile = place.lane / 8, row = 16 * place.warp + tile % 2 * 8 + place.lane % 8;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      auto* to = shared.stage[stage].bytes + value_panels * panel + StageTile::offset(row, 2 * step + tile / 2);
+      ptx::stmatrix_x4(to, P[step][0], P[step][1], P[step][2], P[step][3]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (place.lane % 4 != 0) continue;
+      shared.max[stage][place.row + 8 * half] = rows.max[half];
+      shared.shrink[stage][place.row + 8 * half] = shrink[half];
+    }
+    ptx::fence_async_shared();  // the other warpgroup's products read P
+    __syncwarp();               // not found by the emulator: bar.arrive wants the lanes of a warp together
+    ptx::barrier_arrive(barrier_P + stage, 2 * wg_threads);
+  }
+
+  /// Of a KV block of this warpgroup's stage, whose scores have been issued: softmax and the products.
+  __device__ __forceinline__ void attend_own(Scores& S, int tile_idx) {
+    ptx::wgmma_wait<0>();  // the scores are complete
+    ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
+    modify(S, tile_idx);
+    float shrink[2];
+    rows.template update<0, features.bias, false>(S, scale_log2(), shrink);
+    unsigned P[4][4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
+    publish(P, shrink);
+    shrink_output(shrink);
+    const Descriptor V = V_tile(Place().warpgroup);
+    ptx::wgmma_fence();  // O and P have been written by ordinary instructions
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      ptx::wgmma_rs<type, columns, ptx::Major::mn>(O, P[step], V.at(step * 16 * 128), true);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();  // O is complete
+    ptx::wgmma_pin(O);
+    ptx::wgmma_pin(P);
+    release(0);
+  }
+
+  /// Issues the products of a KV block of the other stage.
+  __device__ __forceinline__ void issue_other() {
+    const Place place;
+    const int stage = place.warpgroup ^ 1;
+    ptx::barrier_sync(barrier_P + stage, 2 * wg_threads);  // P is ready
+    float shrink[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      shrink[half] = shared.shrink[stage][place.row + 8 * half];
+      rows.max[half] = shared.max[stage][place.row + 8 * half];
+      rows.sum[half] *= shrink[half];
+    }
+    shrink_output(shrink);
+    const Descriptor P(ptx::wgmma_descriptor(P_tile(stage), 0, 1024)), V = V_tile(stage);
+    ptx::wgmma_fence();  // O has been written by ordinary instructions
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      ptx::wgmma_ss<type, columns, ptx::Major::k, ptx::Major::mn>(O, P.at(step * 32), V.at(step * 16 * 128), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// They are complete, but for the groups after them: the part of the other stage may be filled again.
+  template <int later>
+  __device__ __forceinline__ void finish_other() {
+    ptx::wgmma_wait<later>();
+    ptx::wgmma_pin(O);
+    release(1);
+  }
+
+  /// A KV block of the other stage, and the scores of block n. Where block n has landed they follow the products without a
+  /// pause; otherwise the part of the other stage is released first, so that its next copies begin.
+  __device__ __forceinline__ void issue_both(Scores& S, int n) {
+    issue_other();
+    const bool landed = !features.kv_scales && own_landed(n);
+    if (!landed) {
+      ptx::wgmma_wait<0>();
+      release(1);
+    }
+    Base::template issue_scores<0>(S, n);
+    ptx::wgmma_wait<1>();  // O is complete
+    ptx::wgmma_pin(O);
+    if (landed) release(1);
+    Base::template issue_scores<1>(S, n);
+    Base::template issue_scores<2>(S, n);
+  }
+  __device__ __forceinline__ bool own_landed(int n) const {
+    return ptx::shuffle(static_cast<int>(ptx::mbarrier_test(shared.full[Place().warpgroup][0], n / mla_stages % 2)), 0) !=
+           0;
+  }
+
+  /// KV blocks [n, n + count) of the run, of which the first is tile `tile_idx` of the item. The largest step is there
+  /// once: instructions that run once an item come from memory.
+  __device__ __forceinline__ void attend(int n, int tile_idx, int count) {
+    const int end = n + count, shift = tile_idx - n;
+    // Known to be the same in a warp.
+    if (ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0) != n % mla_stages) {
+      issue_other();
+      finish_other<0>();
+      if (++n == end) return;
+    }
+    Scores S;
+    Base::template issue_scores<0>(S, n);
+    Base::template issue_scores<1>(S, n);
+    Base::template issue_scores<2>(S, n);
+#pragma unroll 1
+    while (true) {
+      attend_own(S, n + shift);
+      if (n + 1 == end) return;
+      if (n + 2 == end) break;
+      n += 2;
+      issue_both(S, n);
+    }
+    issue_other();
+    finish_other<0>();
+  }
+
+  __device__ __forceinline__ void work() {
+    if (threadIdx.x == 0) {
+      shared.cursor = shared.run.start;
+      shared.done = 0;
+    }
+#pragma unroll 1
+    do {
+      ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // the cursor is ready
+      start();
+      // Known to be the same in a warp: products come in no branch that lanes may take apart.
+      attend(ptx::shuffle(shared.done, 0), ptx::shuffle(shared.cursor.tile, 0), ptx::shuffle(shared.count(), 0));
+      const Place place;
+      Finish<config>(args, shared, place.warpgroup, place.row, place.warpgroup * columns + place.column)(rows, O,
+                                                                                                         scale_log2());
+      if (threadIdx.x == 0) {
+        const int count = shared.count();
+        shared.done += count;
+        shared.cursor.tile += count - 1;
+        if (shared.run.begin + shared.done < shared.run.end) shared.cursor.next(args);
+      }
+      ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // all know how far the run is
+    } while (shared.run.begin + shared.done < shared.run.end);
+  }
+};
+
+}  // namespace flash_attention::mla
