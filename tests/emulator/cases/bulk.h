@@ -115,7 +115,7 @@ struct BoxCase {
   int swizzle;
 };
 
-inline std::vector<BoxCase> box_cases() {
+inline std::vector<BoxCase> tma_boxes() {
   return {{"2d", 2, {64, 37}, {64, 16}, {0, 5}, 128},
           {"2d_past_the_end", 2, {64, 37}, {64, 16}, {0, 30}, 128},
           {"2d_before_the_beginning", 2, {64, 37}, {32, 16}, {-8, -3}, 64},
@@ -165,7 +165,7 @@ inline WrapperCase::Map map_of(const BoxCase& b, bool of_output) {
 
 inline WrapperCases tma_cases() {
   WrapperCases cases;
-  for (const BoxCase& b : box_cases()) {
+  for (const BoxCase& b : tma_boxes()) {
     const auto tensor_size = static_cast<std::size_t>(elements_of(b.sizes)),
                box_size = static_cast<std::size_t>(elements_of(b.box));
     std::vector<std::uint16_t> tensor(tensor_size), loaded(box_size), stored(tensor_size), box(box_size);
