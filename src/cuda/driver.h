@@ -20,13 +20,15 @@ using Function = struct FunctionObject*;  // a CUkernel: of no one context, so l
 using Graph = struct GraphObject*;
 using GraphExec = struct GraphExecObject*;
 
-/// CUlaunchAttribute. Only the cluster size is used.
+/// CUlaunchAttribute, those that are used.
 struct LaunchAttribute {
   static constexpr int cluster_dimension = 4;
+  static constexpr int programmatic_stream_serialization = 6;
   int id = 0;
   int padding = 0;
   union {
     unsigned cluster[3];
+    int allowed;
     char bytes[64];
   } value{};
 };
@@ -53,7 +55,11 @@ enum class DeviceAttribute : int {
 };
 
 /// CUfunction_attribute.
-enum class FunctionAttribute : int { max_dynamic_shared_bytes = 8, non_portable_cluster_size_allowed = 14 };
+enum class FunctionAttribute : int {
+  max_dynamic_shared_bytes = 8,
+  preferred_shared_carveout = 9,  // percent
+  non_portable_cluster_size_allowed = 14
+};
 
 /// The driver's entry points, each under its name without "cu".
 struct Driver {

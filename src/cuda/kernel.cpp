@@ -12,23 +12,33 @@
 namespace flash_attention::cuda {
 namespace {
 
-/// Nothing where the grid is empty.
-void start(const Driver& cu, const Launch& launch, Function function, void* arguments, Stream stream) {
+/// `follows`: another launch of the same call came before. Returns whether there was anything to start.
+bool start(const Driver& cu, const Launch& launch, Function function, void* arguments, Stream stream, bool follows) {
   const auto [x, y, z] = launch.grid;
-  if (x == 0 || y == 0 || z == 0) return;  // nothing to do
-  LaunchAttribute cluster{LaunchAttribute::cluster_dimension, 0, {{static_cast<unsigned>(launch.cluster), 1, 1}}};
+  if (x == 0 || y == 0 || z == 0) return false;  // nothing to do
+  LaunchAttribute attributes[2];
   LaunchConfig config{.grid = {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
                       .block = {static_cast<unsigned>(launch.block), 1, 1},
                       .shared_bytes = static_cast<unsigned>(launch.shared_bytes),
-                      .stream = stream};
+                      .stream = stream,
+                      .attributes = attributes};
   if (launch.cluster > 1) {
-    config.attributes = &cluster;
-    config.num_attributes = 1;
+    LaunchAttribute& cluster = attributes[config.num_attributes++];
+    cluster.id = LaunchAttribute::cluster_dimension;
+    cluster.value.cluster[0] = static_cast<unsigned>(launch.cluster);
+    cluster.value.cluster[1] = cluster.value.cluster[2] = 1;
+  }
+  // The first one must wait for what the caller launched before: nothing there says when others may begin.
+  if (launch.begins_early && follows) {
+    LaunchAttribute& early = attributes[config.num_attributes++];
+    early.id = LaunchAttribute::programmatic_stream_serialization;
+    early.value.allowed = 1;
   }
   void* parameters[] = {arguments};
   const Status status = cu.LaunchKernelEx(&config, function, parameters, nullptr);
   if (status != 0) [[unlikely]]
     fail(cu, status, "cuLaunchKernelEx of " + launch.unit);
+  return true;
 }
 
 class CudaKernel final : public Kernel {
@@ -50,7 +60,9 @@ class CudaKernel final : public Kernel {
       const auto workspace = reinterpret_cast<DevicePointer>(options.workspace);
       check(cu_, cu_.MemsetD8Async(workspace, 0, plan.zeroed_bytes, stream), "cuMemsetD8Async");
     }
-    for (std::size_t i = 0; i < functions_.size(); ++i) start(cu_, plan.launches[i], functions_[i], &args, stream);
+    bool follows = false;
+    for (std::size_t i = 0; i < functions_.size(); ++i)
+      follows |= start(cu_, plan.launches[i], functions_[i], &args, stream, follows);
   }
 
  private:
@@ -65,7 +77,7 @@ class CudaLaunch final : public LaunchedKernel {
 
   void launch(const Launch& launch, void* arguments, void* stream) const override {
     const ContextScope scope(cu_, device_, static_cast<Stream>(stream));
-    start(cu_, launch, function_, arguments, static_cast<Stream>(stream));
+    start(cu_, launch, function_, arguments, static_cast<Stream>(stream), false);
   }
 
  private:

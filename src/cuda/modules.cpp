@@ -63,6 +63,11 @@ Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch
       check(cu, cu.KernelSetAttribute(FunctionAttribute::non_portable_cluster_size_allowed, 1, module.function, device),
             "cuKernelSetAttribute(cluster size)");
     }
+    // What the SMs divide otherwise they divide anew when the next launch wants it: microseconds in which they are idle.
+    if (launch.much_shared) {
+      check(cu, cu.KernelSetAttribute(FunctionAttribute::preferred_shared_carveout, 100, module.function, device),
+            "cuKernelSetAttribute(shared memory carve-out)");
+    }
     module.shared_bytes[device] = launch.shared_bytes;
   }
   // Loads the code into this context now, since a lazy load at the first launch could fall into a stream capture.

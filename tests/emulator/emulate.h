@@ -32,6 +32,7 @@ inline Bytes emulate(const WrapperCase& c, std::uint64_t seed) {
   }
   emulator::LaunchShape shape = c.shape;
   if (!c.storage.empty() && shape.shared_bytes == 0) shape.shared_bytes = shared_bytes_of_a_case;
+  shape.workspace = output.get(), shape.workspace_bytes = c.expected.size();
   emulator::run_grid(*module, shape, &args, {.seed = seed, .workers = 2});
   return Bytes(output.get(), output.get() + c.expected.size());
 }

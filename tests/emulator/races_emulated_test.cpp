@@ -14,6 +14,7 @@ struct Race {
   std::string order;  // taken out, it is a race
   std::string body;
   std::string message;  // part of it
+  bool begins_early = false;
 };
 
 const std::string address = "  const unsigned words = ptx::shared_address(shared.words);\n";
@@ -102,6 +103,24 @@ std::vector<Race> races() {
        "__syncthreads();",
        "  ptx::store_global((int*)output + thread, 1);\n  ORDER\n  ptx::store_global((int*)output + 63 - thread, 2);",
        "global memory"},
+      {"a_store_while_the_launch_before_may_run",
+       {"memory", "launch"},
+       "ptx::await_launch_before();",
+       "  if (thread == 0) {\n    ORDER\n  }\n  __syncthreads();\n  ptx::store_global((int*)output + thread, 1);",
+       "await_launch_before is missing",
+       true},
+      {"waiting_for_the_launch_before_is_told_by_a_barrier",
+       {"memory", "launch"},
+       "__syncthreads();",
+       "  if (thread == 0) ptx::await_launch_before();\n  ORDER\n  ptx::store_global((int*)output + thread, 1);",
+       "await_launch_before is missing",
+       true},
+      {"a_load_from_the_workspace",
+       {"memory", "launch"},
+       "ptx::await_launch_before();",
+       "  ORDER\n  ptx::load_global((const int*)output + thread);\n  ptx::await_launch_before();",
+       "await_launch_before is missing",
+       true},
   };
 }
 
@@ -113,7 +132,7 @@ std::string error_under_race(const Race& race, const std::string& order, std::ui
                 .headers = race.headers,
                 .storage = "  alignas(16) int words[256];\n  alignas(8) unsigned long long unused;\n",
                 .body = body,
-                .shape = {.block = 64},
+                .shape = {.block = 64, .begins_early = race.begins_early},
                 .input = Bytes(1024),
                 .expected = Bytes(1024)};
   if (body.find("barrier,") != std::string::npos || body.find("barrier)") != std::string::npos)

@@ -58,7 +58,7 @@ void Races::reset(std::vector<Block>& blocks) {
   threads_of_block_ = static_cast<std::uint32_t>(blocks.front().threads.size());
   const auto count = static_cast<std::uint32_t>(blocks.size());
   threads_ = count * threads_of_block_;
-  actors_ = threads_ + count * warpgroups_of_block();
+  actors_ = launch_actor() + 1;
   in_flight_.clear();
   mbarriers_.clear();
   global_writes_.clear();
@@ -96,6 +96,10 @@ void Races::sync(const Warp& warp) {
   for (Thread* lane : warp.lanes) release(*lane, all);
   for (Thread* lane : warp.lanes) acquire(*lane, all);
 }
+
+void Races::await_launch(Thread& thread) const { thread.known[launch_actor()] = 1; }
+
+bool Races::has_awaited_launch(const Thread& thread) const { return knows_of(thread.known, launch_actor()) != 0; }
 
 MbarrierOrder& Races::mbarrier(const Block& block, std::size_t offset) {
   MbarrierOrder& order = mbarriers_[{block.rank, offset}];

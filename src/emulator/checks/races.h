@@ -15,7 +15,8 @@ struct Thread;
 struct Warp;
 
 /// How far one actor knows every other to have come: what actor a did up to known[a] happened before. Actors are the
-/// threads of the cluster, then its warpgroups as users of wgmma, then its mbarriers as those who announce bulk copies.
+/// threads of the cluster, then its warpgroups as users of wgmma, then the launch before, then its mbarriers as those who
+/// announce bulk copies.
 using Clocks = std::vector<std::uint32_t>;
 
 void join(Clocks& known, const Clocks& other);  ///< what either of them knows
@@ -62,6 +63,8 @@ class Races {
   void release(Thread& thread, Clocks& into);
   void acquire(Thread& thread, const Clocks& from);
   void sync(const Warp& warp);
+  void await_launch(Thread& thread) const;              ///< the thread has waited for the launch before
+  bool has_awaited_launch(const Thread& thread) const;  ///< it, or one of which it knows
 
   MbarrierOrder& mbarrier(const Block& block, std::size_t offset);
   void complete_phase(MbarrierOrder& order);
@@ -92,6 +95,7 @@ class Races {
   std::string describe(const Touch& touch) const;
   std::uint32_t warpgroups_of_block() const;
   std::uint32_t wgmma_actor(const Thread& thread) const;
+  std::uint32_t launch_actor() const { return threads_ / threads_of_block_ * warpgroups_of_block() + threads_; }
 
   std::uint32_t threads_ = 0;  // of the cluster
   std::uint32_t threads_of_block_ = 0;

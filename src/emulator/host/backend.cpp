@@ -20,11 +20,11 @@ std::atomic<int> chosen_num_sms = 0;
 
 LaunchShape shape_of(const Launch& launch) {
   const auto [x, y, z] = launch.grid;
-  return {{static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
-          launch.block,
-          launch.cluster,
-          launch.shared_bytes,
-          launch.min_blocks_per_sm};
+  return {.grid = {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
+          .block = launch.block,
+          .cluster = launch.cluster,
+          .shared_bytes = launch.shared_bytes,
+          .blocks_per_sm = launch.min_blocks_per_sm};
 }
 
 class EmulatedKernel final : public Kernel {
@@ -36,8 +36,12 @@ class EmulatedKernel final : public Kernel {
     for (const launch::TensorMapSpec& spec : launch::tensor_maps(problem, plan, buffers, options.workspace))
       args.maps[spec.slot] = encode(spec);
     if (plan.zeroed_bytes != 0) std::memset(options.workspace, 0, plan.zeroed_bytes);
-    for (std::size_t i = 0; i < modules_.size(); ++i)
-      run_grid(*modules_[i], shape_of(plan.launches[i]), &args, {.seed = seed()});
+    for (std::size_t i = 0; i < modules_.size(); ++i) {
+      LaunchShape shape = shape_of(plan.launches[i]);
+      shape.begins_early = plan.launches[i].begins_early && i > 0;
+      shape.workspace = options.workspace, shape.workspace_bytes = plan.workspace_bytes;
+      run_grid(*modules_[i], shape, &args, {.seed = seed()});
+    }
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "emulator/instructions/mbarrier.h"
+#include "emulator/instructions/memory_ops.h"
 #include "emulator/instructions/tensor_map.h"
 #include "emulator/machine/address.h"
 
@@ -135,6 +136,7 @@ void for_each_chunk(const Transfer& transfer, Move move) {
 
 void bulk_load(const BulkOperand& operand) {
   const Transfer transfer = prepare(operand, operand.map != nullptr ? "tma_load" : "bulk_load");
+  if (operand.map == nullptr) require_launch_before(operand.global, false);
   const SharedPlace barrier = locate(operand.barrier, 8, 8);
   require_visible_mbarrier(barrier);
   Scheduler& scheduler = Scheduler::current();
@@ -165,6 +167,7 @@ void bulk_store(const BulkOperand& operand) {
   const Transfer transfer = prepare(operand, operand.map != nullptr ? "tma_store"
                                              : operand.add          ? "bulk_reduce_add"
                                                                     : "bulk_store");
+  require_launch_before(operand.global, true);
   Scheduler& scheduler = Scheduler::current();
   const auto box = std::make_shared<std::vector<unsigned char>>(transfer.bytes);
   BulkStore store;

@@ -1,6 +1,7 @@
 #include "emulator/instructions/memory_ops.h"
 
 #include <cstring>
+#include <functional>
 #include <string>
 
 #include "emulator/checks/counting.h"
@@ -32,6 +33,21 @@ void maybe_yield(Scheduler& scheduler) {
 
 }  // namespace
 
+void require_launch_before(const void* address, bool writes) {
+  Scheduler& scheduler = Scheduler::current();
+  const LaunchShape& shape = scheduler.shape();
+  if (!shape.begins_early || scheduler.races().has_awaited_launch(scheduler.running())) return;
+  const std::less<const void*> before;
+  const void* end = static_cast<const char*>(shape.workspace) + shape.workspace_bytes;
+  if (writes || (!before(address, shape.workspace) && before(address, end)))
+    scheduler.fail("the launch before may still run: await_launch_before is missing");
+}
+
+void await_launch_before() {
+  Scheduler& scheduler = Scheduler::current();
+  scheduler.races().await_launch(scheduler.running());
+}
+
 void access_global(Access access, const void* address, int bytes) {
   Scheduler& scheduler = Scheduler::current();
   scheduler.running().doing = name_of(access);
@@ -40,6 +56,7 @@ void access_global(Access access, const void* address, int bytes) {
     scheduler.fail("the address is not a multiple of the " + std::to_string(bytes) + " bytes accessed");
   }
   if (counting_accesses()) count_access(__builtin_return_address(0), value, bytes, true);
+  require_launch_before(address, access != Access::load_global);
   Races& races = scheduler.races();
   if (access == Access::load_global) races.read_global(scheduler.running(), address, bytes);
   if (access == Access::store_global) races.write_global(scheduler.running(), address, bytes);

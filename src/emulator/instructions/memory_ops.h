@@ -9,6 +9,10 @@ void access_global(Access access, const void* address, int bytes);
 unsigned char* access_shared(Access access, unsigned address, int bytes, const void* value);
 void spin();
 
+// Launches that begin early: what they must not touch before they have waited.
+void await_launch_before();
+void require_launch_before(const void* address, bool writes);
+
 void copy_async(unsigned shared, const void* global, int bytes, int valid);
 void copy_async_commit();
 void copy_async_wait(int pending);

@@ -55,6 +55,15 @@ inline WrapperCases memory_cases() {
                        .expected = reversed});
     }
   }
+  std::vector<int> numbers(64);
+  for (int i = 0; i < 64; ++i) numbers[static_cast<std::size_t>(i)] = i;
+  cases.push_back(
+      {.name = "await_launch_before",
+       .headers = {"launch"},
+       .body = "  ptx::let_next_launch_begin();\n  ptx::await_launch_before();\n  ((int*)output)[thread] = thread;",
+       .arch = 90,
+       .shape = {.block = 64},
+       .expected = bytes_of(numbers)});
   cases.push_back({.name = "prefetch_L2",
                    .headers = {"memory"},
                    .body = "  const float* from = (const float*)input + thread;\n  ptx::prefetch_L2(from);\n"
