@@ -35,7 +35,11 @@ struct TaskOrder {
     const bool uneven = config.features.window_right || config.features.window_left;
     constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::next_sequence_rows);
     if (!uneven || simple) return {num_tiles, num_heads, 1, 0};
-    const int last = tile::min(tile::ceil_div(last_rows, tile::max(walked_rows, 1)), last_heads);
+    // Few tasks: all by length. The longest of grouped heads has half of an SM's work, too much to come near the end.
+    // Where the loading warp has registers for it: with options, or at 64, it spills.
+    constexpr bool asks = Shape<config>::warpgroups == 2 && config.head_dim > 64 && !Shape<config>::has_options;
+    const bool few = asks && num_tiles * num_heads <= 4 * static_cast<int>(gridDim.x);
+    const int last = few ? last_heads : tile::min(tile::ceil_div(last_rows, tile::max(walked_rows, 1)), last_heads);
     return {num_tiles, num_heads, 1, tile::min(last, num_heads)};
   }
 
