@@ -76,9 +76,10 @@ struct ForwardConfig {
 
 /// How the tiles of keys, each of which has a term of dQ, come to its sum.
 enum class DqMode : int {
-  atomic,          // each adds to sums in memory, in any order
-  ordered,         // the same in one order: every run has the same bits
-  separate_kernel  // a separate kernel goes over the keys of each query tile: no sums in memory
+  atomic,           // each adds to sums in memory, in any order
+  ordered,          // the same in one order: every run has the same bits
+  separate_kernel,  // a separate kernel goes over the keys of each query tile: no sums in memory
+  direct            // there is one tile of keys: its term is dQ
 };
 
 struct BackwardConfig {

@@ -31,6 +31,8 @@ const char* source(abi::DqMode mode) {
       return "DqMode::ordered";
     case abi::DqMode::separate_kernel:
       return "DqMode::separate_kernel";
+    case abi::DqMode::direct:
+      return "DqMode::direct";
   }
   return "";
 }

@@ -101,6 +101,13 @@ const Narrow wide_blocks{[](Domain domain) {
 const Narrow many_queries{[](Domain domain) { return plain(domain, "8").only(queries, {"long"}).only(keys, {"few"}); },
                           {.longest = 1400, .most_products = 4e6}};
 
+/// One tile has all keys: a task does all that its head needs.
+const Narrow one_key_tile{[](Domain domain) {
+                            domain = plain(domain, "128").only(deterministic, {"off"}).only(sink, {"off"});
+                            return domain.only(queries, {"few", "prime"}).only(inputs, {"nan_query", "normal"});
+                          },
+                          {.longest = 128, .most_products = 4e6}};
+
 /// Tasks add to dQ in their order: there are no more keys than queries, and more than a tile of them.
 const Narrow ordered{[](Domain domain) {
   domain = plain(domain, "64").only(deterministic, {"on"}).only(queries, {"long"}).only(keys, {"long"});
@@ -251,7 +258,9 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},
         Part{"forward/sm90_fp8", 1, {narrow_plain, narrow_packed}}, Part{"backward/portable", 2, {plain_64}},
         Part{"backward/sm80", 2, {plain_64, plain_128, biases, blocks_of_keys, blocks_by_heads, hidden_scores}},
-        Part{"backward/sm90", 2, {plain_64, plain_128, plain_256, plain_wide, ordered, ordered_groups, hidden_scores}}),
+        Part{"backward/sm90",
+             2,
+             {plain_64, plain_128, plain_256, plain_wide, one_key_tile, ordered, ordered_groups, hidden_scores}}),
     [](const auto& part) {
       std::string name = part.param.kernel;
       name[name.find('/')] = '_';

@@ -29,6 +29,9 @@ Plan plan_of(const Problem& p, int num_sms = 132) { return make_plan(p, Pass::ba
 bool has_launch(const Plan& plan, const std::string& entry) {
   return std::ranges::any_of(plan.launches, [&](const Launch& launch) { return launch.entry == entry; });
 }
+bool sums_queries(const Plan& plan) {
+  return has_launch(plan, "backward_sm90_convert") || has_launch(plan, "backward_sm90_finish");
+}
 bool sums_keys(const Plan& plan) { return has_launch(plan, "backward_sm90_convert_keys"); }
 
 TEST(Sm90Backward, DividesAGroupWhereTasksAreFew) {
@@ -80,8 +83,8 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
   const auto is_ordered = [](Problem p) {
     p.deterministic = true;
     const Plan plan = plan_of(p);
-    EXPECT_NE(has_launch(plan, "backward_sm90_convert"), has_launch(plan, "backward_sm90_separate_dq_kernel"));
-    return has_launch(plan, "backward_sm90_convert");
+    EXPECT_NE(sums_queries(plan), has_launch(plan, "backward_sm90_separate_dq_kernel"));
+    return sums_queries(plan);
   };
   Problem few{.seq_q = 1024, .seq_kv = 1024, .heads_q = 16, .heads_kv = 16, .head_dim = 128, .dtype = Dtype::bfloat16};
   EXPECT_FALSE(is_ordered(few));
@@ -104,6 +107,51 @@ TEST(Sm90Backward, TakesNoTurnsWhereTasksWouldWait) {
   EXPECT_TRUE(is_ordered(packed));
   packed.total_q = 2000;
   EXPECT_FALSE(is_ordered(packed));
+}
+
+/// One tile of keys, of which every query sees something.
+TEST(Sm90Backward, TakesOneLaunchForShortSequences) {
+  const auto launches = [](const Problem& p) { return plan_of(p).launches.size(); };
+  Problem p{.seq_q = 128, .seq_kv = 128, .heads_q = 4, .heads_kv = 4, .head_dim = 128, .dtype = Dtype::bfloat16};
+  EXPECT_EQ(launches(p), 1);
+  p.causal = true;
+  EXPECT_EQ(launches(p), 1);
+  p.deterministic = true;
+  EXPECT_EQ(launches(p), 1);
+  p.seq_q = 129;  // the first query sees no key: its dQ must be zeroed
+  EXPECT_GT(launches(p), 1);
+  p.causal = false, p.seq_q = 512;
+  EXPECT_EQ(launches(p), 1);
+  p.seq_q = 513;
+  EXPECT_GT(launches(p), 1);
+  p.seq_q = 128, p.seq_kv = 129;
+  EXPECT_GT(launches(p), 1);
+  p.seq_kv = 128, p.key_lengths = true;
+  EXPECT_GT(launches(p), 1);
+}
+
+TEST(Sm90Backward, BeginsNoFirstLaunchEarly) {
+  for (const std::int64_t head_dim : {64, 128, 256, 512}) {
+    for (const std::int64_t seq : {100, 1000}) {
+      Problem p = grouped(8, head_dim, true);
+      p.seq_q = p.seq_kv = seq;
+      const Plan plan = plan_of(p);
+      EXPECT_FALSE(plan.launches.front().begins_early);
+      EXPECT_TRUE(plan.launches.size() == 1 || head_dim > 128 || plan.launches[1].begins_early);
+    }
+  }
+}
+
+/// Three have more keys to a task, two have shorter ones.
+TEST(Sm90Backward, TakesTwoWarpgroupsWhereTasksAreFew) {
+  const auto keys = [](std::int64_t batch, std::int64_t seq) {
+    Problem p = grouped(16, 64, true);
+    p.batch = batch, p.seq_q = p.seq_kv = seq, p.heads_q = 16;
+    return plan_of(p).block_kv;
+  };
+  EXPECT_EQ(keys(1, 1024), 128);
+  EXPECT_EQ(keys(1, 2048), 128);
+  EXPECT_EQ(keys(2, 2048), 192);
 }
 
 bool is_ordered(const Plan& plan) {
@@ -144,7 +192,7 @@ TEST(Sm90Backward, TheEmulatedCasesTakeTurns) {
   const auto parts = [](Problem p) {
     p.dtype = Dtype::bfloat16, p.deterministic = true;
     const Plan plan = plan_of(p, 2);
-    EXPECT_TRUE(has_launch(plan, "backward_sm90_convert"));
+    EXPECT_TRUE(sums_queries(plan));
     return plan.num_splits;
   };
   EXPECT_EQ(parts({.seq_q = 400, .seq_kv = 390, .heads_q = 3, .heads_kv = 3, .head_dim = 128}), 1);

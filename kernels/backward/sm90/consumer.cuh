@@ -33,16 +33,17 @@ struct Consumer : Epilogue<config> {
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (;; ++work_tile_idx) {
+      if constexpr (S::direct_dq) this->prepare_queries(work_tile_idx);
       ptx::mbarrier_wait(shared.KV_full, work_tile_idx % 2);  // K and V have landed
       if (!work_tile().exists) break;
       run_task();
     }
     this->dismiss_sender();
+    if constexpr (S::direct_dq && Base::may_hide) this->repair_keys();
   }
 
   using Tile = typename Math::Tile;
-  /// P and dS of a step, as operands of products.
-  struct Operands {
+  struct Operands {  // P and dS of a step, as operands of products
     typename Math::Packed P, dS;
   };
 
@@ -219,8 +220,7 @@ struct Consumer : Epilogue<config> {
   }
 
   __device__ __forceinline__ void run_task() {
-    zero(dK);
-    zero(dV);
+    zero(dK), zero(dV);
     if constexpr (!S::separate_dq) this->zero_nonfinite_keys();
     this->begin_task();
     const auto owns = [&](unsigned step) { return !S::separate_dq && owner_of(step) == warpgroup; };

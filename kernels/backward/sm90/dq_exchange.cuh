@@ -195,7 +195,7 @@ struct DqExchange {
 
   /// After the last task, whose dQ has left the staging buffer.
   __device__ __forceinline__ void dismiss_sender() const {
-    if constexpr (!S::separate_dq) tell_sender(no_step);
+    if constexpr (!S::separate_dq && !S::direct_dq) tell_sender(no_step);
   }
 
   /// Where no product brings the threads of the warpgroup together: none waits any more for a phase that the rest has seen.
@@ -217,9 +217,23 @@ struct DqExchange {
     if constexpr (last) release_keys();  // the next keys come while dQ is sent away
     // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
     if (step + S::warpgroups < end_step) ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
-    await_sender(step);
-    stage<S::width>(dQ, halfway);
-    tell_sender(static_cast<int>(step));
+    if constexpr (S::direct_dq) {
+      write_dQ(step, dQ);
+      halfway();
+    } else {
+      await_sender(step);
+      stage<S::width>(dQ, halfway);
+      tell_sender(static_cast<int>(step));
+    }
+  }
+  /// There are no other keys: to the rows themselves.
+  __device__ __forceinline__ void write_dQ(unsigned step, const float (&dQ)[S::width / 2]) const {
+    const Step& here = shared.step[step % steps_kept];
+    const int thread = fresh_thread(), warp = thread / 32;
+    const auto rows = tile::query_rows<typename S::Element, config.features>(args.dQ, task().sequence, here.head_idx);
+    __syncwarp();  // all lanes have read what was staged before
+    write_staged_rows<type, config.head_dim, S::width>(rows.from(here.q_begin + 16 * warp), dQ, args.scale,
+                                                       shared.dQ[warpgroup][warp], thread % 32);
   }
   __device__ __forceinline__ void begin_dQ(float (&dQ)[S::width / 2]) const {
     ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there

@@ -5,6 +5,7 @@
 #include "backward/sm90/dq_exchange.cuh"
 #include "backward/sm90/ordered_accumulate.cuh"
 #include "backward/sm90/prepare.cuh"
+#include "backward/sm90/repair.cuh"
 #include "ptx/path.cuh"
 #include "ptx/tma.cuh"
 
@@ -14,7 +15,51 @@ template <BackwardConfig config>
 struct Epilogue : DqExchange<config> {
   using Base = DqExchange<config>;
   using Base::args, Base::shared, Base::warpgroup, Base::thread, Base::end_step, Base::task, Base::type;
+  using Base::fresh_thread;
   using typename Base::S;
+
+  static constexpr bool may_hide = config.features.window_left || config.features.window_right || config.features.dropout;
+
+  /// direct_dq: the statistics of a task's queries, by all warpgroups, to memory, from where they are loaded as elsewhere.
+  /// While its keys are on their way: the task is known by its number.
+  __device__ __forceinline__ void prepare_queries(int work_tile_idx) const {
+    const int task_idx = static_cast<int>(blockIdx.x + work_tile_idx * gridDim.x);
+    if (task_idx >= task_order<config>(args).count()) return;
+    const auto block = key_block_of<config>(args, task_idx);
+    const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+    const int thread = warpgroup * wg_threads + fresh_thread();
+    bool bad = false;
+#pragma unroll 1
+    for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
+      const long long padded = head_idx * padded_rows(args) + padded_start(args, sequence);
+      const int rows = tile::ceil_div(args.seq_q, tile_rows) * tile_rows;
+      bad |= prepare_rows<config, S::warpgroups * wg_threads, 4>(args, {sequence, head_idx, 0, padded}, rows, thread);
+    }
+    ptx::fence_async_global();  // the statistics before the copies that read them
+    const bool any_bad = ptx::any(bad);
+    __syncwarp();
+    if (thread % 32 != 0) return;
+    if (any_bad) shared.bad_rows[thread / 32] = true;
+    ptx::mbarrier_arrive(shared.prepared);
+  }
+
+  /// direct_dq, after all tasks: what 0 * NaN reached in dK and dV, which are in memory. Not after each task: with no
+  /// registers left for it the main loop would spill.
+  __device__ __forceinline__ void repair_keys() const {
+    ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);  // everyone has written dK and dV, and its flag
+    bool bad = false;
+#pragma unroll
+    for (int warp = 0; warp < 4 * S::warpgroups; ++warp) bad |= shared.bad_rows[warp];
+    if (!bad || fresh_thread() >= 32) return;
+    ptx::path<"backward/sm90 looks for keys to repair">();
+#pragma unroll 1
+    for (int task_idx = blockIdx.x; task_idx < task_order<config>(args).count(); task_idx += gridDim.x) {
+      const auto block = key_block_of<config>(args, task_idx);
+      const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+      if (warpgroup * tile_rows < sequence.rows_kv)
+        Repairer<config>{args, sequence, block.head_idx, warpgroup * tile_rows}.run();
+    }
+  }
 
   /// What this warp sent before has left the staging buffer.
   __device__ __forceinline__ void await_copies() const {
@@ -70,7 +115,8 @@ struct Epilogue : DqExchange<config> {
 
   /// All products of the task are done: dK and dV to memory.
   __device__ __forceinline__ void finish_task(const float (&dK)[S::width / 2], const float (&dV)[S::width_v / 2]) const {
-    if constexpr (!S::separate_dq) this->await_sender(end_step);
+    if constexpr (!S::separate_dq && !S::direct_dq) this->await_sender(end_step);
+    if constexpr (S::direct_dq) __syncwarp();  // all lanes have read what was staged before
     if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {

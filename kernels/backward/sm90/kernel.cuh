@@ -69,6 +69,10 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
       ptx::mbarrier_init(shared.dQ_full[w], wg_threads / 32);
       ptx::mbarrier_init(shared.dQ_empty[w], 1);
     }
+    if constexpr (S::direct_dq) {
+      ptx::mbarrier_init(shared.prepared, 4 * S::warpgroups);
+      for (bool& bad : shared.bad_rows) bad = false;
+    }
     ptx::mbarrier_init(shared.KV_full, 1);
     ptx::mbarrier_init(shared.KV_empty, S::warpgroups);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
@@ -80,7 +84,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
     ptx::registers_decrease<S::load_registers>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) produce_work_tiles<config>(args, shared);
-    if (!S::separate_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
+    if (!S::separate_dq && !S::direct_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
       send_all_dQ<config>(args, shared, warp - 1);
   } else {
     ptx::registers_increase<S::work_registers>();

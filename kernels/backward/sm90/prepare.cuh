@@ -12,6 +12,7 @@
 
 #include "backward/sm90/ordered_accumulate.cuh"
 #include "backward/sm90/products.cuh"
+#include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/path.cuh"
 #include "ptx/warp.cuh"
@@ -40,6 +41,66 @@ struct RowTile {
     return tile;
   }
 };
+
+/// lse2 and delta of some rows from a tile on, whole tiles. Eight of the threads share a row, 16 bytes each at a time, and
+/// have `at_once` rows. Returns whether a row is not finite, or may be.
+template <BackwardConfig config, int threads, int at_once>
+__device__ __forceinline__ bool prepare_rows(const AttentionArgs& args, const RowTile& tile, int rows, int thread) {
+  using Element = typename Shape<config>::Element;
+  using Eight = ptx::Vector<unsigned, 4>;
+  constexpr Type type = config.features.dtype;
+  constexpr int stride = threads / 8, chunks = Shape<config>::chunks_v;
+  const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);
+  const auto dO = tile::query_rows<const Element, config.features>(args.dO, tile.sequence, tile.head_idx);
+  const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
+  const bool drops = args.keep_scale != 1.0f;
+  const float log2_keep = drops ? ptx::log2(args.keep_scale) : 0, keep = drops ? 1.0f / args.keep_scale : 1;
+  const int lane = thread % 8;
+  bool bad = false;
+#pragma unroll(at_once* stride < tile_rows ? tile_rows / (at_once * stride) : 1)
+  for (int first = thread / 8; first < rows; first += stride * at_once) {
+    // All loads before the first is used: memory has much to do at once.
+    Eight o[at_once][chunks], d[at_once][chunks];
+    float lse[at_once], dlse[at_once];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const long long i = tile.q_begin + first + stride * n;
+      const bool used = i < tile.sequence.len_q;
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        const int column = 8 * lane + 64 * c;
+        const bool loaded = used && column < config.head_dim_v;
+        o[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(O.data + i * O.stride + column)) : Eight{};
+        d[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column)) : Eight{};
+      }
+      lse[n] = used && lane == 0 ? args.lse[statistics + i] : -tile::infinity;
+      dlse[n] = used && lane == 0 && args.dlse != nullptr ? args.dlse[statistics + i] : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int row = first + stride * n;
+      const bool used = tile.q_begin + row < tile.sequence.len_q;
+      float sum = 0;
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          sum += ptx::unpack_low<type>(o[n][c][p]) * ptx::unpack_low<type>(d[n][c][p]) +
+                 ptx::unpack_high<type>(o[n][c][p]) * ptx::unpack_high<type>(d[n][c][p]);
+        }
+      }
+#pragma unroll
+      for (int distance = 1; distance < 8; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+      if (lane != 0 || row >= rows) continue;
+      sum -= dlse[n];
+      bad = bad || (used && (!(lse[n] < tile::infinity && lse[n] > -tile::infinity) || sum - sum != 0.0f));
+      workspace<float>(args, Region::lse2)[tile.padded + row] =
+          lse[n] < tile::lowest_lse ? tile::infinity : ptx::fma(lse[n], tile::log2_e, -log2_keep);
+      workspace<float>(args, Region::delta)[tile.padded + row] = used ? sum * keep : 0;
+    }
+  }
+  return bad;
+}
 
 /// Zeroes the sums of dK and dV and their counters, the blocks of the grid together.
 template <BackwardConfig config>
@@ -91,22 +152,16 @@ __device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows
 
 }  // namespace backward_sm90
 
-/// Eight lanes share a row, 16 bytes each at a time; a warp has four rows, a block sixteen.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
-  using Element = typename Shape<config>::Element;
-  using Eight = ptx::Vector<unsigned, 4>;
-  constexpr Type type = config.features.dtype;
+  ptx::let_next_launch_begin();
   if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, Region::tasks)[threadIdx.x] = 0;
   if constexpr (config.key_sums) zero_key_sums<config>(args);
   tile::clear_gradient_tails<config>(args, threadIdx.x, wg_threads);
   if (args.seq_q == 0 || args.batch == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
-  const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);
-  const auto dO = tile::query_rows<const Element, config.features>(args.dO, tile.sequence, tile.head_idx);
-  const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
   unsigned first_turn = 0;
   if constexpr (Shape<config>::ordered) {
     first_turn = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | none_accumulated;
@@ -119,49 +174,8 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
     for (int piece = threadIdx.x; piece < pieces; piece += wg_threads)
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
-  const int lane = threadIdx.x % 8;
-  const bool drops = args.keep_scale != 1.0f;
-  const float log2_keep = drops ? ptx::log2(args.keep_scale) : 0, keep = drops ? 1.0f / args.keep_scale : 1;
-
-  // All loads of a few rows before the first is used: memory has much to do at once.
   constexpr int chunks = Shape<config>::chunks_v, at_once = chunks > 2 ? 1 : 4 / chunks;
-#pragma unroll
-  for (int first = threadIdx.x / 8; first < tile_rows; first += 16 * at_once) {
-    Eight o[at_once][chunks], d[at_once][chunks];
-#pragma unroll
-    for (int n = 0; n < at_once; ++n) {
-      const long long i = tile.q_begin + first + 16 * n;
-#pragma unroll
-      for (int c = 0; c < chunks; ++c) {
-        const int column = 8 * lane + 64 * c;
-        const bool used = i < tile.sequence.len_q && column < config.head_dim_v;
-        o[n][c] = used ? ptx::load_readonly(reinterpret_cast<const Eight*>(O.data + i * O.stride + column)) : Eight{};
-        d[n][c] = used ? ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column)) : Eight{};
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < at_once; ++n) {
-      const int row = first + 16 * n, i = tile.q_begin + row;
-      const bool used = i < tile.sequence.len_q;
-      float sum = 0;
-#pragma unroll
-      for (int c = 0; c < chunks; ++c) {
-#pragma unroll
-        for (int p = 0; p < 4; ++p) {
-          sum += ptx::unpack_low<type>(o[n][c][p]) * ptx::unpack_low<type>(d[n][c][p]) +
-                 ptx::unpack_high<type>(o[n][c][p]) * ptx::unpack_high<type>(d[n][c][p]);
-        }
-      }
-#pragma unroll
-      for (int distance = 1; distance < 8; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-      if (lane != 0) continue;
-      const float lse = used ? args.lse[statistics + i] : -tile::infinity;
-      if (used && args.dlse != nullptr) sum -= args.dlse[statistics + i];
-      workspace<float>(args, Region::lse2)[tile.padded + row] =
-          lse < tile::lowest_lse ? tile::infinity : ptx::fma(lse, tile::log2_e, -log2_keep);
-      workspace<float>(args, Region::delta)[tile.padded + row] = used ? sum * keep : 0;
-    }
-  }
+  prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x);
 }
 
 template <abi::BackwardConfig config>

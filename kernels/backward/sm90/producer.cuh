@@ -8,6 +8,8 @@
 
 #include "backward/sm90/step_list.cuh"
 #include "backward/sm90/tile_scheduler.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/launch.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention::backward_sm90 {
@@ -137,6 +139,9 @@ template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;
   unsigned count = 0;  // steps
+  // Where nothing of the workspace is read before, the first keys are asked for while prepare still runs.
+  constexpr bool loads_early = !S::direct_dq && !S::ordered && !config.features.packed && !StepList<config>::present;
+  if constexpr (!loads_early && !S::direct_dq) ptx::await_launch_before();
   const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, Region::tasks) + counter_keys, 1); };
   // Tasks that accumulate in order are taken in order, from the first one on.
   int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
@@ -177,7 +182,10 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
                            batch_idx());
       }
     };
-    if (count == work_tile.end_step) load_keys();
+    const bool no_steps = count == work_tile.end_step, begins = loads_early && n == 0;
+    if (begins && no_steps) ptx::await_launch_before();
+    if (begins || no_steps || S::direct_dq) load_keys();
+    if (begins) ptx::await_launch_before();
     int head_idx = task.first_head_idx, q_tile = task.tiles.begin;
 #pragma unroll 1
     for (; count != work_tile.end_step; ++count) {
@@ -206,12 +214,17 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       for (int c = 0; c < S::chunks_v; ++c)
         ptx::tma_load_4d(shared.dO[state.stage][c], args.maps[map_dO], shared.full[state.stage], c * chunk_dim, row,
                          head_idx, batch_idx());
+      if (S::direct_dq && count == work_tile.first_step) {
+        ptx::mbarrier_wait(shared.prepared, n % 2);  // the warpgroups have written the statistics
+        ptx::fence_async_global();                   // what they wrote before the copies
+      }
       ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, Region::lse2) + described.padded, tile_rows * 4,
                      shared.full[state.stage]);
       ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, Region::delta) + described.padded, tile_rows * 4,
                      shared.full[state.stage]);
-      if (count == work_tile.first_step) load_keys();  // the first queries come under the end of the tile before
-      head_idx = described.head_idx;                   // both read again
+      // The first queries come under the end of the tile before.
+      if (!S::direct_dq && count == work_tile.first_step && !(loads_early && n == 0)) load_keys();
+      head_idx = described.head_idx;  // both read again
       q_tile = described.q_begin / tile_rows + 1;
       if (q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
     }
@@ -220,9 +233,10 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
         shared.work_tile[(n + 1) % work_tiles_kept].owned[w] =
             work_tile.owned[w] + (work_tile.end_step - work_tile.first_step + 1 - w) / 2;
     }
-    task_idx = static_cast<int>(shared.num_blocks + take());
-    prefetch_keys<config>(args, task_idx);
     ++n;
+    // Nobody has made a counter zero where tasks are prepared by themselves. They are alike.
+    task_idx = static_cast<int>(S::direct_dq ? blockIdx.x + n * gridDim.x : shared.num_blocks + take());
+    prefetch_keys<config>(args, task_idx);
   }
 }
 

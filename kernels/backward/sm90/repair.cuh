@@ -8,7 +8,7 @@
 // the mask and finds nothing: that has to be quick, since it comes with every call.
 
 #include "backward/repair.cuh"
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/prepare.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention {
@@ -85,18 +85,34 @@ struct Repairer {
 
 }  // namespace backward_sm90
 
+/// One of `blocks` blocks, the first of the grid.
 template <abi::BackwardConfig config>
-__device__ __forceinline__ void backward_sm90_repair(const abi::AttentionArgs& args) {
+__device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionArgs& args, int blocks) {
   using namespace backward_sm90;
   const int warps = blockDim.x / 32;
   const int num_tiles = tile::ceil_div(args.seq_kv, tile_rows), num_tasks = num_tiles * args.heads_kv * args.batch;
 #pragma unroll 1
-  for (int task = blockIdx.x * warps + threadIdx.x / 32; task < num_tasks; task += gridDim.x * warps) {
+  for (int task = blockIdx.x * warps + threadIdx.x / 32; task < num_tasks; task += blocks * warps) {
     const auto block = tile::key_block(task, num_tiles, args.heads_kv);
     const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     if (block.tile_idx * tile_rows >= sequence.rows_kv) continue;
     Repairer<config>{args, sequence, block.head_idx, block.tile_idx * tile_rows}.run();
   }
+}
+
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_repair(const abi::AttentionArgs& args) {
+  backward_sm90_repair_keys<config>(args, gridDim.x);
+}
+
+/// Both ends of a pass in one launch: the last blocks convert dQ, those before them repair.
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_finish(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  const int row_tiles = tile::ceil_div(args.seq_q, tile_rows) * args.heads_q * args.batch;
+  const int blocks = static_cast<int>(gridDim.x) - row_tiles;
+  if (static_cast<int>(blockIdx.x) >= blocks) return backward_sm90_convert<config>(args);
+  backward_sm90_repair_keys<config>(args, blocks);
 }
 
 }  // namespace flash_attention

@@ -99,9 +99,13 @@ struct Shape {
   // A kernel of its own computes dQ: no sums in memory, and no exchange of dS between warpgroups.
   static constexpr bool separate_dq = config.dq_mode == DqMode::separate_kernel;
 
-  // Two warpgroups: S of the next step is issued before dK of this one is waited for.
+  // The only tile of keys of a head: its tasks do what prepare, convert and repair do elsewhere.
+  static constexpr bool direct_dq = config.dq_mode == DqMode::direct;
+
+  // Two warpgroups: S of the next step is issued before dK of this one is waited for. For a few steps that is not worth the
+  // code, which comes from memory.
   static constexpr bool software_pipelined =
-      warpgroups == 2 && !serial_dP && !separate_dq && (!short_of_registers || features.alibi);
+      warpgroups == 2 && !serial_dP && !separate_dq && !direct_dq && (!short_of_registers || features.alibi);
   // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
   // one's to own, and the second passes over it.
   static constexpr bool skips_first_step = software_pipelined && features.window_right;

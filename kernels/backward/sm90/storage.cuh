@@ -20,12 +20,14 @@ struct alignas(1024) SharedStorage {
   float dQ[S::separate_dq ? 1 : S::warpgroups][4][S::separate_dq ? 4 : 16 * S::width];  // on their way to memory
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
+  ptx::Mbarrier prepared;  // direct_dq: the statistics of a task are in memory
   ptx::Mbarrier full[S::stages], empty[S::stages], KV_full, KV_empty;
   ptx::Mbarrier dS_empty[S::warpgroups];                          // of three warpgroups
   ptx::Mbarrier dQ_full[S::warpgroups], dQ_empty[S::warpgroups];  // between them and their senders
   int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
   unsigned num_blocks;         // of the grid; here for the loading warp, which has no register for it
   Step step[steps_kept];
+  bool bad_rows[4 * S::warpgroups];             // direct_dq: a query that the warp prepared may not be finite
   unsigned nonfinite_lanes[S::warpgroups][4];   // keys with a NaN or Inf, of each warp: two bits for each
   WorkTile<config> work_tile[work_tiles_kept];  // here, not in registers, which are short
 };

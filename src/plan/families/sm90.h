@@ -29,7 +29,7 @@ constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch
 }
 
 /// backward/sm90; with or without the heads of a group divided between tasks where there are few key heads.
-Plan lay_out_sm90_backward(const Problem& problem, const DeviceInfo& device, bool may_divide_groups);
+Plan lay_out_sm90_backward(const Problem& problem, const DeviceInfo& device, bool whole);
 
 /// Why the problem cannot be a part of a pass, and the part of a pass that it is.
 std::string reject_sm90_backward_part(const Problem& problem, const DeviceInfo& device, const BackwardPart& part);

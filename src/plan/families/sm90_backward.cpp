@@ -46,7 +46,18 @@ bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t blo
   return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
 }
 
-Structure choose_structure(const Problem& p, const DeviceInfo& device) {
+/// Whether one tile has all keys of a head, and every query sees some of them: a task then does all that its head needs. It
+/// prepares its own queries, one tile after another, which must be few.
+bool can_be_direct(const Problem& p) {
+  constexpr std::int64_t most_keys = 2 * tile_rows, most_queries = 8 * tile_rows;
+  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding;
+  const bool light = !p.bias.present && !chooses_steps(p) && p.program.empty() && !p.sink;
+  const bool every_query_sees = p.window_left < 0 && (p.window_right < 0 || p.seq_q <= p.seq_kv);
+  return light && !lengths && every_query_sees && std::max(p.head_dim, p.head_dim_v) <= 128 && p.head_dim_v <= p.head_dim &&
+         p.seq_kv <= most_keys && p.seq_q * p.heads_q <= most_queries * p.heads_kv;
+}
+
+Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whole) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   // Options that read no memory need few registers: soft cap, ALiBi, dropout.
   const bool light = !p.bias.present && !p.mask.present && p.program.empty();
@@ -58,6 +69,7 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
             .dq_mode = abi::DqMode::separate_kernel,
             .warpgroups = 1,
             .stages = plain && !has_tile_map(p) ? 3 : 2};
+  if (whole && can_be_direct(p)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
     // Other options need the registers that dQ would take, but for a bias of 16 bits by itself.
@@ -67,7 +79,10 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device) {
     if (!(light || bias_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
   } else {
     // Three have 160 registers a thread: one light option fits in.
-    structure.warpgroups = light && light_options <= 1 && !crowded && !has_tile_map(p) ? 3 : 2;
+    // Where they are few, tasks of two are shorter.
+    const bool few =
+        tiles(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * device.num_sms && !p.packed && p.heads_q == p.heads_kv;
+    structure.warpgroups = light && light_options <= 1 && !crowded && !has_tile_map(p) && !few ? 3 : 2;
     structure.stages = 3;
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
@@ -125,18 +140,16 @@ std::int64_t padded_rows(const Problem& p) { return sm90_padded_rows(p.total_q, 
 void reserve_floats(Plan& plan, abi::BackwardSm90Region region, std::int64_t floats) { reserve(plan, region, floats * 4); }
 
 /// Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
-void add_repair_launch(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config, Plan& plan) {
-  if (p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
-      config.features.score_hides || has_tile_map(p)) {
-    constexpr int warps = 4;  // each takes a tile of keys
-    const std::int64_t blocks = (tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch + warps - 1) / warps;
-    add_launch(plan,
-               {.unit = "backward/sm90/repair",
-                .entry = "backward_sm90_repair",
-                .config = launch_config(config),
-                .block = 32 * warps},
-               std::min<std::int64_t>(blocks, 8LL * device.num_sms));
-  }
+bool may_need_repair(const Problem& p, const abi::BackwardConfig& config) {
+  return p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
+         config.features.score_hides || has_tile_map(p);
+}
+
+constexpr int repair_warps = 4;  // each takes a tile of keys
+
+std::int64_t repair_blocks(const Problem& p, const DeviceInfo& device) {
+  const std::int64_t blocks = tiles(tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch, repair_warps);
+  return std::min<std::int64_t>(blocks, 8LL * device.num_sms);
 }
 
 /// The launches of dV, dK and dQ, each with as many stages as fit.
@@ -170,8 +183,8 @@ LaunchConfig row_config(abi::BackwardConfig config) {
 
 }  // namespace
 
-Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_divide_groups) {
-  const Structure structure = choose_structure(p, device);
+Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whole) {
+  const Structure structure = choose_structure(p, device, whole);
   // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
   abi::BackwardConfig config{.features = structure.wide ? features_of(p) : features_with_map(p),
                              .head_dim = static_cast<int>(p.head_dim),
@@ -181,9 +194,9 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_
                              .num_warps = structure.wide ? 12 : (structure.warpgroups + 1) * 4,
                              .num_stages = structure.stages,
                              .dq_mode = structure.dq_mode};
-  const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel;
+  const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel, direct = config.dq_mode == abi::DqMode::direct;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
-  if (may_divide_groups) plan.num_splits = num_gqa_splits(p, device, config);
+  if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
@@ -194,7 +207,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_
   reserve_floats(plan, Region::lse2, rows);
   reserve_floats(plan, Region::delta, rows);
   reserve_floats(plan, Region::tasks, 2);
-  if (!separate_dq) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
+  if (!separate_dq && !direct) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
 
   const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
   if (config.key_sums) {
@@ -209,9 +222,11 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_
   const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
   const LaunchConfig source = launch_config(config), row_source = row_config(config);
   const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;  // order: by the mask
-  add_launch(plan,
-             {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = prepare_source, .block = 128},
-             std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
+  if (!direct) {
+    add_launch(plan,
+               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = prepare_source, .block = 128},
+               std::max<std::int64_t>(row_tiles, 1));  // it also zeroes the counters
+  }
   if (is_split_by_columns(p)) {
     add_column_launches(p, device, config, plan);
   } else if (structure.wide) {
@@ -229,7 +244,8 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_
                 .entry = three ? "backward_sm90_three_warpgroups_kernel" : "backward_sm90_kernel",
                 .config = source,
                 .block = config.num_warps * 32,
-                .shared_bytes = abi::backward_sm90_shared_bytes(config)},
+                .shared_bytes = abi::backward_sm90_shared_bytes(config),
+                .begins_early = !direct},
                std::min<std::int64_t>(key_tiles, device.num_sms));
   }
   if (separate_dq && !is_split_by_columns(p)) {
@@ -244,17 +260,29 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool may_
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
-  } else if (!separate_dq) {
-    add_launch(plan,
-               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = row_source, .block = 128},
-               row_tiles);
   }
   if (config.key_sums) {
     add_launch(plan,
                {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = row_source, .block = 128},
                tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
-  add_repair_launch(p, device, config, plan);
+  const bool converts = !separate_dq && !direct, repairs = !direct && may_need_repair(p, config);
+  // In parts of a pass, dQ is converted by another part than the one that repairs.
+  const bool together = converts && repairs && whole;
+  if (converts && !together) {
+    add_launch(plan,
+               {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert", .config = row_source, .block = 128},
+               row_tiles);
+  }
+  if (repairs) {
+    add_launch(plan,
+               {.unit = "backward/sm90/repair",
+                .entry = together ? "backward_sm90_finish" : "backward_sm90_repair",
+                .config = source,
+                .block = 32 * repair_warps},
+               repair_blocks(p, device) + (together ? row_tiles : 0));
+  }
+  for (Launch& launch : plan.launches) launch.much_shared = true;
   if (portable_parts) {
     add_delta_launch(p, plan);
     add_sm80_bias_launch(p, device, plan);

@@ -18,7 +18,8 @@ constexpr std::int64_t counters = 2 * sizeof(std::int32_t);  // of a block
 
 Kind kind_of(const Launch& launch) {
   if (launch.entry == "backward_sm90_prepare") return Kind::rows;
-  return launch.entry == "backward_sm90_convert" ? Kind::dq : Kind::block;
+  const bool converts = launch.entry == "backward_sm90_convert" || launch.entry == "backward_sm90_finish";
+  return converts ? Kind::dq : Kind::block;
 }
 
 /// Whether blocks may add to dQ in any order, from zero on.
@@ -35,9 +36,9 @@ std::string reject_sm90_backward_part(const Problem& p, const DeviceInfo& device
   if (p.batch != 1 || p.packed || p.seqused_q) return "parts have one sequence";
   if (has_tile_map(p) || p.mask.present) return "parts take no masks that are data";
   if (p.bias.present || p.sink || p.program_gradients != 0) return "parts have no gradients but those of q, k and v";
-  const Plan plan = lay_out_sm90_backward(p, device, true);
-  if (!adds_to_dq(plan)) return "blocks cannot add to dQ in any order";
-  if (is_block && plan.num_splits > 1) return "few key heads: their groups are divided between tasks";
+  if (!adds_to_dq(lay_out_sm90_backward(p, device, false))) return "blocks cannot add to dQ in any order";
+  if (is_block && lay_out_sm90_backward(p, device, true).num_splits > 1)
+    return "few key heads: their groups are divided between tasks";
   const std::int64_t end = part.first + p.seq_q;
   if (end > part.rows || (!is_block && p.seq_q != part.rows)) return "the problem has other rows than the part";
   // Tiles are added as a whole: they must not reach into rows behind the block.

@@ -56,6 +56,29 @@ TEST(BackwardSm90Compiles, HeadDims) {
   expect_backward_compiles(problems);
 }
 
+// One tile of keys: prepare, convert and repair are parts of the kernel.
+TEST(BackwardSm90Compiles, Direct) {
+  using Change = void (*)(Problem&);
+  const Change changes[] = {
+      [](Problem&) {},
+      [](Problem& p) { p.causal = false; },
+      [](Problem& p) { p.dropout_p = 0.1f; },
+      [](Problem& p) { p.softcap = 20; },
+      [](Problem& p) { p.alibi = true; },
+      [](Problem& p) { p.heads_kv = 4; },
+  };
+  std::vector<Problem> problems;
+  for (const std::int64_t dim : {128, 64, 96, 8}) {
+    for (const Change change : changes) {
+      problems.push_back(problem(dim));
+      problems.back().seq_q = problems.back().seq_kv = 128;
+      change(problems.back());
+      if (!with_long_tail() && dim != 128) break;
+    }
+  }
+  expect_backward_compiles(problems);
+}
+
 TEST(BackwardSm90Compiles, Options) {
   using Change = void (*)(Problem&);
   const Change changes[] = {
