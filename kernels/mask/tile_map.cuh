@@ -6,8 +6,8 @@
 
 // Which tiles of 64 queries and 64 keys the masks show, before the kernel that attends: abi/tile_map.h.
 //
-// A block takes 32 tiles of keys and 64 rows of tiles. What the hidden rows of 64 keys have in common is found first, a
-// warp for 64 keys; then a warp takes a row of tiles, a lane one tile, and a vote makes the words.
+// A block takes 32 tiles of keys and 8 rows of tiles, so that many SMs take part. What the hidden rows of 64 keys have in
+// common is found first, a warp for 64 keys; then a warp takes a row of tiles, a lane one tile, and a vote makes the words.
 
 namespace flash_attention {
 
@@ -17,11 +17,35 @@ template <ForwardConfig config>
 struct MaskMap {
   static constexpr Features features = config.features;
   static constexpr int rows_of_block = mask_map_rows;
+  static constexpr int byte_parts = features.mask ? config.num_warps / rows_of_block : 1;
 
   struct SharedStorage {
     KeyBounds bounds[32];
     unsigned seen[rows_of_block];
+    TileWords bytes[rows_of_block][byte_parts];
   };
+
+  /// What a boolean mask says of a row of tiles: several warps take some of its 64 rows each.
+  __device__ __forceinline__ void class_bytes(SharedStorage& storage, int row_begin, int unit, bool exists) const {
+    constexpr int rows = mask_unit / byte_parts;
+    const int n = warp / byte_parts, part = warp % byte_parts;
+    const int first = (row_begin + n) * mask_unit + part * rows, last = tile::min(first + rows, sequence.rows_q) - 1;
+    TileClass found = TileClass::full;  // of no rows
+    if (exists && first <= last) found = bytes_of(first, last, unit);
+    const TileWords words{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
+    const bool is_empty = first > last;
+    if (lane == 0) storage.bytes[n][part] = is_empty ? TileWords{0, 0xffffffffu} : words;
+  }
+  __device__ __forceinline__ TileClass class_of_bytes(const SharedStorage& storage, int n) const {
+    TileWords words{0, 0xffffffffu};
+#pragma unroll
+    for (int part = 0; part < byte_parts; ++part) {
+      words.seen |= storage.bytes[n][part].seen;
+      words.full &= storage.bytes[n][part].full;
+    }
+    if ((words.full >> lane & 1) != 0) return TileClass::full;
+    return (words.seen >> lane & 1) != 0 ? TileClass::partial : TileClass::none;
+  }
 
   const AttentionArgs& args;
   const tile::Sequence sequence;
@@ -57,8 +81,8 @@ struct MaskMap {
     return !seen.can_be_true ? TileClass::none : seen.can_be_false ? TileClass::partial : found;
   }
 
-  /// What the masks say of the rows of tile `row` and the keys of a unit that exists.
-  __device__ __forceinline__ TileClass class_at(const KeyBounds& bounds, int row, int unit) const {
+  /// What the masks say of the rows of tile `row` and the keys of a unit that exists; `bytes` is what a boolean one says.
+  __device__ __forceinline__ TileClass class_at(const KeyBounds& bounds, int row, int unit, TileClass bytes) const {
     const int first = row * mask_unit, last = tile::min(first + mask_unit, sequence.rows_q) - 1;
     TileClass found = TileClass::full;
     if constexpr (features.hidden_bounds != 0) found = class_of(bounds, first, last);
@@ -68,39 +92,49 @@ struct MaskMap {
       if (blocks != TileClass::full) found = blocks;
     }
     if constexpr (features.mask) {
-      if (found == TileClass::none) return found;
-      const TileClass bytes = bytes_of(first, last, unit);
-      if (bytes != TileClass::full) found = bytes;
+      if (bytes != TileClass::full && found != TileClass::none) found = bytes;
     }
     if constexpr (features.mask_program) found = program_of(first, last, unit, found);
     return found;
   }
 
   /// What a boolean mask says of the rows [first, last] and the keys of a unit: 16 bytes at a time where they are so
-  /// aligned.
+  /// aligned, and of several rows at once.
   __device__ __forceinline__ TileClass bytes_of(int first, int last, int unit) const {
+    constexpr int rows_at_once = 2;
     const int begin = unit * mask_unit, count = tile::min(mask_unit, sequence.rows_kv - begin);
-    const auto* row = static_cast<const unsigned char*>(args.mask.data) + sequence.batch_idx * args.mask.batch_stride +
-                      head_idx * args.mask.head_stride + first * args.mask.q_stride + begin;
+    const auto* const mask = static_cast<const unsigned char*>(args.mask.data) +
+                             sequence.batch_idx * args.mask.batch_stride + head_idx * args.mask.head_stride + begin;
     const bool aligned =
         count == mask_unit &&
-        (reinterpret_cast<unsigned long long>(row) | static_cast<unsigned long long>(args.mask.q_stride)) % 16 == 0;
+        (reinterpret_cast<unsigned long long>(mask) | static_cast<unsigned long long>(args.mask.q_stride)) % 16 == 0;
     bool some = false, all = true;
-    for (int i = first; i <= last && (all || !some); ++i, row += args.mask.q_stride) {
+    for (int i = first; i <= last && (all || !some); i += rows_at_once) {
       if (aligned) {
+        ptx::Vector<unsigned, 4> words[rows_at_once][mask_unit / 16];
 #pragma unroll
-        for (int piece = 0; piece < mask_unit / 16; ++piece) {
-          const auto words = ptx::load_global(reinterpret_cast<const ptx::Vector<unsigned, 4>*>(row) + piece);
+        for (int r = 0; r < rows_at_once; ++r) {
+          const auto* const row =
+              reinterpret_cast<const ptx::Vector<unsigned, 4>*>(mask + tile::min(i + r, last) * args.mask.q_stride);
 #pragma unroll
-          for (int x = 0; x < 4; ++x) {
-            some = some || words[x] != 0;
-            all = all && ((words[x] - 0x01010101u) & ~words[x] & 0x80808080u) == 0;  // no byte is 0
+          for (int piece = 0; piece < mask_unit / 16; ++piece) words[r][piece] = ptx::load_global(row + piece);
+        }
+#pragma unroll
+        for (int r = 0; r < rows_at_once; ++r) {
+#pragma unroll
+          for (int x = 0; x < mask_unit / 4; ++x) {
+            const unsigned word = words[r][x / 4][x % 4];
+            some = some || word != 0;
+            all = all && ((word - 0x01010101u) & ~word & 0x80808080u) == 0;  // no byte is 0
           }
         }
       } else {
-        for (int j = 0; j < count; ++j) {
-          some = some || row[j] != 0;
-          all = all && row[j] != 0;
+        for (int r = i; r <= tile::min(i + rows_at_once - 1, last); ++r) {
+          for (int j = 0; j < count; ++j) {
+            const bool visible = mask[r * args.mask.q_stride + j] != 0;
+            some = some || visible;
+            all = all && visible;
+          }
         }
       }
     }
@@ -128,7 +162,7 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   constexpr Features features = config.features;
   auto& storage = ptx::shared_storage<typename Map::SharedStorage>();
   const int words = map_words(args.seq_kv);
-  const int row_blocks = tile::ceil_div(args.seq_q, mask_unit * Map::rows_of_block);
+  const int row_blocks = 32 / Map::rows_of_block * map_words(args.seq_q);
   int index = static_cast<int>(blockIdx.x);
   const int word = index % words;
   index /= words;
@@ -151,12 +185,17 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
     __syncthreads();  // the bounds of all units are ready
     bounds = storage.bounds[map.lane];
   }
+  if constexpr (features.mask) {
+    map.class_bytes(storage, row_begin, unit, exists);
+    __syncthreads();  // what the bytes of all rows say is ready
+  }
   constexpr bool by_columns = config.num_stages == 2;  // for backward
 #pragma unroll 1
   for (int n = map.warp; n < Map::rows_of_block; n += config.num_warps) {
     const int row = row_begin + n;
     const bool inside = row * mask_unit < sequence.rows_q;
-    const TileClass found = inside && exists ? map.class_at(bounds, row, unit) : TileClass::none;
+    const TileClass bytes = features.mask ? map.class_of_bytes(storage, n) : TileClass::full;
+    const TileClass found = inside && exists ? map.class_at(bounds, row, unit, bytes) : TileClass::none;
     const TileWords words_of_row{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
     if (map.lane == 0 && inside) to.rows[row * words + word] = words_of_row;
     if (map.lane == 0 && by_columns) storage.seen[n] = words_of_row.seen;
@@ -164,18 +203,16 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   if constexpr (!by_columns) return;
   __syncthreads();  // the words of all rows are ready
 
-  unsigned* columns = tile::map_columns<features>(args, sequence, head_idx);
-  const int column_words = map_words(args.seq_q);
+  auto* const columns = reinterpret_cast<unsigned char*>(tile::map_columns<features>(args, sequence, head_idx));
+  const int column_bytes = 4 * map_words(args.seq_q);
+  static_assert(Map::rows_of_block == 8, "a byte of a column's words");
 #pragma unroll 1
   for (int n = map.warp; n < 32; n += config.num_warps) {
     const int column = 32 * word + n;
     if (column * mask_unit >= sequence.rows_kv) break;
-#pragma unroll 1
-    for (int part = 0; part < Map::rows_of_block / 32; ++part) {
-      const unsigned found = ptx::ballot((storage.seen[32 * part + map.lane] >> n & 1) != 0);
-      const int at = row_begin / 32 + part;
-      if (map.lane == 0 && at < column_words) columns[column * column_words + at] = found;
-    }
+    const unsigned seen = storage.seen[map.lane % Map::rows_of_block];
+    const unsigned found = ptx::ballot(map.lane < Map::rows_of_block && (seen >> n & 1) != 0);
+    if (map.lane == 0) columns[column * column_bytes + row_begin / Map::rows_of_block] = static_cast<unsigned char>(found);
   }
 }
 

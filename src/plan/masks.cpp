@@ -11,8 +11,6 @@
 namespace flash_attention::plan {
 namespace {
 
-std::int64_t tiles(std::int64_t rows, std::int64_t of) { return (rows + of - 1) / of; }
-
 /// KeyBounds of every unit, for the CPU.
 void reserve_bounds(const Problem& p, Plan& plan) {
   if (p.hidden_rows.bounds == 0) return;
@@ -24,7 +22,7 @@ void reserve_bounds(const Problem& p, Plan& plan) {
 
 /// A map of tiles, and the launch that makes it.
 void add_map(const Problem& p, Plan& plan) {
-  constexpr int warps = 8;
+  const int warps = p.mask.present ? 32 : 8;  // a boolean mask is read by four warps for a row of tiles
   const std::int64_t heads = map_heads(p), batches = map_batches(p), words = abi::map_words(p.seq_kv);
   const std::int64_t rows = abi::map_rows(p.packed, batches, p.seq_q, p.total_q);
   std::int64_t bytes = heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords));
@@ -42,8 +40,10 @@ void add_map(const Problem& p, Plan& plan) {
   config.features.mask_program = program_traits(p).visible;
   config.features.mask = config.features.mask_map = p.mask.present;
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = launch_config(config), .block = 32 * warps};
-  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4;
-  launch.grid[0] = static_cast<int>(words * tiles(p.seq_q, abi::mask_unit * abi::mask_map_rows) * heads * batches);
+  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4 +
+                        warps * static_cast<int>(sizeof(abi::TileWords));
+  launch.grid[0] =
+      static_cast<int>(words * (32 / abi::mask_map_rows * abi::map_words(p.seq_q)) * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
 }
 
