@@ -40,6 +40,20 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
   return config.head_dim <= 64 && config.head_dim_v <= 64 && config.block_kv <= 64 ? 3 : 2;
 }
 
+/// Whether masks that choose their tiles come to the warpgroups as words of bits: kernels/forward/sm90/mask_words.cuh.
+/// Hidden rows and blocks by themselves are tested by the warpgroups.
+constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
+  const Features& f = config.features;
+  const bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
+  return (f.mask_program || f.mask_map) && config.block_q == 128 && !wide;
+}
+
+/// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes
+/// no more of them. Next to words of masks there is little room.
+constexpr int forward_sm90_remembered_tiles(const ForwardConfig& config) {
+  return forward_sm90_has_mask_words(config) ? 64 : 256;
+}
+
 /// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. Where that does not fit there is one tile
 /// of Q, then half a tile of O that is filled and stored twice.
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
@@ -55,8 +69,10 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int o_chunk_bytes = config.block_q * chunk_bytes;
   // An SM has 228 KiB, and keeps 1 KiB of each block for itself.
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
-  const bool much = config.dynamic_scheduler || (config.bias_stages > 0 && config.block_q > 128);
-  const int tail_bytes = much ? 2048 : 1024;  // barriers and marks, behind the tiles
+  const int mask_bytes = forward_sm90_has_mask_words(config) ? config.block_q * config.block_kv / 8 : 0;
+  const bool many_marks = config.dynamic_scheduler && mask_bytes == 0;
+  const bool much = many_marks || (config.bias_stages > 0 && config.block_q > 128);
+  const int tail_bytes = mask_bytes + (much ? 2048 : 1024);  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
   const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;

@@ -11,6 +11,19 @@
 
 namespace flash_attention::tile {
 
+/// What another lane of the warp knows of a row or of a key.
+template <typename Known>
+__device__ __forceinline__ Known known_by(const Known& known, int lane) {
+  static_assert(sizeof(Known) % 4 == 0, "a shuffle moves 32 bits");
+  struct Words {
+    unsigned words[sizeof(Known) / 4];
+  };
+  auto moved = __builtin_bit_cast(Words, known);
+#pragma unroll
+  for (unsigned& word : moved.words) word = ptx::shuffle(word, lane);
+  return __builtin_bit_cast(Known, moved);
+}
+
 /// Hidden rows, a block mask and a mask program, for one sequence and query head.
 template <Features features>
 struct MaskData {

@@ -51,7 +51,7 @@ struct BlockList {
   __device__ __forceinline__ ListedBlock describe(int block, Attempt attempt) const {
     constexpr unsigned whole = (1u << units) - 1;
     const bool open = bits(found.full, block) == whole && block >= seen.interior_begin && block < seen.interior_end;
-    return {block, !open, !open || attempt != Attempt::fixed_max};
+    return {block, !open, (!open && !S::keeps_tested) || attempt != Attempt::fixed_max};
   }
 
  private:

@@ -45,6 +45,7 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   using QueryTile = unsigned[S::holds_queries ? S::steps_qk : 1][4];  // Q as the A operand, where it is held
 
   WidePlace<S::stages> place{};  // wide heads, instead of num_blocks
+  unsigned num_words = 0;        // blocks whose words of a mask were read
 
   /// Which block of keys is in a stage, where masks choose; before its scores are issued, after which others may write it.
   __device__ __forceinline__ ListedBlock listed_block(int k_stage) const {
@@ -102,9 +103,12 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
   /// multiplied by `correction`.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
-                                               float (&correction)[2], bool tested = true) const {
+                                               float (&correction)[2], bool tested = true) {
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
-    if constexpr (modifies_first<config.features>) {
+    if constexpr (S::mask_words) {
+      math.modify(scores, block * S::block_kv);
+      if (tested) hide_tested(math, scores, block * S::block_kv);
+    } else if constexpr (modifies_first<config.features>) {
       modify_then_hide(math, scores, block * S::block_kv, [&] {
         return S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv);
       });
@@ -118,6 +122,15 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] *= correction[r];
     math.exponentiate(scores, rows.max, rows.sum);
+  }
+
+  /// What the masks, lengths and windows hide of a tested block becomes -inf.
+  __device__ __forceinline__ void hide_tested(const ScoreMath<config>& math, ScoreTile& scores, int kv_begin) {
+    ptx::mbarrier_wait(shared.mask.full[warpgroup], static_cast<int>(num_words++ & 1));  // the words are there
+    forward_sm90::hide_by_words<config>(math, scores, shared.mask.words[warpgroup], kv_begin, [&] {
+      __syncwarp();  // all lanes have read
+      if (ptx::registers_fresh(thread) % 32 == 0) ptx::mbarrier_arrive(shared.mask.empty[warpgroup]);
+    });
   }
 
   __device__ __forceinline__ static void correct(OutputTile& O, const float (&correction)[2]) {

@@ -43,6 +43,45 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
   }
 }
 
+/// The same by words of the mask (mask_words.cuh), of this warpgroup, and by the range of keys that a row sees. `read` is
+/// called when this thread has read its words.
+template <ForwardConfig config, typename Read>
+__device__ __forceinline__ void hide_by_words(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
+                                              const MaskWords<Shape<config>::block_kv>* words, int kv_begin,
+                                              const Read& read) {
+  using Math = ScoreMath<config>;
+  constexpr int keys = Math::block_kv / 32, places = 8 / keys;  // of a lane that made them; of a group of 8 keys
+  constexpr unsigned firsts = keys == 4 ? 0x55555555u : 0x11111111u;
+  using Pair = ptx::Vector<unsigned, 2>;
+  static_assert(keys == 2 || keys == 4);
+  const int first_row = ptx::registers_fresh(math.row), column = math.column;
+  const auto* const own = words + first_row % wg_rows;
+  const int pair = keys == 4 ? column / 2 % 2 : 0, shift = keys == 4 ? column / 4 : column / 2;
+  unsigned visible[2];  // bit places * group + e: of key 8 * group + column + e
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Pair found = *(reinterpret_cast<const Pair*>(own + 8 * r) + pair);
+    visible[r] = (found[0] >> shift & firsts) | (found[1] >> shift & firsts) << 1;
+  }
+  read();
+  // The bits of the keys before a key, which is counted from kv_begin + column.
+  const auto before = [](int key) {
+    const int inside = tile::max(0, tile::min(key, Math::block_kv)), bits = inside / 8 * places + tile::min(inside % 8, 2);
+    return bits > 31 ? 0xffffffffu : (1u << bits) - 1;
+  };
+  const tile::Score<config.features>& score = math.score;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const tile::KeyRange range = score.keys_of(first_row + 8 * r);
+    visible[r] &= before(range.end - kv_begin - column);
+    if constexpr (Shape<config>::left_edge) visible[r] &= ~before(range.begin - kv_begin - column);
+  }
+#pragma unroll
+  for (int i = 0; i < Math::count; ++i) {
+    S[i] = (visible[Math::row_of(i)] >> (i / 4 * places + i % 2) & 1) != 0 ? S[i] : -tile::infinity;
+  }
+}
+
 /// Each copy of a program takes its time to compile. One is enough in an edge block, all visible or not, where it may see
 /// hidden scores: it reads its tensors inside their sizes only. With a bias, scores and tests are made in one pass.
 template <Features features>

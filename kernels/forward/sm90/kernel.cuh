@@ -18,6 +18,7 @@
 
 #include "forward/sm90/epilogue.cuh"
 #include "forward/sm90/kv_loop.cuh"
+#include "forward/sm90/mask_words.cuh"
 #include "forward/sm90/nonfinite_safe.cuh"
 #include "forward/sm90/producer.cuh"
 #include "forward/sm90/wide_loop.cuh"
@@ -35,11 +36,11 @@ struct RetryList {
 
   __device__ __forceinline__ void mark(const Tile& tile) const {
     const int next = static_cast<int>(tile.attempt) + 1;
-    shared.retry[tile::min(tile.iteration, max_retry_marks - 1)] = static_cast<unsigned char>(next);
+    shared.retry[tile::min(tile.iteration, Shape<config>::remembered - 1)] = static_cast<unsigned char>(next);
     shared.last_attempt = next;
   }
   __device__ __forceinline__ bool marked(int iteration, int attempt) const {
-    const int place = tile::min(iteration, max_retry_marks - 1);
+    const int place = tile::min(iteration, Shape<config>::remembered - 1);
     if (shared.retry[place] >= attempt) return true;
     if constexpr (Shape<config>::cluster == 1) return false;
     const unsigned four = ptx::cluster_load_word(of_other(&shared.retry[place / 4 * 4]));
@@ -76,7 +77,7 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
     init_barriers<S>(shared);
     shared.last_attempt = 0;
   }
-  for (int i = threadIdx.x; i < max_retry_marks; i += S::threads) shared.retry[i] = 0;
+  for (int i = threadIdx.x; i < S::remembered; i += S::threads) shared.retry[i] = 0;
   if constexpr (S::cluster > 1) {
     ptx::cluster_arrive();
     ptx::cluster_wait();  // all threads of all blocks see the barriers and marks
@@ -127,6 +128,13 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   if (warpgroup == 0) {
     if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
     ptx::registers_decrease<S::load_registers>();
+    if constexpr (S::mask_words) {
+      const int warp = ptx::shuffle(static_cast<int>(threadIdx.x) / 32, 0);
+      if (warp > 0) {
+        MaskWriter<config>{args, shared, warp - 1, static_cast<int>(threadIdx.x) % 32}.run();
+        return;
+      }
+    }
     if (threadIdx.x != 0) return;
     Schedule<config> schedule(args, shared.claimed);
     Loader<config> loader{args, shared};

@@ -79,6 +79,7 @@ struct KvLoop {
   typename Warpgroup<config>::PackedTile P;
   bool accumulate = false;        // O holds something of the tile
   bool visited_interior = false;  // where masks choose: some block was open
+  bool raised = false;            // where masks choose: the block of the scores has raised the maximum
   ListedBlock at;                 // where masks choose: the block of the scores
 
   __device__ __forceinline__ void run() {
@@ -205,17 +206,26 @@ struct KvLoop {
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_empty[v.stage]);
-    if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.correct(out.O, correction);
+    if (kind == Visit::edge || (kind == Visit::listed && raised)) wg.correct(out.O, correction);
     math.pack(scores, P);
     ptx::wgmma_pin(P);
     if constexpr (kind == Visit::listed) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
   }
 
   /// A row that has seen nothing yet takes 0 as its reference from the first open block on; a later maximum corrects it.
+  /// Tested blocks need not raise it either once all rows of the warp have seen something.
   __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&correction)[2]) {
-    if (at.raises()) {
+    raised = at.raises();
+    if (S::keeps_tested && at.tested() && !raised)
+      raised = ptx::any(ptx::min(out.rows.max[0], out.rows.max[1]) == -tile::infinity);
+    if (raised) {
       ptx::path<"forward/sm90 listed edge block">();
       wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
+    } else if (S::keeps_tested && at.tested()) {
+      ptx::path<"forward/sm90 listed block by its reference">();
+      math.modify(scores, block * S::block_kv);
+      if constexpr (S::mask_words) wg.hide_tested(math, scores, block * S::block_kv);
+      math.exponentiate(scores, out.rows.max, out.rows.sum);
     } else {
       ptx::path<"forward/sm90 listed open block">();
 #pragma unroll

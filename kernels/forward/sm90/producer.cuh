@@ -38,7 +38,7 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
       const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
       if (!early && tile.blocks == 0) hand_over(tile);
       int n = 0;
-      for_blocks(tile, attempt, [&](int block) {
+      for_blocks(tile, [&](int block) {
         if constexpr (S::wide) {
           load_wide_keys(tile, block, n == 0);
         } else {
@@ -67,14 +67,14 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
  private:
   /// load(block) for the blocks of a tile.
   template <typename Load>
-  __device__ __forceinline__ void for_blocks(const Tile& tile, Attempt attempt, const Load& load) {
+  __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load) {
     if constexpr (S::listed) {
       if (tile.blocks == 0) return;
       BlockList<config> list(args, tile);
       int block = list.seek(tile.first);
 #pragma unroll 1
       while (block >= 0) {
-        ListedBlock described = list.describe(block, attempt);
+        ListedBlock described = list.describe(block, tile.attempt);
         const int next = list.after(block);
         if (next < 0) described.word |= 4;
         listed = described.word;

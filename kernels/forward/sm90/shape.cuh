@@ -5,6 +5,7 @@
 #include "abi/args.h"
 #include "abi/config.h"
 #include "abi/forward_sm90.h"
+#include "forward/sm90/listed.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
@@ -33,6 +34,12 @@ struct Shape {
 
   // Hidden rows or a block mask choose the blocks of keys: the loading warp says with each K which one it is.
   static constexpr bool listed = tile::TileMap<features>::present;
+
+  static constexpr bool mask_words = forward_sm90_has_mask_words(config);
+  // A tested block may keep the maximum. Each copy of a program of scores would take its time to compile.
+  static constexpr bool keeps_tested = mask_words && !features.score_program;
+  static constexpr int remembered = forward_sm90_remembered_tiles(config);
+  using Unit = UnitNumber<mask_words>;  // of the scheduler
 
   static constexpr int block_q = config.block_q;
   static constexpr int block_kv = config.block_kv;
@@ -75,8 +82,13 @@ struct Shape {
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
   static constexpr bool low_registers = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
-  static constexpr int load_registers = low_registers ? 24 : blocks_per_sm == 3 || warpgroups == 3 ? 32 : 40;
+  // Warps that make words of a mask need more than one that loads.
+  static constexpr int load_registers = mask_words      ? 88
+                                        : low_registers ? 24
+                                        : blocks_per_sm == 3 || warpgroups == 3 ? 32
+                                                                                : 40;
   static constexpr int attend_registers = blocks_per_sm == 3 ? 160 - load_registers
+                                          : mask_words       ? 208
                                           : warpgroups == 1  ? 216
                                           : warpgroups == 2  ? 232
                                                              : 160;
@@ -166,20 +178,6 @@ __device__ __forceinline__ int block_at(const Tile& tile, int n) {
   return Shape<config>::forwards ? tile.first + n : tile.first - n;
 }
 
-/// A block of keys that the masks show something of, where they choose (Shape::listed).
-struct ListedBlock {
-  int word = 0;
-  __device__ __forceinline__ ListedBlock() = default;
-  __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises)
-      : word(block * 8 + (tested ? 1 : 0) + (raises ? 2 : 0)) {}
-  __device__ __forceinline__ explicit ListedBlock(int stored) : word(stored) {}
-  __device__ __forceinline__ int block() const { return word / 8; }
-  __device__ __forceinline__ bool tested() const { return (word & 1) != 0; }   // some pair may be hidden
-  __device__ __forceinline__ bool raises() const { return (word & 2) != 0; }   // it raises the maximum
-  __device__ __forceinline__ bool is_last() const { return (word & 4) != 0; }  // of the tile
-};
-
-constexpr int max_retry_marks = 256;
 constexpr int tile_stages = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
 /// Biases, where they come by TMA.
 template <ForwardConfig config>
@@ -209,10 +207,11 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   ptx::Mbarrier bias_empty[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
 
   Tile tiles[tile_stages];               // what Q_full announces
-  unsigned char retry[max_retry_marks];  // see RetryList
+  unsigned char retry[S::remembered];    // see RetryList
   int last_attempt;
-  int claimed[config.dynamic_scheduler ? max_retry_marks : 1];  // the unit of each iteration
-  int listed[S::listed ? S::stages : 1];                        // the ListedBlock of each stage of K
+  typename S::Unit claimed[config.dynamic_scheduler ? S::remembered : 1];  // the unit of each iteration
+  int listed[S::listed ? S::stages : 1];                                   // the ListedBlock of each stage of K
+  [[no_unique_address]] MaskStorage<S::mask_words, S::warpgroups, wg_rows, S::block_kv> mask;
 };
 
 /// Wide heads: one ring for K and V.
@@ -231,9 +230,9 @@ requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
   ptx::Mbarrier met;  // by the other block of a cluster
 
   Tile tiles[tile_stages];
-  alignas(4) unsigned char retry[max_retry_marks];
+  alignas(4) unsigned char retry[S::remembered];
   int last_attempt;
-  int claimed[1];
+  typename S::Unit claimed[1];
   int listed[S::listed ? S::stages : 1];
   float exchanged[2][S::warpgroups][wg_rows];  // what a warpgroup tells the other of its rows, in turn here and there
 };

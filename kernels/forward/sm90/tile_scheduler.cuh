@@ -17,16 +17,18 @@ namespace flash_attention::forward_sm90 {
 /// every pair is the same work.
 template <ForwardConfig config>
 struct Schedule {
+  using Unit = typename Shape<config>::Unit;
+
   const AttentionArgs& args;
   int units_per_head;  // row tiles, or pairs of them
   int num_units;
   int step;  // places that a block moves on with each round
   int num_iterations;
-  int* claimed;  // dynamic_scheduler: the unit of each iteration
+  Unit* claimed;  // dynamic_scheduler: the unit of each iteration
   int next = 0;  // dynamic_scheduler: the unit of the next iteration
   int section;   // dynamic_scheduler: heads whose keys L2 holds together
 
-  __device__ __forceinline__ Schedule(const AttentionArgs& arguments, int* claimed_units)
+  __device__ __forceinline__ Schedule(const AttentionArgs& arguments, Unit* claimed_units)
       : args(arguments), claimed(claimed_units) {
     const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
     units_per_head = config.pair_tiles ? tile::ceil_div(row_tiles, 2) : row_tiles;
@@ -55,9 +57,9 @@ struct Schedule {
         num_iterations = i;
         if (next >= num_units) return false;
         if (i > 0) ptx::path<"forward/sm90 tile by the counter">();
-        claimed[i] = next;
+        claimed[i] = static_cast<Unit>(next);
         // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
-        next = i + 1 < max_retry_marks ? take() : num_units;
+        next = i + 1 < Shape<config>::remembered ? take() : num_units;
         return true;
       }
     }
@@ -73,12 +75,12 @@ struct Schedule {
   }
 
   /// A row tile of a head, or a pair of them.
-  struct Unit {
+  struct RowTile {
     int head_idx;
     int batch_idx;
     int position;  // in the head
   };
-  __device__ __forceinline__ Unit unit_at(int iteration) const {
+  __device__ __forceinline__ RowTile unit_at(int iteration) const {
     if constexpr (config.dynamic_scheduler) {  // the longest row tile of each head of a section, then the next longest
       const int heads = args.heads_q * args.batch;
       const int sections_before = claimed[iteration] / (section * units_per_head);
@@ -97,7 +99,7 @@ struct Schedule {
 
   /// Fills `tile` in, which is in shared memory: the loading warp has few registers. Returns whether there is one.
   __device__ __forceinline__ bool tile_at(int iteration, Attempt attempt, Tile& tile) const {
-    const Unit unit = unit_at(iteration);
+    const RowTile unit = unit_at(iteration);
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, unit.batch_idx);
     int row_tile = unit.position;
     if constexpr (config.pair_tiles) {

@@ -150,10 +150,12 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const ProgramTraits program = program_traits(p);
   constexpr int few_values = 12;  // a program of so many in addition to S, P and O: tests/kernels/program_compile_test.cpp
-  const bool loads_scores = p.bias.present || p.mask.present || program.loads_scores || program.values > few_values;
-  const bool masked = has_tile_map(p);
+  const bool masked = has_tile_map(p) || p.mask.present;
   const bool dropout = p.dropout_p != 0;
   const int options = count_score_options(p);
+  // A mask by itself comes as words of bits (kernels/forward/sm90/mask_words.cuh).
+  const bool loads_scores = p.bias.present || (p.mask.present && options > 1) || program.loads_scores ||
+                            program.values > few_values;
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 192) return {128, options > 1 || p.bias.present ? 32 : 64};
@@ -218,8 +220,8 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took. Masks that are data or programs
   // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing where there are many.
   const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
-  const bool uneven = (p.window_right >= 0 || (has_tile_map(p) && many)) && p.window_left < 0 && row_tiles > 1;
-  const bool dynamic_scheduler = uneven && tile.block_q == 192 && row_tiles * p.heads_q * p.batch <= 200 * device.num_sms;
+  const bool masked = has_tile_map(p) || p.mask.present;
+  const bool uneven = (p.window_right >= 0 || (masked && many)) && p.window_left < 0 && row_tiles > 1;
   abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
                             .head_dim = static_cast<int>(p.head_dim),
                             .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -227,9 +229,14 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
                             .block_kv = tile.block_kv,
                             .num_warps = warps_of(p, tile.block_q),
                             .num_stages = tile.num_stages,
-                            .pair_tiles = uneven && !dynamic_scheduler,
-                            .dynamic_scheduler = dynamic_scheduler,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
+  // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too. There a
+  // block remembers 64 of them.
+  const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
+  const bool unknown = abi::forward_sm90_has_mask_words(config) && all_tiles > sms && all_tiles <= 48 * sms;
+  const bool dynamic_scheduler = unknown || (uneven && tile.block_q == 192 && all_tiles <= 200 * sms);
+  config.dynamic_scheduler = dynamic_scheduler;
+  config.pair_tiles = uneven && !dynamic_scheduler;
   add_bias_stages(p, config);
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
