@@ -71,7 +71,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
   const int mask_bytes = forward_sm90_has_mask_words(config) ? config.block_q * config.block_kv / 8 : 0;
   const bool many_marks = config.dynamic_scheduler && mask_bytes == 0;
-  const bool much = many_marks || (config.bias_stages > 0 && config.block_q > 128);
+  const bool much = many_marks || (config.bias_stages > 0 && (config.block_q > 128 || mask_bytes > 0));
   const int tail_bytes = mask_bytes + (much ? 2048 : 1024);  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;

@@ -7,6 +7,7 @@
 // column 8 (i / 4) + 2 (lane % 4) + i % 2.
 
 #include "backward/sm90/shape.cuh"
+#include "mask/votes.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
@@ -54,6 +55,9 @@ struct TilePlaces {
     }
   };
 
+  /// Boolean masks and programs are asked by the lanes of a warp together: all of them come here at once.
+  static constexpr bool by_votes = (features.mask || features.mask_program) && columns == tile_rows;
+
   __device__ __forceinline__ void mark(Marks& marks) const {
     mark_hidden(marks);
     if constexpr (features.dropout) mark_dropped(marks);
@@ -64,6 +68,12 @@ struct TilePlaces {
 
   __device__ __forceinline__ void mark_hidden(Marks& marks) const {
     if (!edge) return;
+    if constexpr (by_votes) {
+      const mask::Votes<features, rows == Rows::keys> votes{score, q_begin, kv_begin, row, column};
+      const ptx::Vector<unsigned, 2> visible = votes.visible();
+      marks.hidden[0] = ~(visible[0] | visible[1] << 2);
+      return;
+    }
 #pragma unroll
     for (int group = 0; group < count; group += 4) {
       const int shift = ptx::registers_fresh(0);

@@ -60,15 +60,15 @@ bool can_be_direct(const Problem& p) {
 Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whole) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   // Options that read no memory need few registers: soft cap, ALiBi, dropout.
-  const bool light = !p.bias.present && !p.mask.present && p.program.empty();
+  const bool light = !p.bias.present && !program_traits(p).score;
   const int light_options = (p.softcap != 0) + p.alibi + (p.dropout_p != 0);
-  const bool plain = light && light_options == 0;
+  const bool plain = light && !chooses_steps(p) && light_options == 0;
   const bool crowded = p.dropout_p != 0 && (p.packed || p.seqused_q || p.seqused_kv);
   if (dim > 128)
     return {.wide = true,
             .dq_mode = abi::DqMode::separate_kernel,
             .warpgroups = 1,
-            .stages = plain && !has_tile_map(p) ? 3 : 2};
+            .stages = plain ? 3 : 2};
   if (whole && can_be_direct(p)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
@@ -82,7 +82,7 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whol
     // Where they are few, tasks of two are shorter.
     const bool few =
         tiles(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * device.num_sms && !p.packed && p.heads_q == p.heads_kv;
-    structure.warpgroups = light && light_options <= 1 && !crowded && !has_tile_map(p) && !few ? 3 : 2;
+    structure.warpgroups = light && light_options <= 1 && !crowded && !chooses_steps(p) && !few ? 3 : 2;
     structure.stages = 3;
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
@@ -117,7 +117,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
-  const bool options = p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || has_tile_map(p);
+  const bool options = p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || chooses_steps(p);
   if (options && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;

@@ -26,6 +26,10 @@ std::vector<Case> masked_steps() {
   add("apart", 521, 200, 1, [](Case&, Problem& p) { p.deterministic = p.causal = true; });
   add("apart_128", 389, 150, 4, [](Case& c, Problem& p) { p.head_dim = 128, p.deterministic = true, c.nan_key = 160; });
   add("apart_by_softcap", 389, 150, 4, [](Case&, Problem& p) { p.head_dim = 128, p.softcap = 5; });
+  add("bytes_together", 384, 0, 0, [](Case&, Problem& p) { p.head_dim = 128, p.mask = over(p, false, false, true); });
+  add("bytes_one_by_one", 389, 0, 0, [](Case&, Problem& p) { p.mask = over(p, false, true, true), p.causal = true; });
+  add("bytes_apart", 200, 0, 0, [](Case&, Problem& p) { p.deterministic = true, p.mask = over(p, false, false, true); });
+  add("bytes_256", 200, 0, 0, [](Case&, Problem& p) { p.head_dim = 256, p.mask = over(p, false, false, true); });
   add("by_heads", 389, 150, 4, [](Case&, Problem& p) { p.hidden_rows.head_stride = 1, p.heads_q = 4; });
   return cases;
 }

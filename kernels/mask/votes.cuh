@@ -1,0 +1,185 @@
+#pragma once
+
+// Which pairs of a tile of 64 rows and 64 columns are visible, asked by the lanes of a warp together. The warp has 16 rows
+// of the tile, keys or queries, and a thread in registers the rows `row` and `row + 8` and of each 8 columns two, from
+// `column` on (ptx/wgmma.cuh).
+//
+// What lengths, windows and, of keys, hidden rows say of a row is a range of columns: two shifts. The other masks are asked
+// by all lanes for one row at a time, two columns a lane, and a vote makes words of the answers: what a mask knows of a
+// column is found out once for 16 rows, and of a row by one lane for all.
+
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "tile/score.cuh"
+
+namespace flash_attention::mask {
+
+using namespace abi;
+
+template <Features features, bool of_keys>  // along the rows
+struct Votes {
+  const tile::Score<features>& score;
+  int q_begin, kv_begin;  // of the tile
+  int row, column;        // this thread's first, in the tile
+
+  /// Of both rows: bit 4 g + e for column 8 g + e, counted from this thread's first.
+  __device__ __forceinline__ ptx::Vector<unsigned, 2> visible() const {
+    ptx::Vector<unsigned, 2> result;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      result[r] = of_keys ? queries_of(kv_begin + row + 8 * r) : keys_of(q_begin + row + 8 * r);
+    if constexpr (asks_masks) ask_masks(result.values);
+    return result;
+  }
+
+ private:
+  /// The columns before one, which is counted from this thread's first.
+  __device__ __forceinline__ static unsigned before(int which) {
+    const int inside = tile::max(0, tile::min(which, mask_unit)), bits = inside / 8 * 4 + tile::min(inside % 8, 2);
+    return (bits > 31 ? 0xffffffffu : (1u << bits) - 1) & 0x33333333u;
+  }
+
+  /// The keys that a query sees, as far as lengths and windows say.
+  __device__ __forceinline__ unsigned keys_of(int query) const {
+    const tile::KeyRange range = score.keys_of(query);
+    const int first = kv_begin + column;
+    return before(range.end - first) & ~before(range.begin - first);
+  }
+
+  /// The queries that see a key, as far as lengths, windows and hidden rows say: ranges.
+  __device__ __forceinline__ unsigned queries_of(int key) const {
+    const int first = q_begin + column;
+    int begin = 0, end = key < score.visible_kv ? score.len_q : 0;
+    if constexpr (features.left_padding) end = key >= score.first_kv ? end : 0;
+    if constexpr (features.window_right) begin = tile::max(begin, key - score.diagonal - score.window_right);
+    if constexpr (features.window_left) end = tile::min(end, key - score.diagonal + score.window_left + 1);
+    if constexpr (features.chunk) {
+      const int chunk = score.chunk_begin(key) - score.diagonal;
+      begin = tile::max(begin, chunk), end = tile::min(end, chunk + score.chunk);
+    }
+    unsigned result = before(end - first) & ~before(begin - first);
+    if constexpr (features.hidden_bounds != 0) {
+      const int* const hidden = score.data.rows + tile::min(key, last_key()) * features.hidden_bounds;
+      const auto at = [&](int bound) { return tile::max(hidden[bound], 0) - first; };
+      if constexpr (features.hidden_bounds == 1) result &= before(at(0));
+      if constexpr (features.hidden_bounds > 1) result &= before(at(0)) | ~before(at(1));
+      if constexpr (features.hidden_bounds == 4) result &= before(at(2)) | ~before(at(3));
+    }
+    return result;
+  }
+  __device__ __forceinline__ int last_key() const { return tile::max(score.visible_kv - 1, 0); }
+  __device__ __forceinline__ int last_query() const { return score.len_q - 1; }
+
+  static constexpr bool asks_masks = features.mask || features.block_mask || features.mask_program ||
+                                     (features.hidden_bounds != 0 && !of_keys);
+
+  /// What the masks know of a query and of a key.
+  struct KnownQuery {
+    typename tile::Program<features.mask_program>::Row known;
+    int index, block;
+  };
+  struct KnownKey {
+    typename tile::Program<features.mask_program>::Key known;
+    int block, hidden[features.hidden_bounds == 0 ? 1 : features.hidden_bounds];
+  };
+  __device__ __forceinline__ KnownQuery known_query(int query) const {
+    KnownQuery result{.index = tile::min(query, last_query())};
+    if constexpr (features.mask_program) result.known = score.data.program.row(result.index);
+    if constexpr (features.block_mask) result.block = result.index / score.data.block_q;
+    return result;
+  }
+  __device__ __forceinline__ KnownKey known_key(int key) const {
+    KnownKey result{};
+    key = tile::min(key, last_key());
+    if constexpr (features.mask_program) result.known = score.data.program.key(key);
+    if constexpr (features.block_mask) result.block = key / score.data.block_kv;
+    if constexpr (!of_keys) {
+#pragma unroll
+      for (int b = 0; b < features.hidden_bounds; ++b)
+        result.hidden[b] = score.data.rows[key * features.hidden_bounds + b];
+    }
+    return result;
+  }
+  __device__ __forceinline__ bool masks_show(const KnownQuery& query, const KnownKey& key) const {
+    bool hidden = false;
+    if constexpr (!of_keys && features.hidden_bounds != 0)
+      hidden = hides(key.hidden, features.hidden_bounds, query.index);
+    if constexpr (features.block_mask)
+      hidden |= score.data.blocks[query.block * score.data.blocks_stride + key.block] == 0;
+    if constexpr (features.mask_program) hidden |= !score.data.program.visible(query.known, key.known);
+    return !hidden;
+  }
+
+  /// Takes what the masks hide of the warp's 16 rows out of `visible`. A lane asks for two columns, one row after another,
+  /// of which each lane knows one; a vote makes the words of a row.
+  __device__ __forceinline__ void ask_masks(unsigned (&visible)[2]) const {
+    constexpr bool asks_more = features.block_mask || features.mask_program || (!of_keys && features.hidden_bounds != 0);
+    constexpr int unrolled = features.mask_program ? 2 : 8;  // a program takes its time to compile
+    const int own = row % 8, lane = 4 * own + column / 2;
+    const int first_key = kv_begin + (of_keys ? row / 16 * 16 : 2 * lane);
+    const int first_query = q_begin + (of_keys ? 2 * lane : row / 16 * 16);
+    const KnownKey keys[2] = {known_key(first_key + (of_keys ? lane % 16 : 0)), known_key(first_key + 1)};
+    const KnownQuery queries[2] = {known_query(first_query + (of_keys ? 0 : lane % 16)), known_query(first_query + 1)};
+    unsigned shown[2] = {};  // of_keys: bit k: the query sees row k by the boolean mask
+    if constexpr (features.mask && of_keys) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) shown[e] = shown_keys(queries[e].index, first_key);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      unsigned found[2] = {};
+      unsigned bytes[8] = {};
+      if constexpr (features.mask && !of_keys) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) bytes[k] = two_bytes(tile::min(first_query + 8 * r + k, last_query()), first_key);
+      }
+#pragma unroll unrolled
+      for (int k = 0; k < 8; ++k) {
+        KnownKey key = keys[0];
+        KnownQuery query = queries[0];
+        if constexpr (of_keys && asks_more) key = tile::known_by(keys[0], 8 * r + k);
+        if constexpr (!of_keys && asks_more) query = tile::known_by(queries[0], 8 * r + k);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          bool sees = true;
+          if constexpr (features.mask && of_keys) sees = (shown[e] >> (8 * r + k) & 1) != 0;
+          if constexpr (features.mask && !of_keys) sees = (bytes[k] >> 8 * e & 255u) != 0;
+          if constexpr (asks_more) sees = sees && masks_show(of_keys ? queries[e] : query, of_keys ? key : keys[e]);
+          const unsigned word = ptx::ballot(sees);  // bit l: of column 2 l + e
+          found[e] = own == k ? word : found[e];
+        }
+      }
+      constexpr unsigned firsts = 0x11111111u;  // of each group of 8 columns
+      visible[r] &= (found[0] >> column / 2 & firsts) | (found[1] >> column / 2 & firsts) << 1;
+    }
+  }
+
+  /// Which of 16 keys a query sees by the boolean mask: 16 bytes at a time where they are so aligned.
+  __device__ __forceinline__ unsigned shown_keys(int query, int first_key) const {
+    const unsigned char* const bytes = score.mask + query * score.mask_stride + first_key;
+    unsigned result = 0;
+    if (first_key + 15 <= last_key() && reinterpret_cast<unsigned long long>(bytes) % 16 == 0) {
+      const auto words = ptx::load_global(reinterpret_cast<const ptx::Vector<unsigned, 4>*>(bytes));
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const unsigned some = (((words[w] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | words[w]) >> 7 & 0x01010101u;  // of each byte
+        result |= some * 0x10204080u >> 28 << 4 * w;
+      }
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < 16; ++k) result |= bytes[tile::min(k, last_key() - first_key)] != 0 ? 1u << k : 0u;
+    }
+    return result;
+  }
+
+  /// Two bytes of a query's boolean mask.
+  __device__ __forceinline__ unsigned two_bytes(int query, int first_key) const {
+    const unsigned char* const bytes = score.mask + query * score.mask_stride + first_key;
+    if (first_key < last_key() && reinterpret_cast<unsigned long long>(bytes) % 2 == 0)
+      return ptx::load_global(reinterpret_cast<const unsigned short*>(bytes));
+    const int last = last_key() - first_key;
+    return bytes[tile::min(0, last)] | static_cast<unsigned>(bytes[tile::min(1, last)]) << 8;
+  }
+};
+
+}  // namespace flash_attention::mask
