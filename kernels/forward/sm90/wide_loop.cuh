@@ -233,14 +233,14 @@ struct WideLoop {
   }
 };
 
-/// One tile. Returns whether masks left some block open.
+/// One tile. Returns whether masks left some block open and its scores were not looked at for a maximum: the careful
+/// attempt does so in every block, and a row of which nothing but -inf was seen is empty there.
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend_wide(Warpgroup<config>& wg, Output<config>& out, bool safe) {
   if (safe) {
     ptx::path<"forward/sm90 wide careful tile">();
-    WideLoop<config, true> loop{wg, out};
-    loop.run();
-    return loop.visited_interior;
+    WideLoop<config, true>{wg, out}.run();
+    return false;
   }
   WideLoop<config, false> loop{wg, out};
   loop.run();

@@ -60,9 +60,15 @@ std::vector<Case> walks_of_wide_heads() {
 
 /// Masks that choose the blocks.
 std::vector<Case> lists_of_wide_heads() {
-  return {documents_case("wide_documents", 521, 260, 4, [](Case& c, Problem& p) {
-    p.head_dim = 512, p.head_dim_v = 264, p.heads_q = p.heads_kv = 1, c.nan_value = 270;
-  })};
+  return {documents_case("wide_documents", 521, 260, 4,
+                         [](Case& c, Problem& p) {
+                           p.head_dim = 512, p.head_dim_v = 264, p.heads_q = p.heads_kv = 1, c.nan_value = 270;
+                         }),
+          // Rows that see nothing but -inf, in blocks that no mask hides a part of.
+          documents_case("wide_infinite_bias", 300, 300, 4, [](Case& c, Problem& p) {
+            p.head_dim = 384, p.head_dim_v = 64, p.heads_q = p.heads_kv = 1, p.seq_q = 70;
+            p.bias = over(p, false, true, true, p.dtype), c.infinite_bias = true;
+          })};
 }
 
 INSTANTIATE_TEST_SUITE_P(Walks, ForwardSm90Wide, ::testing::ValuesIn(walks_of_wide_heads()), case_name);
