@@ -96,7 +96,8 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device) {
 bool mla_takes_boxes(const Problem& problem) {
   const bool options =  // that need registers
       problem.softcap != 0 || problem.alibi || problem.bias.present || problem.mask.present;
-  return !options && *problem.kv_dtype == problem.dtype && problem.page_size % abi::mla_block_kv == 0 &&
+  const bool nothing = problem.page_size != 0 ? problem.num_pages == 0 : problem.total_kv == 0;  // a map has no such tensor
+  return !options && !nothing && *problem.kv_dtype == problem.dtype && problem.page_size % abi::mla_block_kv == 0 &&
          reject_tma_cache(problem).empty();
 }
 

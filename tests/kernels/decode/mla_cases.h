@@ -45,6 +45,9 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
     pack(c, {3, 0, 1, 9}, {0, 0, 0, 0}), p.seq_kv = 131, p.total_kv = 0, c.cu_seqlens_kv.clear();
     put_in_pages(c, 16, {60, 131, 17, 97}), p.causal = true;
   });
+  add("mla_no_key", [](Case& c, Problem& p) {  // nothing that a tensor map could describe
+    pack(c, {3, 2}, {0, 0}), p.seq_kv = 5;
+  });
   add("mla_e4m3", [](Case& c, Problem& p) {
     p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head, p.seq_q = 2, p.causal = true;
     put_in_pages(c, 64, {131, 0, 70});
