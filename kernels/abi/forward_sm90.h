@@ -45,7 +45,8 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
 constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
   const Features& f = config.features;
   const bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
-  return (f.mask_program || f.mask_map) && config.block_q == 128 && !wide;
+  const bool crowded = f.softcap && f.bias && f.alibi && f.dropout;  // spills with words, 8 bytes at head_dim 128
+  return (f.mask_program || f.mask_map) && config.block_q == 128 && !wide && !crowded;
 }
 
 /// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes
