@@ -26,8 +26,7 @@ struct Votes {
   __device__ __forceinline__ ptx::Vector<unsigned, 2> visible() const {
     ptx::Vector<unsigned, 2> result;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      result[r] = of_keys ? queries_of(kv_begin + row + 8 * r) : keys_of(q_begin + row + 8 * r);
+    for (int r = 0; r < 2; ++r) result[r] = of_keys ? queries_of(kv_begin + row + 8 * r) : keys_of(q_begin + row + 8 * r);
     if constexpr (asks_masks) ask_masks(result.values);
     return result;
   }
@@ -70,8 +69,8 @@ struct Votes {
   __device__ __forceinline__ int last_key() const { return tile::max(score.visible_kv - 1, 0); }
   __device__ __forceinline__ int last_query() const { return score.len_q - 1; }
 
-  static constexpr bool asks_masks = features.mask || features.block_mask || features.mask_program ||
-                                     (features.hidden_bounds != 0 && !of_keys);
+  static constexpr bool asks_masks =
+      features.mask || features.block_mask || features.mask_program || (features.hidden_bounds != 0 && !of_keys);
 
   /// What the masks know of a query and of a key.
   struct KnownQuery {
@@ -95,17 +94,14 @@ struct Votes {
     if constexpr (features.block_mask) result.block = key / score.data.block_kv;
     if constexpr (!of_keys) {
 #pragma unroll
-      for (int b = 0; b < features.hidden_bounds; ++b)
-        result.hidden[b] = score.data.rows[key * features.hidden_bounds + b];
+      for (int b = 0; b < features.hidden_bounds; ++b) result.hidden[b] = score.data.rows[key * features.hidden_bounds + b];
     }
     return result;
   }
   __device__ __forceinline__ bool masks_show(const KnownQuery& query, const KnownKey& key) const {
     bool hidden = false;
-    if constexpr (!of_keys && features.hidden_bounds != 0)
-      hidden = hides(key.hidden, features.hidden_bounds, query.index);
-    if constexpr (features.block_mask)
-      hidden |= score.data.blocks[query.block * score.data.blocks_stride + key.block] == 0;
+    if constexpr (!of_keys && features.hidden_bounds != 0) hidden = hides(key.hidden, features.hidden_bounds, query.index);
+    if constexpr (features.block_mask) hidden |= score.data.blocks[query.block * score.data.blocks_stride + key.block] == 0;
     if constexpr (features.mask_program) hidden |= !score.data.program.visible(query.known, key.known);
     return !hidden;
   }

@@ -42,8 +42,7 @@ void add_map(const Problem& p, Plan& plan) {
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = launch_config(config), .block = 32 * warps};
   launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4 +
                         warps * static_cast<int>(sizeof(abi::TileWords));
-  launch.grid[0] =
-      static_cast<int>(words * (32 / abi::mask_map_rows * abi::map_words(p.seq_q)) * heads * batches);
+  launch.grid[0] = static_cast<int>(words * (32 / abi::mask_map_rows * abi::map_words(p.seq_q)) * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
 }
 

@@ -95,8 +95,8 @@ PLANTS = (
     Plant(
         "forward/sm90: blocks take more turns than they remember",
         "src/plan/families/sm90.cpp",
-        "<= 200 * device.num_sms;",
-        "<= 2000 * device.num_sms;",
+        "all_tiles <= 200 * sms);",
+        "all_tiles <= 2000 * sms);",
         TAKES,
     ),
     Plant(

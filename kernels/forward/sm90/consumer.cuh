@@ -7,6 +7,7 @@
 #include "ptx/fence.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/path.cuh"
 #include "tile/descriptor.cuh"
 #include "tile/softmax.cuh"
 
@@ -138,5 +139,26 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
     for (int i = 0; i < S::width_v / 2; ++i) O[i] *= correction[i / 2 % 2];
   }
 };
+
+/// The block of V with the end of the visible keys: its other rows may hold NaN, which a probability of 0 does not
+/// silence. Every warpgroup writes the same zeros, before its own products read them.
+template <ForwardConfig config>
+__device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, PipelineState<Shape<config>::stages> v,
+                                                  int visible_rows) {
+  using S = Shape<config>;
+  if constexpr (S::hidden_rows) {
+    if (visible_rows >= S::block_kv) return;
+    ptx::path<"forward/sm90 hidden rows of V">();
+    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
+    const int pieces = (S::block_kv - visible_rows) * 8;     // of 16 bytes, in each chunk
+    for (int i = wg.thread; i < pieces * S::chunks_v; i += wg_threads) {
+      const int chunk = i / pieces, piece = i - chunk * pieces;
+      const unsigned address = ptx::shared_address(wg.shared.V[v.stage][chunk]) + visible_rows * 128 + piece * 16;
+      ptx::store_shared(address, ptx::Vector<unsigned, 4>{});
+    }
+    ptx::fence_async_shared();   // the zeros before the products' reads
+    wg.sync_without_pingpong();  // those of the whole warpgroup
+  }
+}
 
 }  // namespace flash_attention::forward_sm90

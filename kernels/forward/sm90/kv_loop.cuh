@@ -16,27 +16,6 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// The block of V with the end of the visible keys: its other rows may hold NaN, which a probability of 0 does not
-/// silence. Every warpgroup writes the same zeros, before its own products read them.
-template <ForwardConfig config>
-__device__ __forceinline__ void clear_hidden_rows(const Warpgroup<config>& wg, PipelineState<Shape<config>::stages> v,
-                                                  int visible_rows) {
-  using S = Shape<config>;
-  if constexpr (S::hidden_rows) {
-    if (visible_rows >= S::block_kv) return;
-    ptx::path<"forward/sm90 hidden rows of V">();
-    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
-    const int pieces = (S::block_kv - visible_rows) * 8;     // of 16 bytes, in each chunk
-    for (int i = wg.thread; i < pieces * S::chunks_v; i += wg_threads) {
-      const int chunk = i / pieces, piece = i - chunk * pieces;
-      const unsigned address = ptx::shared_address(wg.shared.V[v.stage][chunk]) + visible_rows * 128 + piece * 16;
-      ptx::store_shared(address, ptx::Vector<unsigned, 4>{});
-    }
-    ptx::fence_async_shared();   // the zeros before the products' reads
-    wg.sync_without_pingpong();  // those of the whole warpgroup
-  }
-}
-
 /// Blocks that only other warpgroups see. The ping-pong goes on. V is loaded after K, but copies land in any
 /// order: a stage that is freed while its K is still in flight lets the next wait for that stage return at once.
 template <ForwardConfig config>

@@ -83,8 +83,8 @@ struct Shape {
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
   static constexpr bool low_registers = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
   // Warps that make words of a mask need more than one that loads.
-  static constexpr int load_registers = mask_words      ? 88
-                                        : low_registers ? 24
+  static constexpr int load_registers = mask_words                              ? 88
+                                        : low_registers                         ? 24
                                         : blocks_per_sm == 3 || warpgroups == 3 ? 32
                                                                                 : 40;
   static constexpr int attend_registers = blocks_per_sm == 3 ? 160 - load_registers
@@ -206,8 +206,8 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   ptx::Mbarrier bias_full[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
   ptx::Mbarrier bias_empty[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
 
-  Tile tiles[tile_stages];               // what Q_full announces
-  unsigned char retry[S::remembered];    // see RetryList
+  Tile tiles[tile_stages];             // what Q_full announces
+  unsigned char retry[S::remembered];  // see RetryList
   int last_attempt;
   typename S::Unit claimed[config.dynamic_scheduler ? S::remembered : 1];  // the unit of each iteration
   int listed[S::listed ? S::stages : 1];                                   // the ListedBlock of each stage of K

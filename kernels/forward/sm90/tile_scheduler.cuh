@@ -25,8 +25,8 @@ struct Schedule {
   int step;  // places that a block moves on with each round
   int num_iterations;
   Unit* claimed;  // dynamic_scheduler: the unit of each iteration
-  int next = 0;  // dynamic_scheduler: the unit of the next iteration
-  int section;   // dynamic_scheduler: heads whose keys L2 holds together
+  int next = 0;   // dynamic_scheduler: the unit of the next iteration
+  int section;    // dynamic_scheduler: heads whose keys L2 holds together
 
   __device__ __forceinline__ Schedule(const AttentionArgs& arguments, Unit* claimed_units)
       : args(arguments), claimed(claimed_units) {

@@ -106,7 +106,8 @@ inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
 }
 
 /// Softcap, bias and ALiBi. derivative is that of softcap, may be null.
-inline void modify_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr) {
+inline void modify_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S,
+                          float* derivative = nullptr) {
   if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, derivative);
   if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
   if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);

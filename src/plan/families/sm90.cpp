@@ -154,8 +154,8 @@ Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   const bool dropout = p.dropout_p != 0;
   const int options = count_score_options(p);
   // A mask by itself comes as words of bits (kernels/forward/sm90/mask_words.cuh).
-  const bool loads_scores = p.bias.present || (p.mask.present && options > 1) || program.loads_scores ||
-                            program.values > few_values;
+  const bool loads_scores =
+      p.bias.present || (p.mask.present && options > 1) || program.loads_scores || program.values > few_values;
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   if (dim > 192) return {128, options > 1 || p.bias.present ? 32 : 64};

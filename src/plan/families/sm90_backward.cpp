@@ -64,11 +64,7 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whol
   const int light_options = (p.softcap != 0) + p.alibi + (p.dropout_p != 0);
   const bool plain = light && !chooses_steps(p) && light_options == 0;
   const bool crowded = p.dropout_p != 0 && (p.packed || p.seqused_q || p.seqused_kv);
-  if (dim > 128)
-    return {.wide = true,
-            .dq_mode = abi::DqMode::separate_kernel,
-            .warpgroups = 1,
-            .stages = plain ? 3 : 2};
+  if (dim > 128) return {.wide = true, .dq_mode = abi::DqMode::separate_kernel, .warpgroups = 1, .stages = plain ? 3 : 2};
   if (whole && can_be_direct(p)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
