@@ -10,6 +10,7 @@
 
 #include "forward/sm90/score_options.cuh"
 #include "ptx/path.cuh"
+#include "tile/soft_cap.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -65,7 +66,7 @@ struct ScoreMath : ScoreOptions<config> {
                                                  float (&row_sum)[2]) const {
     if constexpr (features.softcap && !features.score_program) {
       const float to_x = score.scale / score.softcap;
-      const float largest = largest_of(S) * to_x;
+      const float largest = tile::largest_magnitude(S) * to_x;
       if (ptx::all(largest <= 0.25f)) {
         ptx::path<"forward/sm90 soft cap of three terms">();
         return exponentiate_capped(S, kv_begin, row_max, row_sum, to_x, {0.99999960f, -0.33321908f, 0.12841613f});
@@ -136,19 +137,6 @@ struct ScoreMath : ScoreOptions<config> {
       }
       row_sum[r] += sums[0] + sums[1];
     }
-  }
-
-  /// The largest magnitude among this thread's scores. Magnitudes compare like their bits, and integers three at a time.
-  __device__ __forceinline__ static float largest_of(const Tile& S) {
-    int largest[4] = {};  // four chains of comparisons
-#pragma unroll
-    for (int i = 0; i < count; i += 4) {
-      const int first = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i]), ptx::abs(S[i + 1])));
-      const int second = __builtin_bit_cast(int, ptx::max(ptx::abs(S[i + 2]), ptx::abs(S[i + 3])));
-      largest[i / 4 % 4] = tile::max(tile::max(first, second), largest[i / 4 % 4]);
-    }
-    const int of_all = tile::max(tile::max(largest[0], largest[1]), tile::max(largest[2], largest[3]));
-    return __builtin_bit_cast(float, of_all);
   }
 
   /// cap tanh(x) = dot scale p(x^2), to 6e-7.
