@@ -229,8 +229,7 @@ std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device)
   if (problem.page_size != 0 && !pages_are_boxes(problem, config->block_kv)) {
     return "takes pages of 8, 16, 32, 64 and multiples of " + std::to_string(config->block_kv) + " keys";
   }
-  const bool nothing = problem.page_size != 0 ? problem.num_pages == 0 : problem.total_kv == 0;
-  if (nothing || problem.seq_kv == 0) return "there is nothing to load";
+  if (has_no_key_rows(problem) || problem.seq_kv == 0) return "there is nothing to load";
   return reject_tma_cache(problem);
 }
 

@@ -96,9 +96,8 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device) {
 bool mla_takes_boxes(const Problem& problem) {
   const bool options =  // that need registers
       problem.softcap != 0 || problem.alibi || problem.bias.present || problem.mask.present;
-  const bool nothing = problem.page_size != 0 ? problem.num_pages == 0 : problem.total_kv == 0;  // a map has no such tensor
-  return !options && !nothing && *problem.kv_dtype == problem.dtype && problem.page_size % abi::mla_block_kv == 0 &&
-         reject_tma_cache(problem).empty();
+  return !options && !has_no_key_rows(problem) && *problem.kv_dtype == problem.dtype &&
+         problem.page_size % abi::mla_block_kv == 0 && reject_tma_cache(problem).empty();
 }
 
 std::span<const KernelEntry> mla_kernels() {

@@ -60,6 +60,8 @@ std::string reject_tma_cache(const Problem& p) {
   return reason.empty() ? reject_strides(*p.kv_dtype, "v", p.v_strides, key_sizes(p)) : reason;
 }
 
+bool has_no_key_rows(const Problem& p) { return p.page_size != 0 ? p.num_pages == 0 : p.total_kv == 0; }
+
 int rows_of_page_box(const Problem& p, int block_kv) {
   return static_cast<int>(std::gcd(p.page_size, static_cast<std::int64_t>(block_kv)));
 }

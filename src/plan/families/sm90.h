@@ -14,6 +14,9 @@ std::string reject_tma_strides(const Problem& problem, Pass pass);
 /// The same of K and V alone, in pages or not.
 std::string reject_tma_cache(const Problem& problem);
 
+/// Whether K and V have no rows at all: no tensor map describes them.
+bool has_no_key_rows(const Problem& problem);
+
 /// Why no Hopper kernel can take the problem; empty where one might.
 std::string reject_sm90(const Problem& problem, const DeviceInfo& device);
 
