@@ -27,18 +27,20 @@ class FlashAttention(torch.nn.Module):
         super().__init__()
         self.options = options
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, **options: Any) -> Any:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = None, **options: Any) -> Any:
         """q (batch, heads_q, seq_q, head_dim), k and v (batch, heads_kv, seq_kv, head_dim) -> out shaped as q."""
+        if causal is None:
+            causal = self.options.get("causal", False)
         if not options and not self.options:
             if self.kernel is None and not functional.is_tracing() and type(q) is functional.eager_type:
                 out = _core.attend(q, k, v, causal, (-1, -1), 0.0, None, 0.0, False, "bhsd", "bottom_right")
                 if out is not None:
                     return out
             return attention(q, k, v, causal=causal, layout="bhsd", kernel=self.kernel)
-        options = {"kernel": self.kernel, **self.options, **options}
+        options = {"kernel": self.kernel, "layout": "bhsd", **self.options, **options, "causal": causal}
         if not self.training:
             options.pop("dropout_p", None)
-        return attention(q, k, v, causal=causal, layout="bhsd", **options)
+        return attention(q, k, v, **options)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

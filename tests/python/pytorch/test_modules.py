@@ -29,6 +29,18 @@ def test_dropout_only_in_training(device):
     assert torch.equal(module.eval()(q, q, q), FlashAttention()(q, q, q))
 
 
+@pytest.mark.parametrize("kind", [FlashAttention, StandardAttention])
+def test_options_of_the_module_hold_for_every_call(kind, device):
+    q, k, v = (torch.randn(2, 4, 20, 16, device=device) for _ in range(3))
+    causal, full = kind()(q, k, v, causal=True), kind()(q, k, v)
+    assert torch.equal(kind(causal=True)(q, k, v), causal)
+    assert torch.equal(kind(causal=True)(q, k, v, scale=0.25), causal)  # head_dim 16: the default
+    assert torch.equal(kind(causal=True)(q, k, v, causal=False), full)  # a call has the last word
+    assert torch.equal(kind(causal=True, window=(3, -1))(q, k, v), kind()(q, k, v, window=(3, 0)))
+    tokens_first = kind(layout="bshd")(*(tensor.transpose(1, 2) for tensor in (q, k, v)))
+    torch.testing.assert_close(tokens_first.transpose(1, 2), full)
+
+
 SETTINGS = [
     {},
     {"batch_first": True},
