@@ -5,7 +5,7 @@ import torch
 from flash_attention import functional
 from flash_attention.arguments.seeds import signed
 from flash_attention.flex import passes
-from flash_attention.flex.block_mask import mask_mods_of
+from flash_attention.flex.block_mask import check_sizes, mask_mods_of
 from flash_attention.flex.program import record
 from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
@@ -44,7 +44,15 @@ def flex_attention(
         )
     if return_aux is not None and getattr(return_aux, "max_scores", False):
         raise NotImplementedError("return_aux: max_scores is not computed; lse is")
+    if return_aux is not None and return_lse:
+        raise ValueError("return_lse: got True beside return_aux; allowed is one of the two")
     masks = [] if block_mask is None else mask_mods_of(block_mask)
+    if query.dim() == key.dim() == value.dim() == 4:
+        if key.shape[0] == value.shape[0] == 1 < query.shape[0]:  # one cache for all of the batch, as torch takes it
+            key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
+        if block_mask is not None:
+            check_sizes(block_mask, query, key)
+    query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
     wants_lse = return_lse or return_aux is not None
     tensors = Tensors(query, key, value)
     kernel = (kernel_options or {}).get("kernel")

@@ -2,13 +2,15 @@
 
 import torch
 
+_ONE_BLOCK_FOR_ALL = 1 << 30
+
 
 class BlockMask:
     """A mask_mod with the sizes it is for. Nothing of size Q_LEN * KV_LEN exists, now or later."""
 
     def __init__(self, mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, BLOCK_SIZE=128):
         self.mask_mod = mask_mod
-        self.shape = (B or 1, H or 1, Q_LEN, KV_LEN)
+        self.shape = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
         self.BLOCK_SIZE = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
 
     @property
@@ -32,8 +34,14 @@ def _as_mask(mask):
     return mask if isinstance(mask, torch.Tensor) else torch.tensor(bool(mask))
 
 
-def create_block_mask(mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, device=None, BLOCK_SIZE=128, **unused):
-    """A mask for flex_attention from mask_mod(b, h, i, j). torch's signature; nothing is computed here."""
+def create_block_mask(
+    mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, device=None, BLOCK_SIZE=128, _compile=False, **unused
+):
+    """A mask for flex_attention from mask_mod(b, h, i, j). torch's signature; nothing is computed here, so device, blocks and
+    what torch's versions add to compute them (a leading underscore) change nothing."""
+    for name in unused:
+        if not name.startswith("_"):
+            raise TypeError(f"{name}: is not an argument of create_block_mask")
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: expected a function, got {type(mask_mod).__name__}")
     return BlockMask(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)
@@ -69,6 +77,24 @@ def mask_mods_of(block_mask):
     if not hasattr(block_mask, "kv_num_blocks"):
         raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
     return [_blocks_of(block_mask)]
+
+
+def check_sizes(block_mask, query, key):
+    """Refuses a block mask that was made for other sizes: it would show or hide other keys than its maker meant."""
+    shape = tuple(block_mask.shape)
+    if len(shape) != 4:
+        raise ValueError(f"block_mask: has the shape {shape}; expected (batch, heads, Q_LEN, KV_LEN)")
+    batch, heads, seq_q, seq_kv = shape
+    if hasattr(block_mask, "kv_num_blocks") and min(block_mask.BLOCK_SIZE) >= _ONE_BLOCK_FOR_ALL:
+        return  # torch's way to say that there is no mask
+    for name, got, allowed in (("batch", batch, {1, query.shape[0]}), ("heads", heads, {1, query.shape[1]})):
+        if got not in allowed:
+            raise ValueError(f"block_mask: was made for {name} {got}; allowed are {' and '.join(map(str, sorted(allowed)))}")
+    lengths = ("Q_LEN", seq_q, query.shape[2]), ("KV_LEN", seq_kv, key.shape[2])
+    for (name, got, needed), block in zip(lengths, block_mask.BLOCK_SIZE, strict=True):
+        whole_blocks = hasattr(block_mask, "kv_num_blocks") and got == -(-needed // block) * block  # from_kv_blocks
+        if got is not None and got != needed and not whole_blocks:
+            raise ValueError(f"block_mask: was made for {name} {got}; this call needs {needed}: make one of that size")
 
 
 def _blocks_of(block_mask):

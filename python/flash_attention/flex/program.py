@@ -6,7 +6,7 @@ import types
 import torch
 
 from flash_attention.flex import memory
-from flash_attention.flex.recorder import ProgramError, Recorder, Value, kind_of
+from flash_attention.flex.recorder import ProgramError, Recorder, Value, kind_of, where_it_was
 
 __all__ = ["Program", "ProgramError", "record"]
 
@@ -72,6 +72,9 @@ def _called(recorder, name, function, *arguments):
         return recorder.run(function, *arguments)
     except ProgramError as error:
         raise ProgramError(f"{name}: {error}") from None
+    except Exception as error:  # the function's own, or torch's of what it does with tensors without axes
+        place = where_it_was(error.__traceback__) or _place(function)
+        raise ProgramError(f"{name}: {place}\n  {type(error).__name__}: {error}") from error
 
 
 def _result(recorder, name, function, result, kind):
@@ -86,8 +89,11 @@ def _result(recorder, name, function, result, kind):
     got = type(result).__name__
     if isinstance(result, torch.Tensor):
         got = f"a tensor of dtype {result.dtype} and shape {list(result.shape)}"
-    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if hasattr(function, "__code__") else "?"
-    raise ProgramError(f"{name} ({place}) returned {got}; expected is a {kind} without axes, made of its arguments")
+    raise ProgramError(f"{name} ({_place(function)}) returned {got}; expected is a {kind} without axes, made of its arguments")
+
+
+def _place(function):
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if hasattr(function, "__code__") else "?"
 
 
 def _constants(function):

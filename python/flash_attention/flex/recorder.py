@@ -41,9 +41,21 @@ def where_is_user():
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PLACES):
         frame = frame.f_back
-    if frame is None:
-        return "?"
-    name, line = frame.f_code.co_filename, frame.f_lineno
+    return "?" if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def where_it_was(traceback):
+    """The same of an error's traceback; None if the error was no line of the user's."""
+    found = None
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if not name.startswith(_PLACES):
+            found = _line(name, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def _line(name, line):
     return f"{os.path.basename(name)}:{line}: {linecache.getline(name, line).strip()}"
 
 

@@ -251,10 +251,10 @@ def test_block_masks_of_torch():
     out = flex_attention(q, k, v, block_mask=made)
     expected, _ = dense(*(tensor.detach().double() for tensor in (q, k, v)), *MODS["documents"])
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
-    counts, lists = torch.tensor([[[1, 2, 1]]]), torch.tensor([[[[1, 0, 0], [2, 0, 0], [0, 0, 0]]]], dtype=torch.int32)
+    counts, lists = torch.tensor([[[1, 2]]]), torch.tensor([[[[1, 0, 0], [2, 0, 0]]]], dtype=torch.int32)
     blocks = torch_flex.BlockMask.from_kv_blocks(counts.int(), lists, BLOCK_SIZE=48)
     out = flex_attention(q, k, v, block_mask=blocks)
-    shown = {0: [1], 1: [2, 0], 2: [0]}
+    shown = {0: [1], 1: [2, 0]}
     expected, _ = dense(
         *(tensor.detach().double() for tensor in (q, k, v)),
         None,
@@ -334,3 +334,17 @@ def test_models_of_transformers():
         transformers.AttentionInterface.register("flex_attention", original)
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("score_mod", [None, lambda s, b, h, i, j: s + b * 0.1 + slopes[h]], ids=["plain", "mod"])
+def test_keys_that_the_batch_shares_and_any_strides(score_mod):
+    """As torch takes them: keys of batch 1, and tensors whose last axis is not the innermost."""
+    q = tensors()[0].detach().mT.contiguous().mT.requires_grad_()
+    k, v = (tensor.detach()[:1].requires_grad_() for tensor in tensors()[1:])
+    out = flex_attention(q, k, v, score_mod)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    expected, _ = dense(exact[0], *(tensor.expand(BATCH, -1, -1, -1) for tensor in exact[1:]), score_mod, None)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    got, wanted = torch.autograd.grad(out, [q, k, v], dout), torch.autograd.grad(expected, exact, dout.double())
+    for one, other in zip((out, *got), (expected, *wanted), strict=True):
+        torch.testing.assert_close(one.double(), other, atol=1e-4, rtol=1e-4)

@@ -5,6 +5,7 @@ import torch
 from flash_attention import attention, create_block_mask, flex_attention
 from flash_attention.flex import ProgramError
 from flash_attention.flex.program import record
+from torch.nn.attention import flex_attention as flex
 
 Q = torch.randn(1, 2, 16, 8)
 TABLE = torch.randn(2, 16)
@@ -68,6 +69,46 @@ def test_operations():
     assert "aten::erfinv" in message and "tanh" in message
     assert "not allowed" in refused(lambda s, b, h, i, j: torch.stack([s, s]).sum())
     assert "only reads" in refused(lambda s, b, h, i, j: TABLE.__setitem__((h, i), s))
+
+
+def test_errors_of_the_function_itself():
+    """Whatever it raises comes with its line and the name of the argument."""
+    message = refused(lambda s, b, h, i, j: s @ s)
+    assert message.startswith("score_mod: test_flex_errors.py") and "s @ s" in message and "RuntimeError" in message
+    message = refused(None, lambda b, h, i, j: 1 / 0 > i)
+    assert message.startswith("mask_mod: test_flex_errors.py") and "ZeroDivisionError" in message
+    assert "takes 4 positional arguments" in refused(lambda s, b, h, i: s)  # no line of it has run
+    assert "numpy" in refused(lambda s, b, h, i, j: s + TABLE.numpy()[h, i])
+
+
+def causal(b, h, i, j):
+    return i >= j
+
+
+@pytest.mark.parametrize("make", [create_block_mask, flex.create_block_mask], ids=["ours", "torch"])
+def test_block_masks_of_other_sizes(make):
+    """As torch has it: a mask is for the sizes that it was made for."""
+    for sizes, named in (
+        ((None, None, 12, 16), "Q_LEN 12"),
+        ((None, None, 16, 32), "KV_LEN 32"),
+        ((None, None, 16, 130), "KV_LEN 130"),
+        ((3, None, 16, 16), "batch 3"),
+        ((None, 4, 16, 16), "heads 4"),
+    ):
+        with pytest.raises(ValueError, match=f"block_mask: was made for {named}; "):
+            flex_attention(Q, Q, Q, block_mask=make(causal, *sizes, device="cpu"))
+    for sizes in ((None, None, 16, 16), (1, 2, 16, 16)):
+        flex_attention(Q, Q, Q, block_mask=make(causal, *sizes, device="cpu"))
+    flex_attention(Q, Q, Q, block_mask=create_block_mask(causal))  # for any size
+    flex_attention(Q, Q, Q, block_mask=flex._create_empty_block_mask(Q, Q))
+
+
+def test_arguments():
+    with pytest.raises(TypeError, match="BLOCKSIZE: is not an argument"):
+        create_block_mask(causal, BLOCKSIZE=64)
+    create_block_mask(causal, _compile=True)
+    with pytest.raises(ValueError, match="return_lse: got True beside return_aux"):
+        flex_attention(Q, Q, Q, return_lse=True, return_aux=flex.AuxRequest(lse=True))
 
 
 def test_what_is_no_function():
