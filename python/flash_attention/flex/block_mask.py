@@ -37,8 +37,8 @@ def _as_mask(mask):
 def create_block_mask(
     mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, device=None, BLOCK_SIZE=128, _compile=False, **unused
 ):
-    """A mask for flex_attention from mask_mod(b, h, i, j). torch's signature; nothing is computed here, so device, blocks and
-    what torch's versions add to compute them (a leading underscore) change nothing."""
+    """A mask for flex_attention from mask_mod(b, h, i, j). torch's signature; nothing is computed here, so device, blocks
+    and what a version of torch has besides to compute them (with a leading underscore) change nothing."""
     for name in unused:
         if not name.startswith("_"):
             raise TypeError(f"{name}: is not an argument of create_block_mask")
@@ -89,7 +89,9 @@ def check_sizes(block_mask, query, key):
         return  # torch's way to say that there is no mask
     for name, got, allowed in (("batch", batch, {1, query.shape[0]}), ("heads", heads, {1, query.shape[1]})):
         if got not in allowed:
-            raise ValueError(f"block_mask: was made for {name} {got}; allowed are {' and '.join(map(str, sorted(allowed)))}")
+            raise ValueError(
+                f"block_mask: was made for {name} {got}; allowed are {' and '.join(map(str, sorted(allowed)))}"
+            )
     lengths = ("Q_LEN", seq_q, query.shape[2]), ("KV_LEN", seq_kv, key.shape[2])
     for (name, got, needed), block in zip(lengths, block_mask.BLOCK_SIZE, strict=True):
         whole_blocks = hasattr(block_mask, "kv_num_blocks") and got == -(-needed // block) * block  # from_kv_blocks

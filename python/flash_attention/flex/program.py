@@ -89,7 +89,9 @@ def _result(recorder, name, function, result, kind):
     got = type(result).__name__
     if isinstance(result, torch.Tensor):
         got = f"a tensor of dtype {result.dtype} and shape {list(result.shape)}"
-    raise ProgramError(f"{name} ({_place(function)}) returned {got}; expected is a {kind} without axes, made of its arguments")
+    raise ProgramError(
+        f"{name} ({_place(function)}) returned {got}; expected is a {kind} without axes, made of its arguments"
+    )
 
 
 def _place(function):
