@@ -88,8 +88,13 @@ def append_kv(
 
 def _append(*arguments):
     tensors, scalars = arguments[:17], arguments[17:]
-    tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
-    _core.append(tensors, scalars, stream)
+    given, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
+    _core.append(given, scalars, stream)
+    # As torch's own functions that write in place: backward of what was computed from a cache before refuses to run.
+    k_cache, v_cache, k, _, _, q_out = tensors[:6]
+    for tensor in (q_out,) if k is None else (k_cache, v_cache, q_out, *tensors[15:]):
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
 
 
 torch_ops.library.define(

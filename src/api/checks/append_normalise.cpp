@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "api/checks/append_problem.h"
+#include "api/checks/overlap.h"
 #include "api/checks/refuse.h"
 #include "plan/append.h"
 
@@ -89,6 +90,9 @@ void check_scales(AppendProblem& p) {
   };
   p.k_scale_strides = strides("k_scale_strides", p.k_scale_strides);
   p.v_scale_strides = strides("v_scale_strides", p.v_scale_strides);
+  if (p.scales != ScaleKind::token || plan::new_tokens(p) == 0) return;
+  refuse_self_overlap("k_scale_strides", p.k_scale_strides, pages, rows, p.heads_kv, 1);
+  refuse_self_overlap("v_scale_strides", p.v_scale_strides, pages, rows, p.heads_kv, 1);
 }
 
 }  // namespace
@@ -130,6 +134,12 @@ AppendProblem normalise(const AppendProblem& problem) {
   p.v_strides = resolve("v_strides", p.v_strides, p.batch, rows_new, p.heads_kv, p.head_dim_v, one_new);
   p.k_cache_strides = resolve("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim, false);
   p.v_cache_strides = resolve("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v, false);
+  if (plan::query_tokens(p) > 0)
+    refuse_self_overlap("q_out_strides", p.q_out_strides, one_q ? 1 : p.batch, rows_q, p.heads_q, p.head_dim);
+  if (plan::new_tokens(p) > 0) {
+    refuse_self_overlap("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim);
+    refuse_self_overlap("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v);
+  }
   check_scales(p);
   return p;
 }

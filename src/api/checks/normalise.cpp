@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
-#include <utility>
 
+#include "api/checks/overlap.h"
 #include "api/checks/refuse.h"
 #include "api/checks/validate.h"
 #include "api/program.h"
@@ -99,26 +98,6 @@ void check_block_mask(BlockMask& mask, const Problem& p) {
   check_reach("block_mask.batch_stride", mask.batch_stride, p.batch);
   check_reach("block_mask.head_stride", mask.head_stride, p.heads_q);
   check_reach("block_mask.q_stride", mask.q_stride, (p.seq_q + mask.block_q - 1) / mask.block_q);
-}
-
-/// An output whose own elements share memory would be written twice.
-void check_distinct(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq, std::int64_t heads,
-                    std::int64_t dim) {
-  if (std::min({batch, seq, heads}) == 0) return;
-  std::array<std::pair<std::int64_t, std::int64_t>, 3> axes{
-      {{std::abs(strides.batch), batch}, {std::abs(strides.seq), seq}, {std::abs(strides.head), heads}}};
-  std::sort(axes.begin(), axes.end());
-  std::int64_t reach = dim;  // elements that the smaller axes cover
-  for (const auto& [stride, size] : axes) {
-    if (size <= 1) continue;
-    if (stride < reach) {
-      refuse(argument,
-             "(" + std::to_string(strides.batch) + ", " + std::to_string(strides.seq) + ", " +
-                 std::to_string(strides.head) + ")",
-             "an output must not overlap itself");
-    }
-    reach += stride * (size - 1);
-  }
 }
 
 void check_sizes(const Problem& p) {
@@ -337,12 +316,12 @@ Problem normalise(const Problem& problem, Pass pass) {
 
   const std::int64_t batches = p.packed ? 1 : p.batch;
   if (pass == Pass::forward || pass == Pass::standard_forward) {
-    check_distinct("out_strides", p.out_strides, batches, of_q.seq, p.heads_q, p.head_dim_v);
+    refuse_self_overlap("out_strides", p.out_strides, batches, of_q.seq, p.heads_q, p.head_dim_v);
     p.dout_strides = p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0};  // one plan whatever they were
   } else {
-    check_distinct("dq_strides", p.dq_strides, batches, of_q.seq, p.heads_q, p.head_dim);
-    check_distinct("dk_strides", p.dk_strides, batches, of_kv.seq, p.heads_kv, p.head_dim);
-    check_distinct("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
+    refuse_self_overlap("dq_strides", p.dq_strides, batches, of_q.seq, p.heads_q, p.head_dim);
+    refuse_self_overlap("dk_strides", p.dk_strides, batches, of_kv.seq, p.heads_kv, p.head_dim);
+    refuse_self_overlap("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
   }
   check_program(p, pass);
   take_window_of_program(p);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "api/checks/refuse.h"
 
@@ -99,6 +100,25 @@ void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list
       if (b < num_outputs) refuse(other.name, std::string("memory shared with ") + output.name, "outputs must not overlap");
       refuse(output.name, std::string("memory shared with ") + other.name, "an output must not overlap an input");
     }
+  }
+}
+
+void refuse_self_overlap(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq,
+                         std::int64_t heads, std::int64_t dim) {
+  if (std::min({batch, seq, heads}) == 0) return;
+  std::array<std::pair<std::int64_t, std::int64_t>, 3> axes{
+      {{std::abs(strides.batch), batch}, {std::abs(strides.seq), seq}, {std::abs(strides.head), heads}}};
+  std::sort(axes.begin(), axes.end());
+  std::int64_t reach = dim;  // elements that the smaller axes cover
+  for (const auto& [stride, size] : axes) {
+    if (size <= 1) continue;
+    if (stride < reach) {
+      refuse(argument,
+             "(" + std::to_string(strides.batch) + ", " + std::to_string(strides.seq) + ", " +
+                 std::to_string(strides.head) + ")",
+             "an output must not overlap itself");
+    }
+    reach += stride * (size - 1);
   }
 }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "flash_attention/problem.h"
+
 namespace flash_attention::api {
 
 /// The memory of a strided tensor. A null pointer or an empty axis occupies nothing.
@@ -19,6 +21,10 @@ struct Extent {
 /// the same strides (q, k and v of one packed projection), of any sign; tensors whose ranges cross in any other way count
 /// as overlapping.
 bool overlaps(const Extent& a, const Extent& b);
+
+/// Refuses an output whose own elements share memory: they would be written twice.
+void refuse_self_overlap(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq,
+                         std::int64_t heads, std::int64_t dim);
 
 /// Refuses outputs that share memory with an input or with another output.
 void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs);

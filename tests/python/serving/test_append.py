@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+import torch.utils.flop_counter
+from flash_attention import attention
 from flash_attention.append import append_kv
 
 TYPES = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
@@ -221,6 +223,10 @@ def test_wrong_arguments_are_named():
         r"cache_dtype: got 'fp4'": {"k_cache": narrow.view(torch.uint8), "v_cache": narrow.view(torch.uint8).clone(),
                                     "cache_dtype": "fp4"},
         r"v_cache: got memory shared with k_cache": {"v_cache": cache},
+        r"k_cache_strides: got \(0, 32, 16\); an output must not overlap itself": {"k_cache": cache[:1].expand(2, 8, 2, 16)},
+        r"v_cache_strides: got \(128, 16, 0\)": {"v_cache": torch.zeros(2, 8, 1, 16).expand(-1, -1, 2, -1)},
+        r"k_scale_strides: got \(16, 2, 0\)": {"k_cache": narrow, "v_cache": narrow.clone(), "v_scale": torch.ones(2, 8, 2),
+                                               "k_scale": torch.as_strided(torch.ones(32), (2, 8, 2), (16, 2, 0))},
     }.items():  # fmt: skip
         arguments = {"k_cache": cache, "v_cache": cache.clone(), "k": k, "v": k, "lengths": ints(0, 0), **change}
         with pytest.raises((ValueError, TypeError), match=message):
@@ -236,6 +242,28 @@ def test_places_are_looked_at():
         append_kv(cache, cache.clone(), k, k, sequences=ints(2, 1), positions=ints(0, 1))
     with pytest.raises(ValueError, match=r"cu_seqlens_new\[2\]: got 1"):
         append_kv(cache, cache.clone(), k, k, cu_seqlens_new=ints(0, 2, 1))
+
+
+def test_backward_sees_that_a_cache_was_written():
+    """What was computed from the rows before is refused a gradient, as after torch's own functions in place."""
+    q, k_cache, v_cache = (torch.randn(2, 8, 2, 16) for _ in range(3))
+    new, lengths = torch.randn(2, 1, 2, 16), torch.tensor([3, 4], dtype=torch.int32)
+    for watched in (False, True):
+        weight = torch.ones((), requires_grad=True)
+        out = attention(q * weight, k_cache, v_cache)
+        if watched:  # by the op
+            with torch.utils.flop_counter.FlopCounterMode(display=False):
+                append_kv(k_cache, v_cache, new, new, lengths=lengths)
+        else:
+            append_kv(k_cache, v_cache, new, new, lengths=lengths)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    out = attention(q * weight, k_cache, v_cache)
+    assert append_kv(k_cache, v_cache, q=q, cos=torch.ones(8, 4), sin=torch.zeros(8, 4)) is not q  # no new rows
+    out.sum().backward()
+    with torch.inference_mode():
+        caches = [torch.zeros(2, 8, 2, 16) for _ in range(2)]
+        append_kv(*caches, new, new, lengths=lengths)
 
 
 def test_compiled():
