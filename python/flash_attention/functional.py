@@ -316,6 +316,8 @@ def make_options(
         top_left, heads_first, fast = _ALIGNMENTS[alignment], _LAYOUTS[layout], _PRECISIONS[precision]
     except (KeyError, TypeError, ValueError):
         raise _refusal(alignment, window, layout, precision) from None
+    if getattr(scale, "requires_grad", False):
+        scale = _constant(scale)
     standard = kernel == "standard"
     return Options(  # in order: by name it takes 0.3 us more, and every call of the long way comes by here
         max_seqlen_q,
@@ -335,6 +337,17 @@ def make_options(
         attention_chunk,
         fast,
     )
+
+
+def _constant(scale):
+    """A scale that is a tensor of torch and requires a gradient."""
+    import torch
+
+    from flash_attention.pytorch.autograd import refuse_gradient
+
+    if torch.is_grad_enabled():
+        refuse_gradient("scale", "score * scale with scale=1")
+    return scale.detach()
 
 
 def _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):

@@ -108,17 +108,36 @@ def run(tensors, options, seed, offset, return_lse):
     tensors = tensors._replace(
         bias=_scores(tensors.bias, width),
         mask=_scores(tensors.mask, width),
-        alibi_slopes=_single(tensors.alibi_slopes),
+        alibi_slopes=None if tensors.alibi_slopes is None else _constant(_single(tensors.alibi_slopes)),
         sink=_single(tensors.sink),
     )
     tensors = _varying(tensors, _axes(tensors))
     if options.scale is None:
         options = options._replace(scale=tensors[0].shape[-1] ** -0.5)
-    static = tuple((name, _TYPES[kind](getattr(options, name))) for name, kind, _ in _core.options)
+    static = tuple((name, _static(name, _TYPES[kind], getattr(options, name))) for name, kind, _ in _core.options)
     out, lse = _attention(
         (*static, ("seed", numpy.int64(signed(seed or 0))), ("offset", numpy.int64(signed(offset)))), *tensors
     )
     return (out, lse) if return_lse else out
+
+
+def _static(name, kind, value):
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name}: expected a value that is known before anything is traced, got {value.aval}")
+    return kind(value)
+
+
+@jax.custom_jvp
+def _constant(slopes):
+    return slopes
+
+
+@_constant.defjvp
+def _refuse_gradient(primals, tangents):
+    """Only where slopes are differentiated: their gradient is not computed, and 0 would be wrong."""
+    raise NotImplementedError(
+        "alibi_slopes: a gradient is wanted, which is not computed; jax.lax.stop_gradient() says that none is"
+    )
 
 
 def _axes(arrays):

@@ -66,7 +66,7 @@ def attention_over_cache(
             attention. One cache of both has them as views: k = cache[..., head_dim_v:], v = cache[..., :head_dim_v].
         cache_dtype: what the bytes of k and v in uint8 are: "e4m3", "e5m2" or "int8".
 
-    The other arguments are those of attention(). Returns out as q, or (out, lse).
+    The other arguments are those of attention(). Returns out as q, or (out, lse); a backward pass through them is refused.
     """
     plain = left_padding is None and cu_seqlens_q is None and seqused_q is None and alibi_slopes is None and mask is None
     if (
@@ -78,7 +78,8 @@ def attention_over_cache(
             q, k, v, causal, window, softcap, scale, 0.0, False, "bshd", "bottom_right", seqused_kv, page_table, return_lse
         )
         if found is not None:
-            return found
+            return _refusing_gradients(found, q, k, v)
+    sources = q, k, v, sink, alibi_slopes
     k, v, codes = as_bytes(k, v, cache_dtype)
     tensors = Tensors(
         q, k, v, mask=mask, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q,
@@ -93,7 +94,33 @@ def attention_over_cache(
         out, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)
     else:
         out, lse = _forward(tensors, options, return_lse, *narrow)
-    return (out, lse) if return_lse else out
+    return _refusing_gradients((out, lse) if return_lse else out, *sources)
+
+
+class _ForwardOnly(torch.autograd.Function):
+    """Results that require a gradient, as torch's do, and refuse it in the backward pass: it is not computed."""
+
+    @staticmethod
+    def forward(ctx, num_results, *results_and_sources):
+        return results_and_sources[:num_results]
+
+    @staticmethod
+    def backward(ctx, *unused):
+        raise RuntimeError(
+            "attention_over_cache: has no gradients, and the tensors it was given require them; attention() and "
+            "attention_packed() have, and torch.no_grad() or detach() says that none are wanted"
+        )
+
+
+def _refusing_gradients(found, *sources):
+    if not torch.is_grad_enabled() or functional.is_tracing():
+        return found
+    sources = [tensor for tensor in sources if isinstance(tensor, Tensor) and tensor.requires_grad]
+    if not sources:
+        return found
+    results = found if isinstance(found, tuple) else (found,)
+    results = _ForwardOnly.apply(len(results), *results, *sources)
+    return results if isinstance(found, tuple) else results[0]
 
 
 def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", latent=False):

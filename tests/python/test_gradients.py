@@ -39,3 +39,46 @@ def test_directional_derivative(name, device):
         assert abs(measured - claimed) <= 2e-2 * scale + 2e-3 * abs(measured), (
             f"{name}, input {which}: finite difference {measured:.6g}, gradient {claimed:.6g}"
         )
+
+
+def test_gradients_that_are_not_computed_are_refused(device):
+    """A learned temperature or slope that would not learn, and a backward pass that would miss a part, say so."""
+    q, k, v = (torch.randn(2, 9, 4, 16, device=device) for _ in range(3))
+    scale, slopes = torch.tensor(0.5, requires_grad=True), torch.rand(4, device=device, requires_grad=True)
+    cu_seqlens = torch.tensor([0, 9], dtype=torch.int32, device=device)
+    for learned in ({"scale": scale}, {"alibi_slopes": slopes}):
+        name = next(iter(learned))
+        detached = {name: learned[name].detach()}
+        for call in (
+            lambda options: flash_attention.attention(q, k, v, **options),
+            lambda options: flash_attention.attention(q, k, v, return_lse=True, **options)[0],
+            lambda options: flash_attention.attention_packed(q[0], k[0], v[0], cu_seqlens, **options),
+        ):
+            with pytest.raises(NotImplementedError, match=f"{name}: requires a gradient, which is not computed"):
+                call(learned)
+            with torch.no_grad():
+                assert torch.equal(call(learned), call(detached))
+    program = flash_attention.attention(q, k, v, scale=1.0, score_mod=lambda s, b, h, i, j: s * scale)
+    if device == "cpu":  # what the refusal recommends
+        (got,) = torch.autograd.grad(program.square().sum(), scale)
+        exact = scale.detach().double().requires_grad_()
+        weights = (torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * exact).softmax(-1)
+        want = torch.autograd.grad(torch.einsum("bhij,bjhd->bihd", weights, v.double()).square().sum(), exact)[0]
+        torch.testing.assert_close(got.double(), want, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "sink"])
+def test_backward_over_a_cache_is_refused(which, device):
+    tensors = {name: torch.randn(2, 9, 4, 16, device=device) for name in ("q", "k", "v")} | {
+        "sink": torch.zeros(4, device=device)
+    }
+    tensors[which].requires_grad_()
+    if which != "sink":
+        del tensors["sink"]  # the short way
+    attend = flash_attention.attention_over_cache
+    for results in ([attend(**tensors)], attend(**tensors, return_lse=True), [attend(**tensors, kernel="standard")]):
+        assert all(result.requires_grad for result in results)
+        with pytest.raises(RuntimeError, match="attention_over_cache: has no gradients"):
+            results[-1].sum().backward()
+    with torch.no_grad():
+        assert not attend(**tensors).requires_grad

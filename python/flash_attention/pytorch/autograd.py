@@ -177,10 +177,20 @@ def _as_taken(tensors, options):
     q, k, v, bias, mask, slopes, sink, *others = tensors
     if bias is mask is slopes is sink is None:
         return tensors
+    if slopes is not None and torch.is_grad_enabled() and getattr(slopes, "requires_grad", False):
+        refuse_gradient("alibi_slopes", "score - slope[h] * abs(i - j)")
     width = score_width(tensors, options)
     bias = None if bias is None else _scores(bias, width)
     mask = None if mask is None else _scores(mask, width)
     return Tensors(q, k, v, bias, mask, _single(slopes), _single(sink), *others)
+
+
+def refuse_gradient(name, score_mod):
+    """An argument without a gradient that asks for one: it would not learn, and nobody would be told."""
+    raise NotImplementedError(
+        f"{name}: requires a gradient, which is not computed; detach() it, or write it as a score_mod, {score_mod}, whose "
+        "tensors have gradients"
+    )
 
 
 def _single(values):

@@ -242,6 +242,18 @@ def test_on_cuda(dtype, tolerance):
         assert found.devices() == {jax.devices("cuda")[0]}
 
 
+def test_what_is_not_differentiated_or_traced_is_refused():
+    q, slopes = jax.numpy.ones((1, 8, 2, 16)), jax.numpy.ones(2)
+    with pytest.raises(NotImplementedError, match="alibi_slopes: a gradient is wanted"):
+        jax.grad(lambda slopes: attention(q, q, q, alibi_slopes=slopes).sum())(slopes)
+    for step in (jax.grad, lambda loss: jax.jit(jax.grad(loss))):
+        assert step(lambda q: attention(q, q, q, alibi_slopes=slopes).sum())(q).shape == q.shape
+    with pytest.raises(TypeError, match="scale: expected a value that is known before anything is traced"):
+        jax.jit(lambda scale: attention(q, q, q, scale=scale))(0.5)
+    with pytest.raises(TypeError, match="window_left: expected a value that is known"):
+        jax.jit(lambda left: attention(q, q, q, window=(left, 0)))(3)
+
+
 THREADS = """
 import os
 import jax

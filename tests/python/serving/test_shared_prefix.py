@@ -55,6 +55,9 @@ def test_own_keys_in_pages(device):
     out = shared_prefix_attention(q, *prefix, k, v, seqused_kv=used, page_table=table)
     want, _ = whole(q, prefix, list(zip(*rows, strict=True)), [50, 50], lengths)
     torch.testing.assert_close(out.double(), want, **CLOSE)
+    out = shared_prefix_attention(q.requires_grad_(), *prefix, k, v, seqused_kv=used, page_table=table)
+    with pytest.raises(RuntimeError, match="has no gradients"):  # that of the prefix alone would be a part of it
+        out.sum().backward()
 
 
 def test_refusals():
