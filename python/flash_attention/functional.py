@@ -168,8 +168,11 @@ def attention(
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
-    elif not is_tracing() and type(q) is eager_type and plain and not (
-        return_lse or invariant or attention_chunk or precision != "ieee"
+    elif (
+        not is_tracing()
+        and type(q) is eager_type
+        and plain
+        and not (return_lse or invariant or attention_chunk or precision != "ieee")
     ):
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,

@@ -223,7 +223,7 @@ def test_wrong_arguments_are_named():
         r"cache_dtype: got 'fp4'": {"k_cache": narrow.view(torch.uint8), "v_cache": narrow.view(torch.uint8).clone(),
                                     "cache_dtype": "fp4"},
         r"v_cache: got memory shared with k_cache": {"v_cache": cache},
-        r"k_cache_strides: got \(0, 32, 16\); an output must not overlap itself": {"k_cache": cache[:1].expand(2, 8, 2, 16)},
+        r"k_cache_strides: got \(0, 32, 16\); an output must not overlap itself": {"k_cache": cache[:1].expand_as(cache)},
         r"v_cache_strides: got \(128, 16, 0\)": {"v_cache": torch.zeros(2, 8, 1, 16).expand(-1, -1, 2, -1)},
         r"k_scale_strides: got \(16, 2, 0\)": {"k_cache": narrow, "v_cache": narrow.clone(), "v_scale": torch.ones(2, 8, 2),
                                                "k_scale": torch.as_strided(torch.ones(32), (2, 8, 2), (16, 2, 0))},
