@@ -75,6 +75,7 @@ class AppendCall {
       if (cache->rank != 4) refuse(*cache, "expected 4 axes, [batch or pages, rows, heads, head_dim]");
       if (cache->sizes[0] != keys.sizes[0] || cache->sizes[1] != keys.sizes[1] || cache->sizes[2] != keys.sizes[2])
         refuse(*cache, "expected the pages, rows and heads of k_cache, " + keys.describe());
+      if (cache->sizes[3] == 0) refuse(*cache, "expected a head_dim of 1 and up");
       need_unit_last_stride(*cache);
     }
     problem.cache_dtype = cache_dtype_of(keys, codes);

@@ -51,6 +51,8 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
       refuse_dtype(*tensor, "the dtype of q, " + q.describe());
     }
   }
+  if (v.sizes[v.rank - 1] == 0)  // which means "that of q" in a Problem
+    throw nb::value_error(("head_dim_v: got 0; allowed are 1 to " + std::to_string(max_head_dim)).c_str());
   problem = {.batch = packed ? 0 : q.sizes[0],
              .seq_q = packed ? given.max_seqlen_q : q.sizes[seq_axis_],
              .seq_kv = packed ? given.max_seqlen_kv : k.sizes[seq_axis_],

@@ -104,8 +104,14 @@ nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
   Slots slots;
   if (!are_tensors(args, 6) || !read_tensors(args, slots) || !same_batch(slots) || is_intercepted(slots[Slot::q].device))
     return nb::none();
-  const Tensor out = tensor_of(args[3], "out"), lse = tensor_of(args[4], "lse"), dout = tensor_of(args[5], "dout");
+  Tensor dout;
+  try {
+    dout = tensor_of(args[5], "dout");
+  } catch (const nb::builtin_exception&) {  // no memory of its own: torch.autograd.grad(is_grads_batched=True)
+    return nb::none();
+  }
   if (!is_plain(dout, slots[Slot::q])) return nb::none();
+  const Tensor out = tensor_of(args[3], "out"), lse = tensor_of(args[4], "lse");
   slots[Slot::q].stream = current_stream(args[0], slots[Slot::q].device);
   Call call(slots, options_of(args[6]));
   call.set_forward(out, lse, 0, 0);

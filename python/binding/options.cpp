@@ -1,17 +1,30 @@
+#include <type_traits>
+
 #include "call.h"
 
 namespace flash_attention::python {
 namespace {
 
+/// NumPy's bool is none of Python's.
+bool is_bool_of_numpy(nb::handle given) {
+  const auto word = [&](const char* name) { return nb::cast<std::string>(given.type().attr(name)); };
+  return word("__module__") == "numpy" && (word("__name__") == "bool" || word("__name__") == "bool_");
+}
+
 /// What Python gave for an argument that is no tensor.
 template <typename T>
 T value_of(nb::handle given, const char* name, const char* expected) {
   T value{};
-  if (!nb::try_cast<T>(given, value)) {
-    const std::string type = nb::cast<std::string>(given.type().attr("__name__"));
-    throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + type).c_str());
+  if (nb::try_cast<T>(given, value)) return value;
+  if constexpr (std::is_same_v<T, bool>) {
+    if (is_bool_of_numpy(given)) return PyObject_IsTrue(given.ptr()) == 1;
   }
-  return value;
+  if (std::is_same_v<T, std::int64_t> && PyLong_Check(given.ptr())) {
+    const std::string number = nb::cast<std::string>(nb::str(given));
+    throw nb::value_error((std::string(name) + ": got " + number + "; allowed are ints of 64 bits").c_str());
+  }
+  const std::string type = nb::cast<std::string>(given.type().attr("__name__"));
+  throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + type).c_str());
 }
 
 template <typename T>

@@ -1,6 +1,7 @@
 #include "tensor.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -139,11 +140,15 @@ bool Tensor::is_dtype(nb::dlpack::dtype_code code, int bits) const {
 }
 
 std::string Tensor::describe() const {
-  static constexpr const char* kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-  std::string text = dtype.code < 7 ? kinds[dtype.code] : "dtype";
-  if (dtype.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool)) {
-    text += std::to_string(dtype.bits);
-  }
+  static constexpr std::array kinds{"int", "uint", "float", "opaque", "bfloat", "complex"};
+  static constexpr std::array names{// from 6 on, as DLPack counts them: their bits are in their names
+                                    "bool",           "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz",
+                                    "float8_e4m3fn",  "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz",
+                                    "float8_e8m0fnu", "float6_e2m3fn",   "float6_e3m2fn", "float4_e2m1fn"};
+  const std::size_t code = dtype.code;
+  std::string text = code < kinds.size()                  ? kinds[code] + std::to_string(dtype.bits)
+                     : code < kinds.size() + names.size() ? names[code - kinds.size()]
+                                                          : "dtype" + std::to_string(dtype.bits);
   text += "[";
   for (int axis = 0; axis < rank; ++axis) {
     text += (axis ? ", " : "") + std::to_string(sizes[axis]);
@@ -174,7 +179,9 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
   const bool taken = take(object);
   const nb::object bits = taken ? nb::object() : bits_of_bfloat16(object);
   if (!taken && !(bits.is_valid() && take(bits))) {
-    const std::string type = nb::cast<std::string>(nb::str(object.type()));
+    std::string type = nb::cast<std::string>(nb::str(object.type()));
+    if (nb::hasattr(object, "dtype"))
+      type += " of dtype " + nb::cast<std::string>(nb::str(nb::object(object.attr("dtype"))));
     throw nb::type_error(
         (std::string(name) + ": expected a " + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type)
             .c_str());

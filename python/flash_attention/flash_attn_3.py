@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import functional
+from flash_attention.arguments.shapes import parts_of
 from flash_attention.arguments.tables import as_int32
 from flash_attention.flash_attn import flash_attn_interface as fa2
 from flash_attention.flash_attn.kv_cache import check_qv
@@ -76,7 +77,7 @@ def flash_attn_qkvpacked_func(
 ) -> Any:
     """flash_attn_func for qkv [batch, seq, 3, heads, head_dim], or [batch, seq, num_heads_q + 2 * heads_k, head_dim]."""
     if qkv.dim() == 5:
-        q, k, v = qkv.unbind(-3)
+        q, k, v = parts_of("qkv", qkv, 3)
     elif qkv.dim() == 4 and num_heads_q is not None and 0 < num_heads_q < qkv.shape[2]:
         heads_k = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_k, qkv.shape[2] - num_heads_q - heads_k], dim=2)

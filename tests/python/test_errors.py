@@ -6,7 +6,8 @@ import flash_attention
 import numpy
 import pytest
 import torch
-from flash_attention import _core, attention, attention_packed
+from flash_attention import _core, attention, attention_packed, flash_attn
+from flash_attention.append import append_kv
 from flash_attention.options import Options
 
 
@@ -19,6 +20,7 @@ def nested(layout):
 
 
 Q = tensor(2, 8, 4, 16)
+ONES = numpy.ones((2, 8, 4, 16), "f4")
 STARTS = torch.tensor([0, 3, 8], dtype=torch.int32)
 MISTAKES = [
     (ValueError, "q", lambda: attention(tensor(8, 4, 16), Q, Q)),
@@ -28,6 +30,18 @@ MISTAKES = [
     (ValueError, "heads", lambda: attention(Q, tensor(2, 8, 3, 16), tensor(2, 8, 3, 16))),
     (ValueError, "head_dim", lambda: attention(*(tensor(2, 8, 4, 0),) * 3)),
     (ValueError, "head_dim", lambda: attention(*(tensor(2, 8, 4, 584),) * 3)),
+    (ValueError, "head_dim_v", lambda: attention(Q, Q, Q[..., :0])),
+    (ValueError, "head_dim_v", lambda: attention(ONES, ONES, ONES[..., :0])),
+    (ValueError, "head_dim_v", lambda: attention_packed(Q[0], Q[0], Q[0, ..., :0], STARTS)),
+    (ValueError, "head_dim_v", lambda: flash_attention.attention_over_cache(Q, Q, Q[..., :0])),
+    (ValueError, "v_cache", lambda: append_kv(Q, tensor(2, 8, 4, 0), Q[:, :1], tensor(2, 1, 4, 0))),
+    (ValueError, "window: got 9223372036854775808", lambda: attention(Q, Q, Q, window=(2**63, 0))),
+    (TypeError, "k: got float8_e4m3fn", lambda: attention(Q, Q.to(torch.float8_e4m3fn), Q)),
+    (TypeError, "q: expected .* of dtype >f4", lambda: attention(*(ONES.astype(">f4"),) * 3)),
+    (ValueError, "qkv: got shape", lambda: flash_attn.flash_attn_qkvpacked_func(torch.stack([Q, Q], 2))),
+    (ValueError, "qkv: got shape", lambda: flash_attn.flash_attn_qkvpacked_func(Q)),
+    (ValueError, "kv: got shape", lambda: flash_attn.flash_attn_kvpacked_func(Q, Q)),
+    (ValueError, "kv: got shape", lambda: flash_attn.flash_attn_varlen_kvpacked_func(Q[0], Q, STARTS, STARTS)),
     (ValueError, "q", lambda: attention(tensor(2, 8, 16, 4).transpose(2, 3), Q, Q)),
     (TypeError, "q", lambda: attention(Q.double(), Q.double(), Q.double())),
     (TypeError, "k", lambda: attention(Q, Q.half(), Q)),

@@ -1,6 +1,7 @@
 """What a call is made of, by name: each argument arrives under its own name, wherever the lists have it."""
 
 import flash_attention
+import numpy
 import pytest
 from flash_attention.functional import binding_arguments, make_options
 from flash_attention.options import NUM_TENSORS, Options, Tensors, made_deterministic, split
@@ -51,3 +52,10 @@ def test_an_op_takes_them_in_this_order():
     assert tensors.block_mask == NUM_TENSORS - 1 and tensors.page_table is None
     assert options == Options() and rest == ("seed", "offset")
     assert made_deterministic(options) == Options(deterministic=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bool_of_numpy_is_one(causal):
+    q = numpy.random.default_rng(1).standard_normal((1, 9, 2, 16), numpy.float32)
+    given, expected = (flash_attention.attention(q, q, q, causal=kind(causal)) for kind in (numpy.bool_, bool))
+    assert numpy.array_equal(given, expected)

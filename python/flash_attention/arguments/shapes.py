@@ -29,3 +29,13 @@ def check_tensors(tensors):
             raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         if needed and tensor.ndim != rank:
             raise ValueError(f"{name}: got shape {list(tensor.shape)}; expected {rank} axes, {axes}")
+
+
+def parts_of(name, tensor, count, leading="[batch, seq"):
+    """q, k and v of a tensor [..., 3, heads, head_dim] of torch, or k and v of one [..., 2, heads, head_dim]."""
+    rank = leading.count(",") + 4
+    if not hasattr(tensor, "unbind"):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.dim() != rank or tensor.shape[-3] != count:
+        raise ValueError(f"{name}: got shape {list(tensor.shape)}; expected {leading}, {count}, heads, head_dim]")
+    return tensor.unbind(-3)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flash_attention import _core, functional
 from flash_attention.arguments.head_dim import padded
+from flash_attention.arguments.shapes import parts_of
 from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
 from flash_attention.flash_attn.options_of_3 import options_of_3
 from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
@@ -109,7 +110,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func for qkv [batch, seq, 3, heads, head_dim]."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = parts_of("qkv", qkv, 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
@@ -128,7 +129,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func for q [batch, seq_q, heads, head_dim] and kv [batch, seq_k, 2, heads_k, head_dim]."""
-    k, v = kv.unbind(-3)
+    k, v = parts_of("kv", kv, 2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
@@ -212,7 +213,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_varlen_func for qkv [total, 3, heads, head_dim]."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = parts_of("qkv", qkv, 3, "[total")
     return flash_attn_varlen_func(
         q,
         k,
@@ -249,7 +250,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_varlen_func for q [total_q, heads, head_dim] and kv [total_k, 2, heads_k, head_dim]."""
-    k, v = kv.unbind(-3)
+    k, v = parts_of("kv", kv, 2, "[total")
     return flash_attn_varlen_func(
         q,
         k,

@@ -9,6 +9,7 @@ from flash_attention.flex.block_mask import check_sizes, mask_mods_of
 from flash_attention.flex.program import record
 from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
+from flash_attention.pytorch.transforms import is_transformed
 
 
 @torch.compiler.disable
@@ -78,6 +79,8 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
         return torch_autograd.run(tensors, options, seed, offset, return_lse)
     if not isinstance(tensors.q, torch.Tensor):
         raise TypeError(f"q: programs take tensors of torch, got {type(tensors.q).__name__}")
+    if is_transformed():
+        raise NotImplementedError("score_mod, mask_mod: transforms of torch.func and forward-mode derivatives take neither")
     torch_autograd._check(tensors)
     q, k, v = tensors.q, tensors.k, tensors.v
     if torch.is_autocast_enabled(q.device.type):

@@ -24,6 +24,7 @@ _is_compiling = torch.compiler.is_compiling
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms_active = torch._C._are_functorch_transforms_active
 _is_tracing = torch._C._is_tracing
+_is_legacy_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 _profiler = torch.autograd.profiler
 
 
@@ -40,6 +41,11 @@ def is_watched(tensor):
     )
 
 
+def _is_batched(gradient):
+    """Whether it is many at once, of torch.autograd.grad(is_grads_batched=True), which is no transform of torch.func."""
+    return gradient is not None and _is_legacy_batched(gradient)
+
+
 def forward(tensors, options, seed, offset, need_lse):
     """(out, lse or None, rng_state or None); rng_state is int64 [2], (seed, offset) of the dropout that was used."""
     if is_watched(tensors.q):
@@ -49,7 +55,7 @@ def forward(tensors, options, seed, offset, need_lse):
 
 def backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     """(dq, dk, dv, dbias or None, dsink or None)."""
-    if is_watched(out):
+    if is_watched(out) or _is_batched(dout) or _is_batched(dlse):
         dq, dk, dv, dbias, dsink = torch.ops.flash_attention.backward(
             *tensors[:NUM_TENSORS], *options, out, lse, _no_rng_state(out) if rng_state is None else rng_state, dout, dlse,
             need_dbias, need_dsink,

@@ -1,4 +1,4 @@
-"""torch.func: grad, vmap and their compositions. Forward-mode derivatives are refused by torch, as for its own kernels."""
+"""torch.func: grad, vmap and their compositions. Forward-mode derivatives are refused."""
 
 import torch
 from torch.autograd import forward_ad
@@ -44,6 +44,13 @@ class TransformedAttention(torch.autograd.Function):
         need_dbias, need_dsink = needed(ctx)
         found = gradients(Tensors(q, k, v, *extras), ctx.options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
         return in_places(*found)
+
+    @staticmethod
+    def jvp(ctx, *unused):
+        raise NotImplementedError(
+            "attention: forward-mode derivatives (jvp, jacfwd, hessian, dual tensors) are not computed; those of grad, vjp "
+            "and jacrev are"
+        )
 
 
 def _forward_over(info, in_dims, *arguments):

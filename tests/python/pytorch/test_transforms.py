@@ -171,3 +171,27 @@ def test_compiled_gradient_is_refused_rather_than_lost():
     gradient = torch.func.grad(lambda q: attention(q, k, v).square().sum())
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(gradient, backend="eager", fullgraph=True)(q)
+
+
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"bias": torch.zeros(1, HEADS, QUERIES, KEYS)}], ids=str)
+def test_many_gradients_at_once(options):
+    """torch.autograd.grad(is_grads_batched=True), by which jacobian(vectorize=True) works."""
+    q, k, v = (tensor.requires_grad_() for tensor in qkv("cpu"))
+    result = attention(q, k, v, **options)
+    out = result[0] if "return_lse" in options else result
+    directions = torch.randn(3, *out.shape)
+    many = torch.autograd.grad(out, (q, k, v), directions, is_grads_batched=True, retain_graph=True)
+    for n, direction in enumerate(directions):
+        for one, other in zip(torch.autograd.grad(out, (q, k, v), direction, retain_graph=True), many, strict=True):
+            assert_close(other[n], one)
+
+
+def test_refusals_say_what_is_not_computed():
+    q, k, v = qkv("cpu")
+    with pytest.raises(NotImplementedError, match="attention: forward-mode derivatives"):
+        torch.func.jvp(lambda q: attention(q, k, v), (q,), (q,))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="attention: forward-mode derivatives"):
+        attention(q, k, forward_ad.make_dual(v, v))
+    for transform in (torch.func.vmap, lambda function: torch.func.grad(lambda q: function(q).sum())):
+        with pytest.raises(NotImplementedError, match="score_mod, mask_mod: transforms"):
+            transform(lambda q: attention(q, k, v, score_mod=lambda s, b, h, i, j: s * 2))(q[None].expand(2, *q.shape))
