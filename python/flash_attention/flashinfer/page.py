@@ -79,8 +79,19 @@ def append_paged_kv_cache(
         known = (batch_indices >= 0) & (positions >= 0)
         append_key, append_value = append_key[known], append_value[known]
         batch_indices, positions = batch_indices[known], positions[known]
-    table = rectangle(kv_indptr, kv_indices, table_width(kv_indptr, kv_indices))
+        _check_room(batch_indices, positions, kv_indptr.diff() * page_size)
+    table = rectangle(kv_indptr, kv_indices, table_width(kv_indptr, kv_indices), behind=-1)
     append_kv(k, v, append_key, append_value, sequences=batch_indices, positions=positions, page_table=table.contiguous())
+
+
+def _check_room(batch_indices, positions, room):
+    """Refuses tokens behind the pages of their sequence: those are of another."""
+    wrong = (positions >= room[batch_indices.long()]).nonzero()
+    if len(wrong):
+        entry = int(wrong[0])
+        sequence = int(batch_indices[entry])
+        has = f"sequence {sequence} has pages for {int(room[sequence])} keys"
+        raise ValueError(f"positions: entry [{entry}] is {int(positions[entry])}; {has}")
 
 
 def check_table(indptr, indices, last_page_len, page_size, device=None, prefix=""):
@@ -105,9 +116,10 @@ def table_width(indptr, indices):
     return int(indptr.diff().max())
 
 
-def rectangle(indptr, indices, width):
-    """int32 [batch, width]: the pages of each sequence, then anything."""
+def rectangle(indptr, indices, width, behind=None):
+    """int32 [batch, width]: the pages of each sequence, then `behind`; anything if None, which is enough to read."""
     place = indptr[:-1, None] + torch.arange(width, dtype=torch.int32, device=indptr.device)
     if not len(indices):
         return torch.zeros_like(place)
-    return indices[place.clamp_(0, len(indices) - 1)]
+    table = indices[place.clamp(0, len(indices) - 1)]
+    return table if behind is None else torch.where(place < indptr[1:, None], table, behind)

@@ -158,6 +158,27 @@ def test_masks_of_a_batch(packed, device):
     torch.testing.assert_close(alone, out[:6], **CLOSE)
 
 
+def test_tokens_behind_the_pages_of_their_sequence(device):
+    """The next page of the list is another sequence's: nothing is written there."""
+    indptr, indices, last = (
+        torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 2, 5], [7, 6, 0, 1, 2], [1, 1])
+    )
+    cache, new = torch.zeros(8, 2, 4, 2, 16, device=device), torch.ones(1, 2, 16, device=device)
+    for position, page in ((7, 6), (8, None), (11, None)):
+        place = (
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.full((1,), position, dtype=torch.int32, device=device),
+        )
+        call = lambda: flashinfer.append_paged_kv_cache(new, new, *place, cache, indices, indptr, last)  # noqa: B023, E731
+        if page is None and device == "cpu":
+            with pytest.raises(ValueError, match=rf"positions: entry \[0\] is {position}; sequence 0 has pages for 8 keys"):
+                call()
+        else:
+            call()
+        assert cache.sum((1, 2, 3, 4)).nonzero().flatten().tolist() == ([] if page is None else [page])
+        cache.zero_()
+
+
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_append_then_attend(layout, device):
     """Exactly the new rows of the cache change."""
