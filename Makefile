@@ -2,6 +2,7 @@
 VENV ?= .venv
 BUILD := build/release
 PYTHON := $(VENV)/bin/python
+ANY_PYTHON := $(or $(wildcard $(PYTHON)),python3)
 COMMAND := $(BUILD)/flash-attention
 export VENV
 export VIRTUAL_ENV := $(abspath $(VENV))
@@ -17,7 +18,7 @@ run: ## flash against standard attention on the best device here: a table, and p
 	@tools/setup.sh build
 	@(tools/build.sh release flash-attention || true) >/dev/null 2>&1 & tools/setup.sh run || { wait; exit 1; }; wait
 	@tools/build.sh release flash-attention
-	@$(PYTHON) tools/plot_run.py --command $(COMMAND) --output build/run
+	@$(ANY_PYTHON) tools/plot_run.py --command $(COMMAND) --output build/run
 
 test: ## set up, build and run every test; ends with passed, failed, skipped; ALL=1: the long tail, too
 	@tools/setup.sh build
@@ -64,8 +65,8 @@ packages: ## a tarball and a Debian package of library, headers and command, in 
 	@rm -rf dist/_CPack_Packages && ls -1 dist/*.deb dist/*-Linux-*.tar.gz
 
 wheels: ## the sdist and wheels for every Python from 3.10 that is here, in dist/
-	@tools/setup.sh build run
-	@$(PYTHON) tools/wheels.py
+	@tools/setup.sh build wheels
+	@$(ANY_PYTHON) tools/wheels.py
 
 kernels-wheel: ## a wheel of GPU kernels compiled ahead of time, in dist/; needs NVRTC and no GPU (15 minutes on two cores)
 	@tools/setup.sh build run test

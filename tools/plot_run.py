@@ -1,4 +1,6 @@
-"""`make run`: flash against standard attention on the best device here, as a table and as a plot (PNG and SVG)."""
+"""`make run`: flash against standard attention on the best device here, as a table and as plots.
+
+Any Python draws them as SVG; where matplotlib is installed there are PNG files, too."""
 
 import argparse
 import json
@@ -6,67 +8,63 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+from report import write_charts
+from report.charts import Chart
 
 SECONDS = "0.2"  # for a case: this is a demonstration, `make bench` takes its time
-COLOURS = {"flash": "#1b6ca8", "standard": "#c8553d"}
 
 
-def series(results: list[dict], standard: bool, value) -> tuple[list[int], list[float]]:
-    chosen = [r for r in results if r["pass"].startswith("standard") == standard]
-    return [r["problem"]["seq_kv"] for r in chosen], [value(r) for r in chosen]
+def is_standard(result: dict) -> bool:
+    return result["pass"].startswith("standard")
+
+
+def length(result: dict) -> int:
+    return result["problem"]["seq_kv"]
 
 
 def extra_bytes(result: dict) -> int:
     return result.get("peak_extra_bytes", result["workspace_bytes"])
 
 
-def plot(report: dict, folder: Path) -> list[Path]:
-    results = report["results"]
+def charts(report: dict) -> list[Chart]:
+    """Time, speed and memory by length."""
+    results, device = report["results"], report["device"]
     problem = results[0]["problem"]
-    lengths = sorted({r["problem"]["seq_kv"] for r in results})
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    panels = [
-        ("time of a call, ms", lambda r: r["time"]["median_s"] * 1e3, "log"),
-        ("GFLOP/s", lambda r: r["flops_per_second"] / 1e9, "linear"),
-        ("extra memory, MiB (at least 1)", lambda r: max(extra_bytes(r), 2**20) / 2**20, "log"),
-    ]
-    for axis, (title, value, scale) in zip(axes, panels, strict=True):
-        for name, standard in (("standard", True), ("flash", False)):
-            axis.plot(*series(results, standard, value), marker="o", color=COLOURS[name], label=name)
-        axis.set(title=title, xlabel="sequence length", yscale=scale)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(lengths, [str(n) for n in lengths])
-        axis.grid(True, alpha=0.3)
-        axis.legend()
-    device = report["device"]
     mask = "causal" if problem["causal"] else "full"
-    figure.suptitle(
-        f"{device['name']}: {problem['heads_q']} heads, head_dim {problem['head_dim']}, {problem['dtype']}, {mask}, forward"
-    )
-    paths = [folder / f"flash_against_standard.{ending}" for ending in ("png", "svg")]
-    for path in paths:
-        figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return paths
+    shape = f"{problem['heads_q']} heads, head_dim {problem['head_dim']}, {problem['dtype']}, {mask}, forward"
+    lengths = sorted({length(r) for r in results})
+    panels = [
+        ("time", "time of a call, ms", lambda r: r["time"]["median_s"] * 1e3),
+        ("speed", "GFLOP/s", lambda r: r["flops_per_second"] / 1e9),
+        ("memory", "extra memory, MiB (at least 1)", lambda r: max(extra_bytes(r), 2**20) / 2**20),
+    ]
+    drawn = []
+    for name, label, value in panels:
+        series = {}
+        for entry, standard in (("standard attention", True), ("flash attention", False)):
+            values = {length(r): value(r) for r in results if is_standard(r) == standard}
+            if values:
+                series[entry] = [values.get(n) for n in lengths]
+        title = f"{device['name']}: {shape}"
+        drawn.append(Chart(name, title, "lines", "sequence length", label, lengths, series, log_x=True, log_y=name != "speed"))
+    return drawn
 
 
 def print_gain(results: list[dict]) -> None:
     """One sentence about the longest length that both were measured at."""
-    flash = {r["problem"]["seq_kv"]: r for r in results if not r["pass"].startswith("standard")}
-    both = [r for r in results if r["pass"].startswith("standard") and r["problem"]["seq_kv"] in flash]
+    flash = {length(r): r for r in results if not is_standard(r)}
+    both = [r for r in results if is_standard(r) and length(r) in flash]
     if not both:
         return
     standard = both[-1]
-    length = standard["problem"]["seq_kv"]
-    faster = standard["time"]["median_s"] / flash[length]["time"]["median_s"]
-    memory = {True: extra_bytes(standard), False: extra_bytes(flash[length])}
+    longest = length(standard)
+    faster = standard["time"]["median_s"] / flash[longest]["time"]["median_s"]
+    memory = {True: extra_bytes(standard), False: extra_bytes(flash[longest])}
     words = {key: f"{value / 2**20:.0f} MiB" if value >= 2**20 else "less than 1 MiB" for key, value in memory.items()}
     print(
-        f"At length {length} flash attention is {faster:.2f}x as fast as standard attention and needs {words[False]} "
+        f"At length {longest} flash attention is {faster:.2f}x as fast as standard attention and needs {words[False]} "
         f"beyond inputs and results; standard attention needs {words[True]}."
     )
 
@@ -89,7 +87,7 @@ def main() -> int:
         return code or 1
     print()
     print_gain(report["results"])
-    for path in plot(report, arguments.output):
+    for path in write_charts(charts(report), arguments.output):
         print(f"plot: {path}")
     print(f"numbers: {raw}")
     return code

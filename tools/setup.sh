@@ -2,11 +2,12 @@
 # tools/setup.sh STAGE...: makes sure that what a stage needs is here; costs nothing when it is.
 #
 #   build   compiler, CMake, Ninja, GoogleTest, pkg-config
-#   run     the virtual environment with what draws plots; NVRTC where there is an NVIDIA GPU
-#   test    Python headers and every package the tests import
+#   run     Python as it is; a virtual environment with NVRTC where there is an NVIDIA GPU
+#   test    Python headers and every package the tests and benchmarks import
 #   lint    clang++, clang-format, clang-tidy, ruff
 #   fuzz    clang++
 #   docs    mkdocs
+#   wheels  Python headers, and what makes virtual environments
 #
 # System packages are installed with apt where that is allowed (root, or sudo without a password); otherwise the exact
 # line to type is printed. Python packages go into $VENV (default .venv) and nowhere else.
@@ -36,19 +37,22 @@ for stage in "$@"; do
       need_command clang++ clang
       ;;
     fuzz) need_command clang++ clang ;;
-    docs) need_command python3 python3 ;;
+    docs | wheels) need_command python3 python3 ;;
     *)
-      echo "setup: unknown stage '$stage'; allowed: build run test lint fuzz docs" >&2
+      echo "setup: unknown stage '$stage'; allowed: build run test lint fuzz docs wheels" >&2
       exit 2
       ;;
   esac
 done
 
-wants_python=false
+wants_venv=false
 for stage in "$@"; do
-  case $stage in run | test | lint | docs) wants_python=true ;; esac
+  case $stage in
+    run) [ ! -e /dev/nvidiactl ] || wants_venv=true ;;
+    test | lint | docs | wheels) wants_venv=true ;;
+  esac
 done
-if $wants_python && [ ! -x "$venv/bin/python" ]; then
+if $wants_venv && [ ! -x "$venv/bin/python" ]; then
   if ! command -v python3 >/dev/null; then
     missing+=(python3-venv python3-dev)
   else
@@ -79,22 +83,19 @@ if [ ${#missing[@]} -gt 0 ]; then
   ${as_root[@]+"${as_root[@]}"} $install -qq >/dev/null
 fi
 
-$wants_python || exit 0
 requirements=()
 for stage in "$@"; do
   case $stage in
-    run)
-      requirements+=(tools/requirements/run.txt)
-      [ ! -e /dev/nvidiactl ] || requirements+=(tools/requirements/nvrtc.txt)
-      ;;
+    run) [ ! -e /dev/nvidiactl ] || requirements+=(tools/requirements/nvrtc.txt) ;;
     test)
-      requirements+=(tools/requirements/run.txt tools/requirements/nvrtc.txt tools/requirements/test.txt)
+      requirements+=(tools/requirements/plots.txt tools/requirements/nvrtc.txt tools/requirements/test.txt)
       [ ! -e tests/python/requirements.txt ] || requirements+=(tests/python/requirements.txt)
       ;;
     lint) requirements+=(tools/requirements/lint.txt) ;;
     docs) requirements+=(tools/requirements/docs.txt) ;;
   esac
 done
+[ ${#requirements[@]} -gt 0 ] || exit 0
 mapfile -t requirements < <(printf '%s\n' "${requirements[@]}" | sort -u)
 
 # A stamp per requirement file, named by its content: nothing to do where all are there.
