@@ -124,7 +124,7 @@ TEST(Counters, GlobalSectors) {
 }
 
 TEST(Counters, ProductsAndBarriers) {
-  const WrapperCases all = wrapper_cases();
+  const WrapperCases& all = wrapper_cases();
   const auto named = [&](const std::string& name) {
     return *std::find_if(all.begin(), all.end(), [&](const WrapperCase& c) { return c.name == name; });
   };

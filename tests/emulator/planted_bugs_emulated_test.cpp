@@ -137,7 +137,7 @@ using Planted = ::testing::TestWithParam<Bug>;
 
 TEST_P(Planted, IsFound) {
   const Bug& bug = GetParam();
-  const WrapperCases all = wrapper_cases();
+  const WrapperCases& all = wrapper_cases();
   const auto original = std::find_if(all.begin(), all.end(), [&](const WrapperCase& c) { return c.name == bug.kernel; });
   ASSERT_NE(original, all.end());
   WrapperCase wrong = *original;

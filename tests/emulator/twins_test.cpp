@@ -52,7 +52,7 @@ TEST(Wrappers, HaveATwinAndACase) {
   const std::set<std::string> without_effect{"wgmma_pin",          "registers_fresh", "registers_increase",
                                              "registers_decrease", "prefetch_l2",     "fence_grid",
                                              "tma_prefetch",       "tma_prefetch_4d", "path"};
-  const WrapperCases cases = wrapper_cases();
+  const WrapperCases& cases = wrapper_cases();
   int wrappers = 0;
   for (const jit::EmbeddedFile& file : jit::embedded_files()) {
     if (!file.name.starts_with("ptx/")) continue;

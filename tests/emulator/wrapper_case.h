@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,12 +49,17 @@ struct WrapperArgs {
   unsigned char* output;
 };
 
-inline std::string text_of(const WrapperCase& c) {
+/// What comes before the kernels of some cases.
+inline std::string opening_of(const std::set<std::string>& headers) {
   std::string text = "#include \"abi/args.h\"\n#include \"abi/config.h\"\n";
-  for (const std::string& header : c.headers) text += "#include \"ptx/" + header + ".cuh\"\n";
-  text +=
-      "using namespace flash_attention;\nusing abi::Type;\n"
-      "struct Args { abi::TensorMap maps[4]; const unsigned char* input; unsigned char* output; };\n";
+  for (const std::string& header : headers) text += "#include \"ptx/" + header + ".cuh\"\n";
+  return text +
+         "using namespace flash_attention;\nusing abi::Type;\n"
+         "struct Args { abi::TensorMap maps[4]; const unsigned char* input; unsigned char* output; };\n";
+}
+
+inline std::string kernel_of(const WrapperCase& c) {
+  std::string text;
   if (!c.storage.empty()) text += "struct SharedStorage {\n" + c.storage + "\n};\n";
   text += "extern \"C\" __global__ void kernel(const __grid_constant__ Args args) {\n";
   text +=
@@ -63,6 +69,8 @@ inline std::string text_of(const WrapperCase& c) {
   if (!c.storage.empty()) text += "  auto& shared = ptx::shared_storage<SharedStorage>();\n";
   return text + c.body + "\n}\n";
 }
+
+inline std::string text_of(const WrapperCase& c) { return opening_of({c.headers.begin(), c.headers.end()}) + kernel_of(c); }
 
 /// The list of all of them, put together in wrapper_cases.h.
 using WrapperCases = std::vector<WrapperCase>;

@@ -4,6 +4,7 @@
 
 namespace flash_attention::testing {
 
-WrapperCases wrapper_cases();
+/// Made once: the products of large tiles take a moment.
+const WrapperCases& wrapper_cases();
 
 }  // namespace flash_attention::testing

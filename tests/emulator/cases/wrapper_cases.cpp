@@ -11,14 +11,17 @@
 
 namespace flash_attention::testing {
 
-WrapperCases wrapper_cases() {
-  WrapperCases all;
-  for (const auto family : {warp_cases, block_cases, memory_cases, copy_async_cases, convert_cases, pair_cases, math_cases,
-                            ldmatrix_cases, movmatrix_cases, stmatrix_cases, mma_cases, mbarrier_cases, bulk_cases,
-                            tma_cases, wgmma_cases, wgmma_fp8_cases, cluster_cases}) {
-    for (WrapperCase& c : family()) all.push_back(std::move(c));
-  }
-  return all;
+const WrapperCases& wrapper_cases() {
+  static const WrapperCases cases = [] {
+    WrapperCases all;
+    for (const auto family : {warp_cases, block_cases, memory_cases, copy_async_cases, convert_cases, pair_cases,
+                              math_cases, ldmatrix_cases, movmatrix_cases, stmatrix_cases, mma_cases, mbarrier_cases,
+                              bulk_cases, tma_cases, wgmma_cases, wgmma_fp8_cases, cluster_cases}) {
+      for (WrapperCase& c : family()) all.push_back(std::move(c));
+    }
+    return all;
+  }();
+  return cases;
 }
 
 }  // namespace flash_attention::testing
