@@ -176,7 +176,7 @@ PLANTS = (
     ),
     Plant(
         "an output's own rows may overlap by one element",
-        "src/api/checks/normalise.cpp",
+        "src/api/checks/overlap.cpp",
         "    if (stride < reach) {\n",
         "    if (stride < reach - 1) {\n",
         "plan_test Normalise.*",
