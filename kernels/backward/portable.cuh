@@ -99,8 +99,8 @@ struct BackwardPortable {
               P[r][c + e] = dS[r][c + e] = tile::hidden();
               continue;
             }
-            const float capped = head.score.capped(S[r][c + e]);
-            float slope = 1;
+            float slope = 1, of_cap;
+            const float capped = head.score.capped(S[r][c + e], of_cap);
             const float score = head.score.programmed(capped + head.score.added(i, j + e), i, j + e, slope);
             if (features.score_program && score == -tile::infinity) {
               P[r][c + e] = dS[r][c + e] = tile::hidden();
@@ -113,7 +113,7 @@ struct BackwardPortable {
             P[r][c + e] = dropped ? tile::hidden() : p * factor[e];
             dS[r][c + e] = p * ((dropped ? 0 : dP[r][c + e] * factor[e]) - delta);
             if constexpr (features.score_program && at != At::program) dS[r][c + e] *= slope;
-            if constexpr (at == At::dot) dS[r][c + e] *= head.score.capped_slope(capped);
+            if constexpr (at == At::dot) dS[r][c + e] *= of_cap;
             if constexpr (at == At::program) P[r][c + e] = capped + head.score.added(i, j + e);
           }
         }

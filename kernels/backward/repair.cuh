@@ -40,8 +40,8 @@ struct CarefulHead {
   __device__ __forceinline__ bool differentiate(int i, int j, const Element* K_row, const Element* V_row, int lane,
                                                 float& p, float& ds) const {
     if (lse[i] < tile::lowest_lse) return false;
-    const float capped = score.capped(tile::careful_dot<config.head_dim>(Q.row(i), K_row, lane));
-    float slope = score.capped_slope(capped);
+    float slope;
+    const float capped = score.capped(tile::careful_dot<config.head_dim>(Q.row(i), K_row, lane), slope);
     const float whole = score.programmed(capped + score.added(i, j), i, j, slope);
     if (features.score_program && whole == -tile::infinity) return false;  // hidden, whatever the lse is
     p = tile::exp(whole - lse[i]);

@@ -162,8 +162,7 @@ struct BackwardSm80Shape {
             }
             float slope = 1;
             if constexpr (!tile::Score<features>::linear) {
-              s = score.capped(s);
-              slope = score.capped_slope(s);
+              s = score.capped(s, slope);
               s = score.programmed(s + score.added(i, j), i, j, slope);
               if (features.score_program && s == -tile::infinity) {
                 s = ds = 0;

@@ -62,8 +62,11 @@ __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& a
       float p = 0, ds = 0;
       if (score.visible(i, j + e) && !(lse < tile::lowest_lse)) {
         p = tile::exp(S[j + e] - lse);
-        ds = p * ((factor[e] == 0 ? 0 : dP[j + e] * factor[e]) - delta) *
-             score.capped_slope(S[j + e] - score.added(i, j + e));
+        ds = p * ((factor[e] == 0 ? 0 : dP[j + e] * factor[e]) - delta);
+        if constexpr (features.softcap) {
+          const float tanh = (S[j + e] - score.added(i, j + e)) / score.softcap;
+          ds *= 1.0f - tanh * tanh;
+        }
       }
       P[j + e] = ptx::from_float<Element>(factor[e] == 0 ? standard::dropped : p * factor[e]);
       dS[j + e] = ptx::from_float<Element>(ds);

@@ -30,5 +30,11 @@ __device__ __forceinline__ float tanh(float x, TwoOver two_over) {
 __device__ __forceinline__ float tanh(float x) {
   return tanh(x, [](float y) { return 2.0f / y; });
 }
+/// The same; slope is its derivative, as 4 e^2x / (1 + e^2x)^2: far from 0, 1 - tanh(x)^2 is all rounding error.
+__device__ __forceinline__ float tanh(float x, float& slope) {
+  const float exponential = exp(2.0f * (x > 20.0f ? 20.0f : x)), shortfall = 2.0f / (1.0f + exponential);
+  slope = exponential * shortfall * shortfall;
+  return tanh(x, [&](float) { return shortfall; });
+}
 
 }  // namespace flash_attention::tile

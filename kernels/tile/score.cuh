@@ -137,10 +137,11 @@ struct Score {
     return dot * scale;
   }
 
-  /// d capped / d (scale * dot), from the capped score.
-  __device__ __forceinline__ float capped_slope(float score) const {
-    if constexpr (features.softcap) return 1.0f - (score / softcap) * (score / softcap);
-    return 1.0f;
+  /// The same; slope is d capped / d (scale * dot).
+  __device__ __forceinline__ float capped(float dot, float& slope) const {
+    slope = 1;
+    if constexpr (features.softcap) return softcap * tanh(dot * scale / softcap, slope);
+    return dot * scale;
   }
 
   /// What bias and ALiBi add to a score. Only for i and j inside of the sequence.

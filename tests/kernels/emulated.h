@@ -100,6 +100,12 @@ inline std::vector<Case> nan_beside_hidden_scores(Dtype dtype) {
   return cases;
 }
 
+/// The contract's case of that name.
+inline Case contract_case(const char* name, Dtype dtype) {
+  const std::vector<Case> cases = contract_cases(dtype);
+  return *std::find_if(cases.begin(), cases.end(), [&](const Case& c) { return c.name == name; });
+}
+
 /// One sequence of documents whose borders `bounds` numbers a key describe, long enough for many tiles.
 inline Case documents_case(const char* name, std::int64_t seq, std::int64_t document, int bounds,
                            void (*change)(Case&, Problem&)) {

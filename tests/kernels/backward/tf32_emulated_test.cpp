@@ -13,6 +13,8 @@ INSTANTIATE_TEST_SUITE_P(Float32, BackwardTf32, ::testing::ValuesIn(some_of(fast
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Deterministic, BackwardTf32,
                          ::testing::ValuesIn(some_of(deterministic(fast(contract_cases(Dtype::float32))), 30)), case_name);
+INSTANTIATE_TEST_SUITE_P(Slopes, BackwardTf32, ::testing::ValuesIn(fast({contract_case("softcap_far", Dtype::float32)})),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardTf32, ::testing::ValuesIn(some_of(fast(nan_gradients(Dtype::float32)), 4)),
                          case_name);
 

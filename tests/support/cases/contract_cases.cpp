@@ -221,6 +221,7 @@ std::vector<Case> contract_cases(Dtype dtype) {
   add("alibi_top_left", [](Case&, Problem& p) {  // distances count from the other diagonal than the mask
     p.alibi = p.causal = true, p.alignment = Alignment::top_left;
   });
+  add("softcap_far", [](Case& c, Problem& p) { p.softcap = 20, c.draw = Draw::large; });  // dot products of six caps
   return cases;
 }
 
