@@ -194,7 +194,7 @@ struct Consumer : Queries<config> {
       ptx::path<"decode/sm80 inner tile">();
     }
     float shrink[2];
-    rows.template update<0, config.features.bias, true>(S[0], scale_log2(), shrink);
+    rows.template update<0, true>(S[0], scale_log2(), shrink);
     if constexpr (features.token_scales) scale_columns<Finish::lift>(S, storage.scales[stage] + block_kv);
     gate.V_ready();
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));

@@ -80,7 +80,7 @@ struct Attend : Scoring<config> {
     ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
     modify(S, tile_idx);
     float shrink[2];
-    rows.template update<0, features.bias, false>(S, scale_log2(), shrink);
+    rows.template update<0, features.bias>(S, scale_log2(), shrink);
     unsigned P[4][4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);

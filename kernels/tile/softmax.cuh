@@ -29,17 +29,21 @@ __device__ __forceinline__ float finish_row(float max, float sum, float sink, fl
   return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
+/// Beyond this, in powers of two, the rounding error of a row's maximum would show next to that of 16-bit probabilities.
+constexpr float large_reference = 4096.0f;
+
 /// The running maximum and sum of two rows. The maximum is in the units of the scores, the sum is this lane's part.
 struct RowState {
   float max[2] = {-infinity, -infinity};
   float sum[2] = {0, 0};
 
   /// S becomes 2^lift exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `shrink` what earlier sums and outputs
-  /// are to be multiplied by. scale_log2 = scale * log2(e) > 0. Where scores may be of any size (`huge`), the maximum is
-  /// taken off before the scale: the rounding error of their product would be an exponent. With `steady` a tile in which a
-  /// row sees nothing changes no bit of it, not even by that rounding error.
-  template <int lift = 0, bool huge = false, bool steady = false, int blocks>
+  /// are to be multiplied by, 1 where the maximum stays: a tile in which a row sees nothing changes no bit of it.
+  /// scale_log2 = scale * log2(e) > 0. A large maximum is taken off before the scale: the rounding error of their product
+  /// would be an exponent. With `exact` every maximum is; otherwise the lanes of the warp ask each other.
+  template <int lift = 0, bool exact = false, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&shrink)[2]) {
+    float origin[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float new_max = max[half];
@@ -47,19 +51,28 @@ struct RowState {
       for (int n = 0; n < blocks; ++n) new_max = ptx::max(new_max, ptx::max(S[n][2 * half], S[n][2 * half + 1]));
       new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
       // A row that has seen nothing keeps finite arithmetic: exp2(-inf - 0) = 0.
-      const float reference = new_max == -infinity ? 0 : new_max * scale_log2;
-      const float origin = new_max == -infinity ? 0 : new_max;
-      shrink[half] = ptx::exp2(huge ? (max[half] - origin) * scale_log2 : ptx::fma(max[half], scale_log2, -reference));
-      if (steady && max[half] == new_max) shrink[half] = 1;
+      origin[half] = new_max == -infinity ? 0 : new_max;
+      shrink[half] = ptx::exp2((max[half] - origin[half]) * scale_log2);
       max[half] = new_max;
-      const float lifted = reference - lift;
+    }
+    float reference[2] = {origin[0] * scale_log2, origin[1] * scale_log2};
+    if (exact || ptx::any(ptx::max(ptx::abs(reference[0]), ptx::abs(reference[1])) > large_reference)) {
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[n][e] -= origin[e / 2];
+      }
+      reference[0] = reference[1] = 0;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float lifted = reference[half] - lift;
       float total = 0;
 #pragma unroll
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          S[n][e] = ptx::exp2(huge ? ptx::fma(S[n][e] - origin, scale_log2, static_cast<float>(lift))
-                                   : ptx::fma(S[n][e], scale_log2, -lifted));
+          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2, -lifted));
           total += S[n][e];
         }
       }

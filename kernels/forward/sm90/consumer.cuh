@@ -122,7 +122,7 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
     math.raise_maximum(scores, rows.max, correction);
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] *= correction[r];
-    math.exponentiate(scores, rows.max, rows.sum);
+    math.exponentiate_any(scores, rows.max, rows.sum);
   }
 
   /// What the masks, lengths and windows hide of a tested block becomes -inf.

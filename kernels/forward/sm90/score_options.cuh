@@ -77,12 +77,18 @@ struct ScoreOptions {
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
 
-  /// tile::Score::in_units, with a soft cap of two instructions of the special function unit: cap tanh(x) is
-  /// cap - 2 cap / (1 + e^2x), whose error of 1e-7 cap is nothing compared with that of a 16-bit dot product.
+  /// tile::Score::in_units, with a soft cap of two instructions of the special function unit: tanh(x) is
+  /// 1 - 2 / (1 + e^2x), with an error of 3e-7. Near 0, where lse may be no larger than that times the cap, it is a
+  /// polynomial; not inside of the edges, where scores that are all small do not come here.
+  template <bool interior = false>
   __device__ __forceinline__ float in_units(float dot, float added) const {
     if constexpr (features.softcap) {
-      const float exponential = ptx::exp2(dot * (2.0f * tile::log2_e * score.scale / score.softcap));
-      return ptx::fma(-2.0f * score.softcap, ptx::reciprocal(1.0f + exponential), score.softcap) + added;
+      const float x = dot * (score.scale / score.softcap), square = x * x;
+      const float exponential =
+          ptx::exp2(interior ? dot * (2.0f * tile::log2_e * score.scale / score.softcap) : x * (2.0f * tile::log2_e));
+      float tanh = ptx::fma(-2.0f, ptx::reciprocal(1.0f + exponential), 1.0f);
+      if (!interior && square < 0.01f) tanh = x * ptx::fma(square, ptx::fma(square, 2.0f / 15, -1.0f / 3), 1.0f);
+      return ptx::fma(score.softcap, tanh, added);
     }
     return ptx::fma(dot, score.scale, added);
   }
@@ -95,16 +101,17 @@ struct ScoreOptions {
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
       if constexpr (features.score_program) return modify_by_program<interior>(S, first_row, kv_begin, added);
       if (features.bias && bias.some_large()) {
-        add<true>(S, added);
+        add<true, interior>(S, added);
       } else {
-        add<false>(S, added);
+        add<false, interior>(S, added);
       }
     }
   }
-  template <bool large_bias>
+  template <bool large_bias, bool interior>
   __device__ __forceinline__ void add(Tile& S, const Added (&added)[2]) const {
 #pragma unroll
-    for (int i = 0; i < count; ++i) S[i] = in_units(S[i], added[row_of(i)].at(key_of(i), bias.template at<large_bias>(i)));
+    for (int i = 0; i < count; ++i)
+      S[i] = in_units<interior>(S[i], added[row_of(i)].at(key_of(i), bias.template at<large_bias>(i)));
   }
 
   /// What the program knows of a row. A key is seen by both rows of a thread.

@@ -11,6 +11,7 @@
 #include "forward/sm90/score_options.cuh"
 #include "ptx/path.cuh"
 #include "tile/soft_cap.cuh"
+#include "tile/softmax.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -41,6 +42,22 @@ struct ScoreMath : ScoreOptions<config> {
 
   static constexpr bool may_be_huge =
       features.bias || (features.score_program && tile::Program<features.score_program>::largest > 4096.0f);
+
+  /// Whether a row's reference, in powers of 2, is so large that the rounding error of its product with the scale is an
+  /// exponent. Edge blocks then take it off first; a tile whose other blocks did not is done again.
+  __device__ __forceinline__ static bool is_large(float reference) {
+    return !may_be_huge && ptx::abs(reference) > tile::large_reference;
+  }
+
+  /// exponentiate() with references of any size.
+  __device__ __forceinline__ void exponentiate_any(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
+    if constexpr (may_be_huge) return exponentiate(S, row_max, row_sum);
+    const float scaled[2] = {finite(row_max[0]) * exponent_scale, finite(row_max[1]) * exponent_scale};
+    if (!ptx::any(is_large(scaled[0]) || is_large(scaled[1]))) return exponentiate(S, row_max, row_sum);
+#pragma unroll
+    for (int i = 0; i < count; ++i) S[i] -= finite(row_max[row_of(i)]);
+    exponentiate(S, {0, 0}, row_sum);
+  }
 
   /// S becomes 2^(exponent_scale (S - row_max)); this thread's part of the row sums grows by it.
   __device__ __forceinline__ void exponentiate(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {

@@ -215,7 +215,7 @@ struct WideLoop {
       correction[r] = ptx::exp2((before[r] - ScoreMath<config>::finite(rows.max[r])) * math.exponent_scale);
       rows.sum[r] *= correction[r];
     }
-    math.exponentiate(scores, rows.max, rows.sum);
+    math.exponentiate_any(scores, rows.max, rows.sum);
   }
 
   /// As KvLoop::softmax_listed.

@@ -75,7 +75,7 @@ struct KvLoop {
       math.modify_and_mask(scores, block * S::block_kv);
     } else {
       ptx::path<"forward/sm90_fp8 inner block">();
-      math.modify(scores, block * S::block_kv);
+      math.template modify<true>(scores, block * S::block_kv);
     }
   }
 
@@ -97,8 +97,14 @@ struct KvLoop {
     }
     float correction[2];
     Rows::raise(math, scores, rows, correction);
-    Rows::exponentiate(math, scores, rows, P).add_to(rows);
+    exponentiate(math, ptx::any(Rows::is_large(math, rows))).add_to(rows);
     ptx::wgmma_pin(P);
+  }
+
+  /// P, once the references have been raised; `large` where one of the warp is.
+  __device__ __forceinline__ typename Rows::Sums exponentiate(const ScoreMath<config>& math, bool large) {
+    if (large) Rows::take_off(rows, scores);
+    return Rows::exponentiate(math, scores, rows, P, large);
   }
 
   /// One block: its scores, the output of the block before, its softmax.
@@ -125,11 +131,12 @@ struct KvLoop {
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_empty[v.stage]);
     auto sums = Rows::exponentiate(math, scores, rows, P);
-    if (ptx::any(sums.may_raise(rows))) {
+    if (ptx::any(Rows::is_large_or_none(math, rows) || sums.pass_limit())) {
       raised = Rows::raise(math, scores, rows, correction);
-      if (raised) {
+      const bool large = ptx::any(Rows::is_large(math, rows));
+      if (raised || large) {
         ptx::path<"forward/sm90_fp8 probabilities again">();
-        sums = Rows::exponentiate(math, scores, rows, P);
+        sums = exponentiate(math, large);
       }
     }
     ptx::wgmma_pin(P);

@@ -54,22 +54,35 @@ struct Softmax {
     return true;
   }
 
+  /// Whether the reference of a row of this thread is so large that the rounding error of its product with the scale would
+  /// be an exponent, and `top` be lost in it; or there is none yet.
+  __device__ __forceinline__ static bool is_large_or_none(const Math& math, const RowState& rows) {
+    return ptx::max(ptx::abs(rows.max[0]), ptx::abs(rows.max[1])) * math.exponent_scale > tile::large_reference;
+  }
+  __device__ __forceinline__ static bool is_large(const Math& math, const RowState& rows) {
+    return is_large_or_none(math, {.max = {Math::finite(rows.max[0]), Math::finite(rows.max[1])}});
+  }
+
+  /// Takes the references off the scores; exponentiate() does the rest.
+  __device__ __forceinline__ static void take_off(const RowState& rows, ScoreTile& S) {
+#pragma unroll
+    for (int i = 0; i < Math::count; ++i) S[i] -= Math::finite(rows.max[i / 2 % 2]);
+  }
+
   /// This thread's part of the row sums of a block, in four chains.
   struct Sums {
     float of[2][4];
 
     /// No probability is larger than a sum of which it is a part: most blocks are seen by that to have raised nothing,
-    /// without a comparison for each score. A row that has no reference must get one.
-    __device__ __forceinline__ bool may_raise(const RowState& rows) const {
+    /// without a comparison for each score.
+    __device__ __forceinline__ bool pass_limit() const {
       float largest = 0;
-      bool none = false;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         largest = ptx::max_or_nan(
             largest, ptx::max_or_nan(ptx::max_or_nan(of[r][0], of[r][1]), ptx::max_or_nan(of[r][2], of[r][3])));
-        none = none || rows.max[r] == -tile::infinity;
       }
-      return none || !(largest <= limit);
+      return !(largest <= limit);
     }
     __device__ __forceinline__ void add_to(RowState& rows) const {
 #pragma unroll
@@ -78,13 +91,16 @@ struct Softmax {
   };
 
   /// P = 2^(top + s - reference) as the A operand of P V, 32 keys at a time: the conversions then lie between the
-  /// exponentials, which take longest. The scores stay, for a reference that turns out to be too low.
+  /// exponentials, which take longest. The scores stay, for a reference that turns out to be too low. With `taken_off`
+  /// they have lost it already.
   __device__ __forceinline__ static Sums exponentiate(const Math& math, const ScoreTile& S, const RowState& rows,
-                                                      PackedTile& P) {
+                                                      PackedTile& P, bool taken_off = false) {
     Sums sums{};
     float shift[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) shift[r] = top - Math::finite(rows.max[r]) * math.exponent_scale;
+    for (int r = 0; r < 2; ++r) {
+      shift[r] = taken_off ? top : top - Math::finite(rows.max[r]) * math.exponent_scale;
+    }
 #pragma unroll
     for (int step = 0; step < config.block_kv / 32; ++step) {
       float p[16];

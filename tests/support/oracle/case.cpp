@@ -173,6 +173,20 @@ void shape_values(const Case& c, const Shape& shape, Inputs& in) {
     for (std::vector<double>* values : {&in.v, &in.dout})
       for (std::size_t x = 0; x < values->size(); x += 2) (*values)[x] = round_to(dtype, (*values)[x] * small);
   }
+  if (c.draw == Draw::huge) {  // exact dot products, the largest of equal ones late, of either sign
+    std::fill(in.q.begin(), in.q.end(), 0);
+    std::fill(in.k.begin(), in.k.end(), 0);
+    const std::int64_t column = c.problem.latent ? shape.dim_v : 0;
+    for (std::int64_t x = 0; x < static_cast<std::int64_t>(in.q.size()); x += shape.dim) {
+      const std::int64_t row = x / shape.dim;
+      in.q[x + column] = std::ldexp((row / 16 % 2 == 0 ? 1 : -1) * (1 + static_cast<double>(row % 4) / 4), row % 16);
+    }
+    const double largest = dtype == Dtype::float16 || c.problem.kv_dtype ? 0x1p15 : 0x1p45;
+    for (std::int64_t x = 0; x < static_cast<std::int64_t>(in.k.size()); x += shape.dim) {
+      const std::int64_t row = x / shape.dim;
+      in.k[x + column] = (row % 2 == 0 ? largest : -largest) * (row % 46 > 43 ? 1.75 : row % 5 == 0 ? 1.5 : 1.25);
+    }
+  }
   if (c.draw == Draw::zeros) {
     for (std::vector<double>* values : {&in.q, &in.k}) std::fill(values->begin(), values->end(), -0.0);
     for (std::vector<double>* values : {&in.v, &in.dout})

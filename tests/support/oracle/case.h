@@ -19,6 +19,7 @@ enum class Draw {
   ties,      // each score is one of two values
   denormal,  // numbers that the type holds with few bits
   zeros,     // Q and K are -0, and so are half of V and dO
+  huge,      // scores of 2^12 and far more: a row is the mean of a few values, for whose number lse has no room
 };
 
 /// Programs of cases: support/oracle/case_programs.h.
