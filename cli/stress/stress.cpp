@@ -152,7 +152,7 @@ int run_stress(const Arguments& arguments) {
     std::printf("device   %s\n", describe(device_info(options.device)).c_str());
     print(report);
   }
-  if (!report.differences.empty()) return check_failed;
+  if (!report.differences.empty() || report.compared_nothing()) return check_failed;
   return stopped() ? interrupted_by_user : ok;
 }
 
@@ -173,8 +173,9 @@ const Verb stress_verb{
     "  flash-attention stress --device cuda --problems 10000 --repeats 3 --json\n"
     "  flash-attention stress --device emulator --arch sm_90 --kernel forward/sm90\n"
     "\n"
-    "Exits with 1 where something differs, with the command that repeats the problem. Which problems a seed draws depends\n"
-    "on their domain: with --domain as it is there and another --kernel, another kernel runs the same problem.\n",
+    "Exits with 1 where something differs, with the command that repeats the problem, or where nothing was compared.\n"
+    "Which problems a seed draws depends on their domain: with --domain as it is there and another --kernel, another\n"
+    "kernel runs the same problem.\n",
     0,
     {{"minutes", "M", "stop after so many minutes", "1"},
      {"problems", "N", "stop after so many problems; without --minutes there is no other bound"},

@@ -89,7 +89,9 @@ void print(const StressReport& report) {
   }
   if (report.device_lost) std::puts("\nThe device failed; nothing more could be run on it.");
   if (report.cut_off) std::puts("The time was up while some problems were still under way.");
-  if (report.differences.empty())
+  if (report.compared_nothing())
+    std::puts("nothing was compared: the kernel took none of the problems");
+  else if (report.differences.empty())
     std::puts("no difference");
   else
     std::printf("\n%zu differences in %lld problems\n", report.differences.size(), static_cast<long long>(report.problems));

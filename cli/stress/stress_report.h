@@ -40,6 +40,9 @@ struct StressReport {
   bool device_lost = false;  ///< the device failed, so nothing more could be run
   bool cut_off = false;      ///< by the time limit, while a part of the work was still under way
   std::vector<Difference> differences{};
+
+  /// Of a kernel that was named: it has shown nothing.
+  bool compared_nothing() const { return problems > 0 && calls == 0 && differences.empty(); }
 };
 
 /// Counts of both.

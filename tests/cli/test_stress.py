@@ -99,6 +99,11 @@ def test_an_unknown_kernel_is_named(command):
         assert f"{flag}: there is no kernel 'forward/none'" in command("stress", flag, "forward/none", code=2).stderr
 
 
+def test_a_kernel_that_takes_no_problem_has_shown_nothing(command):
+    flags = "--device", "emulator", "--arch", "sm_90", "--domain", "backward/portable", "--kernel", "decode/mla_sm90"
+    assert "nothing was compared" in command("stress", *flags, "--problems", 1, code=1).stdout
+
+
 def with_half_of_every_scale(command, folder):
     """The environment in which the emulator takes the tree's kernels with one line changed: every score is half of it."""
     for part in ("kernels", "src/emulator/runtime"):
