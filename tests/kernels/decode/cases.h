@@ -54,6 +54,10 @@ inline std::vector<Case> decode_shapes() {
   Case window = base("window_over_long_keys", Dtype::bfloat16);
   window.problem.seq_kv = 1500, window.problem.seq_q = 3, window.problem.window_left = 150, window.problem.causal = true;
   cases.push_back(window);
+  Case heads = base("window_of_many_heads", Dtype::bfloat16);  // a block goes from head to head, past the same keys
+  heads.problem.seq_kv = 700, heads.problem.seq_q = 1, heads.problem.window_left = 150, heads.problem.causal = true;
+  heads.problem.heads_q = heads.problem.heads_kv = 8;
+  cases.push_back(heads);
   Case masked = base("masked", Dtype::bfloat16);
   masked.problem.seq_q = 7, masked.problem.heads_q = 6, masked.nan_value = 30;
   masked.problem.mask = over(masked.problem, true, true, true);
