@@ -33,39 +33,44 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
 #pragma unroll
     for (float& element : sum.sum) element = lse;
   }
-  // The weights add up to 1, but for the rounding of lse: 2^-24 of its size, which is more than float32 may be wrong.
-  constexpr bool normalises = features.dtype == Type::float32;
-  float weights = 0;
-  if constexpr (normalises && features.sink) weights = tile::exp(args.sink[head_idx] - lse);
+  // Normalised by what is computed here, not by lse: that is rounded to 2^-24 of its size, and the dot products that it is
+  // made of are not these. Of 8-bit products tensor cores keep 14 bits.
+  float max = features.sink ? args.sink[head_idx] : -tile::infinity, weights = 0;
 #pragma unroll 1
-  for (int j = range.begin; j < range.end; ++j) {
-    if (!score.visible(range, i, j)) continue;
-    const bool kept = !features.dropout || dropout.keeps(i, j);
-    if (!normalises && !kept) continue;
-    float dot = 0;
-    if constexpr (features.latent) {
-      dot = tile::latent_dot<features>(
-          args, sequence, kv_head_idx, j, tile::careful_dot<config.head_dim_v>(Q.row(i), V.row(j), lane),
-          tile::careful_dot<config.head_dim - config.head_dim_v>(Q.row(i) + config.head_dim_v, K.row(j), lane));
-    } else {
-      dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
+  for (int step = 0; step < 2; ++step) {  // for the largest score, then for all
+    if (features.sink && step == 1) weights = tile::exp(args.sink[head_idx] - max);
+#pragma unroll 1
+    for (int j = range.begin; j < range.end; ++j) {
+      if (!score.visible(range, i, j)) continue;
+      float dot = 0;
+      if constexpr (features.latent) {
+        dot = tile::latent_dot<features>(
+            args, sequence, kv_head_idx, j, tile::careful_dot<config.head_dim_v>(Q.row(i), V.row(j), lane),
+            tile::careful_dot<config.head_dim - config.head_dim_v>(Q.row(i) + config.head_dim_v, K.row(j), lane));
+      } else {
+        dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
+      }
+      if constexpr (features.token_scales && !features.latent)
+        dot *= tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
+      const float full = score.full(dot, i, j);
+      if (step == 0) {
+        max = ptx::max(max, full);
+        continue;
+      }
+      float p = tile::exp(full - max);
+      weights += p;
+      if (features.dropout && !dropout.keeps(i, j)) continue;
+      if (features.score_program && p == 0) continue;  // a score of -inf
+      if constexpr (features.token_scales) {
+        p *= tile::token_scale<features>(args, args.V_scale, sequence, kv_head_idx, j);
+      } else if constexpr (features.kv_scales) {
+        p *= tile::head_scale<features>(args.V_scale, sequence.batch_idx, kv_head_idx);
+      }
+      sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
     }
-    if constexpr (features.token_scales && !features.latent)
-      dot *= tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
-    float p = tile::exp(score.full(dot, i, j) - lse);
-    weights += p;
-    if (!kept || (features.score_program && p == 0)) continue;  // 0: a score of -inf
-    if constexpr (features.token_scales) {
-      p *= tile::token_scale<features>(args, args.V_scale, sequence, kv_head_idx, j);
-    } else if constexpr (features.kv_scales) {
-      p *= tile::head_scale<features>(args.V_scale, sequence.batch_idx, kv_head_idx);
-    }
-    sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
   }
-  if (normalises && weights > 0 && weights < tile::infinity) {
 #pragma unroll
-    for (float& element : sum.sum) element /= weights;
-  }
+  for (float& element : sum.sum) element /= weights;
   return sum;
 }
 
