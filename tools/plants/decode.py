@@ -111,7 +111,7 @@ PLANTS = (
         LOAD,
         "j < now.item.seen.end && chunk * chunk_elements < columns;",
         "j < now.item.seen.end;",
-        COVER,
+        "kernels_emulated_test */DecodeSm80.*two_long_runs* */DecodeSm80.*head_dim*",
     ),
     # Parts
     Plant(
