@@ -7,8 +7,9 @@
     tools/sanitize_gpu.py --list                 the commands, run none
     tools/sanitize_gpu.py --built                with the programs that are in build/release, built elsewhere
 
-Each kernel goes through a few telling cases of its contract, each pass through some problems of the covering arrays. A run
-that takes longer than --limit seconds is stopped and counts as not finished. Exits with 1 where something was reported that
+Each kernel goes through a few telling cases of its contract, each pass through some problems of the covering arrays: first
+without the sanitizer, under which NVRTC would take minutes, so that all kernels are in the cache. A run that takes longer
+than --limit seconds is stopped and counts as not finished. Exits with 1 where something was reported that
 docs/emulator.md does not explain, or where a test failed; with 2 where nothing could run.
 """
 
@@ -72,6 +73,7 @@ class Run:
     tool: str
     what: str
     command: tuple[str, ...]
+    bare: tuple[str, ...] = ()  # the same without the sanitizer
 
 
 def runs(sanitizer: str, tools: list[str], kernels: list[str], problems: int) -> list[Run]:
@@ -81,13 +83,27 @@ def runs(sanitizer: str, tools: list[str], kernels: list[str], problems: int) ->
         for kernel in kernels:
             own = OWN_CASES.get(kernel)
             filters = own or ":".join(f"*/{SUITES[kernel]}.*/{case}_*float*" for case in CASES)
-            program = str(BUILD / "tests" / "kernels_gpu_test")
-            found.append(Run(tool, kernel, (*start, program, f"--gtest_filter={filters}", "--gtest_brief=1")))
+            bare = (str(BUILD / "tests" / "kernels_gpu_test"), f"--gtest_filter={filters}", "--gtest_brief=1")
+            found.append(Run(tool, kernel, (*start, *bare), bare))
         # One process, which is the one that the sanitizer watches.
         stress = ("stress", "--device", "cuda", "--problems", str(problems), "--repeats", "1", "--jobs", "1")
         if tool != "racecheck" and set(kernels) >= set(SUITES):  # those kernels are among the planner's choice
-            found.append(Run(tool, "stress", (*start, str(BUILD / "flash-attention"), *stress)))
+            bare = (str(BUILD / "flash-attention"), *stress)
+            found.append(Run(tool, "stress", (*start, *bare), bare))
     return found
+
+
+def compile_kernels(runs: list[Run], limit_s: float, jobs: int) -> None:
+    """All that the runs want is in the kernel cache afterwards. What fails will fail again, and is told then."""
+
+    def one(command: tuple[str, ...]) -> None:
+        try:
+            subprocess.run(command, cwd=ROOT, capture_output=True, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            print(f"not finished after {limit_s:.0f} s without the sanitizer: {shlex.join(command)}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, dict.fromkeys(run.bare for run in runs)))
 
 
 def attempt(run: Run, limit_s: float) -> str:
@@ -135,6 +151,7 @@ def main() -> int:
         print(f"{run.tool} {run.what}  {time.monotonic() - start:.0f} s: {outcome}", flush=True)
         return bool(found) and not explained
 
+    compile_kernels(todo, options.limit, options.jobs)
     with ThreadPoolExecutor(options.jobs) as pool:
         wrong = sum(pool.map(one, todo))
     print(f"{len(todo)} runs, {wrong} with something to look at")

@@ -46,6 +46,15 @@ def test_what_a_run_says(tmp_path):
     assert "not finished" in outcome("exec sleep 5", limit_s=0.2)
 
 
+def test_kernels_are_compiled_without_the_sanitizer_first(tmp_path):
+    bare = (program(tmp_path, "test", f"echo once >> {tmp_path}/ran"),)
+    runs = [Run(tool, "forward/sm80", ("no-such-sanitizer", *bare), bare) for tool in sanitize_gpu.TOOLS]
+    sanitize_gpu.compile_kernels(runs, 20, 2)
+    assert (tmp_path / "ran").read_text() == "once\n"
+    for run in sanitize_gpu.runs("sanitizer", list(sanitize_gpu.TOOLS), ["forward/sm80"], 5):
+        assert run.command[-len(run.bare) :] == run.bare
+
+
 def test_without_a_sanitizer_it_says_so():
     command = [sys.executable, ROOT / "tools/sanitize_gpu.py", "--sanitizer", "no-such-sanitizer"]
     done = subprocess.run(command, capture_output=True, text=True)
