@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from flash_attention.masks.intervals import LAST, IntervalMask
@@ -13,12 +14,37 @@ def _torch():
     return torch
 
 
-def _numbers(values, device):
-    """int32 on a device, whatever the caller had."""
+def _whole(name, value, least=0):
+    """A Python int of at least that much."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+    if not least <= value <= LAST:
+        raise ValueError(f"{name}: got {value}; allowed are {least} to {LAST}")
+    return value
+
+
+def _numbers(name, values, device):
+    """int32 on a device, whatever the caller had; numbers below 0 are refused where the host can see them."""
     torch = _torch()
-    if isinstance(values, torch.Tensor):
-        return values.to(device=device or values.device, dtype=torch.int32)
-    return torch.tensor(list(values), dtype=torch.int32, device=device)
+    if not isinstance(values, torch.Tensor):
+        if isinstance(values, str) or not hasattr(values, "__iter__"):
+            raise TypeError(f"{name}: expected ints or a tensor of them, got {type(values).__name__}")
+        numbers = [_whole(f"{name}[{n}]", value) for n, value in enumerate(values)]
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+    if values.dim() != 1 or values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"{name}: got {values.dtype} {list(values.shape)}; expected ints of one axis")
+    if values.device.type == "cpu":
+        _refuse(name, values, (values < 0) | (values > LAST), f"allowed are 0 to {LAST}")
+    return values.to(device=device or values.device, dtype=torch.int32)
+
+
+def _refuse(name, values, wrong, allowed):
+    """Names the first entry that is wrong, where the host can see it."""
+    if values.device.type == "cpu" and wrong.any():
+        entry = int(wrong.nonzero()[0])
+        raise ValueError(f"{name}[{entry}]: got {int(values[entry])}; {allowed}")
 
 
 def _mask(columns, causal=False, window=(-1, -1), seq_q=None):
@@ -36,9 +62,12 @@ def documents(cu_seqlens: Any, *, causal: bool = True, total: int | None = None,
     cu_seqlens[-1] if None; what is behind the last document is one more.
     """
     torch = _torch()
-    starts = _numbers(cu_seqlens, device)
-    if total is None:
-        total = int(starts[-1])
+    starts = _numbers("cu_seqlens", cu_seqlens, device)
+    if not len(starts):
+        raise ValueError("cu_seqlens: got none; expected where each document begins, and the end of the last")
+    _refuse("cu_seqlens", starts[:1], starts[:1] != 0, "the first document begins at 0")
+    _refuse("cu_seqlens", starts, starts.diff(prepend=starts[:1]) < 0, "it must not be less than the entry before")
+    total = int(starts[-1]) if total is None else _whole("total", total)
     keys = torch.arange(total, dtype=torch.int32, device=starts.device)
     which = torch.searchsorted(starts, keys, right=True)
     edges = torch.cat([starts, starts.new_tensor([LAST])])
@@ -57,7 +86,9 @@ def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMa
     """
     torch = _torch()
     parents = [int(parent) for parent in parents]
-    sizes = [1] * len(parents) if lengths is None else [int(length) for length in lengths]
+    sizes = [1] * len(parents)
+    if lengths is not None:
+        sizes = [_whole(f"lengths[{n}]", int(length)) for n, length in enumerate(lengths)]
     if len(sizes) != len(parents):
         raise ValueError(f"lengths: got {len(sizes)} of them; there are {len(parents)} parents")
     path = []
@@ -82,15 +113,16 @@ def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMa
 
 def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None) -> IntervalMask:
     """A prompt and several answers to it, end to end: each answer sees the prompt and itself. Causal, one bound."""
-    suffixes = [int(length) for length in suffixes]
+    prefix = _whole("prefix", prefix)
+    suffixes = [_whole(f"suffixes[{n}]", int(length)) for n, length in enumerate(suffixes)]
     return tree([-1, *(0,) * len(suffixes)], [prefix, *suffixes], device=device)
 
 
 def prefix_lm(prefix: Any, total: int, *, device: Any = None) -> IntervalMask:
     """The first `prefix` tokens see each other, the others see what is before them. prefix: an int, or one a sequence."""
     torch = _torch()
-    lengths = _numbers([prefix] if isinstance(prefix, int) else prefix, device)[:, None]
-    keys = torch.arange(total, dtype=torch.int32, device=lengths.device)[None]
+    lengths = _numbers("prefix", [prefix] if isinstance(prefix, int) else prefix, device)[:, None]
+    keys = torch.arange(_whole("total", total), dtype=torch.int32, device=lengths.device)[None]
     end = torch.where(keys < lengths, 0, keys)
     rows = torch.stack([torch.zeros_like(end), end], dim=-1)
     return IntervalMask(rows[:, None].to(torch.int32))
@@ -99,8 +131,13 @@ def prefix_lm(prefix: Any, total: int, *, device: Any = None) -> IntervalMask:
 def spans(begins: Any, ends: Any, total: int, *, device: Any = None) -> IntervalMask:
     """Causal, but the tokens of a span [begin, end) see each other: images in a text. Spans are sorted and lie apart."""
     torch = _torch()
-    begins, ends = _numbers(begins, device), _numbers(ends, device)
-    keys = torch.arange(total, dtype=torch.int32, device=begins.device)
+    begins, ends = _numbers("begins", begins, device), _numbers("ends", ends, device)
+    if begins.shape != ends.shape:
+        raise ValueError(f"ends: got {len(ends)} of them; there are {len(begins)} begins")
+    if begins.numel():
+        _refuse("ends", ends, ends < begins, "a span ends behind its begin")
+        _refuse("begins", begins, begins < torch.cat([begins[:1], ends[:-1]]), "spans are sorted and lie apart")
+    keys = torch.arange(_whole("total", total), dtype=torch.int32, device=begins.device)
     end = keys
     if begins.numel():
         which = torch.searchsorted(begins, keys, right=True) - 1
@@ -112,14 +149,16 @@ def spans(begins: Any, ends: Any, total: int, *, device: Any = None) -> Interval
 def block_causal(block: int, total: int, *, device: Any = None) -> IntervalMask:
     """Causal by blocks of `block` tokens: a token sees all of its own block, and the blocks before it."""
     torch = _torch()
-    keys = torch.arange(total, dtype=torch.int32, device=device)
+    block = _whole("block", block, 1)
+    keys = torch.arange(_whole("total", total), dtype=torch.int32, device=device)
     return _mask([torch.zeros_like(keys), keys // block * block])
 
 
 def sink_window(sink: int, window: int, total: int, *, device: Any = None) -> IntervalMask:
     """Causal: the last `window` keys, the query's own among them, and the first `sink` keys of all."""
     torch = _torch()
-    keys = torch.arange(total, dtype=torch.int32, device=device)
+    sink, window = _whole("sink", sink), _whole("window", window)
+    keys = torch.arange(_whole("total", total), dtype=torch.int32, device=device)
     return _mask([torch.where(keys < sink, LAST, keys + window)], causal=True)
 
 
@@ -129,6 +168,7 @@ def block_diffusion(length: int, block: int, *, device: Any = None) -> IntervalM
     A noised block sees itself and the clean blocks before it; a clean block sees itself and the clean blocks before it.
     """
     torch = _torch()
+    length, block = _whole("length", length), _whole("block", block, 1)
     keys = torch.arange(2 * length, dtype=torch.int32, device=device)
     clean = keys >= length
     begin = keys % length // block * block  # of the key's block

@@ -244,6 +244,32 @@ def test_wrong_shapes_are_refused(rows, message):
         attention(*inputs(61, 61), hidden_rows=rows)
 
 
+@pytest.mark.parametrize(
+    "build, kind, message",
+    [
+        (lambda: masks.documents([10, 24]), ValueError, r"cu_seqlens\[0\]: got 10; the first document begins at 0"),
+        (lambda: masks.documents(torch.tensor([0, 9, 4])), ValueError, r"cu_seqlens\[2\]: got 4; it must not be less"),
+        (lambda: masks.documents([0, -3]), ValueError, r"cu_seqlens\[1\]: got -3"),
+        (lambda: masks.documents(torch.tensor([0.0, 9.5])), TypeError, "cu_seqlens: got torch.float32"),
+        (lambda: masks.documents([0, 9.5]), TypeError, r"cu_seqlens\[1\]: expected an int, got float"),
+        (lambda: masks.documents([]), ValueError, "cu_seqlens: got none"),
+        (lambda: masks.documents(9), TypeError, "cu_seqlens: expected ints"),
+        (lambda: masks.tree([-1, 0], [3, -1]), ValueError, r"lengths\[1\]: got -1"),
+        (lambda: masks.shared_prefix(-2, [3]), ValueError, "prefix: got -2"),
+        (lambda: masks.prefix_lm(4, -1), ValueError, "total: got -1"),
+        (lambda: masks.spans([0, 3], [5, 9], 24), ValueError, r"begins\[1\]: got 3; spans are sorted"),
+        (lambda: masks.spans([5], [2], 24), ValueError, r"ends\[0\]: got 2; a span ends behind"),
+        (lambda: masks.spans([5], [7, 9], 24), ValueError, "ends: got 2 of them; there are 1 begins"),
+        (lambda: masks.block_causal(0, 24), ValueError, "block: got 0; allowed are 1"),
+        (lambda: masks.sink_window(4, -1, 24), ValueError, "window: got -1"),
+        (lambda: masks.block_diffusion(24, 0), ValueError, "block: got 0"),
+    ],
+)
+def test_builders_refuse_what_is_no_mask(build, kind, message):
+    with pytest.raises(kind, match=message):
+        build()
+
+
 def test_wrong_types_are_refused():
     with pytest.raises(TypeError, match=r"hidden_rows.*int32"):
         attention(*inputs(61, 61), hidden_rows=torch.zeros(61, 2))
