@@ -7,6 +7,7 @@
 #include "abi/forward_sm90.h"
 #include "abi/key_bounds.h"
 #include "plan/families/portable.h"
+#include "plan/families/sm90_tile.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
@@ -72,11 +73,6 @@ bool is_wide(const Problem& p) {
   return abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v));
 }
 
-/// Options that touch every score.
-int count_score_options(const Problem& p) {
-  return p.bias.present + p.mask.present + (p.dropout_p != 0) + (p.softcap != 0) + p.alibi + 2 * program_traits(p).score;
-}
-
 }  // namespace
 
 bool has_bias_boxes(const Problem& p) {
@@ -96,12 +92,6 @@ std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
 }
 
 namespace {
-
-struct Tile {
-  int block_q;
-  int block_kv;
-  int num_stages = 2;
-};
 
 /// As many tiles of biases as fit, three at most, beside two stages of keys.
 void add_bias_stages(const Problem& p, abi::ForwardConfig& config) {
@@ -140,46 +130,14 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, cons
   return config;
 }
 
-/// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
-/// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
-Tile choose_tile(const Problem& p, const DeviceInfo& device) {
+Sm90Tile choose_tile(const Problem& p, const DeviceInfo& device) {
   if (is_wide(p)) {
     const std::int64_t row_tiles = (p.seq_q + 63) / 64;
     const bool in_pairs = row_tiles % 2 == 0 || row_tiles > 8;  // few rows are lost
     const int block_q = in_pairs && reject_cluster(p).empty() ? 128 : 64;
     return {block_q, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
   }
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const ProgramTraits program = program_traits(p);
-  constexpr int few_values = 12;  // a program of so many in addition to S, P and O: tests/kernels/program_compile_test.cpp
-  const bool masked = has_tile_map(p) || p.mask.present;
-  const bool dropout = p.dropout_p != 0;
-  const int options = count_score_options(p);
-  // A mask by itself comes as words of bits (kernels/forward/sm90/mask_words.cuh).
-  const bool loads_scores =
-      p.bias.present || (p.mask.present && options > 1) || program.loads_scores || program.values > few_values;
-  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
-  const bool windowed = p.window_left >= 0 || p.window_right >= 0;
-  if (dim > 192) return {128, options > 1 || p.bias.present ? 32 : 64};
-  if (dim > 128) return {128, options > 2 ? 32 : 64};
-  // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
-  const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
-  if (bias_alone && (dim <= 64 || has_bias_boxes(p)) && p.window_left < 0) return {128, 128, 4};
-  if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
-  const bool one_bend = options == 1 && (dropout || p.softcap != 0 || p.alibi);
-  if (one_bend && dim <= 64 && !lengths && !masked && p.window_left < 0 && p.seq_q >= 2048)
-    return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
-  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
-  if (options == 0 && !lengths && !masked && p.window_left < 0 && p.seq_q > 128) {
-    const std::int64_t pairs_of_warpgroups = (p.seq_q + 127) / 128 * p.heads_q * p.batch;
-    if (p.seq_q >= 512 && 2 * pairs_of_warpgroups <= device.num_sms) return {64, 64};  // an SM for each warpgroup
-    if (dim <= 64) {
-      if (windowed ? p.seq_q <= 1024 : p.seq_q < 512) return {64, 64};
-      return {192, 128, windowed ? 4 : 2};
-    }
-    if (windowed && p.seq_q <= 1024) return {128, 64, 4};
-  }
-  return {128, 128, dim <= 64 ? 4 : 2};
+  return choose_sm90_tile(p, device);
 }
 
 std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
@@ -215,7 +173,7 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   return reason;
 }
 
-Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& tile) {
+Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile& tile) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
@@ -236,14 +194,17 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Tile& til
   // block remembers 64 of them.
   const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
   const bool unknown = abi::forward_sm90_has_mask_words(config) && all_tiles > sms && all_tiles <= 48 * sms;
-  const bool dynamic_scheduler = unknown || (uneven && tile.block_q == 192 && all_tiles <= 200 * sms);
+  const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
+  const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
+  // Tiles that all run at once need no order, and where the second of two is short blocks take them in turn.
+  const bool at_once = all_tiles * cluster <= blocks_per_sm * sms;
+  const bool in_turn = row_tiles == 2 && p.seq_q % tile.block_q != 0;
+  const bool dynamic_scheduler = unknown || (uneven && tile.block_q == 192 && !at_once && all_tiles <= 200 * sms);
   config.dynamic_scheduler = dynamic_scheduler;
-  config.pair_tiles = uneven && !dynamic_scheduler;
+  config.pair_tiles = uneven && !dynamic_scheduler && !at_once && !in_turn;
   add_bias_stages(p, config);
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
-  const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
-  const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
@@ -261,7 +222,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device) {
 }
 
 Plan lay_out_forward_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
-  return lay_out_forward(p, device, Tile{asked.block_q, asked.block_kv, asked_config(p, device, asked).num_stages});
+  return lay_out_forward(p, device, Sm90Tile{asked.block_q, asked.block_kv, asked_config(p, device, asked).num_stages});
 }
 
 }  // namespace

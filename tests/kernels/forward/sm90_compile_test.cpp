@@ -45,6 +45,8 @@ TEST(ForwardSm90Compiles, HeadDims) {
     problems.back().seq_q = problems.back().seq_kv = seq;
   };
   add(64, true, 4096);
+  for (const std::int64_t seq : {77, 512, 600}) add(64, false, seq);  // few row tiles: 128 x 64, 64 x 128
+  add(128, true, 128);
   add(96, false, 8192);
   add(128, false, 8192);
   add(128, true, 16384);

@@ -1,0 +1,76 @@
+#include "plan/families/sm90_tile.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "plan/families/sm90.h"
+#include "plan/masks.h"
+#include "plan/program.h"
+
+namespace flash_attention::plan {
+
+int count_score_options(const Problem& p) {
+  return p.bias.present + p.mask.present + (p.dropout_p != 0) + (p.softcap != 0) + p.alibi + 2 * program_traits(p).score;
+}
+
+namespace {
+
+/// Of all heads and sequences.
+std::int64_t count_row_tiles(const Problem& p, int block_q) {
+  return (p.seq_q + block_q - 1) / block_q * p.heads_q * p.batch;
+}
+
+/// Up to a head_dim of 128, without options, lengths, masks or a left edge: short sequences, and so few row tiles that SMs
+/// would be idle. docs/lab/forward_sm90.md, "Small problems", has the measurements (H200).
+std::optional<Sm90Tile> choose_small_tile(const Problem& p, std::int64_t dim, std::int64_t sms) {
+  const bool causal = p.window_right >= 0;
+  const std::int64_t tiles = count_row_tiles(p, 64);
+  if (p.seq_q < 512) {
+    const bool few_keys = p.seq_kv < 512;
+    if (dim > 64) return few_keys && tiles <= 2 * sms ? std::optional<Sm90Tile>({64, 64}) : std::nullopt;
+    if (p.seq_q > 128 || (few_keys && causal)) return Sm90Tile{64, 64};
+    return few_keys ? std::optional<Sm90Tile>({128, 64, 4}) : std::nullopt;
+  }
+  if (tiles <= sms) return dim <= 64 ? Sm90Tile{64, 128, 4} : Sm90Tile{64, 64, 4};  // an SM for each warpgroup
+  if (dim > 64) return std::nullopt;
+  if (tiles <= 2 * sms && !causal) return Sm90Tile{64, 128};
+  if (causal && p.seq_q > 1024 && count_row_tiles(p, 128) <= 2 * sms) return Sm90Tile{128, 128, 4};  // a pair for each SM
+  return std::nullopt;
+}
+
+}  // namespace
+
+/// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
+/// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
+Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const ProgramTraits program = program_traits(p);
+  constexpr int few_values = 12;  // a program of so many in addition to S, P and O: tests/kernels/program_compile_test.cpp
+  const bool masked = has_tile_map(p) || p.mask.present;
+  const bool dropout = p.dropout_p != 0;
+  const int options = count_score_options(p);
+  // A mask by itself comes as words of bits (kernels/forward/sm90/mask_words.cuh).
+  const bool loads_scores =
+      p.bias.present || (p.mask.present && options > 1) || program.loads_scores || program.values > few_values;
+  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
+  const bool windowed = p.window_left >= 0 || p.window_right >= 0;
+  if (dim > 192) return {128, options > 1 || p.bias.present ? 32 : 64};
+  if (dim > 128) return {128, options > 2 ? 32 : 64};
+  // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
+  const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
+  if (bias_alone && (dim <= 64 || has_bias_boxes(p)) && p.window_left < 0) return {128, 128, 4};
+  if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
+  const bool one_bend = options == 1 && (dropout || p.softcap != 0 || p.alibi);
+  if (one_bend && dim <= 64 && !lengths && !masked && p.window_left < 0 && p.seq_q >= 2048)
+    return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
+  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
+  if (options == 0 && !lengths && !masked && p.window_left < 0) {
+    if (const std::optional<Sm90Tile> small = choose_small_tile(p, dim, device.num_sms)) return *small;
+    if (dim <= 64 && p.seq_q > 128)
+      return windowed && p.seq_q <= 1024 ? Sm90Tile{64, 64} : Sm90Tile{192, 128, windowed ? 4 : 2};
+    if (windowed && p.seq_q <= 1024 && p.seq_q > 128) return {128, 64, 4};
+  }
+  return {128, 128, dim <= 64 ? 4 : 2};
+}
+
+}  // namespace flash_attention::plan

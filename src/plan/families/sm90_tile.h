@@ -1,0 +1,20 @@
+#pragma once
+
+#include "plan/kernel_table.h"
+
+// The tiles of forward/sm90, up to head dimensions of 256.
+
+namespace flash_attention::plan {
+
+struct Sm90Tile {
+  int block_q;
+  int block_kv;
+  int num_stages = 2;
+};
+
+/// How many options touch every score; a program counts as two.
+int count_score_options(const Problem& problem);
+
+Sm90Tile choose_sm90_tile(const Problem& problem, const DeviceInfo& device);
+
+}  // namespace flash_attention::plan

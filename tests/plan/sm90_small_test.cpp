@@ -1,0 +1,66 @@
+// forward/sm90: the tiles of problems that are too small for all SMs.
+#include <gtest/gtest.h>
+
+#include "flash_attention/attention.h"
+#include "plan/kernel_config.h"
+
+namespace flash_attention::testing {
+namespace {
+
+struct Planned {
+  Plan plan;
+  abi::ForwardConfig config;
+};
+
+/// On 132 SMs.
+Planned planned(std::int64_t batch, std::int64_t seq, std::int64_t heads, std::int64_t dim, bool causal) {
+  Problem p{.batch = batch, .seq_q = seq, .seq_kv = seq, .heads_q = heads, .heads_kv = heads, .head_dim = dim};
+  p.dtype = Dtype::bfloat16;
+  p.causal = causal;
+  Plan plan = make_plan(p, Pass::forward, typical_gpu(90), "forward/sm90");
+  const auto* config = plan::config_of<abi::ForwardConfig>(plan.launches[0]);
+  return {plan, *config};
+}
+
+void expect_tile(const Planned& found, int block_q, int block_kv, int stages) {
+  EXPECT_EQ(found.config.block_q, block_q);
+  EXPECT_EQ(found.config.block_kv, block_kv);
+  EXPECT_EQ(found.config.num_stages, stages);
+}
+
+TEST(Sm90Small, EachWarpgroupHasAnSmWhereThereAreEnough) {
+  const Planned causal = planned(1, 1024, 8, 64, true);
+  expect_tile(causal, 64, 128, 4);
+  EXPECT_FALSE(causal.config.pair_tiles);
+  EXPECT_EQ(causal.plan.launches[0].grid[0], 128);
+  expect_tile(planned(1, 512, 8, 128, false), 64, 64, 4);
+}
+
+TEST(Sm90Small, TwoBlocksShareAnSmBeforeThreeWarpgroupsDo) {
+  for (const auto& [seq, heads] : {std::pair{577, 16}, std::pair{1024, 12}})
+    expect_tile(planned(1, seq, heads, 64, false), 64, 128, 2);
+  expect_tile(planned(1, 2048, 32, 64, false), 192, 128, 2);
+}
+
+TEST(Sm90Small, ShortSequencesHaveSmallTiles) {
+  expect_tile(planned(64, 77, 12, 64, true), 64, 64, 2);
+  expect_tile(planned(16, 77, 16, 64, false), 128, 64, 4);
+  expect_tile(planned(4, 128, 32, 128, false), 64, 64, 2);
+  expect_tile(planned(64, 128, 32, 128, false), 128, 128, 2);
+}
+
+TEST(Sm90Small, PairsAreForTilesThatWait) {
+  EXPECT_FALSE(planned(1, 1024, 16, 128, true).config.pair_tiles);  // 128 tiles
+  EXPECT_FALSE(planned(64, 77, 12, 64, true).config.pair_tiles);    // two of a head, the second short
+  EXPECT_TRUE(planned(64, 128, 12, 64, true).config.pair_tiles);    // every other block would have all the long ones
+  const Planned one_each = planned(1, 2048, 16, 64, true);
+  expect_tile(one_each, 128, 128, 4);
+  EXPECT_TRUE(one_each.config.pair_tiles);
+  EXPECT_EQ(one_each.plan.launches[0].grid[0], 128);
+  const Planned large = planned(8, 2048, 16, 64, true);
+  expect_tile(large, 192, 128, 4);
+  EXPECT_TRUE(large.config.dynamic_scheduler);
+}
+
+}  // namespace
+}  // namespace flash_attention::testing
