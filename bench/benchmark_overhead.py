@@ -27,6 +27,8 @@ def contestants(shape, device):
     g = q.clone().requires_grad_()
     q_first, g_first = q.transpose(1, 2), q.clone().transpose(1, 2).requires_grad_()
     module = FlashAttention()
+    leaves, leaves_first = trained(q), trained(q_first)
+    kept, kept_first = ours_of(leaves), torch_of(leaves_first)  # a graph that is gone through again and again
     one, lengths = q[:, :1], torch.full((shape[0],), shape[1], dtype=torch.int32, device=device)
     table = torch.arange(shape[0], dtype=torch.int32, device=device)[:, None]  # a page a sequence
     return {
@@ -41,7 +43,24 @@ def contestants(shape, device):
         "torch's": lambda: scaled_dot_product_attention(q_first, q_first, q_first, is_causal=True),
         "attention(), a gradient to come": lambda: attention(g, g, g, causal=True),
         "torch's, a gradient to come": lambda: scaled_dot_product_attention(g_first, g_first, g_first, is_causal=True),
+        "backward of attention()": lambda: torch.autograd.grad(kept, leaves, q, retain_graph=True),
+        "backward of torch's": lambda: torch.autograd.grad(kept_first, leaves_first, q_first, retain_graph=True),
+        "attention() and its backward": lambda: torch.autograd.grad(ours_of(leaves), leaves, q),
+        "torch's and its backward": lambda: torch.autograd.grad(torch_of(leaves_first), leaves_first, q_first),
     }
+
+
+def trained(x):
+    """q, k and v that want gradients."""
+    return [x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(3)]
+
+
+def ours_of(leaves):
+    return attention(*leaves, causal=True)
+
+
+def torch_of(leaves):
+    return scaled_dot_product_attention(*leaves, is_causal=True)
 
 
 def batch_of(call, device):
