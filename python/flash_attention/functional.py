@@ -193,7 +193,8 @@ def attention(
             raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
         return _run_program()(tensors, options, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
     if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-        return _run_narrow()(tensors, options, return_lse, q_descale, k_descale, v_descale, out_dtype)
+        descales = q_descale, k_descale, v_descale
+        return _run_narrow()(tensors, options, *check_seed(seed, offset), return_lse, *descales, out_dtype)
     return _run_of(q)(tensors, options, *check_seed(seed, offset), return_lse)
 
 
@@ -278,7 +279,8 @@ def attention_packed(
             raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
         return _run_program()(tensors, options, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
     if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-        return _run_narrow()(tensors, options, return_lse, q_descale, k_descale, v_descale, out_dtype)
+        descales = q_descale, k_descale, v_descale
+        return _run_narrow()(tensors, options, *check_seed(seed, offset), return_lse, *descales, out_dtype)
     return _run_of(q)(tensors, options, *check_seed(seed, offset), return_lse)
 
 

@@ -14,6 +14,7 @@ from flash_attention.functional import _planned, make_options
 from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors
 from flash_attention.pytorch import flops as torch_flops
 from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.gradients import refusing_gradients
 
 _CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
 _NUM_TENSORS = NUM_TENSORS + 2
@@ -78,7 +79,7 @@ def attention_over_cache(
             q, k, v, causal, window, softcap, scale, 0.0, False, "bshd", "bottom_right", seqused_kv, page_table, return_lse
         )
         if found is not None:
-            return _refusing_gradients(found, q, k, v)
+            return refusing_gradients("attention_over_cache", found, q, k, v)
     sources = q, k, v, sink, alibi_slopes
     k, v, codes = as_bytes(k, v, cache_dtype)
     tensors = Tensors(
@@ -94,33 +95,7 @@ def attention_over_cache(
         out, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)
     else:
         out, lse = _forward(tensors, options, return_lse, *narrow)
-    return _refusing_gradients((out, lse) if return_lse else out, *sources)
-
-
-class _ForwardOnly(torch.autograd.Function):
-    """Results that require a gradient, as torch's do, and refuse it in the backward pass: it is not computed."""
-
-    @staticmethod
-    def forward(ctx, num_results, *results_and_sources):
-        return results_and_sources[:num_results]
-
-    @staticmethod
-    def backward(ctx, *unused):
-        raise RuntimeError(
-            "attention_over_cache: has no gradients, and the tensors it was given require them; attention() and "
-            "attention_packed() have, and torch.no_grad() or detach() says that none are wanted"
-        )
-
-
-def _refusing_gradients(found, *sources):
-    if not torch.is_grad_enabled() or functional.is_tracing():
-        return found
-    sources = [tensor for tensor in sources if isinstance(tensor, Tensor) and tensor.requires_grad]
-    if not sources:
-        return found
-    results = found if isinstance(found, tuple) else (found,)
-    results = _ForwardOnly.apply(len(results), *results, *sources)
-    return results if isinstance(found, tuple) else results[0]
+    return refusing_gradients("attention_over_cache", (out, lse) if return_lse else out, *sources)
 
 
 def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", latent=False):

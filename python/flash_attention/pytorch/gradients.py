@@ -1,4 +1,4 @@
-"""The backward pass as a node of torch's graph, so that its own derivative is refused, not dropped."""
+"""The backward pass as a node of torch's graph: gradients that are not computed, its own first, are refused, not dropped."""
 
 import torch
 
@@ -28,6 +28,34 @@ class Gradients(torch.autograd.Function):
         pass
 
     backward = staticmethod(refuse)
+
+
+class ForwardOnly(torch.autograd.Function):
+    """Results that require a gradient, as torch's do, and refuse it in the backward pass: it is not computed."""
+
+    @staticmethod
+    def forward(ctx, name, num_results, *results_and_sources):
+        ctx.name = name
+        return results_and_sources[:num_results]
+
+    @staticmethod
+    def backward(ctx, *unused):
+        raise RuntimeError(
+            f"{ctx.name}: has no gradients, and the tensors it was given require them; attention() of float32, float16 and "
+            "bfloat16 has, and torch.no_grad() or detach() says that none are wanted"
+        )
+
+
+def refusing_gradients(name, found, *sources):
+    """`found`, a result or a tuple of them, of a call without a backward pass."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return found
+    sources = [tensor for tensor in sources if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    if not sources:
+        return found
+    results = found if isinstance(found, tuple) else (found,)
+    results = ForwardOnly.apply(name, len(results), *results, *sources)
+    return results if isinstance(found, tuple) else results[0]
 
 
 # Of an autograd function's arguments: q, k, v, options, seed, offset, *extras, which are the other tensors.

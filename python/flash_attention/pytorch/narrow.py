@@ -6,16 +6,21 @@ As pytorch.ops: eager code calls the binding, whatever traces goes through torch
 import torch
 
 from flash_attention import _core
+from flash_attention.arguments.seeds import signed, unsigned
 from flash_attention.arguments.shapes import lse_shape
 from flash_attention.options import NUM_TENSORS, Tensors, split
+from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.gradients import refusing_gradients
 
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 _OUT = (torch.bfloat16, torch.float16, torch.float32)
-_NARROW = "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str codes, ScalarType out_dtype"
+_NARROW = (
+    "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str codes, ScalarType out_dtype, SymInt? seed=None, SymInt offset=0"
+)
 
 
-def run(tensors, options, return_lse, q_descale, k_descale, v_descale, out_dtype):
+def run(tensors, options, seed, offset, return_lse, q_descale, k_descale, v_descale, out_dtype):
     """attention() or attention_packed() of float8 tensors; each is worth code * descale."""
     q, k, v = tensors.q, tensors.k, tensors.v
     if not isinstance(q, torch.Tensor) or q.dtype not in FLOAT8:
@@ -33,12 +38,18 @@ def run(tensors, options, return_lse, q_descale, k_descale, v_descale, out_dtype
         raise ValueError('kernel: the textbook algorithm, "standard", takes no 8-bit tensors')
     scales = _descales(tensors, options, q_descale, k_descale, v_descale)
     codes = FLOAT8[q.dtype]
+    torch_autograd._check(tensors)
+    tensors = torch_autograd._as_taken(tensors, options)
+    sources = (*tensors[:3], tensors.bias, tensors.sink, *scales)
+    seed, offset = None if seed is None else signed(seed), signed(offset)
     tensors = Tensors(*(tensor.view(torch.uint8) for tensor in (q, k, v)), *tensors[3:])
     if torch_ops.is_watched(q):
-        out, lse = torch.ops.flash_attention.forward_narrow(*tensors[:NUM_TENSORS], *options, *scales, codes, out_dtype)
+        out, lse = torch.ops.flash_attention.forward_narrow(
+            *tensors[:NUM_TENSORS], *options, *scales, codes, out_dtype, seed, offset
+        )
     else:
-        out, lse = _forward(tensors, options, return_lse, *scales, codes, out_dtype)
-    return (out, lse) if return_lse else out
+        out, lse = _forward(tensors, options, return_lse, *scales, codes, out_dtype, seed, offset)
+    return refusing_gradients("attention of float8 tensors", (out, lse) if return_lse else out, *sources)
 
 
 def _descales(tensors, options, *given):
@@ -81,17 +92,19 @@ def _empty_results(tensors, options, out_dtype, need_lse):
     return out, q.new_empty(lse_shape(tensors, options), dtype=torch.float32) if need_lse else None
 
 
-def _forward(tensors, options, need_lse, q_scale, k_scale, v_scale, codes, out_dtype):
+def _forward(tensors, options, need_lse, q_scale, k_scale, v_scale, codes, out_dtype, seed=None, offset=0):
+    seed = unsigned(torch_ops.drawn(seed, options))
     out, lse = _empty_results(tensors, options, out_dtype, need_lse)
     tensors = tensors._replace(k_scale=k_scale, v_scale=v_scale, q_scale=q_scale)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
-    _core.forward(tensors, options, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), codes=codes)
+    make = lambda size: torch_ops.workspace(out, size)  # noqa: E731
+    _core.forward(tensors, options, out, lse, seed, unsigned(offset), stream, make, codes=codes)
     return out, lse
 
 
 torch_ops.library.define(
     f"forward_narrow({torch_ops.TENSORS}, {torch_ops.OPTIONS}, {_NARROW}) -> (Tensor out, Tensor lse)",
-    tags=torch_ops.EXACT_STRIDES,
+    tags=torch_ops.TAGS,
 )
 
 
@@ -102,7 +115,7 @@ def _forward_op(*arguments):
 
 def _forward_fake(*arguments):
     tensors, options, narrow = split(arguments)
-    return _empty_results(tensors, options, narrow[-1], True)
+    return _empty_results(tensors, options, narrow[4], True)  # out_dtype
 
 
 for _key in ("CPU", "CUDA"):

@@ -65,10 +65,7 @@ def backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need
 
 
 def _forward(tensors, options, seed, offset, need_lse):
-    dropout_p = options.dropout_p
-    if seed is None:
-        # From torch's default generator, so that torch.manual_seed and activation checkpointing replay it.
-        seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
+    seed = drawn(seed, options)
     out, lse = empty_results(tensors, options, need_lse)
     follows = 0 if need_lse and any(tensor.requires_grad for tensor in tensors[:3]) else None
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
@@ -76,7 +73,14 @@ def _forward(tensors, options, seed, offset, need_lse):
         tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size),
         backward=follows,
     )  # fmt: skip
-    return out, lse, torch.tensor((seed, offset)) if dropout_p else None
+    return out, lse, torch.tensor((seed, offset)) if options.dropout_p else None
+
+
+def drawn(seed, options):
+    """The seed of dropout; None: of torch's default generator, so that torch.manual_seed and checkpointing replay it."""
+    if seed is not None:
+        return seed
+    return int(torch.randint(2**63 - 1, ())) if options.dropout_p else 0
 
 
 def _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
@@ -132,13 +136,13 @@ def _empty_gradients(tensors, need_dbias, need_dsink):
 
 
 library = torch.library.Library("flash_attention", "DEF")
-_tags = [torch.Tag.nondeterministic_seeded]
+TAGS = [torch.Tag.nondeterministic_seeded]
 if hasattr(torch.Tag, "needs_exact_strides"):
-    _tags.append(torch.Tag.needs_exact_strides)
-EXACT_STRIDES = _tags[1:]
+    TAGS.append(torch.Tag.needs_exact_strides)
+EXACT_STRIDES = TAGS[1:]
 library.define(
     f"forward({TENSORS}, {OPTIONS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
-    tags=_tags,
+    tags=TAGS,
 )
 library.define(
     f"backward({TENSORS}, {OPTIONS}, Tensor out, Tensor lse, Tensor rng_state, Tensor? dout, Tensor? dlse, "

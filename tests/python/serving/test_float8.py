@@ -139,6 +139,31 @@ def test_rotation_keeps_products():
     assert torch.allclose(spread.abs(), torch.full((64,), 0.125))
 
 
+def test_dropout_and_what_is_added_to_scores():
+    """The same mask as of any other call with that seed and offset; biases and sinks as attention() takes them."""
+    _, (q, k, v), _ = made()
+    options = {"dropout_p": 0.4, "seed": 2**63 + 5, "offset": 3}
+    more = {"bias": torch.randn(4, 70, 1), "sink": torch.randn(4).bfloat16(), "alibi_slopes": torch.rand(4).half()}
+    wide = [tensor.float() for tensor in (q, k, v)]
+    for given in (options, more, options | more):
+        expected = attention(*wide, causal=True, **given)
+        got = attention(q, k, v, causal=True, out_dtype=torch.float32, **given)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    torch.manual_seed(4)
+    first, second = (attention(q, k, v, dropout_p=0.4) for _ in range(2))
+    torch.manual_seed(4)
+    assert torch.equal(attention(q, k, v, dropout_p=0.4), first) and not torch.equal(first, second)
+
+
+def test_backward_is_refused():
+    x = torch.randn(1, 9, 2, 16, requires_grad=True)
+    q = x.to(torch.float8_e4m3fn)  # which torch differentiates
+    with pytest.raises(RuntimeError, match="attention of float8 tensors: has no gradients"):
+        attention(q, q, q).float().sum().backward()
+    with torch.no_grad():
+        assert not attention(q, q, q).requires_grad
+
+
 def test_a_compiled_call():
     _, (q, k, v), (a, b, c) = made(seq_q=16, seq_kv=16)
     call = lambda *x: attention(*x, causal=True, q_descale=a, k_descale=b, v_descale=c)  # noqa: E731
