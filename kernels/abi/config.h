@@ -44,6 +44,18 @@ struct Features {
   bool latent = false;            // a key is its value, then head_dim - head_dim_v columns of K
   bool narrow_queries = false;    // q is of kv_dtype, too
   bool q_scales = false;          // and has scales
+
+  constexpr bool has_window() const { return window_left || window_right; }
+  /// A score is more than the dot product times a constant, which softmax folds into its exponent.
+  constexpr bool modifies_scores() const { return softcap || bias || alibi || score_program; }
+  /// Masks that are data or a program: hidden rows, blocks, pairs that a program hides.
+  constexpr bool has_mask_data() const { return hidden_bounds != 0 || block_mask || mask_program; }
+  /// There is a map of tiles: abi/tile_map.h.
+  constexpr bool has_tile_map() const { return has_mask_data() || mask_map; }
+  /// Keys may be hidden from some queries and not from others.
+  constexpr bool hides_keys() const { return has_window() || mask || left_padding || score_hides || has_mask_data(); }
+  /// Something is done to each score by itself: it is modified, hidden or dropped.
+  constexpr bool touches_scores() const { return modifies_scores() || mask || dropout || has_tile_map(); }
 };
 
 /// The elements of K and V.

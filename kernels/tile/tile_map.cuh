@@ -27,7 +27,7 @@ __device__ __forceinline__ Known known_by(const Known& known, int lane) {
 /// Hidden rows, a block mask and a mask program, for one sequence and query head.
 template <Features features>
 struct MaskData {
-  static constexpr bool present = features.hidden_bounds != 0 || features.block_mask || features.mask_program;
+  static constexpr bool present = features.has_mask_data();
 
   const int* rows;  // of the sequence's first key
   const unsigned char* blocks;
@@ -63,7 +63,7 @@ struct MaskData {
 /// The map of tiles of one sequence and query head.
 template <Features features>
 struct TileMap {
-  static constexpr bool present = MaskData<features>::present || features.mask_map;
+  static constexpr bool present = features.has_tile_map();
 
   TileWords* rows;
   int words;

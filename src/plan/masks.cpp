@@ -70,7 +70,7 @@ void prepare_masks(const Problem& p, Plan& plan) {
   if (plan.launches.empty()) return reserve_bounds(p, plan);
   const auto reads_map = [](const Launch& launch) {
     const abi::Features* f = features_of(launch);
-    return f != nullptr && (f->hidden_bounds != 0 || f->block_mask || f->mask_map || f->mask_program);
+    return f != nullptr && f->has_tile_map();
   };
   const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
   if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);

@@ -10,7 +10,8 @@ def cover(*kernels: str) -> str:
     return "fuzz_emulated_test " + " ".join(f"Kernels/CoverEmulated.*/{kernel}" for kernel in kernels)
 
 
-SCORE, SEQUENCE, DROPOUT = "kernels/tile/score.cuh", "kernels/tile/sequence.cuh", "kernels/tile/dropout.cuh"
+SCORE, VISIBILITY = "kernels/tile/score.cuh", "kernels/tile/visibility.cuh"
+SEQUENCE, DROPOUT = "kernels/tile/sequence.cuh", "kernels/tile/dropout.cuh"
 ANY, BACKWARD = cover("*"), cover("backward_*")
 
 PLANTS = (
@@ -24,7 +25,7 @@ PLANTS = (
     ),
     Plant(
         "packed: the mask of the first sequence serves all",
-        SCORE,
+        VISIBILITY,
         "args.mask.data) + sequence.batch_idx * args.mask.batch_stride +",
         "args.mask.data) + (features.packed ? 0 : sequence.batch_idx) * args.mask.batch_stride +",
         ANY,
@@ -88,14 +89,14 @@ PLANTS = (
     # Lengths
     Plant(
         "seqused: the diagonal lies where the tensors end",
-        SCORE,
+        VISIBILITY,
         "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
         "diagonal(features.top_left ? 0 : sequence.rows_kv - sequence.rows_q),",
         "kernels_emulated_test */ForwardPortable.*/seqused_*",
     ),
     Plant(
         "key_lengths move the diagonal",
-        SCORE,
+        VISIBILITY,
         "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
         "diagonal(features.top_left ? 0 : sequence.visible_kv - sequence.len_q),",
         "kernels_emulated_test */StandardForward.*/key_lengths_causal_*",
@@ -109,7 +110,7 @@ PLANTS = (
     ),
     Plant(
         "rows past seqused_q see keys",
-        SCORE,
+        VISIBILITY,
         "KeyRange range{0, i < len_q ? visible_kv : 0};",
         "KeyRange range{0, visible_kv};",
         ANY,
@@ -129,7 +130,13 @@ PLANTS = (
         "static_cast<float>(q + score.diagonal - first_key);",
         "kernels_emulated_test */ForwardSm90Walks.*/slopes_top_left_*",
     ),
-    Plant("mask bytes other than 1 hide", SCORE, "mask[i * mask_stride + j] != 0;", "mask[i * mask_stride + j] == 1;", ANY),
+    Plant(
+        "mask bytes other than 1 hide",
+        VISIBILITY,
+        "mask[i * mask_stride + j] != 0;",
+        "mask[i * mask_stride + j] == 1;",
+        ANY,
+    ),
     Plant(
         "forward/sm90: mask bytes other than 1 hide",
         "kernels/forward/sm90/score_options.cuh",
@@ -139,30 +146,28 @@ PLANTS = (
     ),
     Plant(
         "a window begins one key late",
-        SCORE,
+        VISIBILITY,
         "range.begin = max(range.begin, window_begin(i));",
         "range.begin = max(range.begin, window_begin(i) + 1);",
         ANY,
     ),
     Plant(
         "a window ends one key early",
-        SCORE,
+        VISIBILITY,
         "range.end = min(range.end, window_end(i));",
         "range.end = min(range.end, window_end(i) - 1);",
         ANY,
     ),
     Plant(
         "the last tile of a window is not visited",
-        SCORE,
-        "end = min(end, window_end(q_last));\n"
-        "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
-        "end = min(end, window_end(q_last) - 1);\n"
-        "    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
+        VISIBILITY,
+        "end = min(end, window_end(q_last));\n    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
+        "end = min(end, window_end(q_last) - 1);\n    if (begin >= end) return {0, 0};\n    return {begin / block_kv,",
         ANY,
     ),
     Plant(
         "a tile with one hidden key counts as all visible",
-        SCORE,
+        VISIBILITY,
         "result = result && kv_begin + block_kv - 1 <= window_end(q_begin) - 1;",
         "result = result && kv_begin + block_kv - 2 <= window_end(q_begin) - 1;",
         "kernels_emulated_test */ForwardSm80.*/causal_edge*",
@@ -190,7 +195,7 @@ PLANTS = (
     ),
     Plant(
         "backward does not look for the queries of a chunk",
-        SCORE,
+        VISIBILITY,
         "end = min(end, chunk_begin(kv_last) + chunk - diagonal);",
         "end = min(end, chunk_begin(kv_begin) + chunk - diagonal);",
         "kernels_emulated_test */BackwardPortable.*/chunk*",

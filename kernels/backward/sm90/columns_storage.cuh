@@ -83,7 +83,7 @@ struct ColumnsTask {
   /// but the number is kept from task to task, in n.
   template <typename Use>
   __device__ __forceinline__ static void for_each(const AttentionArgs& args, int& n, Use use) {
-    constexpr int of_unit = config.features.window_right || config.features.window_left ? 2 : 1;
+    constexpr int of_unit = config.features.has_window() ? 2 : 1;
     n = static_cast<int>(blockIdx.x) / columns_cluster * of_unit;
 #pragma unroll 1
     while (true) {

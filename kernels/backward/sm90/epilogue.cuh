@@ -18,7 +18,7 @@ struct Epilogue : DqExchange<config> {
   using Base::fresh_thread;
   using typename Base::S;
 
-  static constexpr bool may_hide = config.features.window_left || config.features.window_right || config.features.dropout;
+  static constexpr bool may_hide = config.features.has_window() || config.features.dropout;
 
   /// direct_dq: the statistics of a task's queries, by all warpgroups, to memory, from where they are loaded as elsewhere.
   /// While its keys are on their way: the task is known by its number.

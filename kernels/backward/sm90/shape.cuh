@@ -86,8 +86,7 @@ struct Shape {
   // At head dimension 128 few registers are left. One option that reads no memory has room beside dP if statistics are read
   // late and, but for ALiBi, steps do not overlap. With others, and, but under a causal mask, with sums of dK and dV, dP is
   // computed after P, not under it, and P is given up before dS is made.
-  static constexpr bool has_options = !tile::Score<features>::linear || features.mask || features.dropout || listed;
-  static constexpr bool short_of_registers = width + width_v > 192 && has_options;
+  static constexpr bool short_of_registers = width + width_v > 192 && features.touches_scores();
   static constexpr bool one_option = !features.bias && !features.score_program && !features.mask && !listed &&
                                      features.softcap + features.alibi + features.dropout == 1;
   static constexpr bool serial_dP = (short_of_registers && !one_option) ||

@@ -21,7 +21,7 @@ struct TaskOrder {
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int walked_rows) {
     constexpr int section_rows = (24 << 20) / ((config.head_dim + config.head_dim_v) * 2);
-    const bool uneven = config.features.window_right || config.features.window_left;
+    const bool uneven = config.features.has_window();
     const int fitting = uneven ? section_rows / tile::max(walked_rows, 1) : 1;
     return {num_tiles, num_heads, tile::max(tile::min(fitting, num_heads), 1), 0};
   }
@@ -32,12 +32,12 @@ struct TaskOrder {
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
-    const bool uneven = config.features.window_right || config.features.window_left;
+    const bool uneven = config.features.has_window();
     constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::next_sequence_rows);
     if (!uneven || simple) return {num_tiles, num_heads, 1, 0};
     // Few tasks: all by length. The longest of grouped heads has half of an SM's work, too much to come near the end.
     // Where the loading warp has registers for it: with options, or at 64, it spills.
-    constexpr bool asks = Shape<config>::warpgroups == 2 && config.head_dim > 64 && !Shape<config>::has_options;
+    constexpr bool asks = Shape<config>::warpgroups == 2 && config.head_dim > 64 && !config.features.touches_scores();
     const bool few = asks && num_tiles * num_heads <= 4 * static_cast<int>(gridDim.x);
     const int last = few ? last_heads : tile::min(tile::ceil_div(last_rows, tile::max(walked_rows, 1)), last_heads);
     return {num_tiles, num_heads, 1, tile::min(last, num_heads)};

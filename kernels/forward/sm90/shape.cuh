@@ -95,17 +95,15 @@ struct Shape {
 
   // Q stays in registers where all of it finds room in addition to S, P and O: read from shared memory for every block it
   // would be a quarter of what the products read, and they nearly use up what shared memory gives.
-  static constexpr bool modifies_scores = features.softcap || features.bias || features.alibi || features.mask ||
-                                          features.dropout || features.score_program || listed;
   static constexpr bool holds_queries =
-      !wide && !modifies_scores && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
+      !wide && !features.touches_scores() && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
 
   // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
   // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
   // shuffle instead.
   static constexpr bool uniform_by_vote =
       !low_registers &&
-      (!modifies_scores || (config.head_dim <= 128 && config.head_dim_v <= 128) ||
+      (!features.touches_scores() || (config.head_dim <= 128 && config.head_dim_v <= 128) ||
        !((features.bias && config.bias_stages == 0) || features.mask || features.score_program || listed));
 
   // Keys before the first visible one are hidden, by a window or as padding.

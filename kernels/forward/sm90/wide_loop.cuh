@@ -86,7 +86,7 @@ struct WideLoop {
     products.issue_other_chunks(scores);
     products.wait_for_P();
     const auto draw = math.draw(wg.args, tile, key_of(block));
-    constexpr bool by_parts = kind == Visit::interior && !S::modifies_scores && !safe;
+    constexpr bool by_parts = kind == Visit::interior && !config.features.touches_scores() && !safe;
     if constexpr (safe) {
       finish_scores();
       products.add_safely(out.O, in_P * S::block_kv, tile, math);
