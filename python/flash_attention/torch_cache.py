@@ -83,8 +83,8 @@ def attention_over_cache(
     sources = q, k, v, sink, alibi_slopes
     k, v, codes = as_bytes(k, v, cache_dtype)
     tensors = Tensors(
-        q, k, v, mask=mask, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q,
-        seqused_kv=seqused_kv, page_table=page_table, left_padding=left_padding,
+        q, k, v, mask=mask, alibi_slopes=_single(alibi_slopes), sink=_single(sink), cu_seqlens_q=cu_seqlens_q,
+        seqused_q=seqused_q, seqused_kv=seqused_kv, page_table=page_table, left_padding=left_padding,
     )  # fmt: skip
     narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
     options = make_options(
@@ -96,6 +96,11 @@ def attention_over_cache(
     else:
         out, lse = _forward(tensors, options, return_lse, *narrow)
     return refusing_gradients("attention_over_cache", (out, lse) if return_lse else out, *sources)
+
+
+def _single(values):
+    """Slopes and sinks in float32: models keep them in their own type."""
+    return values.float() if isinstance(values, Tensor) and values.is_floating_point() else values
 
 
 def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", latent=False):

@@ -1,4 +1,4 @@
-"""The backward pass as a node of torch's graph: gradients that are not computed, its own first, are refused, not dropped."""
+"""The backward pass as a node of torch's graph: gradients that are not computed, its own among them, are refused."""
 
 import torch
 

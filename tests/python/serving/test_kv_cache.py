@@ -1,5 +1,7 @@
 """Keys and values in pages, read by the kernels: against float64, with garbage wherever nobody may look."""
 
+import functools
+
 import pytest
 import reference
 import torch
@@ -277,3 +279,14 @@ def test_lengths_and_pages_out_of_range_stay_inside_the_cache():
     out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table)
     assert out[0].isfinite().all()
     assert (out[1] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_sinks_and_slopes_of_any_float(dtype, device):
+    """Models keep them in their own type."""
+    q, k, v = (torch.randn(2, n, 4, 16, device=device) for n in (1, 9, 9))
+    lengths = torch.tensor([5, 9], dtype=torch.int32, device=device)
+    sink, slopes = (torch.rand(4, device=device).to(dtype) for _ in range(2))
+    call = functools.partial(flash_attn.flash_attn_with_kvcache, q, k, v, cache_seqlens=lengths, causal=True)
+    expected = call(learnable_sink=sink.float(), alibi_slopes=slopes.float())
+    torch.testing.assert_close(call(learnable_sink=sink, alibi_slopes=slopes), expected)
