@@ -66,8 +66,8 @@ struct BiasPairs {
     }
   }
 
-  /// Whether some may be too large (bounded.cuh). Of bfloat16 few are, and a pair is tested in three instructions, where to
-  /// bound it takes ten.
+  /// Whether some may be too large (tile/score.cuh). Of bfloat16 few are, and a pair is tested in three instructions, where
+  /// to bound it takes ten.
   __device__ __forceinline__ bool some_large() const {
     if constexpr (present && features.bias_dtype == Type::bfloat16) {
       constexpr unsigned first_large = 0x7f2e;  // the bits of the first bfloat16 above largest_score
