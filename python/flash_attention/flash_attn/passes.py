@@ -172,6 +172,11 @@ def _forward(q, k, v, options, packed, return_softmax):
 
 @torch.no_grad()
 def _backward(dout, q, k, v, out, lse, gradients, options, packed, rng_state):
+    if options["dropout_p"] and rng_state is None:
+        raise ValueError("rng_state: got None; with dropout_p expected what the forward pass returned")
+    for name, place, source in zip(("dq", "dk", "dv"), gradients, (q, k, v), strict=True):
+        if place.shape != source.shape:
+            raise ValueError(f"{name}: got shape {list(place.shape)}; expected {list(source.shape)}")
     found = torch_ops.backward(*_bound(q, k, v, options, packed), out, lse, rng_state, dout, None, False, False)
     for place, gradient in zip(gradients, found, strict=False):
         place.copy_(gradient)

@@ -78,6 +78,24 @@ def test_rotary_embedding_with_a_scale(device):
     assert torch.equal(found[:, 2], v)
 
 
+def test_positions_outside_of_the_tables(device):
+    """Refused where the host knows them, the nearest inside where it does not: no index trips a device assert."""
+    x, cos, sin = (torch.randn(shape, device=device) for shape in ((2, 5, 3, 8), (7, 4), (7, 4)))
+    for offsets, span in ((3, "3 to 7"), (-1, "-1 to 3")):
+        with pytest.raises(ValueError, match=f"seqlen_offsets: tokens have the positions {span}; cos and sin have 0 to 6"):
+            rotary.apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets)
+    offsets = torch.tensor([1, 9], device=device)
+    if device == "cpu":
+        with pytest.raises(ValueError, match="positions 1 to 13"):
+            rotary.apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets)
+        packed = torch.tensor([0, 9, 10], dtype=torch.int32)
+        with pytest.raises(ValueError, match="positions 0 to 8"):
+            rotary.apply_rotary_emb(x.flatten(0, 1), cos, sin, cu_seqlens=packed)
+    else:
+        turned = rotary.apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets)
+        assert torch.equal(turned[1], rotary.apply_rotary_emb(x, cos[6:].expand(5, 4), sin[6:].expand(5, 4))[1])
+
+
 def test_rotary_functions(device):
     x = torch.randn(2, 5, 3, 16, device=device, requires_grad=True)
     angles = torch.rand(5, 4, device=device) * 6

@@ -83,3 +83,16 @@ def test_pages_and_what_is_refused(device):
         interface._flash_attn_varlen_forward(*arguments, block_table=table, num_splits=2)
     with pytest.raises(NotImplementedError, match="leftpad_k"):
         interface._flash_attn_varlen_forward(*arguments, leftpad_k=starts[0])
+
+
+def test_what_backward_is_given():
+    q = torch.randn(1, 8, 2, 16)
+    out, lse, _, _ = interface._flash_attn_forward(q, q, q, 0.5, 0.25, False, -1, -1, 0.0, None, False)
+    given = (q, q, q, q, out, lse)
+    with pytest.raises(ValueError, match="rng_state: got None"):
+        interface._flash_attn_backward(
+            *given, *(torch.empty_like(q) for _ in range(3)), 0.5, 0.25, False, -1, -1, 0.0, None, False
+        )
+    wrong = torch.empty(1, 8, 1, 16)
+    with pytest.raises(ValueError, match=r"dk: got shape \[1, 8, 1, 16\]; expected \[1, 8, 2, 16\]"):
+        interface._flash_attn_backward(*given, q.clone(), wrong, q.clone(), 0.0, 0.25, False, -1, -1, 0.0, None, False)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from flash_attention.pytorch.ops import is_watched
+
 
 def apply_rotary_emb(
     x: Tensor,
@@ -24,7 +26,7 @@ def apply_rotary_emb(
         seqlen_offsets: int or int [batch]; the position of the first token of each sequence.
         cu_seqlens: int32 [batch + 1], where the sequences of a packed x begin.
     """
-    positions = _positions(x, seqlen_offsets, cu_seqlens)
+    positions = _inside(_positions(x, seqlen_offsets, cu_seqlens), len(cos), x, seqlen_offsets, cu_seqlens)
     return _turn(x, cos[positions], sin[positions], interleaved, inplace)
 
 
@@ -95,6 +97,18 @@ def _turn(x, cos, sin, interleaved, inplace):
         x[..., : 2 * half].copy_(turned)
         return x
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
+
+
+def _inside(positions, count, x, offsets, cu_seqlens):
+    """Positions that cos and sin have: others are refused where the host knows them, and count as the nearest elsewhere."""
+    low, high = 0, -1
+    if cu_seqlens is None and isinstance(offsets, int):
+        low, high = offsets, offsets + x.shape[1] - 1
+    elif not (positions.is_cuda or is_watched(positions)) and positions.numel():
+        low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= count:
+        raise ValueError(f"seqlen_offsets: tokens have the positions {low} to {high}; cos and sin have 0 to {count - 1}")
+    return positions.clamp(0, max(count - 1, 0))
 
 
 def _positions(x, offsets, cu_seqlens):
