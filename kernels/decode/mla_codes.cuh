@@ -145,7 +145,9 @@ struct CodeProducer {
     const int stage = n % mla_stages, phase = n / mla_stages % 2 ^ 1;
     const bool both =
         ptx::mbarrier_test(shared.empty[stage][0], phase) && ptx::mbarrier_test(shared.empty[stage][1], phase);
-    return ptx::shuffle(static_cast<int>(both), 0) != 0;
+    const bool room = ptx::shuffle(static_cast<int>(both), 0) != 0;
+    __syncwarp();  // another lane may have looked a moment earlier: what lane 0 has seen comes before its copies, too
+    return room;
   }
 
   __device__ __forceinline__ void run() {

@@ -121,6 +121,15 @@ bool mbarrier_try_wait(unsigned address, unsigned parity) {
   return true;
 }
 
+bool mbarrier_test(unsigned address, unsigned parity) {
+  if (!completed(address, parity, "mbarrier_test")) {
+    Scheduler::current().yield();
+    return false;
+  }
+  mbarrier_wait(address, parity);
+  return true;
+}
+
 void mbarrier_wait(unsigned address, unsigned parity) {
   Scheduler& scheduler = Scheduler::current();
   ++scheduler.counters().mbarrier_waits;

@@ -28,6 +28,7 @@ const Table& runtime_table() {
       .mbarrier_arrive = mbarrier_arrive,
       .mbarrier_init_fence = mbarrier_init_fence,
       .mbarrier_try_wait = mbarrier_try_wait,
+      .mbarrier_test = mbarrier_test,
       .mbarrier_wait = mbarrier_wait,
       .bulk_load = bulk_load,
       .bulk_store = bulk_store,

@@ -111,6 +111,7 @@ struct Table {
   void (*mbarrier_arrive)(unsigned address, int arrivals, int bytes);
   void (*mbarrier_init_fence)();
   bool (*mbarrier_try_wait)(unsigned address, unsigned parity);
+  bool (*mbarrier_test)(unsigned address, unsigned parity);
   void (*mbarrier_wait)(unsigned address, unsigned parity);
 
   void (*bulk_load)(const BulkOperand& operand);

@@ -46,6 +46,18 @@ inline WrapperCases mbarrier_cases() {
                    .arch = 90,
                    .shape = {.block = 64},
                    .expected = bytes_of(std::vector<int>(32, 7))});
+  // By the one who is waited for: not even the second look waits.
+  cases.push_back({.name = "mbarrier_test_before_arrival",
+                   .headers = {"mbarrier"},
+                   .storage = "  ptx::Mbarrier full;",
+                   .body = "  if (thread != 0) return;\n"
+                           "  ptx::mbarrier_init(shared.full, 1);\n  ptx::mbarrier_init_fence();\n"
+                           "  for (int i = 0; i < 3; ++i) ((int*)output)[i] = ptx::mbarrier_test(shared.full, 0);\n"
+                           "  ptx::mbarrier_arrive(shared.full);\n"
+                           "  ((int*)output)[3] = ptx::mbarrier_test(shared.full, 0);",
+                   .arch = 90,
+                   .shape = {.block = 32},
+                   .expected = bytes_of(std::vector<int>{0, 0, 0, 1})});
   return cases;
 }
 

@@ -52,6 +52,10 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
     p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head, p.seq_q = 2, p.causal = true;
     put_in_pages(c, 64, {131, 0, 70});
   });
+  add("mla_e4m3_nan", [](Case& c, Problem& p) {
+    p.kv_dtype = Dtype::float8_e4m3, p.seq_q = 2, p.causal = true, p.heads_q = 70, c.nan_value = 130;
+    put_in_pages(c, 64, {131, 131});
+  });
   add("mla_e5m2_nan", [](Case& c, Problem& p) {
     p.kv_dtype = Dtype::float8_e5m2, p.seq_q = 3, p.causal = true, c.nan_value = 130, put_in_pages(c, 16, {131, 131});
   });

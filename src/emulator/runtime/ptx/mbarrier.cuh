@@ -21,7 +21,9 @@ inline void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
 inline bool mbarrier_try_wait(Mbarrier& barrier, int parity) {
   return emulator::table->mbarrier_try_wait(shared_address(&barrier), static_cast<unsigned>(parity));
 }
-inline bool mbarrier_test(Mbarrier& barrier, int parity) { return mbarrier_try_wait(barrier, parity); }
+inline bool mbarrier_test(Mbarrier& barrier, int parity) {
+  return emulator::table->mbarrier_test(shared_address(&barrier), static_cast<unsigned>(parity));
+}
 inline void mbarrier_wait(Mbarrier& barrier, int parity) {
   emulator::table->mbarrier_wait(shared_address(&barrier), static_cast<unsigned>(parity));
 }
