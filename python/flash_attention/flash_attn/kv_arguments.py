@@ -1,5 +1,7 @@
 """The arguments of a call over a cache of keys and values, checked, and in the form that the kernels take."""
 
+import operator
+
 import torch
 
 from flash_attention.arguments.tables import as_int32, check_range, check_starts
@@ -85,6 +87,8 @@ class CacheCall:
             if not self.lengths.is_cuda:
                 self.known_length = int(self.lengths.max()) if self.batch else 0
             return
+        if type(lengths).__module__ == "numpy" and getattr(lengths, "ndim", 1) == 0 and hasattr(lengths, "__index__"):
+            lengths = operator.index(lengths)
         if lengths is not None and (not isinstance(lengths, int) or isinstance(lengths, bool)):
             raise TypeError(f"cache_seqlens: expected an int, int32 [batch] or None, got {type(lengths).__name__}")
         self.known_length = self.capacity if lengths is None else lengths

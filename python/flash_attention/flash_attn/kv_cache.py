@@ -8,6 +8,7 @@ from torch import Tensor
 from flash_attention import _core, functional
 from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
+from flash_attention.arguments.tables import as_int32, check_range
 from flash_attention.flash_attn.kv_append import append_and_turn
 from flash_attention.flash_attn.kv_arguments import CacheCall, check_room
 from flash_attention.flash_attn.options_of_3 import options_of_3
@@ -96,7 +97,10 @@ def flash_attn_with_kvcache(
         raise ValueError("page_table: is given besides block_table; allowed is one of the two")
     table = page_table if block_table is None else block_table
     if page_table is not None and cache_batch_idx is not None:  # FlashAttention-3 has rows of its table, too
-        table, cache_batch_idx = page_table.index_select(0, cache_batch_idx), None
+        rows = as_int32("cache_batch_idx", cache_batch_idx, ("batch",), page_table.device)
+        check_range("cache_batch_idx", rows, 0, len(page_table) - 1)
+        table = page_table.index_select(0, rows.clamp(0, max(len(page_table) - 1, 0)))  # no index trips a device assert
+        cache_batch_idx = None
     options = {
         "return_lse": return_softmax_lse,
         "scale": softmax_scale,

@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy
 import pytest
 import reference
 import torch
@@ -147,6 +148,14 @@ def test_scheduler_metadata_is_taken(device):
             r"cache_batch_idx: entry \[1\] is 6; allowed are 0 to",
         ),
         ({"page_table": torch.zeros(2, 3, dtype=torch.int32)}, "page_table: is given besides block_table"),
+        (
+            {
+                "block_table": None,
+                "page_table": torch.zeros(4, 3, dtype=torch.int32),
+                "cache_batch_idx": torch.tensor([0, 4]),
+            },
+            r"cache_batch_idx: entry \[1\] is 4; allowed are 0 to 3",
+        ),
         ({"rotary_cos": torch.zeros(64, 8)}, "rotary_sin: got None"),
         ({"rotary_cos": torch.zeros(64, 20), "rotary_sin": torch.zeros(64, 20)}, "rotary_dim of at most 32"),
         ({"cu_seqlens_q": torch.tensor([0, 1, 2], dtype=torch.int32)}, r"q: got \[2, 1, 4, 32\]; expected \[total_q"),
@@ -236,3 +245,11 @@ def test_queries_of_the_values(device):
     torch.testing.assert_close(packed.view_as(out), out, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="qv: got shape"):
         flash_attn_3.flash_attn_func(q, k, v, qv=q)
+
+
+def test_lengths_of_numpy():
+    q, k = torch.randn(2, 1, 4, 32), torch.randn(2, 16, 2, 32)
+    got = flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=numpy.int64(9))
+    assert torch.equal(got, flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=9))
+    with pytest.raises(TypeError, match="cache_seqlens: expected an int"):
+        flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=numpy.float64(9))
