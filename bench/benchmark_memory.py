@@ -2,6 +2,7 @@
 
     python bench/benchmark_memory.py                                     # forward + backward, L 512 to 16384
     python bench/benchmark_memory.py --budget 16                         # largest batch and longest sequence in 16 GB
+    python bench/benchmark_memory.py --budget 16 --first 5               # the first five searches: 1024 x 8 heads of 64
 
 `extra` is what a pass needs beyond its inputs, outputs and gradients. The budget is enforced by the allocator and every
 answer of the search was run, forward and backward; so was the next larger one, which did not fit.
@@ -144,13 +145,13 @@ def capacity(arguments, entries, head):
     batch_case = cases.Case(1, 4096, 16, 64, causal=True)
     seq_case = cases.Case(1, 1024, 16, 64, causal=True)
     small_case = cases.Case(1, 1024, 8, 64, causal=True)
-    searches = (("batch", batch_case, 1), ("batch", small_case, 1), ("seq", seq_case, 1024))
+    searches = (("batch", small_case, 1), ("batch", batch_case, 1), ("seq", seq_case, 1024))  # from the quickest
     work = [
         ({"search": {"axis": axis, "budget_gb": arguments.budget, "case": case.as_json()}, "baseline": entry.name},
          lambda a=axis, c=case, g=granule, e=entry: largest(c, a, e, arguments.budget, g))
         for axis, case, granule in searches for entry in entries
     ]  # fmt: skip
-    command.measure_all(results, arguments.output, work, arguments.quiet)
+    command.measure_all(results, arguments.output, command.share_of(arguments, work), arguments.quiet)
     for row in results.measured():
         more = " or more" if row["at_limit"] else ""
         print(f"  largest {row['search']['axis']:6} in {arguments.budget} GB: {row['baseline']:16} {row['largest']}{more}")
