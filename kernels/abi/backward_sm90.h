@@ -48,7 +48,7 @@ constexpr int backward_sm90_wide_shared_bytes(const BackwardConfig& config) {
   return (chunks + 2) * l.chunk_bytes + l.tail_bytes(config.num_stages);
 }
 
-/// backward/sm90/columns: two blocks have 64 rows each and walk over the same steps, of which each loads half for both.
+/// backward/sm90/columns: two blocks have 64 rows each and go over the same steps, of which each loads half for both.
 constexpr int backward_sm90_columns_cluster = 2;
 
 /// backward/sm90/columns: 64 rows, for dP those of another tensor, too; the ring of stages of 16 KiB; P or dS of two steps.

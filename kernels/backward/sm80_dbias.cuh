@@ -116,7 +116,8 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
   }
 
   /// S, dot products, becomes P; tile::hidden() where that is not visible.
-  __device__ __forceinline__ void weigh(Fragment& S, const typename Math::Bias (&bias)[2], unsigned (&dropped)[2]) const {
+  __device__ __forceinline__ void exponentiate(Fragment& S, const typename Math::Bias (&bias)[2],
+                                               unsigned (&dropped)[2]) const {
     const Scores of(args, storage.steps[step_place]);
     const Place place;
     if (of.edge) ptx::path<"backward/sm80 edge tile of dbias">();
@@ -180,7 +181,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
     unsigned dropped[2];
     load_bias(bias);
     multiply_panels(S, 0, panels);
-    weigh(S, bias, dropped);
+    exponentiate(S, bias, dropped);
     multiply_panels(dP, panels, all_panels);
     add(S, dP, dropped);
     step_place = Base::after(step_place);

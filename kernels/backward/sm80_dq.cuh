@@ -199,7 +199,7 @@ __device__ __forceinline__ void backward_sm80_dq(const AttentionArgs& args) {
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;
   if (q_begin >= sequence.rows_q) return;
-  if (threadIdx.x == 0) storage.repair.set(false);  // the barriers of the walk come before anyone raises it
+  if (threadIdx.x == 0) storage.repair.set(false);  // the barriers of the loop come before any thread raises it
 
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
   const tile::Score<config.features> score(args, sequence, block.head_idx);

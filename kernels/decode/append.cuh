@@ -11,7 +11,7 @@
 //
 //   rows of one token and head, queries first, then keys, then values; `lanes` lanes share a row:
 //     where the token belongs: sequence, position, angle                     token.cuh
-//     read, turn in float, [the largest of the row: its scale], round, write
+//     read, rotate in float, [the largest of the row: its scale], round, write
 //
 // Nothing waits for anything else. A row that has no place in the cache is not written.
 
@@ -20,7 +20,7 @@ namespace flash_attention {
 template <abi::AppendConfig config>
 struct DecodeAppend {
   static constexpr int vector = config.vector, lanes = config.lanes;
-  static constexpr int pair_width = vector == 1 ? 2 : vector;  // interleaved: elements that are turned together
+  static constexpr int pair_width = vector == 1 ? 2 : vector;  // interleaved: elements that are rotated together
   static constexpr bool narrow = abi::is_narrow(config.cache_dtype);
   using Element = tile::Stored<config.dtype>;
   using Cached = tile::Stored<config.cache_dtype>;
@@ -52,30 +52,30 @@ struct DecodeAppend {
     }
   }
 
-  /// visit(column, values) for this lane's elements of a row, the first rotary_dim of them turned.
-  template <bool turned, typename Visit>
-  __device__ __forceinline__ void walk(const Element* from, int dim, long long angle, Visit visit) const {
-    int turned_units = 0, turned_dims = 0;
-    if constexpr (turned) {
-      turned_dims = args.rotary_dim;
-      turned_units = config.interleaved ? turned_dims / pair_width : turned_dims / 2 / vector;
+  /// visit(column, values) for this lane's elements of a row, the first rotary_dim of them rotated.
+  template <bool rotated, typename Visit>
+  __device__ __forceinline__ void for_each_unit(const Element* from, int dim, long long angle, Visit visit) const {
+    int rotated_units = 0, rotated_dims = 0;
+    if constexpr (rotated) {
+      rotated_dims = args.rotary_dim;
+      rotated_units = config.interleaved ? rotated_dims / pair_width : rotated_dims / 2 / vector;
     }
-    const int units = turned_units + (dim - turned_dims) / vector;
+    const int units = rotated_units + (dim - rotated_dims) / vector;
     for (int unit = lane; unit < units; unit += lanes) {
-      if (unit >= turned_units) {
-        const int column = turned_dims + (unit - turned_units) * vector;
+      if (unit >= rotated_units) {
+        const int column = rotated_dims + (unit - rotated_units) * vector;
         float values[vector];
         load(values, from + column);
         visit(column, values);
-      } else if constexpr (turned) {
-        turn(from, unit, angle, visit);
+      } else if constexpr (rotated) {
+        rotate(from, unit, angle, visit);
       }
     }
   }
 
   /// The pairs of one unit.
   template <typename Visit>
-  __device__ __forceinline__ void turn(const Element* from, int unit, long long angle, Visit visit) const {
+  __device__ __forceinline__ void rotate(const Element* from, int unit, long long angle, Visit visit) const {
     const long long nearest = angle < 0 ? 0 : angle < args.rotary_positions ? angle : args.rotary_positions - 1;
     const Rotary* cos_row = static_cast<const Rotary*>(args.cos) + nearest * args.rotary_stride;
     const Rotary* sin_row = static_cast<const Rotary*>(args.sin) + nearest * args.rotary_stride;
@@ -120,12 +120,12 @@ struct DecodeAppend {
     if (!token.exists) return;
     const auto* from = static_cast<const Element*>(args.Q.data) + decode::offset_of(args.Q, token, head_idx);
     auto* to = static_cast<Element*>(args.Q_out.data) + decode::offset_of(args.Q_out, token, head_idx);
-    walk<config.rotary>(from, args.head_dim, token.angle,
-                        [&](int column, const auto& values) { store<config.dtype>(to + column, values); });
+    for_each_unit<config.rotary>(from, args.head_dim, token.angle,
+                                 [&](int column, const auto& values) { store<config.dtype>(to + column, values); });
   }
 
   /// A row of keys or of values, into the cache. All lanes of the warp come here, those without a row, too.
-  template <bool turned>
+  template <bool rotated>
   __device__ __forceinline__ void cache_row(long long row, bool exists, const abi::TensorView& source,
                                             const abi::TensorView& cache, const abi::ScaleView& scales, int dim) const {
     decode::Token token{};
@@ -142,7 +142,7 @@ struct DecodeAppend {
     if constexpr (config.token_scales) {
       float most = 0;
       if (exists) {
-        walk<turned>(from, dim, token.angle, [&](int, const auto& values) {
+        for_each_unit<rotated>(from, dim, token.angle, [&](int, const auto& values) {
           for (const float value : values) most = ptx::max(most, ptx::abs(value));
         });
       }
@@ -162,7 +162,7 @@ struct DecodeAppend {
     if (!exists) return;
     auto* to = static_cast<Cached*>(cache.data) + slot.page * cache.batch_stride + slot.row * cache.seq_stride +
                head_idx * cache.head_stride;
-    walk<turned>(from, dim, token.angle, [&](int column, auto& values) {
+    for_each_unit<rotated>(from, dim, token.angle, [&](int column, auto& values) {
       if constexpr (config.scales) {
         for (float& value : values) value *= inverse;
       }

@@ -41,7 +41,7 @@ struct ColumnsTask {
   tile::Sequence sequence;
   int head_idx;           // of the rows: a query head, or a key head
   int begin;              // the first row
-  tile::TileRange tiles;  // of a walk; dK and dV have one for each query head of the group
+  tile::TileRange tiles;  // of a query head; dK and dV go over them for each of the group
   int num_steps;
 
   struct Step {
@@ -50,8 +50,8 @@ struct ColumnsTask {
   };
   __device__ __forceinline__ Step step(const AttentionArgs& args, int n) const {
     if constexpr (C::of_queries) return {head_idx, begin, (tiles.begin + n) * tile_rows};
-    const int count = tiles.end - tiles.begin, walk = args.group == 1 ? 0 : n / count;  // a division takes long
-    return {head_idx * args.group + walk, (tiles.begin + n - walk * count) * tile_rows, begin};
+    const int count = tiles.end - tiles.begin, head = args.group == 1 ? 0 : n / count;  // a division takes long
+    return {head_idx * args.group + head, (tiles.begin + n - head * count) * tile_rows, begin};
   }
 
   __device__ __forceinline__ tile::Rows<Element> result(const AttentionArgs& args) const {
