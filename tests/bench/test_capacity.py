@@ -1,0 +1,40 @@
+"""The search for what fits into a budget, without a GPU: which searches there are, and in which order."""
+
+import benchmark_memory
+import pytest
+import torch
+
+
+@pytest.fixture
+def searched(monkeypatch, tmp_path):
+    """Runs the script as on a GPU of 16 GB where nothing is measured; returns what it searched."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"total_memory": 16e9}))
+    monkeypatch.setattr(benchmark_memory.machine, "facts", lambda _: {})
+    monkeypatch.setattr(
+        benchmark_memory, "largest", lambda case, axis, entry, *_: seen.append((axis, case.seq, case.heads, entry.name)) or {}
+    )
+    monkeypatch.setattr(benchmark_memory.command, "measure_all", lambda _results, _path, work, _quiet: [f() for _, f in work])
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["benchmark_memory.py", "--budget", "16", "--output", str(tmp_path / "x.json"), *words])
+        benchmark_memory.main()
+        return seen
+
+    return run
+
+
+def test_the_quickest_search_comes_first(searched):
+    assert searched("--baselines", "ours", "sdpa_flash") == [
+        (axis, seq, heads, name)
+        for axis, seq, heads in (("batch", 1024, 8), ("batch", 4096, 16), ("seq", 1024, 16))
+        for name in ("ours", "sdpa_flash")
+    ]
+
+
+def test_first_bounds_the_searches(searched):
+    assert searched("--baselines", "ours", "sdpa_flash", "--first", "2") == [
+        ("batch", 1024, 8, "ours"),
+        ("batch", 1024, 8, "sdpa_flash"),
+    ]
