@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
-from report import write_charts
-from report.charts import Chart
+from report import write_charts  # noqa: E402
+from report.charts import Chart  # noqa: E402
 
 SECONDS = "0.2"  # for a case: this is a demonstration, `make bench` takes its time
 
@@ -33,7 +33,9 @@ def charts(report: dict) -> list[Chart]:
     results, device = report["results"], report["device"]
     problem = results[0]["problem"]
     mask = "causal" if problem["causal"] else "full"
-    shape = f"{problem['heads_q']} heads, head_dim {problem['head_dim']}, {problem['dtype']}, {mask}, forward"
+    title = (
+        f"{device['name']}: {problem['heads_q']} heads, head_dim {problem['head_dim']}, {problem['dtype']}, {mask}, forward"
+    )
     lengths = sorted({length(r) for r in results})
     panels = [
         ("time", "time of a call, ms", lambda r: r["time"]["median_s"] * 1e3),
@@ -47,8 +49,8 @@ def charts(report: dict) -> list[Chart]:
             values = {length(r): value(r) for r in results if is_standard(r) == standard}
             if values:
                 series[entry] = [values.get(n) for n in lengths]
-        title = f"{device['name']}: {shape}"
-        drawn.append(Chart(name, title, "lines", "sequence length", label, lengths, series, log_x=True, log_y=name != "speed"))
+        log_y = name != "speed"
+        drawn.append(Chart(name, title, "lines", "sequence length", label, lengths, series, log_x=True, log_y=log_y))
     return drawn
 
 

@@ -9,16 +9,23 @@ import torch
 def searched(monkeypatch, tmp_path):
     """Runs the script as on a GPU of 16 GB where nothing is measured; returns what it searched."""
     seen = []
+
+    def largest(case, axis, entry, *_):
+        seen.append((axis, case.seq, case.heads, entry.name))
+
+    def measure_all(_results, _path, work, _quiet):
+        for _, search in work:
+            search()
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"total_memory": 16e9}))
     monkeypatch.setattr(benchmark_memory.machine, "facts", lambda _: {})
-    monkeypatch.setattr(
-        benchmark_memory, "largest", lambda case, axis, entry, *_: seen.append((axis, case.seq, case.heads, entry.name)) or {}
-    )
-    monkeypatch.setattr(benchmark_memory.command, "measure_all", lambda _results, _path, work, _quiet: [f() for _, f in work])
+    monkeypatch.setattr(benchmark_memory, "largest", largest)
+    monkeypatch.setattr(benchmark_memory.command, "measure_all", measure_all)
 
     def run(*words):
-        monkeypatch.setattr("sys.argv", ["benchmark_memory.py", "--budget", "16", "--output", str(tmp_path / "x.json"), *words])
+        output = ["--output", str(tmp_path / "capacity.json")]
+        monkeypatch.setattr("sys.argv", ["benchmark_memory.py", "--budget", "16", *output, *words])
         benchmark_memory.main()
         return seen
 
