@@ -17,6 +17,11 @@ __device__ __forceinline__ unsigned cluster_rank() {
 /// barrier.cluster.arrive.release: this thread has come; its earlier writes are visible to those who wait.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
+/// barrier.cluster.arrive.relaxed: this thread has come, and has written nothing that others are to see.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 /// barrier.cluster.wait.acquire: until every thread of the cluster has come.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

@@ -47,6 +47,23 @@ __device__ __forceinline__ void tma_load_5d(void* shared, const abi::TensorMap& 
       : "memory");
 }
 
+/// createpolicy: what is loaded with it is the first to leave L2.
+__device__ __forceinline__ unsigned long long l2_evict_first() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// The same with such a policy.
+__device__ __forceinline__ void tma_load_policy_4d(void* shared, const abi::TensorMap& map, Mbarrier& barrier,
+                                                   unsigned long long policy, int x0, int x1, int x2, int x3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6, "
+      "%7}], [%2], %3;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(shared_address(&barrier)), "l"(policy), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+
 /// The same with .multicast::cluster: the box and the signal arrive at the same offsets in every block of the cluster whose
 /// bit is set in `blocks`.
 __device__ __forceinline__ void tma_multicast_4d(void* shared, const abi::TensorMap& map, Mbarrier& barrier,

@@ -192,26 +192,31 @@ inline WrapperCases tma_cases() {
     for (const int x : b.at) coordinates += ", " + std::to_string(x);
     const std::string bytes = std::to_string(2 * box_size), d = std::to_string(b.rank) + "d";
     const std::string storage = "  alignas(1024) unsigned char box[" + bytes + "];\n  ptx::Mbarrier full;";
-    cases.push_back(
-        {.name = std::string("tma_load_") + b.name,
-         .headers = {"tma"},
-         .storage = storage,
-         .body = "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init_fence();\n"
-                 "    ptx::tma_prefetch(args.maps[0]);\n"
-                 "    ptx::mbarrier_arrive_expect_tx(shared.full, " +
-                 bytes +
-                 ");\n"
-                 "    ptx::tma_load_" +
-                 d + "(shared.box, args.maps[0], shared.full" + coordinates +
-                 ");\n  }\n"
-                 "  __syncthreads();\n  ptx::mbarrier_wait(shared.full, 0);\n"
-                 "  for (int i = thread; i < " +
-                 bytes + "; i += 64) output[i] = shared.box[i];",
-         .arch = 90,
-         .shape = {.block = 64},
-         .input = bytes_of(tensor),
-         .expected = bytes_of(loaded),
-         .maps = {map_of(b, false)}});
+    const auto add_load = [&](const std::string& name, const std::string& call) {
+      cases.push_back(
+          {.name = name + "_" + b.name,
+           .headers = {"tma"},
+           .storage = storage,
+           .body = "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init_fence();\n"
+                   "    ptx::tma_prefetch(args.maps[0]);\n"
+                   "    ptx::mbarrier_arrive_expect_tx(shared.full, " +
+                   bytes +
+                   ");\n"
+                   "    ptx::" +
+                   call + coordinates +
+                   ");\n  }\n"
+                   "  __syncthreads();\n  ptx::mbarrier_wait(shared.full, 0);\n"
+                   "  for (int i = thread; i < " +
+                   bytes + "; i += 64) output[i] = shared.box[i];",
+           .arch = 90,
+           .shape = {.block = 64},
+           .input = bytes_of(tensor),
+           .expected = bytes_of(loaded),
+           .maps = {map_of(b, false)}});
+    };
+    add_load("tma_load", "tma_load_" + d + "(shared.box, args.maps[0], shared.full");
+    if (b.rank == 4)
+      add_load("tma_load_policy", "tma_load_policy_4d(shared.box, args.maps[0], shared.full, ptx::l2_evict_first()");
     // A store that begins before the tensor stops an H200 with an illegal instruction; a load there is fine.
     if (std::any_of(b.at.begin(), b.at.end(), [](int x) { return x < 0; })) continue;
     cases.push_back({.name = std::string("tma_store_") + b.name,

@@ -219,7 +219,7 @@ inline WrapperCases cluster_cases() {
                "  const unsigned rank = ptx::cluster_rank();\n"
                "  ((float*)output)[blockIdx.x * 64 + thread] =\n"
                "      ptx::cluster_load(ptx::cluster_address(&shared.values[63 - thread], rank ^ 1)) + rank * 10000;\n"
-               "  ptx::cluster_arrive();\n  ptx::cluster_wait();",
+               "  ptx::cluster_arrive_relaxed();\n  ptx::cluster_wait();",
        .arch = 90,
        .shape = {.grid = {4, 1, 1}, .block = 64, .cluster = 2},
        .expected = bytes_of(peers)});

@@ -9,6 +9,7 @@ namespace flash_attention::ptx {
 
 inline unsigned cluster_rank() { return emulator::thread->cluster_rank; }
 inline void cluster_arrive() { emulator::table->cluster_barrier(false); }
+inline void cluster_arrive_relaxed() { emulator::table->cluster_barrier(false); }  // the threads meet in the same way
 inline void cluster_wait() { emulator::table->cluster_barrier(true); }
 
 inline unsigned cluster_address(const void* shared, unsigned rank) {

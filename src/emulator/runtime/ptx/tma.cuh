@@ -37,6 +37,11 @@ inline void tma_load_3d(void* shared, const abi::TensorMap& map, Mbarrier& barri
 inline void tma_load_4d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1, int x2, int x3) {
   tma_load(shared, map, barrier, 0, {x0, x1, x2, x3});
 }
+inline unsigned long long l2_evict_first() { return 0; }
+inline void tma_load_policy_4d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, unsigned long long, int x0,
+                               int x1, int x2, int x3) {
+  tma_load(shared, map, barrier, 0, {x0, x1, x2, x3});
+}
 inline void tma_load_5d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1, int x2, int x3,
                         int x4) {
   tma_load(shared, map, barrier, 0, {x0, x1, x2, x3, x4});
