@@ -9,7 +9,6 @@ namespace flash_attention::cpu {
 namespace {
 
 using Bytes = std::uint8_t __attribute__((vector_size(vector_lanes)));
-using SignedBytes = std::int8_t __attribute__((vector_size(vector_lanes)));
 using BytesInMemory __attribute__((aligned(1), may_alias)) = Bytes;
 
 FLASH_ATTENTION_INLINE Bytes load_bytes(const std::uint8_t* from, int count) {
@@ -33,8 +32,10 @@ FLASH_ATTENTION_INLINE Vec e5m2_to_float(Bytes codes) {
   return float16_to_float(__builtin_convertvector(codes, Short) << 8);  // the upper half of a float16
 }
 
+/// 2^23 + 128 + code, less the rest: compilers extend signed bytes one by one.
 FLASH_ATTENTION_INLINE Vec int8_to_float(Bytes codes) {
-  return __builtin_convertvector(__builtin_convertvector((SignedBytes)codes, Int), Vec);
+  const Uint fraction = __builtin_convertvector(codes ^ 0x80, Uint);
+  return (Vec)(fraction | 0x4b000000u) - 8388736.0f;
 }
 
 /// What a code is worth is a bfloat16: nothing is left to round.
