@@ -73,14 +73,17 @@ struct ForwardConfig {
   int block_q = 0;   // query rows of a tile
   int block_kv = 0;  // key rows of a tile
   int num_warps = 0;
-  int num_stages = 1;              // K/V tiles in flight
-  int group = 1;                   // heads_q / heads_kv where the kernel packs them, else 1
-  int split_tiles = 0;             // decode: keys are split at multiples of so many tiles, and nowhere else; 0 = anywhere
-  bool producer_warp = false;      // decode: separate warps load, by TMA
-  bool pair_tiles = false;         // sm90: a block takes a long and a short row tile in turn
-  bool row_grid = false;           // decode: blockIdx.y is the tile of rows
-  int key_groups = 1;              // decode: so many groups of warps take the tiles of keys in turn
-  bool strided_items = false;      // decode: a block's items are as far apart as the grid has blocks, all of them whole
+  int num_stages = 1;          // K/V tiles in flight
+  int group = 1;               // heads_q / heads_kv where the kernel packs them, else 1
+  int split_tiles = 0;         // decode: keys are split at multiples of so many tiles, and nowhere else; 0 = anywhere
+  bool producer_warp = false;  // decode: separate warps load, by TMA
+  bool pair_tiles = false;     // sm90: a block takes a long and a short row tile in turn
+  bool row_grid = false;       // decode: blockIdx.y is the tile of rows
+  int key_groups = 1;          // decode: so many groups of warps take the tiles of keys in turn
+  bool strided_items = false;  // decode: a block's items are as far apart as the grid has blocks, all of them whole
+  bool one_row_tile = false;   // decode: no key head has more rows than a tile
+  int item_blocks = 0;     // decode: each item has so many blocks, with TMA a cluster; 0: shares go on from item to item
+  bool read_once = false;  // decode: no two items have the same keys
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages
   int bias_stages = 0;             // sm90: tiles of biases in flight, by TMA; 0: each thread loads its own

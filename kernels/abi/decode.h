@@ -58,6 +58,9 @@ constexpr int decode_blocks_per_sm(const ForwardConfig& config, int shared_limit
   return config.num_warps <= 4 && 2 * DecodeLayout(config).shared_bytes <= shared_limit ? 2 : 1;
 }
 
+/// Whether the blocks of an item are a cluster, which merges its parts in shared memory.
+constexpr bool decode_has_clusters(const ForwardConfig& config) { return config.item_blocks > 1 && config.producer_warp; }
+
 /// decode/sm90: a warpgroup loads, though one warp would do. The registers of nine warps are those of twelve (each quarter
 /// of an SM has its own), and only a whole warpgroup can hand them to the consumers.
 constexpr int decode_producer_threads = 128;

@@ -138,7 +138,7 @@ struct Consumer : Queries<config> {
     if (position == item_begin) {
       start(cursor.item);
       // The counts of the items that this block may share, while its first tiles are in flight.
-      if (position == run.begin && threadIdx.x == 0) {
+      if (!Finish::in_cluster && config.item_blocks != 1 && position == run.begin && threadIdx.x == 0) {
         parts.prepare(static_cast<int>(blockIdx.x));
         parts.prepare(run.first_block());
       }
@@ -148,10 +148,11 @@ struct Consumer : Queries<config> {
     if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) return;
     const Finish finish{args, storage.finish, storage.sequence, storage.item};
     const int tile = item_tile, begin = item_begin;
-    cursor = {storage.item, tile + count - 1};  // kept there meanwhile, and after finish() another's
-    if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2());
+    cursor = {storage.item, tile + count - 1};              // kept there meanwhile, and after finish() another's
+    auto* part = reinterpret_cast<float*>(&storage.stage);  // for a cluster, whose blocks load no more
+    if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), part);
     next_item(position, count);
-    if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2());
+    if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), part);
   }
 
   /// From the end of an item, or of a split of it, to the next; where registers allow it Q comes while this one ends.

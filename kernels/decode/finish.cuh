@@ -1,6 +1,6 @@
 #pragma once
 
-#include "decode/merge.cuh"
+#include "decode/cluster_merge.cuh"
 
 // The epilogue of an item, or of a block's part of one: the warps that shared its keys add up what they have.
 //
@@ -9,14 +9,16 @@
 //     O of each warp -> shared
 //     for each row, a warp per row: sum over warps -> O and lse of a whole item, or a part in the workspace
 //   the last block to leave a part of an item: merge all parts, in their order    (decode/merge.cuh)
+//   or all blocks of a cluster, each some of the columns                         (decode/cluster_merge.cuh)
 
 namespace flash_attention::decode {
 
 template <ForwardConfig config>
-struct Finish : MergeParts<config> {
-  using Base = MergeParts<config>;
+struct Finish : ClusterMerge<config> {
+  using Base = ClusterMerge<config>;
   using Base::features, Base::layout, Base::warps, Base::columns, Base::dim_v, Base::narrow, Base::careful;
-  using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::repair, Base::merge;
+  using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::repair, Base::merge,
+      Base::in_cluster, Base::merge_in_cluster;
   using Base::storage, Base::item, Base::thread, Base::lane, Base::warp;
   using typename Base::Four, typename Base::Pair, typename Base::Row;
 
@@ -123,6 +125,12 @@ struct Finish : MergeParts<config> {
         const bool has_column = row < rows && column < tile::min(begin + E::columns, config.head_dim_v);
         const Total total = total_of(row);
         const Four sum = has_column ? add_up<E>(total, row, column - begin) : Four{};
+        if constexpr (in_cluster) {
+          const unsigned to = ptx::shared_address(part);
+          if (has_column) ptx::store_shared(to + 4 * (row * config.head_dim_v + column), sum);
+          if (leads) ptx::store_shared(to + 4 * (Base::statistics_offset + 2 * row), Pair{{total.max, total.sum}});
+          continue;
+        }
         if (part != nullptr) {
           if (has_column) ptx::store_global(reinterpret_cast<Four*>(part + Parts<config>::value_offset(row) + column), sum);
           if (leads)
@@ -162,14 +170,20 @@ struct Finish : MergeParts<config> {
   }
 
   /// O of the tiles from `tile` on, `count` of them, of which the first is tile `position` of the run of all blocks.
+  /// `shared_part`: room for a part in shared memory, for a cluster.
   __device__ __forceinline__ void operator()(const Run<config>& run, const Parts<config>& parts, int tile, int count,
                                              int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
-                                             float scale_log2) const {
+                                             float scale_log2, float* shared_part) const {
     share_statistics(rows, scale_log2);
+    if constexpr (in_cluster) {
+      collect_all(O, parts, shared_part);
+      return merge_in_cluster(shared_part, run.blocks_of(item, 0, 0));
+    }
+    if constexpr (config.item_blocks == 1) return collect_all(O, parts, nullptr);
     const int start = position - (tile - item.first_tile);
     if constexpr (config.split_tiles > 0) return end_split(run.shares, parts, start, tile, O);
     const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
-    const int first = begins ? static_cast<int>(blockIdx.x) : run.shares.block_of(start);
+    const int first = begins ? static_cast<int>(blockIdx.x) : run.first_block_of(start);
     const int own = static_cast<int>(blockIdx.x) - first;
     const bool whole = begins && ends;
     collect_all(O, parts, whole ? nullptr : parts.at(parts.slot_of(first, own)));
@@ -179,7 +193,7 @@ struct Finish : MergeParts<config> {
     }
     ptx::path<"decode/sm80 part of an item">();
     // The barrier at the end of collect() orders everyone's writes before the arrival.
-    const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
+    const int blocks = run.blocks_of(item, first, start);
     if (thread == 0) storage.is_last = parts.arrive(first, blocks);
     sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
     if (storage.is_last) {

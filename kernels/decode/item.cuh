@@ -41,6 +41,8 @@ struct Item {
 
   /// Tiles of rows that this block's items have, and the first of them: all, or that of blockIdx.y.
   __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
+    static_assert(!config.one_row_tile || !(features.packed || config.row_grid));
+    if constexpr (config.one_row_tile) return 1;
     const int tiles = tile::ceil_div(sequence.rows_q * config.group, config.block_q);
     return config.row_grid ? tile::min(1, tile::max(0, tiles - first_row_tile())) : tiles;
   }

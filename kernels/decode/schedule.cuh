@@ -1,6 +1,7 @@
 #pragma once
 
 #include "decode/item.cuh"
+#include "ptx/bits.cuh"
 #include "ptx/path.cuh"
 #include "ptx/warp.cuh"
 
@@ -79,16 +80,29 @@ struct Run {
   int end;
 
   __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
-    if constexpr (Item<config>::alike) {
+    if constexpr (config.item_blocks > 0) {
+      share_item(args);
+    } else if constexpr (Item<config>::alike) {
       divide(args);
     } else {
       search(args);
     }
   }
 
-  /// The block that begins the item with which this one begins.
+  /// The block that begins an item of this one's run, whose first tile is tile `position` of all.
+  __device__ __forceinline__ int first_block_of(int position) const {
+    if constexpr (config.item_blocks > 0) return static_cast<int>(blockIdx.x) / config.item_blocks * config.item_blocks;
+    return shares.block_of(position);
+  }
+  /// That of the item with which this one begins.
   __device__ __forceinline__ int first_block() const {
-    return shares.block_of(begin - (start.tile - start.item.first_tile));
+    return first_block_of(begin - (start.tile - start.item.first_tile));
+  }
+  /// How many share an item which `first` begins.
+  __device__ __forceinline__ int blocks_of(const Item<config>& item, int first, int position) const {
+    const int tiles = item.end_tile - item.first_tile;
+    if constexpr (config.item_blocks > 0) return tile::min(config.item_blocks, tiles);
+    return shares.block_of(position + tiles - 1) - first + 1;
   }
 
  private:
@@ -96,6 +110,22 @@ struct Run {
     shares = Shares(total, static_cast<int>(gridDim.x));
     begin = shares.begin_of(static_cast<int>(blockIdx.x));
     end = shares.begin_of(static_cast<int>(blockIdx.x) + 1);
+  }
+
+  /// Where each item has blocks of its own: blockIdx.x counts them, and tiles of rows. Positions count from its first tile.
+  __device__ __forceinline__ void share_item(const AttentionArgs& args) {
+    constexpr int blocks = tile::max(1, config.item_blocks);
+    static_assert(config.item_blocks == 0 || !(config.features.packed || config.split_tiles > 0 || config.row_grid));
+    const int rank = static_cast<int>(blockIdx.x) % blocks;
+    start.item = {};
+    start.item.batch_idx = static_cast<int>(blockIdx.z);
+    start.item.kv_head_idx = static_cast<int>(blockIdx.y);
+    start.item.row_tile = static_cast<int>(blockIdx.x) / blocks;
+    const tile::Sequence sequence = tile::make_sequence<config.features>(args, start.item.batch_idx);
+    shares = Shares(start.item.find_tiles(args, sequence), blocks);
+    begin = shares.begin_of(rank);
+    end = shares.begin_of(rank + 1);
+    start.tile = start.item.first_tile + begin;
   }
 
   /// Where all items have the same tiles.
@@ -134,12 +164,10 @@ struct Run {
     take(ptx::shuffle(until, 31));
     if (begin == end) return;
     const auto locate = [&](int position) {
-      int owner = until <= position ? 1 : 0;  // the lanes before it
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) owner += ptx::shuffle_xor(owner, step);
+      const int owner = ptx::count_ones(ptx::ballot(until <= position));  // so many lanes are before it
       int batch_idx = first, left = position - (until - own);
-      if (lane == owner) {
-        if (each > 1) ptx::path<"decode/sm80 several sequences a lane">();
+      if (each > 1 && lane == owner) {
+        ptx::path<"decode/sm80 several sequences a lane">();
         for (int tiles; left >= (tiles = tiles_of(args, batch_idx)); ++batch_idx) left -= tiles;
       }
       return find(args, ptx::shuffle(batch_idx, owner), ptx::shuffle(left, owner));
@@ -167,6 +195,7 @@ struct Run {
     Item<config> item{};
     int tiles = 0;
     item.row_tile = Item<config>::first_row_tile();
+    if constexpr (config.one_row_tile) return item.find_tiles(args, sequence);
     const int end = item.row_tile + Item<config>::row_tiles_of(sequence);
     for (; item.row_tile < end; ++item.row_tile) tiles += item.find_tiles(args, sequence);
     return tiles;
@@ -178,10 +207,13 @@ struct Run {
   /// The tile that is `left` tiles from the beginning of a sequence.
   __device__ __forceinline__ Cursor<config> find(const AttentionArgs& args, int batch_idx, int left) const {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, batch_idx);
-    const int of_head = tiles_of_head(args, sequence);
-    Cursor<config> found{{batch_idx, left / of_head, Item<config>::first_row_tile(), 0, 0, {0, 0}, false}, 0};
+    Cursor<config> found{{batch_idx, 0, Item<config>::first_row_tile(), 0, 0, {0, 0}, false}, 0};
+    const int of_head = config.one_row_tile ? found.item.find_tiles(args, sequence) : tiles_of_head(args, sequence);
+    found.item.kv_head_idx = left / of_head;
     left %= of_head;
-    for (int tiles; left >= (tiles = found.item.find_tiles(args, sequence)); ++found.item.row_tile) left -= tiles;
+    if constexpr (!config.one_row_tile) {
+      for (int tiles; left >= (tiles = found.item.find_tiles(args, sequence)); ++found.item.row_tile) left -= tiles;
+    }
     if (left != 0) ptx::path<"decode/sm80 run from within an item">();
     found.tile = found.item.first_tile + left;
     return found;

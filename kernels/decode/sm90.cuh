@@ -61,17 +61,8 @@ struct DecodeSm90 {
 
   // Producers: a warp for K and one for V; of small pages, which are many boxes, two for each.
   static constexpr int producer_warps = decode_producer_threads / 32, sharers = features.paged ? producer_warps / 2 : 1;
-  static constexpr int meeting = 2, all_threads = 32 * (config.num_warps + 2 * sharers);
-
-  __device__ __forceinline__ void initialize() const {
-    for (int stage = 0; stage < stages; ++stage) {
-      ptx::mbarrier_init(barriers.K_full[stage], sharers);
-      ptx::mbarrier_init(barriers.V_full[stage], sharers);
-      ptx::mbarrier_init(barriers.K_empty[stage], config.num_warps);
-      ptx::mbarrier_init(barriers.V_empty[stage], config.num_warps);
-    }
-    ptx::mbarrier_init_fence();
-  }
+  // Named barriers: of all, of the warps that share K, of those that share V.
+  static constexpr int meeting = 2, of_sharers = 3, all_threads = 32 * (config.num_warps + 2 * sharers);
 
   /// One producer warp's part of K or of V.
   struct Producer {
@@ -87,11 +78,21 @@ struct DecodeSm90 {
     int rows = features.paged ? tile::min(args.page_size, block_kv) : block_kv;  // of a box
     int box = lane * sharers + sharer;                                           // of this lane: its place in the tile
 
+    /// What is read once leaves L2 first: what others left there stays, and is not written back meanwhile.
+    __device__ __forceinline__ void load_box(unsigned char* to, ptx::Mbarrier& barrier, int x0, int x1, int x2,
+                                             int x3) const {
+      if constexpr (config.read_once) {
+        ptx::tma_load_policy_4d(to, map, barrier, ptx::l2_evict_first(), x0, x1, x2, x3);
+      } else {
+        ptx::tma_load_4d(to, map, barrier, x0, x1, x2, x3);
+      }
+    }
+
     /// The boxes of a tile. Where there are pages, `page` is that of this lane's box, -1 where no query sees it.
     __device__ __forceinline__ void load(int n, const decode::Item<config>& item, int tile_idx, int page) const {
       const tile::PipelineState<stages> kv(static_cast<unsigned>(n));
       ptx::mbarrier_wait(empty[kv.stage], kv.phase ^ 1);  // stages start out empty: phase 1 counts as completed
-      __syncwarp();  // every lane has seen it: a phase later they could not tell
+      __syncwarp();                                       // every lane has seen it: a phase later they could not tell
       unsigned char* to = stage + kv.stage * sizeof(typename SharedStorage::Stage);
       ptx::Mbarrier& barrier = full[kv.stage];
       if constexpr (features.paged) {
@@ -102,15 +103,14 @@ struct DecodeSm90 {
         const int first = rows == block_kv ? tile_idx * block_kv % args.page_size : 0;
 #pragma unroll 1
         for (int panel = 0; panel < panels; ++panel)
-          ptx::tma_load_4d(to + panel * panel_bytes + box * rows * 128, map, barrier, panel * 64, first, item.kv_head_idx,
-                           page);
+          load_box(to + panel * panel_bytes + box * rows * 128, barrier, panel * 64, first, item.kv_head_idx, page);
       } else if (lane == 0) {
         const int start = features.packed ? args.cu_seqlens_kv[item.batch_idx] : 0;
         ptx::mbarrier_arrive_expect_tx(barrier, panel_bytes * panels);
 #pragma unroll 1
         for (int panel = 0; panel < panels; ++panel)
-          ptx::tma_load_4d(to + panel * panel_bytes, map, barrier, panel * 64, start + tile_idx * block_kv,
-                           item.kv_head_idx, features.packed ? 0 : item.batch_idx);
+          load_box(to + panel * panel_bytes, barrier, panel * 64, start + tile_idx * block_kv, item.kv_head_idx,
+                   features.packed ? 0 : item.batch_idx);
       }
     }
 
@@ -122,6 +122,16 @@ struct DecodeSm90 {
       if (box * rows >= block_kv || begin >= item.seen.end || begin + rows <= item.seen.begin) return -1;
       const int entry = args.page_table[item.batch_idx * args.page_table_stride + begin / args.page_size];
       return tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+    }
+
+    /// By one thread.
+    __device__ __forceinline__ void initialize() const {
+      for (int stage_idx = 0; stage_idx < stages; ++stage_idx) {
+        ptx::mbarrier_init(full[stage_idx], sharers);
+        ptx::mbarrier_init(empty[stage_idx], config.num_warps);
+      }
+      ptx::mbarrier_init_fence();
+      ptx::fence_async_shared();  // and for the copies, which may begin before other threads have come
     }
 
     /// All tiles of the run. What the next one needs is prefetched before the wait for this one's stage.
@@ -143,21 +153,25 @@ struct DecodeSm90 {
     }
   };
 
+  /// Each kind of producer has its own barriers, and waits for no other warp before its first boxes.
   __device__ __forceinline__ void produce(int warp) const {
-    if (warp == 0 && threadIdx.x % 32 == 0) initialize();
-    if (threadIdx.x % 32 == 0) ptx::tma_prefetch(args.maps[warp % 2 == 0 ? decode_map_K : decode_map_V]);
+    const bool of_keys = warp % 2 == 0, leads = threadIdx.x % 32 == 0;
+    const Producer producer{args,
+                            args.maps[of_keys ? decode_map_K : decode_map_V],
+                            of_keys ? barriers.K_full : barriers.V_full,
+                            of_keys ? barriers.K_empty : barriers.V_empty,
+                            of_keys ? storage.stage[0].K.bytes : storage.stage[0].V.bytes,
+                            of_keys ? KTile::panels : VTile::panels,
+                            of_keys ? KTile::panel_bytes : VTile::panel_bytes,
+                            warp / 2};
+    if (leads) ptx::tma_prefetch(producer.map);
+    if (leads && warp < 2) producer.initialize();
     const decode::Run<config> run(args);
     if (run.begin == run.end) return;
-    ptx::barrier_sync(meeting, all_threads);  // the barriers are initialised
-    if (warp % 2 == 0) {
-      Producer{args,           args.maps[decode_map_K], barriers.K_full, barriers.K_empty, storage.stage[0].K.bytes,
-               KTile::panels, KTile::panel_bytes,      warp / 2}
-          .produce(run);
-    } else {
-      Producer{args,           args.maps[decode_map_V], barriers.V_full, barriers.V_empty, storage.stage[0].V.bytes,
-               VTile::panels, VTile::panel_bytes,      warp / 2}
-          .produce(run);
-    }
+    __syncwarp();  // the barriers are initialised
+    if constexpr (sharers > 1) ptx::barrier_sync_apart(of_sharers + warp % 2, 32 * sharers);
+    ptx::barrier_arrive(meeting, all_threads);
+    producer.produce(run);
   }
 
   __device__ __forceinline__ void work() const {
@@ -165,11 +179,11 @@ struct DecodeSm90 {
     if (warp >= config.num_warps) {
       if constexpr (registers.producer > 0) ptx::registers_decrease<registers.producer>();
       if (warp - config.num_warps < 2 * sharers) produce(warp - config.num_warps);
-      return;
+      return Consumer::Finish::stand_by();
     }
     if constexpr (registers.consumer > 0) ptx::registers_increase<registers.consumer>();
     const decode::Run<config> run(args);
-    if (run.begin == run.end) return;
+    if (run.begin == run.end) return Consumer::Finish::stand_by();
     Consumer consumer(args, storage, run);
     ptx::barrier_sync(meeting, all_threads);  // the barriers are initialised
     Gate gate{barriers, tile::PipelineState<stages>{0}};

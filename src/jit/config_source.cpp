@@ -115,6 +115,9 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(row_grid);
   MEMBER(key_groups);
   MEMBER(strided_items);
+  MEMBER(one_row_tile);
+  MEMBER(item_blocks);
+  MEMBER(read_once);
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);
   MEMBER(bias_stages);

@@ -1,6 +1,7 @@
 // Which problems decode/sm80 gets, and how they are laid out.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 
 #include "flash_attention/plan.h"
@@ -24,6 +25,11 @@ Problem one_token(std::int64_t batch, std::int64_t keys, std::int64_t head_dim =
           .head_dim = head_dim,
           .dtype = Dtype::bfloat16,
           .seqused_kv = true};
+}
+
+int blocks_of(const Plan& plan) {
+  const auto [x, y, z] = plan.launches.at(0).grid;
+  return x * y * z;
 }
 
 TEST(PlanDecode, TakesFewQueries) {
@@ -109,7 +115,7 @@ TEST(PlanDecode, IsOneLaunchWithoutMemset) {
 TEST(PlanDecode, TilesAreAsLargeAsTwoStagesAllow) {
   EXPECT_EQ(make_plan(one_token(64, 4096), Pass::forward, h200).block_kv, 128);
   EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).block_kv, 128);
-  EXPECT_EQ(make_plan(one_token(1, 1024), Pass::forward, h200).launches[0].grid[0], 64);
+  EXPECT_EQ(blocks_of(make_plan(one_token(1, 1024), Pass::forward, h200)), 64);
   EXPECT_EQ(make_plan(one_token(64, 4096, 256), Pass::forward, h200).block_kv, 64);
   EXPECT_LT(make_plan(one_token(64, 4096, 128), Pass::forward, consumer).block_kv, 128);
 }
@@ -149,7 +155,7 @@ abi::ForwardConfig config_of(const Plan& plan) { return *plan::config_of<abi::Fo
 /// Shares that are whole items, or equal parts of one, where nearly as many blocks have them.
 TEST(PlanDecode, SharesAreEven) {
   const auto blocks = [](std::int64_t batch, std::int64_t keys) {
-    return make_plan(one_token(batch, keys), Pass::forward, h200).launches[0].grid[0];
+    return blocks_of(make_plan(one_token(batch, keys), Pass::forward, h200));
   };
   EXPECT_EQ(blocks(16, 8192), 128);   // an item each
   EXPECT_EQ(blocks(64, 4096), 128);   // four items each
@@ -157,6 +163,59 @@ TEST(PlanDecode, SharesAreEven) {
   EXPECT_EQ(blocks(33, 4096), 132);   // two items each
   EXPECT_EQ(blocks(15, 8192), 132);   // 120 items: more blocks, which share some
   EXPECT_EQ(blocks(1, 1024), 64);     // no more blocks than tiles
+}
+
+/// Few items, of which none is longer than another: the blocks of each are a cluster, or would be, had the kernel one. K
+/// and V of 8 bits are cut in the same places.
+TEST(PlanDecode, FewItemsAreClusters) {
+  const auto item_blocks = [](Problem problem, const DeviceInfo& device = h200) {
+    const Plan plan = make_plan(problem, Pass::forward, device);
+    const int found = config_of(plan).item_blocks;
+    EXPECT_EQ(plan.launches[0].cluster, std::max(found, 1));
+    if (device.arch == 90) {
+      const Plan copies = make_plan(problem, Pass::forward, device, "decode/sm80");
+      EXPECT_EQ(config_of(copies).item_blocks, found);
+      EXPECT_EQ(copies.launches[0].cluster, 1);
+      EXPECT_EQ(copies.launches[0].grid, plan.launches[0].grid);
+    }
+    problem.kv_dtype = Dtype::float8_e4m3, problem.kv_scales = ScaleKind::head;
+    EXPECT_EQ(config_of(make_plan(problem, Pass::forward, device)).item_blocks, found);
+    return found;
+  };
+  EXPECT_EQ(item_blocks(one_token(1, 8192)), 8);
+  EXPECT_EQ((make_plan(one_token(1, 8192), Pass::forward, h200).launches[0].grid), (std::array{8, 8, 1}));
+  EXPECT_EQ(item_blocks(one_token(1, 16384)), 0);  // all SMs are faster
+  EXPECT_EQ(item_blocks(one_token(1, 256)), 2);    // no more than tiles
+  EXPECT_EQ(item_blocks(one_token(1, 128)), 1);
+  EXPECT_EQ(item_blocks(one_token(1, 8192), a100), 0);
+  Problem problem = one_token(8, 8192);
+  EXPECT_EQ(item_blocks(problem), 0);  // lengths are on the device
+  problem.seqused_kv = false;
+  EXPECT_EQ(item_blocks(problem), 2);
+  problem.batch = 16;  // one for each SM
+  EXPECT_EQ(item_blocks(problem), 1);
+  problem.batch = 61;
+  EXPECT_EQ(item_blocks(problem), 0);
+  problem.batch = 1, problem.invariant = true;
+  EXPECT_EQ(item_blocks(problem), 0);
+}
+
+/// What is read once leaves L2 first, where it is not much; not pages, which sequences may share, nor what several tiles of
+/// rows read.
+TEST(PlanDecode, ReadsOnceWhatNoOtherItemReads) {
+  const auto once = [](const Problem& problem) { return config_of(make_plan(problem, Pass::forward, h200)).read_once; };
+  Problem problem = one_token(4, 8192);  // 134 MB
+  EXPECT_TRUE(once(problem));
+  problem.k_strides = problem.v_strides = {.batch = 0, .seq = 1024, .head = 128};
+  EXPECT_FALSE(once(problem));
+  problem = one_token(1, 8192, 256);
+  EXPECT_TRUE(once(problem));
+  problem.seq_q = 8;  // 32 rows
+  EXPECT_FALSE(once(problem));
+  EXPECT_FALSE(once(one_token(8, 8192)));
+  problem = one_token(4, 8192);
+  problem.page_size = 64, problem.num_pages = 5000;
+  EXPECT_FALSE(once(problem));
 }
 
 /// A block's items are far apart where all are whole, and the host knows that.

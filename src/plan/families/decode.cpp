@@ -38,6 +38,10 @@ std::int64_t tiles_of_item(const Problem& problem, const abi::ForwardConfig& con
   return std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv));
 }
 
+std::int64_t items_of(const Problem& problem, const abi::ForwardConfig& config) {
+  return problem.batch * problem.heads_kv * ceil_div(decode_rows(problem), config.block_q);
+}
+
 }  // namespace
 
 std::int64_t decode_rows(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
@@ -255,22 +259,63 @@ bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std
          tiles >= 2 * blocks * of_item && tiles % (blocks * of_item) == 0;
 }
 
+/// Blocks for each item, where all are alike and there are few: 0 where shares had better go on from item to item. One
+/// block knows its item without a look at the others. The blocks of a cluster must be in one part of the GPU, a GPC, of
+/// which an H200 has some with less than 16 SMs: eight clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half of the
+/// SMs read a short context as fast as all, and a cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384 takes
+/// 20.7 us with 64 blocks, before 25.6 with 128; 1 x 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8.
+int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config, std::int64_t most) {
+  const abi::Features& features = config.features;
+  const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
+  if (device.arch != 90 || features.packed || config.split_tiles > 0 || (lengths && problem.batch > 1)) return 0;
+  const std::int64_t tiles = tiles_of_item(problem, config), items = items_of(problem, config);
+  constexpr std::int64_t short_share = 8;
+  for (const std::int64_t size : {16, 8, 4, 2, 1}) {
+    const bool fits = size <= tiles && items * size <= (size <= 2 ? most : most * 3 / 4);
+    if (fits && (items * size * 16 >= most * 15 || tiles <= short_share * size)) return static_cast<int>(size);
+  }
+  return 0;
+}
+
+/// Whether K and V had better leave L2 first, so that what others left there stays, and is not written back meanwhile: no
+/// two items have the same keys (pages may be those of a prefix that sequences share), and there are few. 1 x 32/8 x 8192
+/// (34 MB) takes 19.9 us, before 21.0, 1 x 32768 (134 MB) 46.6, 48.4; but 32 x 8/1 x 16384 (268 MB) 80.9, 78.0, and
+/// 16 x 8192 (537 MB) 140.0, 132.9.
+bool reads_once(const Problem& problem, const abi::ForwardConfig& config) {
+  constexpr std::int64_t most_bytes = 150 << 20;
+  const auto own = [](const Strides& s) { return s.batch != 0 && s.head != 0; };
+  const std::int64_t width = problem.head_dim + problem.head_dim_v,
+                     of_element = is_narrow(key_type(config.features)) ? 1 : 2;
+  return problem.page_size == 0 && config.one_row_tile && own(problem.k_strides) && own(problem.v_strides) &&
+         problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= most_bytes;
+}
+
 Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
   abi::ForwardConfig config = *configure(problem, device, producer_warp);
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   const int shared_bytes = abi::DecodeLayout(config).shared_bytes;
   const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
-  const std::int64_t most = even_blocks(problem, config, std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks));
-  config.strided_items = strides_items(problem, config, most);
+  const std::int64_t at_once = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
+  config.item_blocks = item_blocks_of(problem, device, config, at_once);
+  const bool shared = config.item_blocks > 0;
+  const std::int64_t most = shared ? items_of(problem, config) * config.item_blocks : even_blocks(problem, config, at_once);
+  config.one_row_tile = !config.features.packed && decode_rows(problem) <= config.block_q;
+  config.read_once = producer_warp && reads_once(problem, config);
+  config.strided_items = !shared && strides_items(problem, config, most);
   const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
   add_launch(plan,
              {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
               .entry = producer_warp ? "decode_sm90" : "decode_sm80",
               .config = launch_config(config),
               .block = abi::decode_threads(config),
+              .cluster = abi::decode_has_clusters(config) ? config.item_blocks : 1,
               .shared_bytes = shared_bytes,
               .min_blocks_per_sm = producer_warp ? blocks_per_sm : 1},
              blocks);
+  if (shared) {
+    const std::int64_t heads = problem.heads_kv, of_head = blocks / (heads * problem.batch);
+    plan.launches.back().grid = {static_cast<int>(of_head), static_cast<int>(heads), static_cast<int>(problem.batch)};
+  }
   return plan;
 }
 

@@ -88,6 +88,32 @@ inline Case shape(const char* name, std::int64_t group, std::int64_t seq_q, std:
   return c;
 }
 
+/// Items that several blocks share, each its own: fewer tiles than blocks, rows that end in the middle of a tile of rows,
+/// rows of which a NaN behind the mask is to be kept away, values that are no multiple of 32 columns.
+inline std::vector<Case> shared_items() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, std::int64_t group, std::int64_t seq_q, std::int64_t seq_kv) -> Case& {
+    Case c = shape(name, group, seq_q, seq_kv);
+    c.problem.batch = 1, c.problem.causal = false;
+    cases.push_back(c);
+    return cases.back();
+  };
+  add("shared_by_four", 4, 1, 600).problem.sink = true;
+  Case& few = add("shared_one_tile", 4, 1, 1500);
+  put_in_pages(few, 64, {70});
+  Case& none = add("shared_no_key", 4, 1, 1500);
+  put_in_pages(none, 64, {0});
+  Case& two = add("shared_two_tiles_of_rows", 8, 3, 400);  // wide values leave room for 16 rows
+  two.problem.head_dim = two.problem.head_dim_v = 136;
+  Case& masked = add("shared_masked", 4, 4, 700);
+  masked.problem.causal = true, masked.nan_value = 698;
+  Case& nan = add("shared_nan_query", 4, 1, 700);  // no score of the row is a number, in any part
+  nan.problem.sink = true, nan.nan_query = 0;
+  Case& wide = add("shared_narrow_values", 3, 2, 700);
+  wide.problem.head_dim = 64, wide.problem.head_dim_v = 40;
+  return cases;
+}
+
 /// Pages of which a tile has several, one or a part; one page for a whole sequence, which ends inside of a tile. What lies
 /// outside of what is visible is NaN.
 inline std::vector<Case> box_cases() {

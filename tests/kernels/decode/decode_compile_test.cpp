@@ -76,8 +76,10 @@ TEST_P(DecodeCompile, WithoutSpills) {
     Problem splits = in_pages(decoding(128, 4, 1)), narrow = in_pages(decoding(128, 4, 1));
     splits.invariant = true;
     narrow.kv_dtype = Dtype::float8_e4m3, narrow.kv_scales = ScaleKind::head;
-    for (const Problem& problem :
-         {in_pages(decoding(128, 4, 1)), decoding(64, 8, 1), decoding(256, 4, 2), all_options(128, 4, 1), splits, narrow})
+    Problem cluster = all_options(128, 4, 4);  // one for each key head
+    cluster.batch = 1;
+    for (const Problem& problem : {in_pages(decoding(128, 4, 1)), decoding(64, 8, 1), decoding(256, 4, 2),
+                                   all_options(128, 4, 1), splits, narrow, cluster})
       plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm90"));
   }
   expect_plans_compile(plans, arch);

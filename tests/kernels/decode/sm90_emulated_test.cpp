@@ -14,7 +14,7 @@ using DecodeSm90 = ::testing::TestWithParam<Case>;
 
 /// Few blocks, so that each goes through several items, or more blocks than items. One number for each case: plans are
 /// kept.
-void set_num_sms(const Case& c) { emulator::set_num_sms(c.name.size() % 3 == 0 ? 40 : 2); }
+void set_num_sms(const Case& c) { emulator::set_num_sms(c.name.size() % 3 == 0 || c.name.starts_with("shared") ? 40 : 2); }
 
 TEST_P(DecodeSm90, Emulated) {
   set_num_sms(GetParam());
@@ -57,6 +57,8 @@ INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90, ::testing::ValuesIn(box_cases()), ca
 INSTANTIATE_TEST_SUITE_P(FixedSplits, DecodeSm90, ::testing::ValuesIn(fixed_splits()), case_name);
 INSTANTIATE_TEST_SUITE_P(Contract, DecodeSm90, ::testing::ValuesIn(some_of_the_contract()), case_name);
 INSTANTIATE_TEST_SUITE_P(Runs, DecodeSm90, ::testing::ValuesIn(long_and_many()), case_name);
+INSTANTIATE_TEST_SUITE_P(Shared, DecodeSm90, ::testing::ValuesIn(shared_items()), case_name);
+INSTANTIATE_TEST_SUITE_P(Shared, DecodeSm90Bits, ::testing::ValuesIn(shared_items()), case_name);
 INSTANTIATE_TEST_SUITE_P(Runs, DecodeSm90Bits, ::testing::ValuesIn(long_and_many()), case_name);
 INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90Bits, ::testing::ValuesIn(box_cases()), case_name);
 
