@@ -22,7 +22,7 @@ def gallery(length, device):
     documents = torch.arange(length, device=device) // (length // 5 + 1)  # of each position
     side = math.isqrt(length)  # of an image, row after row
     nodes = torch.arange(length, device=device) * 37 % 41  # of a graph: how deep each lies
-    by_distance = torch.linspace(1, -1, 16 * HEADS, device=device).view(16, HEADS)  # Graphormer's bias of a distance and head
+    by_distance = torch.linspace(1, -1, 16 * HEADS, device=device).view(16, HEADS)  # Graphormer's bias
     half = length // 2  # block diffusion: noisy tokens, then clean ones
 
     def neighbourhood(b, h, i, j):

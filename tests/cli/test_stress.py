@@ -69,7 +69,7 @@ def test_a_process_that_dies_is_a_difference(command):
 
 
 def seconds_of(process):
-    times = open(f"/proc/{process}/stat").read().rsplit(")", 1)[1].split()[11:13]
+    times = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
