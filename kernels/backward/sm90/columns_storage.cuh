@@ -32,7 +32,7 @@ struct Columns {
   static_assert(config.head_dim <= 512 && config.head_dim_v <= 512);
 };
 
-/// 64 rows of a gradient, and the steps over which they are walked.
+/// 64 rows of a gradient, and their steps.
 template <BackwardConfig config, Gradient gradient>
 struct ColumnsTask {
   using C = Columns<config, gradient>;

@@ -13,9 +13,13 @@
 //     one of the warpgroups, in turn:         dQ += dS K          over all keys of the block; added to fp32 sums in memory
 //
 // dQ by one warpgroup lets the other run ahead: the warpgroups drift apart, and one's exponentials hide under another's
-// products. dK and dV of a key head are complete in the block: grouped queries need no sums across blocks.
-// Where dQ must have the same bits in every run, or the head is too wide, backward/sm90/separate_dq.cuh computes it
-// instead.
+// products. dK and dV of a key head are complete in the block, unless the heads of a group are split between tasks: then
+// they are summed in memory, too (key_sums). How dQ is summed is DqMode: in any order, in one order
+// (ordered_accumulate.cuh), by a second kernel (separate_dq.cuh), or, where one tile has all keys, not at all.
+//
+// Where to read on: prepare.cuh before, repair.cuh after this kernel; in it producer.cuh loads, consumer.cuh is the loop
+// above, scores.cuh its softmax, dq_exchange.cuh its last line, epilogue.cuh stores dK and dV. Other structures of the same
+// loop: three_warpgroups.cuh (192 keys), wide.cuh (to 256 columns), columns.cuh (more). shape.cuh has the sizes.
 
 #include "backward/sm90/consumer.cuh"
 #include "backward/sm90/ordered_accumulate.cuh"

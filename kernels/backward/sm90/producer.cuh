@@ -20,14 +20,14 @@ __device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
   return config.key_sums ? args.num_splits : 1;
 }
 
-/// The order in which blocks take the tiles of keys; the heads are those of all parts of the groups.
+/// The order in which blocks take the tiles of keys; the heads are those of all splits of the groups.
 template <BackwardConfig config>
 __device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
   const int splits = num_gqa_splits<config>(args);
   return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * splits * args.batch,
                                      args.seq_q * (args.group / splits));
 }
-/// The tile of keys of a task. The head is that of a part of the group: num_gqa_splits() of them to a key head.
+/// The tile of keys of a task. The head is that of a split of the group: num_gqa_splits() of them to a key head.
 template <BackwardConfig config>
 __device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
   const int heads = args.heads_kv * num_gqa_splits<config>(args);
@@ -37,7 +37,7 @@ __device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionAr
   return {tile_idx, place.head % heads, place.head / heads};
 }
 
-/// A tile of keys, and the steps (query head, query tile) over which it is walked.
+/// A tile of keys, and its steps (query head, query tile).
 template <BackwardConfig config>
 struct Task {
   tile::Sequence sequence;
