@@ -12,6 +12,7 @@ struct ScoreTarget {
   Dtype dtype;
   std::int64_t head_dim;
   std::int64_t seq_q = 67;
+  bool masked = false;
 };
 
 using ForwardScores = ::testing::TestWithParam<ScoreTarget>;
@@ -27,6 +28,7 @@ TEST_P(ForwardScores, MayBeHuge) {
     c.draw = Draw::huge;
     Problem& p = c.problem;
     p.batch = 1, p.seq_q = from.seq_q, p.seq_kv = 450, p.head_dim = from.head_dim, p.causal = causal;
+    if (from.masked) p.mask = over(p, false, false, true);
     const Target kernel{.device = {.kind = DeviceKind::emulator, .emulated_arch = from.arch}, .kernel = from.kernel};
     if (kernel.kernel == "forward/tf32") p.precision = Precision::fast;
     if (kernel.kernel == "forward/sm90_fp8") p.q_dtype = p.kv_dtype = Dtype::float8_e5m2;
@@ -53,15 +55,20 @@ TEST_P(ForwardScores, AreCappedNearZero) {
   check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = from.arch}, .kernel = from.kernel});
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels, ForwardScores,
-    ::testing::Values(
-        ScoreTarget{"forward/portable", 90, Dtype::float32, 64}, ScoreTarget{"forward/portable", 90, Dtype::float16, 64},
-        ScoreTarget{"forward/tf32", 80, Dtype::float32, 64}, ScoreTarget{"forward/sm80", 80, Dtype::bfloat16, 64},
-        ScoreTarget{"forward/sm80", 80, Dtype::float16, 128}, ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 64},
-        ScoreTarget{"forward/sm90", 90, Dtype::float16, 128}, ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 256},
-        ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 512}, ScoreTarget{"forward/sm90_fp8", 90, Dtype::bfloat16, 128},
-        ScoreTarget{"decode/sm80", 80, Dtype::bfloat16, 64, 3}, ScoreTarget{"decode/sm90", 90, Dtype::float16, 128, 3}));
+INSTANTIATE_TEST_SUITE_P(Kernels, ForwardScores,
+                         ::testing::Values(ScoreTarget{"forward/portable", 90, Dtype::float32, 64},
+                                           ScoreTarget{"forward/portable", 90, Dtype::float16, 64},
+                                           ScoreTarget{"forward/tf32", 80, Dtype::float32, 64},
+                                           ScoreTarget{"forward/sm80", 80, Dtype::bfloat16, 64},
+                                           ScoreTarget{"forward/sm80", 80, Dtype::float16, 128},
+                                           ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 64},
+                                           ScoreTarget{"forward/sm90", 90, Dtype::float16, 128},
+                                           ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 256},
+                                           ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 512},
+                                           ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 128, 200, true},
+                                           ScoreTarget{"forward/sm90_fp8", 90, Dtype::bfloat16, 128},
+                                           ScoreTarget{"decode/sm80", 80, Dtype::bfloat16, 64, 3},
+                                           ScoreTarget{"decode/sm90", 90, Dtype::float16, 128, 3}));
 
 }  // namespace
 }  // namespace flash_attention::testing
