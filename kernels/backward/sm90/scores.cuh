@@ -101,7 +101,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   static constexpr bool tests_bend = features.softcap && !features.score_program && !no_room;
   __device__ __forceinline__ bool bends_little(const Tile& S) const {
     if constexpr (!tests_bend) return false;
-    return ptx::all(tile::largest_magnitude(S) * score.scale <= 0.25f * score.softcap);
+    return ptx::all(tile::largest_magnitude(S) * ptx::abs(score.scale) <= 0.25f * score.softcap);
   }
 
   template <bool some_hidden, Bend bend = Bend::any, typename Lse2, typename Delta>

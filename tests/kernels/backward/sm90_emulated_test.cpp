@@ -222,6 +222,8 @@ INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                            return some_of(cases, 3);
                          }()),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(Slopes, BackwardSm90, ::testing::Values(contract_case("softcap_negative_scale", Dtype::bfloat16)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Wide, ::testing::ValuesIn(every_other(nan_gradients(Dtype::bfloat16))),
                          case_name);

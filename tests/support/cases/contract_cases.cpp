@@ -222,6 +222,7 @@ std::vector<Case> contract_cases(Dtype dtype) {
     p.alibi = p.causal = true, p.alignment = Alignment::top_left;
   });
   add("softcap_far", [](Case& c, Problem& p) { p.softcap = 20, c.draw = Draw::large; });  // dot products of six caps
+  add("softcap_negative_scale", [](Case&, Problem& p) { p.softcap = 1.5f, p.scale = -0.3f, p.seq_q = p.seq_kv = 131; });
   return cases;
 }
 
