@@ -50,8 +50,9 @@ struct BlockList {
   /// `block` was found last.
   __device__ __forceinline__ ListedBlock describe(int block, Attempt attempt) const {
     constexpr unsigned whole = (1u << units) - 1;
-    const bool open = bits(found.full, block) == whole && block >= seen.interior_begin && block < seen.interior_end;
-    return {block, !open, (!open && !S::keeps_tested) || attempt != Attempt::fixed_max};
+    const bool masked = bits(found.full, block) != whole;
+    const bool open = !masked && block >= seen.interior_begin && block < seen.interior_end;
+    return {block, !open, (!open && !S::keeps_tested) || attempt != Attempt::fixed_max, masked};
   }
 
  private:

@@ -104,11 +104,12 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
   /// multiplied by `correction`.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
-                                               float (&correction)[2], bool tested = true) {
+                                               float (&correction)[2], ListedBlock at = {}) {
+    const bool tested = at.tested();  // where masks choose
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if constexpr (S::mask_words) {
       math.modify(scores, block * S::block_kv);
-      if (tested) hide_tested(math, scores, block * S::block_kv);
+      if (tested) hide_tested(math, scores, at);
     } else if constexpr (modifies_first<config.features>) {
       modify_then_hide(math, scores, block * S::block_kv, [&] {
         return S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv);
@@ -126,12 +127,17 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   }
 
   /// What the masks, lengths and windows hide of a tested block becomes -inf.
-  __device__ __forceinline__ void hide_tested(const ScoreMath<config>& math, ScoreTile& scores, int kv_begin) {
-    ptx::mbarrier_wait(shared.mask.full[warpgroup], static_cast<int>(num_words++ & 1));  // the words are there
-    forward_sm90::hide_by_words<config>(math, scores, shared.mask.words[warpgroup], kv_begin, [&] {
+  __device__ __forceinline__ void hide_tested(const ScoreMath<config>& math, ScoreTile& scores, ListedBlock at) {
+    unsigned visible[2] = {0xffffffffu, 0xffffffffu};
+    if (at.masked()) {
+      ptx::mbarrier_wait(shared.mask.full[warpgroup], static_cast<int>(num_words++ & 1));  // the words are there
+      read_words<config>(math, shared.mask.words[warpgroup], visible);
       __syncwarp();  // all lanes have read
       if (ptx::registers_fresh(thread) % 32 == 0) ptx::mbarrier_arrive(shared.mask.empty[warpgroup]);
-    });
+    } else {
+      ptx::path<"forward/sm90 edge block without words">();
+    }
+    hide_unseen<config>(math, scores, at.block() * S::block_kv, visible);
   }
 
   __device__ __forceinline__ static void correct(OutputTile& O, const float (&correction)[2]) {

@@ -43,27 +43,33 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
   }
 }
 
-/// The same by words of the mask (mask_words.cuh), of this warpgroup, and by the range of keys that a row sees. `read` is
-/// called when this thread has read its words.
-template <ForwardConfig config, typename Read>
-__device__ __forceinline__ void hide_by_words(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
-                                              const MaskWords<Shape<config>::block_kv>* words, int kv_begin,
-                                              const Read& read) {
-  using Math = ScoreMath<config>;
-  constexpr int keys = Math::block_kv / 32, places = 8 / keys;  // of a lane that made them; of a group of 8 keys
+/// What the words of this warpgroup (mask_words.cuh) say of the keys of a thread's two rows. A lane has made those of
+/// block_kv / 32 neighbouring keys, so a group of 8 keys has as many bits as lanes: key 8 * group + column + e has bit
+/// 256 / block_kv * group + e.
+template <ForwardConfig config>
+__device__ __forceinline__ void read_words(const ScoreMath<config>& math, const MaskWords<Shape<config>::block_kv>* words,
+                                           unsigned (&visible)[2]) {
+  constexpr int keys = Shape<config>::block_kv / 32;
   constexpr unsigned firsts = keys == 4 ? 0x55555555u : 0x11111111u;
   using Pair = ptx::Vector<unsigned, 2>;
   static_assert(keys == 2 || keys == 4);
-  const int first_row = ptx::registers_fresh(math.row), column = math.column;
-  const auto* const own = words + first_row % wg_rows;
+  const int column = math.column;
+  const auto* const own = words + ptx::registers_fresh(math.row) % wg_rows;
   const int pair = keys == 4 ? column / 2 % 2 : 0, shift = keys == 4 ? column / 4 : column / 2;
-  unsigned visible[2];  // bit places * group + e: of key 8 * group + column + e
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const Pair found = *(reinterpret_cast<const Pair*>(own + 8 * r) + pair);
     visible[r] = (found[0] >> shift & firsts) | (found[1] >> shift & firsts) << 1;
   }
-  read();
+}
+
+/// Hides what is not in `visible`, and what is not in the range of keys that a row sees.
+template <ForwardConfig config>
+__device__ __forceinline__ void hide_unseen(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
+                                            int kv_begin, unsigned (&visible)[2]) {
+  using Math = ScoreMath<config>;
+  constexpr int places = 256 / Math::block_kv;  // bits of a group of 8 keys
+  const int first_row = ptx::registers_fresh(math.row), column = math.column;
   // The bits of the keys before a key, which is counted from kv_begin + column.
   const auto before = [](int key) {
     const int inside = tile::max(0, tile::min(key, Math::block_kv)), bits = inside / 8 * places + tile::min(inside % 8, 2);

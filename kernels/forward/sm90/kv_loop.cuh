@@ -135,7 +135,7 @@ struct KvLoop {
     float correction[2];
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
     release_biases(wg, wg.num_blocks - 1);
-    wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
+    wg.softmax_edge(math, block, scores, out.rows, correction, at);
     if constexpr (S::listed) visited_interior = !at.tested();
     load_bias(math, ahead);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
@@ -199,11 +199,11 @@ struct KvLoop {
       raised = ptx::any(ptx::min(out.rows.max[0], out.rows.max[1]) == -tile::infinity);
     if (raised) {
       ptx::path<"forward/sm90 listed edge block">();
-      wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
+      wg.softmax_edge(math, block, scores, out.rows, correction, at);
     } else if (S::keeps_tested && at.tested()) {
       ptx::path<"forward/sm90 listed block by its reference">();
       math.modify(scores, block * S::block_kv);
-      if constexpr (S::mask_words) wg.hide_tested(math, scores, block * S::block_kv);
+      if constexpr (S::mask_words) wg.hide_tested(math, scores, at);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     } else {
       ptx::path<"forward/sm90 listed open block">();

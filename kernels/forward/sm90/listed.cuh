@@ -12,14 +12,15 @@ struct ListedBlock {
   int word = 0;
 
   __device__ __forceinline__ ListedBlock() = default;
-  __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises)
-      : word(block * 8 + (tested ? 1 : 0) + (raises ? 2 : 0)) {}
+  __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises, bool masked)
+      : word(block * 16 + (tested ? 1 : 0) + (raises ? 2 : 0) + (masked ? 8 : 0)) {}
   __device__ __forceinline__ explicit ListedBlock(int stored) : word(stored) {}
 
-  __device__ __forceinline__ int block() const { return word / 8; }
+  __device__ __forceinline__ int block() const { return word / 16; }
   __device__ __forceinline__ bool tested() const { return (word & 1) != 0; }   // some pair may be hidden
   __device__ __forceinline__ bool raises() const { return (word & 2) != 0; }   // it raises the maximum
   __device__ __forceinline__ bool is_last() const { return (word & 4) != 0; }  // of the tile
+  __device__ __forceinline__ bool masked() const { return (word & 8) != 0; }   // the masks may hide some, not edges alone
 };
 
 /// Of a row and a block of keys: bit l of word k is of key l * (block_kv / 32) + k.

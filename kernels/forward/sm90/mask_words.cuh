@@ -4,13 +4,14 @@
 // warps have nothing to load. They follow the tiles and their lists and make the words of a block while the warpgroups
 // attend to the one before:
 //
-//     for each tile, for each block of its list that is tested, for each warpgroup:
+//     for each tile, for each block of its list that the masks cut, for each warpgroup:
 //       a lane has block_kv / 32 keys, and asks the masks for one row after another; a vote makes the words of a row,
 //       which lane n keeps of row n
 //       wait until the warpgroup has read its words; store
 //
 // What a mask knows of a key is read or computed once for 64 rows, and of a row once for a tile. Edges of windows and
-// lengths are not asked here: they are a shift for the warpgroups (hide_pairs.cuh).
+// lengths are not asked here: they are a shift for the warpgroups (hide_pairs.cuh), and blocks that nothing else cuts have
+// no words.
 
 #include "forward/sm90/block_list.cuh"
 #include "ptx/memory.cuh"
@@ -30,7 +31,6 @@ struct MaskWriter {
   // A program takes its time to compile, and a block mask registers.
   static constexpr int unrolled = features.mask_program || features.block_mask ? 2 : rows_of_warp;
   static constexpr bool loads_ahead = features.mask && unrolled == rows_of_warp;  // the bytes of all rows
-  static constexpr int bounds = features.hidden_bounds == 0 ? 1 : features.hidden_bounds;
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -59,7 +59,7 @@ struct MaskWriter {
  private:
   /// What the masks know of this lane's keys of a block, and where its bytes are.
   struct Keys {
-    int hidden[keys][bounds];
+    int hidden[keys][features.hidden_bounds == 0 ? 1 : features.hidden_bounds];
     typename Program::Key known[keys];
     int column[keys];  // of the block mask
     const unsigned char* bytes;
@@ -86,7 +86,7 @@ struct MaskWriter {
     int block = list.seek(tile.first);
 #pragma unroll 1
     while (block >= 0) {
-      if (list.describe(block, Attempt::fixed_max).tested()) {
+      if (list.describe(block, Attempt::fixed_max).masked()) {
         ptx::path<"forward/sm90 words of a mask">();
         const Keys known = keys_at(tile, data, block * S::block_kv);
 #pragma unroll 1
@@ -136,11 +136,24 @@ struct MaskWriter {
     return result;
   }
 
-  /// Whether row i sees the lane's key number k, as far as the masks say. `bytes` are those of the row.
-  __device__ __forceinline__ bool sees(const tile::MaskData<features>& data, const Keys& known, int k, int i,
-                                       const Row& row, unsigned bytes) const {
+  /// Which of 32 rows from `first` on a key is hidden from: a bit a row.
+  __device__ __forceinline__ static unsigned rows_hidden(const int* bounds, int first) {
+    const auto before = [&](int which) {  // a bound
+      const int row = tile::max(bounds[which], first) - first;
+      return row >= 32 ? 0xffffffffu : (1u << row) - 1;
+    };
+    unsigned result = ~before(0);
+    if constexpr (features.hidden_bounds > 1) result &= before(1);
+    if constexpr (features.hidden_bounds == 4) result |= ~before(2) & before(3);
+    return result;
+  }
+
+  /// Whether row n of those that the warp takes sees the lane's key number k, as far as the masks say. `hidden_rows` are
+  /// those of the key, `bytes` those of the row.
+  __device__ __forceinline__ bool sees(const tile::MaskData<features>& data, const Keys& known, int k, int n,
+                                       unsigned hidden_rows, const Row& row, unsigned bytes) const {
     bool hidden = false;
-    if constexpr (features.hidden_bounds != 0) hidden = hides(known.hidden[k], features.hidden_bounds, i);
+    if constexpr (features.hidden_bounds != 0) hidden = (hidden_rows >> n & 1) != 0;
     if constexpr (features.block_mask) hidden |= data.blocks[row.block * data.blocks_stride + known.column[k]] == 0;
     if constexpr (features.mask) hidden |= (bytes >> 8 * k & 255u) == 0;
     if constexpr (features.mask_program) hidden |= !data.program.visible(row.known, known.known[k]);
@@ -155,18 +168,23 @@ struct MaskWriter {
 #pragma unroll
       for (int n = 0; n < rows_of_warp; ++n) bytes[n] = bytes_at<aligned>(known, tile::min(first + n, last_row));
     }
+    unsigned hidden_rows[keys] = {};
+#pragma unroll
+    for (int k = 0; k < keys; ++k) {
+      if constexpr (features.hidden_bounds != 0) hidden_rows[k] = rows_hidden(known.hidden[k], first);
+    }
     Words result{};
 #pragma unroll unrolled
     for (int n = 0; n < rows_of_warp; ++n) {
-      const int i = tile::min(first + n, last_row);
       Row row{};
       if constexpr (features.mask_program) row.known = tile::known_by(own.known, n);
       if constexpr (features.block_mask) row.block = ptx::shuffle(own.block, n);
       unsigned here = 0;
-      if constexpr (features.mask) here = loads_ahead ? bytes[loads_ahead ? n : 0] : bytes_at<aligned>(known, i);
+      if constexpr (features.mask)
+        here = loads_ahead ? bytes[loads_ahead ? n : 0] : bytes_at<aligned>(known, tile::min(first + n, last_row));
 #pragma unroll
       for (int k = 0; k < keys; ++k) {
-        const unsigned word = ptx::ballot(sees(data, known, k, i, row, here));
+        const unsigned word = ptx::ballot(sees(data, known, k, n, hidden_rows[k], row, here));
         result[k] = lane == n ? word : result[k];
       }
     }

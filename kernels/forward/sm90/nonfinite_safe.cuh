@@ -96,7 +96,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     wg.release(wg.shared.K_empty[kv.stage]);
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
     release_biases(wg, wg.num_blocks - 1);
-    wg.softmax_edge(math, block, scores, out.rows, correction, at.tested());
+    wg.softmax_edge(math, block, scores, out.rows, correction, at);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     wg.correct(out.O, correction);
     math.pack(scores, P);
