@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/shared.cuh"
 #include "tile/tile_map.cuh"
@@ -8,6 +9,7 @@
 //
 // A block takes 32 tiles of keys and 8 rows of tiles, so that many SMs take part. What the hidden rows of 64 keys have in
 // common is found first, a warp for 64 keys; then a warp takes a row of tiles, a lane one tile, and a vote makes the words.
+// The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
 
 namespace flash_attention {
 
@@ -160,6 +162,8 @@ template <ForwardConfig config>
 __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   using Map = MaskMap<config>;
   constexpr Features features = config.features;
+  ptx::let_next_launch_begin();
+  if (config.dynamic_scheduler && blockIdx.x == 0 && threadIdx.x == 0) *static_cast<unsigned*>(args.workspace) = 0;
   auto& storage = ptx::shared_storage<typename Map::SharedStorage>();
   const int words = map_words(args.seq_kv);
   const int row_blocks = 32 / Map::rows_of_block * map_words(args.seq_q);

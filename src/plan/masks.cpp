@@ -39,6 +39,12 @@ void add_map(const Problem& p, Plan& plan) {
   config.features.block_mask = p.block_mask.block_q != 0;
   config.features.mask_program = program_traits(p).visible;
   config.features.mask = config.features.mask_map = p.mask.present;
+  for (const Launch& launch : plan.launches) {
+    const auto* reader = config_of<abi::ForwardConfig>(launch);
+    if (reader == nullptr || !reader->dynamic_scheduler) continue;
+    config.dynamic_scheduler = true;  // it sets the counter to 0, which then needs no launch of its own
+    plan.zeroed_bytes = 0;
+  }
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = launch_config(config), .block = 32 * warps};
   launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4 +
                         warps * static_cast<int>(sizeof(abi::TileWords));

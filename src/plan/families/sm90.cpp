@@ -212,7 +212,8 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
               .block = config.num_warps * 32,
               .cluster = cluster,
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
-              .min_blocks_per_sm = blocks_per_sm},
+              .min_blocks_per_sm = blocks_per_sm,
+              .begins_early = masked},
              std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster);
   return plan;
 }
