@@ -8,7 +8,7 @@
 
 namespace flash_attention::cpu {
 
-constexpr int program_slots = 96;                               // values at once: 1 KB each with AVX-512
+constexpr int program_slots = 160;                              // values at once: 1 KB each with AVX-512
 constexpr int program_keys = 16;                                // keys that an instruction works on
 constexpr int program_results = 2 * program::max_tensors + 16;  // the most of one code
 

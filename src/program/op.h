@@ -56,6 +56,6 @@ enum class Op : std::uint8_t {
 
 enum class Element : std::uint8_t { float32, float16, bfloat16, int32, int64, boolean };
 
-constexpr int max_tensors = 8, max_rank = 4, max_scalars = 16, max_values = 256;
+constexpr int max_tensors = 8, max_rank = 4, max_scalars = 16, max_values = 512;
 
 }  // namespace flash_attention::program

@@ -2,9 +2,13 @@
 
 import math
 
+from flash_attention.flex import composed
+
 ALLOWED = (
-    "+ - * / // % ** abs neg minimum maximum clamp exp exp2 log log2 tanh sigmoid sqrt rsqrt reciprocal sin cos floor ceil "
-    "trunc sign relu silu, comparisons, & | ^ ~ and logical_*, where, masked_fill, conversions of dtype, and indexing"
+    "+ - * / // % ** << >> abs neg minimum maximum clamp exp exp2 log log2 log1p tanh sigmoid sqrt rsqrt reciprocal sin "
+    "cos tan sinh cosh floor ceil trunc round fmod sign lerp relu leaky_relu elu silu gelu (tanh) softplus logsigmoid "
+    "hardtanh, isnan isinf isfinite, comparisons, & | ^ ~ and logical_*, where, masked_fill, dot of captured vectors, "
+    "conversions of dtype, and indexing"
 )
 
 
@@ -77,7 +81,7 @@ def _pow(r, x, y):
     if isinstance(y, int | float) and y == 0.5:
         return r.symbol(r.emit("float", "sqrt", *_floats(r, x)))
     if isinstance(y, int | float) and y == -1:
-        return _reciprocal(r, x)
+        return _div(r, 1, x)
     x, y = _floats(r, x, y)  # of positive numbers
     return r.symbol(r.emit("float", "exp", r.emit("float", "mul", y, r.emit("float", "log", x).name).name))
 
@@ -107,29 +111,6 @@ def _scaled(op, before, after):
     return record
 
 
-def _log1p(r, x):
-    return r.symbol(r.emit("float", "log", r.emit("float", "add", "1.0", *_floats(r, x)).name))
-
-
-def _reciprocal(r, x):
-    return r.symbol(r.emit("float", "div", "1.0", *_floats(r, x)))
-
-
-def _rsqrt(r, x):
-    return r.symbol(r.emit("float", "div", "1.0", r.emit("float", "sqrt", *_floats(r, x)).name))
-
-
-def _silu(r, x):
-    (x,) = _floats(r, x)
-    return r.symbol(r.emit("float", "mul", x, r.emit("float", "sigmoid", x).name))
-
-
-def _relu(r, x):
-    x = r.value(x)
-    zero = r.number(0, x.kind).name
-    return r.symbol(r.emit(x.kind, "where", r.emit("bool", "gt", x.name, zero).name, x.name, zero))
-
-
 def _rounded(how):
     def record(r, x):
         if r.kind(x) != "float":
@@ -144,13 +125,6 @@ def _rounded(how):
 
 def _floor(r, x):
     return r.symbol(r.emit("float", "floor", *_floats(r, x)) if r.kind(x) == "float" else r.value(x))
-
-
-def _sign(r, x):
-    x = r.value(x)
-    zero, one, minus = (r.number(n, x.kind).name for n in (0, 1, -1))
-    negative = r.emit(x.kind, "where", r.emit("bool", "lt", x.name, zero).name, minus, zero)
-    return r.symbol(r.emit(x.kind, "where", r.emit("bool", "gt", x.name, zero).name, one, negative.name))
 
 
 def _comparison(op):
@@ -258,21 +232,14 @@ TABLE = {
         "exp2": _scaled("exp", _LN_2, 1),
         "log": _real("log"),
         "log2": _scaled("log", 1, _LOG2_E),
-        "log1p": _log1p,
         "tanh": _real("tanh"),
         "sigmoid": _real("sigmoid"),
         "sqrt": _real("sqrt"),
-        "rsqrt": _rsqrt,
-        "reciprocal": _reciprocal,
         "sin": _real("sin"),
         "cos": _real("cos"),
         "floor": _floor,
         "ceil": _rounded("ceil"),
         "trunc": _rounded("trunc"),
-        "sign": _sign,
-        "sgn": _sign,
-        "relu": _relu,
-        "silu": _silu,
         "square": lambda r, x: _pow(r, x, 2),
         "eq": _comparison("eq"),
         "ne": _comparison("ne"),
@@ -292,6 +259,7 @@ TABLE = {
         "logical_xor": _logical("xor"),
         "logical_not": _logical("not"),
         "clamp": _clamp,
+        "hardtanh": lambda r, x, least=-1, most=1: _clamp(r, x, least, most),
         "clamp_min": lambda r, x, bound: _clamp(r, x, bound),
         "clamp_max": lambda r, x, bound: _clamp(r, x, None, bound),
         "where": _where,
@@ -310,4 +278,4 @@ TABLE = {
         "new_zeros": _made(-2, 1),
         "new_full": _made(2, 1),
     }.items()
-}
+} | composed.TABLE

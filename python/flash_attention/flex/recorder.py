@@ -116,6 +116,10 @@ class Recorder:
             self.places.append(where_is_user())
         return self._memo[key]
 
+    def named(self, name):
+        """The float of that name."""
+        return Value(name, "float")
+
     def number(self, value, kind):
         """A Python number: a literal where the source says it, else an argument, so that another value compiles nothing."""
         if kind == "bool":
@@ -230,6 +234,14 @@ class Recorder:
         self._known[id(rest)] = Partial(tensor, indices)
         self._keep.append(rest)
         return rest
+
+    def element(self, vector, n):
+        """The name of element n of what is left of a captured tensor, as a float."""
+        known = self.known(vector)
+        tensor, indices = (known.tensor, known.indices) if isinstance(known, Partial) else (vector, ())
+        names = [self.converted(self.value(index), "int").name for index in indices]
+        loaded = self.emit(kind_of(tensor.dtype), "load", self._tensor_name(tensor), *names, repr(n))
+        return self.converted(loaded, "float").name
 
     def is_symbolic(self, things):
         return any(isinstance(thing, torch.Tensor) and id(thing) in self._known for thing in things)

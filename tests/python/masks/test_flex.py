@@ -6,59 +6,9 @@ import flash_attention
 import pytest
 import torch
 from flash_attention import and_masks, create_block_mask, flex_attention, or_masks
+from flex_formula import BATCH, DIM, HEADS, KEYS, ROWS, compare, dense, over_all, tensors
 
-BATCH, HEADS, ROWS, KEYS, DIM = 2, 4, 90, 134, 32
 WIDTH = 12  # of an image, for masks in two dimensions
-
-
-def axes(*sizes):
-    return [torch.arange(size).view([-1 if n == axis else 1 for n in range(4)]) for axis, size in enumerate(sizes)]
-
-
-def dense(q, k, v, score_mod, mask_mod, scale=None):
-    """The formula, with whole matrices, in float64."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = (q @ k.transpose(-1, -2)) * (scale or 1 / math.sqrt(q.shape[-1]))
-    indices = axes(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    if score_mod is not None:
-        scores = score_mod(scores, *indices)
-    if mask_mod is not None:
-        scores = torch.where(torch.broadcast_to(mask_mod(*indices), scores.shape), scores, -math.inf)
-    seen = (scores > -math.inf).any(-1)
-    scores = torch.where(seen[..., None], scores, 0.0)  # rows without keys: any numbers, of no weight
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - lse[..., None]) * seen[..., None]
-    return weights @ v, torch.where(seen, lse, -math.inf)
-
-
-def tensors(heads_kv=HEADS, dim_v=DIM, rows=ROWS, keys=KEYS, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = (BATCH, HEADS, rows, DIM), (BATCH, heads_kv, keys, DIM), (BATCH, heads_kv, keys, dim_v)
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-
-
-def compare(score_mod, mask_mod, parameters=(), tolerance=3e-5, scale=None, **sizes):
-    q, k, v = tensors(**sizes)
-    block_mask = None if mask_mod is None else create_block_mask(mask_mod, BATCH, HEADS, q.shape[2], k.shape[2])
-    out, lse = flex_attention(q, k, v, score_mod, block_mask, scale, True, True)
-    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
-    expected, expected_lse = dense(*exact, score_mod, mask_mod, scale)
-    generator = torch.Generator().manual_seed(1)
-    dout, dlse = torch.randn(out.shape, generator=generator), torch.randn(lse.shape, generator=generator)
-    seen = expected_lse > -math.inf
-    assert torch.equal(lse > -math.inf, seen)
-    got = torch.autograd.grad((out * dout).sum() + (lse * dlse)[seen].sum(), [q, k, v, *parameters])
-    wanted = torch.autograd.grad((expected * dout).sum() + (expected_lse * dlse)[seen].sum(), [*exact, *parameters])
-    for name, one, other in zip(
-        ("out", "lse", "dq", "dk", "dv", *["parameter"] * len(parameters)),
-        (out, lse[seen], *got),
-        (expected, expected_lse[seen], *wanted),
-        strict=True,
-    ):
-        if other.numel() > 0:
-            size = max(1.0, other.abs().max().item())
-            assert (one.double() - other).abs().max().item() <= tolerance * size, name
 
 
 slopes = torch.tensor([2.0 ** -(h + 1) for h in range(HEADS)])
@@ -287,7 +237,7 @@ def test_with_options_of_attention():
     exact = [tensor.double().transpose(1, 2) for tensor in (q, k, v)]
 
     def score_mod(s, b, h, i, j):
-        return (3 * torch.tanh(s / 3) + bias[:, :, :, :] + 0) * 0.5 + slopes[h]
+        return (3 * torch.tanh(s / 3) + bias[0, h, 0, j]) * 0.5 + slopes[h]
 
     def mask_mod(b, h, i, j):
         return (i >= j) & (i - j <= 40) & (j % 5 != 1)
@@ -299,8 +249,8 @@ def test_with_options_of_attention():
     dropped = flash_attention.attention(q, k, v, dropout_p=0.3, seed=7, **mods)
     keep = torch.from_numpy(flash_attention.dropout_mask((BATCH, HEADS, KEYS, KEYS), 0.3, 7)) / 0.7
     scores = exact[0] @ exact[1].transpose(-1, -2) / math.sqrt(DIM)
-    indices = axes(BATCH, HEADS, KEYS, KEYS)
-    scores = torch.where(mods["mask_mod"](*indices), mods["score_mod"](scores, *indices), -math.inf)
+    scores = over_all(mods["score_mod"], scores)(scores.shape)
+    scores = torch.where(over_all(mods["mask_mod"])(scores.shape), scores, -math.inf)
     expected = (torch.softmax(scores, -1) * keep) @ exact[2]
     torch.testing.assert_close(dropped.transpose(1, 2).double(), expected, rtol=0, atol=2e-5)
 

@@ -1,0 +1,209 @@
+"""Operations of torch that a program has no word for, made of others. `r` is the recorder, results are symbols."""
+
+import math
+
+MOST_TERMS = 128  # of a product of two vectors, which stands in the text term by term
+
+
+def _float(r, x):
+    return r.value(x, "float").name
+
+
+def _does(r, op, *names):
+    """The name of a float."""
+    return r.emit("float", op, *names).name
+
+
+def _chosen(r, comparison, x, bound, then, other):
+    return _does(r, "where", r.emit("bool", comparison, x, bound).name, then, other)
+
+
+def _of_float(make):
+    """make(r, name of x, ...) -> the name of a float."""
+
+    return lambda r, x, *more, **named: r.symbol(r.named(make(r, _float(r, x), *more, **named)))
+
+
+def _number(r, x):
+    return r.number(x, "float").name
+
+
+def _log1p(r, x):
+    return _does(r, "log", _does(r, "add", "1.0", x))
+
+
+def _log_of_one_plus_exp(r, x):
+    """Of numbers up to 0, so that exp does not overflow."""
+    return _log1p(r, _does(r, "exp", x))
+
+
+def _softplus(r, x, beta=1, threshold=20):
+    bent = x if beta == 1 else _does(r, "mul", x, _number(r, beta))
+    below = _log_of_one_plus_exp(r, _does(r, "neg", _does(r, "abs", bent)))
+    soft = _does(r, "add", _does(r, "max", bent, "0.0"), below)
+    return _chosen(r, "gt", bent, _number(r, threshold), x, soft if beta == 1 else _does(r, "div", soft, _number(r, beta)))
+
+
+def _log_sigmoid(r, x):
+    below = _log_of_one_plus_exp(r, _does(r, "neg", _does(r, "abs", x)))
+    return _does(r, "sub", _does(r, "min", x, "0.0"), below)
+
+
+def _tan(r, x):
+    return _does(r, "div", _does(r, "sin", x), _does(r, "cos", x))
+
+
+def _hyperbolic(op):
+    def make(r, x):
+        both = _does(r, op, _does(r, "exp", x), _does(r, "exp", _does(r, "neg", x)))
+        return _does(r, "mul", both, "0.5")
+
+    return make
+
+
+def _gelu(r, x, approximate="none"):
+    if approximate != "tanh":
+        r.refuse("gelu by the error function; allowed is approximate='tanh'")
+    cube = _does(r, "mul", _does(r, "mul", x, x), x)
+    inner = _does(r, "add", x, _does(r, "mul", cube, "0.044715"))
+    bent = _does(r, "tanh", _does(r, "mul", inner, repr(math.sqrt(2 / math.pi))))
+    return _does(r, "mul", _does(r, "mul", x, "0.5"), _does(r, "add", bent, "1.0"))
+
+
+def _elu(r, x, alpha=1, scale=1, input_scale=1):
+    if (scale, input_scale) != (1, 1):
+        r.refuse("an elu with scales; allowed is alpha alone")
+    below = _does(r, "sub", _does(r, "exp", _does(r, "min", x, "0.0")), "1.0")
+    return _chosen(r, "gt", x, "0.0", x, _does(r, "mul", below, _number(r, alpha)))
+
+
+def _leaky_relu(r, x, slope=0.01):
+    return _chosen(r, "gt", x, "0.0", x, _does(r, "mul", x, _number(r, slope)))
+
+
+def _reciprocal(r, x):
+    return _does(r, "div", "1.0", x)
+
+
+def _rsqrt(r, x):
+    return _does(r, "div", "1.0", _does(r, "sqrt", x))
+
+
+def _silu(r, x):
+    return _does(r, "mul", x, _does(r, "sigmoid", x))
+
+
+def _round(r, x, *, decimals=0):
+    """Halves go to the even number. Floats beyond 2^23 are whole."""
+    if decimals != 0:
+        r.refuse("a number rounded to decimals; allowed is round() to whole numbers")
+    near = _does(r, "floor", _does(r, "add", x, "0.5"))
+    half = _does(r, "mul", near, "0.5")
+    is_odd = r.emit("bool", "ne", _does(r, "floor", half), half).name
+    is_tie = r.emit("bool", "eq", _does(r, "sub", near, x), "0.5").name
+    even = _does(r, "where", r.emit("bool", "and", is_odd, is_tie).name, _does(r, "sub", near, "1.0"), near)
+    return _chosen(r, "lt", _does(r, "abs", x), "8388608.0", even, x)
+
+
+def _whole_is_itself(make):
+    of_float = _of_float(make)
+    return lambda r, x, **named: r.symbol(r.value(x)) if r.kind(x) != "float" else of_float(r, x, **named)
+
+
+def _lerp(r, x, y, weight):
+    x, y = _float(r, x), _float(r, y)
+    return r.symbol(r.emit("float", "add", x, _does(r, "mul", _float(r, weight), _does(r, "sub", y, x))))
+
+
+def _fmod(r, x, y):
+    """The remainder that has the sign of x."""
+    if r.kind(x) == "float" or r.kind(y) == "float":
+        x, y = _float(r, x), _float(r, y)
+        size = _does(r, "abs", x), _does(r, "abs", y)
+        whole = _does(r, "floor", _does(r, "div", *size))
+        rest = _does(r, "sub", size[0], _does(r, "mul", whole, size[1]))
+        return r.symbol(r.named(_chosen(r, "lt", x, "0.0", _does(r, "neg", rest), rest)))
+    x, y = r.value(x, "int").name, r.value(y, "int").name
+    rest = r.emit("int", "mod", r.emit("int", "abs", x).name, r.emit("int", "abs", y).name).name
+    is_negative = r.emit("bool", "lt", x, "0").name
+    return r.symbol(r.emit("int", "where", is_negative, r.emit("int", "neg", rest).name, rest))
+
+
+def _shift(op):
+    """By a number that is known: a product, which goes round as a shift does, or a quotient that is rounded down."""
+
+    def record(r, x, places):
+        if not isinstance(places, int) or not 0 <= places <= 30:
+            r.refuse("a shift by a value or by more than 30 places; allowed are ints from 0 to 30")
+        return r.symbol(r.emit("int", op, r.value(x, "int").name, repr(2**places)))
+
+    return record
+
+
+def _is_nan(r, x):
+    x = _float(r, x)
+    return r.symbol(r.emit("bool", "ne", x, x))
+
+
+def _is_inf(r, x):
+    return r.symbol(r.emit("bool", "eq", _does(r, "abs", _float(r, x)), "inf"))
+
+
+def _is_finite(r, x):
+    return r.symbol(r.emit("bool", "lt", _does(r, "abs", _float(r, x)), "inf"))
+
+
+def _relu(r, x):
+    x = r.value(x)
+    zero = r.number(0, x.kind).name
+    return r.symbol(r.emit(x.kind, "where", r.emit("bool", "gt", x.name, zero).name, x.name, zero))
+
+
+def _sign(r, x):
+    x = r.value(x)
+    zero, one, minus = (r.number(n, x.kind).name for n in (0, 1, -1))
+    negative = r.emit(x.kind, "where", r.emit("bool", "lt", x.name, zero).name, minus, zero)
+    return r.symbol(r.emit(x.kind, "where", r.emit("bool", "gt", x.name, zero).name, one, negative.name))
+
+
+def _dot(r, x, y):
+    """Of the last axis of two captured tensors."""
+    length = len(x)
+    if length > MOST_TERMS or length != len(y):
+        r.refuse(f"a product of vectors of {length} and {len(y)} elements; at most {MOST_TERMS} are allowed")
+    total = "0.0"
+    for n in range(length):
+        term = _does(r, "mul", r.element(x, n), r.element(y, n))
+        total = term if n == 0 else _does(r, "add", total, term)
+    return r.symbol(r.named(total))
+
+
+TABLE = {
+    "aten::log1p": _of_float(_log1p),
+    "aten::softplus": _of_float(_softplus),
+    "aten::log_sigmoid_forward": lambda r, x: (_of_float(_log_sigmoid)(r, x), r.symbol(r.number(0, "float"))),
+    "aten::tan": _of_float(_tan),
+    "aten::sinh": _of_float(_hyperbolic("sub")),
+    "aten::cosh": _of_float(_hyperbolic("add")),
+    "aten::gelu": _of_float(_gelu),
+    "aten::elu": _of_float(_elu),
+    "aten::leaky_relu": _of_float(_leaky_relu),
+    "aten::reciprocal": _of_float(_reciprocal),
+    "aten::rsqrt": _of_float(_rsqrt),
+    "aten::silu": _of_float(_silu),
+    "aten::round": _whole_is_itself(_round),
+    "aten::lerp": _lerp,
+    "aten::fmod": _fmod,
+    "aten::__lshift__": _shift("mul"),
+    "aten::__rshift__": _shift("floordiv"),
+    "aten::bitwise_left_shift": _shift("mul"),
+    "aten::bitwise_right_shift": _shift("floordiv"),
+    "aten::isnan": _is_nan,
+    "aten::isinf": _is_inf,
+    "aten::isfinite": _is_finite,
+    "aten::relu": _relu,
+    "aten::sign": _sign,
+    "aten::sgn": _sign,
+    "aten::dot": _dot,
+    "approx::tanh": lambda r, x: r.symbol(r.emit("float", "tanh", _float(r, x))),  # attention-gym's instruction
+}

@@ -1,0 +1,131 @@
+"""What functions of scores and indices may do: operations that torch has and programs do not, indices of every sign, and
+shapes that torch's own tests and attention-gym's mods have. Against the dense formula in float64."""
+
+import pytest
+import torch
+from flash_attention import flex_attention
+from flex_formula import BATCH, DIM, HEADS, KEYS, ROWS, compare, dense
+from torch.nn import functional
+
+generator = torch.Generator().manual_seed(3)
+by_head = torch.randn(HEADS, generator=generator)
+signed = torch.randint(-9, 9, (KEYS,), generator=generator)
+table = torch.randn(ROWS, KEYS, generator=generator)
+deep = torch.randn(4, BATCH, HEADS, KEYS, generator=generator)
+shown = torch.rand(BATCH, ROWS, KEYS, generator=generator) > 0.3
+which = torch.tensor(2)
+wide = torch.zeros(8, 129)
+
+SCORES = {
+    "tan": lambda s, b, h, i, j: torch.sin(torch.cos(s)) + torch.tan(b),
+    "sinh, cosh": lambda s, b, h, i, j: torch.sinh(s) - torch.cosh(s * 0.5),
+    "fmod": lambda s, b, h, i, j: s + torch.fmod(i - j, 5) * 0.1 + torch.fmod(s, 0.75),
+    "round": lambda s, b, h, i, j: s + torch.round((i - j) / 2) * 0.1 + torch.round(i) * 0.01,
+    "softplus": lambda s, b, h, i, j: functional.softplus(s) + functional.softplus(s * 30, 2.0, 5.0) * 0.05,
+    "logsigmoid": lambda s, b, h, i, j: functional.logsigmoid(s * 3),
+    "gelu": lambda s, b, h, i, j: functional.gelu(s, approximate="tanh"),
+    "elu": lambda s, b, h, i, j: functional.elu(s) + functional.leaky_relu(s, 0.2),
+    "hardtanh": lambda s, b, h, i, j: functional.hardtanh(s) + 0.1 * s,
+    "lerp": lambda s, b, h, i, j: torch.lerp(s, s * s, 0.3),
+    "not a number": lambda s, b, h, i, j: torch.where(torch.isnan(s) | torch.isinf(s), 0.0, s * torch.isfinite(s)),
+    "shifts": lambda s, b, h, i, j: s + ((i - j) >> 3) * 0.05 + (j << 1) * 0.01 + ((i ^ j) & 5) * 0.02,
+    "quotients": lambda s, b, h, i, j: (
+        s + ((i - j) // 5) * 0.1 + ((j - i) % 7) * 0.2 + ((i - j) % -6 + (i - j) // -4) * 0.05
+    ),
+    "captured ints": lambda s, b, h, i, j: s + (signed[i] // 4) * 0.3 + (signed[i] % signed[j].clamp(min=1)) * 0.2,
+    "from the end": lambda s, b, h, i, j: s + table[-1 - i, j] + by_head[(j - i) // 7 % HEADS],
+    "one after the other": lambda s, b, h, i, j: s + deep[0][b, h][i] + deep[which, b][h, j],
+    "bools as numbers": lambda s, b, h, i, j: s * (i >= j) + shown[b, i, j] - (i == j).int(),
+    "nested": lambda s, b, h, i, j: torch.where(
+        i > j, torch.where((i + j) % 3 == 0, s * 2, s), torch.where(s > 0, s, s * 0.1)
+    ),
+    "zeros of a shape": lambda s, b, h, i, j: s + by_head[h.new_zeros(h.shape)],
+}
+
+
+def encoded(x, y):
+    """The bits of two numbers of four bits in turn."""
+
+    def spread(n):
+        n = (n | (n << 2)) & 0x33
+        return (n | (n << 1)) & 0x55
+
+    return (spread(y) << 1) | spread(x)
+
+
+def decoded(n):
+    def gathered(n):
+        n = n & 0x55
+        n = (n | (n >> 1)) & 0x33
+        return (n | (n >> 2)) & 0x0F
+
+    return gathered(n), gathered(n >> 1)
+
+
+def morton(b, h, i, j):
+    """A neighbourhood of pixels that are numbered along a curve."""
+    (x, y), (u, w) = decoded(i), decoded(j)
+    return ((x - u).abs() <= 2) & ((y - w).abs() <= 3) & (encoded(x, y) == i)
+
+
+MASKS = {
+    "morton": morton,
+    "remainders of negatives": lambda b, h, i, j: ((i - j) % 5 < 2) | ((i - j) % -5 < -3),
+    "quotients of negatives": lambda b, h, i, j: ((i - j) // 16 == -1) | ((i - 50) // 10 == (j - 50) // 10),
+    "where of where": lambda b, h, i, j: torch.where(i < 40, torch.where(j % 2 == 0, j < 30, j > 100), (h == 1) ^ (i >= j)),
+    "empty rows": lambda b, h, i, j: (i % 5 != 0) & (j < 20),
+    "by sequence": lambda b, h, i, j: shown[b, i, j],
+    "everything": lambda b, h, i, j: b.new_ones((), dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name):
+    compare(SCORES[name], None)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("heads_kv", [1, 4])
+def test_masks(name, heads_kv):
+    compare(SCORES["nested"] if heads_kv == 1 else None, MASKS[name], heads_kv=heads_kv, dim_v=16)
+
+
+def test_product_of_captured_vectors():
+    """Of latent attention: the rotated part of queries and keys as a change of scores."""
+    q_rope, k_rope = (torch.randn(BATCH, heads, KEYS, 64, generator=generator) for heads in (HEADS, 1))
+    compare(lambda s, b, h, i, j: s + 0.3 * torch.dot(q_rope[b, h, i], k_rope[b, h // HEADS, j]), None, heads_kv=1)
+
+
+def test_gradient_of_a_product_of_captured_vectors():
+    keys = torch.randn(KEYS, 3, generator=generator)
+    weight = torch.randn(HEADS, 3, generator=generator).requires_grad_()
+    compare(lambda s, b, h, i, j: s + torch.dot(weight[h], keys[j]), None, [weight])
+
+
+def test_keys_that_all_sequences_share():
+    q, k, v = (torch.randn(batch, 2, 40, DIM, requires_grad=True) for batch in (3, 1, 1))
+    change = lambda s, b, h, i, j: s * (b + 1)  # noqa: E731
+    out = flex_attention(q, k, v, change)
+    gradients = torch.autograd.grad(out.square().sum(), (q, k, v))
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    expected, _ = dense(exact[0], *(tensor.expand(3, -1, -1, -1) for tensor in exact[1:]), change, None)
+    wanted = torch.autograd.grad(expected.square().sum(), exact)
+    for got, other in zip((out, *gradients), (expected, *wanted), strict=True):
+        assert got.shape == other.shape
+        assert (got.double() - other).abs().max() <= 3e-5 * max(1.0, other.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "named"),
+    [
+        (lambda s, b, h, i, j: s + (i >> j), "allowed are ints from 0 to 30"),
+        (lambda s, b, h, i, j: s + (i << 31), "allowed are ints from 0 to 30"),
+        (lambda s, b, h, i, j: functional.gelu(s), "approximate='tanh'"),
+        (lambda s, b, h, i, j: torch.round(s, decimals=2), "whole numbers"),
+        (lambda s, b, h, i, j: s + torch.dot(wide[i], wide[j]), "at most 128"),
+    ],
+)
+def test_refusals(score_mod, named):
+    q = torch.randn(1, 1, 8, 8)
+    with pytest.raises(ValueError, match=named):
+        flex_attention(q, q, q, score_mod)
