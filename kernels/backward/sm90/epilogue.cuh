@@ -57,7 +57,7 @@ struct Epilogue : DqExchange<config> {
       const auto block = key_block_of<config>(args, task_idx);
       const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
       if (warpgroup * tile_rows < sequence.rows_kv)
-        Repairer<config>{args, sequence, block.head_idx, warpgroup * tile_rows}.run();
+        Repairer<config, false>{args, sequence, block.head_idx, warpgroup * tile_rows}.run();
     }
   }
 

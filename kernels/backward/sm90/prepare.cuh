@@ -3,7 +3,7 @@
 // Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
 //
 //   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
-//            tasks taken, the counters of ordered accumulation; rows in no sequence = 0
+//            tasks taken, the counters of ordered accumulation; rows in no sequence = 0; which rows are not finite
 //            Dropout scales what it keeps by k: with lse2 - log2 k and delta / k the tiles need not multiply by it.
 //   convert: dQ = scale * the sums, in the tensor's type
 //   convert_keys: the same for dK and dV, where they are summed in memory
@@ -175,7 +175,10 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
   constexpr int chunks = Shape<config>::chunks_v, at_once = chunks > 2 ? 1 : 4 / chunks;
-  prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x);
+  const bool bad = ptx::any(prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x));
+  auto* const doubts = reinterpret_cast<unsigned char*>(doubts_of(args, tile.padded));
+  static_assert(wg_threads / 32 == sizeof(unsigned), "a byte for each warp");
+  if (threadIdx.x % 32 == 0) doubts[threadIdx.x / 32] = bad ? 1 : 0;
 }
 
 template <abi::BackwardConfig config>

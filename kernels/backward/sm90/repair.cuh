@@ -4,8 +4,9 @@
 // dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The main loop has no registers to look for
 // them. This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
 //
-// A warp takes 64 keys of one key head at a time. Nearly always it looks at the statistics of the queries at the edges of
-// the mask and finds nothing: that has to be quick, since it comes with every call.
+// A warp takes 64 keys of one key head at a time. Nearly always prepare has found no row of the head that is not finite,
+// and that is all: it has to be quick, since it comes with every call. Else, or in parts of a pass, it looks at the
+// statistics of the queries at the edges of the mask.
 
 #include "backward/repair.cuh"
 #include "backward/sm90/prepare.cuh"
@@ -14,7 +15,8 @@
 namespace flash_attention {
 namespace backward_sm90 {
 
-template <BackwardConfig config>
+/// told: prepare has said which tiles of queries are in doubt.
+template <BackwardConfig config, bool told>
 struct Repairer {
   static constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
@@ -27,6 +29,20 @@ struct Repairer {
 
   __device__ __forceinline__ const float* delta_of(int head_idx) const {
     return workspace<float>(args, Region::delta) + head_idx * padded_rows(args) + padded_start(args, sequence);
+  }
+
+  // What is said of empty rows is that their lse is -inf, which it is not with a sink.
+  static constexpr bool asks = told && !features.sink;
+
+  /// What prepare said of the head's tiles of queries.
+  __device__ __forceinline__ const unsigned* doubts(int head_idx) const {
+    return doubts_of(args, head_idx * padded_rows(args) + padded_start(args, sequence));
+  }
+  __device__ __forceinline__ bool is_in_doubt(int head_idx) const {
+    bool result = false;
+    for (int tile_idx = lane; tile_idx * tile_rows < sequence.rows_q; tile_idx += 32)
+      result = result || doubts(head_idx)[tile_idx] != 0;
+    return ptx::any(result);
   }
 
   /// At least lse of a query that sees no key; with a sink that is the sink's logit, up to rounding.
@@ -51,11 +67,13 @@ struct Repairer {
 
   /// Whether the main loop has multiplied keys of the tile with such a query of the head that some of them do not see.
   __device__ __forceinline__ bool is_reached(int head_idx) const {
+    if (asks && !is_in_doubt(head_idx)) return false;
     const tile::Score<features> score(args, sequence, head_idx);
     // The main loop takes all queries that any key of its block sees.
     const auto tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
+      if (asks && doubts(head_idx)[tile_idx] == 0) continue;
       const int q_begin = tile_idx * tile_rows, block_begin = kv_begin / config.block_kv * config.block_kv;
       if (score.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;  // not walked over
       if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
@@ -86,7 +104,7 @@ struct Repairer {
 }  // namespace backward_sm90
 
 /// One of `blocks` blocks, the first of the grid.
-template <abi::BackwardConfig config>
+template <abi::BackwardConfig config, bool told>
 __device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionArgs& args, int blocks) {
   using namespace backward_sm90;
   const int warps = blockDim.x / 32;
@@ -96,13 +114,18 @@ __device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionAr
     const auto block = tile::key_block(task, num_tiles, args.heads_kv);
     const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     if (block.tile_idx * tile_rows >= sequence.rows_kv) continue;
-    Repairer<config>{args, sequence, block.head_idx, block.tile_idx * tile_rows}.run();
+    Repairer<config, told>{args, sequence, block.head_idx, block.tile_idx * tile_rows}.run();
   }
 }
 
+/// After a whole pass, and after a part of one.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_repair(const abi::AttentionArgs& args) {
-  backward_sm90_repair_keys<config>(args, gridDim.x);
+  backward_sm90_repair_keys<config, true>(args, gridDim.x);
+}
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_repair_part(const abi::AttentionArgs& args) {
+  backward_sm90_repair_keys<config, false>(args, gridDim.x);
 }
 
 /// Both ends of a pass in one launch: the last blocks convert dQ, those before them repair.
@@ -112,7 +135,7 @@ __device__ __forceinline__ void backward_sm90_finish(const abi::AttentionArgs& a
   const int row_tiles = tile::ceil_div(args.seq_q, tile_rows) * args.heads_q * args.batch;
   const int blocks = static_cast<int>(gridDim.x) - row_tiles;
   if (static_cast<int>(blockIdx.x) >= blocks) return backward_sm90_convert<config>(args);
-  backward_sm90_repair_keys<config>(args, blocks);
+  backward_sm90_repair_keys<config, true>(args, blocks);
 }
 
 }  // namespace flash_attention

@@ -44,6 +44,12 @@ __device__ __forceinline__ long long padded_start(const AttentionArgs& args, con
 __device__ __forceinline__ long long padded_rows(const AttentionArgs& args) {
   return (args.total_q + 68ll * args.batch + 3) / 4 * 4;
 }
+/// Behind lse2: of the tile that begins at a padded row a byte for each warp of prepare, not 0 where it found a row that is
+/// not finite, or may be.
+__device__ __forceinline__ unsigned* doubts_of(const AttentionArgs& args, long long padded) {
+  auto* const lse2 = workspace<float>(args, Region::lse2);
+  return reinterpret_cast<unsigned*>(lse2 + padded_rows(args) * args.heads_q) + padded / tile_rows;
+}
 /// The fp32 dK and dV lie there as [heads_kv, padded keys]: a sequence has room for whole tiles.
 template <BackwardConfig config>
 __device__ __forceinline__ long long padded_key(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx) {

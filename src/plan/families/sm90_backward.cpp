@@ -200,7 +200,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
   using Region = abi::BackwardSm90Region;
-  reserve_floats(plan, Region::lse2, rows);
+  reserve_floats(plan, Region::lse2, rows + rows / tile_rows + 1);  // and what is in doubt
   reserve_floats(plan, Region::delta, rows);
   reserve_floats(plan, Region::tasks, 2);
   if (!separate_dq && !direct) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
@@ -273,7 +273,9 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   if (repairs) {
     add_launch(plan,
                {.unit = "backward/sm90/repair",
-                .entry = together ? "backward_sm90_finish" : "backward_sm90_repair",
+                .entry = together ? "backward_sm90_finish"
+                         : whole  ? "backward_sm90_repair"
+                                  : "backward_sm90_repair_part",
                 .config = source,
                 .block = 32 * repair_warps},
                repair_blocks(p, device) + (together ? row_tiles : 0));

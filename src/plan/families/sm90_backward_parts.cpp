@@ -53,7 +53,7 @@ Plan lay_out_sm90_backward_part(const Problem& p, const DeviceInfo& device, cons
   plan.workspace_bytes = 0;
   const std::int64_t rows = sm90_padded_rows(part.rows, 1) * p.heads_q, row_bytes = (p.head_dim + 31) / 32 * 32 * 4;
   reserve(plan, Region::tasks, max_blocks * counters);
-  reserve(plan, Region::lse2, rows * 4);
+  reserve(plan, Region::lse2, (rows + rows / tile_rows + 1) * 4);  // and what is in doubt
   reserve(plan, Region::delta, rows * 4);
   reserve(plan, Region::dQ, rows * row_bytes);
   if (part.kind == Kind::rows) plan.zeroed_bytes = static_cast<std::size_t>(max_blocks * counters);
