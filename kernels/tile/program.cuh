@@ -191,12 +191,15 @@ __device__ __forceinline__ Span span(const int* sizes, Ranges... ranges) {
 template <typename Get>
 __device__ __forceinline__ abi::interval::Ints range_of_ints(const Span& span, Get get) {
   if (span.count == 0) return abi::interval::any_int();
-  int lo = get(span.place), hi = lo;
-#pragma unroll 4
-  for (int n = 1; n < span.count; ++n) {
-    const int value = get(span.place + n);
-    lo = min(lo, value);
-    hi = max(hi, value);
+  constexpr int at_once = 16;  // on their way from memory
+  int lo = 2147483647, hi = -lo - 1;
+#pragma unroll 1
+  for (int begin = 0; begin < span.count; begin += at_once) {
+    int values[at_once];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) values[n] = get(span.place + min(begin + n, span.count - 1));
+#pragma unroll
+    for (const int value : values) lo = min(lo, value), hi = max(hi, value);
   }
   return {lo, hi};
 }
