@@ -41,12 +41,13 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
 }
 
 /// Whether masks that choose their tiles come to the warpgroups as words of bits: kernels/forward/sm90/mask_words.cuh.
-/// Blocks, and hidden rows of one or two numbers a key, are tested by the warpgroups where they are by themselves.
+/// Blocks, and hidden rows of two numbers a key, are tested by the warpgroups where they are by themselves.
 constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
   const Features& f = config.features;
   const bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   const bool crowded = f.softcap && f.bias && f.alibi && f.dropout;  // spills with words, 8 bytes at head_dim 128
-  return (f.mask_program || f.mask_map || f.hidden_bounds == 4) && config.block_q == 128 && !wide && !crowded;
+  const bool from_rows = f.hidden_bounds == 1 || f.hidden_bounds == 4;
+  return (f.mask_program || f.mask_map || from_rows) && config.block_q == 128 && !wide && !crowded;
 }
 
 /// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes

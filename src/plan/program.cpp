@@ -14,7 +14,8 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr std::string_view unit_without_scores = "backward/delta";  // the same for every program
+/// The same for every program.
+bool is_without_scores(std::string_view unit) { return unit == "backward/delta" || unit == "backward/sm90/prepare"; }
 
 // One source for all sequences that are short, one for all others: a program is compiled once for all lengths.
 constexpr std::int64_t short_sequence = 1 << 22;
@@ -81,7 +82,7 @@ void add_program_source(const Problem& problem, Plan& plan) {
   if (std::max(problem.seq_q, problem.seq_kv) + tile <= short_sequence) options.longest = short_sequence;
   const std::string source = program::cuda_source(std::move(parsed), options);
   for (Launch& launch : plan.launches) {
-    if (launch.unit != unit_without_scores) launch.prelude = source;
+    if (!is_without_scores(launch.unit)) launch.prelude = source;
   }
 }
 

@@ -70,6 +70,20 @@ const Narrow blocks_of_keys{[](Domain domain) {
   return domain.only(deterministic, {"on"});
 }};
 
+/// Words of intervals and of programs, beside edges that need none; and so many tiles that they are claimed together.
+const Narrow words_of_rows{[](Domain domain) {
+  return plain(domain, "128").only(hidden_rows, {"four"}).only(deterministic, {"off"}).only(window, {"causal", "both"});
+}};
+const Narrow words_of_programs{[](Domain domain) {
+  return plain(domain, "64").only(program, {"mask"}).only(dprogram, {"off"}).only(window, {"causal", "none"});
+}};
+const Narrow words_by_claims{[](Domain domain) {
+                               domain = plain(domain, "8").only(hidden_rows, {"four"}).only(queries, {"long"});
+                               return domain.only(keys, {"few"}).only(group, {"8"}).only(batch, {"3"});
+                             },
+                             {.longest = 420, .most_products = 4e6},
+                             1};
+
 /// Blocks by which the heads of a group differ.
 const Narrow blocks_by_heads{[](Domain domain) {
                                domain = plain(domain, "64").only(block_mask, {"on"}).only(block_shape, {"hq", "bhq"});
@@ -251,8 +265,8 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"forward/tf32", 1, {plain_64, soft_cap}}, Part{"backward/tf32", 1, {plain_64, plain_128}},
         Part{"forward/sm90",
              3,
-             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, plain_wide, wide_soft_cap,
-              wide_slopes, wide_blocks}},
+             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, words_of_rows,
+              words_of_programs, words_by_claims, plain_wide, wide_soft_cap, wide_slopes, wide_blocks}},
         Part{"decode/sm80", 2, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},
         Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},

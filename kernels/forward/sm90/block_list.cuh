@@ -18,15 +18,25 @@ struct BlockList {
   int words;
   int num_rows;  // of tiles, that the tile has
   const Blocks&
-      seen;         // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
-  int loaded = -1;  // the word that is in `found`
-  TileWords found{};
+      seen;    // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
+  int loaded;  // the word that is in `found`
+  TileWords found;
 
-  __device__ __forceinline__ BlockList(const AttentionArgs& args, const Tile& tile) : seen(tile.seen[0]) {
+  /// From the word that the tile remembers on.
+  __device__ __forceinline__ BlockList(const AttentionArgs& args, const Tile& tile)
+      : seen(tile.seen[0]),
+        loaded(tile.seen[1].begin),
+        found{static_cast<unsigned>(tile.seen[1].interior_begin), static_cast<unsigned>(tile.seen[1].interior_end)} {
     const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
     words = map.words;
     rows = map.rows + tile.q_begin / mask_unit * words;
     num_rows = tile::min(S::row_groups, map.last_row + 1 - tile.q_begin / mask_unit);
+  }
+
+  /// What a tile remembers of a list: the word that was loaded last, or none.
+  __device__ __forceinline__ static Blocks nothing_loaded() { return {-1, 0, 0, 0}; }
+  __device__ __forceinline__ Blocks last_word() const {
+    return {loaded, static_cast<int>(found.seen), static_cast<int>(found.full), 0};
   }
 
   /// The first listed block from `block` on, or -1.

@@ -134,8 +134,6 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
       read_words<config>(math, shared.mask.words[warpgroup], visible);
       __syncwarp();  // all lanes have read
       if (ptx::registers_fresh(thread) % 32 == 0) ptx::mbarrier_arrive(shared.mask.empty[warpgroup]);
-    } else {
-      ptx::path<"forward/sm90 edge block without words">();
     }
     hide_unseen<config>(math, scores, at.block() * S::block_kv, visible);
   }

@@ -163,7 +163,7 @@ struct Tile {
   int q_begin;
   int head_idx;
   int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
-  Blocks seen[3];     // by each warpgroup
+  Blocks seen[3];     // by each warpgroup; where masks choose, by all, and what the map says of the first (block_list.cuh)
   tile::Sequence sequence;
 
   __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }

@@ -12,9 +12,8 @@
 namespace flash_attention::forward_sm90 {
 
 /// The tiles of this block. In each round every block takes one row tile, neighbours in the same head, so that L2 holds its
-/// keys. Where the last row tile of a head may be short, a block moves on by one place with each round, so that this is not
-/// always the same block's luck. With pair_tiles it takes row tile `last - x` and then row tile x: under a causal mask
-/// every pair is the same work.
+/// keys. Where the last row tile of a head may be short, a block moves on by one place with each round. With pair_tiles it
+/// takes row tile `last - x` and then row tile x: under a causal mask every pair is the same work.
 template <ForwardConfig config>
 struct Schedule {
   using Unit = typename Shape<config>::Unit;
@@ -24,9 +23,12 @@ struct Schedule {
   int num_units;
   int step;  // places that a block moves on with each round
   int num_iterations;
-  Unit* claimed;  // dynamic_scheduler: the unit of each iteration
-  int next = 0;   // dynamic_scheduler: the unit of the next iteration
-  int section;    // dynamic_scheduler: heads whose keys L2 holds together
+  // dynamic_scheduler: a block claims neighbouring units together where there are more than it could remember one by one.
+  Unit* claimed;  // what it claimed, in order
+  int next = 0;   // what it claims next
+  int claim = 1;  // units of a claim
+  int num_claims = 0;
+  int section;  // heads whose keys L2 holds together
 
   __device__ __forceinline__ Schedule(const AttentionArgs& arguments, Unit* claimed_units)
       : args(arguments), claimed(claimed_units) {
@@ -42,6 +44,9 @@ struct Schedule {
       const long long head_bytes = 2ll * args.seq_kv * (config.head_dim + config.head_dim_v);
       section = static_cast<int>(l2_bytes / head_bytes) * args.group;
       section = tile::max(1, tile::min(section, args.heads_q * args.batch));
+      constexpr int most = Shape<config>::remembered * 3 / 4;  // for each block: some take more than others
+      if constexpr (Shape<config>::mask_words) claim = tile::ceil_div(num_units, most * unit_stride());
+      num_claims = tile::ceil_div(num_units, claim);
       next = first_unit();
     }
   }
@@ -55,11 +60,13 @@ struct Schedule {
     if constexpr (config.dynamic_scheduler) {
       if (attempt == 0) {
         num_iterations = i;
-        if (next >= num_units) return false;
+        const int place = i / claim;
+        if (place * claim < i) return claimed_unit(i) < num_units;  // of the same claim
+        if (next >= num_claims) return false;
         if (i > 0) ptx::path<"forward/sm90 tile by the counter">();
-        claimed[i] = static_cast<Unit>(next);
+        claimed[place] = static_cast<Unit>(next);
         // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
-        next = i + 1 < Shape<config>::remembered ? take() : num_units;
+        next = place + 1 < Shape<config>::remembered ? take() : num_claims;
         return true;
       }
     }
@@ -74,6 +81,10 @@ struct Schedule {
     return round * unit_stride() + (first_unit() + round * step) % unit_stride();
   }
 
+  __device__ __forceinline__ int claimed_unit(int iteration) const {
+    return claimed[iteration / claim] * claim + iteration % claim;
+  }
+
   /// A row tile of a head, or a pair of them.
   struct RowTile {
     int head_idx;
@@ -82,9 +93,9 @@ struct Schedule {
   };
   __device__ __forceinline__ RowTile unit_at(int iteration) const {
     if constexpr (config.dynamic_scheduler) {  // the longest row tile of each head of a section, then the next longest
-      const int heads = args.heads_q * args.batch;
-      const int sections_before = claimed[iteration] / (section * units_per_head);
-      const int inside = claimed[iteration] - sections_before * section * units_per_head;
+      const int heads = args.heads_q * args.batch, unit = claimed_unit(iteration);
+      const int sections_before = unit / (section * units_per_head);
+      const int inside = unit - sections_before * section * units_per_head;
       const int heads_here = tile::min(section, heads - sections_before * section);
       const int row = inside / heads_here;
       const int head_of_batch = sections_before * section + inside - row * heads_here;
@@ -188,7 +199,10 @@ struct Schedule {
     if constexpr (features.left_padding) first = score.first_kv;
     if constexpr (features.window_left) first = tile::max(score.window_begin(q_last), first);
     tile.seen[0] = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv, loaded.end};
-    tile.first = BlockList<config>(args, tile).seek(tile.first);
+    tile.seen[1] = BlockList<config>::nothing_loaded();
+    BlockList<config> list(args, tile);
+    tile.first = list.seek(tile.first);
+    tile.seen[1] = list.last_word();  // those who follow the list begin there, without a load
     tile.blocks = tile.first < 0 ? 0 : 1;
   }
 

@@ -190,15 +190,16 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
                             .num_warps = warps_of(p, tile.block_q),
                             .num_stages = tile.num_stages,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
-  // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too. There a
-  // block remembers 64 of them.
+  // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however
+  // many there are, so that a program is compiled once for all sizes.
   const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
-  const bool unknown = abi::forward_sm90_has_mask_words(config) && all_tiles > sms && all_tiles <= 48 * sms;
+  const bool unknown = abi::forward_sm90_has_mask_words(config);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
-  // Tiles that all run at once need no order, and where the second of two is short blocks take them in turn.
-  const bool at_once = all_tiles * cluster <= blocks_per_sm * sms;
-  const bool in_turn = row_tiles == 2 && p.seq_q % tile.block_q != 0;
+  // Tiles that all run at once need no order, and where the second of two is short blocks take them in turn. A program is
+  // not worth another compilation.
+  const bool at_once = all_tiles * cluster <= blocks_per_sm * sms && p.program.empty();
+  const bool in_turn = row_tiles == 2 && p.seq_q % tile.block_q != 0 && p.program.empty();
   const bool dynamic_scheduler = unknown || (uneven && tile.block_q == 192 && !at_once && all_tiles <= 200 * sms);
   config.dynamic_scheduler = dynamic_scheduler;
   config.pair_tiles = uneven && !dynamic_scheduler && !at_once && !in_turn;

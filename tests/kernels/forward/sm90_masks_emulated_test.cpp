@@ -31,6 +31,8 @@ std::vector<Case> long_lists() {
   add("nan_behind", 521, 260, 4, [](Case& c, Problem&) { c.nan_value = 270; });
   add("drops", 521, 260, 4, [](Case&, Problem& p) { p.dropout_p = 0.2f, p.softcap = 5; });
   add("wide_heads", 389, 200, 1, [](Case&, Problem& p) { p.head_dim = 256, p.causal = true; });
+  add("edges_without_words", 521, 600, 4, [](Case&, Problem& p) { p.head_dim = 128, p.causal = true; });
+  add("words_beside_edges", 650, 300, 4, [](Case&, Problem& p) { p.causal = true; });
   add("bytes_together", 384, 0, 0, [](Case&, Problem& p) { p.head_dim = 128, p.mask = over(p, false, false, true); });
   add("bytes_one_by_one", 389, 0, 0, [](Case&, Problem& p) { p.mask = over(p, false, true, true), p.causal = true; });
   add("bytes_256", 200, 0, 0, [](Case&, Problem& p) { p.head_dim = 256, p.mask = over(p, false, false, true); });
