@@ -12,7 +12,7 @@ template <ForwardConfig config>
 struct Attend : Scoring<config> {
   using Base = Scoring<config>;
   using Base::features, Base::type, Base::panel, Base::args, Base::shared;
-  using Base::scale_log2, Base::load_Q, Base::modify;
+  using Base::get_scales, Base::load_Q, Base::modify;
   using typename Base::Scores;
   static constexpr int columns = mla_head_dim_v / 2;  // of a warpgroup
 
@@ -40,7 +40,8 @@ struct Attend : Scoring<config> {
 
   /// Few KV blocks raise a maximum. To see that takes a register, which options do not leave.
   __device__ __forceinline__ void shrink_output(const float (&shrink)[2]) {
-    if (config.producer_warp && !ptx::any(shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+    constexpr bool looks = tile::Score<features>::linear && !features.mask;
+    if (looks && !ptx::any(shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) O[i] *= shrink[i / 2 % 2];
   }
@@ -79,8 +80,10 @@ struct Attend : Scoring<config> {
     ptx::wgmma_wait<0>();  // the scores are complete
     ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
     modify(S, tile_idx);
+    typename Base::Scales scales;
+    get_scales(scales);
     float shrink[2];
-    rows.template update<0, features.bias>(S, scale_log2(), shrink);
+    rows.template update<lift<config>, features.bias>(S, scales, shrink);
     unsigned P[4][4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
@@ -133,7 +136,7 @@ struct Attend : Scoring<config> {
   /// pause; otherwise the part of the other stage is released first, so that its next copies begin.
   __device__ __forceinline__ void issue_both(Scores& S, int n) {
     issue_other();
-    const bool landed = !features.kv_scales && own_landed(n);
+    const bool landed = own_landed(n);
     if (!landed) {
       ptx::wgmma_wait<0>();
       release(1);
@@ -188,8 +191,9 @@ struct Attend : Scoring<config> {
       // Known to be the same in a warp: products come in no branch that lanes may take apart.
       attend(ptx::shuffle(shared.done, 0), ptx::shuffle(shared.cursor.tile, 0), ptx::shuffle(shared.count(), 0));
       const Place place;
-      Finish<config>(args, shared, place.warpgroup, place.row, place.warpgroup * columns + place.column)(rows, O,
-                                                                                                         scale_log2());
+      typename Base::Scales scales;
+      get_scales(scales);
+      Finish<config>(args, shared, place.warpgroup, place.row, place.warpgroup * columns + place.column)(rows, O, scales);
       if (threadIdx.x == 0) {
         const int count = shared.count();
         shared.done += count;

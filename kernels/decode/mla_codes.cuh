@@ -22,7 +22,7 @@ template <ForwardConfig config>
 struct CodeProducer {
   static constexpr Features features = config.features;
   static constexpr Type code = key_type(features);
-  static constexpr Type type = features.dtype;
+  static constexpr Type type = product_type<config>;
   static constexpr int block_bytes = mla_block_kv * 64;
   static constexpr int unit_bytes = 16;  // that a lane copies at once
   static constexpr int rows = mla_block_kv / 4;
@@ -50,92 +50,135 @@ struct CodeProducer {
     }
   }
 
+  /// This warp's rows of the KV block that was looked up last, to L2: their copies will not begin before there is room.
+  __device__ __forceinline__ void prefetch(const decode::Cursor<config>& next) const {
+    const int j = next.tile * mla_block_kv + first_row + lane % rows;
+    if (!sees(next.item, j)) return;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int line = 2 * i + lane / rows;  // of 128 bytes: five of the values and the key's own columns
+      const TensorView& view = line < 5 ? args.V : args.K;
+      const auto* from = static_cast<const Element*>(view.data) + next.item.kv_head_idx * view.head_stride;
+      if constexpr (features.paged) {
+        from += page * view.batch_stride + page_row * view.seq_stride;
+      } else {
+        const long long start = features.packed ? args.cu_seqlens_kv[next.item.batch_idx] : 0;
+        from += next.item.batch_idx * view.batch_stride + (start + j) * view.seq_stride;
+      }
+      ptx::prefetch_l2(from + (line < 5 ? tile::min(128 * line, mla_head_dim_v - 1) : 0));
+    }
+  }
+
   __device__ __forceinline__ unsigned part_smem(int stage, int part) const {
     return ptx::shared_address(&shared.stage[stage]) + part * panels_of_half * StageTile::panel_bytes;
   }
 
-  /// Where unit `unit` of the codes of a row of `panels` panels is in their part. Odd panels change the rows of a pair, so
-  /// that lanes that copy two panels of a row meet other banks.
+  /// Where this lane's unit of a row's codes of a panel is, in a part of so many: four lanes have the 64 bytes of a row.
   template <int panels>
-  __device__ __forceinline__ static unsigned offset(int row, int unit) {
-    const int panel = unit / 4;
-    return static_cast<unsigned>((2 * panels - 1 - panel) * block_bytes + (row ^ (panel & 1)) * 64 + unit % 4 * unit_bytes);
+  __device__ __forceinline__ unsigned offset(int row, int panel) const {
+    return static_cast<unsigned>((2 * panels - 1 - panel) * block_bytes + row * 64 + lane % 4 * unit_bytes);
+  }
+  /// The two rows of a lane.
+  __device__ __forceinline__ int row_of(int half) const { return first_row + 8 * half + lane / 4; }
+
+  /// This lane's unit of the first panel of a row, in a tensor.
+  __device__ __forceinline__ const Element* source(const decode::Cursor<config>& now, const TensorView& view,
+                                                   int half) const {
+    const auto* from = static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride;
+    if constexpr (features.paged) {
+      from += ptx::shuffle(page, 8 * half + lane / 4) * view.batch_stride +
+              ptx::shuffle(page_row, 8 * half + lane / 4) * view.seq_stride;
+    } else {
+      const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
+      from += now.item.batch_idx * view.batch_stride + (start + now.tile * mla_block_kv + row_of(half)) * view.seq_stride;
+    }
+    return from + lane % 4 * unit_bytes;
   }
 
-  /// This warp's rows of a part, from `column` of a tensor's rows on: one group of copies.
-  template <int panels>
-  __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, unsigned to,
-                                       int column) const {
-    constexpr int lanes = 4 * panels;  // of a row
-    const int unit = lane % lanes;
-    const auto* base =
-        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + unit * unit_bytes;
-    if constexpr (!features.paged) {
-      const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
-      base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
+  /// This warp's rows of a KV block, in three groups of copies. A row's address is worked out once: copies then differ by
+  /// numbers that the compiler knows.
+  __device__ __forceinline__ void copy_block(const decode::Cursor<config>& now, int stage) const {
+    const Element* from[2];
+    int bytes[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      from[half] = source(now, args.V, half);
+      bytes[half] = sees(now.item, now.tile * mla_block_kv + row_of(half)) ? unit_bytes : 0;
+      if (bytes[half] == 0) from[half] = static_cast<const Element*>(args.V.data);
     }
-#pragma unroll 2
-    for (int begin = 0; begin < rows; begin += 32 / lanes) {
-      const int row = begin + lane / lanes, j = now.tile * mla_block_kv + first_row + row;
-      long long from = j * view.seq_stride;
-      if constexpr (features.paged)
-        from = ptx::shuffle(page, row) * view.batch_stride + ptx::shuffle(page_row, row) * view.seq_stride;
-      const bool exists = sees(now.item, j);
-      ptx::copy_async(to + offset<panels>(first_row + row, unit), base + (exists ? from : 0), exists ? unit_bytes : 0);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int i = 0; i < 2 * panels_of_half; ++i) {
+        const int panel = i / 2, half = i % 2;
+        ptx::copy_async(part_smem(stage, part) + offset<panels_of_half>(row_of(half), panel),
+                        from[half] + (part * panels_of_half + panel) * 64, bytes[half]);
+      }
+      ptx::copy_async_commit();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Element* own = source(now, args.K, half);
+      if (bytes[half] == 0) own = static_cast<const Element*>(args.K.data);
+      ptx::copy_async(part_smem(stage, 2) + offset<1>(row_of(half), 0), own, bytes[half]);
     }
     ptx::copy_async_commit();
   }
-  __device__ __forceinline__ void copy_block(const decode::Cursor<config>& now, int stage) const {
-    copy<panels_of_half>(now, args.V, part_smem(stage, 0), 0);
-    copy<panels_of_half>(now, args.V, part_smem(stage, 1), panels_of_half * 64);
-    copy<1>(now, args.K, part_smem(stage, 2), 0);
-  }
 
-  /// This warp's rows of `count` panels: the codes of a lane, two units of a panel.
-  template <int panels, int first, int count>
-  __device__ __forceinline__ void read(Unit (&codes)[2 * count], unsigned from) const {
+  /// This warp's rows of `count` panels from `first` on: the codes of a lane, two units of a panel. `first` is even.
+  template <int panels, int count>
+  __device__ __forceinline__ void read(Unit (&codes)[2 * count], unsigned from, int first) const {
 #pragma unroll
     for (int i = 0; i < 2 * count; ++i) {
-      const int row = first_row + i % 2 * 8 + lane / 4;
-      codes[i] = ptx::load_shared<Unit>(from + offset<panels>(row, 4 * (first + i / 2) + lane % 4));
+      codes[i] =
+          ptx::load_shared<Unit>(from + offset<panels>(row_of(i % 2), i / 2) - static_cast<unsigned>(first * block_bytes));
     }
   }
-  template <int first, int count>
+  template <int count>
   __device__ __forceinline__ void write(const Unit (&codes)[2 * count], unsigned to) const {
+    write_as<count>(codes, to, [](unsigned four) { return tile::to_pairs<code, type>(four); });
+  }
+  template <int count, class ToPairs>
+  __device__ __forceinline__ void write_as(const Unit (&codes)[2 * count], unsigned to, const ToPairs& to_pairs) const {
 #pragma unroll
     for (int i = 0; i < 2 * count; ++i) {
-      const int row = first_row + i % 2 * 8 + lane / 4;
+      const int row = row_of(i % 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const tile::TwoPairs low = tile::to_pairs<code, type>(codes[i][2 * half]);
-        const tile::TwoPairs high = tile::to_pairs<code, type>(codes[i][2 * half + 1]);
-        ptx::store_shared(to + (first + i / 2) * StageTile::panel_bytes + StageTile::offset(row, lane % 4 * 2 + half),
+        const tile::TwoPairs low = to_pairs(codes[i][2 * half]), high = to_pairs(codes[i][2 * half + 1]);
+        ptx::store_shared(to + i / 2 * StageTile::panel_bytes + StageTile::offset(row, lane % 4 * 2 + half),
                           Unit{{low.first, low.second, high.first, high.second}});
       }
     }
   }
 
-  /// The codes of a part become elements.
+  /// The codes of `panels` panels of a part become elements, one half after the other: the same instructions for both,
+  /// since all that these warps go through comes from the caches of instructions again and again.
   template <int panels>
   __device__ __forceinline__ void expand(unsigned part) const {
-    if constexpr (panels == 4) {
-      Unit codes[4];
-      read<panels, 0, 2>(codes, part);
-      write<0, 2>(codes, part);
+    constexpr int count = panels == 4 ? 2 : 1;
+#pragma unroll 1
+    for (int first = 0; first < panels; first += count) {
+      Unit codes[2 * count];
+      read<panels, count>(codes, part, first);
+      // All codes of the part have been read. Panels 0 and 1 of four go where none are.
+      if (first + count == panels) ptx::barrier_sync(barrier_codes, wg_threads);
+      write<count>(codes, part + static_cast<unsigned>(first * StageTile::panel_bytes));
     }
-    constexpr int count = panels == 4 ? 2 : 1, first = panels - count;
-    Unit codes[2 * count];
-    read<panels, first, count>(codes, part);
-    ptx::barrier_sync(barrier_codes, wg_threads);  // all codes of the part have been read
-    write<first, count>(codes, part);
   }
 
-  /// This warp's copies of a part have landed, but for those of the `pending` groups after it: they become elements.
-  template <int part, int pending>
-  __device__ __forceinline__ void finish(int stage) const {
-    ptx::copy_async_wait<pending>();
+  /// This warp's copies of a part have landed, but for those of the parts after it, and of the next KV block where that has
+  /// been asked for.
+  __device__ __forceinline__ static void wait_for(int part, bool ahead) {
+    if (part == 0) ahead ? ptx::copy_async_wait<5>() : ptx::copy_async_wait<2>();
+    if (part == 1) ahead ? ptx::copy_async_wait<4>() : ptx::copy_async_wait<1>();
+    if (part == 2) ahead ? ptx::copy_async_wait<3>() : ptx::copy_async_wait<0>();
     __syncwarp();  // every lane's copies have landed
-    expand<(part < 2 ? panels_of_half : 1)>(part_smem(stage, part));
+  }
+  /// Its codes, of `panels` panels, become elements.
+  template <int panels>
+  __device__ __forceinline__ void finish(int stage, int part) const {
+    expand<panels>(part_smem(stage, part));
     ptx::fence_async_shared();  // the products read it
     __syncwarp();               // every lane has written
     if (lane == 0) ptx::mbarrier_arrive(shared.full[stage][part]);
@@ -161,25 +204,36 @@ struct CodeProducer {
     };
     look_up(cursor);
     issue(0);
+    int issued = 1, fetched = 0;  // KV blocks
+    const auto look_further = [&] {
+      if (fetched == issued || issued == count) return;
+      fetched = issued;
+      prefetch(cursor);
+    };
 #pragma unroll 1
     for (int n = 0; n < count; ++n) {
       const int stage = n % mla_stages;
       bool ahead = n + 1 == count;  // the copies of block n + 1 are issued, or there is none
-      int groups = 0;               // of it
+      bool issued_ahead = false;    // in this turn
       const auto look_ahead = [&](bool wait) {
         if (ahead || (!wait && !has_room(n + 1))) return;
         if (wait) {
           for (auto& empty : shared.empty[stage ^ 1]) ptx::mbarrier_wait(empty, (n + 1) / mla_stages % 2 ^ 1);
         }
         issue(n + 1);
-        ahead = true, groups = parts_of_stage;
+        ahead = issued_ahead = true, ++issued;
       };
+#pragma unroll 1
+      for (int part = 0; part < 2; ++part) {
+        look_ahead(false);
+        wait_for(part, issued_ahead);
+        finish<panels_of_half>(stage, part);
+        look_further();
+      }
       look_ahead(false);
-      groups == 0 ? finish<0, 2>(stage) : finish<0, 5>(stage);
-      look_ahead(false);
-      groups == 0 ? finish<1, 1>(stage) : finish<1, 4>(stage);
-      look_ahead(false);
-      groups == 0 ? finish<2, 0>(stage) : finish<2, 3>(stage);
+      wait_for(2, issued_ahead);
+      finish<1>(stage, 2);
+      look_further();
       look_ahead(true);
     }
   }

@@ -14,6 +14,7 @@ struct Finish {
   using Base = decode::MergeParts<config>;
   using Pair = ptx::Vector<float, 2>;
   using Values = float[mla_head_dim_v / 4];  // half of the columns of 64 rows, over a warpgroup
+  using Scales = float[2];                   // of a thread's rows: scores to exponents of two
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -29,7 +30,7 @@ struct Finish {
 
   __device__ __forceinline__ static void sync() { ptx::barrier_sync(barrier_attend, 2 * wg_threads); }
 
-  __device__ __forceinline__ void operator()(const tile::RowState& rows, const Values& O, float scale_log2) const {
+  __device__ __forceinline__ void operator()(const tile::RowState& rows, const Values& O, const Scales& scales) const {
     const decode::Run<config>& run = shared.run;
     const int tile = shared.cursor.tile, count = shared.count();
     const decode::Parts<config> parts(args);
@@ -42,12 +43,12 @@ struct Finish {
     const int first = begins ? block : run.shares.block_of(start);
     if (begins && ends) {
       ptx::path<"decode/mla_sm90 whole item">();
-      write_item(rows, O, scale_log2);
+      write_item(rows, O, scales);
       sync();  // sums and marks have been read
       return;
     }
     ptx::path<"decode/mla_sm90 part of an item">();
-    write_part(parts, parts.at(parts.slot_of(first, block - first)), rows, O, scale_log2);
+    write_part(parts, parts.at(parts.slot_of(first, block - first)), rows, O, scales);
     sync();  // everyone's writes come before the arrival
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
     // Many parts are merged in groups first: one block would take long for all.
@@ -92,13 +93,13 @@ struct Finish {
       if (Base::careful && threadIdx.x % 4 == 0 && warpgroup == 0) shared.not_finite[row] = 0;
     }
   }
-  __device__ __forceinline__ static float max_log2(const tile::RowState& rows, int half, float scale_log2) {
-    return rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scale_log2;
+  __device__ __forceinline__ static float max_log2(const tile::RowState& rows, int half, const Scales& scales) {
+    return rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scales[half] - lift<config>;
   }
   __device__ __forceinline__ float sum_of(int row) const { return shared.sum[0][row] + shared.sum[1][row]; }
 
   __device__ __forceinline__ void write_part(const decode::Parts<config>& parts, float* part, const tile::RowState& rows,
-                                             const Values& O, float scale_log2) const {
+                                             const Values& O, const Scales& scales) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + 8 * half;
@@ -110,12 +111,12 @@ struct Finish {
       }
       if (warpgroup == 0 && threadIdx.x % 4 == 0) {
         ptx::store_global(reinterpret_cast<Pair*>(part + parts.statistics_offset(row)),
-                          Pair{{max_log2(rows, half, scale_log2), sum_of(row)}});
+                          Pair{{max_log2(rows, half, scales), sum_of(row)}});
       }
     }
   }
 
-  __device__ __forceinline__ void write_item(const tile::RowState& rows, const Values& O, float scale_log2) const {
+  __device__ __forceinline__ void write_item(const tile::RowState& rows, const Values& O, const Scales& scales) const {
     float factors[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -123,7 +124,7 @@ struct Finish {
       if (row >= base.num_rows()) continue;
       const auto place = base.row_of(row);
       float lse;
-      const float factor = base.finish_row(place, max_log2(rows, half, scale_log2), sum_of(row), lse);
+      const float factor = base.finish_row(place, max_log2(rows, half, scales), sum_of(row), lse);
       if (warpgroup == 0 && threadIdx.x % 4 == 0 && args.lse != nullptr) {
         constexpr Features features = config.features;
         args.lse[tile::statistics_offset<features>(args, shared.sequence, place.head_idx) + place.query] = lse;

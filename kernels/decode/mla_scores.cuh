@@ -26,17 +26,25 @@ struct Place {
 template <ForwardConfig config>
 struct Scoring {
   static constexpr Features features = config.features;
-  static constexpr Type type = features.dtype;
+  static constexpr Type type = product_type<config>;
   static constexpr int panel = StageTile::panel_bytes;
-  using Element = ptx::Element<type>;
+  using Element = ptx::Element<features.dtype>;
   using Scores = float[mla_block_kv / 8][4];
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
 
-  __device__ __forceinline__ float scale_log2() const {
-    if constexpr (!tile::Score<features>::linear) return tile::log2_e;
-    return args.scale * (features.kv_scales ? shared.k_scale : 1.0f) * tile::log2_e;
+  /// Of the two rows of a thread: what makes exponents of two of scores.
+  using Scales = float[2];
+  __device__ __forceinline__ void get_scales(Scales& scales) const {
+    const Place place;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      scales[half] = tile::log2_e;
+      if constexpr (!tile::Score<features>::linear) continue;
+      scales[half] *= args.scale * (features.kv_scales ? shared.k_scale : 1.0f);
+      if constexpr (divides_Q<config>) scales[half] *= shared.Q_factor[place.row + 8 * half];
+    }
   }
 
   /// Q of the item that the cursor is at; rows that do not exist are zero.
@@ -68,8 +76,53 @@ struct Scoring {
     }
     ptx::copy_async_commit();
     ptx::copy_async_wait<0>();
+    if constexpr (divides_Q<config>) divide_Q();
     ptx::fence_async_shared();                          // the products read Q
     ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // Q is ready for both warpgroups
+  }
+
+  /// The rows of Q that this warp has copied become float16, divided by such powers of two that the largest element of a
+  /// row is between 2^15 and 2^16. Elements smaller than that by 2^32 or more are rounded.
+  __device__ __forceinline__ void divide_Q() const {
+    using Chunk = ptx::Vector<unsigned, 4>;
+    const Place place;
+    constexpr int chunks = mla_head_dim / 8, each = (chunks + 31) / 32;
+#pragma unroll 1
+    for (int row = place.thread / 32; row < mla_block_q; row += 2 * wg_threads / 32) {
+      const unsigned Q = ptx::shared_address(&shared.Q);
+      Chunk values[each];
+      unsigned largest = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const int chunk = place.lane + 32 * i;
+        if (chunk >= chunks) continue;
+        values[i] = ptx::load_shared<Chunk>(Q + StageTile::offset(row, chunk));  // which this lane has copied
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          largest = tile::max(largest, tile::max(values[i][j] & 0x7fffu, values[i][j] >> 16 & 0x7fffu));
+        }
+      }
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        largest = tile::max(largest, static_cast<unsigned>(ptx::shuffle_xor(static_cast<int>(largest), step)));
+      }
+      // Both powers of two are normal numbers; a row of infinity or NaN keeps it.
+      const int exponent = tile::max(16, tile::min(static_cast<int>(largest >> 7), 254)) - 127 - 15;
+      const auto power = [](int e) { return __builtin_bit_cast(float, (e + 127) << 23); };
+      const float factor = power(-exponent);
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const int chunk = place.lane + 32 * i;
+        if (chunk >= chunks) continue;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          values[i][j] = ptx::pack<Type::float16>(ptx::unpack_low<Type::bfloat16>(values[i][j]) * factor,
+                                                  ptx::unpack_high<Type::bfloat16>(values[i][j]) * factor);
+        }
+        ptx::store_shared(Q + StageTile::offset(row, chunk), values[i]);
+      }
+      if (place.lane == 0) shared.Q_factor[row] = power(exponent);
+    }
   }
 
   /// Issues what a part of the columns adds to S = Q K^T of KV block n, when the part has landed.
@@ -78,7 +131,10 @@ struct Scoring {
     auto& flat = reinterpret_cast<float(&)[mla_block_kv / 2]>(S);
     const Place place;
     ptx::mbarrier_wait(shared.full[place.warpgroup][part], n / mla_stages % 2);
-    if constexpr (features.kv_scales && part == 2) scale_values(flat);
+    if constexpr (features.kv_scales && part == 2) {
+      // Known to be the same in a warp. Mostly there is one scale for both.
+      if (ptx::shuffle(static_cast<int>(shared.v_by_k_scale != 1.0f), 0) != 0) scale_values(flat);
+    }
     // The compiler drops a shuffle of what it knows to be the same in all lanes, and with it the uniform registers, in
     // which steps cost nothing: so the lane is added, which is 0 in lane 0.
     const Descriptor Q(ptx::wgmma_descriptor(shared.Q.bytes + 16 * place.lane, 0, 1024));
@@ -104,14 +160,16 @@ struct Scoring {
 
   /// Scores from dot products, -inf where hidden.
   __device__ __forceinline__ void modify(Scores& S, int tile_idx) const {
-    if constexpr (features.kv_scales && !tile::Score<features>::linear) {
+    const Place place;
+    if constexpr ((features.kv_scales || divides_Q<config>)&&!tile::Score<features>::linear) {
 #pragma unroll
-      for (auto& block : S) {
+      for (int half = 0; half < 2; ++half) {
+        float factor = features.kv_scales ? shared.k_scale : 1.0f;
+        if constexpr (divides_Q<config>) factor *= shared.Q_factor[place.row + 8 * half];
 #pragma unroll
-        for (float& score : block) score *= shared.k_scale;
+        for (auto& block : S) block[2 * half] *= factor, block[2 * half + 1] *= factor;
       }
     }
-    const Place place;
     const int kv_begin = tile_idx * mla_block_kv;
     if (kv_begin < shared.seen_by_all.begin || kv_begin + mla_block_kv > shared.seen_by_all.end) {
       ptx::path<"decode/mla_sm90 edge tile">();

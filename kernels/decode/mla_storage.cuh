@@ -26,6 +26,18 @@ constexpr int barrier_attend = 1;     // both warpgroups that attend
 constexpr int barrier_P = 2;          // P of an even KV block is ready; 3: of an odd one
 constexpr int barrier_warpgroup = 4;  // one warpgroup; 5: the other
 
+/// Of the products. Codes become float16 whatever the type of Q is: one instruction a pair, where bfloat16 takes four.
+template <ForwardConfig config>
+constexpr Type product_type = is_narrow(key_type(config.features)) ? Type::float16 : config.features.dtype;
+
+/// Rows of Q become float16, too, each divided by a power of two.
+template <ForwardConfig config>
+constexpr bool divides_Q = product_type<config> != config.features.dtype;
+
+/// Probabilities are multiplied by 2^lift then: small ones keep their bits in float16.
+template <ForwardConfig config>
+constexpr int lift = divides_Q<config> ? 15 : 0;
+
 using StageTile = tile::SwizzledTile<mla_block_kv, mla_head_dim>;
 
 template <ForwardConfig config>
@@ -42,6 +54,7 @@ struct SharedStorage {
   float sum[2][mla_block_q];           // of each warpgroup's probabilities
   int not_finite[mla_block_q];         // rows that 0 * NaN has reached
   float lse[mla_block_q];              // of those
+  float Q_factor[mla_block_q];         // by which rows of Q were divided, where they are
   decode::Cursor<config> cursor;       // the item that is worked on
   decode::Run<config> run;             // read now and then: no place for registers
   float k_scale;                       // of 8-bit keys: that of the columns after the value

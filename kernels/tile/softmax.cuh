@@ -43,6 +43,11 @@ struct RowState {
   /// would be an exponent. With `exact` every maximum is; otherwise the lanes of the warp ask each other.
   template <int lift = 0, bool exact = false, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&shrink)[2]) {
+    update<lift, exact>(S, {scale_log2, scale_log2}, shrink);
+  }
+  /// The same with a scale for each row.
+  template <int lift = 0, bool exact = false, int blocks>
+  __device__ __forceinline__ void update(float (&S)[blocks][4], const float (&scale_log2)[2], float (&shrink)[2]) {
     float origin[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -52,10 +57,10 @@ struct RowState {
       new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
       // A row that has seen nothing keeps finite arithmetic: exp2(-inf - 0) = 0.
       origin[half] = new_max == -infinity ? 0 : new_max;
-      shrink[half] = ptx::exp2((max[half] - origin[half]) * scale_log2);
+      shrink[half] = ptx::exp2((max[half] - origin[half]) * scale_log2[half]);
       max[half] = new_max;
     }
-    float reference[2] = {origin[0] * scale_log2, origin[1] * scale_log2};
+    float reference[2] = {origin[0] * scale_log2[0], origin[1] * scale_log2[1]};
     if (exact || ptx::any(ptx::max(ptx::abs(reference[0]), ptx::abs(reference[1])) > large_reference)) {
 #pragma unroll
       for (int n = 0; n < blocks; ++n) {
@@ -72,7 +77,7 @@ struct RowState {
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2, -lifted));
+          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2[half], -lifted));
           total += S[n][e];
         }
       }

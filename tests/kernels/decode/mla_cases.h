@@ -21,6 +21,13 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
   add("mla_eight_row_tiles", [](Case& c, Problem& p) {  // more than the smaller GPU has SMs
     p.heads_q = 128, p.seq_q = 4, p.causal = true, put_in_pages(c, 32, {97, 131});
   });
+  add("mla_boxes_two_row_tiles", [](Case& c, Problem& p) {
+    p.heads_q = 128, p.seq_kv = 331, put_in_pages(c, 64, {331, 0, 256});
+  });
+  add("mla_boxes_two_tokens", [](Case& c, Problem& p) {
+    p.heads_q = 128, p.seq_q = 2, p.causal = true, p.seq_kv = 259, put_in_pages(c, 128, {257, 192, 1});
+  });
+  add("mla_boxes_few_rows", [](Case&, Problem& p) { p.heads_q = 72, p.seq_kv = 515, p.batch = 1; });
   add("mla_two_tokens", [](Case& c, Problem& p) {
     p.seq_q = 2, p.causal = true, p.heads_q = 40, put_in_pages(c, 7, {131, 65, 1});
   });
@@ -51,6 +58,10 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
   add("mla_e4m3", [](Case& c, Problem& p) {
     p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head, p.seq_q = 2, p.causal = true;
     put_in_pages(c, 64, {131, 0, 70});
+  });
+  add("mla_e4m3_equal_scales", [](Case& c, Problem& p) {  // of K and V, in some of the sequences
+    p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head, p.seq_q = 1, p.batch = 8, c.power_scales = true;
+    c.draw = Draw::growing, p.seq_kv = 131;
   });
   add("mla_e4m3_nan", [](Case& c, Problem& p) {
     p.kv_dtype = Dtype::float8_e4m3, p.seq_q = 2, p.causal = true, p.heads_q = 70, c.nan_value = 130;
