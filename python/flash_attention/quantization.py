@@ -78,8 +78,8 @@ def rotate(x: Tensor, seed: int = 0) -> Tensor:
     """
     dim = x.shape[-1]
     size = dim & -dim
-    generator = torch.Generator().manual_seed(seed)
-    signs = (torch.randint(0, 2, (dim,), generator=generator) * 2 - 1).to(x.device, torch.float32)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    signs = (torch.randint(0, 2, (dim,), generator=generator, device="cpu") * 2 - 1).to(x.device, torch.float32)
     rows = (x.float() * signs).reshape(*x.shape[:-1], dim // size, size)
     width = 1
     while width < size:

@@ -157,7 +157,7 @@ def _cuda_forward(original, query, key, value, dropout_p=0.0, is_causal=False, r
         return original(query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
     tensors, options = _call(query, key, value, None, dropout_p, is_causal, scale)
     out, lse, rng_state = torch_ops.forward(tensors, options, None, 0, True)
-    state = torch.zeros(2, dtype=torch.int64) if rng_state is None else rng_state
+    state = torch.zeros(2, dtype=torch.int64, device="cpu") if rng_state is None else rng_state
     unused = torch.empty(0, dtype=torch.int64)
     return out, lse, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
 

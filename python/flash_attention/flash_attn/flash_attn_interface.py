@@ -281,6 +281,6 @@ def _with_probs(q, k, v, options, return_attn_probs):
         return padded(q, k, v, **options)
     if not options["dropout_p"]:
         return *padded(q, k, v, return_lse=True, **options), q.new_empty(0)
-    seed = int(torch.randint(2**63 - 1, ()))
+    seed = int(torch.randint(2**63 - 1, (), device="cpu"))
     out, lse = padded(q, k, v, return_lse=True, seed=seed, **options)
     return out, lse, signed_weights(q.detach(), k.detach(), seed, **options)

@@ -54,7 +54,7 @@ def usable_pages(block_table, num_pages, lengths, page_size):
     """
     table = block_table.long()
     if not table.is_cuda and not lengths.is_cuda:
-        needed = torch.arange(table.shape[1])[None, :] * page_size < lengths[:, None]
+        needed = torch.arange(table.shape[1], device=lengths.device)[None, :] * page_size < lengths[:, None]
         wrong = needed & ((table < 0) | (table >= num_pages))
         if wrong.any():
             entry = tuple(wrong.nonzero()[0].tolist())

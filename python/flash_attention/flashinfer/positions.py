@@ -71,4 +71,4 @@ def alibi_slopes(heads):
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     slopes += [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power) + 1, 2)]
-    return torch.tensor(slopes, dtype=torch.float32)
+    return torch.tensor(slopes, dtype=torch.float32, device="cpu")

@@ -13,8 +13,7 @@ _BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
 
 def forward(program, tensors, captured, options, seed, offset, needed=()):
     """(out, lse, the dropout's seed and offset). `needed`: which arguments a backward pass will give gradients of."""
-    if seed is None:
-        seed = int(torch.randint(2**63 - 1, ())) if options.dropout_p else 0
+    seed = torch_ops.drawn(seed, options)
     out, lse = torch_ops.empty_results(tensors, options, True)
     tensors, stream = torch_ops.detached(tensors)
     try:

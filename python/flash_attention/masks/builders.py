@@ -107,8 +107,8 @@ def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMa
     for node in range(len(parents) - 1, -1, -1):
         if parents[node] >= 0:
             end[parents[node]] = max(end[parents[node]], end[node])
-    ends = torch.tensor(end, dtype=torch.int32).repeat_interleave(torch.tensor(sizes))
-    return _mask([ends.to(device) if device is not None else ends], causal=True)
+    ends = torch.tensor(end, dtype=torch.int32, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
+    return _mask([ends.to(torch.get_default_device() if device is None else device)], causal=True)
 
 
 def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None) -> IntervalMask:

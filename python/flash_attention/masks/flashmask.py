@@ -51,7 +51,7 @@ def flashmask_attention(
     if dropout:
         seed_offset = fixed_seed_offset
         if seed_offset is None:
-            seed_offset = torch.tensor([int(torch.randint(2**62, ())), 0])
+            seed_offset = torch.tensor([int(torch.randint(2**62, (), device="cpu")), 0], device="cpu")
     seed, offset = (0, 0) if seed_offset is None else map(int, seed_offset)
     out, lse = functional.attention(
         query,
@@ -71,7 +71,9 @@ def flashmask_attention(
     if return_softmax_lse:
         results.append(lse)
     if return_seed_offset:
-        results.append(torch.zeros(2, dtype=torch.int64) if seed_offset is None else torch.as_tensor(seed_offset))
+        results.append(
+            torch.zeros(2, dtype=torch.int64, device="cpu") if seed_offset is None else torch.as_tensor(seed_offset)
+        )
     return tuple(results) if len(results) > 1 else out
 
 

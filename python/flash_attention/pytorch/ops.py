@@ -73,14 +73,14 @@ def _forward(tensors, options, seed, offset, need_lse):
         tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size),
         backward=follows,
     )  # fmt: skip
-    return out, lse, torch.tensor((seed, offset)) if options.dropout_p else None
+    return out, lse, torch.tensor((seed, offset), device="cpu") if options.dropout_p else None
 
 
 def drawn(seed, options):
     """The seed of dropout; None: of torch's default generator, so that torch.manual_seed and checkpointing replay it."""
     if seed is not None:
         return seed
-    return int(torch.randint(2**63 - 1, ())) if options.dropout_p else 0
+    return int(torch.randint(2**63 - 1, (), device="cpu")) if options.dropout_p else 0
 
 
 def _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
@@ -159,7 +159,7 @@ def _forward_op(*arguments):
 
 def _forward_fake(*arguments):
     tensors, options, _ = split(arguments)
-    rng_state = torch.empty(2, dtype=torch.int64) if options.dropout_p else _no_rng_state(tensors.q)
+    rng_state = torch.empty(2, dtype=torch.int64, device="cpu") if options.dropout_p else _no_rng_state(tensors.q)
     return *empty_results(tensors, options, True), rng_state
 
 

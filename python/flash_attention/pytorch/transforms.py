@@ -65,7 +65,7 @@ def _forward_over(info, in_dims, *arguments):
         if info.randomness == "error":
             raise RuntimeError('vmap: dropout_p needs randomness="same" or randomness="different"')
         if info.randomness == "same":
-            seed = int(torch.randint(2**63 - 1, ()))
+            seed = int(torch.randint(2**63 - 1, (), device="cpu"))
     return _one_by_one(info, dims[:NUM_TENSORS], tensors[:NUM_TENSORS], lambda slices: op(*slices, *options, seed, offset))
 
 

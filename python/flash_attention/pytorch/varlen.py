@@ -125,7 +125,7 @@ def _forward(
         query, key, value, (cum_seq_q, cum_seq_k), (max_q, max_k), dropout_p, is_causal, scale,
         (window_size_left, window_size_right), seqused_k, alibi_slopes, block_table, num_splits == 1,
     )  # fmt: skip
-    state = torch.zeros(2, dtype=torch.int64) if state is None else state
+    state = torch.zeros(2, dtype=torch.int64, device="cpu") if state is None else state
     return out, lse, state, torch.empty(0, dtype=torch.int64), query.new_empty(0)
 
 

@@ -5,7 +5,7 @@ import inspect
 import flash_attention
 import pytest
 import torch
-from flash_attention import attention, attention_packed
+from flash_attention import attention, attention_packed, flash_attn, flashinfer
 from flash_attention.functional import binding_arguments
 from flash_attention.options import NUM_TENSORS
 from torch.utils.checkpoint import checkpoint
@@ -166,6 +166,33 @@ def test_explain_and_compile(device):
     assert any(name in text for name in names)
     flash_attention.compile(q, k, v, causal=True, backward=True)
     assert flash_attention.explain(q[0], k[0], v[0], cu_seqlens_q=torch.tensor([0, 24], dtype=torch.int32, device=device))
+
+
+DEFAULT_DEVICE = {
+    "dropout": lambda q: attention(q, q, q, dropout_p=0.3),
+    "dropout of a program": lambda q: attention(q, q, q, dropout_p=0.3, score_mod=lambda s, b, h, i, j: s * 2),
+    "probabilities": lambda q: flash_attn.flash_attn_func(q, q, q, 0.3, return_attn_probs=True)[2],
+    "rotation": lambda q: flash_attention.rotate(q),
+    "slopes": lambda q: flashinfer.single_decode_with_kv_cache(q[0, 0], q[0], q[0], pos_encoding_mode="ALIBI"),
+    "flashmask": lambda q: flash_attention.flashmask_attention(q, q, q, dropout=0.3, causal=True),
+    "tree": lambda q: flash_attention.masks.tree([-1, 0], [2, 3], device="cpu").hidden_rows,
+    "pages": lambda q: flash_attn.flash_attn_varlen_func(
+        q[0], q, q, STARTS, STARTS, 8, 8, block_table=STARTS[:1, None], dropout_p=0.3
+    ),
+}
+STARTS = torch.tensor([0, 8], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("name", DEFAULT_DEVICE)
+def test_the_default_device_is_the_readers(name):
+    """torch.set_default_device() is about the new tensors of the caller, not about what the library draws and counts."""
+    q = torch.randn(1, 8, 2, 16)
+    torch.manual_seed(5)
+    expected = DEFAULT_DEVICE[name](q)
+    torch.manual_seed(5)
+    with torch.device("meta"):
+        found = DEFAULT_DEVICE[name](q)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.gpu
