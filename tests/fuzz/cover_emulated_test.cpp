@@ -177,7 +177,7 @@ Domain narrow_keys(Domain domain) {
   domain = plain(domain, "64").only(kv_dtype, {"e4m3", "e5m2"});
   return domain.only(inputs, {"normal", "growing", "nan_key", "nan_value"});
 }
-const Narrow narrow_plain{[](Domain domain) { return narrow_keys(domain); }, {.longest = 2100, .most_products = 3e7}};
+const Narrow narrow_plain{[](Domain domain) { return narrow_keys(domain); }, {.longest = 2900, .most_products = 4e7}};
 const Narrow narrow_packed{[](Domain domain) {
                              domain = narrow_keys(domain).only(packed, {"on"}).only(batch, {"2", "3"});
                              return domain.only(window, {"none", "causal_left"}).only(queries, {"edge", "prime"});

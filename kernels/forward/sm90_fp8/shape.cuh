@@ -63,9 +63,9 @@ struct Shape {
   static constexpr int q_stages = forward_sm90_fp8_layout(config).q_stages;
 
   // The tensor core keeps about 14 bits of a sum (ptx/wgmma_fp8.cuh), and loses half of the last one on average with each
-  // instruction of 32 keys: after so many blocks its sums go to those in fp32, by then 2^-10 too small. H200, 16384 keys,
-  // TFLOP/s full / causal: 1015 / 976, after 768 keys 978 / 945.
-  static constexpr int flush_blocks = tile::max(1, 1536 / block_kv);
+  // instruction of 32 keys: after so many blocks its sums go to those in fp32, by then 2^-9.4 too small. H200, 16384 keys,
+  // TFLOP/s full / causal: after 1536 keys 1015 / 976, after 768 keys 978 / 945.
+  static constexpr int flush_blocks = tile::max(1, 2304 / block_kv);
 
   // setmaxnreg: a thread enters with 168 registers where two warpgroups attend, with 128 where three do.
   static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
