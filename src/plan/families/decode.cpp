@@ -269,6 +269,7 @@ int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::
   const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
   if (device.arch != 90 || features.packed || config.split_tiles > 0 || (lengths && problem.batch > 1)) return 0;
   const std::int64_t tiles = tiles_of_item(problem, config), items = items_of(problem, config);
+  if (items == 0) return 0;  // nothing is launched
   constexpr std::int64_t short_share = 8;
   for (const std::int64_t size : {16, 8, 4, 2, 1}) {
     const bool fits = size <= tiles && items * size <= (size <= 2 ? most : most * 3 / 4);
