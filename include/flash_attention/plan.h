@@ -71,10 +71,10 @@ enum class TensorMapSet : std::uint8_t { none, forward_sm90, forward_sm90_fp8, d
 
 /// What a CPU kernel is told besides its tile.
 struct CpuChoices {
-  int heads_together = 1;       ///< key heads whose rows are read together
-  bool copies_keys = false;     ///< it works on copies of K and V, as float and with the rows of a head together
-  bool packs_keys = false;      ///< a first step packs K and V for all blocks of rows; else a block does for itself
-  std::int64_t near_bytes = 0;  ///< K and V of a sequence that stay in the caches: more is prefetched
+  int heads_together = 1;    ///< key heads whose rows are read together
+  bool copies_keys = false;  ///< it works on copies of K and V, as float and with the rows of a head together
+  bool packs_keys = false;   ///< a first step packs K and V for all blocks of rows; else a block does for itself
+  std::int64_t cache_resident_bytes = 0;  ///< K and V of a sequence that stay in the caches: more is prefetched
 
   friend bool operator==(const CpuChoices&, const CpuChoices&) = default;
 };

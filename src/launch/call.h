@@ -89,10 +89,10 @@ struct Call {
   const ProgramView* program = nullptr;  // may be null
 
   int num_splits = 1;
-  int blocks_together = 1;      // blocks of rows that go over the keys together
-  int heads_together = 1;       // key heads that decode reads together
-  bool packs_keys = false;      // a first step packs K and V for all blocks of rows
-  std::int64_t near_bytes = 0;  // K and V of a sequence that stay in the caches
+  int blocks_together = 1;                // blocks of rows that go over the keys together
+  int heads_together = 1;                 // key heads that decode reads together
+  bool packs_keys = false;                // a first step packs K and V for all blocks of rows
+  std::int64_t cache_resident_bytes = 0;  // K and V of a sequence that stay in the caches
   char* workspace = nullptr;
   std::int64_t workspace_offsets[10] = {};  // bytes; plan/families/cpu_regions.h has their names
 

@@ -156,7 +156,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.blocks_together = std::max(plan.block_q / block_q, 1);
   call.heads_together = plan.cpu.heads_together;
   call.packs_keys = plan.cpu.packs_keys;
-  call.near_bytes = plan.cpu.near_bytes;
+  call.cache_resident_bytes = plan.cpu.cache_resident_bytes;
   call.workspace = static_cast<char*>(options.workspace);
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) call.workspace_offsets[i] = plan.workspace_offsets[i];
   return call;

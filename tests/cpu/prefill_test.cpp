@@ -54,7 +54,7 @@ TEST_P(FarKeys, TheNextTileIsAskedForBetweenScores) {
   c.problem.heads_q = c.problem.heads_kv = 12;
   const std::int64_t bytes =
       c.problem.seq_kv * 12 * 2 * c.problem.head_dim * static_cast<std::int64_t>(size_of(c.problem.dtype));
-  EXPECT_GT(bytes, plan::cpu_near_bytes(plan::cpu_tuned_core_cache));
+  EXPECT_GT(bytes, plan::cpu_cache_resident_bytes(plan::cpu_tuned_core_cache));
   for (const Pass pass : {Pass::forward, Pass::backward}) check(c, {.pass = pass});
 }
 
@@ -63,7 +63,7 @@ TEST(ManyRows, OnLongKeys) {
   Case c;
   c.name = "many_rows";
   c.problem = {.seq_q = 130, .seq_kv = 520, .heads_q = 6, .heads_kv = 6, .head_dim = 64};
-  EXPECT_GT(c.problem.seq_kv * 6 * 2 * 64 * 4, plan::cpu_near_bytes(plan::cpu_tuned_core_cache));
+  EXPECT_GT(c.problem.seq_kv * 6 * 2 * 64 * 4, plan::cpu_cache_resident_bytes(plan::cpu_tuned_core_cache));
   for (const Pass pass : {Pass::forward, Pass::backward}) check(c, {.pass = pass});
 }
 

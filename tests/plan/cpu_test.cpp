@@ -51,7 +51,7 @@ TEST(CpuPlan, SmallerCachesOfACoreLowerTheThresholds) {
   for (const std::int64_t cache : {0, 1 << 20, 2 << 20, 256 << 10}) {
     device.core_cache_bytes = cache;
     const bool small = cache == 256 << 10;
-    EXPECT_EQ(make_plan(prefill, Pass::forward, device).cpu.near_bytes, small ? 384 << 10 : 3 << 19);
+    EXPECT_EQ(make_plan(prefill, Pass::forward, device).cpu.cache_resident_bytes, small ? 384 << 10 : 3 << 19);
     prefill.seq_kv = 600;  // 307 KB of a head
     EXPECT_EQ(make_plan(prefill, Pass::forward, device).cpu.copies_keys, small) << cache;
     EXPECT_EQ(make_plan(prefill, Pass::forward, device).block_q, 2 * 48);

@@ -34,7 +34,8 @@ struct RowPrefetch {
 
 /// Whether K and V are more than the caches keep: a prefetch of what is near costs as much as reading it.
 inline bool exceeds_cache(const Call& call) {
-  return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * size_of(call.key_element) > call.near_bytes;
+  return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * size_of(call.key_element) >
+         call.cache_resident_bytes;
 }
 
 /// The tile after the present one: prefetched bit by bit, while this one is worked on.

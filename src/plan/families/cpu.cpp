@@ -43,7 +43,7 @@ std::int64_t cpu_core_cache(const DeviceInfo& device) {
 /// Its tiles, and what the device's caches keep.
 Plan plan_of_tiles(int block_q, int block_kv, const DeviceInfo& device) {
   Plan plan{.block_q = block_q, .block_kv = block_kv};
-  plan.cpu.near_bytes = cpu_near_bytes(cpu_core_cache(device));
+  plan.cpu.cache_resident_bytes = cpu_cache_resident_bytes(cpu_core_cache(device));
   return plan;
 }
 
@@ -67,8 +67,8 @@ int decode_heads(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t key_bytes =
       problem.heads_kv * (problem.head_dim + problem.head_dim_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t rows = problem.heads_q / problem.heads_kv * problem.seq_q;
-  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes, cpu_near_bytes(cpu_core_cache(device)),
-                          side_by_side);
+  return cpu_decode_heads(rows, problem.heads_kv, problem.seq_kv, key_bytes,
+                          cpu_cache_resident_bytes(cpu_core_cache(device)), side_by_side);
 }
 
 std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }

@@ -22,15 +22,15 @@ constexpr int cpu_decode_padded(long long rows) { return static_cast<int>(rows %
 constexpr long long cpu_tuned_core_cache = 1 << 20;
 
 /// K and V of a sequence that stay in the caches.
-constexpr long long cpu_near_bytes(long long core_cache) { return core_cache / 2 * 3; }
+constexpr long long cpu_cache_resident_bytes(long long core_cache) { return core_cache / 2 * 3; }
 
 /// Key heads that cpu/decode reads together, tile by tile: all whose rows are side by side, so that memory is read in
 /// order. Where K and V of a sequence stay in the caches, or are too short to be split, threads share the heads instead.
-/// key_bytes: of K and V for one key, all heads. near_bytes: cpu_near_bytes. At least 1.
+/// key_bytes: of K and V for one key, all heads. cache_resident_bytes: cpu_cache_resident_bytes. At least 1.
 constexpr int cpu_decode_heads(long long rows, long long heads_kv, long long seq_kv, long long key_bytes,
-                               long long near_bytes, bool side_by_side) {
+                               long long cache_resident_bytes, bool side_by_side) {
   const long long most = cpu_decode_stack / (rows > 0 ? cpu_decode_padded(rows) : 1), groups = (heads_kv + most - 1) / most;
-  const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= near_bytes;
+  const bool apart = !side_by_side || seq_kv < 8 * cpu_block_kv || seq_kv * key_bytes <= cache_resident_bytes;
   return static_cast<int>(apart || groups == 0 ? 1 : (heads_kv + groups - 1) / groups);
 }
 
