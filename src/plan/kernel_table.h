@@ -67,8 +67,12 @@ std::span<const KernelEntry> kernel_table();
 /// An option of the problem that the kernel does not have at all, whatever the sizes; empty where there is none.
 std::string missing_option(const KernelEntry& entry, const Problem& problem);
 
-/// Keys of a split, where splits are fixed, and the most keys that a GPU takes so.
-constexpr std::int64_t invariant_split_keys = 512, most_invariant_keys = 1024 * invariant_split_keys;
+/// Keys of a split, where splits are fixed: the end of one costs as much as some tiles, of narrow heads more of them.
+constexpr std::int64_t invariant_split_keys(const Problem& problem) {
+  return problem.head_dim + problem.head_dim_v <= 128 ? 2048 : 1024;
+}
+/// The most keys that a GPU takes so.
+constexpr std::int64_t most_invariant_keys = 524288;
 
 /// Whether decode/sm80 is the kernel of all calls like this one, where bits are invariant, of whatever size.
 bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device);

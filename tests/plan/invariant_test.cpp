@@ -98,12 +98,13 @@ TEST(PlanInvariant, OrderOfSumsIsThatOfTheOptions) {
   EXPECT_GT(on_tensor_cores, 100);
 }
 
-TEST(PlanInvariant, SplitsAreOf512Keys) {
-  for (const std::int64_t head_dim : {64, 128, 256}) {
+TEST(PlanInvariant, SplitsFollowFromTheHeadDimension) {
+  for (const std::int64_t head_dim : {64, 72, 128, 256}) {
     Problem p{.seq_q = 1, .seq_kv = 9000, .heads_q = 8, .heads_kv = 2, .head_dim = head_dim, .dtype = Dtype::bfloat16};
     p.invariant = true;
     const Plan plan = make_plan(p, Pass::forward, gpu(90, 132, 232448));
-    EXPECT_EQ(plan::config_of<abi::ForwardConfig>(plan.launches[0])->split_tiles * plan.block_kv, 512);
+    EXPECT_EQ(plan::config_of<abi::ForwardConfig>(plan.launches[0])->split_tiles * plan.block_kv,
+              head_dim == 64 ? 2048 : 1024);
   }
 }
 

@@ -166,7 +166,8 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp = false) {
   for (int block_q = block_q_of(problem); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
     auto config = configure(problem, device, producer_warp, block_q);
-    if (config && problem.invariant) config->split_tiles = static_cast<int>(invariant_split_keys) / config->block_kv;
+    if (config && problem.invariant)
+      config->split_tiles = static_cast<int>(invariant_split_keys(problem)) / config->block_kv;
     if (config) return config;
   }
   return std::nullopt;
