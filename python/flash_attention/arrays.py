@@ -11,6 +11,11 @@ def run(tensors, options, seed, offset, return_lse):
     q, v = tensors.q, tensors.v
     library = import_module(type(q).__module__.partition(".")[0])
     check_tensors(tensors)
+    for name, array in zip(tensors._fields, tensors, strict=True):
+        if type(array).__name__ == "MaskedArray":  # the library would see what is behind its mask
+            raise TypeError(
+                f"{name}: got a masked array; mask= and key_lengths= hide keys, and numpy.ma.filled() makes an array"
+            )
     for name, scores in (("bias", tensors.bias), ("mask", tensors.mask)):
         if scores is not None and not isinstance(scores, library.ndarray):
             raise TypeError(f"{name}: expected an array of {library.__name__}, as q is, got {type(scores).__name__}")

@@ -102,6 +102,7 @@ def run(tensors, options, seed, offset, return_lse):
     for name, tensor in zip(Tensors._fields, tensors, strict=True):
         if tensor is not None and not isinstance(tensor, (jax.Array, numpy.ndarray)):
             raise TypeError(f"{name}: expected an array of JAX, as q is, got {type(tensor).__name__}")
+    _check_dtypes(tensors)
     if options.dropout_p and seed is None:
         raise ValueError("seed: got None; dropout in JAX needs a seed, a Python int")
     width = score_width(tensors, options)
@@ -119,6 +120,17 @@ def run(tensors, options, seed, offset, return_lse):
         (*static, ("seed", numpy.int64(signed(seed or 0))), ("offset", numpy.int64(signed(offset)))), *tensors
     )
     return (out, lse) if return_lse else out
+
+
+def _check_dtypes(tensors):
+    """Before anything is traced: XLA would call it an internal error when the program runs."""
+    q = tensors.q
+    if str(q.dtype) not in ("float32", "float16", "bfloat16"):
+        raise TypeError(f"q: got {q.dtype}{list(q.shape)}; allowed dtypes are float32, float16 and bfloat16")
+    for name in ("k", "v"):
+        tensor = getattr(tensors, name)
+        if tensor.dtype != q.dtype:
+            raise TypeError(f"{name}: got {tensor.dtype}{list(tensor.shape)}; expected the dtype of q, {q.dtype}")
 
 
 def _static(name, kind, value):

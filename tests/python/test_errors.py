@@ -38,6 +38,7 @@ MISTAKES = [
     (ValueError, "window: got 9223372036854775808", lambda: attention(Q, Q, Q, window=(2**63, 0))),
     (TypeError, "k: got float8_e4m3fn", lambda: attention(Q, Q.to(torch.float8_e4m3fn), Q)),
     (TypeError, "q: expected .* of dtype >f4", lambda: attention(*(ONES.astype(">f4"),) * 3)),
+    (TypeError, "k: got a masked array", lambda: attention(ONES, numpy.ma.masked_less(ONES, 0), ONES)),
     (ValueError, "qkv: got shape", lambda: flash_attn.flash_attn_qkvpacked_func(torch.stack([Q, Q], 2))),
     (ValueError, "qkv: got shape", lambda: flash_attn.flash_attn_qkvpacked_func(Q)),
     (ValueError, "kv: got shape", lambda: flash_attn.flash_attn_kvpacked_func(Q, Q)),

@@ -250,6 +250,10 @@ def test_what_is_not_differentiated_or_traced_is_refused():
         assert step(lambda q: attention(q, q, q, alibi_slopes=slopes).sum())(q).shape == q.shape
     with pytest.raises(TypeError, match="scale: expected a value that is known before anything is traced"):
         jax.jit(lambda scale: attention(q, q, q, scale=scale))(0.5)
+    with pytest.raises(TypeError, match=r"k: got bfloat16.*expected the dtype of q, float32"):
+        jax.jit(lambda k: attention(q, k, q))(q.astype("bfloat16"))
+    with pytest.raises(TypeError, match=r"q: got int32.*allowed dtypes are"):
+        attention(*(q.astype("int32"),) * 3)
     with pytest.raises(TypeError, match="window_left: expected a value that is known"):
         jax.jit(lambda left: attention(q, q, q, window=(left, 0)))(3)
 
