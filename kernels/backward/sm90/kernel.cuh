@@ -104,7 +104,7 @@ __device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& a
   using namespace backward_sm90;
   static_assert(Shape<config>::warpgroups == 2);
   run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {
-    Consumer<config>{{{args, shared, warpgroup, static_cast<int>(threadIdx.x) % wg_threads}}}.run();
+    Consumer<config>{{{{args, shared, warpgroup, static_cast<int>(threadIdx.x) % wg_threads}}}}.run();
   });
 }
 

@@ -1,0 +1,144 @@
+#pragma once
+
+// A step (query head, query tile) of a consumer warpgroup of backward/sm90 (two warpgroups):
+//
+//     S = K Q^T, dP = V dO^T                            begin_S, make_operands
+//     P = 2^(S - lse2), dS = P (dP - delta)             make_operands (scores.cuh)
+//     dV += P dO                                        make_operands
+//     dK += dS Q                                        use_dS
+
+#include "backward/sm90/epilogue.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+template <BackwardConfig config>
+struct Steps : Epilogue<config> {
+  using Base = Epilogue<config>;
+  using Base::args, Base::shared, Base::warpgroup, Base::thread, Base::type, Base::edge, Base::task;
+  using Base::leads, Base::hand_over, Base::await_all_threads, Base::fresh_thread;
+  using typename Base::Math, typename Base::S;
+
+  /// The steps of a task differ in what is seen of them.
+  static constexpr bool uneven = config.features.window_left || config.features.window_right || config.features.mask ||
+                                 S::next_sequence_rows || StepList<config>::present;
+
+  /// Statistics are read under the products before them.
+  static constexpr bool early_statistics = !S::serial_dP && !S::short_of_registers;
+
+  using Tile = typename Math::Tile;
+  struct Operands {  // P and dS of a step, as operands of products
+    typename Math::Packed P, dS;
+  };
+
+  float dK[S::width / 2], dV[S::width_v / 2];
+  typename Math::Bias bias;  // of the step whose S is on its way
+
+  __device__ __forceinline__ void await_step(unsigned step) const {
+    const PipelineState<S::stages> state(step);
+    ptx::mbarrier_wait(shared.full[state.stage], state.phase);  // Q, dO and the statistics have landed
+  }
+
+  /// The step has been waited for; now S is on its way.
+  __device__ __forceinline__ void begin_S(unsigned step, Tile& St) {
+    const PipelineState<S::stages> state(step);
+    if constexpr (S::next_sequence_rows) {
+      const int used_rows = task().sequence.len_q - shared.step[step % steps_kept].q_begin;
+      clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread, used_rows);
+      clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread, used_rows);
+    }
+    ptx::wgmma_fence();  // the registers of S have been used for other things
+    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[state.stage], ptx::registers_fresh(0));
+    this->load_bias(step, bias);
+  }
+
+  /// From S, which is on its way, to dS; then dV is on its way.
+  __device__ __forceinline__ void make_operands(unsigned step, Tile& St, Operands& operands) {
+    const PipelineState<S::stages> state(step);
+    const Step& here = shared.step[step % steps_kept];
+    const int fresh = ptx::registers_fresh(0), thread = fresh_thread(), lane = thread % 32;
+    auto& [P, dS] = operands;
+    Tile dPt;
+    const auto begin_dP = [&] {
+      ptx::wgmma_fence();  // the registers of dP have been used for other things
+      issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[state.stage], fresh);
+    };
+    const auto pair_of = [&](const float(&values)[tile_rows], int group) {
+      return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
+    };
+    // Under the products: what is known of the tile.
+    const int kv_begin = task().kv_begin + warpgroup * tile_rows;
+    const tile::Sequence sequence = fresh_sequence(task().sequence);
+    const tile::Score<config.features> score(args, sequence, here.head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
+    // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
+    const unsigned nonfinite_lanes = S::separate_dq || !edge ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
+    const Math math{score,
+                    dropout,
+                    score.unit_scale() * tile::log2_e,
+                    here.q_begin,
+                    kv_begin,
+                    16 * (thread / 32) + lane / 4,
+                    2 * (lane % 4),
+                    edge || (uneven && (here.edge >> warpgroup & 1) != 0),
+                    {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0},
+                    bias};
+    typename Math::Marks marks;
+    typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
+    if constexpr (early_statistics) {
+#pragma unroll
+      for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[state.stage], group);
+    }
+    if constexpr (!S::serial_dP) begin_dP();
+    math.mark(marks);
+    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is there; dP may still run
+    ptx::wgmma_pin(St);
+    math.probabilities(
+        St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[state.stage], i / 4); },
+        [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
+    ptx::wgmma_pin(P);
+    if constexpr (S::serial_dP) begin_dP();
+    issue_rows<type, S::width_v>(dV, P, shared.dO[state.stage], fresh);
+    if constexpr (early_statistics) {
+#pragma unroll
+      for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[state.stage], group);
+    }
+
+    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // dP is there; dV may still run
+    ptx::wgmma_pin(dPt);
+    if constexpr (S::serial_dP) ptx::wgmma_pin(P);
+    math.gradients(St, dPt, marks,
+                   [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[state.stage], i / 4); });
+    Math::pack(dPt, dS);
+    ptx::wgmma_pin(dS);
+  }
+
+  __device__ __forceinline__ void await_dV(Operands& operands) {
+    ptx::wgmma_wait<0>(), ptx::wgmma_pin(dV);
+    ptx::wgmma_pin(operands.P);
+  }
+
+  /// dK of a step, and its dS to the owner, who may have it already.
+  template <bool handed_over = false>
+  __device__ __forceinline__ void use_dS(unsigned step, Operands& operands) {
+    const PipelineState<S::stages> state(step);
+    issue_rows<type, S::width>(dK, operands.dS, shared.Q[state.stage], ptx::registers_fresh(0));
+    if constexpr (!S::separate_dq && !handed_over)
+      hand_over(operands.dS, step);  // the product is issued before its fence waits
+    await_dV(operands);              // and dK
+    ptx::wgmma_pin(dK);
+    ptx::wgmma_pin(operands.dS);
+    if (leads()) ptx::mbarrier_arrive(shared.empty[state.stage]);
+  }
+
+  /// A step of which this warpgroup sees nothing.
+  __device__ __forceinline__ void pass(unsigned step) const {
+    if constexpr (!S::separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
+    await_all_threads();                                 // no thread waits for the stage's phase any more
+    if (leads()) ptx::mbarrier_arrive(shared.empty[PipelineState<S::stages>(step).stage]);
+  }
+  __device__ __forceinline__ bool hidden(unsigned step) const {
+    return (shared.step[step % steps_kept].hidden >> warpgroup & 1) != 0;
+  }
+};
+
+}  // namespace flash_attention::backward_sm90
