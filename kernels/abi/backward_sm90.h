@@ -24,13 +24,14 @@ struct BackwardSm90Layout {
   constexpr int tiles(int count) const { return count * (chunks + chunks_v) * chunk_bytes; }
 };
 
-/// backward/sm90: K and V, the ring of Q and dO, dS for each owner, dQ before its store.
+/// backward/sm90: K and V, the ring of Q and dO (and of biases), dS for each owner, dQ before its store.
 constexpr int backward_sm90_shared_bytes(const BackwardConfig& config) {
   const BackwardSm90Layout l(config);
   const bool separate_dq = config.dq_mode == DqMode::separate_kernel;
   const int dS = separate_dq ? l.chunk_bytes : l.warpgroups * l.warpgroups * l.chunk_bytes;
   const int dQ = separate_dq ? 0 : l.warpgroups * 64 * l.width * 4;
-  return l.tiles(l.warpgroups + config.num_stages) + dS + dQ + l.tail_bytes(config.num_stages);
+  const int biases = config.bias_boxes ? config.num_stages * l.warpgroups * l.chunk_bytes : 0;
+  return l.tiles(l.warpgroups + config.num_stages) + dS + dQ + biases + l.tail_bytes(config.num_stages);
 }
 
 /// backward/sm90_wide keeps the first columns of K in registers, so many chunks, where they are many and no option that

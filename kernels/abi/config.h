@@ -110,6 +110,7 @@ struct BackwardConfig {
   bool dlse = true;       // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;
+  bool bias_boxes = false;  // sm90: TMA brings the biases of a step with its queries
 };
 
 }  // namespace flash_attention::abi

@@ -139,6 +139,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(dlse);
   MEMBER(dbias);
   MEMBER(dsink);
+  MEMBER(bias_boxes);
   return out.done();
 }
 

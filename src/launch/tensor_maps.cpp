@@ -184,6 +184,9 @@ TensorMaps backward_maps(const Problem& p, const Buffers& b) {
   maps.add(rows_map(1, k, warpgroup_rows));
   maps.add(rows_map(2, v, warpgroup_rows));
   maps.add(rows_map(3, dout, warpgroup_rows));
+  // The kernel looks at the address, too.
+  if (plan::has_backward_bias_boxes(p) && reinterpret_cast<std::uintptr_t>(b.bias) % 16 == 0)
+    maps.add(bias_map(7, p, warpgroup_rows, b.bias));
   if (!abi::forward_sm90_is_wide(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v))) return maps;
   maps.add(wide_map(4, q, abi::backward_sm90_columns_cluster));
   maps.add(wide_map(5, k, abi::backward_sm90_columns_cluster));

@@ -62,14 +62,19 @@ struct DqExchange {
     if constexpr (S::skips_first_step) owned = ptx::shuffle(work_tile().owned[warpgroup], 0);
   }
 
-  /// The biases of a step, on their way from memory; those of a later one to L2.
+  /// The biases of a step, on their way from memory; those of a later one to L2. With boxes they are there.
   __device__ __forceinline__ void load_bias(unsigned step, typename Math::Bias& bias) const {
+    if constexpr (config.bias_boxes) {
+      if (has_bias_boxes(args))
+        return Math::read_bias(bias, shared.biases[PipelineState<S::stages>(step).stage][warpgroup], fresh_thread());
+    }
     if constexpr (Math::Bias::present) {
       const Step& here = shared.step[step % steps_kept];
       const tile::Score<config.features> score(args, fresh_sequence(task().sequence), here.head_idx);
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
       bias = Math::load_bias(score, here.q_begin, kv_begin, fresh_thread());
       Math::Bias::template prefetch<tile_rows, tile_rows>(score, here.q_begin + 3 * tile_rows, kv_begin, fresh_thread());
+      if constexpr (config.bias_boxes) bias.turn();
     }
   }
 

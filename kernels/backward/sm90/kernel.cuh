@@ -66,7 +66,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::stages; ++s) {
       ptx::mbarrier_init(shared.full[s], 1);
-      ptx::mbarrier_init(shared.empty[s], S::warpgroups);
+      ptx::mbarrier_init(shared.empty[s], S::warpgroups * stage_readers<config>);
     }
     for (int w = 0; w < S::warpgroups; ++w) {
       ptx::mbarrier_init(shared.dS_empty[w], wg_threads / 32);

@@ -6,6 +6,7 @@
 // its own index, later ones come from a counter in the workspace, so that a block that was given less takes more. The
 // loading warp is ahead of the others: queries of the next task come under the last products of this one.
 
+#include "backward/sm90/bias_boxes.cuh"
 #include "backward/sm90/step_list.cuh"
 #include "backward/sm90/tile_scheduler.cuh"
 #include "ptx/fence.cuh"
@@ -205,7 +206,8 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       if constexpr (S::ordered) described.key_tile = task.kv_begin / config.block_kv;
       await_slot();
       const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
-      ptx::mbarrier_arrive_expect_tx(shared.full[state.stage], S::stage_bytes);
+      ptx::mbarrier_arrive_expect_tx(shared.full[state.stage], S::stage_bytes + bias_bytes<config>(args));
+      load_biases<config>(args, shared, state.stage, task, described);
 #pragma unroll(S::next_sequence_rows ? 1 : S::chunks)
       for (int c = 0; c < S::chunks; ++c)
         ptx::tma_load_4d(shared.Q[state.stage][c], args.maps[map_Q], shared.full[state.stage], c * chunk_dim, row, head_idx,

@@ -3,6 +3,7 @@
 // From the products S = Q K^T and dP = dO V^T of a tile, in registers, to P and dS: options, mask, dropout.
 
 #include "backward/sm90/marks.cuh"
+#include "ptx/matrix.cuh"
 #include "ptx/registers.cuh"
 #include "tile/bias_pairs.cuh"
 #include "tile/soft_cap.cuh"
@@ -42,6 +43,20 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     return result;
   }
 
+  /// The same from 64 rows of queries in shared memory (Rows::keys); they need no turn.
+  __device__ __forceinline__ static void read_bias(Bias& bias, const void* box, int thread) {
+    // Of 16 queries and a warp's 16 keys: queries 0 to 7 of the first eight keys and of the others, then queries 8 to 15.
+    const int warp = thread / 32, lane = thread % 32, query = lane % 8 + lane / 16 * 8, piece = 2 * warp + lane / 8 % 2;
+    const unsigned first = swizzled(ptx::shared_address(box), query, piece);
+#pragma unroll
+    for (int group = 0; group < tile_rows / 16; ++group) {
+      unsigned tiles[4];
+      ptx::ldmatrix_x4_trans(tiles, first + group * 16 * 128);
+#pragma unroll
+      for (int p = 0; p < 4; ++p) bias.pairs[4 * group + p] = __builtin_bit_cast(typename Bias::Pair, tiles[p]);
+    }
+  }
+
   /// Statistics of the queries of registers i and i + 1, where the queries lie along the columns.
   __device__ __forceinline__ Pair along_columns(const float (&values)[tile_rows], int i) const {
     return *reinterpret_cast<const Pair*>(&values[column + column_of(i)]);
@@ -52,7 +67,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   /// probabilities after dropout and without that slope. The marks have been made, best under the products before.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
-    bias.turn();
+    if constexpr (!config.bias_boxes) bias.turn();
     if (edge) {  // one branch for the tile, not one for each score
       weigh_tile<true, true>(S, marks, lse2, take);
     } else if (bends_little(S)) {
@@ -154,6 +169,11 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
       const tile::SoftCapped capped(dot, score.scale, score.softcap);
       if constexpr (!at_score) slope = capped.slope();
       value = capped.shortfall, factor = -score.softcap, rest = score.softcap;
+    }
+    if constexpr (Bias::present && !large_bias && !features.softcap && !features.score_program) {
+      rest = ptx::fma(bias.template at<false>(i), tile::log2_e, -lse2);  // large terms cancel first
+      if constexpr (features.alibi) rest = ptx::fma(distance(i), -tile::log2_e * score.slope, rest);
+      return ptx::fma(dot, tile::log2_e * score.scale, rest);
     }
     if constexpr (reads_scores) {
       // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.

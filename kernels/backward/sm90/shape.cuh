@@ -20,7 +20,17 @@ using namespace abi;
 
 /// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes).
 /// Heads wider than 256 have more, with boxes of few rows: all columns where they are whole chunks of 64, else 64.
-enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_dO = 3, map_rows_of_Q = 4, map_rows_of_K = 5, map_rows_of_dO = 6 };
+/// That of biases is [seq_kv, seq_q, heads or 1, batch or 1], in boxes of 64 queries and 64 keys.
+enum Map : int {
+  map_Q = 0,
+  map_K = 1,
+  map_V = 2,
+  map_dO = 3,
+  map_rows_of_Q = 4,
+  map_rows_of_K = 5,
+  map_rows_of_dO = 6,
+  map_bias = 7
+};
 
 using Region = BackwardSm90Region;
 using tile::workspace;

@@ -48,7 +48,7 @@ struct Steps : Epilogue<config> {
     }
     ptx::wgmma_fence();  // the registers of S have been used for other things
     issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[state.stage], ptx::registers_fresh(0));
-    this->load_bias(step, bias);
+    if constexpr (!config.bias_boxes) this->load_bias(step, bias);
   }
 
   /// From S, which is on its way, to dS; then dV is on its way.
@@ -89,6 +89,8 @@ struct Steps : Epilogue<config> {
       for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[state.stage], group);
     }
     if constexpr (!S::serial_dP) begin_dP();
+    if constexpr (config.bias_boxes) this->load_bias(step, math.bias);
+    release_biases<config>(shared, state.stage);
     math.mark(marks);
     ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is there; dP may still run
     ptx::wgmma_pin(St);
@@ -134,7 +136,9 @@ struct Steps : Epilogue<config> {
   __device__ __forceinline__ void pass(unsigned step) const {
     if constexpr (!S::separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
     await_all_threads();                                 // no thread waits for the stage's phase any more
-    if (leads()) ptx::mbarrier_arrive(shared.empty[PipelineState<S::stages>(step).stage]);
+    const int stage = PipelineState<S::stages>(step).stage;
+    release_biases<config>(shared, stage);
+    if (leads()) ptx::mbarrier_arrive(shared.empty[stage]);
   }
   __device__ __forceinline__ bool hidden(unsigned step) const {
     return (shared.step[step % steps_kept].hidden >> warpgroup & 1) != 0;

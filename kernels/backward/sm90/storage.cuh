@@ -7,7 +7,7 @@
 namespace flash_attention::backward_sm90 {
 
 template <BackwardConfig config>
-struct alignas(1024) SharedStorage {
+struct alignas(1024) SharedStorage : BiasTiles<config> {
   using S = Shape<config>;
   using Chunk = typename S::Element[chunk_elements];
 

@@ -25,6 +25,8 @@ int rows_of_page_box(const Problem& problem, int block_kv);
 
 /// Whether TMA brings the bias of forward/sm90, where its address allows.
 bool has_bias_boxes(const Problem& problem);
+/// The same of backward/sm90: there is room for boxes beside heads of up to 64 columns.
+bool has_backward_bias_boxes(const Problem& problem);
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
 constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch) {

@@ -179,6 +179,11 @@ LaunchConfig row_config(abi::BackwardConfig config) {
 
 }  // namespace
 
+bool has_backward_bias_boxes(const Problem& p) {
+  const bool lengths = p.packed || p.seqused_q;  // biases past the last query may be anything
+  return has_bias_boxes(p) && std::max(p.head_dim, p.head_dim_v) <= 64 && !lengths;
+}
+
 Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whole) {
   const Structure structure = choose_structure(p, device, whole);
   // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
@@ -189,7 +194,8 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                              .block_kv = structure.warpgroups * tile_rows,
                              .num_warps = structure.wide ? 12 : (structure.warpgroups + 1) * 4,
                              .num_stages = structure.stages,
-                             .dq_mode = structure.dq_mode};
+                             .dq_mode = structure.dq_mode,
+                             .bias_boxes = has_backward_bias_boxes(p)};
   const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel, direct = config.dq_mode == abi::DqMode::direct;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
@@ -249,6 +255,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
     dq.block_kv = tile_rows;
     dq.num_warps = 12;
     dq.num_stages = structure.wide ? 3 : 6;
+    dq.bias_boxes = false;
     add_launch(plan,
                {.unit = "backward/sm90/separate_dq",
                 .entry = "backward_sm90_separate_dq_kernel",

@@ -102,6 +102,19 @@ TEST(BackwardSm90Compiles, Options) {
   expect_backward_compiles(problems);
 }
 
+// A bias of 16 bits by itself: by TMA at 64, loaded in pairs at 128 beside dQ, above it in both walks.
+TEST(BackwardSm90Compiles, Biases) {
+  std::vector<Problem> problems;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const bool causal : {false, true}) {
+      if (!with_long_tail() && (dim == 256 || causal != (dim == 64))) continue;
+      problems.push_back(problem(dim, causal));
+      problems.back().bias = {.present = true, .dtype = Dtype::bfloat16, .q_stride = 1024};
+    }
+  }
+  expect_backward_compiles(problems);
+}
+
 // Options that read no memory keep the structure of plain scores: with each, and with what takes registers besides.
 TEST(BackwardSm90Compiles, LightOptions) {
   using Change = void (*)(Problem&);

@@ -1,0 +1,61 @@
+#pragma once
+
+// Biases by TMA (BackwardConfig::bias_boxes): with the queries of a step come 64 x 64 biases for each warpgroup, rows of
+// queries, which it reads by ldmatrix (ScoreMath::read_bias). Threads that load their own read half a sector of eight lines
+// with each instruction, and the cache that answers them is the memory that the products read.
+
+#include "backward/sm90/shape.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+/// Whether the address allows a map; else each thread loads its own.
+__device__ __forceinline__ bool has_bias_boxes(const AttentionArgs& args) {
+  return reinterpret_cast<unsigned long long>(args.bias.data) % 16 == 0;
+}
+
+/// What a stage has to wait for in addition.
+template <BackwardConfig config>
+__device__ __forceinline__ unsigned bias_bytes(const AttentionArgs& args) {
+  return config.bias_boxes && has_bias_boxes(args) ? Shape<config>::warpgroups * chunk_bytes : 0;
+}
+
+/// The loading warp: the biases of a step.
+template <BackwardConfig config, typename Storage, typename Task, typename Step>
+__device__ __forceinline__ void load_biases(const AttentionArgs& args, Storage& shared, int stage, const Task& task,
+                                            const Step& step) {
+  if constexpr (config.bias_boxes) {
+    if (!has_bias_boxes(args)) return;
+#pragma unroll 1
+    for (int w = 0; w < Shape<config>::warpgroups; ++w) {
+      ptx::tma_load_4d(shared.biases[stage][w], args.maps[map_bias], shared.full[stage], task.kv_begin + w * tile_rows,
+                       step.q_begin, args.bias.head_stride != 0 ? step.head_idx : 0,
+                       args.bias.batch_stride != 0 ? task.sequence.batch_idx : 0);
+    }
+  }
+}
+
+/// Arrivals of a warpgroup that free a stage: that of its first thread after the products, and those of its warps when they
+/// have read their biases.
+template <BackwardConfig config>
+constexpr int stage_readers = config.bias_boxes ? 1 + wg_threads / 32 : 1;
+
+/// A warp has read its biases of a stage, or needs none.
+template <BackwardConfig config, typename Storage>
+__device__ __forceinline__ void release_biases(Storage& shared, int stage) {
+  if constexpr (config.bias_boxes) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.empty[stage]);
+  }
+}
+
+/// Where they lie.
+template <BackwardConfig config>
+struct BiasTiles {};
+template <BackwardConfig config>
+requires(config.bias_boxes) struct BiasTiles<config> {
+  alignas(1024) unsigned short biases[Shape<config>::stages][Shape<config>::warpgroups][chunk_elements];
+};
+
+}  // namespace flash_attention::backward_sm90
