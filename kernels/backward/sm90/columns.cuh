@@ -15,7 +15,7 @@
 //
 // Y, Y' and Z come in one ring of stages of 16 KiB: 64 columns of both tiles, then all columns of some rows.
 
-#include "backward/sm90/columns_products.cuh"
+#include "backward/sm90/columns/products.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention {

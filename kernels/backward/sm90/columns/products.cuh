@@ -3,7 +3,7 @@
 // What a warpgroup of backward/sm90/columns.cuh does besides softmax: its step's scores, P or dS for both warpgroups, its
 // columns of the gradient.
 
-#include "backward/sm90/columns_storage.cuh"
+#include "backward/sm90/columns/storage.cuh"
 #include "backward/sm90/products.cuh"
 #include "backward/sm90/scores.cuh"
 
