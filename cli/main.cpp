@@ -58,11 +58,12 @@ int after_writing(int code) {
 bool asks_for_help(std::string_view word) { return word == "--help" || word == "-h" || word == "help"; }
 
 int dispatch(int count, char** texts) {
-  if (count < 2 || asks_for_help(texts[1])) {
+  const bool helps_with_verb = count > 2 && std::string_view(texts[1]) == "help";
+  if (count < 2 || (asks_for_help(texts[1]) && !helps_with_verb)) {
     print_overview(count < 2 ? stderr : stdout);
     return count < 2 ? bad_usage : ok;
   }
-  const std::string_view name = texts[1];
+  const std::string_view name = texts[helps_with_verb ? 2 : 1];
   if (name == "--version") {
     std::puts(FLASH_ATTENTION_VERSION);
     return ok;
@@ -71,7 +72,7 @@ int dispatch(int count, char** texts) {
   for (const Verb* verb : verbs) {
     names.push_back(verb->name);
     if (verb->name != name) continue;
-    if (std::any_of(texts + 2, texts + count, asks_for_help)) {
+    if (helps_with_verb || std::any_of(texts + 2, texts + count, asks_for_help)) {
       print_help(*verb);
       return ok;
     }

@@ -60,6 +60,7 @@ def test_the_emulator_works_without_a_folder_for_temporary_files(command, tmp_pa
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb(command, verb):
     text = command(verb, "--help").stdout
+    assert command("help", verb).stdout == text
     assert "Flags:" in text and ("--json" in text or verb in ("report", "generate"))
 
 
