@@ -22,17 +22,22 @@ struct DropoutWords {
   __device__ __forceinline__ static unsigned halves_exchanged(unsigned word) { return word << 16 | word >> 16; }
 };
 
+__device__ __forceinline__ void philox_round(unsigned& c0, unsigned& c1, unsigned& c2, unsigned& c3, unsigned key0,
+                                             unsigned key1) {
+  const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;  // one wide multiplication each
+  c0 = static_cast<unsigned>(product1 >> 32) ^ c1 ^ key0;
+  c1 = static_cast<unsigned>(product1);
+  c2 = static_cast<unsigned>(product0 >> 32) ^ c3 ^ key1;
+  c3 = static_cast<unsigned>(product0);
+}
+
 /// Philox4x32-7 (Salmon et al., 2011). With c1 alone different from call to call, four of its fourteen products are the
 /// same in all of them.
 __device__ __forceinline__ DropoutWords philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, unsigned key0,
                                                unsigned key1) {
 #pragma unroll
   for (int round = 0; round < 7; ++round) {
-    const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;  // one wide multiplication each
-    c0 = static_cast<unsigned>(product1 >> 32) ^ c1 ^ key0;
-    c1 = static_cast<unsigned>(product1);
-    c2 = static_cast<unsigned>(product0 >> 32) ^ c3 ^ key1;
-    c3 = static_cast<unsigned>(product0);
+    philox_round(c0, c1, c2, c3, key0, key1);
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
@@ -66,6 +71,19 @@ struct Dropout {
 
   __device__ __forceinline__ DropoutWords words(unsigned row, unsigned column) const {
     return philox(row, column, plane, offset, key0, key1);
+  }
+  /// Of this block and of the one of the next 16 keys. A round is a chain of instructions: the two go side by side.
+  __device__ __forceinline__ void words(unsigned row, unsigned column, DropoutWords (&random)[2]) const {
+    unsigned round_key0 = key0, round_key1 = key1;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) random[n] = {{row, column + 4 * n, plane, offset}};
+#pragma unroll
+    for (int round = 0; round < 7; ++round) {
+#pragma unroll
+      for (DropoutWords& r : random) philox_round(r.word[0], r.word[1], r.word[2], r.word[3], round_key0, round_key1);
+      round_key0 += 0x9E3779B9u;
+      round_key1 += 0xBB67AE85u;
+    }
   }
 
   /// 1 / (1 - p) where the word keeps its score, else 0.

@@ -327,8 +327,8 @@ PLANTS = (
     Plant(
         "forward/sm90: dropout counts the columns of a block from the wrong one on",
         "kernels/forward/sm90/scores.cuh",
-        "draw.dropout.words(draw.rows, draw.columns + i / 2);",
-        "draw.dropout.words(draw.rows, draw.columns + i / 4);",
+        "draw.dropout.words(draw.rows, draw.columns + i / 2, random);",
+        "draw.dropout.words(draw.rows, draw.columns + i / 4, random);",
         cover("forward_sm90"),
     ),
     # Strides

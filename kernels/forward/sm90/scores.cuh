@@ -210,11 +210,13 @@ struct ScoreMath : ScoreOptions<config> {
   __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
     if constexpr (features.dropout) {
 #pragma unroll
-      for (int i = 0; i < count; i += 8) {
-        const tile::DropoutWords random = draw.dropout.words(draw.rows, draw.columns + i / 2);
+      for (int i = 0; i < count; i += 16) {
+        tile::DropoutWords random[2];
+        draw.dropout.words(draw.rows, draw.columns + i / 2, random);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          S[i + e] = random.at(row_of(e), e / 4, e % 2) >= draw.dropout.threshold ? S[i + e] * lift : 0.0f;
+        for (int e = 0; e < 16; ++e) {
+          const unsigned word = random[e / 8].at(row_of(e), e / 4 % 2, e % 2);
+          S[i + e] = word >= draw.dropout.threshold ? S[i + e] * lift : 0.0f;
         }
       }
     }
