@@ -39,18 +39,22 @@ TEST(Sm90Small, EachWarpgroupHasAnSmWhereThereAreEnough) {
 TEST(Sm90Small, TwoBlocksShareAnSmBeforeThreeWarpgroupsDo) {
   for (const auto& [seq, heads] : {std::pair{577, 16}, std::pair{1024, 12}})
     expect_tile(planned(1, seq, heads, 64, false), 64, 128, 2);
-  expect_tile(planned(1, 2048, 32, 64, false), 192, 128, 2);
+  expect_tile(planned(1, 2048, 12, 64, false), 192, 128, 2);  // 132 tiles
+  expect_tile(planned(1, 4096, 8, 64, false), 128, 128, 4);   // 256 tiles in two rounds, of 192 rows it would be 176
+  expect_tile(planned(4, 577, 16, 64, false), 192, 128, 2);
 }
 
 TEST(Sm90Small, ShortSequencesHaveSmallTiles) {
   expect_tile(planned(64, 77, 12, 64, true), 64, 64, 2);
   expect_tile(planned(16, 77, 16, 64, false), 128, 64, 4);
+  expect_tile(planned(64, 77, 16, 64, false), 64, 64, 2);
   expect_tile(planned(4, 128, 32, 128, false), 64, 64, 2);
-  expect_tile(planned(64, 128, 32, 128, false), 128, 128, 2);
+  expect_tile(planned(64, 128, 32, 128, false), 128, 64, 2);
 }
 
 TEST(Sm90Small, PairsAreForTilesThatWait) {
   EXPECT_FALSE(planned(1, 1024, 16, 128, true).config.pair_tiles);  // 128 tiles
+  EXPECT_TRUE(planned(1, 2048, 8, 64, true).config.pair_tiles);     // 256 tiles: neighbours are on one SM, and as long
   EXPECT_FALSE(planned(64, 77, 12, 64, true).config.pair_tiles);    // two of a head, the second short
   EXPECT_TRUE(planned(64, 128, 12, 64, true).config.pair_tiles);    // every other block would have all the long ones
   const Planned one_each = planned(1, 2048, 16, 64, true);

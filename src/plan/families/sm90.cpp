@@ -196,13 +196,14 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   const bool unknown = abi::forward_sm90_has_mask_words(config);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
-  // Tiles that all run at once need no order, and where the second of two is short blocks take them in turn. A program is
-  // not worth another compilation.
-  const bool at_once = all_tiles * cluster <= blocks_per_sm * sms && p.program.empty();
-  const bool in_turn = row_tiles == 2 && p.seq_q % tile.block_q != 0 && p.program.empty();
-  const bool dynamic_scheduler = unknown || (uneven && tile.block_q == 192 && !at_once && all_tiles <= 200 * sms);
+  // No pairs where each tile has an SM, and of two row tiles where all run at once, or where the second is short and blocks
+  // take them in turn. A program is not worth another compilation.
+  const bool apart = all_tiles * cluster <= sms && p.program.empty();
+  const bool two =
+      row_tiles == 2 && p.program.empty() && (all_tiles * cluster <= blocks_per_sm * sms || p.seq_q % tile.block_q != 0);
+  const bool dynamic_scheduler = unknown || (uneven && tile.block_q == 192 && !apart && all_tiles <= 200 * sms);
   config.dynamic_scheduler = dynamic_scheduler;
-  config.pair_tiles = uneven && !dynamic_scheduler && !at_once && !in_turn;
+  config.pair_tiles = uneven && !dynamic_scheduler && !apart && !two;
   add_bias_stages(p, config);
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);

@@ -24,17 +24,23 @@ std::int64_t count_row_tiles(const Problem& p, int block_q) {
 /// would be idle. docs/lab/forward_sm90.md, "Small problems", has the measurements (H200).
 std::optional<Sm90Tile> choose_small_tile(const Problem& p, std::int64_t dim, std::int64_t sms) {
   const bool causal = p.window_right >= 0;
-  const std::int64_t tiles = count_row_tiles(p, 64);
+  const std::int64_t tiles = count_row_tiles(p, 64), larger_tiles = count_row_tiles(p, 128);
+  if (p.seq_q <= 128 && p.seq_kv < 512) {
+    if (dim > 64) return !causal && tiles <= 2 * sms ? Sm90Tile{64, 64} : Sm90Tile{128, 64};
+    return !causal && larger_tiles <= 2 * sms ? Sm90Tile{128, 64, 4} : Sm90Tile{64, 64};
+  }
   if (p.seq_q < 512) {
-    const bool few_keys = p.seq_kv < 512;
-    if (dim > 64) return few_keys && tiles <= 2 * sms ? std::optional<Sm90Tile>({64, 64}) : std::nullopt;
-    if (p.seq_q > 128 || (few_keys && causal)) return Sm90Tile{64, 64};
-    return few_keys ? std::optional<Sm90Tile>({128, 64, 4}) : std::nullopt;
+    if (dim <= 64 && p.seq_q > 128) return Sm90Tile{64, 64};
+    return dim > 64 && p.seq_kv < 512 && tiles <= 2 * sms ? std::optional<Sm90Tile>({64, 64}) : std::nullopt;
   }
   if (tiles <= sms) return dim <= 64 ? Sm90Tile{64, 128, 4} : Sm90Tile{64, 64, 4};  // an SM for each warpgroup
-  if (dim > 64) return std::nullopt;
-  if (tiles <= 2 * sms && !causal) return Sm90Tile{64, 128};
-  if (causal && p.seq_q > 1024 && count_row_tiles(p, 128) <= 2 * sms) return Sm90Tile{128, 128, 4};  // a pair for each SM
+  if (dim > 64) return causal && larger_tiles <= sms ? std::optional<Sm90Tile>({128, 64, 4}) : std::nullopt;
+  if (tiles <= 2 * sms) return Sm90Tile{64, 128, causal ? 4 : 2};  // two to an SM, or a pair for each
+  if (causal) return p.seq_q > 1024 && larger_tiles <= 4 * sms ? std::optional<Sm90Tile>({128, 128, 4}) : std::nullopt;
+  // Two warpgroups take three quarters of the time of three.
+  const auto rounds = [&](std::int64_t count) { return (count + sms - 1) / sms; };
+  const std::int64_t largest_tiles = count_row_tiles(p, 192);
+  if (largest_tiles <= 4 * sms && 3 * rounds(larger_tiles) < 4 * rounds(largest_tiles)) return Sm90Tile{128, 128, 4};
   return std::nullopt;
 }
 
@@ -64,10 +70,11 @@ Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
   if (one_bend && dim <= 64 && !lengths && !masked && p.window_left < 0 && p.seq_q >= 2048)
     return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
+  if (p.window_left >= 0 && options == 0 && !lengths && !masked && p.seq_q >= 2048) return {192, 128, 4};
   if (options == 0 && !lengths && !masked && p.window_left < 0) {
-    if (const std::optional<Sm90Tile> small = choose_small_tile(p, dim, device.num_sms)) return *small;
+    if (const std::optional<Sm90Tile> small = choose_small_tile(p, dim, std::max(device.num_sms, 1))) return *small;
     if (dim <= 64 && p.seq_q > 128)
-      return windowed && p.seq_q <= 1024 ? Sm90Tile{64, 64} : Sm90Tile{192, 128, windowed ? 4 : 2};
+      return windowed && p.seq_q <= 1024 ? Sm90Tile{64, 64, 3} : Sm90Tile{192, 128, windowed ? 4 : 2};
     if (windowed && p.seq_q <= 1024 && p.seq_q > 128) return {128, 64, 4};
   }
   return {128, 128, dim <= 64 ? 4 : 2};
