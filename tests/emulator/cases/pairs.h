@@ -30,8 +30,9 @@ inline WrapperCases pair_cases() {
       const std::uint32_t code = 2 * i + n, magnitude = code & 0x7f, exponent = magnitude >> 3, fraction = magnitude & 7;
       const double value =
           exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, static_cast<int>(exponent) - 10);
-      const std::uint32_t bits = magnitude == 0x7f ? 0x7fff : fp16_bits(static_cast<float>(value));
-      pair |= (bits | (code & 0x80) << 8) << 16 * n;
+      const std::uint32_t bits =
+          magnitude == 0x7f ? 0x7fff : fp16_bits(static_cast<float>(value)) | (code & 0x80) << 8;  // no NaN has a sign
+      pair |= bits << 16 * n;
     }
     converted.push_back(pair);
     const auto low = static_cast<float>(small(static_cast<int>(i))), high = static_cast<float>(i) / 8;

@@ -21,8 +21,9 @@ inline unsigned e4m3_to_half_pair(unsigned short pair) {
     const unsigned code = pair >> 8 * i & 0xffu, magnitude = code & 0x7fu;
     const float value = magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f
                                       : __builtin_bit_cast(float, (magnitude << 20) + (120u << 23));
-    const unsigned bits = magnitude == 0x7fu ? 0x7fffu : from_float<half>(value).bits;
-    result |= (bits | (code & 0x80u) << 8) << 16 * i;
+    // The GPU's NaN has no sign (seen on an H200).
+    const unsigned bits = magnitude == 0x7fu ? 0x7fffu : from_float<half>(value).bits | (code & 0x80u) << 8;
+    result |= bits << 16 * i;
   }
   return result;
 }
