@@ -15,9 +15,9 @@ namespace flash_attention::backward_sm90 {
 template <BackwardConfig config>
 struct Consumer : Steps<config> {
   using Base = Steps<config>;
-  using Base::await_step, Base::begin_S, Base::make_operands, Base::await_dV, Base::use_dS, Base::hidden, Base::pass;
-  using Base::dK, Base::dV, Base::shared, Base::warpgroup, Base::type, Base::work_tile_idx, Base::first_step;
-  using Base::end_step, Base::work_tile, Base::owner_of, Base::hand_over, Base::make_dQ, Base::release_keys, Base::leads;
+  using Base::await_step, Base::begin_S, Base::make_operands, Base::use_dS, Base::hidden, Base::pass;
+  using Base::dK, Base::dV, Base::shared, Base::warpgroup, Base::work_tile_idx, Base::first_step;
+  using Base::end_step, Base::work_tile, Base::owner_of, Base::hand_over, Base::make_dQ, Base::release_keys;
   using typename Base::Operands, typename Base::S, typename Base::Tile;
 
   __device__ __forceinline__ void run() {
@@ -33,9 +33,10 @@ struct Consumer : Steps<config> {
   }
 
   /// A step by itself.
+  template <bool may_pass>
   __device__ __forceinline__ void walk_step(unsigned step) {
     await_step(step);
-    if (hidden(step)) return pass(step);
+    if (may_pass && hidden(step)) return pass(step);
     Tile St;
     Operands operands;
     begin_S(step, St);
@@ -43,74 +44,47 @@ struct Consumer : Steps<config> {
     use_dS(step, operands);
   }
 
-  /// All steps, in pairs: one that this warpgroup owns, and the one after it. The loop's edge lies where the fewest numbers
-  /// live and no product runs: dS of an owned step has been handed over, dK has not begun. What comes before the first such
-  /// step goes the same way: the code of a step is long to compile, and to load.
-  __device__ __forceinline__ void walk_pairs() {
-    if (first_step == end_step) return;
-    unsigned step = first_step;  // the one after the owned one
-    bool pending = false;        // there is an owned one
-    Operands operands{};
-#pragma unroll 1
-    for (;;) {
-      step = ptx::shuffle(step, 0);  // known to be the same in a warp
-      if (S::skips_first_step && !pending && owner_of(step) != warpgroup) {
-        await_step(step);
-        if (hidden(step)) {
-          pass(step);
-          if (++step == end_step) return;
-          continue;
-        }
-      }
+  /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge lies where the
+  /// fewest numbers live and no product runs: dS of a step has been handed over, dK has not begun.
+  __device__ __forceinline__ void walk_pairs(unsigned step) {
+    if (step == end_step) return;
+    Operands operands;
+    {
       Tile St;
-      begin_second(step, pending, St, operands);
+      await_step(step);
+      begin_S(step, St);
       make_operands(step, St, operands);
-      if (!pending) {
-        if (owner_of(step) == warpgroup) {
-          hand_over(operands.dS, step);
-          await_dV(operands);
-          pending = true;
-        } else {
-          use_dS(step, operands);
-          operands = {};
-        }
-        if (++step == end_step) break;
-        continue;
-      }
-      use_dS(step, operands);
-      if (step + 1 == end_step) return make_dQ(step - 1);
-      Tile next_St;  // another array: a product that does not accumulate counts as one that reads
-      const auto begin_next = [&] { await_step(step + 1), begin_S(step + 1, next_St); };
+      hand_over(operands.dS, step);
+      this->template await_dV<0>(operands);
+    }
+    const auto second_step = [&] {
+      Tile St;
+      this->template use_dS<true, true>(step, operands, [&] { await_step(step + 1), begin_S(step + 1, St); });
+      Operands operands;
+      make_operands(step + 1, St, operands);
+      use_dS(step + 1, operands);
+    };
+#pragma unroll 1
+    for (; step + 2 < end_step; step += 2) {
+      second_step();
+      Tile St;
+      const auto begin_next = [&] { await_step(step + 2), begin_S(step + 2, St); };
       if constexpr (S::skips_first_step) {  // while dQ is staged; without a mask that loses: warpgroups stay in step
-        make_dQ(step - 1, begin_next);
+        make_dQ(step, begin_next);
       } else {
-        make_dQ(step - 1);
+        make_dQ(step);
         begin_next();
       }
-      make_operands(step + 1, next_St, operands);
-      hand_over(operands.dS, step + 1);
-      await_dV(operands);
-      step += 2;
-      if (step == end_step) break;
+      make_operands(step + 2, St, operands);
+      hand_over(operands.dS, step + 2);
+      this->template await_dV<0>(operands);
     }
-    if (pending) this->template use_dS<true>(step - 1, operands);
-  }
-
-  /// dK of the owned step before, if there is one, and S of this one under it.
-  __device__ __forceinline__ void begin_second(unsigned step, bool pending, Tile& St, Operands& operands) {
-    const int stage = PipelineState<S::stages>(step - 1).stage;
-    if constexpr (S::skips_first_step && !config.key_sums) {
-      if (pending) issue_rows<type, S::width>(dK, operands.dS, shared.Q[stage], ptx::registers_fresh(0));
-    } else {  // no register for the branch: without such a step dK += 0 K, which is finite (zero_nonfinite_keys)
-      const void* const rows = pending ? static_cast<const void*>(shared.Q[stage]) : shared.K[warpgroup];
-      issue_rows<type, S::width>(dK, operands.dS, rows, ptx::registers_fresh(0));
+    if (step + 1 != end_step) {
+      second_step();
+      make_dQ(step);
+    } else {
+      this->template use_dS<true>(step, operands);
     }
-    await_step(step);
-    begin_S(step, St);
-    ptx::wgmma_wait<1>();  // dK is done
-    ptx::wgmma_pin(dK);
-    ptx::wgmma_pin(operands.dS);
-    if (pending && leads()) ptx::mbarrier_arrive(shared.empty[stage]);
   }
 
   __device__ __forceinline__ void run_task() {
@@ -118,12 +92,14 @@ struct Consumer : Steps<config> {
     if constexpr (!S::separate_dq) this->zero_nonfinite_keys();
     this->begin_task();
     const auto owns = [&](unsigned step) { return !S::separate_dq && owner_of(step) == warpgroup; };
+    unsigned step = first_step;
     if constexpr (S::software_pipelined) {
-      walk_pairs();
+      if (step != end_step && owns(step - 1)) walk_step<S::skips_first_step>(step++);
+      walk_pairs(step);
     } else {
 #pragma unroll 1
-      for (unsigned step = first_step; step != end_step; ++step) {
-        walk_step(step);
+      for (; step != end_step; ++step) {
+        walk_step<true>(step);
         if constexpr (!S::separate_dq) {
           if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is there by now
         }

@@ -135,12 +135,15 @@ struct DqExchange {
   /// dS^T in registers (keys along the rows) to dS in shared memory (queries along the rows).
   __device__ __forceinline__ void store_dS(const typename Math::Packed& dS, int owner) const {
     const int lane = thread % 32, warp = thread / 32;
-    // The swizzle is the same in all groups of 8 rows: one address, and offsets that an instruction holds.
-    char* const first = reinterpret_cast<char*>(shared.dS[owner][warpgroup]) +
-                        swizzled(0, (lane & 7) + 8 * (lane >> 4), 2 * warp + (lane >> 3 & 1));
+    const unsigned chunk = ptx::shared_address(shared.dS[owner][warpgroup]);
+    const char* base = reinterpret_cast<const char*>(shared.dS[owner][warpgroup]);
 #pragma unroll
-    for (int step = 0; step < tile_rows / 16; ++step)
-      ptx::stmatrix_x4_trans(first + step * 16 * 128, dS[step][0], dS[step][1], dS[step][2], dS[step][3]);
+    for (int step = 0; step < tile_rows / 16; ++step) {
+      const int q = 16 * step + (lane & 7) + 8 * (lane >> 4);
+      const unsigned address = swizzled(chunk, q, 2 * warp + (lane >> 3 & 1));
+      ptx::stmatrix_x4_trans(const_cast<char*>(base + (address - chunk)), dS[step][0], dS[step][1], dS[step][2],
+                             dS[step][3]);
+    }
   }
 
   /// The warpgroup that makes dQ of a step.

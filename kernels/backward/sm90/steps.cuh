@@ -114,19 +114,26 @@ struct Steps : Epilogue<config> {
     ptx::wgmma_pin(dS);
   }
 
+  template <int pending>
   __device__ __forceinline__ void await_dV(Operands& operands) {
-    ptx::wgmma_wait<0>(), ptx::wgmma_pin(dV);
+    ptx::wgmma_wait<pending>(), ptx::wgmma_pin(dV);
     ptx::wgmma_pin(operands.P);
   }
 
-  /// dK of a step, and its dS to the owner, who may have it already.
-  template <bool handed_over = false>
-  __device__ __forceinline__ void use_dS(unsigned step, Operands& operands) {
+  /// dK of a step, and its dS to the owner, who may have it already. begin_next() is called when dV is done and dK runs.
+  template <bool handed_over = false, bool begins = false, typename BeginNext = Nothing>
+  __device__ __forceinline__ void use_dS(unsigned step, Operands& operands, BeginNext begin_next = {}) {
     const PipelineState<S::stages> state(step);
     issue_rows<type, S::width>(dK, operands.dS, shared.Q[state.stage], ptx::registers_fresh(0));
     if constexpr (!S::separate_dq && !handed_over)
       hand_over(operands.dS, step);  // the product is issued before its fence waits
-    await_dV(operands);              // and dK
+    if constexpr (begins) {
+      await_dV<1>(operands);
+      begin_next();
+      ptx::wgmma_wait<1>();  // dK is done
+    } else {
+      await_dV<0>(operands);  // and dK
+    }
     ptx::wgmma_pin(dK);
     ptx::wgmma_pin(operands.dS);
     if (leads()) ptx::mbarrier_arrive(shared.empty[state.stage]);
