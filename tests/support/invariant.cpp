@@ -130,10 +130,11 @@ RowBits rows_of(const Problem& options, const Asked& asked, Device device) {
       }
     }
     for (std::int64_t j = 0; j < part.keys; ++j) {
-      for (std::int64_t x = 0; x < p.heads_kv * p.head_dim; ++x) {
-        const std::int64_t head = x / p.head_dim, column = x % p.head_dim, row = layout.key_row(b, j) * p.heads_kv + head;
-        k.set(row * p.head_dim + column, element_at(1, part.sequence, head, j, column));
-        v.set(row * p.head_dim_v + column, element_at(2, part.sequence, head, j, column));
+      for (std::int64_t head = 0; head < p.heads_kv; ++head) {
+        const std::int64_t row = layout.key_row(b, j) * p.heads_kv + head;
+        for (std::int64_t c = 0; c < p.head_dim; ++c) k.set(row * p.head_dim + c, element_at(1, part.sequence, head, j, c));
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c)
+          v.set(row * p.head_dim_v + c, element_at(2, part.sequence, head, j, c));
       }
     }
   }

@@ -19,6 +19,13 @@ TEST(Invariant, EmulatedWindow) {
   expect_invariant(p, 2075, emulator_device);
 }
 
+/// Values of two panels, wider than the keys.
+TEST(Invariant, EmulatedWideValues) {
+  Problem p = invariant_problem(Dtype::bfloat16);
+  p.head_dim_v = 72;
+  expect_invariant(p, 300, emulator_device);
+}
+
 /// Large scores: what rows of the same tile see besides must not touch a row by so much as the rounding of its maximum.
 TEST(Invariant, EmulatedLargeScores) {
   Problem p = invariant_problem(Dtype::bfloat16);
