@@ -10,6 +10,11 @@ namespace flash_attention::ptx {
 __device__ __forceinline__ void await_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /// griddepcontrol.launch_dependents: the next launch may begin, as far as there is room, when every block has come here.
-__device__ __forceinline__ void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// Before sm_90 no launch begins early.
+__device__ __forceinline__ void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 }  // namespace flash_attention::ptx
