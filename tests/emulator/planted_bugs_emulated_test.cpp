@@ -107,7 +107,7 @@ std::vector<Bug> bugs() {
       {"cluster_peer_read_too_early", "cluster_load", "+ thread;\n  ptx::cluster_arrive();\n  ptx::cluster_wait();",
        "+ thread;", ""},
       {"cluster_peer_read_after_its_end", "cluster_load",
-       "+ rank * 10000;\n  ptx::cluster_arrive();\n  ptx::cluster_wait();", "+ rank * 10000;",
+       "+ rank * 10000;\n  ptx::cluster_arrive_relaxed();\n  ptx::cluster_wait();", "+ rank * 10000;",
        "has ended, its shared memory is gone"},
       {"cluster_word_read_before_the_other_block_came", "cluster_words", "ptx::cluster_mbarrier_wait(shared.met, 0);", "",
        ""},
