@@ -38,6 +38,18 @@ std::vector<Case> telling_cases() {
 
 INSTANTIATE_TEST_SUITE_P(Cases, ForwardSm90Fp8, ::testing::ValuesIn(telling_cases()), case_name);
 
+using Codes = std::vector<std::uint8_t>;
+
+std::vector<std::uint16_t> attend(const Problem& p, const Codes& q, const Codes& k, const Codes& v) {
+  std::vector<std::uint16_t> out(q.size());
+  Options options{.device = hopper_for_fp8, .kernel = fp8_kernel};
+  std::vector<std::byte> workspace(workspace_bytes(p, Pass::forward, options) + 256);
+  options.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 255) / 256 * 256);
+  options.workspace_bytes = workspace.size() - 256;
+  forward(p, {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data()}, options);
+  return out;
+}
+
 /// A probability of 1 is not rounded: with one key a row is its value, which is a code.
 TEST(ForwardSm90Fp8Accuracy, ARowOfOneKeyIsThatKey) {
   Problem p{.seq_q = 70, .seq_kv = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .dtype = Dtype::bfloat16};
@@ -46,12 +58,7 @@ TEST(ForwardSm90Fp8Accuracy, ARowOfOneKeyIsThatKey) {
   for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<std::uint8_t>(0x30 + i % 13 + (i % 2) * 0x80);
   for (std::size_t i = 0; i < k.size(); ++i)
     k[i] = static_cast<std::uint8_t>(0x28 + i % 11), v[i] = static_cast<std::uint8_t>(i % 0x7f);
-  std::vector<std::uint16_t> out(q.size());
-  Options options{.device = hopper_for_fp8, .kernel = fp8_kernel};
-  std::vector<std::byte> workspace(workspace_bytes(p, Pass::forward, options) + 256);
-  options.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 255) / 256 * 256);
-  options.workspace_bytes = workspace.size() - 256;
-  forward(p, {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data()}, options);
+  const std::vector<std::uint16_t> out = attend(p, q, k, v);
   for (std::size_t i = 0; i < out.size(); ++i) {
     const double got = from_bfloat16(out[i]), want = from_code(Dtype::float8_e4m3, v[i % 128]);
     ASSERT_EQ(got, want) << "element " << i;
@@ -70,12 +77,7 @@ TEST(ForwardSm90Fp8Accuracy, ARepairedRowOfOneKeyIsThatKey) {
     k[i] = static_cast<std::uint8_t>(i % 2 == 0 ? 0x7e : 0x40);
     v[i] = static_cast<std::uint8_t>(i / dim == 5 ? 0x7f : 0x20 + i % 0x41);
   }
-  std::vector<std::uint16_t> out(q.size());
-  Options options{.device = hopper_for_fp8, .kernel = fp8_kernel};
-  std::vector<std::byte> workspace(workspace_bytes(p, Pass::forward, options) + 256);
-  options.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 255) / 256 * 256);
-  options.workspace_bytes = workspace.size() - 256;
-  forward(p, {.q = q.data(), .k = k.data(), .v = v.data(), .out = out.data()}, options);
+  const std::vector<std::uint16_t> out = attend(p, q, k, v);
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (i / dim == 5) continue;
     ASSERT_EQ(from_bfloat16(out[i]), from_code(Dtype::float8_e4m3, v[i])) << "element " << i;
