@@ -1,12 +1,12 @@
 #pragma once
 
-#include "tile/careful.cuh"
 #include "tile/dropout.cuh"
 #include "tile/score.cuh"
+#include "tile/warp_row.cuh"
 #include "tile/workspace.cuh"
 
 // Gradients of single rows by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in
-// a tensor-core product (tile/careful.cuh).
+// a tensor-core product (tile/warp_row.cuh).
 
 namespace flash_attention {
 
@@ -14,7 +14,7 @@ using namespace abi;
 
 /// One query head.
 template <BackwardConfig config>
-struct CarefulHead {
+struct RepairHead {
   static constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
   tile::Rows<const Element> Q, dO;
@@ -25,8 +25,8 @@ struct CarefulHead {
   float delta_scale;  // of what is stored
 
   /// row_delta: of the sequence's first row.
-  __device__ __forceinline__ CarefulHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
-                                         const float* row_delta, float scale_of_delta = 1)
+  __device__ __forceinline__ RepairHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
+                                        const float* row_delta, float scale_of_delta = 1)
       : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
         dO(tile::query_rows<const Element, features>(args.dO, sequence, head_idx)),
         score(args, sequence, head_idx),
@@ -41,13 +41,13 @@ struct CarefulHead {
                                                 float& p, float& ds) const {
     if (lse[i] < tile::lowest_lse) return false;
     float slope;
-    const float capped = score.capped(tile::careful_dot<config.head_dim>(Q.row(i), K_row, lane), slope);
+    const float capped = score.capped(tile::warp_dot<config.head_dim>(Q.row(i), K_row, lane), slope);
     const float whole = score.programmed(capped + score.added(i, j), i, j, slope);
     if (features.score_program && whole == -tile::infinity) return false;  // hidden, whatever the lse is
     p = tile::exp(whole - lse[i]);
     float dp = 0, factor = 1;
     if constexpr (features.dropout) factor = dropout.keeps(i, j) ? dropout.keep_scale : 0;
-    if (factor != 0) dp = factor * tile::careful_dot<config.head_dim_v>(dO.row(i), V_row, lane);
+    if (factor != 0) dp = factor * tile::warp_dot<config.head_dim_v>(dO.row(i), V_row, lane);
     ds = p * (dp - delta[i] * delta_scale) * slope;
     p *= factor;
     return true;
@@ -72,12 +72,12 @@ __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile
   const int lane = threadIdx.x % 32;
   const Element* K_row = tile::key_rows<const Element, features>(args.K, sequence, kv_head_idx).row(j);
   const Element* V_row = tile::key_rows<const Element, features>(args.V, sequence, kv_head_idx).row(j);
-  tile::CarefulRow<config.head_dim> dK;
-  tile::CarefulRow<config.head_dim_v> dV;
+  tile::WarpRow<config.head_dim> dK;
+  tile::WarpRow<config.head_dim_v> dV;
   bool done = false;  // all NaN: more rows change nothing
 #pragma unroll 1
   for (int head_idx = kv_head_idx * args.group; head_idx < (kv_head_idx + 1) * args.group && !done; ++head_idx) {
-    const CarefulHead<config> head(args, sequence, head_idx, delta_of(head_idx), delta_scale);
+    const RepairHead<config> head(args, sequence, head_idx, delta_of(head_idx), delta_scale);
     const tile::TileRange queries = head.score.template query_tiles<1, 1>(j);
 #pragma unroll 1
     for (int i = queries.begin; i < queries.end && !done; ++i) {
@@ -99,10 +99,10 @@ __device__ __forceinline__ void repair_query(const AttentionArgs& args, const ti
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
   const int lane = threadIdx.x % 32;
-  const CarefulHead<config> head(args, sequence, head_idx, delta_like_lse<config>(args, sequence, head_idx));
+  const RepairHead<config> head(args, sequence, head_idx, delta_like_lse<config>(args, sequence, head_idx));
   const auto K = tile::key_rows<const Element, features>(args.K, sequence, head_idx / args.group);
   const auto V = tile::key_rows<const Element, features>(args.V, sequence, head_idx / args.group);
-  tile::CarefulRow<config.head_dim> dQ;
+  tile::WarpRow<config.head_dim> dQ;
 #pragma unroll 1
   for (int j = kv_begin; j < tile::min(kv_end, sequence.visible_kv); ++j) {
     float p, ds;

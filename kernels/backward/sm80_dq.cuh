@@ -79,7 +79,7 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
   const auto to =
       tile::query_rows<typename Shape::Element, config.features>(args.dQ, sequence, block.head_idx).from(q_begin);
   tile::store_tile<Shape::threads, config.head_dim, config.block_q, QTile>(dQ_smem, 0, to, thread);
-  if constexpr (Shape::careful) repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
+  if constexpr (Shape::repairs_rows) repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
 }
 
 /// A block takes block_q queries of one head, a warp 16 of them; dS goes from one product into the next in registers.
@@ -206,7 +206,7 @@ __device__ __forceinline__ void backward_sm80_dq(const AttentionArgs& args) {
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.differentiate_tiles(score, tiles);
   if (kernel.finish()) storage.repair.set(true);
-  if constexpr (Kernel::careful) {
+  if constexpr (Kernel::repairs_rows) {
     __syncthreads();  // the flag has its final value
     repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
   }

@@ -55,13 +55,13 @@ struct BackwardSm80Epilogue : BackwardSm80Shape<config> {
     __syncthreads();  // every warp is done with K and V, and the flag is down
     const bool K_fails = put<KTile, dK_pairs>(dK, K_smem, args.scale, dim / 16);
     const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, features.dropout ? args.keep_scale : 1, dim_v / 16);
-    if (Shape::careful && (K_fails || V_fails)) storage.repair.set(true);
+    if (Shape::repairs_rows && (K_fails || V_fails)) storage.repair.set(true);
     __syncthreads();  // dK, dV and the flag are in shared memory
     const auto dK_rows = tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).from(kv_begin);
     const auto dV_rows = tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx).from(kv_begin);
     tile::store_tile<threads, config.head_dim, block_kv, KTile>(K_smem, 0, dK_rows, thread);
     tile::store_tile<threads, config.head_dim_v, block_kv, VTile>(V_smem, 0, dV_rows, thread);
-    if constexpr (Shape::careful) {
+    if constexpr (Shape::repairs_rows) {
       if (storage.repair.up()) {
         ptx::path<Shape::split ? "backward/tf32 repaired keys" : "backward/sm80 repaired keys">();
         __syncthreads();  // the stores above come before those of the repair

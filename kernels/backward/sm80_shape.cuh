@@ -33,7 +33,7 @@ struct BackwardSm80Shape {
   static constexpr bool split = type == Type::float32;
   // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are done again. So are those that
   // see an Inf in two parts.
-  static constexpr bool careful = tile::Score<features>::hides || features.dropout || split;
+  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
   using Element = ptx::Element<type>;
   static_assert(block_q % 32 == 0 && block_kv % 32 == 0);
   static_assert(config.num_warps % warps_q == 0 && config.num_warps % warps_kv == 0);

@@ -16,7 +16,7 @@ namespace flash_attention::decode {
 template <ForwardConfig config>
 struct ClusterMerge : MergeParts<config> {
   using Base = MergeParts<config>;
-  using Base::features, Base::warp, Base::lane, Base::warps, Base::careful;
+  using Base::features, Base::warp, Base::lane, Base::warps, Base::repairs_rows;
   using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::output, Base::repair;
   using typename Base::Row;
 
@@ -42,7 +42,7 @@ struct ClusterMerge : MergeParts<config> {
     ptx::cluster_arrive();
     ptx::cluster_wait();  // all parts are there
     constexpr int chunks = tile::ceil_div(config.head_dim_v, 32);
-    constexpr int row_units = careful ? 1 : chunks;  // a row that may have to be repaired belongs to one warp
+    constexpr int row_units = repairs_rows ? 1 : chunks;  // a row that may have to be repaired belongs to one warp
     const int rank = static_cast<int>(blockIdx.x) % blocks;
     const auto address = [&](int x, int offset) { return ptx::cluster_address(part + offset, static_cast<unsigned>(x)); };
 #pragma unroll 1
@@ -88,7 +88,7 @@ struct ClusterMerge : MergeParts<config> {
         if (column < config.head_dim_v && lane % 2 == 0)
           ptx::store_global(reinterpret_cast<unsigned*>(output(place) + column), ptx::pack<features.dtype>(value, next));
       }
-      if constexpr (careful) {
+      if constexpr (repairs_rows) {
         if (ptx::any(check != check)) repair(place, lse);
       }
     }

@@ -16,7 +16,7 @@ namespace flash_attention::decode {
 template <ForwardConfig config>
 struct Finish : ClusterMerge<config> {
   using Base = ClusterMerge<config>;
-  using Base::features, Base::layout, Base::warps, Base::columns, Base::dim_v, Base::narrow, Base::careful;
+  using Base::features, Base::layout, Base::warps, Base::columns, Base::dim_v, Base::narrow, Base::repairs_rows;
   using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::repair, Base::merge,
       Base::in_cluster, Base::merge_in_cluster;
   using Base::storage, Base::item, Base::thread, Base::lane, Base::warp;
@@ -142,7 +142,7 @@ struct Finish : ClusterMerge<config> {
         const float factor = finish_row(place, total.max, total.sum, lse);
         if (leads) write_lse(place, lse);
         const bool finite = !has_column || write_four(place, column, sum, factor);
-        if constexpr (careful) {
+        if constexpr (repairs_rows) {
 #pragma unroll 1
           for (int u = 0; u < E::rows_at_once; ++u) {
             if (ptx::any(!finite && lane / E::lanes_of_row == u))

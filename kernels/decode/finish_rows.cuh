@@ -21,7 +21,7 @@ struct FinishRows {
   static constexpr int warps = config.num_warps, columns = layout.merge_columns;
   static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
   static constexpr bool narrow = is_narrow(key_type(features));
-  static constexpr bool careful = tile::Score<features>::hides;
+  static constexpr bool repairs_rows = tile::Score<features>::hides;
   using Element = ptx::Element<features.dtype>;
   using Four = ptx::Vector<float, 4>;
   using Pair = ptx::Vector<float, 2>;
@@ -98,7 +98,7 @@ struct FinishRows {
     __syncwarp();  // what is replaced has been written
     if (row.query >= sequence.len_q) return;
     ptx::path<"decode/sm80 repaired row">();
-    careful_output<config>(args, sequence, row.head_idx, row.query, lse).store(output(row), 1, lane);
+    repaired_output<config>(args, sequence, row.head_idx, row.query, lse).store(output(row), 1, lane);
   }
 };
 

@@ -17,7 +17,7 @@ template <ForwardConfig config>
 struct MergeParts : FinishRows<config> {
   using Base = FinishRows<config>;
   using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::repair;
-  using Base::storage, Base::warp, Base::lane, Base::warps, Base::careful;
+  using Base::storage, Base::warp, Base::lane, Base::warps, Base::repairs_rows;
   using typename Base::Four, typename Base::Pair, typename Base::Row;
 
   /// All parts [begin, end) of the item, by a warp for each row. A lane has the same parts whatever `begin` is, and a part
@@ -94,7 +94,7 @@ struct MergeParts : FinishRows<config> {
           if (column < config.head_dim_v) finite = write_four(place, column, total, factor) && finite;
         }
       }
-      if constexpr (careful && !into_first) {
+      if constexpr (repairs_rows && !into_first) {
         if (ptx::any(!finite)) repair(place, lse);
       }
       __syncwarp();  // the factors have been read

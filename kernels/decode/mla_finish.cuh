@@ -90,7 +90,7 @@ struct Finish {
       const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
       const int row = first_row + 8 * half;
       if (threadIdx.x % 4 == 0) shared.sum[warpgroup][row] = sum;
-      if (Base::careful && threadIdx.x % 4 == 0 && warpgroup == 0) shared.not_finite[row] = 0;
+      if (Base::repairs_rows && threadIdx.x % 4 == 0 && warpgroup == 0) shared.not_finite[row] = 0;
     }
   }
   __device__ __forceinline__ static float max_log2(const tile::RowState& rows, int half, const Scales& scales) {
@@ -129,13 +129,13 @@ struct Finish {
         constexpr Features features = config.features;
         args.lse[tile::statistics_offset<features>(args, shared.sequence, place.head_idx) + place.query] = lse;
       }
-      if (Base::careful && warpgroup == 0 && threadIdx.x % 4 == 0) shared.lse[row] = lse;
+      if (Base::repairs_rows && warpgroup == 0 && threadIdx.x % 4 == 0) shared.lse[row] = lse;
       factors[half] = factor;
     }
     stage_output(O, factors);
     __syncwarp();  // a warp writes its own rows of its warpgroup's columns
     copy_output();
-    if constexpr (Base::careful) repair();
+    if constexpr (Base::repairs_rows) repair();
   }
 
   /// O of this warpgroup in 16 bits, where Q was: in the layout of its panels.
@@ -166,7 +166,7 @@ struct Finish {
       const auto values = ptx::load_shared<Chunk>(from + StageTile::offset(row, lane));
       auto* to = base.output(base.row_of(row)) + warpgroup * (mla_head_dim_v / 2) + 8 * lane;
       ptx::store_global(reinterpret_cast<Chunk*>(to), values);
-      if constexpr (Base::careful) {
+      if constexpr (Base::repairs_rows) {
         constexpr unsigned exponent = config.features.dtype == Type::float16 ? 0x7c00u : 0x7f80u;
         bool finite = true;
 #pragma unroll

@@ -1,12 +1,12 @@
 #pragma once
 
-#include "tile/careful.cuh"
 #include "tile/dropout.cuh"
 #include "tile/key_source.cuh"
 #include "tile/score.cuh"
+#include "tile/warp_row.cuh"
 
 // A row of O by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in a tensor-core
-// product (tile/careful.cuh).
+// product (tile/warp_row.cuh).
 
 namespace flash_attention {
 
@@ -14,9 +14,9 @@ using namespace abi;
 
 /// O of query i, which is in use and whose log-sum-exp is known.
 template <ForwardConfig config>
-__device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(const AttentionArgs& args,
-                                                                              const tile::Sequence& sequence, int head_idx,
-                                                                              int i, float lse) {
+__device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(const AttentionArgs& args,
+                                                                            const tile::Sequence& sequence, int head_idx,
+                                                                            int i, float lse) {
   constexpr Features features = config.features;
   using Query = const tile::Stored<query_type(features)>;
   using Key = const tile::Stored<key_type(features)>;
@@ -27,7 +27,7 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
   const auto K = tile::key_source<Key, features>(args, args.K, sequence, kv_head_idx);
   const auto V = tile::key_source<Key, features>(args, args.V, sequence, kv_head_idx);
   const tile::KeyRange range = score.keys_of(i);
-  tile::CarefulRow<config.head_dim_v> sum;
+  tile::WarpRow<config.head_dim_v> sum;
   if (lse == -tile::infinity) return sum;  // no score is above -inf, and -inf - lse would be NaN
   if (features.dropout && lse != lse) {    // NaN, whatever dropout takes away
 #pragma unroll
@@ -45,10 +45,10 @@ __device__ __forceinline__ tile::CarefulRow<config.head_dim_v> careful_output(co
       float dot = 0;
       if constexpr (features.latent) {
         dot = tile::latent_dot<features>(
-            args, sequence, kv_head_idx, j, tile::careful_dot<config.head_dim_v>(Q.row(i), V.row(j), lane),
-            tile::careful_dot<config.head_dim - config.head_dim_v>(Q.row(i) + config.head_dim_v, K.row(j), lane));
+            args, sequence, kv_head_idx, j, tile::warp_dot<config.head_dim_v>(Q.row(i), V.row(j), lane),
+            tile::warp_dot<config.head_dim - config.head_dim_v>(Q.row(i) + config.head_dim_v, K.row(j), lane));
       } else {
-        dot = tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane);
+        dot = tile::warp_dot<config.head_dim>(Q.row(i), K.row(j), lane);
       }
       if constexpr (features.token_scales && !features.latent)
         dot *= tile::token_scale<features>(args, args.K_scale, sequence, kv_head_idx, j);
@@ -91,7 +91,7 @@ __device__ __forceinline__ float repair_lse(const AttentionArgs& args, const til
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
     if (!score.visible(range, i, j)) continue;
-    const float s = score.full(tile::careful_dot<config.head_dim>(Q.row(i), K.row(j), lane), i, j);
+    const float s = score.full(tile::warp_dot<config.head_dim>(Q.row(i), K.row(j), lane), i, j);
     if (s == -tile::infinity) continue;
     const float new_max = ptx::max(max, s);
     sum = sum * (max == -tile::infinity ? 0 : tile::exp(max - new_max)) + tile::exp(s - new_max);
@@ -102,12 +102,12 @@ __device__ __forceinline__ float repair_lse(const AttentionArgs& args, const til
   return lse;
 }
 
-/// careful_output into a row of a swizzled tile. Nothing for a query that is not in use.
+/// repaired_output into a row of a swizzled tile. Nothing for a query that is not in use.
 template <ForwardConfig config, typename Tile>
 __device__ __forceinline__ void repair_output(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                               int i, float lse, unsigned tile_address, int row) {
   if (i >= sequence.len_q) return;
-  careful_output<config>(args, sequence, head_idx, i, lse)
+  repaired_output<config>(args, sequence, head_idx, i, lse)
       .template store<config.features.dtype, Tile>(tile_address, row, threadIdx.x % 32);
 }
 

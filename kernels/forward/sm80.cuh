@@ -27,7 +27,7 @@ template <ForwardConfig config>
 struct ForwardSm80 : ForwardSm80Shape<config> {
   using Shape = ForwardSm80Shape<config>;
   using Shape::features, Shape::type, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim_v, Shape::rows_per_warp,
-      Shape::m_tiles, Shape::split, Shape::q_steps, Shape::Q_in_registers, Shape::sums_in_shared, Shape::careful,
+      Shape::m_tiles, Shape::split, Shape::q_steps, Shape::Q_in_registers, Shape::sums_in_shared, Shape::repairs_rows,
       Shape::lift, Shape::block_of;
   using typename Shape::Element, typename Shape::QTile, typename Shape::OTile, typename Shape::KTile, typename Shape::VTile,
       typename Shape::SharedStorage;

@@ -36,7 +36,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       for (int n = 0; n < dim_v / 8; ++n) {
         float first = O[m][n][2 * half] * factor, second = O[m][n][2 * half + 1] * factor;
         if (factor == 0) first = second = 0;
-        if constexpr (careful) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
+        if constexpr (repairs_rows) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
         if constexpr (split) {
           const unsigned offset = OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4;
           ptx::store_shared(Q_smem + offset, ptx::Vector<float, 2>{{first, second}});
@@ -47,7 +47,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
     }
   }
   __syncwarp();  // the warp's rows are in shared memory
-  if constexpr (careful) {
+  if constexpr (repairs_rows) {
     if (ptx::any(check != check)) {
 #pragma unroll 1
       for (int r = 0; r < rows_per_warp; ++r) {

@@ -28,7 +28,7 @@ struct ForwardSm80Shape {
   static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
   // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again. So are those
   // that see an Inf in two parts.
-  static constexpr bool careful = tile::Score<features>::hides || features.dropout || split;
+  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
   // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
   static constexpr int lift = features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;

@@ -70,7 +70,7 @@ TEST(Sm90Backward, TakesTurnsWhereBitsMustNotChange) {
         const Plan same = plan_of(p);
         EXPECT_FALSE(has_launch(same, "backward_sm90_separate_dq_kernel"));
         EXPECT_EQ(same.num_splits, any.num_splits);
-        // A number for each 64 queries, and for each 16 keys of a divided group; the rest is padding.
+        // A number for each 64 queries, and for each 16 keys of a split group; the rest is padding.
         const std::size_t numbers = 2 * 8192 * 32 / 64 + (any.num_splits > 1 ? 2 * 8192 / 16 : 0);
         EXPECT_GE(same.workspace_bytes, any.workspace_bytes + numbers * 4);
         EXPECT_LE(same.workspace_bytes, any.workspace_bytes + numbers * 4 + 2048);
@@ -162,7 +162,7 @@ bool is_ordered(const Plan& plan) {
 }
 
 /// Sums that need not be zeroed.
-TEST(Sm90Backward, TakesTurnsWithoutBeingAskedInManyShortWalks) {
+TEST(Sm90Backward, TakesTurnsWithoutBeingAskedInManyShortLoops) {
   const auto turns = [](std::int64_t batch, std::int64_t seq, std::int64_t heads_kv, bool causal) {
     Problem p = grouped(heads_kv, 128, causal);
     p.batch = batch, p.seq_q = p.seq_kv = seq;

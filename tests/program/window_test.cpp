@@ -59,7 +59,7 @@ TEST(ProgramWindow, WhatIsCapturedStays) {
   EXPECT_TRUE(take_window("t0 = tensor float32 1\nx = load t0 j\ny = add x score\nv = ge i j\nscore = y\nvisible = v"));
 }
 
-// A conjunction of a conjunction, many times over, is not walked once for each path.
+// A conjunction of a conjunction, many times over, is not visited once for each path.
 TEST(ProgramWindow, SharedTermsAreLookedAtOnce) {
   std::string text = "v0 = ge i j\nd0 = sub i j\n";
   for (int n = 0; n < 60; ++n) {

@@ -128,7 +128,7 @@ PLANTS = (
         "kernels/forward/sm90/added.cuh",
         "static_cast<float>(q + score.len_kv - score.len_q - first_key);",
         "static_cast<float>(q + score.diagonal - first_key);",
-        "kernels_emulated_test */ForwardSm90Walks.*/slopes_top_left_*",
+        "kernels_emulated_test */ForwardSm90Loops.*/slopes_top_left_*",
     ),
     Plant(
         "mask bytes other than 1 hide",

@@ -6,7 +6,7 @@
 //
 //     dQ: rows are queries, steps are tiles of keys         dK, dV: rows are keys, steps are tiles of queries
 //
-// A task is 64 rows: X, and X' for dP, stay in shared memory while the block walks over its steps, two at a time, one for
+// A task is 64 rows: X, and X' for dP, stay in shared memory while the block loops over its steps, two at a time, one for
 // each warpgroup:
 //
 //     S = X Y^T, dP = X' Y'^T of my step             X, Y = Q, K   X', Y' = dO, V   (dQ), or the other way round

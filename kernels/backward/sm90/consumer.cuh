@@ -15,9 +15,9 @@ namespace flash_attention::backward_sm90 {
 template <BackwardConfig config>
 struct Consumer : Steps<config> {
   using Base = Steps<config>;
-  using Base::await_step, Base::begin_S, Base::make_operands, Base::use_dS, Base::hidden, Base::pass;
+  using Base::await_step, Base::begin_S, Base::make_operands, Base::use_dS, Base::hidden, Base::skip_step;
   using Base::dK, Base::dV, Base::shared, Base::warpgroup, Base::work_tile_idx, Base::first_step;
-  using Base::end_step, Base::work_tile, Base::owner_of, Base::hand_over, Base::make_dQ, Base::release_keys;
+  using Base::end_step, Base::work_tile, Base::owner_of, Base::send_dS, Base::make_dQ, Base::release_keys;
   using typename Base::Operands, typename Base::S, typename Base::Tile;
 
   __device__ __forceinline__ void run() {
@@ -28,15 +28,15 @@ struct Consumer : Steps<config> {
       if (!work_tile().exists) break;
       run_task();
     }
-    this->dismiss_sender();
+    this->stop_sender();
     if constexpr (S::direct_dq && Base::may_hide) this->repair_keys();
   }
 
   /// A step by itself.
-  template <bool may_pass>
-  __device__ __forceinline__ void walk_step(unsigned step) {
+  template <bool may_skip>
+  __device__ __forceinline__ void run_step(unsigned step) {
     await_step(step);
-    if (may_pass && hidden(step)) return pass(step);
+    if (may_skip && hidden(step)) return skip_step(step);
     Tile St;
     Operands operands;
     begin_S(step, St);
@@ -46,7 +46,7 @@ struct Consumer : Steps<config> {
 
   /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge lies where the
   /// fewest numbers live and no product runs: dS of a step has been handed over, dK has not begun.
-  __device__ __forceinline__ void walk_pairs(unsigned step) {
+  __device__ __forceinline__ void run_step_pairs(unsigned step) {
     if (step == end_step) return;
     Operands operands;
     {
@@ -54,7 +54,7 @@ struct Consumer : Steps<config> {
       await_step(step);
       begin_S(step, St);
       make_operands(step, St, operands);
-      hand_over(operands.dS, step);
+      send_dS(operands.dS, step);
       this->template await_dV<0>(operands);
     }
     const auto second_step = [&] {
@@ -76,7 +76,7 @@ struct Consumer : Steps<config> {
         begin_next();
       }
       make_operands(step + 2, St, operands);
-      hand_over(operands.dS, step + 2);
+      send_dS(operands.dS, step + 2);
       this->template await_dV<0>(operands);
     }
     if (step + 1 != end_step) {
@@ -94,12 +94,12 @@ struct Consumer : Steps<config> {
     const auto owns = [&](unsigned step) { return !S::separate_dq && owner_of(step) == warpgroup; };
     unsigned step = first_step;
     if constexpr (S::software_pipelined) {
-      if (step != end_step && owns(step - 1)) walk_step<S::skips_first_step>(step++);
-      walk_pairs(step);
+      if (step != end_step && owns(step - 1)) run_step<S::skips_first_step>(step++);
+      run_step_pairs(step);
     } else {
 #pragma unroll 1
       for (; step != end_step; ++step) {
-        walk_step<true>(step);
+        run_step<true>(step);
         if constexpr (!S::separate_dq) {
           if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is there by now
         }

@@ -3,7 +3,7 @@
 // How the warpgroups of backward/sm90 make dQ together. Each lays its dS of a step down in shared memory; the step's owner
 // multiplies it by all keys of the block:
 //
-//     every warpgroup:   dS to the owner's buffer          hand_over
+//     every warpgroup:   dS to the owner's buffer          send_dS
 //     the owner:         dQ = dS K, to the staging buffer  make_dQ
 //     its sender:        dQ += to the sums in memory       kernel.cuh
 
@@ -107,7 +107,7 @@ struct DqExchange {
         }
       }
     }
-    ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: tell_owner has one, too
+    ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: signal_owner has one, too
     if (thread % 32 == 0) shared.nonfinite_lanes[warpgroup][thread / 32] = nonfinite_lanes;
     // The owner of a step multiplies the keys of all warpgroups.
     ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
@@ -152,15 +152,15 @@ struct DqExchange {
   }
 
   /// Gives this warpgroup's dS of a step to the step's owner.
-  __device__ __forceinline__ void hand_over(const typename Math::Packed& dS, unsigned step) const {
+  __device__ __forceinline__ void send_dS(const typename Math::Packed& dS, unsigned step) const {
     const int owner_idx = owner_of(step);
     // The owner's product has read the buffer's earlier dS. The owner itself waited for its own product.
     if (owner_idx != warpgroup && step >= first_step + S::warpgroups)
       ptx::barrier_sync_apart(barrier_dS_read + owner_idx, S::warpgroups * wg_threads);
     store_dS(dS, owner_idx);
-    tell_owner(owner_idx);
+    signal_owner(owner_idx);
   }
-  __device__ __forceinline__ void tell_owner(int owner_idx) const {
+  __device__ __forceinline__ void signal_owner(int owner_idx) const {
     ptx::fence_async_shared();  // dS before the product that reads it
     if (owner_idx != warpgroup) ptx::barrier_arrive(barrier_dS_written + owner_idx, S::warpgroups * wg_threads);
   }
@@ -190,7 +190,7 @@ struct DqExchange {
     ptx::mbarrier_wait(shared.dQ_empty[warpgroup], owned_before(step) % 2 ^ 1);
   }
   /// dQ of a step has been staged.
-  __device__ __forceinline__ void tell_sender(int step) const {
+  __device__ __forceinline__ void signal_sender(int step) const {
     const int thread = fresh_thread();
     ptx::fence_async_shared();  // the numbers before the copy that reads them
     if (thread == 0) shared.dQ_step[warpgroup] = step;
@@ -199,8 +199,8 @@ struct DqExchange {
   }
 
   /// After the last task, whose dQ has left the staging buffer.
-  __device__ __forceinline__ void dismiss_sender() const {
-    if constexpr (!S::separate_dq && !S::direct_dq) tell_sender(no_step);
+  __device__ __forceinline__ void stop_sender() const {
+    if constexpr (!S::separate_dq && !S::direct_dq) signal_sender(no_step);
   }
 
   /// Where no product brings the threads of the warpgroup together: none waits any more for a phase that the rest has seen.
@@ -228,7 +228,7 @@ struct DqExchange {
     } else {
       await_sender(step);
       stage<S::width>(dQ, halfway);
-      tell_sender(static_cast<int>(step));
+      signal_sender(static_cast<int>(step));
     }
   }
   /// There are no other keys: to the rows themselves.

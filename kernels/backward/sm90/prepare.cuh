@@ -162,12 +162,12 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   if (args.seq_q == 0 || args.batch == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
-  unsigned first_turn = 0;
+  unsigned first_in_order = 0;
   if constexpr (Shape<config>::ordered) {
-    first_turn = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | none_accumulated;
-    if (threadIdx.x == 0) *dq_order_of(args, tile.padded) = first_turn;
+    first_in_order = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | none_accumulated;
+    if (threadIdx.x == 0) *dq_order_of(args, tile.padded) = first_in_order;
   }
-  if (!Shape<config>::separate_dq && (!Shape<config>::ordered || first_turn == ~0u)) {
+  if (!Shape<config>::separate_dq && (!Shape<config>::ordered || first_in_order == ~0u)) {
     constexpr int pieces = tile_rows * Shape<config>::width / 4;
     auto* sums =
         reinterpret_cast<ptx::Vector<float, 4>*>(workspace<float>(args, Region::dQ) + tile.padded * Shape<config>::width);
@@ -176,9 +176,9 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   }
   constexpr int chunks = Shape<config>::chunks_v, at_once = chunks > 2 ? 1 : 4 / chunks;
   const bool bad = ptx::any(prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x));
-  auto* const doubts = reinterpret_cast<unsigned char*>(doubts_of(args, tile.padded));
+  auto* const nonfinite_flags = reinterpret_cast<unsigned char*>(nonfinite_flags_of(args, tile.padded));
   static_assert(wg_threads / 32 == sizeof(unsigned), "a byte for each warp");
-  if (threadIdx.x % 32 == 0) doubts[threadIdx.x / 32] = bad ? 1 : 0;
+  if (threadIdx.x % 32 == 0) nonfinite_flags[threadIdx.x / 32] = bad ? 1 : 0;
 }
 
 template <abi::BackwardConfig config>

@@ -15,8 +15,8 @@
 namespace flash_attention {
 namespace backward_sm90 {
 
-/// told: prepare has said which tiles of queries are in doubt.
-template <BackwardConfig config, bool told>
+/// has_flags: prepare has flagged the query tiles that may hold NaN or Inf.
+template <BackwardConfig config, bool has_flags>
 struct Repairer {
   static constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
@@ -32,16 +32,16 @@ struct Repairer {
   }
 
   // What is said of empty rows is that their lse is -inf, which it is not with a sink.
-  static constexpr bool asks = told && !features.sink;
+  static constexpr bool reads_flags = has_flags && !features.sink;
 
   /// What prepare said of the head's tiles of queries.
-  __device__ __forceinline__ const unsigned* doubts(int head_idx) const {
-    return doubts_of(args, head_idx * padded_rows(args) + padded_start(args, sequence));
+  __device__ __forceinline__ const unsigned* nonfinite_flags(int head_idx) const {
+    return nonfinite_flags_of(args, head_idx * padded_rows(args) + padded_start(args, sequence));
   }
-  __device__ __forceinline__ bool is_in_doubt(int head_idx) const {
+  __device__ __forceinline__ bool may_be_nonfinite(int head_idx) const {
     bool result = false;
     for (int tile_idx = lane; tile_idx * tile_rows < sequence.rows_q; tile_idx += 32)
-      result = result || doubts(head_idx)[tile_idx] != 0;
+      result = result || nonfinite_flags(head_idx)[tile_idx] != 0;
     return ptx::any(result);
   }
 
@@ -67,15 +67,15 @@ struct Repairer {
 
   /// Whether the main loop has multiplied keys of the tile with such a query of the head that some of them do not see.
   __device__ __forceinline__ bool is_reached(int head_idx) const {
-    if (asks && !is_in_doubt(head_idx)) return false;
+    if (reads_flags && !may_be_nonfinite(head_idx)) return false;
     const tile::Score<features> score(args, sequence, head_idx);
     // The main loop takes all queries that any key of its block sees.
     const auto tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
-      if (asks && doubts(head_idx)[tile_idx] == 0) continue;
+      if (reads_flags && nonfinite_flags(head_idx)[tile_idx] == 0) continue;
       const int q_begin = tile_idx * tile_rows, block_begin = kv_begin / config.block_kv * config.block_kv;
-      if (score.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;  // not walked over
+      if (score.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;  // no step of the loop
       if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
         if constexpr (features.window_left || tile::TileMap<features>::present) continue;
         return false;  // later queries see no less
@@ -104,7 +104,7 @@ struct Repairer {
 }  // namespace backward_sm90
 
 /// One of `blocks` blocks, the first of the grid.
-template <abi::BackwardConfig config, bool told>
+template <abi::BackwardConfig config, bool has_flags>
 __device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionArgs& args, int blocks) {
   using namespace backward_sm90;
   const int warps = blockDim.x / 32;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionAr
     const auto block = tile::key_block(task, num_tiles, args.heads_kv);
     const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     if (block.tile_idx * tile_rows >= sequence.rows_kv) continue;
-    Repairer<config, told>{args, sequence, block.head_idx, block.tile_idx * tile_rows}.run();
+    Repairer<config, has_flags>{args, sequence, block.head_idx, block.tile_idx * tile_rows}.run();
   }
 }
 

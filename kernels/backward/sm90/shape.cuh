@@ -56,7 +56,7 @@ __device__ __forceinline__ long long padded_rows(const AttentionArgs& args) {
 }
 /// Behind lse2: of the tile that begins at a padded row a byte for each warp of prepare, not 0 where it found a row that is
 /// not finite, or may be.
-__device__ __forceinline__ unsigned* doubts_of(const AttentionArgs& args, long long padded) {
+__device__ __forceinline__ unsigned* nonfinite_flags_of(const AttentionArgs& args, long long padded) {
   auto* const lse2 = workspace<float>(args, Region::lse2);
   return reinterpret_cast<unsigned*>(lse2 + padded_rows(args) * args.heads_q) + padded / tile_rows;
 }

@@ -15,12 +15,12 @@ template <BackwardConfig config>
 struct Steps : Epilogue<config> {
   using Base = Epilogue<config>;
   using Base::args, Base::shared, Base::warpgroup, Base::thread, Base::type, Base::edge, Base::task;
-  using Base::leads, Base::hand_over, Base::await_all_threads, Base::fresh_thread;
+  using Base::leads, Base::send_dS, Base::await_all_threads, Base::fresh_thread;
   using typename Base::Math, typename Base::S;
 
-  /// The steps of a task differ in what is seen of them.
-  static constexpr bool uneven = config.features.window_left || config.features.window_right || config.features.mask ||
-                                 S::next_sequence_rows || StepList<config>::present;
+  /// Some steps may be edges: tiles of which only a part is visible.
+  static constexpr bool has_edges = config.features.window_left || config.features.window_right || config.features.mask ||
+                                    S::next_sequence_rows || StepList<config>::present;
 
   /// Statistics are read under the products before them.
   static constexpr bool early_statistics = !S::serial_dP && !S::short_of_registers;
@@ -79,7 +79,7 @@ struct Steps : Epilogue<config> {
                     kv_begin,
                     16 * (thread / 32) + lane / 4,
                     2 * (lane % 4),
-                    edge || (uneven && (here.edge >> warpgroup & 1) != 0),
+                    edge || (has_edges && (here.edge >> warpgroup & 1) != 0),
                     {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0},
                     bias};
     typename Math::Marks marks;
@@ -121,12 +121,11 @@ struct Steps : Epilogue<config> {
   }
 
   /// dK of a step, and its dS to the owner, who may have it already. begin_next() is called when dV is done and dK runs.
-  template <bool handed_over = false, bool begins = false, typename BeginNext = Nothing>
+  template <bool dS_sent = false, bool begins = false, typename BeginNext = Nothing>
   __device__ __forceinline__ void use_dS(unsigned step, Operands& operands, BeginNext begin_next = {}) {
     const PipelineState<S::stages> state(step);
     issue_rows<type, S::width>(dK, operands.dS, shared.Q[state.stage], ptx::registers_fresh(0));
-    if constexpr (!S::separate_dq && !handed_over)
-      hand_over(operands.dS, step);  // the product is issued before its fence waits
+    if constexpr (!S::separate_dq && !dS_sent) send_dS(operands.dS, step);  // the product is issued before its fence waits
     if constexpr (begins) {
       await_dV<1>(operands);
       begin_next();
@@ -140,9 +139,9 @@ struct Steps : Epilogue<config> {
   }
 
   /// A step of which this warpgroup sees nothing.
-  __device__ __forceinline__ void pass(unsigned step) const {
-    if constexpr (!S::separate_dq) hand_over({}, step);  // for the owner, who multiplies all keys
-    await_all_threads();                                 // no thread waits for the stage's phase any more
+  __device__ __forceinline__ void skip_step(unsigned step) const {
+    if constexpr (!S::separate_dq) send_dS({}, step);  // for the owner, who multiplies all keys
+    await_all_threads();                               // no thread waits for the stage's phase any more
     const int stage = PipelineState<S::stages>(step).stage;
     release_biases<config>(shared, stage);
     if (leads()) ptx::mbarrier_arrive(shared.empty[stage]);

@@ -42,8 +42,8 @@ struct ThreeConsumer {
 
   /// Without a window a task is steady_state from its first step on. Under a causal mask the diagonal crosses the first
   /// steps of a head.
-  static constexpr bool gets_steady = !config.features.window_left && !S::next_sequence_rows;
-  static constexpr bool even = gets_steady && !config.features.window_right;
+  static constexpr bool reaches_steady_state = !config.features.window_left && !S::next_sequence_rows;
+  static constexpr bool all_steps_alike = reaches_steady_state && !config.features.window_right;
   static constexpr int diagonal_steps = S::warpgroups + 1;
   static_assert(S::stages == S::warpgroups);  // the stage of a step is its owner's number
 
@@ -57,7 +57,9 @@ struct ThreeConsumer {
   }
   __device__ __forceinline__ const Task<config>& task() const { return work_tile().task; }
   __device__ __forceinline__ const Step& step_at(unsigned step) const { return shared.step[step % steps_kept]; }
-  __device__ __forceinline__ bool steady_state(unsigned step) const { return even || (gets_steady && step >= steady_from); }
+  __device__ __forceinline__ bool steady_state(unsigned step) const {
+    return all_steps_alike || (reaches_steady_state && step >= steady_from);
+  }
   /// Whether this warpgroup owns the step before.
   __device__ __forceinline__ bool owned_last() const {
     return !S::separate_dq && stage == (warpgroup == S::warpgroups - 1 ? 0 : warpgroup + 1);
@@ -75,7 +77,7 @@ struct ThreeConsumer {
   }
 
   /// dS to the buffer of the step's owner, whose product has read what was in it.
-  __device__ __forceinline__ void lay_down(const typename Math::Packed& dS) const {
+  __device__ __forceinline__ void send_dS(const typename Math::Packed& dS) const {
     ptx::mbarrier_wait(shared.dS_empty[stage], phase ^ 1);
     parts().store_dS(dS, stage);
   }
@@ -96,7 +98,7 @@ struct ThreeConsumer {
     ptx::wgmma_pin(dQ);
     if constexpr (last) parts().release_keys();  // the next keys come while dQ is sent away
     stage_dQ(dQ, step);
-    parts().tell_sender(static_cast<int>(step));
+    parts().signal_sender(static_cast<int>(step));
   }
 
   /// P and dS of a step as operands, from S and dP.
@@ -142,10 +144,10 @@ struct ThreeConsumer {
 
   /// dQ is that of the step before, where this warpgroup owns it: dS of all the others is there by now.
   template <bool makes_dQ>
-  __device__ __forceinline__ void walk_step(unsigned step) {
+  __device__ __forceinline__ void run_step(unsigned step) {
     await_step(step);
     if (steady_state(step) ? sees_no_key : (step_at(step).hidden >> warpgroup & 1) != 0) {
-      if constexpr (!S::separate_dq) lay_down({}), parts().tell_owner(stage);  // for the owner, who multiplies all keys
+      if constexpr (!S::separate_dq) send_dS({}), parts().signal_owner(stage);  // for the owner, who multiplies all keys
       if constexpr (makes_dQ) make_dQ(step - 1);
       parts().await_all_threads();  // no thread waits for the stage's phase any more
     } else {
@@ -153,11 +155,11 @@ struct ThreeConsumer {
       typename Math::Packed P, dS;
       make_operands(step, P, dS);
       issue_rows<type, S::width_v>(dV, P, shared.dO[stage], fresh);
-      if constexpr (!S::separate_dq) lay_down(dS);
+      if constexpr (!S::separate_dq) send_dS(dS);
       float dQ[S::width / 2];
       if constexpr (makes_dQ) parts().begin_dQ(dQ);
       issue_rows<type, S::width>(dK, dS, shared.Q[stage], fresh);
-      if constexpr (!S::separate_dq) parts().tell_owner(stage);  // the products are issued before its fence waits
+      if constexpr (!S::separate_dq) parts().signal_owner(stage);  // the products are issued before its fence waits
       if constexpr (makes_dQ) {
         ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
         ptx::wgmma_pin(dQ);
@@ -168,7 +170,7 @@ struct ThreeConsumer {
       ptx::wgmma_pin(P);
       ptx::wgmma_pin(dK);
       ptx::wgmma_pin(dS);
-      if constexpr (makes_dQ) parts().tell_sender(static_cast<int>(step - 1));
+      if constexpr (makes_dQ) parts().signal_sender(static_cast<int>(step - 1));
     }
     if (threadIdx.x % wg_threads == 0) ptx::mbarrier_arrive(shared.empty[stage]);
   }
@@ -177,7 +179,7 @@ struct ThreeConsumer {
 #pragma unroll 1
     for (;; ++work_tile_idx) {
       ptx::mbarrier_wait(shared.KV_full, work_tile_idx % 2);  // K and V have landed
-      if (!work_tile().exists) return parts().dismiss_sender();
+      if (!work_tile().exists) return parts().stop_sender();
       if constexpr (!S::separate_dq) parts().zero_nonfinite_keys();
       zero(dK);
       zero(dV);
@@ -192,9 +194,9 @@ struct ThreeConsumer {
 #pragma unroll 1
       for (unsigned step = first_step; step != end_step; ++step) {
         if (step != first_step && owned_last()) {
-          walk_step<!S::separate_dq>(step);
+          run_step<!S::separate_dq>(step);
         } else {
-          walk_step<false>(step);
+          run_step<false>(step);
         }
         if (++stage == S::stages) stage = 0, phase ^= 1;
       }

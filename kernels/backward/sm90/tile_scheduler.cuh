@@ -11,7 +11,7 @@
 namespace flash_attention::backward_sm90 {
 
 /// The order of the tasks. Under a causal mask those with the most work come first, so that all blocks end together; but
-/// heads are taken in sections whose rows fit into L2, each walked over by many blocks at once.
+/// heads are taken in sections whose rows fit into L2, each read by many blocks at once.
 struct TaskOrder {
   int num_tiles;  // of a head
   int num_heads;  // of the whole batch
@@ -19,10 +19,10 @@ struct TaskOrder {
   int last;       // heads of the last section, where it is another one
 
   template <BackwardConfig config>
-  __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int walked_rows) {
+  __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int rows_read) {
     constexpr int section_rows = (24 << 20) / ((config.head_dim + config.head_dim_v) * 2);
-    const bool uneven = config.features.has_window();
-    const int fitting = uneven ? section_rows / tile::max(walked_rows, 1) : 1;
+    const bool imbalanced = config.features.has_window();
+    const int fitting = imbalanced ? section_rows / tile::max(rows_read, 1) : 1;
     return {num_tiles, num_heads, tile::max(tile::min(fitting, num_heads), 1), 0};
   }
 
@@ -30,16 +30,17 @@ struct TaskOrder {
   /// come first. Tasks that accumulate in order come head by head (ordered_accumulate.cuh), and so do those of split groups
   /// if the loading warp has no registers for more.
   template <BackwardConfig config>
-  __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int walked_rows) {
+  __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int rows_read) {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
-    const bool uneven = config.features.has_window();
+    const bool imbalanced = config.features.has_window();
     constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::next_sequence_rows);
-    if (!uneven || simple) return {num_tiles, num_heads, 1, 0};
+    if (!imbalanced || simple) return {num_tiles, num_heads, 1, 0};
     // Few tasks: all by length. The longest of grouped heads has half of an SM's work, too much to come near the end.
     // Where the loading warp has registers for it: with options, or at 64, it spills.
-    constexpr bool asks = Shape<config>::warpgroups == 2 && config.head_dim > 64 && !config.features.touches_scores();
-    const bool few = asks && num_tiles * num_heads <= 4 * static_cast<int>(gridDim.x);
-    const int last = few ? last_heads : tile::min(tile::ceil_div(last_rows, tile::max(walked_rows, 1)), last_heads);
+    constexpr bool few_by_length =
+        Shape<config>::warpgroups == 2 && config.head_dim > 64 && !config.features.touches_scores();
+    const bool few = few_by_length && num_tiles * num_heads <= 4 * static_cast<int>(gridDim.x);
+    const int last = few ? last_heads : tile::min(tile::ceil_div(last_rows, tile::max(rows_read, 1)), last_heads);
     return {num_tiles, num_heads, 1, tile::min(last, num_heads)};
   }
 

@@ -101,7 +101,7 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
   } else if constexpr (Shape<config>::wide) {
     visited_interior = attend_wide(wg, out, work == Work::attend_nonfinite_safe);
   } else if (work == Work::attend_nonfinite_safe) {
-    ptx::path<"forward/sm90 careful tile">();
+    ptx::path<"forward/sm90 nonfinite-safe tile">();
     attend_nonfinite_safe(wg, out);
   } else {
     KvLoop<config> loop{wg, out};

@@ -233,12 +233,12 @@ struct WideLoop {
   }
 };
 
-/// One tile. Returns whether masks left some block open and its scores were not looked at for a maximum: the careful
-/// attempt does so in every block, and a row of which nothing but -inf was seen is empty there.
+/// One tile. Returns whether masks left some block open and its scores were not searched for a maximum. The
+/// nonfinite-safe attempt searches every block, so there a row that saw only -inf is empty.
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend_wide(Warpgroup<config>& wg, Output<config>& out, bool safe) {
   if (safe) {
-    ptx::path<"forward/sm90 wide careful tile">();
+    ptx::path<"forward/sm90 wide nonfinite-safe tile">();
     WideLoop<config, true>{wg, out}.run();
     return false;
   }

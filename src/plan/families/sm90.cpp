@@ -181,7 +181,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing where there are many.
   const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
   const bool masked = has_tile_map(p) || p.mask.present;
-  const bool uneven = (p.window_right >= 0 || (masked && many)) && p.window_left < 0 && row_tiles > 1;
+  const bool imbalanced = (p.window_right >= 0 || (masked && many)) && p.window_left < 0 && row_tiles > 1;
   abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
                             .head_dim = static_cast<int>(p.head_dim),
                             .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -201,9 +201,9 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   const bool apart = all_tiles * cluster <= sms && p.program.empty();
   const bool two =
       row_tiles == 2 && p.program.empty() && (all_tiles * cluster <= blocks_per_sm * sms || p.seq_q % tile.block_q != 0);
-  const bool dynamic_scheduler = unknown || (uneven && tile.block_q == 192 && !apart && all_tiles <= 200 * sms);
+  const bool dynamic_scheduler = unknown || (imbalanced && tile.block_q == 192 && !apart && all_tiles <= 200 * sms);
   config.dynamic_scheduler = dynamic_scheduler;
-  config.pair_tiles = uneven && !dynamic_scheduler && !apart && !two;
+  config.pair_tiles = imbalanced && !dynamic_scheduler && !apart && !two;
   add_bias_stages(p, config);
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);

@@ -7,7 +7,7 @@ using BackwardSm80 = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm80, Emulated) { check_emulated(GetParam(), "backward/sm80", Pass::backward); }
 
-/// The walk over the tiles of one head after another, in the share of another kernel.
+/// The loop over the tiles of one head after another, in the share of another kernel.
 std::vector<Case> masks_by_heads() {
   std::vector<Case> cases = mask_cases(Dtype::bfloat16);
   std::erase_if(cases, [](const Case& c) { return c.name != "blocks_by_heads"; });

@@ -20,7 +20,7 @@ TEST_P(BackwardSm90Boxes, KeepTheContract) {
 }
 
 /// Rows that are a multiple of 16 bytes apart: queries and keys past the end, steps that one warpgroup passes over, biases
-/// that heads or sequences share, biases of -inf, dQ by its own walk; and rows that are not, whose biases threads load.
+/// that heads or sequences share, biases of -inf, dQ by its own loop; and rows that are not, whose biases threads load.
 std::vector<Case> boxes() {
   std::vector<Case> cases;
   const auto add = [&](const char* name, Problem p, bool batch = false, bool heads = true) -> Case& {
@@ -42,7 +42,7 @@ std::vector<Case> boxes() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Walks, BackwardSm90Boxes, ::testing::ValuesIn(boxes()), case_name);
+INSTANTIATE_TEST_SUITE_P(Loops, BackwardSm90Boxes, ::testing::ValuesIn(boxes()), case_name);
 
 /// TMA takes no address that is not a multiple of 16: threads load such biases by themselves.
 TEST(BackwardSm90Bias, IsTheSameAtAnyAddress) {

@@ -28,10 +28,10 @@ Case columns(const char* name, std::int64_t dim, std::int64_t dim_v, std::int64_
 
 /// Few configurations, since each is compiled three times: odd and even numbers of steps, tasks without any, groups of
 /// heads; NaN where some rows do not see it.
-std::vector<Case> column_walks() {
+std::vector<Case> column_loops() {
   return {
       columns("columns_causal", 512, 512, 200, 330, [](Case&, Problem& p) { p.causal = true, p.heads_q = 2; }),
-      columns("columns_blind", 512, 512, 330, 70, [](Case&, Problem& p) { p.causal = true; }),
+      columns("columns_empty_rows", 512, 512, 330, 70, [](Case&, Problem& p) { p.causal = true; }),
       columns("columns_nan_key", 512, 512, 130, 200, [](Case& c, Problem& p) { p.causal = true, c.nan_key = 130; }),
       columns("columns_nan_value", 512, 512, 130, 200, [](Case& c, Problem& p) { p.causal = true, c.nan_value = 130; }),
       columns("columns_nan_query", 512, 512, 130, 200, [](Case& c, Problem& p) { p.causal = true, c.nan_query = 5; }),
@@ -50,7 +50,7 @@ std::vector<Case> column_walks() {
   };
 }
 
-INSTANTIATE_TEST_SUITE_P(Walks, BackwardSm90Columns, ::testing::ValuesIn(column_walks()), case_name);
+INSTANTIATE_TEST_SUITE_P(Loops, BackwardSm90Columns, ::testing::ValuesIn(column_loops()), case_name);
 
 }  // namespace
 }  // namespace flash_attention::testing

@@ -39,7 +39,7 @@ TEST(BackwardSm90Compiles, HeadDims) {
       problems.push_back(problem(dim, causal));
       problems.back().heads_kv = 8;  // one query head to each: dK and dV are complete in a task
     }
-    for (const std::int64_t heads_kv : {2, 8}) {  // a group that is divided, and none
+    for (const std::int64_t heads_kv : {2, 8}) {  // a group that is split, and none
       if (heads_kv == 8 && !with_long_tail()) continue;
       problems.push_back(problem(dim));
       problems.back().heads_kv = heads_kv, problems.back().deterministic = true;
@@ -102,7 +102,7 @@ TEST(BackwardSm90Compiles, Options) {
   expect_backward_compiles(problems);
 }
 
-// A bias of 16 bits by itself: by TMA at 64, loaded in pairs at 128 beside dQ, above it in both walks.
+// A bias of 16 bits by itself: by TMA at 64, loaded in pairs at 128 beside dQ, above it in both loops.
 TEST(BackwardSm90Compiles, Biases) {
   std::vector<Problem> problems;
   for (const std::int64_t dim : {64, 128, 256}) {

@@ -22,14 +22,14 @@ TEST_P(BackwardSm90, DeterministicKeepsTheContractAndItsBits) {
   check_reproducible(c, target);
 }
 
-/// The contract, and longer walks in which slots are used again and again.
+/// The contract, and longer loops in which slots are used again and again.
 std::vector<Case> cases() {
   std::vector<Case> all = contract_cases(Dtype::bfloat16);
   for (const Case& c : contract_cases(Dtype::float16)) all.push_back(c);
   for (const std::int64_t head_dim : {64, 96, 128, 256}) {
     for (const bool causal : {false, true}) {
       Case c;
-      c.name = "long_walk_" + std::to_string(head_dim) + (causal ? "_causal" : "_full");
+      c.name = "long_loop_" + std::to_string(head_dim) + (causal ? "_causal" : "_full");
       c.problem = {.seq_q = 450,
                    .seq_kv = 390,
                    .heads_q = 6,

@@ -28,9 +28,9 @@ TEST(ForwardSm90FarSequence, KeepsTheContract) {
   check(far_case(Dtype::bfloat16), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
 }
 
-using ForwardSm90Walks = ::testing::TestWithParam<Case>;
+using ForwardSm90Loops = ::testing::TestWithParam<Case>;
 
-TEST_P(ForwardSm90Walks, KeepTheContract) {
+TEST_P(ForwardSm90Loops, KeepTheContract) {
   emulator::set_num_sms(2);
   for (const std::uint64_t seed : schedules(GetParam())) {
     emulator::set_seed(seed);
@@ -39,7 +39,7 @@ TEST_P(ForwardSm90Walks, KeepTheContract) {
 }
 
 /// One sequence, bfloat16 unless it says float16.
-Case make_walk(const char* name, Problem p, std::vector<std::int32_t> key_lengths = {}) {
+Case make_loop(const char* name, Problem p, std::vector<std::int32_t> key_lengths = {}) {
   p.batch = 1, p.key_lengths = !key_lengths.empty();
   if (p.dtype == Dtype::float32) p.dtype = Dtype::bfloat16;
   Case c;
@@ -47,17 +47,17 @@ Case make_walk(const char* name, Problem p, std::vector<std::int32_t> key_length
   return c;
 }
 
-/// Walks on which rings of slots come round, by warpgroups that take turns and by others that do not: blocks that only one
+/// Loops in which stages are used again, with ping-pong and without: blocks that only one
 /// of them sees, rows past the end of the keys; and tiles without keys, one after another.
-std::vector<Case> walks() {
+std::vector<Case> loops() {
   return {
-      make_walk("turns", {.seq_q = 200, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true},
+      make_loop("pingpong", {.seq_q = 200, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true},
                 {650}),
-      make_walk("no_turns", {.seq_q = 200, .seq_kv = 400, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true},
+      make_loop("no_pingpong", {.seq_q = 200, .seq_kv = 400, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true},
                 {390}),
-      make_walk("window", {.seq_q = 330, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .window_left = 30},
+      make_loop("window", {.seq_q = 330, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .window_left = 30},
                 {300}),
-      make_walk("slopes_top_left", {.seq_q = 100,
+      make_loop("slopes_top_left", {.seq_q = 100,
                                     .seq_kv = 270,
                                     .heads_q = 2,
                                     .heads_kv = 1,
@@ -65,38 +65,38 @@ std::vector<Case> walks() {
                                     .alibi = true,
                                     .causal = true,
                                     .alignment = Alignment::top_left}),
-      make_walk("blind_queries", {.seq_q = 900, .seq_kv = 70, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true}),
+      make_loop("empty_rows", {.seq_q = 900, .seq_kv = 70, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true}),
   };
 }
 
-INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90Walks, ::testing::ValuesIn(walks()), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90Loops, ::testing::ValuesIn(loops()), case_name);
 
 /// Biases of 16 bits, which are loaded in pairs where their rows lie an even number of elements apart and all keys of a
 /// block exist; the last block has fewer.
-std::vector<Case> walks_with_bias() {
+std::vector<Case> loops_with_bias() {
   std::vector<Case> cases = {
-      make_walk("bias_64", {.seq_q = 200, .seq_kv = 270, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
-      make_walk("bias_128", {.seq_q = 200, .seq_kv = 270, .heads_q = 2, .heads_kv = 1, .head_dim = 128}),
-      make_walk("bias_256", {.seq_q = 150, .seq_kv = 130, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .softcap = 2}),
-      make_walk("bias_512", {.seq_q = 70, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 512}),
+      make_loop("bias_64", {.seq_q = 200, .seq_kv = 270, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .causal = true}),
+      make_loop("bias_128", {.seq_q = 200, .seq_kv = 270, .heads_q = 2, .heads_kv = 1, .head_dim = 128}),
+      make_loop("bias_256", {.seq_q = 150, .seq_kv = 130, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .softcap = 2}),
+      make_loop("bias_512", {.seq_q = 70, .seq_kv = 330, .heads_q = 1, .heads_kv = 1, .head_dim = 512}),
   };
   for (Case& c : cases) c.problem.bias = over(c.problem, false, true, true, Dtype::bfloat16);
   cases[1].infinite_bias = true;
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Bias, ForwardSm90Walks, ::testing::ValuesIn(walks_with_bias()), case_name);
+INSTANTIATE_TEST_SUITE_P(Bias, ForwardSm90Loops, ::testing::ValuesIn(loops_with_bias()), case_name);
 
 /// Biases by TMA: rows that are a multiple of 16 bytes apart. Blocks that one warpgroup passes over, keys past the end,
 /// rows without a finite bias.
-std::vector<Case> walks_with_boxes() {
+std::vector<Case> loops_with_boxes() {
   std::vector<Case> cases = {
-      make_walk("boxes_64", {.seq_q = 200, .seq_kv = 544, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true},
+      make_loop("boxes_64", {.seq_q = 200, .seq_kv = 544, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .causal = true},
                 {530}),
-      make_walk("boxes_128", {.seq_q = 150, .seq_kv = 400, .heads_q = 2, .heads_kv = 1, .head_dim = 128}),
-      make_walk("boxes_192", {.seq_q = 140, .seq_kv = 280, .heads_q = 1, .heads_kv = 1, .head_dim = 192, .causal = true}),
-      make_walk("boxes_256", {.seq_q = 150, .seq_kv = 200, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true}),
-      make_walk("boxes_float16", {.seq_q = 70, .seq_kv = 400, .heads_q = 2, .heads_kv = 2, .head_dim = 40}),
+      make_loop("boxes_128", {.seq_q = 150, .seq_kv = 400, .heads_q = 2, .heads_kv = 1, .head_dim = 128}),
+      make_loop("boxes_192", {.seq_q = 140, .seq_kv = 280, .heads_q = 1, .heads_kv = 1, .head_dim = 192, .causal = true}),
+      make_loop("boxes_256", {.seq_q = 150, .seq_kv = 200, .heads_q = 1, .heads_kv = 1, .head_dim = 256, .causal = true}),
+      make_loop("boxes_float16", {.seq_q = 70, .seq_kv = 400, .heads_q = 2, .heads_kv = 2, .head_dim = 40}),
   };
   cases[4].problem.dtype = Dtype::float16;
   for (Case& c : cases) c.problem.bias = over(c.problem, false, true, true, c.problem.dtype);
@@ -104,7 +104,7 @@ std::vector<Case> walks_with_boxes() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Boxes, ForwardSm90Walks, ::testing::ValuesIn(walks_with_boxes()), case_name);
+INSTANTIATE_TEST_SUITE_P(Boxes, ForwardSm90Loops, ::testing::ValuesIn(loops_with_boxes()), case_name);
 
 using ForwardSm90Skips = ::testing::TestWithParam<Case>;
 
@@ -135,8 +135,8 @@ std::vector<Case> skips() {
   softcap.softcap = 50;
   softcap.window_left = 100, window.window_left = 30, narrow.window_left = 200;
   window.causal = false, window.window_right = 10, window.dtype = Dtype::float16;
-  return {make_walk("alibi", alibi), make_walk("softcap", softcap), make_walk("window", window),
-          make_walk("narrow_window", narrow)};
+  return {make_loop("alibi", alibi), make_loop("softcap", softcap), make_loop("window", window),
+          make_loop("narrow_window", narrow)};
 }
 
 INSTANTIATE_TEST_SUITE_P(Sm90, ForwardSm90Skips, ::testing::ValuesIn(skips()), case_name);
@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Sm90, ForwardSm90Skips, ::testing::ValuesIn(skips()), c
 TEST(ForwardSm90Nan, ReachesRowsThatSeeNothingElse) {
   emulator::set_num_sms(2);
   emulator::set_seed(1);
-  Case c = make_walk("nan_key", {.seq_q = 67, .seq_kv = 131, .heads_q = 2, .heads_kv = 2, .head_dim = 64});
+  Case c = make_loop("nan_key", {.seq_q = 67, .seq_kv = 131, .heads_q = 2, .heads_kv = 2, .head_dim = 64});
   c.nan_key = 120, c.problem.window_left = c.problem.window_right = 0;
   check(c, {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
   c.name = "nan_query", c.nan_key = -1, c.nan_query = 40;
@@ -153,11 +153,11 @@ TEST(ForwardSm90Nan, ReachesRowsThatSeeNothingElse) {
 }
 
 /// Long enough for blocks to take tiles by the counter; the second time some of them are done again.
-TEST(ForwardSm90Turns, KeepTheContract) {
+TEST(ForwardSm90DynamicScheduler, KeepTheContract) {
   emulator::set_num_sms(3);
   emulator::set_seed(3);
   Case c;
-  c.name = "turns";
+  c.name = "dynamic_scheduler";
   c.problem = {.batch = 1,
                .seq_q = 1100,
                .seq_kv = 1100,

@@ -29,7 +29,7 @@ void lengths(Case& c, Problem& p) { p.causal = p.key_lengths = true, c.key_lengt
 
 /// Few configurations, since each is compiled: edges, interior and late edges; rings that come round; tiles done again
 /// with the running maximum, and again because of what is behind a mask; tiles without keys.
-std::vector<Case> walks_of_wide_heads() {
+std::vector<Case> loops_of_wide_heads() {
   return {
       wide("wide_causal", 512, 512, 200, 700, lengths),
       wide("wide_growing", 512, 512, 250, 700, [](Case& c, Problem& p) { lengths(c, p), c.draw = Draw::growing; }),
@@ -39,7 +39,7 @@ std::vector<Case> walks_of_wide_heads() {
            [](Case& c, Problem& p) { lengths(c, p), c.key_lengths = {270}, c.nan_value = 230; }),
       wide("wide_nan_key", 512, 512, 200, 300,
            [](Case& c, Problem& p) { lengths(c, p), c.key_lengths = {270}, c.nan_key = 230; }),
-      wide("wide_blind", 512, 512, 330, 70, [](Case& c, Problem& p) { lengths(c, p), c.key_lengths = {60}; }),
+      wide("wide_empty_rows", 512, 512, 330, 70, [](Case& c, Problem& p) { lengths(c, p), c.key_lengths = {60}; }),
       wide("wide_options", 320, 328, 150, 400,
            [](Case&, Problem& p) {
              p.dtype = Dtype::float16, p.softcap = 5, p.window_left = 150, p.window_right = 3, p.dropout_p = 0.2f;
@@ -71,7 +71,7 @@ std::vector<Case> lists_of_wide_heads() {
           })};
 }
 
-INSTANTIATE_TEST_SUITE_P(Walks, ForwardSm90Wide, ::testing::ValuesIn(walks_of_wide_heads()), case_name);
+INSTANTIATE_TEST_SUITE_P(Loops, ForwardSm90Wide, ::testing::ValuesIn(loops_of_wide_heads()), case_name);
 INSTANTIATE_TEST_SUITE_P(Lists, ForwardSm90Wide, ::testing::ValuesIn(lists_of_wide_heads()), case_name);
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace flash_attention::tile {
 
 /// The dot product of two rows, in every lane.
 template <int dim, typename ElementA, typename ElementB>
-__device__ __forceinline__ float careful_dot(const ElementA* a, const ElementB* b, int lane) {
+__device__ __forceinline__ float warp_dot(const ElementA* a, const ElementB* b, int lane) {
   float sum = 0;
   for (int d = lane; d < dim; d += 32) sum = ptx::fma(to_float(a[d]), to_float(b[d]), sum);
 #pragma unroll
@@ -24,7 +24,7 @@ __device__ __forceinline__ float careful_dot(const ElementA* a, const ElementB* 
 
 /// A weighted sum of rows; lane l holds elements l, l + 32, ...
 template <int dim>
-struct CarefulRow {
+struct WarpRow {
   static constexpr int parts = ceil_div(dim, 32);
   float sum[parts] = {};
 
