@@ -12,7 +12,7 @@
 //   for each KV block of the run:                                                            take
 //     at the beginning of an item: Q -> shared -> registers                                   queries.cuh
 //     wait for K;  S = Q K^T;  K is read;  P = softmax step                                    attend
-//     wait for V;  O = O * shrink + P V;  V is read
+//     wait for V;  O = O * rescale + P V;  V is read
 //     at the end of an item, or of the run: all warps' O, maxima and sums together            finish.cuh
 //
 // Who loads the tiles differs: decode/sm80.cuh, decode/sm90.cuh. A Gate synchronises a warp with the loads of a stage:
@@ -97,14 +97,14 @@ struct Consumer : Queries<config> {
     score_rows<some_hidden>(S[0], args, storage.item, storage.sequence, warp_row + place.row, kv_begin + place.column);
   }
 
-  /// O = O * shrink + P V for the warp's keys.
-  __device__ __forceinline__ void add_values(const Scores& P, const float (&shrink)[2], unsigned V) {
-    // Once a row has met its maximum, which is soon, nothing shrinks any more.
-    if (ptx::any(shrink[0] != 1 || shrink[1] != 1)) {
+  /// O = O * rescale + P V for the warp's keys.
+  __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V) {
+    // Once a row has met its maximum, which is soon, every factor is 1.
+    if (ptx::any(rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
+        for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
       }
     }
     const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane);
@@ -121,14 +121,14 @@ struct Consumer : Queries<config> {
   }
 
   /// Scores, or probabilities, times the scales of the warp's keys.
-  template <int lift>
+  template <int P_scale>
   __device__ __forceinline__ void scale_columns(Scores& S, const float* scales) const {
 #pragma unroll
     for (int n = 0; n < warp_keys / 8; ++n) {
       const auto pair =
           ptx::load_shared<ptx::Vector<float, 2>>(ptx::shared_address(scales + warp_key + 8 * n + place.column));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S[0][n][e] *= pair[e % 2] * lift;
+      for (int e = 0; e < 4; ++e) S[0][n][e] *= pair[e % 2] * P_scale;
     }
   }
 
@@ -194,12 +194,12 @@ struct Consumer : Queries<config> {
     } else {
       ptx::path<"decode/sm80 inner tile">();
     }
-    float shrink[2];
-    rows.template update<0, true>(S[0], scale_log2(), shrink);
-    if constexpr (features.token_scales) scale_columns<Finish::lift>(S, storage.scales[stage] + block_kv);
+    float rescale[2];
+    rows.template update<0, true>(S[0], scale_log2(), rescale);
+    if constexpr (features.token_scales) scale_columns<Finish::P_scale>(S, storage.scales[stage] + block_kv);
     gate.V_ready();
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
-    add_values(S, shrink, V_smem(stage));
+    add_values(S, rescale, V_smem(stage));
     gate.V_read();
   }
 

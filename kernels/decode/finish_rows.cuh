@@ -37,7 +37,7 @@ struct FinishRows {
 
   /// By which probabilities are larger where they are multiplied by the scales of rows: of what is left, a float16 would
   /// have few bits.
-  static constexpr int lift = features.token_scales && features.dtype == Type::float16 ? 256 : 1;
+  static constexpr int P_scale = features.token_scales && features.dtype == Type::float16 ? 256 : 1;
 
   const AttentionArgs& args;
   SharedStorage& storage;
@@ -66,7 +66,7 @@ struct FinishRows {
     float sink = -tile::infinity;
     if constexpr (features.sink) sink = args.sink[row.head_idx];
     const float factor = tile::finish_row(max, sum, sink, lse);
-    if constexpr (features.token_scales) return factor / lift;
+    if constexpr (features.token_scales) return factor / P_scale;
     if constexpr (features.kv_scales)
       return factor * tile::head_scale<features>(args.V_scale, sequence.batch_idx, item.kv_head_idx);
     return factor;

@@ -39,11 +39,11 @@ struct Attend : Scoring<config> {
   }
 
   /// Few KV blocks raise a maximum. To see that takes a register, which options do not leave.
-  __device__ __forceinline__ void shrink_output(const float (&shrink)[2]) {
+  __device__ __forceinline__ void rescale_output(const float (&rescale)[2]) {
     constexpr bool looks = tile::Score<features>::linear && !features.mask;
-    if (looks && !ptx::any(shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+    if (looks && !ptx::any(rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
-    for (int i = 0; i < columns / 2; ++i) O[i] *= shrink[i / 2 % 2];
+    for (int i = 0; i < columns / 2; ++i) O[i] *= rescale[i / 2 % 2];
   }
 
   /// The products of a KV block, of this warpgroup's stage or of the other, are complete: its part of the stage may be
@@ -54,7 +54,7 @@ struct Attend : Scoring<config> {
   }
 
   /// P and what goes with it, for the other warpgroup.
-  __device__ __forceinline__ void publish(const unsigned (&P)[4][4], const float (&shrink)[2]) const {
+  __device__ __forceinline__ void publish(const unsigned (&P)[4][4], const float (&rescale)[2]) const {
     const Place place;
     const int stage = place.warpgroup;
     ptx::barrier_sync(barrier_warpgroup + stage, wg_threads);  // all warps' products have read the keys
@@ -68,7 +68,7 @@ struct Attend : Scoring<config> {
     for (int half = 0; half < 2; ++half) {
       if (place.lane % 4 != 0) continue;
       shared.max[stage][place.row + 8 * half] = rows.max[half];
-      shared.shrink[stage][place.row + 8 * half] = shrink[half];
+      shared.rescale[stage][place.row + 8 * half] = rescale[half];
     }
     ptx::fence_async_shared();  // the other warpgroup's products read P
     __syncwarp();               // not found by the emulator: bar.arrive wants the lanes of a warp together
@@ -82,13 +82,13 @@ struct Attend : Scoring<config> {
     modify(S, tile_idx);
     typename Base::Scales scales;
     get_scales(scales);
-    float shrink[2];
-    rows.template update<lift<config>, features.bias>(S, scales, shrink);
+    float rescale[2];
+    rows.template update<log2_P_scale<config>, features.bias>(S, scales, rescale);
     unsigned P[4][4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
-    publish(P, shrink);
-    shrink_output(shrink);
+    publish(P, rescale);
+    rescale_output(rescale);
     const Descriptor V = V_tile(Place().warpgroup);
     ptx::wgmma_fence();  // O and P have been written by ordinary instructions
 #pragma unroll
@@ -107,14 +107,14 @@ struct Attend : Scoring<config> {
     const Place place;
     const int stage = place.warpgroup ^ 1;
     ptx::barrier_sync(barrier_P + stage, 2 * wg_threads);  // P is ready
-    float shrink[2];
+    float rescale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shrink[half] = shared.shrink[stage][place.row + 8 * half];
+      rescale[half] = shared.rescale[stage][place.row + 8 * half];
       rows.max[half] = shared.max[stage][place.row + 8 * half];
-      rows.sum[half] *= shrink[half];
+      rows.sum[half] *= rescale[half];
     }
-    shrink_output(shrink);
+    rescale_output(rescale);
     const Descriptor P(ptx::wgmma_descriptor(P_tile(stage), 0, 1024)), V = V_tile(stage);
     ptx::wgmma_fence();  // O has been written by ordinary instructions
 #pragma unroll

@@ -94,7 +94,7 @@ struct Finish {
     }
   }
   __device__ __forceinline__ static float max_log2(const tile::RowState& rows, int half, const Scales& scales) {
-    return rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scales[half] - lift<config>;
+    return rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scales[half] - log2_P_scale<config>;
   }
   __device__ __forceinline__ float sum_of(int row) const { return shared.sum[0][row] + shared.sum[1][row]; }
 

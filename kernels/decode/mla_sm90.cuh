@@ -13,9 +13,9 @@
 //
 //   for each item of the run:                     Q -> shared                                              mla_scores.cuh
 //     for each KV block n, warpgroup w:                                                                  mla_attend.cuh
-//       n is of stage w:                          S = Q K^T;  P = softmax step;  P, shrink -> shared     attend_own
-//                                                 O_w = O_w * shrink + P V_w
-//       n is of the other stage:                  wait for P;  O_w = O_w * shrink + P V_w                issue_other
+//       n is of stage w:                          S = Q K^T;  P = softmax step;  P, rescale -> shared     attend_own
+//                                                 O_w = O_w * rescale + P V_w
+//       n is of the other stage:                  wait for P;  O_w = O_w * rescale + P V_w                issue_other
 //     O / sum -> global, or a part of it                                                                 mla_finish.cuh
 //
 // So the softmax of one warpgroup runs under the products of the other. P takes the place of the key's own columns in the

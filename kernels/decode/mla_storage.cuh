@@ -34,9 +34,9 @@ constexpr Type product_type = is_narrow(key_type(config.features)) ? Type::float
 template <ForwardConfig config>
 constexpr bool divides_Q = product_type<config> != config.features.dtype;
 
-/// Probabilities are multiplied by 2^lift then: small ones keep their bits in float16.
+/// Probabilities are multiplied by 2^log2_P_scale then: small ones keep their bits in float16.
 template <ForwardConfig config>
-constexpr int lift = divides_Q<config> ? 15 : 0;
+constexpr int log2_P_scale = divides_Q<config> ? 15 : 0;
 
 using StageTile = tile::SwizzledTile<mla_block_kv, mla_head_dim>;
 
@@ -50,7 +50,7 @@ struct SharedStorage {
   ptx::Mbarrier full[mla_stages][parts_of_stage];
   ptx::Mbarrier empty[mla_stages][2];  // by each warpgroup that attends
   float max[2][mla_block_q];           // after a KV block, by whether it is odd; in units of scores
-  float shrink[2][mla_block_q];        // by which it makes earlier sums smaller
+  float rescale[2][mla_block_q];       // by which it rescales earlier sums
   float sum[2][mla_block_q];           // of each warpgroup's probabilities
   int not_finite[mla_block_q];         // rows that 0 * NaN has reached
   float lse[mla_block_q];              // of those

@@ -16,7 +16,7 @@
 //     Q -> shared -> registers
 //     for each tile of block_kv keys:
 //       prefetch one more tile;  wait for the oldest
-//       each warp, its own keys:   S = Q K^T;  P = softmax step;  O = O * shrink + P V
+//       each warp, its own keys:   S = Q K^T;  P = softmax step;  O = O * rescale + P V
 //     finish: the warps' O, maxima and sums together -> O, lse, or a part of them (decode/finish.cuh)
 //
 // With 16 rows or fewer a warp reads what it has copied itself, so that the loop over tiles has no barrier at all.

@@ -13,7 +13,7 @@
 //
 //   producer warps:  for each tile:  wait until the stage is empty;  boxes of K (one warp), of V (another)
 //   consumer warps:  for each tile:  wait for K;  S = Q K^T;  K is empty;  softmax step
-//                                    wait for V;  O = O * shrink + P V;    V is empty;  at the end of an item: finish
+//                                    wait for V;  O = O * rescale + P V;    V is empty;  at the end of an item: finish
 //
 // The producers go on to the next item while the consumers finish one, so memory has something to do all the time. A box is
 // 64 columns of a tile's rows, or of the rows of a page where pages are smaller: then each lane has a separate page.

@@ -74,7 +74,7 @@ struct ForwardPortable {
       const float new_max = ptx::max(state.row_max[r], tile::row_maximum(tile_max));
       // A row that has seen nothing but -inf keeps finite arithmetic: exp(-inf - 0) = 0.
       const float reference = new_max == -tile::infinity ? 0 : new_max;
-      const float shrink = tile::exp(state.row_max[r] - reference);
+      const float rescale = tile::exp(state.row_max[r] - reference);
       state.row_max[r] = new_max;
       float total = 0;
 #pragma unroll
@@ -83,9 +83,9 @@ struct ForwardPortable {
         S[r][c] = tile::exp(S[r][c] - reference);
         total += S[r][c];
       }
-      state.row_sum[r] = state.row_sum[r] * shrink + total;
+      state.row_sum[r] = state.row_sum[r] * rescale + total;
 #pragma unroll
-      for (int n = 0; n < columns; ++n) state.O[r][n] *= shrink;
+      for (int n = 0; n < columns; ++n) state.O[r][n] *= rescale;
     }
   }
 

@@ -18,7 +18,7 @@
 //   for each KV block:
 //     wait for K;  prefetch V;       S = Q K^T             registers    multiply_keys
 //     wait for V;  prefetch next K;  P = softmax step      registers    sm80_scores.cuh, tile/softmax.cuh
-//                                    O = O * shrink + P V  registers    add_values
+//                                    O = O * rescale + P V  registers    add_values
 //   O / sum -> shared -> global, 16 bytes per lane;  lse                finish: sm80_epilogue.cuh
 
 namespace flash_attention {
@@ -28,7 +28,7 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
   using Shape = ForwardSm80Shape<config>;
   using Shape::features, Shape::type, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim_v, Shape::rows_per_warp,
       Shape::m_tiles, Shape::split, Shape::q_steps, Shape::Q_in_registers, Shape::sums_in_shared, Shape::repairs_rows,
-      Shape::lift, Shape::block_of;
+      Shape::log2_P_scale, Shape::block_of;
   using typename Shape::Element, typename Shape::QTile, typename Shape::OTile, typename Shape::KTile, typename Shape::VTile,
       typename Shape::SharedStorage;
   using Scores = float[m_tiles][block_kv / 8][4];
@@ -104,13 +104,13 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
   __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const;
   __device__ __forceinline__ void drop_tile(Scores& P, int kv_begin) const;
 
-  __device__ __forceinline__ void shrink_output(const float (&shrink)[m_tiles][2]) {
+  __device__ __forceinline__ void rescale_output(const float (&rescale)[m_tiles][2]) {
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) O[m][n][e] *= shrink[m][e / 2];
+        for (int e = 0; e < 4; ++e) O[m][n][e] *= rescale[m][e / 2];
       }
     }
   }
@@ -178,15 +178,16 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
         ptx::path<split ? "forward/tf32 inner tile with options" : "forward/sm80 inner tile with options">();
         score_tile<false>(S, kv_begin);
       }
-      float shrink[m_tiles][2];
+      float rescale[m_tiles][2];
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
         if constexpr (sums_in_shared) read_sums(m);
-        rows[m].template update<lift, features.bias || features.score_program || split>(S[m], scale_log2, shrink[m]);
+        rows[m].template update<log2_P_scale, features.bias || features.score_program || split>(S[m], scale_log2,
+                                                                                                rescale[m]);
         if constexpr (sums_in_shared) write_sums(m);
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);
-      shrink_output(shrink);
+      rescale_output(rescale);
       if constexpr (split) {
         add_split_values(S);
       } else {

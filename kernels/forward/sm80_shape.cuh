@@ -30,7 +30,7 @@ struct ForwardSm80Shape {
   // that see an Inf in two parts.
   static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
   // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
-  static constexpr int lift = features.dropout && type == Type::float16 ? 15 : 0;
+  static constexpr int log2_P_scale = features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;
   static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
   static_assert(block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);

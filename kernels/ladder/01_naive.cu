@@ -49,17 +49,17 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       S = ptx::fma(q, k, S);
     }
     S = visible<features>(args, i, j) ? S * args.scale : -tile::infinity;
-    // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
+    // Everything so far was summed relative to row_max. A larger maximum rescales it all by the same factor.
     const float new_max = ptx::max(row_max, S);
     const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0
-    const float shrink = tile::exp(row_max - reference);
+    const float rescale = tile::exp(row_max - reference);
     const float P = tile::exp(S - reference);
     row_max = new_max;
-    row_sum = ptx::fma(row_sum, shrink, P);
+    row_sum = ptx::fma(row_sum, rescale, P);
 #pragma unroll
     for (int d = 0; d < dim; ++d) {
       const float v = ptx::to_float(ptx::load_readonly(V_gmem.row(j) + d));
-      O[d] = ptx::fma(P, v, O[d] * shrink);
+      O[d] = ptx::fma(P, v, O[d] * rescale);
     }
   }
 

@@ -44,16 +44,16 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     K.load(K_gmem.row(j), lane);
     float S = dot(Q, K);
     S = visible<features>(args, i, j) ? S * args.scale : -tile::infinity;
-    // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
+    // Everything so far was summed relative to row_max. A larger maximum rescales it all by the same factor.
     const float new_max = ptx::max(row_max, S);
     const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0
-    const float shrink = tile::exp(row_max - reference);
+    const float rescale = tile::exp(row_max - reference);
     const float P = tile::exp(S - reference);
     row_max = new_max;
-    row_sum = ptx::fma(row_sum, shrink, P);
+    row_sum = ptx::fma(row_sum, rescale, P);
     V.load(V_gmem.row(j), lane);
 #pragma unroll
-    for (int c = 0; c < O.count; ++c) O.values[c] = ptx::fma(P, V.values[c], O.values[c] * shrink);
+    for (int c = 0; c < O.count; ++c) O.values[c] = ptx::fma(P, V.values[c], O.values[c] * rescale);
   }
 
   const float factor = row_sum == 0 ? 0 : 1 / row_sum;

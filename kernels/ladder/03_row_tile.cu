@@ -76,16 +76,16 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
       S[r] = visible<features>(args, q_begin + warp_row + r, kv_begin + lane) ? S[r] * args.scale : -tile::infinity;
-      // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
+      // Everything so far was summed relative to row_max. A larger maximum rescales it all by the same factor.
       const float new_max = ptx::max(row_max[r], warp_max(S[r]));
       const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0
-      const float shrink = tile::exp(row_max[r] - reference);
+      const float rescale = tile::exp(row_max[r] - reference);
       const float P = tile::exp(S[r] - reference);
       row_max[r] = new_max;
-      row_sum[r] = ptx::fma(row_sum[r], shrink, P);  // of the lane's keys
+      row_sum[r] = ptx::fma(row_sum[r], rescale, P);  // of the lane's keys
       ptx::store_shared(ptx::shared_address(&storage.P[warp_row + r][lane]), P);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) O[r][c] *= shrink;
+      for (int c = 0; c < 4; ++c) O[r][c] *= rescale;
     }
     __syncwarp();  // P is visible to every lane
 

@@ -87,18 +87,18 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     __syncwarp();  // S is visible to every lane
 
     // Softmax: a lane takes one key of every row.
-    float shrink[rows];
+    float rescale[rows];
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
       float S = ptx::load_shared<float>(ptx::shared_address(&storage.S[warp_row + r][lane]));
       S = visible<features>(args, q_begin + warp_row + r, kv_begin + lane) ? S * args.scale : -tile::infinity;
-      // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
+      // Everything so far was summed relative to row_max. A larger maximum rescales it all by the same factor.
       const float new_max = ptx::max(row_max[r], warp_max(S));
       const float reference = new_max == -tile::infinity ? 0 : new_max;  // a row that has seen nothing: exp(-inf - 0) = 0
-      shrink[r] = tile::exp(row_max[r] - reference);
+      rescale[r] = tile::exp(row_max[r] - reference);
       const float P = tile::exp(S - reference);
       row_max[r] = new_max;
-      row_sum[r] = ptx::fma(row_sum[r], shrink[r], P);  // of the lane's keys
+      row_sum[r] = ptx::fma(row_sum[r], rescale[r], P);  // of the lane's keys
       ptx::store_shared(ptx::shared_address(&storage.P[warp_row + r][lane]), ptx::from_float<Element>(P));
     }
     __syncwarp();  // P is visible to every lane
@@ -111,7 +111,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
 #pragma unroll
     for (int d = 0; d < dim; d += 16) {
-      // The sum over the tile's keys of 16 columns, from 0: O is multiplied by shrink outside of it.
+      // The sum over the tile's keys of 16 columns, from 0: O is multiplied by rescale outside of it.
       ptx::WmmaAccumulator PV{};
 #pragma unroll
       for (int k = 0; k < block_kv / 16; ++k) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       for (int r = 0; r < rows; ++r) {
         const auto PV = ptx::load_shared<tile::Four>(ptx::shared_address(&storage.PV[warp_row + r][column]));
 #pragma unroll
-        for (int c = 0; c < 4; ++c) O[r][c] = ptx::fma(O[r][c], shrink[r], PV[c]);
+        for (int c = 0; c < 4; ++c) O[r][c] = ptx::fma(O[r][c], rescale[r], PV[c]);
       }
     }
   }

@@ -31,7 +31,7 @@ struct SharedStorage {
   // Rows 16 bytes longer than their elements start in different banks.
   alignas(32) Element P[block_q][block_kv + 8];
   alignas(32) float PV[block_q][dim + 4];
-  float shrink[block_q], factor[block_q];  // of each row: four lanes know it, all lanes need it for their columns of O
+  float rescale[block_q], factor[block_q];  // of each row: four lanes know it, all lanes need it for their columns of O
 };
 
 template <ForwardConfig config>
@@ -94,19 +94,19 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
 
     // P = exp(S - row_max), in the place of S
-    float shrink[2];
-    state.update(S[0], scale_log2, shrink);
+    float rescale[2];
+    state.update(S[0], scale_log2, rescale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row + place.row + 8 * half;
-      if (place.column == 0) ptx::store_shared(ptx::shared_address(&storage.shrink[row]), shrink[half]);
+      if (place.column == 0) ptx::store_shared(ptx::shared_address(&storage.rescale[row]), rescale[half]);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
         ptx::store_shared(ptx::shared_address(&storage.P[row][8 * n + place.column]),
                           ptx::pack<type>(S[0][n][2 * half], S[0][n][2 * half + 1]));
       }
     }
-    __syncwarp();  // P and shrink are visible to every lane
+    __syncwarp();  // P and rescale are visible to every lane
 
     // P V: 16 columns at a time.
     ptx::WmmaOperand<type> P_tile[block_kv / 16];
@@ -116,7 +116,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
 #pragma unroll
     for (int d = 0; d < dim; d += 16) {
-      // The sum over the tile's keys of 16 columns, from 0: O is multiplied by shrink outside of it.
+      // The sum over the tile's keys of 16 columns, from 0: O is multiplied by rescale outside of it.
       ptx::WmmaAccumulator PV{};
 #pragma unroll
       for (int k = 0; k < block_kv / 16; ++k) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
       for (int r = 0; r < rows; ++r) {
         const auto PV = ptx::load_shared<tile::Four>(ptx::shared_address(&storage.PV[warp_row + r][column]));
-        const auto factor = ptx::load_shared<float>(ptx::shared_address(&storage.shrink[warp_row + r]));
+        const auto factor = ptx::load_shared<float>(ptx::shared_address(&storage.rescale[warp_row + r]));
 #pragma unroll
         for (int c = 0; c < 4; ++c) O[r][c] = ptx::fma(O[r][c], factor, PV[c]);
       }

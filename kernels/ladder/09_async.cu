@@ -108,14 +108,14 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
 
     // P = exp(S - row_max), in the place of S
-    float shrink[2];
-    rows.update(S[0], scale_log2, shrink);
+    float rescale[2];
+    rows.update(S[0], scale_log2, rescale);
 
-    // O = O * shrink + P V
+    // O = O * rescale + P V
 #pragma unroll
     for (int n = 0; n < dim / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
+      for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
     }
     // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(

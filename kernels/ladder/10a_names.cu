@@ -1,6 +1,6 @@
 #pragma once
 
-// The idea:  names for the steps of the loop: load_keys, multiply_keys, softmax, shrink_O, add_values.
+// The idea:  names for the steps of the loop: load_keys, multiply_keys, softmax, rescale_O, add_values.
 // From 10:   each step is a function inside of the kernel; the loop goes from the last tile to the first, as from now on.
 // It buys:   nothing in time: the compiler sees the same steps. The next rungs change single ones.
 // The limit: as before: one warp's softmax runs between its products.
@@ -110,17 +110,17 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
   };
 
-  /// S becomes P; O must be multiplied by `shrink`.
-  const auto softmax = [&](Scores& S, int kv_begin, float(&shrink)[2]) {
+  /// S becomes P; O must be multiplied by `rescale`.
+  const auto softmax = [&](Scores& S, int kv_begin, float(&rescale)[2]) {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
-    rows.update(S[0], scale_log2, shrink);
+    rows.update(S[0], scale_log2, rescale);
   };
   /// O was summed relative to the old maximum.
-  const auto shrink_O = [&](const float(&shrink)[2]) {
+  const auto rescale_O = [&](const float(&rescale)[2]) {
 #pragma unroll
     for (int n = 0; n < dim / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) O[0][n][e] *= shrink[e / 2];
+      for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
     }
   };
 
@@ -141,10 +141,10 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     ptx::copy_async_wait<1>();
     __syncthreads();  // the tile is visible to every warp
     Scores S{};
-    float shrink[2];
+    float rescale[2];
     multiply_keys(S, stage);
-    softmax(S, tile_idx * block_kv, shrink);
-    shrink_O(shrink);
+    softmax(S, tile_idx * block_kv, rescale);
+    rescale_O(rescale);
     add_values(S, stage);
     __syncthreads();  // every warp is done with the tile
   }

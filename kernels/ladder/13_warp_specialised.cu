@@ -167,17 +167,17 @@ struct Rung {
     }
   }
 
-  /// S becomes P; O must be multiplied by `shrink`.
-  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&shrink)[2]) {
+  /// S becomes P; O must be multiplied by `rescale`.
+  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&rescale)[2]) {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
-    rows.update(S, scale_log2, shrink);
+    rows.update(S, scale_log2, rescale);
   }
   /// O was summed relative to the old maximum.
-  __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
+  __device__ __forceinline__ void rescale_O(const float (&rescale)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
+      for (int e = 0; e < 4; ++e) O[n][e] *= rescale[e / 2];
     }
   }
   /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
@@ -195,14 +195,14 @@ struct Rung {
       const int tile_idx = tiles.end - 1 - n, stage = n % 2, phase = n / 2 % 2;
       Scores S;
       Packed P;
-      float shrink[2];
+      float rescale[2];
       ptx::mbarrier_wait(storage.K_full[stage], phase);  // K has landed
       multiply_keys(S, stage);
       ptx::wgmma_wait<0>();  // S is complete
       ptx::wgmma_pin(flat(S));
       release(storage.K_empty[stage]);
-      softmax(S, tile_idx * block_kv, shrink);
-      shrink_O(shrink);
+      softmax(S, tile_idx * block_kv, rescale);
+      rescale_O(rescale);
       pack(P, S);
       ptx::mbarrier_wait(storage.V_full[stage], phase);  // V has landed
       add_values(P, stage, n > 0);

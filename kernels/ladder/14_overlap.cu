@@ -175,17 +175,17 @@ struct Rung {
     }
   }
 
-  /// S becomes P; O must be multiplied by `shrink`.
-  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&shrink)[2]) {
+  /// S becomes P; O must be multiplied by `rescale`.
+  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&rescale)[2]) {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
-    rows.update(S, scale_log2, shrink);
+    rows.update(S, scale_log2, rescale);
   }
   /// O was summed relative to the old maximum.
-  __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
+  __device__ __forceinline__ void rescale_O(const float (&rescale)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
+      for (int e = 0; e < 4; ++e) O[n][e] *= rescale[e / 2];
     }
   }
   /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
@@ -199,7 +199,7 @@ struct Rung {
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
     Scores S;
     Packed P;
-    float shrink[2];
+    float rescale[2];
     int n = 0, stage = 0, phase = 0, tile_idx = tiles.end - 1;
     if (warpgroup == warpgroups - 1) pingpong_signal();  // warpgroup 0 issues first
     // The queries and the last K have landed.
@@ -211,7 +211,7 @@ struct Rung {
     ptx::wgmma_wait<0>();  // S is complete
     ptx::wgmma_pin(flat(S));
     release(storage.K_empty[stage]);
-    softmax(S, tile_idx * block_kv, shrink);
+    softmax(S, tile_idx * block_kv, rescale);
     pack(P, S);
     ptx::wgmma_pin(P);
 
@@ -227,12 +227,12 @@ struct Rung {
       ptx::wgmma_wait<1>();  // S is complete; P V may still run
       ptx::wgmma_pin(flat(S));
       release(storage.K_empty[stage]);
-      softmax(S, tile_idx * block_kv, shrink);
+      softmax(S, tile_idx * block_kv, rescale);
       ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
       ptx::wgmma_pin(flat(O));
       ptx::wgmma_pin(P);
       release(storage.V_empty[V_stage]);
-      shrink_O(shrink);
+      rescale_O(rescale);
       pack(P, S);
       ptx::wgmma_pin(P);
     };

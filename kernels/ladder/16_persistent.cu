@@ -186,10 +186,10 @@ struct Rung {
     }
   }
 
-  /// S becomes P; O must be multiplied by `shrink`.
-  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&shrink)[2]) {
+  /// S becomes P; O must be multiplied by `rescale`.
+  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&rescale)[2]) {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
-    rows.update(S, scale_log2, shrink);
+    rows.update(S, scale_log2, rescale);
   }
   /// The same in a block that every query sees whole: the maximum stays. P may pass 1, which costs no precision.
   __device__ __forceinline__ void softmax_interior(Scores& S) {
@@ -219,11 +219,11 @@ struct Rung {
     return result;
   }
   /// O was summed relative to the old maximum.
-  __device__ __forceinline__ void shrink_O(const float (&shrink)[2]) {
+  __device__ __forceinline__ void rescale_O(const float (&rescale)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) O[n][e] *= shrink[e / 2];
+      for (int e = 0; e < 4; ++e) O[n][e] *= rescale[e / 2];
     }
   }
   /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
@@ -238,7 +238,7 @@ struct Rung {
   __device__ __forceinline__ void attend(const tile::TileRange& tiles, int interior_end) {
     Scores S;
     Packed P;
-    float shrink[2];
+    float rescale[2];
     rows = {};
     int n = 0, stage = num_blocks % 2, phase = num_blocks / 2 % 2, tile_idx = tiles.end - 1;
     // The queries and the last K have landed.
@@ -250,7 +250,7 @@ struct Rung {
     ptx::wgmma_wait<0>();  // S is complete
     ptx::wgmma_pin(flat(S));
     release(storage.K_empty[stage]);
-    softmax(S, tile_idx * block_kv, shrink);
+    softmax(S, tile_idx * block_kv, rescale);
     pack(P, S);
     ptx::wgmma_pin(P);
 
@@ -269,13 +269,13 @@ struct Rung {
       if constexpr (interior) {
         softmax_interior(S);
       } else {
-        softmax(S, tile_idx * block_kv, shrink);
+        softmax(S, tile_idx * block_kv, rescale);
       }
       ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
       ptx::wgmma_pin(flat(O));
       ptx::wgmma_pin(P);
       release(storage.V_empty[V_stage]);
-      if constexpr (!interior) shrink_O(shrink);
+      if constexpr (!interior) rescale_O(rescale);
       pack(P, S);
       ptx::wgmma_pin(P);
     };

@@ -1,9 +1,9 @@
 #pragma once
 
 // The idea:  elements of 8 bits (e4m3): twice the products in a clock, half of the bytes; P is rounded to 8 bits, too.
-// From 14:   V comes transposed from a first kernel; P is lifted by 2^8 before it is rounded; sums leave the tensor core.
-// It buys:   up to twice the speed of 16 bits where products are the limit, for four bits of precision in Q, K, V and P.
-// The limit: softmax: the same exponentials for half of the products' time, and a second sum in registers.
+// From 14:   V comes transposed from a first kernel; P is multiplied by 2^8 before it is rounded; sums leave the tensor
+// core. It buys:   up to twice the speed of 16 bits where products are the limit, for four bits of precision in Q, K, V and
+// P. The limit: softmax: the same exponentials for half of the products' time, and a second sum in registers.
 
 #include "ladder/parts/transpose.cuh"
 #include "ptx/barrier.cuh"
@@ -36,7 +36,7 @@ struct Rung {
   static constexpr int dim = tile::round_up(config.head_dim, 32), dim_v = tile::round_up(config.head_dim_v, 32);
   enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };       // entries of args.maps, made by the planner
   enum Barrier : int { barrier_warpgroup = 1, barrier_pingpong = 3 };  // named barriers, one for each warpgroup
-  static constexpr int lift = 8;                                       // P is at most 2^8; e4m3 goes from 448 down to 2^-9
+  static constexpr int log2_P_scale = 8;                               // P is at most 2^8; e4m3 goes from 448 down to 2^-9
   static_assert(code == Type::e4m3 && config.head_dim <= 128 && block_kv == 128, "a row of a tile is 128 bytes");
   // A tile counts in 16 bits: two elements. V is transposed: its rows are columns of V, its columns are keys.
   using QTile = tile::SwizzledTile<wg_rows, dim / 2>;
@@ -177,18 +177,18 @@ struct Rung {
     }
   }
 
-  /// S becomes P; O must be multiplied by `shrink`.
-  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&shrink)[2]) {
+  /// S becomes P; O must be multiplied by `rescale`.
+  __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&rescale)[2]) {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
-    rows.template update<lift>(S, scale_log2, shrink);
+    rows.template update<log2_P_scale>(S, scale_log2, rescale);
   }
-  /// O = (O + PV) * shrink. The tensor core keeps about 14 bits of a sum: over many blocks that would be too few, so it
+  /// O = (O + PV) * rescale. The tensor core keeps about 14 bits of a sum: over many blocks that would be too few, so it
   /// adds up one block, and the sum over all blocks is in fp32.
-  __device__ __forceinline__ void add_to_O(const float (&shrink)[2]) {
+  __device__ __forceinline__ void add_to_O(const float (&rescale)[2]) {
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) O[n][e] = (O[n][e] + PV[n][e]) * shrink[e / 2];
+      for (int e = 0; e < 4; ++e) O[n][e] = (O[n][e] + PV[n][e]) * rescale[e / 2];
     }
   }
   /// P as the left operand of P V. A thread holds keys 2u, 2u + 1, 2u + 8 and 2u + 9 of each 16, the operand wants four
@@ -211,7 +211,7 @@ struct Rung {
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
     Scores S;
     Packed P;
-    float shrink[2];
+    float rescale[2];
     int n = 0, stage = 0, phase = 0, tile_idx = tiles.end - 1;
     if (warpgroup == warpgroups - 1) pingpong_signal();  // warpgroup 0 issues first
     // The queries and the last K have landed.
@@ -223,7 +223,7 @@ struct Rung {
     ptx::wgmma_wait<0>();  // S is complete
     ptx::wgmma_pin(flat(S));
     release(storage.K_empty[stage]);
-    softmax(S, tile_idx * block_kv, shrink);
+    softmax(S, tile_idx * block_kv, rescale);
     pack(P, S);
     ptx::wgmma_pin(P);
 
@@ -239,12 +239,12 @@ struct Rung {
       ptx::wgmma_wait<1>();  // S is complete; P V may still run
       ptx::wgmma_pin(flat(S));
       release(storage.K_empty[stage]);
-      softmax(S, tile_idx * block_kv, shrink);
+      softmax(S, tile_idx * block_kv, rescale);
       ptx::wgmma_wait<0>();  // P V is done: PV and P are ours again
       ptx::wgmma_pin(flat(PV));
       ptx::wgmma_pin(P);
       release(storage.V_empty[V_stage]);
-      add_to_O(shrink);
+      add_to_O(rescale);
       pack(P, S);
       ptx::wgmma_pin(P);
     };
@@ -270,7 +270,7 @@ struct Rung {
     for (int half = 0; half < 2; ++half) {
       const int row = tile_row() + 8 * half, i = q_begin + row;
       float lse;
-      const float factor = rows.template finish<lift>(half, scale_log2, -tile::infinity, lse);
+      const float factor = rows.template finish<log2_P_scale>(half, scale_log2, -tile::infinity, lse);
       // Four lanes hold a row: one of them writes its lse.
       if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse;

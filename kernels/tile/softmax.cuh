@@ -21,11 +21,11 @@ __device__ __forceinline__ float finish_row(float max, float sum, float sink, fl
   const float sink_log2 = sink * log2_e;
   const float new_max = ptx::max(max, sink_log2);
   const float reference = new_max == -infinity ? 0 : new_max;
-  const float shrink = ptx::exp2(max - reference);
-  const float new_total = ptx::fma(sum, shrink, ptx::exp2(sink_log2 - reference));
+  const float rescale = ptx::exp2(max - reference);
+  const float new_total = ptx::fma(sum, rescale, ptx::exp2(sink_log2 - reference));
   lse = new_total == 0 ? -infinity : (new_max + ptx::log2(new_total)) * ln_2;
   // A sink may leave nothing of a row that has keys. It is not a row without keys: a NaN among its values shows.
-  const float factor = shrink / new_total;
+  const float factor = rescale / new_total;
   return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
@@ -37,17 +37,17 @@ struct RowState {
   float max[2] = {-infinity, -infinity};
   float sum[2] = {0, 0};
 
-  /// S becomes 2^lift exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `shrink` what earlier sums and outputs
-  /// are to be multiplied by, 1 where the maximum stays: a tile in which a row sees nothing changes no bit of it.
+  /// S becomes 2^log2_P_scale exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `rescale` what earlier sums and
+  /// outputs are to be multiplied by, 1 where the maximum stays: a tile in which a row sees nothing changes no bit of it.
   /// scale_log2 = scale * log2(e) > 0. A large maximum is taken off before the scale: the rounding error of their product
   /// would be an exponent. With `exact` every maximum is; otherwise the lanes of the warp ask each other.
-  template <int lift = 0, bool exact = false, int blocks>
-  __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&shrink)[2]) {
-    update<lift, exact>(S, {scale_log2, scale_log2}, shrink);
+  template <int log2_P_scale = 0, bool exact = false, int blocks>
+  __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&rescale)[2]) {
+    update<log2_P_scale, exact>(S, {scale_log2, scale_log2}, rescale);
   }
   /// The same with a scale for each row.
-  template <int lift = 0, bool exact = false, int blocks>
-  __device__ __forceinline__ void update(float (&S)[blocks][4], const float (&scale_log2)[2], float (&shrink)[2]) {
+  template <int log2_P_scale = 0, bool exact = false, int blocks>
+  __device__ __forceinline__ void update(float (&S)[blocks][4], const float (&scale_log2)[2], float (&rescale)[2]) {
     float origin[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -57,7 +57,7 @@ struct RowState {
       new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
       // A row that has seen nothing keeps finite arithmetic: exp2(-inf - 0) = 0.
       origin[half] = new_max == -infinity ? 0 : new_max;
-      shrink[half] = ptx::exp2((max[half] - origin[half]) * scale_log2[half]);
+      rescale[half] = ptx::exp2((max[half] - origin[half]) * scale_log2[half]);
       max[half] = new_max;
     }
     float reference[2] = {origin[0] * scale_log2[0], origin[1] * scale_log2[1]};
@@ -71,25 +71,25 @@ struct RowState {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float lifted = reference[half] - lift;
+      const float shifted = reference[half] - log2_P_scale;
       float total = 0;
 #pragma unroll
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2[half], -lifted));
+          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2[half], -shifted));
           total += S[n][e];
         }
       }
-      sum[half] = ptx::fma(sum[half], shrink[half], total);
+      sum[half] = ptx::fma(sum[half], rescale[half], total);
     }
   }
 
   /// finish_row() for row `half`.
-  template <int lift = 0>
+  template <int log2_P_scale = 0>
   __device__ __forceinline__ float finish(int half, float scale_log2, float sink, float& lse) const {
     const float total = reduce_quad(sum[half], [](float a, float b) { return a + b; });
-    const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2 - lift;
+    const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2 - log2_P_scale;
     return finish_row(scaled_max, total, sink, lse);
   }
 };

@@ -98,7 +98,7 @@ TEST(BackwardParts, AreRefusedByName) {
   EXPECT_TRUE(has(part_refusal(sink, "block:256+128/0"), "no gradients but those of q, k and v"));
   Problem few = block_of_rows(4096, 4096);
   few.heads_kv = 1;
-  EXPECT_TRUE(has(part_refusal(few, "block:4096+0/0"), "groups are divided"));
+  EXPECT_TRUE(has(part_refusal(few, "block:4096+0/0"), "groups are split"));
   Problem masked = plain;
   masked.hidden_rows.bounds = 1;
   EXPECT_TRUE(has(part_refusal(masked, "block:256+128/0"), "no masks"));

@@ -60,7 +60,7 @@ TEST(Sm90Backward, KeepsAGroupTogetherWhereTasksAreMany) {
 }
 
 /// Deterministic: five products in order, seven without.
-TEST(Sm90Backward, TakesTurnsWhereBitsMustNotChange) {
+TEST(Sm90Backward, AccumulatesInOrderWhereBitsMustNotChange) {
   for (const std::int64_t head_dim : {16, 64, 72, 128}) {
     for (const std::int64_t heads_kv : {1, 32}) {
       for (const bool causal : {false, true}) {
@@ -162,7 +162,7 @@ bool is_ordered(const Plan& plan) {
 }
 
 /// Sums that need not be zeroed.
-TEST(Sm90Backward, TakesTurnsWithoutBeingAskedInManyShortLoops) {
+TEST(Sm90Backward, AccumulatesInOrderUnaskedInManyShortLoops) {
   const auto turns = [](std::int64_t batch, std::int64_t seq, std::int64_t heads_kv, bool causal) {
     Problem p = grouped(heads_kv, 128, causal);
     p.batch = batch, p.seq_q = p.seq_kv = seq;

@@ -102,9 +102,9 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
-  /// multiplied by `correction`.
+  /// multiplied by `rescale`.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
-                                               float (&correction)[2], ListedBlock at = {}) {
+                                               float (&rescale)[2], ListedBlock at = {}) {
     const bool tested = at.tested();  // where masks choose
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if constexpr (S::mask_words) {
@@ -120,9 +120,9 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
       math.modify_and_mask(scores, block * S::block_kv);
       if constexpr (tile::MaskData<config.features>::present) hide_pairs(math, scores, block * S::block_kv);
     }
-    math.raise_maximum(scores, rows.max, correction);
+    math.raise_maximum(scores, rows.max, rescale);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) rows.sum[r] *= correction[r];
+    for (int r = 0; r < 2; ++r) rows.sum[r] *= rescale[r];
     math.exponentiate_any(scores, rows.max, rows.sum);
   }
 
@@ -138,9 +138,9 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
     hide_unseen<config>(math, scores, at.block() * S::block_kv, visible);
   }
 
-  __device__ __forceinline__ static void correct(OutputTile& O, const float (&correction)[2]) {
+  __device__ __forceinline__ static void rescale_output(OutputTile& O, const float (&rescale)[2]) {
 #pragma unroll
-    for (int i = 0; i < S::width_v / 2; ++i) O[i] *= correction[i / 2 % 2];
+    for (int i = 0; i < S::width_v / 2; ++i) O[i] *= rescale[i / 2 % 2];
   }
 };
 

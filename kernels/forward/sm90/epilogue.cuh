@@ -46,7 +46,7 @@ struct Epilogue {
       maximum[r] = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;         // in powers of 2
       float denominator = sum[r];
       if constexpr (features.sink) denominator += ptx::exp2(args.sink[tile.head_idx] * tile::log2_e - maximum[r]);
-      const float keep_scale = features.dropout ? args.keep_scale * (1.0f / ScoreMath<config>::lift) : 1.0f;
+      const float keep_scale = features.dropout ? args.keep_scale * (1.0f / ScoreMath<config>::P_scale) : 1.0f;
       factor[r] = used[r] && !empty[r] ? keep_scale * ptx::reciprocal(denominator) : 0.0f;
     }
 
@@ -91,10 +91,10 @@ struct Epilogue {
                                      : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
   }
 
-  /// A row sum below this bounds every probability of the row by what P's type can hold; but where they are lifted, which
+  /// A row sum below this bounds every probability of the row by what P's type can hold; but where they are scaled, which
   /// tells by itself.
   static constexpr float highest_sum =
-      S::type == Type::float16 && ScoreMath<config>::lift == 1.0f ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
+      S::type == Type::float16 && ScoreMath<config>::P_scale == 1.0f ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
 
   /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again:
   /// where there is room for half of O only, that is at once, and there is time to do something else.

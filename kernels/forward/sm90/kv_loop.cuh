@@ -132,10 +132,10 @@ struct KvLoop {
     ptx::wgmma_pin(scores);
     if constexpr (S::holds_queries) ptx::wgmma_pin(queries);
     wg.release(wg.shared.K_empty[k.stage]);
-    float correction[2];
+    float rescale[2];
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
     release_biases(wg, wg.num_blocks - 1);
-    wg.softmax_edge(math, block, scores, out.rows, correction, at);
+    wg.softmax_edge(math, block, scores, out.rows, rescale, at);
     if constexpr (S::listed) visited_interior = !at.tested();
     load_bias(math, ahead);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
@@ -148,7 +148,7 @@ struct KvLoop {
   template <Visit kind>
   __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block, const Ahead& ahead) {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
-    float correction[2];
+    float rescale[2];
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
     if constexpr (kind == Visit::listed)
       at = wg.listed_block(k.stage), block = at.block(), math.load_bias(block * S::block_kv);
@@ -167,9 +167,9 @@ struct KvLoop {
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, kind != Visit::interior);
     if constexpr (kind == Visit::edge) {
       ptx::path<"forward/sm90 edge block">();
-      wg.softmax_edge(math, block, scores, out.rows, correction);
+      wg.softmax_edge(math, block, scores, out.rows, rescale);
     } else if constexpr (kind == Visit::listed) {
-      softmax_listed(math, block, correction);
+      softmax_listed(math, block, rescale);
     } else if constexpr (kind == Visit::interior) {
       ptx::path<"forward/sm90 inner block">();
       math.probability_of(scores, block * S::block_kv, out.rows.max, out.rows.sum);
@@ -185,7 +185,7 @@ struct KvLoop {
     ptx::wgmma_pin(out.O);
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_empty[v.stage]);
-    if (kind == Visit::edge || (kind == Visit::listed && raised)) wg.correct(out.O, correction);
+    if (kind == Visit::edge || (kind == Visit::listed && raised)) wg.rescale_output(out.O, rescale);
     math.pack(scores, P);
     ptx::wgmma_pin(P);
     if constexpr (kind == Visit::listed) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
@@ -193,13 +193,13 @@ struct KvLoop {
 
   /// A row that has seen nothing yet takes 0 as its reference from the first open block on; a later maximum corrects it.
   /// Tested blocks need not raise it either once all rows of the warp have seen something.
-  __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&correction)[2]) {
+  __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&rescale)[2]) {
     raised = at.raises();
     if (S::keeps_tested && at.tested() && !raised)
       raised = ptx::any(ptx::min(out.rows.max[0], out.rows.max[1]) == -tile::infinity);
     if (raised) {
       ptx::path<"forward/sm90 listed edge block">();
-      wg.softmax_edge(math, block, scores, out.rows, correction, at);
+      wg.softmax_edge(math, block, scores, out.rows, rescale, at);
     } else if (S::keeps_tested && at.tested()) {
       ptx::path<"forward/sm90 listed block by its reference">();
       math.modify(scores, block * S::block_kv);

@@ -77,7 +77,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
   typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
-  float correction[2];
+  float rescale[2];
   wg.load_queries(queries);
 #pragma unroll
   for (float& x : out.O) x = 0;
@@ -96,9 +96,9 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     wg.release(wg.shared.K_empty[kv.stage]);
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
     release_biases(wg, wg.num_blocks - 1);
-    wg.softmax_edge(math, block, scores, out.rows, correction, at);
+    wg.softmax_edge(math, block, scores, out.rows, rescale, at);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
-    wg.correct(out.O, correction);
+    wg.rescale_output(out.O, rescale);
     math.pack(scores, P);
     ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);  // V has landed
     add_nonfinite<S::block_kv>(wg, out.O, ptx::shared_address(wg.shared.V[kv.stage]), block * S::block_kv, tile, math);

@@ -23,8 +23,8 @@ struct ScoreMath : ScoreOptions<config> {
   using Base::row_of, Base::key_of, Base::added_to;
   using typename Base::Shape, typename Base::Added, typename Base::Tile, typename Base::Packed;
 
-  /// Raises the running maximum of both rows by this block; `correction` is what older sums must be multiplied by.
-  __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&correction)[2]) const {
+  /// Raises the running maximum of both rows by this block; `rescale` is what older sums must be multiplied by.
+  __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&rescale)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float block_max = S[2 * r];
@@ -35,7 +35,7 @@ struct ScoreMath : ScoreOptions<config> {
       block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 1));
       block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 2));
       const float raised = ptx::max(row_max[r], block_max);
-      correction[r] = ptx::exp2((row_max[r] - finite(raised)) * exponent_scale);
+      rescale[r] = ptx::exp2((row_max[r] - finite(raised)) * exponent_scale);
       row_max[r] = raised;
     }
   }
@@ -202,9 +202,9 @@ struct ScoreMath : ScoreOptions<config> {
     return draw;
   }
 
-  /// What dropout keeps may be far below a row's reference, and is scaled up at the end: in float16 it is lifted out of the
+  /// What dropout keeps may be far below a row's reference, and is scaled up at the end: in float16 it is scaled out of the
   /// subnormal numbers. What overflows then makes O infinite, and Epilogue sees to it.
-  static constexpr float lift = features.dropout && Shape::type == Type::float16 ? 256.0f : 1.0f;
+  static constexpr float P_scale = features.dropout && Shape::type == Type::float16 ? 256.0f : 1.0f;
 
   /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
   __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
@@ -216,7 +216,7 @@ struct ScoreMath : ScoreOptions<config> {
 #pragma unroll
         for (int e = 0; e < 16; ++e) {
           const unsigned word = random[e / 8].at(row_of(e), e / 4 % 2, e % 2);
-          S[i + e] = word >= draw.dropout.threshold ? S[i + e] * lift : 0.0f;
+          S[i + e] = word >= draw.dropout.threshold ? S[i + e] * P_scale : 0.0f;
         }
       }
     }

@@ -27,7 +27,7 @@ struct WideLoop {
   Output<config>& out;
   WideProducts<config> products{wg};
   typename Warpgroup<config>::ScoreTile scores;
-  float correction[2];            // of O, by the block of the scores
+  float rescale[2];               // of O, by the block of the scores
   bool accumulate = false;        // O holds something of the tile
   bool visited_interior = false;  // where masks choose: some block was open
   ListedBlock at;                 // where masks choose: the block of the scores
@@ -100,7 +100,7 @@ struct WideLoop {
     if constexpr (!by_parts) softmax<kind>(math, block);
     math.drop(scores, draw);
     if constexpr (!safe) finish_output();
-    if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.correct(out.O, correction);
+    if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.rescale_output(out.O, rescale);
     accumulate = true;
     if constexpr (!by_parts) return keep(math, block);
     products.publish_P();
@@ -205,15 +205,15 @@ struct WideLoop {
     }
     RowState& rows = out.rows;
     float before[2] = {rows.max[0], rows.max[1]}, other[2];
-    math.raise_maximum(scores, rows.max, correction);
+    math.raise_maximum(scores, rows.max, rescale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) other[r] = rows.max[r];
     exchange(wg, other);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.max[r] = ptx::max(rows.max[r], other[r]);
-      correction[r] = ptx::exp2((before[r] - ScoreMath<config>::finite(rows.max[r])) * math.exponent_scale);
-      rows.sum[r] *= correction[r];
+      rescale[r] = ptx::exp2((before[r] - ScoreMath<config>::finite(rows.max[r])) * math.exponent_scale);
+      rows.sum[r] *= rescale[r];
     }
     math.exponentiate_any(scores, rows.max, rows.sum);
   }

@@ -96,8 +96,8 @@ struct KvLoop {
     } else {
       make_scores<true>(math, block);
     }
-    float correction[2];
-    Rows::raise(math, scores, rows, correction);
+    float rescale[2];
+    Rows::raise(math, scores, rows, rescale);
     exponentiate(math, ptx::any(Rows::is_large(math, rows))).add_to(rows);
     ptx::wgmma_pin(P);
   }
@@ -126,7 +126,7 @@ struct KvLoop {
     ptx::wgmma_pin(scores);
     wg.release(wg.shared.K_empty[k.stage]);
     make_scores<tested>(math, block);
-    float correction[2];
+    float rescale[2];
     bool raised = false;
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(O);
@@ -134,7 +134,7 @@ struct KvLoop {
     wg.release(wg.shared.V_empty[v.stage]);
     auto sums = Rows::exponentiate(math, scores, rows, P);
     if (ptx::any(sums.pass_limit() || watched)) {
-      raised = Rows::raise(math, scores, rows, correction);
+      raised = Rows::raise(math, scores, rows, rescale);
       const bool large = ptx::any(Rows::is_large(math, rows));
       if (raised || large) {
         ptx::path<"forward/sm90_fp8 probabilities again">();
@@ -143,7 +143,7 @@ struct KvLoop {
     }
     ptx::wgmma_pin(P);
     sums.add_to(rows);
-    if (raised) correct(correction);
+    if (raised) rescale_output(rescale);
   }
 
   __device__ __forceinline__ void flush() {
@@ -155,12 +155,12 @@ struct KvLoop {
     flushed = true;
   }
 
-  __device__ __forceinline__ void correct(const float (&correction)[2]) {
+  __device__ __forceinline__ void rescale_output(const float (&rescale)[2]) {
     ptx::path<"forward/sm90_fp8 raised reference">();
 #pragma unroll
-    for (int i = 0; i < S::width_v / 2; ++i) O[i] *= correction[i / 2 % 2];
+    for (int i = 0; i < S::width_v / 2; ++i) O[i] *= rescale[i / 2 % 2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) since_flush[r] *= correction[r];
+    for (int r = 0; r < 2; ++r) since_flush[r] *= rescale[r];
   }
 
   /// The output of the last block, and the sums.

@@ -24,9 +24,8 @@ struct Softmax {
   using PackedTile = unsigned[config.block_kv / 32][4];
 
   /// Raises the reference where it must be; whether it was, for any row of the warp. Older sums are then to be multiplied
-  /// by `correction`.
-  __device__ __forceinline__ static bool raise(const Math& math, const ScoreTile& S, RowState& rows,
-                                               float (&correction)[2]) {
+  /// by `rescale`.
+  __device__ __forceinline__ static bool raise(const Math& math, const ScoreTile& S, RowState& rows, float (&rescale)[2]) {
     float largest[2];
     bool passed = false;
 #pragma unroll
@@ -41,15 +40,15 @@ struct Softmax {
       largest[r] = ptx::max(largest[r], ptx::shuffle_xor(largest[r], 1));
       largest[r] = ptx::max(largest[r], ptx::shuffle_xor(largest[r], 2));
       passed = passed || (largest[r] - rows.max[r]) * math.exponent_scale > slack;  // inf - inf: nothing to raise
-      correction[r] = 1;
+      rescale[r] = 1;
     }
     if (!ptx::any(passed)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float raised = ptx::max(rows.max[r], largest[r]);
-      correction[r] = ptx::exp2((rows.max[r] - Math::finite(raised)) * math.exponent_scale);
+      rescale[r] = ptx::exp2((rows.max[r] - Math::finite(raised)) * math.exponent_scale);
       rows.max[r] = raised;
-      rows.sum[r] *= correction[r];
+      rows.sum[r] *= rescale[r];
     }
     return true;
   }

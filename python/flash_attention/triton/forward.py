@@ -41,9 +41,9 @@ def attend(acc, row_max, row_sum, Q_tile, K, V, start, stop, first_q, k_stride, 
         if MASKED:  # a row that has seen no key yet: -inf - -inf would be NaN
             shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         P = tl.exp2(S * scale_log2 - shift[:, None])
-        correction = tl.exp2(row_max - shift)
-        row_sum = row_sum * correction + tl.sum(P, 1)
-        acc = acc * correction[:, None]
+        rescale = tl.exp2(row_max - shift)
+        row_sum = row_sum * rescale + tl.sum(P, 1)
+        acc = acc * rescale[:, None]
         V_tile = load_tile(V, first_kv, v_stride, seq_kv, BLOCK_KV, HEAD_DIM, BLOCK_D, CHECK_ROWS=MASKED)
         acc = dot(P.to(V_tile.dtype), V_tile, acc)
         row_max = new_max

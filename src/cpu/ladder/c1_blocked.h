@@ -56,19 +56,19 @@ inline void attend(const Call& call, std::int64_t batch_idx, std::int64_t head_i
         S[i][j] = sum * call.scale;
       }
 
-      // Everything so far was summed relative to row_max. A larger maximum shrinks it all by the same factor.
+      // Everything so far was summed relative to row_max. A larger maximum rescales it all by the same factor.
       float new_max = row_max[i];
       for (j = 0; j < keys; ++j) new_max = std::max(new_max, S[i][j]);
-      const float shrink = new_max == -INFINITY ? 0 : std::exp(row_max[i] - new_max);
+      const float rescale = new_max == -INFINITY ? 0 : std::exp(row_max[i] - new_max);
       row_max[i] = new_max;
-      row_sum[i] *= shrink;
+      row_sum[i] *= rescale;
       for (j = 0; j < keys; ++j) {
         S[i][j] = std::exp(S[i][j] - new_max);
         row_sum[i] += S[i][j];
       }
 
       for (int d = 0; d < call.head_dim; d += 4) {
-        float *o = sum_O[i] + d, sum0 = o[0] * shrink, sum1 = o[1] * shrink, sum2 = o[2] * shrink, sum3 = o[3] * shrink;
+        float *o = sum_O[i] + d, sum0 = o[0] * rescale, sum1 = o[1] * rescale, sum2 = o[2] * rescale, sum3 = o[3] * rescale;
         for (j = 0; j < keys; ++j) {
           const float p = S[i][j], *v = V[kv_begin + j] + d;
           sum0 += p * v[0];

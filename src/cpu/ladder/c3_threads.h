@@ -80,9 +80,9 @@ inline void softmax(Scratch& scratch, int keys, int dim) {
       store(scratch.S[j] + lane, p);
       sum += p;
     }
-    const Vec shrink = exp2(old_max - origin);
-    for (int d = 0; d < dim; ++d) store(scratch.Ot[d] + lane, load(scratch.Ot[d] + lane) * shrink);
-    store(scratch.row_sum + lane, load(scratch.row_sum + lane) * shrink + sum);
+    const Vec rescale = exp2(old_max - origin);
+    for (int d = 0; d < dim; ++d) store(scratch.Ot[d] + lane, load(scratch.Ot[d] + lane) * rescale);
+    store(scratch.row_sum + lane, load(scratch.row_sum + lane) * rescale + sum);
     store(scratch.row_max + lane, new_max);
   }
 }

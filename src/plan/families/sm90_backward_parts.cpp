@@ -38,7 +38,7 @@ std::string reject_sm90_backward_part(const Problem& p, const DeviceInfo& device
   if (p.bias.present || p.sink || p.program_gradients != 0) return "parts have no gradients but those of q, k and v";
   if (!adds_to_dq(lay_out_sm90_backward(p, device, false))) return "blocks cannot add to dQ in any order";
   if (is_block && lay_out_sm90_backward(p, device, true).num_splits > 1)
-    return "few key heads: their groups are divided between tasks";
+    return "few key heads: their groups are split between tasks";
   const std::int64_t end = part.first + p.seq_q;
   if (end > part.rows || (!is_block && p.seq_q != part.rows)) return "the problem has other rows than the part";
   // Tiles are added as a whole: they must not reach into rows behind the block.
