@@ -45,14 +45,14 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
 constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
   const Features& f = config.features;
   const bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
-  const bool crowded = f.softcap && f.bias && f.alibi && f.dropout;  // spills with words, 8 bytes at head_dim 128
+  const bool spills = f.softcap && f.bias && f.alibi && f.dropout;  // spills with words, 8 bytes at head_dim 128
   const bool from_rows = f.hidden_bounds == 1 || f.hidden_bounds == 4;
-  return (f.mask_program || f.mask_map || from_rows) && config.block_q == 128 && !wide && !crowded;
+  return (f.mask_program || f.mask_map || from_rows) && config.block_q == 128 && !wide && !spills;
 }
 
 /// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes
 /// no more of them. Next to words of masks there is little room.
-constexpr int forward_sm90_remembered_tiles(const ForwardConfig& config) {
+constexpr int forward_sm90_tiles_kept(const ForwardConfig& config) {
   return forward_sm90_has_mask_words(config) ? 64 : 256;
 }
 

@@ -11,10 +11,10 @@ struct Ints {
   long long lo, hi;
 };
 
-/// Floats. `odd`: NaN is possible.
+/// Floats.
 struct Reals {
   double lo, hi;
-  bool odd;
+  bool may_be_nan;  // in addition to lo .. hi
 };
 
 /// Bools: which of both can occur.
@@ -92,44 +92,44 @@ constexpr Ints logical_not(Ints x) { return {-1 - x.hi, -1 - x.lo}; }
 
 // floats: an operation may round, so its bounds give way a little
 
-constexpr Reals rounded(double lo, double hi, bool odd) {
+constexpr Reals rounded(double lo, double hi, bool may_be_nan) {
   const double far = 3e38, slack = 1e-6;
   if (!(lo > -far) || !(hi < far)) return {-unbounded, unbounded, true};
-  return {lo - slack * (lo < 0 ? -lo : lo) - 1e-37, hi + slack * (hi < 0 ? -hi : hi) + 1e-37, odd};
+  return {lo - slack * (lo < 0 ? -lo : lo) - 1e-37, hi + slack * (hi < 0 ? -hi : hi) + 1e-37, may_be_nan};
 }
-constexpr Reals add(Reals x, Reals y) { return rounded(x.lo + y.lo, x.hi + y.hi, x.odd || y.odd); }
-constexpr Reals sub(Reals x, Reals y) { return rounded(x.lo - y.hi, x.hi - y.lo, x.odd || y.odd); }
+constexpr Reals add(Reals x, Reals y) { return rounded(x.lo + y.lo, x.hi + y.hi, x.may_be_nan || y.may_be_nan); }
+constexpr Reals sub(Reals x, Reals y) { return rounded(x.lo - y.hi, x.hi - y.lo, x.may_be_nan || y.may_be_nan); }
 constexpr Reals mul(Reals x, Reals y) {
-  const double most = more(more(x.hi, -x.lo), 0.0) * more(more(y.hi, -y.lo), 0.0);
-  if (!(most < 1e38)) return any_real();
+  const double product = more(more(x.hi, -x.lo), 0.0) * more(more(y.hi, -y.lo), 0.0);
+  if (!(product < 1e38)) return any_real();
   const double a = x.lo * y.lo, b = x.lo * y.hi, c = x.hi * y.lo, d = x.hi * y.hi;
-  return rounded(less(less(a, b), less(c, d)), more(more(a, b), more(c, d)), x.odd || y.odd);
+  return rounded(less(less(a, b), less(c, d)), more(more(a, b), more(c, d)), x.may_be_nan || y.may_be_nan);
 }
 constexpr Reals div(Reals x, Reals y) {
   if (!(y.lo > 1e-30) && !(y.hi < -1e-30)) return any_real();
-  return mul(x, Reals{1 / y.hi, 1 / y.lo, y.odd});
+  return mul(x, Reals{1 / y.hi, 1 / y.lo, y.may_be_nan});
 }
-constexpr Reals neg(Reals x) { return {-x.hi, -x.lo, x.odd}; }
+constexpr Reals neg(Reals x) { return {-x.hi, -x.lo, x.may_be_nan}; }
 constexpr Reals abs(Reals x) {
   if (x.lo >= 0) return x;
-  return x.hi <= 0 ? neg(x) : Reals{0, more(-x.lo, x.hi), x.odd};
+  return x.hi <= 0 ? neg(x) : Reals{0, more(-x.lo, x.hi), x.may_be_nan};
 }
-constexpr Reals min(Reals x, Reals y) { return {less(x.lo, y.lo), less(x.hi, y.hi), x.odd || y.odd}; }
-constexpr Reals max(Reals x, Reals y) { return {more(x.lo, y.lo), more(x.hi, y.hi), x.odd || y.odd}; }
+constexpr Reals min(Reals x, Reals y) { return {less(x.lo, y.lo), less(x.hi, y.hi), x.may_be_nan || y.may_be_nan}; }
+constexpr Reals max(Reals x, Reals y) { return {more(x.lo, y.lo), more(x.hi, y.hi), x.may_be_nan || y.may_be_nan}; }
 
 // comparisons
 
-constexpr bool is_odd(Ints) { return false; }
-constexpr bool is_odd(Reals x) { return x.odd; }
+constexpr bool may_be_nan(Ints) { return false; }
+constexpr bool may_be_nan(Reals x) { return x.may_be_nan; }
 
 template <class T>
 constexpr Bools lt(T x, T y) {
-  if (is_odd(x) || is_odd(y)) return any_bool();
+  if (may_be_nan(x) || may_be_nan(y)) return any_bool();
   return {x.lo < y.hi, x.hi >= y.lo};
 }
 template <class T>
 constexpr Bools le(T x, T y) {
-  if (is_odd(x) || is_odd(y)) return any_bool();
+  if (may_be_nan(x) || may_be_nan(y)) return any_bool();
   return {x.lo <= y.hi, x.hi > y.lo};
 }
 template <class T>
@@ -142,7 +142,7 @@ constexpr Bools ge(T x, T y) {
 }
 template <class T>
 constexpr Bools eq(T x, T y) {
-  if (is_odd(x) || is_odd(y)) return any_bool();
+  if (may_be_nan(x) || may_be_nan(y)) return any_bool();
   return {x.lo <= y.hi && y.lo <= x.hi, x.lo != x.hi || y.lo != y.hi || x.lo != y.lo};
 }
 
@@ -161,7 +161,7 @@ constexpr Bools logical_xor(Bools x, Bools y) {
 }
 
 constexpr Ints either(Ints x, Ints y) { return {less(x.lo, y.lo), more(x.hi, y.hi)}; }
-constexpr Reals either(Reals x, Reals y) { return {less(x.lo, y.lo), more(x.hi, y.hi), x.odd || y.odd}; }
+constexpr Reals either(Reals x, Reals y) { return {less(x.lo, y.lo), more(x.hi, y.hi), x.may_be_nan || y.may_be_nan}; }
 constexpr Bools either(Bools x, Bools y) { return {x.can_be_true || y.can_be_true, x.can_be_false || y.can_be_false}; }
 template <class T>
 constexpr T where(Bools condition, T yes, T no) {
@@ -189,14 +189,14 @@ constexpr int piece_end(int begin, int end, int period) {
 constexpr long long num_pieces(int begin, int end, int period) {
   return period <= 0 ? 1 : (end - 1) / period - begin / period + 1;
 }
-constexpr int most_pieces = 64;
+constexpr int max_pieces = 64;
 
 /// seen(i_begin, i_end, j_begin, j_end) of a tile, and of its pieces where it says neither always nor never.
 template <class Seen>
 constexpr Bools in_pieces(int i_begin, int i_end, int j_begin, int j_end, int i_period, int j_period, Seen seen) {
   const Bools whole = seen(i_begin, i_end, j_begin, j_end);
   const long long pieces = num_pieces(i_begin, i_end, i_period) * num_pieces(j_begin, j_end, j_period);
-  if (!whole.can_be_true || !whole.can_be_false || pieces == 1 || pieces > most_pieces) return whole;
+  if (!whole.can_be_true || !whole.can_be_false || pieces == 1 || pieces > max_pieces) return whole;
   Bools found{false, false};
   for (int i = i_begin; i < i_end; i = piece_end(i, i_end, i_period)) {
     for (int j = j_begin; j < j_end; j = piece_end(j, j_end, j_period)) {
@@ -217,7 +217,7 @@ constexpr Reals to_float(Ints x) {
 constexpr Reals to_float(Bools x) { return {x.can_be_false ? 0.0 : 1.0, x.can_be_true ? 1.0 : 0.0, false}; }
 constexpr Ints to_int(Bools x) { return {x.can_be_false ? 0 : 1, x.can_be_true ? 1 : 0}; }
 constexpr Ints to_int(Reals x) {
-  if (x.odd || x.lo < -2e9 || x.hi > 2e9) return any_int();
+  if (x.may_be_nan || x.lo < -2e9 || x.hi > 2e9) return any_int();
   return {static_cast<long long>(x.lo), static_cast<long long>(x.hi)};
 }
 

@@ -28,11 +28,11 @@ constexpr KeyBounds no_bounds() {
 /// A key's interval: [begin, end), which may be empty.
 constexpr void take_interval(KeyBounds& bounds, int which, int begin, int end) {
   const bool empty = begin >= end;
-  const int least = empty ? last_row : begin, most = empty ? -last_row : end;  // an empty one hides nothing
-  if (least > bounds.begin_max[which]) bounds.begin_max[which] = least;
-  if (most < bounds.end_min[which]) bounds.end_min[which] = most;
-  if (least < bounds.begin_min[which]) bounds.begin_min[which] = least;
-  if (most > bounds.end_max[which]) bounds.end_max[which] = most;
+  const int low = empty ? last_row : begin, high = empty ? -last_row : end;  // an empty one hides nothing
+  if (low > bounds.begin_max[which]) bounds.begin_max[which] = low;
+  if (high < bounds.end_min[which]) bounds.end_min[which] = high;
+  if (low < bounds.begin_min[which]) bounds.begin_min[which] = low;
+  if (high > bounds.end_max[which]) bounds.end_max[which] = high;
 }
 
 /// A key's bounds as Problem::hidden_rows has them: 1, 2 or 4 numbers.

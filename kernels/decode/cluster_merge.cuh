@@ -27,7 +27,7 @@ struct ClusterMerge : MergeParts<config> {
   static constexpr int statistics_offset = config.block_q * config.head_dim_v;
 
   /// The barriers, for warps and blocks that have no part.
-  __device__ __forceinline__ static void stand_by() {
+  __device__ __forceinline__ static void arrive_without_part() {
     if constexpr (in_cluster) {
       __syncwarp();
       ptx::cluster_arrive_relaxed();

@@ -40,8 +40,8 @@ struct Attend : Scoring<config> {
 
   /// Few KV blocks raise a maximum. To see that takes a register, which options do not leave.
   __device__ __forceinline__ void rescale_output(const float (&rescale)[2]) {
-    constexpr bool looks = tile::Score<features>::linear && !features.mask;
-    if (looks && !ptx::any(rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
+    constexpr bool skips_ones = tile::Score<features>::linear && !features.mask;
+    if (skips_ones && !ptx::any(rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) O[i] *= rescale[i / 2 % 2];
   }

@@ -205,7 +205,7 @@ struct CodeProducer {
     look_up(cursor);
     issue(0);
     int issued = 1, fetched = 0;  // KV blocks
-    const auto look_further = [&] {
+    const auto prefetch_next = [&] {
       if (fetched == issued || issued == count) return;
       fetched = issued;
       prefetch(cursor);
@@ -214,27 +214,27 @@ struct CodeProducer {
     for (int n = 0; n < count; ++n) {
       const int stage = n % mla_stages;
       bool ahead = n + 1 == count;  // the copies of block n + 1 are issued, or there is none
-      bool issued_ahead = false;    // in this turn
-      const auto look_ahead = [&](bool wait) {
+      bool issued_now = false;      // in this iteration
+      const auto issue_next = [&](bool wait) {
         if (ahead || (!wait && !has_room(n + 1))) return;
         if (wait) {
           for (auto& empty : shared.empty[stage ^ 1]) ptx::mbarrier_wait(empty, (n + 1) / mla_stages % 2 ^ 1);
         }
         issue(n + 1);
-        ahead = issued_ahead = true, ++issued;
+        ahead = issued_now = true, ++issued;
       };
 #pragma unroll 1
       for (int part = 0; part < 2; ++part) {
-        look_ahead(false);
-        wait_for(part, issued_ahead);
+        issue_next(false);
+        wait_for(part, issued_now);
         finish<panels_of_half>(stage, part);
-        look_further();
+        prefetch_next();
       }
-      look_ahead(false);
-      wait_for(2, issued_ahead);
+      issue_next(false);
+      wait_for(2, issued_now);
       finish<1>(stage, 2);
-      look_further();
-      look_ahead(true);
+      prefetch_next();
+      issue_next(true);
     }
   }
 };

@@ -62,7 +62,7 @@ struct DecodeSm90 {
   // Producers: a warp for K and one for V; of small pages, which are many boxes, two for each.
   static constexpr int producer_warps = decode_producer_threads / 32, sharers = features.paged ? producer_warps / 2 : 1;
   // Named barriers: of all, of the warps that share K, of those that share V.
-  static constexpr int meeting = 2, of_sharers = 3, all_threads = 32 * (config.num_warps + 2 * sharers);
+  static constexpr int barrier_ready = 2, barrier_sharers = 3, all_threads = 32 * (config.num_warps + 2 * sharers);
 
   /// One producer warp's part of K or of V.
   struct Producer {
@@ -169,8 +169,8 @@ struct DecodeSm90 {
     const decode::Run<config> run(args);
     if (run.begin == run.end) return;
     __syncwarp();  // the barriers are initialised
-    if constexpr (sharers > 1) ptx::barrier_sync_apart(of_sharers + warp % 2, 32 * sharers);
-    ptx::barrier_arrive(meeting, all_threads);
+    if constexpr (sharers > 1) ptx::barrier_sync_apart(barrier_sharers + warp % 2, 32 * sharers);
+    ptx::barrier_arrive(barrier_ready, all_threads);
     producer.produce(run);
   }
 
@@ -179,13 +179,13 @@ struct DecodeSm90 {
     if (warp >= config.num_warps) {
       if constexpr (registers.producer > 0) ptx::registers_decrease<registers.producer>();
       if (warp - config.num_warps < 2 * sharers) produce(warp - config.num_warps);
-      return Consumer::Finish::stand_by();
+      return Consumer::Finish::arrive_without_part();
     }
     if constexpr (registers.consumer > 0) ptx::registers_increase<registers.consumer>();
     const decode::Run<config> run(args);
-    if (run.begin == run.end) return Consumer::Finish::stand_by();
+    if (run.begin == run.end) return Consumer::Finish::arrive_without_part();
     Consumer consumer(args, storage, run);
-    ptx::barrier_sync(meeting, all_threads);  // the barriers are initialised
+    ptx::barrier_sync(barrier_ready, all_threads);  // the barriers are initialised
     Gate gate{barriers, tile::PipelineState<stages>{0}};
 #pragma unroll 1
     for (int position = run.begin; position < run.end; ++position) {

@@ -27,7 +27,7 @@ struct Votes {
     ptx::Vector<unsigned, 2> result;
 #pragma unroll
     for (int r = 0; r < 2; ++r) result[r] = of_keys ? queries_of(kv_begin + row + 8 * r) : keys_of(q_begin + row + 8 * r);
-    if constexpr (asks_masks) ask_masks(result.values);
+    if constexpr (has_masks) apply_masks(result.values);
     return result;
   }
 
@@ -69,7 +69,7 @@ struct Votes {
   __device__ __forceinline__ int last_key() const { return tile::max(score.visible_kv - 1, 0); }
   __device__ __forceinline__ int last_query() const { return score.len_q - 1; }
 
-  static constexpr bool asks_masks =
+  static constexpr bool has_masks =
       features.mask || features.block_mask || features.mask_program || (features.hidden_bounds != 0 && !of_keys);
 
   /// What the masks know of a query and of a key.
@@ -108,8 +108,9 @@ struct Votes {
 
   /// Takes what the masks hide of the warp's 16 rows out of `visible`. A lane asks for two columns, one row after another,
   /// of which each lane knows one; a vote makes the words of a row.
-  __device__ __forceinline__ void ask_masks(unsigned (&visible)[2]) const {
-    constexpr bool asks_more = features.block_mask || features.mask_program || (!of_keys && features.hidden_bounds != 0);
+  __device__ __forceinline__ void apply_masks(unsigned (&visible)[2]) const {
+    constexpr bool has_more_masks =
+        features.block_mask || features.mask_program || (!of_keys && features.hidden_bounds != 0);
     constexpr int unrolled = features.mask_program ? 2 : 8;  // a program takes its time to compile
     const int own = row % 8, lane = 4 * own + column / 2;
     const int first_key = kv_begin + (of_keys ? row / 16 * 16 : 2 * lane);
@@ -133,14 +134,14 @@ struct Votes {
       for (int k = 0; k < 8; ++k) {
         KnownKey key = keys[0];
         KnownQuery query = queries[0];
-        if constexpr (of_keys && asks_more) key = tile::known_by(keys[0], 8 * r + k);
-        if constexpr (!of_keys && asks_more) query = tile::known_by(queries[0], 8 * r + k);
+        if constexpr (of_keys && has_more_masks) key = tile::known_by(keys[0], 8 * r + k);
+        if constexpr (!of_keys && has_more_masks) query = tile::known_by(queries[0], 8 * r + k);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           bool sees = true;
           if constexpr (features.mask && of_keys) sees = (shown[e] >> (8 * r + k) & 1) != 0;
           if constexpr (features.mask && !of_keys) sees = (bytes[k] >> 8 * e & 255u) != 0;
-          if constexpr (asks_more) sees = sees && masks_show(of_keys ? queries[e] : query, of_keys ? key : keys[e]);
+          if constexpr (has_more_masks) sees = sees && masks_show(of_keys ? queries[e] : query, of_keys ? key : keys[e]);
           const unsigned word = ptx::ballot(sees);  // bit l: of column 2 l + e
           found[e] = own == k ? word : found[e];
         }

@@ -11,11 +11,11 @@ namespace flash_attention {
 
 template <abi::MicroConfig config>
 __device__ __forceinline__ void micro_handoff(const abi::AttentionArgs& args) {
-  auto& turns = ptx::shared_storage<ptx::Mbarrier[2]>();
+  auto& ready = ptx::shared_storage<ptx::Mbarrier[2]>();
   const int mine = threadIdx.x / 128, other = 1 - mine;
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init(turns[0], 1);
-    ptx::mbarrier_init(turns[1], 1);
+    ptx::mbarrier_init(ready[0], 1);
+    ptx::mbarrier_init(ready[1], 1);
     ptx::mbarrier_init_fence();
   }
   const micro::Clock clock(args);
@@ -25,9 +25,9 @@ __device__ __forceinline__ void micro_handoff(const abi::AttentionArgs& args) {
       if (i > 0 || mine == 1) ptx::barrier_sync(1 + mine, 256);
       ptx::barrier_arrive(1 + other, 256);
     } else {
-      if (mine == 1 || i > 0) ptx::mbarrier_wait(turns[mine], (mine == 1 ? i : i - 1) % 2);
+      if (mine == 1 || i > 0) ptx::mbarrier_wait(ready[mine], (mine == 1 ? i : i - 1) % 2);
       __syncwarp();
-      if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(turns[other]);
+      if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(ready[other]);
     }
   }
   if (config.named && mine == 0) ptx::barrier_sync(1, 256);  // no arrival is left over

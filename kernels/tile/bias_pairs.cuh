@@ -16,7 +16,7 @@ struct BiasPairs {
   using Bias = typename Score<features>::Bias;
   using Pair = ptx::Vector<Bias, 2>;
   static constexpr bool present = features.bias && count > 0;
-  static_assert(!present || !transposed || sizeof(Bias) == 2, "the instruction turns 16 bits");
+  static_assert(!present || !transposed || sizeof(Bias) == 2, "the instruction transposes 16 bits");
   static constexpr int num_pairs = present ? count / 2 : 1;
 
   Pair pairs[num_pairs];
@@ -59,7 +59,7 @@ struct BiasPairs {
   }
 
   /// Once, when loaded biases are wanted: they go to the threads that have their scores.
-  __device__ __forceinline__ void turn() {
+  __device__ __forceinline__ void transpose() {
     if constexpr (present && transposed) {
 #pragma unroll
       for (Pair& pair : pairs) pair = __builtin_bit_cast(Pair, ptx::transpose_8x8(__builtin_bit_cast(unsigned, pair)));

@@ -14,7 +14,7 @@
 
 namespace flash_attention::tile {
 
-/// Elements (0, 1) and (2, 3) of the register; in turn: (0, 2) and (1, 3).
+/// Elements (0, 1) and (2, 3) of the register; even_odd: (0, 2) and (1, 3).
 struct TwoPairs {
   unsigned first;
   unsigned second;
@@ -29,14 +29,14 @@ __device__ __forceinline__ unsigned e4m3_in_upper_bytes(unsigned codes) {
 }
 
 /// float8 as pairs of float16.
-template <Type code, bool in_turn>
+template <Type code, bool even_odd>
 __device__ __forceinline__ TwoPairs to_half_pairs(unsigned codes) {
-  constexpr unsigned first = in_turn ? 0x2404u : 0x1404u, second = in_turn ? 0x3414u : 0x3424u;  // into upper bytes
+  constexpr unsigned first = even_odd ? 0x2404u : 0x1404u, second = even_odd ? 0x3414u : 0x3424u;  // into upper bytes
   if constexpr (code == Type::e5m2) {
     return {ptx::permute_bytes(codes, 0, first), ptx::permute_bytes(codes, 0, second)};
   } else {
 #if __CUDA_ARCH__ >= 890
-    if (in_turn) codes = ptx::permute_bytes(codes, 0, 0x3120u);
+    if (even_odd) codes = ptx::permute_bytes(codes, 0, 0x3120u);
     return {ptx::e4m3_to_half_pair(static_cast<unsigned short>(codes)), ptx::e4m3_to_half_pair(ptx::upper_half(codes))};
 #else
     return {e4m3_in_upper_bytes(ptx::permute_bytes(codes, 0, first)),
@@ -56,20 +56,20 @@ __device__ __forceinline__ unsigned int8_pair(unsigned bytes) {
   }
 }
 
-template <Type code, Type type, bool in_turn = false>
+template <Type code, Type type, bool even_odd = false>
 __device__ __forceinline__ TwoPairs to_pairs(unsigned codes) {
   if constexpr (code == Type::int8) {
     constexpr unsigned large = type == Type::float16 ? 0x64646464u : 0x43434343u;
-    return {int8_pair<type>(ptx::permute_bytes(codes, large, in_turn ? 0x4240u : 0x4140u)),
-            int8_pair<type>(ptx::permute_bytes(codes, large, in_turn ? 0x4341u : 0x4342u))};
+    return {int8_pair<type>(ptx::permute_bytes(codes, large, even_odd ? 0x4240u : 0x4140u)),
+            int8_pair<type>(ptx::permute_bytes(codes, large, even_odd ? 0x4341u : 0x4342u))};
   } else if constexpr (type == Type::float16) {
-    return to_half_pairs<code, in_turn>(codes);
+    return to_half_pairs<code, even_odd>(codes);
   } else {  // any two of the floats make a pair
     constexpr Type half = Type::float16;
     const TwoPairs halves = to_half_pairs<code, false>(codes);
     const float value[4] = {ptx::unpack_low<half>(halves.first), ptx::unpack_high<half>(halves.first),
                             ptx::unpack_low<half>(halves.second), ptx::unpack_high<half>(halves.second)};
-    constexpr int second = in_turn ? 2 : 1;
+    constexpr int second = even_odd ? 2 : 1;
     return {ptx::pack<type>(value[0], value[second]), ptx::pack<type>(value[3 - second], value[3])};
   }
 }

@@ -161,7 +161,7 @@ __device__ __forceinline__ bool element_bool(const void* data, int place) {
 }
 
 // What a tensor holds where its indices are in ranges. Only the last axis may span, and no more than so many elements.
-constexpr int most_elements = 1024;
+constexpr int max_elements = 1024;
 
 struct Span {
   int place;
@@ -183,7 +183,7 @@ __device__ __forceinline__ Span span(const int* sizes, Ranges... ranges) {
     result.count = known ? hi - lo + 1 : 0;
   };
   (add_axis(ranges), ...);
-  if (result.count > most_elements) result.count = 0;
+  if (result.count > max_elements) result.count = 0;
   return result;
 }
 

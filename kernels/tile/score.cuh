@@ -92,13 +92,13 @@ struct Score : Visibility<features> {
     if constexpr (features.score_program) return bounded(program.score(score, row, key));
     return score;
   }
-  /// The same; slope is multiplied by the derivative. beside_lse: the bounded lse comes off it, which makes 0 of what is
+  /// The same; slope is multiplied by the derivative. minus_lse: the bounded lse comes off it, which makes 0 of what is
   /// far below, bounded or not.
-  template <bool beside_lse = false>
+  template <bool minus_lse = false>
   __device__ __forceinline__ float programmed(float score, int i, int j, float& slope) const {
     if constexpr (!features.score_program) return score;
     if constexpr (features.score_program) score = program.score(score, program.row(i), program.key(j), slope);
-    return beside_lse && may_be_huge ? ptx::min_or_nan(score, largest_score) : bounded(score);
+    return minus_lse && may_be_huge ? ptx::min_or_nan(score, largest_score) : bounded(score);
   }
   static constexpr bool may_be_huge = features.score_program && Program<features.score_program>::largest > largest_score;
   __device__ __forceinline__ static float bounded(float score) {

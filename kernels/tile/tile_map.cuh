@@ -163,7 +163,7 @@ struct VisibleTiles {
   template <typename IsSeen>
   __device__ __forceinline__ int next(int tile, int end, const IsSeen& is_seen) {
     while (tile < end) {
-      look(tile, is_seen);
+      test_32_tiles(tile, is_seen);
       const unsigned left = seen >> (tile - base);
       if (left != 0) return min(tile + ptx::trailing_zeros(left), end);
       tile = base + 32;
@@ -175,7 +175,7 @@ struct VisibleTiles {
   template <typename IsSeen>
   __device__ __forceinline__ int previous(int tile, int begin, const IsSeen& is_seen) {
     while (tile >= begin) {
-      look(tile, is_seen);
+      test_32_tiles(tile, is_seen);
       const unsigned left = seen << (31 - (tile - base));
       if (left != 0) return max(tile - ptx::leading_zeros(left), begin - 1);
       tile = base - 1;
@@ -185,7 +185,7 @@ struct VisibleTiles {
 
  private:
   template <typename IsSeen>
-  __device__ __forceinline__ void look(int tile, const IsSeen& is_seen) {
+  __device__ __forceinline__ void test_32_tiles(int tile, const IsSeen& is_seen) {
     if (base == tile / 32 * 32) return;
     base = tile / 32 * 32;
     seen = ptx::ballot(is_seen(base + static_cast<int>(threadIdx.x % 32)));

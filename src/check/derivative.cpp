@@ -43,9 +43,9 @@ Derivative by_product(const Call& call, const Score& s, double p, double kept, c
                       const double* v) {
   const double scale = *call.problem.scale;
   const Derivative of_score = by_score(call, p, kept, up, dout, v);
-  Derivative d{of_score.value * scale * s.bend, 0};
+  Derivative d{of_score.value * scale * s.derivative, 0};
   d.error = std::fabs(d.value) * (unit_of(call.problem.dtype) + 2 * s.error) + of_score.error * std::fabs(scale) +
-            std::fabs(of_score.value * scale) * s.bend_error;
+            std::fabs(of_score.value * scale) * s.derivative_error;
   return d;
 }
 

@@ -41,11 +41,11 @@ Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const doubl
   s.error = float32_unit * (4 + std::sqrt(static_cast<double>(p_.head_dim))) * std::fabs(scale) * size;
   if (p_.q_dtype.value_or(p_.dtype) != p_.dtype) s.error += 0x1p-11 * std::fabs(scale) * size;  // 14 bits of 8-bit products
   if (p_.softcap > 0) {
-    const double bent = std::tanh(s.value / p_.softcap);
-    s.value = p_.softcap * bent;
-    s.bend = 1 - bent * bent;
+    const double tanh = std::tanh(s.value / p_.softcap);
+    s.value = p_.softcap * tanh;
+    s.derivative = 1 - tanh * tanh;
     s.error += p_.softcap * tanh_error;
-    s.bend_error = 2 * tanh_error;
+    s.derivative_error = 2 * tanh_error;
   }
   const double distance = std::fabs(static_cast<double>(i + sequence_.len_kv - sequence_.len_q - j));
   s.value += bias - slope_ * distance;
@@ -62,8 +62,8 @@ void Scores::add(std::vector<Score>& scores, Score s) const {
     s.error = result.score.error;
     s.slope = result.slope.real;
     s.slope_error = result.slope.error;
-    s.bend_error = s.bend_error * std::fabs(s.slope) + s.slope_error * std::fabs(s.bend);
-    s.bend *= s.slope;
+    s.derivative_error = s.derivative_error * std::fabs(s.slope) + s.slope_error * std::fabs(s.derivative);
+    s.derivative *= s.slope;
   }
   scores.push_back(s);
 }

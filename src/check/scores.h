@@ -13,10 +13,10 @@ constexpr std::int64_t rows_at_once = 512;  // that are read
 struct Score {
   std::int64_t i = 0, j = 0;  // in the sequence
   double value = 0;
-  double bend = 1;   // its derivative by scale * q.k, which softcap and a program change
-  double slope = 1;  // its derivative by the score that a program is given
-  double error = 0;  // how far the value of a kernel may be from this one
-  double bend_error = 0;
+  double derivative = 1;  // its derivative by scale * q.k, which softcap and a program change
+  double slope = 1;       // its derivative by the score that a program is given
+  double error = 0;       // how far the value of a kernel may be from this one
+  double derivative_error = 0;
   double slope_error = 0;
 };
 

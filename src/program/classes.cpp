@@ -14,7 +14,7 @@ namespace {
 
 namespace interval = abi::interval;
 
-constexpr std::int64_t most_elements = 1024;  // that are looked at for one load of one tile
+constexpr std::int64_t max_elements = 1024;  // that are looked at for one load of one tile
 
 template <class T>
 T element_at(const void* data, std::int64_t index) {
@@ -164,7 +164,7 @@ Range Classes::load(const Node& node, const std::vector<Range>& ranges) const {
     place = place * size + lo;
     count = hi - lo + 1;
   }
-  if (count > most_elements) return unknown();
+  if (count > max_elements) return unknown();
   Range range = {.ints = {interval::largest, interval::smallest},
                  .reals = {interval::unbounded, -interval::unbounded, false},
                  .bools = {false, false}};

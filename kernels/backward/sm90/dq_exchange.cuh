@@ -74,7 +74,7 @@ struct DqExchange {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;
       bias = Math::load_bias(score, here.q_begin, kv_begin, fresh_thread());
       Math::Bias::template prefetch<tile_rows, tile_rows>(score, here.q_begin + 3 * tile_rows, kv_begin, fresh_thread());
-      if constexpr (config.bias_boxes) bias.turn();
+      if constexpr (config.bias_boxes) bias.transpose();
     }
   }
 

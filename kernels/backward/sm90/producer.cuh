@@ -85,7 +85,7 @@ struct alignas(8) Step {
   int key_tile;          // that accumulates into dQ
 
   template <BackwardConfig config>
-  __device__ __forceinline__ void look(const AttentionArgs& args, const Task<config>& task) {
+  __device__ __forceinline__ void classify(const AttentionArgs& args, const Task<config>& task) {
     const tile::Score<config.features> score(args, task.sequence, head_idx);
     hidden = edge = 0;
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       described.head_idx = head_idx;
       described.q_begin = q_tile * tile_rows;
       described.padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + described.q_begin;
-      described.look<config>(args, task);
+      described.classify<config>(args, task);
       if constexpr (S::ordered) described.key_tile = task.kv_begin / config.block_kv;
       await_slot();
       const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;

@@ -26,7 +26,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   using Bias = tile::BiasPairs<features, sizeof(typename tile::Score<features>::Bias) == 2 ? count : 0, rows == Rows::keys>;
   static constexpr bool needs_places = features.score_program || (features.bias && !Bias::present);
 
-  mutable Bias bias{};  // of the tile, as loaded, where it has 16 bits; probabilities() turns it
+  mutable Bias bias{};  // of the tile, as loaded, where it has 16 bits; probabilities() transposes it
 
   using Pair = ptx::Vector<float, 2>;
 
@@ -43,7 +43,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     return result;
   }
 
-  /// The same from 64 rows of queries in shared memory (Rows::keys); they need no turn.
+  /// The same from 64 rows of queries in shared memory (Rows::keys); they need no transposition.
   __device__ __forceinline__ static void read_bias(Bias& bias, const void* box, int thread) {
     // Of 16 queries and a warp's 16 keys: queries 0 to 7 of the first eight keys and of the others, then queries 8 to 15.
     const int warp = thread / 32, lane = thread % 32, query = lane % 8 + lane / 16 * 8, piece = 2 * warp + lane / 8 % 2;
@@ -67,15 +67,15 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   /// probabilities after dropout and without that slope. The marks have been made, best under the products before.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
-    if constexpr (!config.bias_boxes) bias.turn();
+    if constexpr (!config.bias_boxes) bias.transpose();
     if (edge) {  // one branch for the tile, not one for each score
-      weigh_tile<true, true>(S, marks, lse2, take);
-    } else if (bends_little(S)) {
-      weigh_tile<false, false, Bend::little>(S, marks, lse2, take);
+      exponentiate_tile<true, true>(S, marks, lse2, take);
+    } else if (argument_is_small(S)) {
+      exponentiate_tile<false, false, CapArgument::small>(S, marks, lse2, take);
     } else if (Bias::present && bias.some_large()) {
-      weigh_tile<false, true>(S, marks, lse2, take);
+      exponentiate_tile<false, true>(S, marks, lse2, take);
     } else {
-      weigh_tile<false, false>(S, marks, lse2, take);
+      exponentiate_tile<false, false>(S, marks, lse2, take);
     }
   }
 
@@ -95,10 +95,10 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   template <typename Lse2, typename Delta>
   __device__ __forceinline__ void operands(Tile& S, Tile& dP, const Marks& marks, Lse2 lse2, Delta delta, Packed& P,
                                            Packed& dS) const {
-    if (tests_bend ? !bends_little(S) || edge : edge) {  // scores that bend are rare: they are tested like those of edges
+    if ((tests_argument && !argument_is_small(S)) || edge) {  // large ones are rare: they are tested like those of edges
       operands_of_tile<true>(S, dP, marks, lse2, delta, P, dS);
     } else {
-      operands_of_tile<false, tests_bend ? Bend::little : Bend::any>(S, dP, marks, lse2, delta, P, dS);
+      operands_of_tile<false, tests_argument ? CapArgument::small : CapArgument::any>(S, dP, marks, lse2, delta, P, dS);
     }
   }
 
@@ -111,34 +111,34 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
  private:
   /// Whether no score of the warp is beyond a quarter of the soft cap: a polynomial is its tanh there, and the special
   /// function unit has one exponential a score instead of three.
-  enum class Bend { any, little };
+  enum class CapArgument { any, small };
   static constexpr bool no_room = Shape<config>::short_of_registers && Shape<config>::next_sequence_rows;
-  static constexpr bool tests_bend = features.softcap && !features.score_program && !no_room;
-  __device__ __forceinline__ bool bends_little(const Tile& S) const {
-    if constexpr (!tests_bend) return false;
+  static constexpr bool tests_argument = features.softcap && !features.score_program && !no_room;
+  __device__ __forceinline__ bool argument_is_small(const Tile& S) const {
+    if constexpr (!tests_argument) return false;
     return ptx::all(tile::largest_magnitude(S) * ptx::abs(score.scale) <= 0.25f * score.softcap);
   }
 
-  template <bool some_hidden, Bend bend = Bend::any, typename Lse2, typename Delta>
+  template <bool some_hidden, CapArgument argument = CapArgument::any, typename Lse2, typename Delta>
   __device__ __forceinline__ void operands_of_tile(Tile& S, Tile& dP, const Marks& marks, Lse2 lse2, Delta delta, Packed& P,
                                                    Packed& dS) const {
-    weigh_tile<some_hidden, bend == Bend::any, bend>(S, marks, lse2, [&](int i, float p, float q) {
+    exponentiate_tile<some_hidden, argument == CapArgument::any, argument>(S, marks, lse2, [&](int i, float p, float q) {
       P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q);
       differentiate_pair<some_hidden>(S, dP, i, marks, delta(i));
       dS[i / 8][i / 2 % 4] = ptx::pack<type>(dP[i], dP[i + 1]);
     });
   }
 
-  template <bool some_hidden, bool large_bias, Bend bend = Bend::any, typename Lse2, typename Take>
-  __device__ __forceinline__ void weigh_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
+  template <bool some_hidden, bool large_bias, CapArgument argument = CapArgument::any, typename Lse2, typename Take>
+  __device__ __forceinline__ void exponentiate_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
 #pragma unroll
     for (int group = 0; group < count; group += 4) {
       const int shift = needs_places ? ptx::registers_fresh(0) : 0;  // see marks.cuh
 #pragma unroll
       for (int i = group; i < group + 4; i += 2) {
         const auto statistics = lse2(i);
-        const float first = probability_of<some_hidden, large_bias, bend>(S[i], i, shift, marks, statistics[0]);
-        take(i, first, probability_of<some_hidden, large_bias, bend>(S[i + 1], i + 1, shift, marks, statistics[1]));
+        const float first = probability_of<some_hidden, large_bias, argument>(S[i], i, shift, marks, statistics[0]);
+        take(i, first, probability_of<some_hidden, large_bias, argument>(S[i + 1], i + 1, shift, marks, statistics[1]));
       }
     }
   }
@@ -159,10 +159,10 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   }
 
   /// The exponent of a score with options.
-  template <bool large_bias, Bend bend>
+  template <bool large_bias, CapArgument argument>
   __device__ __forceinline__ float exponent_of(float dot, int i, int shift, float lse2, float& slope) const {
     float value = dot, factor = score.scale, rest = 0;  // the score is value * factor + rest
-    if constexpr (features.softcap && bend == Bend::little) {
+    if constexpr (features.softcap && argument == CapArgument::small) {
       value = tile::SmallTanh(score.scale, score.softcap)(dot), factor = score.softcap;
       if constexpr (!at_score) slope = ptx::fma(-value, value, 1.0f);
     } else if constexpr (features.softcap) {
@@ -178,21 +178,23 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     if constexpr (reads_scores) {
       // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
       const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
-      const float bent = features.softcap ? ptx::fma(value, factor, rest) : dot * score.scale;
-      const float whole = score.template programmed<true>(bent + added<large_bias>(i, q, k), q, k, slope);
+      const float capped = features.softcap ? ptx::fma(value, factor, rest) : dot * score.scale;
+      const float whole = score.template programmed<true>(capped + added<large_bias>(i, q, k), q, k, slope);
       if (features.score_hides && whole == -tile::infinity) return whole;  // hidden, also where lse2 is NaN
       return ptx::fma(whole, exponent_scale, -lse2);
     }
-    rest = features.softcap && bend == Bend::any ? ptx::fma(rest, tile::log2_e, -lse2) : -lse2;  // large terms cancel first
+    const bool has_rest = features.softcap && argument == CapArgument::any;
+    rest = has_rest ? ptx::fma(rest, tile::log2_e, -lse2) : -lse2;  // large terms cancel first
     if constexpr (features.alibi) rest = ptx::fma(distance(i), -tile::log2_e * score.slope, rest);
     return ptx::fma(value, tile::log2_e * factor, rest);
   }
 
   /// One score of probabilities(); returns the dropped and scaled probability.
-  template <bool some_hidden, bool large_bias, Bend bend>
+  template <bool some_hidden, bool large_bias, CapArgument argument>
   __device__ __forceinline__ float probability_of(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
-    S = ptx::exp2(linear ? ptx::fma(S, exponent_scale, -lse2) : exponent_of<large_bias, bend>(S, i, shift, lse2, slope));
+    S = ptx::exp2(linear ? ptx::fma(S, exponent_scale, -lse2)
+                         : exponent_of<large_bias, argument>(S, i, shift, lse2, slope));
     [[maybe_unused]] const bool nothing =
         features.score_hides && S == 0;  // a score of -inf: hidden, whatever the key holds
     if constexpr (some_hidden) {

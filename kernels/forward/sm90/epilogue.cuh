@@ -73,9 +73,9 @@ struct Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool sound = empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum && !math.is_large(maximum[r]));
-      const bool watched = sum[r] < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
+      const bool finite_sum = sum[r] < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
       retry = retry || (used[r] && ((tile.attempt == Attempt::fixed_max && !sound) ||
-                                    (tile.attempt != Attempt::nonfinite_safe && watched && poison[r] != 0.0f)));
+                                    (tile.attempt != Attempt::nonfinite_safe && finite_sum && poison[r] != 0.0f)));
     }
     return retry;
   }

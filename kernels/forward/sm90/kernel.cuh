@@ -37,11 +37,11 @@ struct RetryList {
 
   __device__ __forceinline__ void mark(const Tile& tile) const {
     const int next = static_cast<int>(tile.attempt) + 1;
-    shared.retry[tile::min(tile.iteration, Shape<config>::remembered - 1)] = static_cast<unsigned char>(next);
+    shared.retry[tile::min(tile.iteration, Shape<config>::tiles_kept - 1)] = static_cast<unsigned char>(next);
     shared.last_attempt = next;
   }
   __device__ __forceinline__ bool marked(int iteration, int attempt) const {
-    const int place = tile::min(iteration, Shape<config>::remembered - 1);
+    const int place = tile::min(iteration, Shape<config>::tiles_kept - 1);
     if (shared.retry[place] >= attempt) return true;
     if constexpr (Shape<config>::cluster == 1) return false;
     const unsigned four = ptx::cluster_load_word(of_other(&shared.retry[place / 4 * 4]));
@@ -52,10 +52,10 @@ struct RetryList {
   /// all tiles of an attempt are done; none may end before the other has seen its marks.
   __device__ __forceinline__ void agree() const {
     if constexpr (Shape<config>::cluster > 1) {
-      meet(0);  // both have marked all
+      sync_cluster(0);  // both have marked all
       const int other = static_cast<int>(ptx::cluster_load_word(of_other(&shared.last_attempt)));
       shared.last_attempt = tile::max(shared.last_attempt, other);
-      meet(1);
+      sync_cluster(1);
     }
   }
 
@@ -63,10 +63,10 @@ struct RetryList {
   __device__ __forceinline__ static unsigned of_other(const void* place) {
     return ptx::cluster_address(place, ptx::cluster_rank() ^ 1);
   }
-  __device__ __forceinline__ void meet(int parity) const {
-    ptx::cluster_mbarrier_arrive(of_other(&shared.met));
-    ptx::mbarrier_arrive(shared.met);
-    ptx::cluster_mbarrier_wait(shared.met, parity);
+  __device__ __forceinline__ void sync_cluster(int parity) const {
+    ptx::cluster_mbarrier_arrive(of_other(&shared.cluster_sync));
+    ptx::mbarrier_arrive(shared.cluster_sync);
+    ptx::cluster_mbarrier_wait(shared.cluster_sync, parity);
   }
 };
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
     init_barriers<S>(shared);
     shared.last_attempt = 0;
   }
-  for (int i = threadIdx.x; i < S::remembered; i += S::threads) shared.retry[i] = 0;
+  for (int i = threadIdx.x; i < S::tiles_kept; i += S::threads) shared.retry[i] = 0;
   if constexpr (S::cluster > 1) {
     ptx::cluster_arrive();
     ptx::cluster_wait();  // all threads of all blocks see the barriers and marks

@@ -105,22 +105,23 @@ struct KvLoop {
 
   /// The block after the n-th and one further on, where there are such.
   static constexpr int no_block = -1;
-  struct Ahead {
+  struct NextBlocks {
     int next = no_block, later = no_block;
   };
-  __device__ __forceinline__ static Ahead after(const Tile& tile, const Blocks& seen, int n) {
+  __device__ __forceinline__ static NextBlocks after(const Tile& tile, const Blocks& seen, int n) {
     constexpr int distance = 4;  // of a bias, from memory to L2 in time
     return {n + 1 < seen.end ? block_at<config>(tile, n + 1) : no_block,
             n + distance < seen.end ? block_at<config>(tile, n + distance) : no_block};
   }
   /// Biases are on their way for a whole block, unless it is not known which comes next.
-  __device__ __forceinline__ void load_bias(const ScoreMath<config>& math, const Ahead& ahead) const {
-    if (ahead.next != no_block) math.load_bias(ahead.next * S::block_kv);
-    if (ahead.later != no_block) math.prefetch_bias(ahead.later * S::block_kv);
+  __device__ __forceinline__ void load_bias(const ScoreMath<config>& math, const NextBlocks& following) const {
+    if (following.next != no_block) math.load_bias(following.next * S::block_kv);
+    if (following.later != no_block) math.prefetch_bias(following.later * S::block_kv);
   }
 
   /// The scores of a tile's first block.
-  __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block, const Ahead& ahead) {
+  __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block,
+                                        const NextBlocks& following) {
     const PipelineState<S::stages> k(wg.num_blocks++);
     if constexpr (!S::listed) math.load_bias(block * S::block_kv);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
@@ -137,7 +138,7 @@ struct KvLoop {
     release_biases(wg, wg.num_blocks - 1);
     wg.softmax_edge(math, block, scores, out.rows, rescale, at);
     if constexpr (S::listed) visited_interior = !at.tested();
-    load_bias(math, ahead);
+    load_bias(math, following);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
     ptx::wgmma_pin(P);
@@ -146,7 +147,8 @@ struct KvLoop {
 
   /// One block: its scores, the output of the block before, its softmax.
   template <Visit kind>
-  __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block, const Ahead& ahead) {
+  __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block,
+                                        const NextBlocks& following) {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
     float rescale[2];
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
@@ -179,7 +181,7 @@ struct KvLoop {
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     }
     release_biases(wg, wg.num_blocks - 1);
-    load_bias(math, ahead);
+    load_bias(math, following);
     math.drop(scores, draw);
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(out.O);

@@ -3,13 +3,13 @@
 // The producer warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
 //
 //     for each attempt, for each tile of the scheduler:
-//       hand the tile over, with its Q                                    hand_over.cuh
+//       hand the tile over, with its Q                                    publish_tile.cuh
 //       for each KV block of the tile, or of its list:                   block_list.cuh
 //         wait for an empty stage; K, V -> shared, by rows or by pages    pages.cuh
 
 #include "forward/sm90/bias_boxes.cuh"
-#include "forward/sm90/hand_over.cuh"
 #include "forward/sm90/pages.cuh"
+#include "forward/sm90/publish_tile.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -17,7 +17,7 @@ template <ForwardConfig config>
 struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
   using Base = TileProducer<config, S, SharedStorage<config>, chunk_dim>;
-  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::hand_over;
+  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;
 
   static constexpr unsigned short both_blocks = 3;  // of a cluster
 
@@ -32,11 +32,11 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
   __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next) {
     constexpr bool early = S::q_stages == 2;
     bool exists = find_next(next_tile());
-    if (early && exists) hand_over(next_tile());
+    if (early && exists) publish_tile(next_tile());
 #pragma unroll 1
     while (exists) {
       const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
-      if (!early && tile.blocks == 0) hand_over(tile);
+      if (!early && tile.blocks == 0) publish_tile(tile);
       int n = 0;
       for_blocks(tile, [&](int block) {
         if constexpr (S::wide) {
@@ -46,7 +46,7 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
         }
         if (early && n == 1) {
           exists = find_next(next_tile());
-          if (exists) hand_over(next_tile());
+          if (exists) publish_tile(next_tile());
         }
         ++n;
       });
@@ -55,10 +55,10 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
       }
       if (early && n > 1) continue;
       exists = find_next(next_tile());
-      if (early && exists) hand_over(next_tile());
+      if (early && exists) publish_tile(next_tile());
     }
     next_tile() = {.attempt = attempt};  // no tile is left
-    hand_over(next_tile());
+    publish_tile(next_tile());
     const PipelineState<S::q_stages> q(num_tiles - 1);
 #pragma unroll 1
     for (int w = 0; w < S::row_groups; ++w) ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase);  // all are marked
@@ -89,12 +89,12 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
   }
 
   /// A block of K and V.
-  __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool hand_over_between) {
+  __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool publish_between) {
     if constexpr (config.features.paged) {
       const PagedBlock<config> pages(args, tile, block);
       load_keys([&] { pages.template load<S::chunks>(shared.K[kv.stage][0], args.maps[map_K], shared.K_full[kv.stage]); },
                 [&] { pages.template load<S::chunks_v>(shared.V[kv.stage][0], args.maps[map_V], shared.V_full[kv.stage]); },
-                tile, block, hand_over_between);
+                tile, block, publish_between);
       return;
     }
     const int batch_idx = batch_coordinate(tile);
@@ -115,19 +115,19 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
                              batch_idx);
           }
         },
-        tile, block, hand_over_between);
+        tile, block, publish_between);
   }
 
   /// Waits for the stage, then issues the copies into it.
   template <typename CopyK, typename CopyV>
   __device__ __forceinline__ void load_keys(const CopyK& copy_K, const CopyV& copy_V, const Tile& tile, int block,
-                                            bool hand_over_between) {
+                                            bool publish_between) {
     // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
     ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
     if constexpr (S::listed) shared.listed[kv.stage] = listed;  // K_full announces it, too
     ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
     copy_K();
-    if (hand_over_between) hand_over(tile);
+    if (publish_between) publish_tile(tile);
     biases.load(tile, block);
     ptx::mbarrier_wait(shared.V_empty[kv.stage], kv.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.stage], S::v_bytes);
@@ -162,7 +162,8 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
                          source.kv_head, source.batch_idx);
       }
       kv.advance();
-      if (is_first && c == tile::min(S::chunks, S::stages) - 1) hand_over(tile);  // it may wait, and no more stage is free
+      if (is_first && c == tile::min(S::chunks, S::stages) - 1)
+        publish_tile(tile);  // it may wait, and no more stage is free
     }
     if (!is_first) load_wide_values(tile);
     last_block = block;

@@ -38,7 +38,7 @@ struct Shape {
   static constexpr bool mask_words = forward_sm90_has_mask_words(config);
   // A tested block may keep the maximum. Each copy of a program of scores would take its time to compile.
   static constexpr bool keeps_tested = mask_words && !features.score_program;
-  static constexpr int remembered = forward_sm90_remembered_tiles(config);
+  static constexpr int tiles_kept = forward_sm90_tiles_kept(config);
   using Unit = UnitNumber<mask_words>;  // of the scheduler
 
   static constexpr int block_q = config.block_q;
@@ -205,9 +205,9 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   ptx::Mbarrier bias_empty[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
 
   Tile tiles[tile_stages];             // what Q_full announces
-  unsigned char retry[S::remembered];  // see RetryList
+  unsigned char retry[S::tiles_kept];  // see RetryList
   int last_attempt;
-  typename S::Unit claimed[config.dynamic_scheduler ? S::remembered : 1];  // the unit of each iteration
+  typename S::Unit claimed[config.dynamic_scheduler ? S::tiles_kept : 1];  // the unit of each iteration
   int listed[S::listed ? S::stages : 1];                                   // the ListedBlock of each stage of K
   [[no_unique_address]] MaskStorage<S::mask_words, S::warpgroups, wg_rows, S::block_kv> mask;
 };
@@ -225,10 +225,10 @@ requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
   ptx::Mbarrier Q_full[S::q_stages][S::row_groups], Q_empty[S::q_stages][S::row_groups];
   ptx::Mbarrier KV_full[S::stages], KV_empty[S::stages];
   ptx::Mbarrier P_full, P_empty;
-  ptx::Mbarrier met;  // by the other block of a cluster
+  ptx::Mbarrier cluster_sync;  // by the other block of a cluster
 
   Tile tiles[tile_stages];
-  alignas(4) unsigned char retry[S::remembered];
+  alignas(4) unsigned char retry[S::tiles_kept];
   int last_attempt;
   typename S::Unit claimed[1];
   int listed[S::listed ? S::stages : 1];

@@ -44,8 +44,8 @@ struct Schedule {
       const long long head_bytes = 2ll * args.seq_kv * (config.head_dim + config.head_dim_v);
       section = static_cast<int>(l2_bytes / head_bytes) * args.group;
       section = tile::max(1, tile::min(section, args.heads_q * args.batch));
-      constexpr int most = Shape<config>::remembered * 3 / 4;  // for each block: some take more than others
-      if constexpr (Shape<config>::mask_words) claim = tile::ceil_div(num_units, most * unit_stride());
+      constexpr int max_claims = Shape<config>::tiles_kept * 3 / 4;  // for each block: some take more than others
+      if constexpr (Shape<config>::mask_words) claim = tile::ceil_div(num_units, max_claims * unit_stride());
       num_claims = tile::ceil_div(num_units, claim);
       next = first_unit();
     }
@@ -66,7 +66,7 @@ struct Schedule {
         if (i > 0) ptx::path<"forward/sm90 tile by the counter">();
         claimed[place] = static_cast<Unit>(next);
         // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
-        next = place + 1 < Shape<config>::remembered ? take() : num_claims;
+        next = place + 1 < Shape<config>::tiles_kept ? take() : num_claims;
         return true;
       }
     }

@@ -48,7 +48,7 @@ struct KvLoop {
   float since_flush[2] = {1, 1};  // what the sums in fp32 must be multiplied by
   int blocks_in_O = 0;
   bool flushed = false;
-  bool watched = false;  // a row of this thread has no reference yet, or a large one
+  bool needs_check = false;  // a row of this thread has no reference yet, or a large one
 
   __device__ __forceinline__ void run() {
     const Tile tile = wg.tile();
@@ -104,8 +104,8 @@ struct KvLoop {
 
   /// P, once the references have been raised; `large` where one of the warp is.
   __device__ __forceinline__ typename Rows::Sums exponentiate(const ScoreMath<config>& math, bool large) {
-    watched = Rows::is_large_or_none(math, rows);
-    if (large) Rows::take_off(rows, scores);
+    needs_check = Rows::is_large_or_none(math, rows);
+    if (large) Rows::subtract_max(rows, scores);
     return Rows::exponentiate(math, scores, rows, P, large);
   }
 
@@ -133,7 +133,7 @@ struct KvLoop {
     ptx::wgmma_pin(P);
     wg.release(wg.shared.V_empty[v.stage]);
     auto sums = Rows::exponentiate(math, scores, rows, P);
-    if (ptx::any(sums.pass_limit() || watched)) {
+    if (ptx::any(sums.exceed_limit() || needs_check)) {
       raised = Rows::raise(math, scores, rows, rescale);
       const bool large = ptx::any(Rows::is_large(math, rows));
       if (raised || large) {

@@ -3,10 +3,10 @@
 // The producer warp of forward/sm90_fp8: one lane issues every TMA copy, as far ahead as there are free stages.
 //
 //     for each tile of the scheduler:
-//       hand the tile over, with its Q                       forward/sm90/hand_over.cuh
+//       hand the tile over, with its Q                       forward/sm90/publish_tile.cuh
 //       for each KV block of the tile: wait for an empty stage; K, V^T -> shared
 
-#include "forward/sm90/hand_over.cuh"
+#include "forward/sm90/publish_tile.cuh"
 #include "forward/sm90_fp8/shape.cuh"
 
 namespace flash_attention::forward_sm90_fp8 {
@@ -15,7 +15,7 @@ template <ForwardConfig config>
 struct Loader : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
   using Base = forward_sm90::TileProducer<config, S, SharedStorage<config>, chunk_dim>;
-  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::hand_over;
+  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;
 
   /// All tiles; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is handed over while
   /// the keys of the one before are loaded.
@@ -23,30 +23,30 @@ struct Loader : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<
   __device__ __forceinline__ void load_tiles(const FindNext& find_next) {
     constexpr bool early = S::q_stages == 2;
     bool exists = find_next(next_tile());
-    if (early && exists) hand_over(next_tile());
+    if (early && exists) publish_tile(next_tile());
 #pragma unroll 1
     while (exists) {
       const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
       const int blocks = tile.blocks;
-      if (!early && blocks == 0) hand_over(tile);
+      if (!early && blocks == 0) publish_tile(tile);
 #pragma unroll 1
       for (int n = 0; n < blocks; ++n) {
         load_keys(tile, block_at<config>(tile, n), !early && n == 0);
         if (early && n == 1) {
           exists = find_next(next_tile());
-          if (exists) hand_over(next_tile());
+          if (exists) publish_tile(next_tile());
         }
       }
       if (early && blocks > 1) continue;
       exists = find_next(next_tile());
-      if (early && exists) hand_over(next_tile());
+      if (early && exists) publish_tile(next_tile());
     }
     next_tile() = {.attempt = Attempt::fixed_max};  // its work is none: no tile is left
-    hand_over(next_tile());
+    publish_tile(next_tile());
   }
 
  private:
-  __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool hand_over_between) {
+  __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool publish_between) {
     const int kv_head = tile.head_idx / args.group, batch_idx = batch_coordinate(tile);
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
     // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
@@ -57,7 +57,7 @@ struct Loader : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<
       ptx::tma_load_4d(shared.K[kv.stage][c], args.maps[map_K], shared.K_full[kv.stage], c * chunk_dim, row, kv_head,
                        batch_idx);
     }
-    if (hand_over_between) hand_over(tile);
+    if (publish_between) publish_tile(tile);
     const int place =
         block * S::block_kv +
         (config.features.packed

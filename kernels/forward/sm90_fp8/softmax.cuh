@@ -27,7 +27,7 @@ struct Softmax {
   /// by `rescale`.
   __device__ __forceinline__ static bool raise(const Math& math, const ScoreTile& S, RowState& rows, float (&rescale)[2]) {
     float largest[2];
-    bool passed = false;
+    bool exceeded = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float even = S[2 * r], odd = S[2 * r + 1];  // two chains of comparisons
@@ -39,10 +39,10 @@ struct Softmax {
       largest[r] = ptx::max(even, odd);
       largest[r] = ptx::max(largest[r], ptx::shuffle_xor(largest[r], 1));
       largest[r] = ptx::max(largest[r], ptx::shuffle_xor(largest[r], 2));
-      passed = passed || (largest[r] - rows.max[r]) * math.exponent_scale > slack;  // inf - inf: nothing to raise
+      exceeded = exceeded || (largest[r] - rows.max[r]) * math.exponent_scale > slack;  // inf - inf: nothing to raise
       rescale[r] = 1;
     }
-    if (!ptx::any(passed)) return false;
+    if (!ptx::any(exceeded)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float raised = ptx::max(rows.max[r], largest[r]);
@@ -63,7 +63,7 @@ struct Softmax {
   }
 
   /// Takes the references off the scores; exponentiate() does the rest.
-  __device__ __forceinline__ static void take_off(const RowState& rows, ScoreTile& S) {
+  __device__ __forceinline__ static void subtract_max(const RowState& rows, ScoreTile& S) {
 #pragma unroll
     for (int i = 0; i < Math::count; ++i) S[i] -= Math::finite(rows.max[i / 2 % 2]);
   }
@@ -74,7 +74,7 @@ struct Softmax {
 
     /// No probability is larger than a sum of which it is a part: most blocks are seen by that to have raised nothing,
     /// without a comparison for each score.
-    __device__ __forceinline__ bool pass_limit() const {
+    __device__ __forceinline__ bool exceed_limit() const {
       float largest = 0;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -90,15 +90,15 @@ struct Softmax {
   };
 
   /// P = 2^(top + s - reference) as the A operand of P V, 32 keys at a time: the conversions then lie between the
-  /// exponentials, which take longest. The scores stay, for a reference that turns out to be too low. With `taken_off`
+  /// exponentials, which take longest. The scores stay, for a reference that turns out to be too low. With `max_subtracted`
   /// they have lost it already.
   __device__ __forceinline__ static Sums exponentiate(const Math& math, const ScoreTile& S, const RowState& rows,
-                                                      PackedTile& P, bool taken_off = false) {
+                                                      PackedTile& P, bool max_subtracted = false) {
     Sums sums{};
     float shift[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      shift[r] = taken_off ? top : top - Math::finite(rows.max[r]) * math.exponent_scale;
+      shift[r] = max_subtracted ? top : top - Math::finite(rows.max[r]) * math.exponent_scale;
     }
 #pragma unroll
     for (int step = 0; step < config.block_kv / 32; ++step) {

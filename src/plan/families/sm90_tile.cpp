@@ -66,8 +66,8 @@ Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
   const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
   if (bias_alone && (dim <= 64 || has_bias_boxes(p)) && p.window_left < 0) return {128, 128, 4};
   if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
-  const bool one_bend = options == 1 && (dropout || p.softcap != 0 || p.alibi);
-  if (one_bend && dim <= 64 && !lengths && !masked && p.window_left < 0 && p.seq_q >= 2048)
+  const bool one_option = options == 1 && (dropout || p.softcap != 0 || p.alibi);
+  if (one_option && dim <= 64 && !lengths && !masked && p.window_left < 0 && p.seq_q >= 2048)
     return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
   if (p.window_left >= 0 && options == 0 && !lengths && !masked && p.seq_q >= 2048) return {192, 128, 4};

@@ -1,6 +1,6 @@
 #pragma once
 
-// How the producer warp of forward/sm90 and forward/sm90_fp8 hands tiles over to the consumers: through a ring of tiles in
+// How the producer warp of forward/sm90 and forward/sm90_fp8 publishes tiles to the consumers: through a ring of tiles in
 // shared memory, each with its Q; and the barriers of all rings.
 
 #include "forward/sm90/tile_scheduler.cuh"
@@ -13,7 +13,7 @@ template <ForwardConfig config, typename S, typename Storage, int chunk_dim>
 struct TileProducer {
   const AttentionArgs& args;
   Storage& shared;
-  unsigned num_tiles = 0;          // handed over so far
+  unsigned num_tiles = 0;          // published so far
   PipelineState<S::stages> kv{0};  // of the next block
 
   /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
@@ -24,7 +24,7 @@ struct TileProducer {
   }
 
   /// Q_full announces the tile, and its Q where it sees any key.
-  __device__ __forceinline__ void hand_over(const Tile& tile) {
+  __device__ __forceinline__ void publish_tile(const Tile& tile) {
     const PipelineState<S::q_stages> q(num_tiles);
     const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
     ++num_tiles;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void init_barriers(Storage& shared) {
       ptx::mbarrier_init(shared.KV_full[s], 1);
       ptx::mbarrier_init(shared.KV_empty[s], S::cluster * S::warpgroups);
     }
-    ptx::mbarrier_init(shared.met, S::cluster);
+    ptx::mbarrier_init(shared.cluster_sync, S::cluster);
     ptx::mbarrier_init(shared.P_full, S::warpgroups * wg_threads / 32);
     ptx::mbarrier_init(shared.P_empty, S::warpgroups);
   } else {
