@@ -143,13 +143,13 @@ def dense_logits(model, tokens):
     """Of all tokens at once, without a cache: plain attention with the whole matrix of scores."""
     angles = ANGLES[: len(tokens), None].double()
 
-    def turned(x):
+    def rotated(x):
         pairs = torch.complex(*x.unflatten(-1, (2, -1)).unbind(-2)) * torch.polar(torch.ones_like(angles), angles)
         return torch.cat([pairs.real, pairs.imag], dim=-1)
 
     def attend(_, q, k, v):
-        k, v = (x.repeat_interleave(HEADS // HEADS_KV, dim=1) for x in (turned(k), v))
-        scores = torch.einsum("qhd,khd->hqk", turned(q), k) / HEAD_DIM**0.5
+        k, v = (x.repeat_interleave(HEADS // HEADS_KV, dim=1) for x in (rotated(k), v))
+        scores = torch.einsum("qhd,khd->hqk", rotated(q), k) / HEAD_DIM**0.5
         hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
 

@@ -24,7 +24,7 @@ class Block(nn.Module):
         qkv = self.to_qkv(self.norms[0](x)).view(batch, seq, -1, self.dim).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.heads_kv, self.heads_kv), dim=1)
         if self.llama:
-            q, k = turned(q, rotary), turned(k, rotary)
+            q, k = rotated(q, rotary), rotated(k, rotary)
         x = x + self.to_out(self.attend(q, k, v).transpose(1, 2).reshape(batch, seq, width))
         y = self.up(self.norms[1](x))
         if self.llama:
@@ -33,7 +33,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(y, approximate="tanh"))
 
 
-def turned(x, rotary):
+def rotated(x, rotary):
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin

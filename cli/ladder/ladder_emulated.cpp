@@ -37,7 +37,7 @@ void print_emulated(const std::vector<Measurement>& done, const LadderResults& r
     const emulator::Counters& c = *m.counters;
     const auto counted = static_cast<double>(c.fma_flops + c.mma_flops + c.wgmma_flops);
     table.add({m.kernel.substr(m.kernel.find('/') + 1), describe(m.accuracy), conflicts(c), format_bytes(global_bytes(c)),
-               format("%.1f", global_bytes(c) / least_bytes(m.problem, m.pass)), format("%.2e", counted),
+               format("%.1f", global_bytes(c) / min_bytes(m.problem, m.pass)), format("%.2e", counted),
                format("%.2f", counted / flops(m.problem, m.pass)), speed_cell(recorded.tflops(m.kernel, false)),
                speed_cell(recorded.tflops(m.kernel, true))});
   }
@@ -52,7 +52,7 @@ Json counted_to_json(const std::vector<Measurement>& done, const LadderResults& 
   Json results = Json::array();
   for (const Measurement& m : done) {
     Json entry = to_json(m);
-    entry.add("least_bytes", least_bytes(m.problem, m.pass)).add("recorded_full_tflops", recorded.tflops(m.kernel, false));
+    entry.add("min_bytes", min_bytes(m.problem, m.pass)).add("recorded_full_tflops", recorded.tflops(m.kernel, false));
     results.push(entry.add("recorded_causal_tflops", recorded.tflops(m.kernel, true)));
   }
   Json json = Json::object();

@@ -25,7 +25,7 @@ double cpu_seconds(const Workload& work, Pass pass) {
 class PlainRead {
  public:
   PlainRead(const Workload& work, const DeviceInfo& device)
-      : work_(work), others_(std::min(static_cast<std::size_t>(2 * device.l2_bytes / 4096 * 4096), most_bytes), 1) {}
+      : work_(work), others_(std::min(static_cast<std::size_t>(2 * device.l2_bytes / 4096 * 4096), max_bytes), 1) {}
 
   double seconds() const {
     empty_caches();
@@ -34,7 +34,7 @@ class PlainRead {
   void empty_caches() const { read(others_.data(), others_.size()); }
 
  private:
-  static constexpr std::size_t most_bytes = 256 << 20;  // some machines show the cache of all their neighbours, too
+  static constexpr std::size_t max_bytes = 256 << 20;  // some machines show the cache of all their neighbours, too
 
   static double read(const void* from, std::size_t bytes) {
     return cpu::read_seconds(from, static_cast<std::int64_t>(bytes / 4096 * 4096));
@@ -90,7 +90,7 @@ Timing to_timing(std::vector<double> samples) {
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
 
-double least_bytes(const Problem& p, Pass pass) {
+double min_bytes(const Problem& p, Pass pass) {
   const auto rows = static_cast<double>(p.batch * (p.seq_q * p.heads_q + p.seq_kv * p.heads_kv));
   const auto dims = static_cast<double>(p.head_dim + (p.head_dim_v ? p.head_dim_v : p.head_dim));
   return rows * dims * static_cast<double>(size_of(p.dtype)) * (is_backward(pass) ? 2 : 1);

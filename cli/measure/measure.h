@@ -62,7 +62,7 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits);
 bool is_backward(Pass pass);
 
 /// Q, K, V and O once, for a backward pass also dO, dQ, dK and dV: what any kernel must move at least.
-double least_bytes(const Problem& problem, Pass pass);
+double min_bytes(const Problem& problem, Pass pass);
 
 /// Few queries against many keys: the time goes into reading K and V.
 bool is_decoding(const Problem& problem);

@@ -18,7 +18,7 @@
 namespace flash_attention::cli {
 namespace {
 
-constexpr int most_jobs = 256, default_most_jobs = 16;
+constexpr int max_jobs = 256, default_most_jobs = 16;
 
 /// The problem that runs now, for the one message that a crash leaves time for.
 char running[512];
@@ -39,7 +39,7 @@ bool stopped() { return interrupted() || terminated != 0; }
 int cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
 int jobs_of(const Arguments& arguments, const Device& device) {
-  if (arguments.given("jobs")) return static_cast<int>(arguments.integer("jobs", 1, most_jobs));
+  if (arguments.given("jobs")) return static_cast<int>(arguments.integer("jobs", 1, max_jobs));
   return device_traits(device).streams ? std::min(cores(), default_most_jobs) : 1;
 }
 

@@ -14,7 +14,7 @@
 namespace flash_attention::cli {
 namespace {
 
-constexpr std::size_t most_differences = 20;
+constexpr std::size_t max_differences = 20;
 
 /// A problem whose fp64 results and kernels are under way.
 struct Pending {
@@ -144,7 +144,7 @@ StressReport stress(const StressOptions& options, const std::function<void(const
   fuzz::GeneratedProblem problem;
   bool more = true;
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  while (!stop() && !report.device_lost && report.differences.size() < most_differences &&
+  while (!stop() && !report.device_lost && report.differences.size() < max_differences &&
          (options.only >= 0 || elapsed() < options.seconds) &&
          (options.max_problems == 0 || report.problems < options.max_problems)) {
     while (more && pending.size() < static_cast<std::size_t>(options.threads)) {

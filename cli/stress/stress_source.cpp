@@ -10,7 +10,7 @@ namespace flash_attention::cli {
 namespace {
 
 constexpr int problems_of_configuration = 20;  // compiling it takes longer than to run them
-constexpr int most_draws = 30;                 // of variants for one that needs no other kernels
+constexpr int max_draws = 30;                  // of variants for one that needs no other kernels
 
 /// What arrays draw from, one seed after another: what each pass takes, and what the fastest kernels take, since they would
 /// see few of the problems of all.
@@ -120,7 +120,7 @@ bool StressSource::next_variant(fuzz::GeneratedProblem& problem) {
   if (variants_left_ == 0) return false;
   --variants_left_;
   const fuzz::Domain domain = fuzz::domain_of(domain_of_seed(first_.seed, options_));
-  for (int draw = 0; draw < most_draws; ++draw) {
+  for (int draw = 0; draw < max_draws; ++draw) {
     problem = fuzz::vary(first_, domain, problems_of_configuration, ++drawn_);
     const std::set<std::string> needed = kernels_of(problem.c, targets_of(problem.c, options_));
     if (std::includes(compiled_.begin(), compiled_.end(), needed.begin(), needed.end())) return true;

@@ -125,7 +125,7 @@ void handoff(const DeviceInfo& info) {
     const Micro micro(info, "handoff", 2, named ? ", .named = true" : "", 16);
     table.add({named ? "named barrier" : "mbarrier", format("%.0f", micro.cycles() / (2 * repeat))});
   }
-  std::printf("\nmicro/handoff: passing a turn\n%s", table.text().c_str());
+  std::printf("\nmicro/handoff: from one warpgroup to the other\n%s", table.text().c_str());
 }
 
 struct MicroSet {

@@ -76,7 +76,7 @@ void print_prediction(const std::vector<CountedLaunch>& launches, const Problem&
   std::printf("the call: %s, %s\n", format_seconds(seconds).c_str(),
               format_flops(seconds > 0 ? work / seconds : 0).c_str());
   std::printf("  DRAM traffic %.4g MB; predicted %.4g MB (every tensor once); storing the scores would add %.4g MB\n",
-              moved * 1e-6, least_bytes(problem, pass) * 1e-6, 2 * scores * 1e-6);
+              moved * 1e-6, min_bytes(problem, pass) * 1e-6, 2 * scores * 1e-6);
   const double cycles = total(launches, "sm__cycles_elapsed.max");
   const double peak = tensor_flops_per_cycle(info.arch) * info.num_sms * cycles;
   if (peak > 0 && problem.dtype != Dtype::float32) {
@@ -147,7 +147,7 @@ int profile(const Arguments& typed) {
   if (typed.on("json")) {
     Json json = Json::object();
     json.add("problem", to_json(problem)).add("kernel", plan.kernel).add("device_info", to_json(info));
-    json.add("least_bytes", least_bytes(problem, pass)).add("flops", flops(problem, pass) * visible_share(problem));
+    json.add("min_bytes", min_bytes(problem, pass)).add("flops", flops(problem, pass) * visible_share(problem));
     std::puts(json.add("launches", launches_to_json(launches)).text().c_str());
     return ok;
   }

@@ -13,8 +13,8 @@ namespace flash_attention {
 /// call of append(). docs/numerics.md has the formulas.
 struct AppendProblem {
   std::int64_t batch = 1;
-  std::int64_t seq_new = 0;  ///< new rows of each sequence; 0: only queries are turned. Not used where they are packed
-  std::int64_t seq_q = 0;    ///< queries of each sequence; 0: none are turned. Not used where they are packed
+  std::int64_t seq_new = 0;  ///< new rows of each sequence; 0: only queries are rotated. Not used where they are packed
+  std::int64_t seq_q = 0;    ///< queries of each sequence; 0: none are rotated. Not used where they are packed
   std::int64_t heads_q = 1;
   std::int64_t heads_kv = 1;
   std::int64_t head_dim = 0;
@@ -37,7 +37,7 @@ struct AppendProblem {
   std::int64_t num_pages = 0;          ///< pages that the caches hold
   std::int64_t page_table_stride = 0;  ///< entries from a sequence to the next; 0 = as many as capacity needs
 
-  std::int64_t rotary_dim = 0;        ///< dimensions that are turned, the first ones; 0 = none; even
+  std::int64_t rotary_dim = 0;        ///< dimensions that are rotated, the first ones; 0 = none; even
   std::int64_t rotary_positions = 0;  ///< rows of cos and sin
   std::int64_t rotary_stride = 0;     ///< elements from a row of cos and sin to the next; 0 = rotary_dim / 2
   bool rotary_interleaved = false;    ///< pairs are neighbours, instead of half of rotary_dim apart
@@ -73,7 +73,7 @@ struct AppendBuffers {
   float* v_scale = nullptr;
 };
 
-/// Writes the new rows, and nothing else, into the caches, and the turned queries to q_out. One launch on a GPU.
+/// Writes the new rows, and nothing else, into the caches, and the rotated queries to q_out. One launch on a GPU.
 /// Options: device and stream count.
 FLASH_ATTENTION_API void append(const AppendProblem& problem, const AppendBuffers& buffers, const Options& options = {});
 

@@ -1,9 +1,9 @@
 #pragma once
 
 // The idea:  elements of 8 bits (e4m3): twice the products in a clock, half of the bytes; P is rounded to 8 bits, too.
-// From 14:   V comes transposed from a first kernel; P is multiplied by 2^8 before it is rounded; sums leave the tensor
-// core. It buys:   up to twice the speed of 16 bits where products are the limit, for four bits of precision in Q, K, V and
-// P. The limit: softmax: the same exponentials for half of the products' time, and a second sum in registers.
+// From 14:   V comes transposed from a first kernel; P is scaled by 2^8 before it is rounded; sums leave the tensor core.
+// It buys:   up to twice the speed of 16 bits where products are the limit, for four bits of precision in Q, K, V and P.
+// The limit: softmax: the same exponentials for half of the products' time, and a second sum in registers.
 
 #include "ladder/parts/transpose.cuh"
 #include "ptx/barrier.cuh"

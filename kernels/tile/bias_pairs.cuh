@@ -10,7 +10,7 @@
 namespace flash_attention::tile {
 
 /// Of one thread: score i has row (i / 2) % 2 of two that are 8 apart, and column 8 (i / 4) + i % 2 (ptx/wgmma.cuh). The
-/// rows are queries, or with `transposed` keys: 8 x 8 scores are then loaded with the queries as rows, and turned.
+/// rows are queries, or with `transposed` keys: 8 x 8 scores are then loaded with the queries as rows, and transposed.
 template <Features features, int count, bool transposed = false>
 struct BiasPairs {
   using Bias = typename Score<features>::Bias;

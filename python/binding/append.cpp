@@ -173,7 +173,7 @@ class AppendCall {
     if (dtype_of(s) != problem.rotary_dtype) refuse_dtype(s, "the dtype of cos, " + c.describe());
     problem.rotary_dim = 2 * c.sizes[1];
     if (problem.rotary_dim < 2 || problem.rotary_dim > problem.head_dim)
-      refuse(c, "expected [positions, 1 to " + std::to_string(problem.head_dim / 2) + "]: half of the turned dimensions");
+      refuse(c, "expected [positions, 1 to " + std::to_string(problem.head_dim / 2) + "]: half of the rotated dimensions");
     problem.rotary_positions = c.sizes[0];
     problem.rotary_stride = c.sizes[0] > 1 ? c.strides[0] : 0;
     problem.rotary_interleaved = interleaved;

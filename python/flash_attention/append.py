@@ -32,7 +32,7 @@ def append_kv(
     cache_dtype: str | None = None,
     q_out: Tensor | None = None,
 ) -> Tensor | None:
-    """Writes k and v behind what the caches hold, and nothing else; cos and sin turn k and q where they are given.
+    """Writes k and v behind what the caches hold, and nothing else; cos and sin rotate k and q if given.
 
     Args:
         k_cache, v_cache: [batch, capacity, heads_kv, head_dim], or with page_table pages
@@ -45,16 +45,16 @@ def append_kv(
         cos, sin: [positions, rotary_dim / 2].
         interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ...
         rotary_offsets: int32 [batch]; the angle of the first new row and query of each sequence, if not lengths.
-        one_query_angle: all queries of a sequence are turned by the angle of its first.
+        one_query_angle: all queries of a sequence are rotated by the angle of its first.
         cu_seqlens_new, cu_seqlens_q: int32 [batch + 1]; where the rows of each sequence begin.
         sequences, positions: int32 [total_new]; the sequence of each new row (and query), and its place there.
         k_scale, v_scale: of an 8-bit cache, whose elements are worth code * scale: a number, float32 [1],
             [batch, heads_kv], or one for each row, [batch, capacity, heads_kv] or [num_pages, page_size, heads_kv]; those
             of rows are written.
         cache_dtype: what the bytes of a uint8 cache are: "e4m3", "e5m2" or "int8".
-        q_out: where the turned queries go; q itself turns them in place. A new tensor if None.
+        q_out: where the rotated queries go; q itself rotates them in place. A new tensor if None.
 
-    Returns the turned queries, or None without q. Where they lie on the host, lengths, tables and positions without room
+    Returns the rotated queries, or None without q. Where they lie on the host, lengths, tables and positions without room
     are refused; on a GPU such rows are not written.
     """
     if q is not None and q_out is None:

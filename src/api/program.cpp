@@ -63,7 +63,7 @@ struct Extremes {
 };
 
 Extremes extremes(const Problem& p, const std::vector<Node>& nodes, int root) {
-  constexpr double most_scores = 1 << 14;
+  constexpr double max_scores = 1 << 14;
   const int bits = depends_on(nodes, root);
   const std::int64_t sizes[4] = {p.batch, p.heads_q, p.seq_q, p.seq_kv};
   std::int64_t counts[4];
@@ -72,7 +72,7 @@ Extremes extremes(const Problem& p, const std::vector<Node>& nodes, int root) {
     counts[n] = (bits >> n & 1) != 0 ? sizes[n] : 1;
     total *= static_cast<double>(counts[n]);
   }
-  if (bits < 0 || total > most_scores) return {};
+  if (bits < 0 || total > max_scores) return {};
   std::vector<int> roots{root};
   const program::Classes classes(program::slice(nodes, roots), {}, {}, {});
   std::vector<program::Range> ranges;

@@ -74,10 +74,10 @@ std::vector<double> Call::read(const Rows& rows, std::int64_t begin, std::int64_
   std::vector<double> values;
   if (begin >= end || rows.width == 0) return values;
   values.reserve(static_cast<std::size_t>((end - begin) * rows.width));
-  constexpr std::int64_t most_bytes = 64 << 20;  // rows that are further apart are fetched one by one
+  constexpr std::int64_t max_bytes = 64 << 20;  // rows that are further apart are fetched one by one
   const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
   const std::int64_t reach = std::max<std::int64_t>(std::abs(rows.stride) * element, 1);
-  const std::int64_t block = std::clamp<std::int64_t>(most_bytes / reach, 1, end - begin);
+  const std::int64_t block = std::clamp<std::int64_t>(max_bytes / reach, 1, end - begin);
   for (std::int64_t first = begin; first < end; first += block) {
     const std::int64_t last = std::min(first + block, end) - 1;
     const std::int64_t lowest = rows.stride < 0 ? last : first;

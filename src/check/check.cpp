@@ -49,10 +49,10 @@ void compare(const Context& context, const char* tensor, const Place& place, con
   }
 }
 
-void check_queries(const Context& context, std::uint64_t turn) {
+void check_queries(const Context& context, std::uint64_t seed) {
   const Call& call = context.call;
   const Problem& p = call.problem;
-  for (const Place& place : some_queries(call, turn)) {
+  for (const Place& place : some_queries(call, seed)) {
     const auto& [b, head, i] = place;
     const QueryResults wanted = query_results(call, b, head, i);
     const auto out = call.read_row(call.queries(call.buffers.out, p.out_strides, p.head_dim_v, b, head), i);
@@ -63,15 +63,15 @@ void check_queries(const Context& context, std::uint64_t turn) {
   }
 }
 
-void check_gradients(const Context& context, std::uint64_t turn) {
+void check_gradients(const Context& context, std::uint64_t seed) {
   const Call& call = context.call;
   const Problem& p = call.problem;
-  for (const Place& place : some_queries(call, turn)) {
+  for (const Place& place : some_queries(call, seed)) {
     const auto& [b, head, i] = place;
     const auto dq = call.read_row(call.queries(call.buffers.dq, p.dq_strides, p.head_dim, b, head), i);
     compare(context, "dq", place, "query", dq, query_gradient(call, b, head, i), p.dtype);
   }
-  for (const Place& place : some_keys(call, turn)) {
+  for (const Place& place : some_keys(call, seed)) {
     const auto& [b, head, j] = place;
     const KeyGradients wanted = key_gradients(call, b, head, j);
     const auto dk = call.read_keys(call.buffers.dk, p.dk_strides, p.head_dim, b, head, j, j + 1);
@@ -82,7 +82,7 @@ void check_gradients(const Context& context, std::uint64_t turn) {
 }
 
 /// Sums over rows, which no row tells.
-void check_sums(const Context& context, std::uint64_t turn) {
+void check_sums(const Context& context, std::uint64_t seed) {
   const Call& call = context.call;
   const auto compare_one = [&](const std::string& where, const Rows& tensor, std::int64_t index, const Row& wanted) {
     const double got = call.read_row(tensor, index)[0];
@@ -91,7 +91,7 @@ void check_sums(const Context& context, std::uint64_t turn) {
   };
   if (call.buffers.dbias != nullptr) {
     const Rows tensor{call.buffers.dbias, call.problem.bias.dtype, 1, 1};
-    for (const BiasPlace& place : some_biases(call, turn)) {
+    for (const BiasPlace& place : some_biases(call, seed)) {
       std::ostringstream where;
       where << "dbias[batch " << place.b << ", head " << place.head << ", query " << place.i << ", key " << place.j << ']';
       compare_one(where.str(), tensor, place.index, bias_gradient(call, place));
@@ -99,20 +99,20 @@ void check_sums(const Context& context, std::uint64_t turn) {
   }
   if (call.buffers.dsink != nullptr) {
     const Rows tensor{call.buffers.dsink, Dtype::float32, 1, 1};
-    for (const std::int64_t head : some_sinks(call, turn))
+    for (const std::int64_t head : some_sinks(call, seed))
       compare_one("dsink[" + std::to_string(head) + "]", tensor, head, sink_gradient(call, head));
   }
 }
 
 }  // namespace
 
-void check(const Call& call, Pass pass, std::string_view kernel, std::uint64_t turn) {
+void check(const Call& call, Pass pass, std::string_view kernel, std::uint64_t seed) {
   const Context context{call, pass, kernel};
   if (pass == Pass::forward || pass == Pass::standard_forward) {
-    check_queries(context, turn);
+    check_queries(context, seed);
   } else {
-    check_gradients(context, turn);
-    check_sums(context, turn);
+    check_gradients(context, seed);
+    check_sums(context, seed);
   }
 }
 

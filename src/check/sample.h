@@ -17,9 +17,9 @@ struct Place {
 constexpr double work_of_pair = 0x1p15;
 
 /// Up to `most` numbers below count: the first, the last and others; fewer where each is much work, or none.
-std::vector<std::int64_t> some_of(std::int64_t count, std::uint64_t turn, double work_of_one, std::int64_t most);
+std::vector<std::int64_t> some_of(std::int64_t count, std::uint64_t seed, double work_of_one, std::int64_t most);
 
-std::vector<Place> some_queries(const Call& call, std::uint64_t turn);
-std::vector<Place> some_keys(const Call& call, std::uint64_t turn);
+std::vector<Place> some_queries(const Call& call, std::uint64_t seed);
+std::vector<Place> some_keys(const Call& call, std::uint64_t seed);
 
 }  // namespace flash_attention::check

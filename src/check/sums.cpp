@@ -93,7 +93,7 @@ void add_head(Sum& sum, const Call& call, std::int64_t b, std::int64_t head, con
 
 }  // namespace
 
-std::vector<BiasPlace> some_biases(const Call& call, std::uint64_t turn) {
+std::vector<BiasPlace> some_biases(const Call& call, std::uint64_t seed) {
   const Problem& p = call.problem;
   const BiasAxes axes(p);
   const double pairs =
@@ -101,7 +101,7 @@ std::vector<BiasPlace> some_biases(const Call& call, std::uint64_t turn) {
   const double rows = static_cast<double>(p.bias.q_stride != 0 ? 1 : p.seq_q);
   const double work = pairs * (work_of_pair + rows * static_cast<double>(2 * p.head_dim + 4 * p.head_dim_v));
   std::vector<BiasPlace> places;
-  for (const std::int64_t index : some_of(axes.count(), turn, work, 8)) places.push_back(axes.place(index));
+  for (const std::int64_t index : some_of(axes.count(), seed, work, 8)) places.push_back(axes.place(index));
   return places;
 }
 
@@ -117,10 +117,10 @@ Row bias_gradient(const Call& call, const BiasPlace& place) {
   return sum.finish(p.bias.dtype);
 }
 
-std::vector<std::int64_t> some_sinks(const Call& call, std::uint64_t turn) {
+std::vector<std::int64_t> some_sinks(const Call& call, std::uint64_t seed) {
   const Problem& p = call.problem;
   const double rows = static_cast<double>(p.total_q) * static_cast<double>(2 * p.head_dim_v);
-  return some_of(p.heads_q, turn, work_of_pair * static_cast<double>(p.batch) + rows, 4);
+  return some_of(p.heads_q, seed, work_of_pair * static_cast<double>(p.batch) + rows, 4);
 }
 
 Row sink_gradient(const Call& call, std::int64_t head) {

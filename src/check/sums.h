@@ -14,14 +14,14 @@ struct BiasPlace {
   std::int64_t index;  // in dbias, which is dense
 };
 
-/// Those to look at: the first, the last, and others that `turn` chooses; none where a single sum is too much work.
-std::vector<BiasPlace> some_biases(const Call& call, std::uint64_t turn);
+/// Those to look at: the first, the last, and others that `seed` chooses; none where a single sum is too much work.
+std::vector<BiasPlace> some_biases(const Call& call, std::uint64_t seed);
 
 /// One number, from the call's out, lse and dout.
 Row bias_gradient(const Call& call, const BiasPlace& place);
 
 /// Heads whose dsink is looked at, as above.
-std::vector<std::int64_t> some_sinks(const Call& call, std::uint64_t turn);
+std::vector<std::int64_t> some_sinks(const Call& call, std::uint64_t seed);
 
 Row sink_gradient(const Call& call, std::int64_t head);
 

@@ -63,7 +63,7 @@ struct Angle {
   std::int64_t pairs;
   bool interleaved;
 
-  void turn(float* x) const {
+  void rotate(float* x) const {
     for (std::int64_t p = 0; p < pairs; ++p) {
       float &first = x[interleaved ? 2 * p : p], &second = x[interleaved ? 2 * p + 1 : p + pairs];
       const float a = first, b = second;
@@ -116,7 +116,7 @@ struct Worker {
     const Angle angle = angle_of(token.angle, tables);
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       read(p.dtype, b.q, at(p.q_strides, token.batch, token.row, head), p.head_dim, row);
-      angle.turn(row);
+      angle.rotate(row);
       write(p.dtype, b.q_out, at(p.q_out_strides, token.batch, token.row, head), p.head_dim, row);
     }
   }
@@ -145,7 +145,7 @@ struct Worker {
     const Angle angle = angle_of(token.angle, tables);
     for (std::int64_t head = 0; head < p.heads_kv; ++head) {
       read(p.dtype, b.k, at(p.k_strides, token.batch, token.row, head), p.head_dim, row);
-      angle.turn(row);
+      angle.rotate(row);
       const float k_factor = inverse_scale(b.k_scale, p.k_scale_strides, token, page, slot, head, row, p.head_dim);
       if (k_factor != 1) std::for_each_n(row, p.head_dim, [=](float& x) { x *= k_factor; });
       write(*p.cache_dtype, b.k_cache, at(p.k_cache_strides, page, slot, head), p.head_dim, row);

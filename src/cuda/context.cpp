@@ -10,13 +10,13 @@
 namespace flash_attention::cuda {
 namespace {
 
-constexpr int most_devices = 64;
+constexpr int max_devices = 64;
 
 /// The primary context, which frameworks share. Retained once and kept for the life of the process.
 Context primary_context(const Driver& cu, int device) {
-  static std::array<std::atomic<Context>, most_devices> retained{};
+  static std::array<std::atomic<Context>, max_devices> retained{};
   static std::mutex mutex;
-  if (device < 0 || device >= most_devices) {
+  if (device < 0 || device >= max_devices) {
     throw Error(ErrorCode::invalid_argument, "device: cuda:" + std::to_string(device) + " does not exist");
   }
   if (const Context context = retained[device].load(std::memory_order_acquire)) return context;

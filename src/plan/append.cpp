@@ -10,16 +10,16 @@
 namespace flash_attention::plan {
 namespace {
 
-/// The most elements that move together: every row, and every half of a turned one, begins at a multiple of them.
+/// The most elements that move together: every row, and every half of a rotated one, begins at a multiple of them.
 int vector_of(const AppendProblem& p) {
   const auto fits = [](const Strides& s, int width) {
     return s.batch % width == 0 && s.seq % width == 0 && s.head % width == 0;
   };
   for (int width = 8; width > 1; width /= 2) {
     const bool dims = p.head_dim % width == 0 && p.head_dim_v % width == 0;
-    const std::int64_t turned = p.rotary_interleaved ? p.rotary_dim : p.rotary_dim / 2;
+    const std::int64_t rotated = p.rotary_interleaved ? p.rotary_dim : p.rotary_dim / 2;
     const int of_table = p.rotary_interleaved ? width / 2 : width;
-    if (dims && turned % width == 0 && p.rotary_stride % of_table == 0 && fits(p.q_strides, width) &&
+    if (dims && rotated % width == 0 && p.rotary_stride % of_table == 0 && fits(p.q_strides, width) &&
         fits(p.q_out_strides, width) && fits(p.k_strides, width) && fits(p.v_strides, width) &&
         fits(p.k_cache_strides, width) && fits(p.v_cache_strides, width)) {
       return width;

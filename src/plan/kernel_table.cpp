@@ -45,8 +45,8 @@ std::string reject(const KernelEntry& entry, const Problem& problem, const Devic
   if (problem.left_padding && !entry.left_padding) return "takes no left padding";
   if (problem.invariant && entry.pass == Pass::forward) {
     if (!entry.invariant) return "bits of a row depend on the call";
-    if (device_traits(entry.device).gpu_kernels && problem.seq_kv > most_invariant_keys) {
-      return "takes at most " + std::to_string(most_invariant_keys) + " keys where bits are invariant";
+    if (device_traits(entry.device).gpu_kernels && problem.seq_kv > max_invariant_keys) {
+      return "takes at most " + std::to_string(max_invariant_keys) + " keys where bits are invariant";
     }
   }
   const std::string option = missing_option(entry, problem);

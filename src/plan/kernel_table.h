@@ -72,7 +72,7 @@ constexpr std::int64_t invariant_split_keys(const Problem& problem) {
   return problem.head_dim + problem.head_dim_v <= 128 ? 2048 : 1024;
 }
 /// The most keys that a GPU takes so.
-constexpr std::int64_t most_invariant_keys = 524288;
+constexpr std::int64_t max_invariant_keys = 524288;
 
 /// Whether decode/sm80 is the kernel of all calls like this one, where bits are invariant, of whatever size.
 bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device);

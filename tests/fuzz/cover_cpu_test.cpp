@@ -8,7 +8,7 @@ namespace flash_attention::fuzz {
 namespace {
 
 /// Small, because the oracle is slow and the CPU's tiles are narrow.
-constexpr Sizes small{.longest = 230, .most_products = 2e6};
+constexpr Sizes small{.longest = 230, .max_products = 2e6};
 
 TEST(CoverCpu, MatchesTheOracle) {
   const CpuIsa isa = cpu::chosen_isa();

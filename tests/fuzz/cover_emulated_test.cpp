@@ -14,8 +14,8 @@ namespace flash_attention::fuzz {
 namespace {
 
 constexpr int share = 5;
-constexpr Sizes small{.longest = 290, .most_products = 4e6};
-constexpr Sizes longer{.longest = 420, .most_products = 3e7};
+constexpr Sizes small{.longest = 290, .max_products = 4e6};
+constexpr Sizes longer{.longest = 420, .max_products = 3e7};
 
 /// A part of a kernel's domain, for branches that few problems take; one configuration of it.
 struct Narrow {
@@ -81,7 +81,7 @@ const Narrow words_by_claims{[](Domain domain) {
                                domain = plain(domain, "8").only(hidden_rows, {"four"}).only(queries, {"long"});
                                return domain.only(keys, {"few"}).only(group, {"8"}).only(batch, {"3"});
                              },
-                             {.longest = 420, .most_products = 4e6},
+                             {.longest = 420, .max_products = 4e6},
                              1};
 
 /// Blocks by which the heads of a group differ.
@@ -113,14 +113,14 @@ const Narrow wide_blocks{[](Domain domain) {
 
 /// So many queries that blocks take the longest tile that is left.
 const Narrow many_queries{[](Domain domain) { return plain(domain, "8").only(queries, {"long"}).only(keys, {"few"}); },
-                          {.longest = 1400, .most_products = 4e6}};
+                          {.longest = 1400, .max_products = 4e6}};
 
 /// One tile has all keys: a task does all that its head needs.
 const Narrow one_key_tile{[](Domain domain) {
                             domain = plain(domain, "128").only(deterministic, {"off"}).only(sink, {"off"});
                             return domain.only(queries, {"few", "prime"}).only(inputs, {"nan_query", "normal"});
                           },
-                          {.longest = 128, .most_products = 4e6}};
+                          {.longest = 128, .max_products = 4e6}};
 
 /// Tasks add to dQ in their order: there are no more keys than queries, and more than a tile of them.
 const Narrow ordered{[](Domain domain) {
@@ -138,7 +138,7 @@ const Narrow many_parts{[](Domain domain) {
                           domain = plain(domain, "64").only(queries, {"1", "few"}).only(window, {"none"});
                           return domain.only(inputs, {"normal", "growing"});
                         },
-                        {.longest = 2400, .most_products = 1e7},
+                        {.longest = 2400, .max_products = 1e7},
                         24};
 const Narrow few_queries{[](Domain domain) {
   return plain(domain, "64").only(softcap, {"wide"}).only(queries, {"1", "few"}).only(window, {"none", "causal"});
@@ -177,7 +177,7 @@ Domain narrow_keys(Domain domain) {
   domain = plain(domain, "64").only(kv_dtype, {"e4m3", "e5m2"});
   return domain.only(inputs, {"normal", "growing", "nan_key", "nan_value"});
 }
-const Narrow narrow_plain{[](Domain domain) { return narrow_keys(domain); }, {.longest = 2900, .most_products = 4e7}};
+const Narrow narrow_plain{[](Domain domain) { return narrow_keys(domain); }, {.longest = 2900, .max_products = 4e7}};
 const Narrow narrow_packed{[](Domain domain) {
                              domain = narrow_keys(domain).only(packed, {"on"}).only(batch, {"2", "3"});
                              return domain.only(window, {"none", "causal_left"}).only(queries, {"edge", "prime"});
@@ -215,7 +215,7 @@ class CoverEmulated : public ::testing::TestWithParam<Part> {
 
   /// So many configurations of which the kernel takes the first problem; all in the long tail.
   void run(const Domain& domain, int configurations, const Sizes& sizes) {
-    const int most_failures = GTEST_FLAG_GET(fail_fast) ? 0 : 3;
+    const int max_failures = GTEST_FLAG_GET(fail_fast) ? 0 : 3;
     int begun = 0;
     bool taken = false;
     for (GeneratedProblem& problem : problems(domain, share, array_seed(), sizes)) {
@@ -223,7 +223,7 @@ class CoverEmulated : public ::testing::TestWithParam<Part> {
         taken = testing::with_long_tail() || testing::rejection(problem.c, target_).empty();
         begun += taken;
       }
-      if (failed_ > most_failures || (!testing::with_long_tail() && begun > configurations)) break;
+      if (failed_ > max_failures || (!testing::with_long_tail() && begun > configurations)) break;
       if (!taken) continue;
       problem.c.narrow_products = testing::rounds_products(problem.c, taken_by(problem.c));
       const testing::Expected expected = testing::expect(problem.c, testing::is_backward(target_.pass));

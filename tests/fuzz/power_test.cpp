@@ -10,7 +10,7 @@
 namespace flash_attention::fuzz {
 namespace {
 
-constexpr Sizes small_power{.longest = 140, .most_products = 5e5};
+constexpr Sizes small_power{.longest = 140, .max_products = 5e5};
 
 /// Of a hundred problems that could tell the mistake, how many do.
 std::map<Mistake, int> power_of(const char* kernel, Pass pass, int count) {

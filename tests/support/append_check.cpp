@@ -119,7 +119,7 @@ class Check {
       const Place place = place_of(token, c_.cu_seqlens_q, p_.seq_q, p_.rotary_one_query);
       for (std::int64_t head = 0; place.exists && head < p_.heads_q; ++head) {
         const std::int64_t first = token * (p_.heads_q * p_.head_dim + gap_) + head * p_.head_dim;
-        const std::vector<double> want = turned(q, first, cos, sin, place.angle);
+        const std::vector<double> want = rotated(q, first, cos, sin, place.angle);
         for (std::int64_t d = 0; d < p_.head_dim; ++d) {
           ASSERT_NEAR(q_out.get(first + d), want[d], tolerance(p_.dtype, want[d])) << "query token " << token << ", " << d;
         }
@@ -138,7 +138,7 @@ class Check {
       for (std::int64_t head = 0; head < p_.heads_kv; ++head) {
         const std::int64_t slot = (page * rows_ + row) * p_.heads_kv + head, source = token * p_.heads_kv + head;
         written[static_cast<std::size_t>(slot)] = true;
-        const std::vector<double> key = turned(k, source * p_.head_dim, cos, sin, place.angle);
+        const std::vector<double> key = rotated(k, source * p_.head_dim, cos, sin, place.angle);
         compare_row("key", key, new_k, slot, scale_of(k_scale, new_k_scale, place.sequence, head, slot, key));
         std::vector<double> value;
         for (std::int64_t d = 0; d < p_.head_dim_v; ++d) value.push_back(v.get(source * p_.head_dim_v + d));
@@ -183,8 +183,8 @@ class Check {
     return place;
   }
 
-  std::vector<double> turned(const Array& from, std::int64_t first, const Array& cos, const Array& sin,
-                             std::int64_t angle) const {
+  std::vector<double> rotated(const Array& from, std::int64_t first, const Array& cos, const Array& sin,
+                              std::int64_t angle) const {
     std::vector<double> x;
     for (std::int64_t d = 0; d < p_.head_dim; ++d) x.push_back(from.get(first + d));
     const std::int64_t pairs = p_.rotary_dim / 2, row = std::max<std::int64_t>(0, std::min(angle, p_.rotary_positions - 1));

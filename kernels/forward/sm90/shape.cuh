@@ -232,7 +232,7 @@ requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
   int last_attempt;
   typename S::Unit claimed[1];
   int listed[S::listed ? S::stages : 1];
-  float exchanged[2][S::warpgroups][wg_rows];  // what a warpgroup tells the other of its rows, in turn here and there
+  float exchanged[2][S::warpgroups][wg_rows];  // row statistics for the other warpgroup; the two places alternate
 };
 
 template <ForwardConfig config>

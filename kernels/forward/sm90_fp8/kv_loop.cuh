@@ -16,7 +16,7 @@
 
 namespace flash_attention::forward_sm90_fp8 {
 
-/// Blocks that only other warpgroups see. The turns go round all the same. A stage that is freed while its K or V is still
+/// Blocks that only other warpgroups see. Ping-pong goes on all the same. A stage that is freed while its K or V is still
 /// under way would let the next wait for that stage return at once.
 template <ForwardConfig config>
 __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {

@@ -38,7 +38,7 @@ def single_decode_with_kv_cache(
     if q.dim() != 2:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [num_qo_heads, head_dim]")
     k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
-    q, k = positions.turned(q[None], k)
+    q, k = positions.rotated(q[None], k)
     out, lse = padded(
         q[None],
         k[None],

@@ -30,7 +30,7 @@ class Positions:
         """alibi_slopes of the kernels, None where there are none."""
         return alibi_slopes(heads).to(device) if self.mode == "ALIBI" else None
 
-    def turned(self, q, k):
+    def rotated(self, q, k):
         """q [qo_len, heads, dim] and k [kv_len, heads, dim] of one sequence, the last query at the last key."""
         if self.mode != "ROPE_LLAMA":
             return q, k
@@ -38,7 +38,7 @@ class Positions:
         return self._turn(q, of_q), self._turn(k, torch.arange(len(k), device=q.device))
 
     def over_pages(self, q, k, v, table, lengths, starts=None):
-        """(q, k, v, table) with q and the keys of the table's pages turned.
+        """(q, k, v, table) with q and the keys of the table's pages rotated.
 
         q is [batch, tokens, heads, dim], or with starts [total, heads, dim]; a sequence's last query is at its last key.
         """

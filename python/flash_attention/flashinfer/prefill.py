@@ -55,7 +55,7 @@ def single_prefill_with_kv_cache(
         mask = unpacked(packed_custom_mask, q.shape[0] * k.shape[0]).view(q.shape[0], k.shape[0])
     if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
         raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
-    q, k = positions.turned(q, k)
+    q, k = positions.rotated(q, k)
     out, lse = padded(
         q[None],
         k[None],

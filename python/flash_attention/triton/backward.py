@@ -58,8 +58,8 @@ def add_grad_q(dQ_tile, Q_tile, dO_tile, lse_log2, delta, K, V, start, stop, fir
 
 
 @triton.jit
-def grad_q_nonfinite_safe(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_stride, v_stride, seq_q, seq_kv, scale_log2,
-                     BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def grad_q_nonfinite_safe(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_stride, v_stride, seq_q, seq_kv,
+                          scale_log2, BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """The sum of dS K key by key, in which a hidden key is multiplied by nothing."""
     Q_tile = Q_tile.to(tl.float32)
     dO_tile = dO_tile.to(tl.float32)
@@ -111,8 +111,8 @@ def grad_q_kernel(Q, K, V, dO, LSE, D, dQ, scale, scale_log2,
             scale_log2, BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, CAUSAL, MASKED=True)
     if CAUSAL:  # a NaN of a key that some queries of the tile see: 0 * NaN has carried it to the others
         if not all_finite(dQ_tile):
-            dQ_tile = grad_q_nonfinite_safe(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_strides[1], v_strides[1],
-                                       seq_q, seq_kv, scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)
+            dQ_tile = grad_q_nonfinite_safe(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_strides[1],
+                                            v_strides[1], seq_q, seq_kv, scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)
     store_tile(dQ, first_q, dq_strides[1], seq_q, dQ_tile * scale, BLOCK_Q, HEAD_DIM, BLOCK_D)
 
 

@@ -52,7 +52,7 @@ def attend(acc, row_max, row_sum, Q_tile, K, V, start, stop, first_q, k_stride, 
 
 @triton.jit
 def attend_nonfinite_safe(Q_tile, row_max, K, V, end, first_q, k_stride, v_stride, seq_q, seq_kv, scale_log2,
-                     BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+                          BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """The sum of P V key by key, in which a hidden key is multiplied by nothing."""
     Q_tile = Q_tile.to(tl.float32)
     q_idx = first_q + tl.arange(0, BLOCK_Q)
@@ -99,7 +99,7 @@ def forward_kernel(Q, K, V, O, LSE, scale_log2,
     if CAUSAL:  # a NaN of a key that some queries of the tile see: 0 * NaN has carried it to the others
         if not all_finite(acc):
             acc = attend_nonfinite_safe(Q_tile, row_max, K, V, end, first_q, k_strides[1], v_strides[1], seq_q, seq_kv,
-                                   scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)
+                                        scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)
 
     empty = row_sum == 0.0  # no visible key: output 0, LSE -inf
     row_sum = tl.where(empty, 1.0, row_sum)

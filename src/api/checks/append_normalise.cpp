@@ -62,7 +62,7 @@ void check_rotary(AppendProblem& p) {
   }
   if (p.rotary_dim == 0) {
     p.rotary_interleaved = p.rotary_one_query = false;
-    require(!p.rotary_offsets, "rotary_offsets", std::int64_t{1}, "rotary_dim is 0: nothing is turned");
+    require(!p.rotary_offsets, "rotary_offsets", std::int64_t{1}, "rotary_dim is 0: nothing is rotated");
     return;
   }
   check_range("rotary_positions", p.rotary_positions, plan::query_tokens(p) + plan::new_tokens(p) > 0 ? 1 : 0);

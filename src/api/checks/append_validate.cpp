@@ -77,10 +77,10 @@ void check_lengths(const AppendProblem& p, const AppendBuffers& b) {
       refuse(entry("lengths", i), std::to_string(length),
              "with " + std::to_string(rows) + " new rows; the cache has room for " + std::to_string(p.capacity));
     }
-    const std::int64_t turned = std::max(rows, p.rotary_one_query ? std::min<std::int64_t>(queries, 1) : queries);
+    const std::int64_t rotated = std::max(rows, p.rotary_one_query ? std::min<std::int64_t>(queries, 1) : queries);
     const std::int64_t first = b.rotary_offsets != nullptr ? b.rotary_offsets[i] : length;
-    if (turned > 0)
-      check_angle(p, entry(b.rotary_offsets != nullptr ? "rotary_offsets" : "lengths", i), first, first + turned - 1);
+    if (rotated > 0)
+      check_angle(p, entry(b.rotary_offsets != nullptr ? "rotary_offsets" : "lengths", i), first, first + rotated - 1);
     if (p.page_size == 0 || rows == 0) continue;
     for (std::int64_t column = length / p.page_size; column * p.page_size < length + rows; ++column)
       check_page(p, b, i, column);

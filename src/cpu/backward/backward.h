@@ -30,7 +30,7 @@ struct BackwardRows {
 };
 
 struct BackwardScratch {
-  BackwardRows rows[most_blocks];
+  BackwardRows rows[max_blocks];
   GradientTile tile;
   alignas(64) float K[block_kv * max_head_dim];
   alignas(64) float V[block_kv * max_head_dim];

@@ -106,10 +106,10 @@ inline void write_keys(const Call& call, const RowBlock& block, const Tile& tile
 }
 
 /// The keys and the values of the tile that begins at `begin`, prefetched while another one is worked on.
-struct AheadOfBoth {
+struct PrefetchBoth {
   NextTile keys, values;
 
-  AheadOfBoth(const Call& call, const RowBlock& block, std::int64_t begin)
+  PrefetchBoth(const Call& call, const RowBlock& block, std::int64_t begin)
       : keys(ahead(call, block, call.k, call.head_dim, begin)),
         values(ahead(call, block, call.v, call.head_dim_v, begin)) {}
 
@@ -126,7 +126,7 @@ struct AheadOfBoth {
 /// P and dS of a tile, dV and dK.
 template <class T>
 inline void key_gradients(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<T> K, KeyRows<T> V,
-                          BackwardDecodeScratch& scratch, AheadOfBoth& next) {
+                          BackwardDecodeScratch& scratch, PrefetchBoth& next) {
   const float factor = call.softcap > 0 ? 1 / call.softcap : log2_e;  // Q has the scale already
   dot_rows<FloatDots<T>>(block.rows, K, tile.count, scratch.Q, call.head_dim, factor, scratch.P, next.keys);
   dot_rows<FloatDots<T>>(block.rows, V, tile.count, scratch.dO, call.head_dim_v, 1, scratch.dS, next.values);
@@ -140,7 +140,7 @@ inline void key_gradients(const Call& call, const RowBlock& block, const Tile& t
 /// A tile that every row sees, with K and V as they are.
 template <class T>
 inline void backward_in_place(const Call& call, const RowBlock& block, const Tile& tile, BackwardDecodeScratch& scratch,
-                              AheadOfBoth& next) {
+                              PrefetchBoth& next) {
   const KeyRows<T> K{key_row<T>(call, block, call.k, tile.begin), call.k.seq_stride};
   const KeyRows<T> V{key_row<T>(call, block, call.v, tile.begin), call.v.seq_stride};
   key_gradients(call, block, tile, K, V, scratch, next);
@@ -149,7 +149,7 @@ inline void backward_in_place(const Call& call, const RowBlock& block, const Til
 
 /// A tile of which something is hidden or dropped; see hidden.h.
 inline void backward_behind_mask(const Call& call, const RowBlock& block, const Tile& tile, BackwardDecodeScratch& scratch,
-                                 AheadOfBoth& next) {
+                                 PrefetchBoth& next) {
   using Rows = KeyRows<Float32>;
   const FloatRows K = key_rows(call, block, call.k, tile.begin, tile.count, call.head_dim, false, scratch.K);
   const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
@@ -183,7 +183,7 @@ inline void backward_decode(const Call& call, std::int64_t item, void* memory) {
   if (call.dsink != nullptr && at.split == 0) write_sink_terms(call, block, scratch.terms);
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
     const Tile tile(call, block, begin);
-    AheadOfBoth next(call, block, begin + block_kv);
+    PrefetchBoth next(call, block, begin + block_kv);
     if (tile.seen == Seen::none) {
       clear_keys(call, block, begin, begin + tile.count);
     } else if (tile.weighted) {

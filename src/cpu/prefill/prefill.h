@@ -36,7 +36,7 @@ struct PrefillRows {
 static_assert(block_q <= block_kv);
 
 struct PrefillScratch {
-  PrefillRows rows[most_blocks];
+  PrefillRows rows[max_blocks];
   alignas(64) float S[block_kv * block_q];
   alignas(64) float keep[block_kv * block_q];
   alignas(64) float K[block_kv * max_head_dim];  // at first Q, before it is spread over lanes

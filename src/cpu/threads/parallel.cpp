@@ -72,10 +72,10 @@ using Clock = std::chrono::steady_clock;
 
 /// A team waits for all of its threads, which takes time slices where others need the processors. Once that was seen, the
 /// pool, whose caller waits for no thread that has not begun, has the loops of the next second.
-class Crowd {
+class Contention {
  public:
   void seen() { until_ = (Clock::now() + std::chrono::seconds(1)).time_since_epoch().count(); }
-  bool is_here() const {
+  bool is_recent() const {
     const Clock::rep until = until_.load(std::memory_order_relaxed);
     return until != 0 && Clock::now().time_since_epoch().count() < until;
   }
@@ -84,7 +84,7 @@ class Crowd {
   std::atomic<Clock::rep> until_{0};
 };
 
-Crowd crowd;
+Contention contention;
 
 /// Whose threads a loop that begins now would use, and how many.
 struct Threads {
@@ -113,7 +113,7 @@ struct Threads {
   static Threads in_a_crowd() {
     const Threads threads = now();
     const bool any = support::settings().thread_source == support::ThreadSource::automatic;
-    if (threads.team == nullptr || !any || !crowd.is_here()) return threads;
+    if (threads.team == nullptr || !any || !contention.is_recent()) return threads;
     return {.count = std::min(threads.count, own_threads())};
   }
 };
@@ -180,7 +180,7 @@ void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
   } else if (threads.hook != nullptr) {
     threads.hook->function(threads.hook->context, count, Guarded::call, &guarded);
   } else if (threads.team != nullptr) {
-    if (!threads.team->run(count, Guarded::call, &guarded, threads.count)) crowd.seen();
+    if (!threads.team->run(count, Guarded::call, &guarded, threads.count)) contention.seen();
   } else {
     pool().run(count, Guarded::call, &guarded, threads.count);
   }

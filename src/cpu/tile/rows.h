@@ -13,7 +13,7 @@ namespace flash_attention::cpu {
 namespace {
 
 constexpr int max_head_dim = plan::cpu_max_head_dim;
-constexpr int most_blocks = plan::cpu_blocks_together;
+constexpr int max_blocks = plan::cpu_blocks_together;
 constexpr int block_vectors = block_q / vector_lanes;
 
 template <class T>
@@ -163,7 +163,7 @@ inline std::int64_t blocks_per_head(const Call& call) { return ceil_div(call.seq
 /// Blocks of one key head that go over the keys together (call.blocks_together), so that a tile of keys that comes from far
 /// away serves them all.
 struct BlockList {
-  RowBlock blocks[most_blocks];
+  RowBlock blocks[max_blocks];
   int count = 0;
   std::int64_t key_begin = 0, key_end = 0;  // seen by any block
 
@@ -171,7 +171,7 @@ struct BlockList {
   BlockList(const Call& call, std::int64_t batch, int kv_head, std::int64_t first, std::int64_t step)
       : blocks{block_at(call, batch, kv_head, first, step, 0), block_at(call, batch, kv_head, first, step, 1),
                block_at(call, batch, kv_head, first, step, 2), block_at(call, batch, kv_head, first, step, 3)} {
-    for (; count < most_blocks && blocks[count].rows > 0; ++count) {
+    for (; count < max_blocks && blocks[count].rows > 0; ++count) {
       const RowBlock& block = blocks[count];
       key_begin = count == 0 ? block.key_begin : smaller(key_begin, block.key_begin);
       key_end = larger(key_end, block.key_end);

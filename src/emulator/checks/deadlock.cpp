@@ -5,7 +5,7 @@
 
 namespace flash_attention::emulator {
 namespace {
-constexpr int most_lines = 40;  // of a block
+constexpr int max_lines = 40;  // of a block
 }
 
 std::string describe_wait(const Thread& thread) {
@@ -45,7 +45,7 @@ std::string describe_deadlock(const std::vector<Block>& blocks, const LaunchShap
     for (int i = 1; i <= shape.block; ++i) {
       const std::string next = i < shape.block ? describe_wait(block.threads[static_cast<std::size_t>(i)]) : std::string();
       if (next == text) continue;
-      if (++lines > most_lines) {
+      if (++lines > max_lines) {
         report += "\n    and so on";
         break;
       }

@@ -14,7 +14,7 @@ struct State64 {
 };
 static_assert(sizeof(State64) == 8);
 constexpr std::uint64_t uninitialised_count = (1u << 20) - 1;
-constexpr int most_bytes = (1 << 20) - 1;
+constexpr int max_bytes = (1 << 20) - 1;
 
 State64 read_state(const unsigned char* bytes) {
   State64 state;
@@ -34,8 +34,8 @@ State64 read_initialised(const SharedPlace& place) {
   return state;
 }
 
-/// Ends the phase where everything is in, and wakes who waits for it.
-void settle(const SharedPlace& place, State64 state) {
+/// Ends the phase if all arrivals and bytes are in, and wakes its waiters.
+void complete_phase(const SharedPlace& place, State64 state) {
   const bool complete = state.pending == 0 && state.bytes == 0;
   if (complete) {
     state.phase ^= 1;
@@ -87,13 +87,13 @@ void mbarrier_arrive(unsigned address, int arrivals, int bytes) {
     scheduler.fail("more arrivals in a phase than the " + std::to_string(state.count) +
                    " the mbarrier was initialised for");
   }
-  if (bytes < 0 || state.bytes + bytes > most_bytes) scheduler.fail("a phase can expect at most 1048575 bytes");
+  if (bytes < 0 || state.bytes + bytes > max_bytes) scheduler.fail("a phase can expect at most 1048575 bytes");
   state.bytes = state.bytes + bytes;
   state.pending -= static_cast<std::uint64_t>(arrivals);
   Races& races = scheduler.races();
   races.read(scheduler.running(), place, 8);  // it has been initialised
   races.release(scheduler.running(), races.mbarrier(*place.block, place.offset).arrived);
-  settle(place, state);
+  complete_phase(place, state);
 }
 
 void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing) {
@@ -101,11 +101,11 @@ void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing) {
   if (state.count == uninitialised_count || state.count == 0) {
     return Scheduler::current().fail_async(*place.block, doing, "the mbarrier was not initialised");
   }
-  if (state.bytes - bytes < -most_bytes) {
+  if (state.bytes - bytes < -max_bytes) {
     return Scheduler::current().fail_async(*place.block, doing, "more bytes landed than the mbarrier can count");
   }
   state.bytes = state.bytes - bytes;
-  settle(place, state);
+  complete_phase(place, state);
 }
 
 bool mbarrier_try_wait(unsigned address, unsigned parity) {

@@ -10,7 +10,7 @@
 namespace flash_attention::emulator {
 namespace {
 
-constexpr int most_k = 32;
+constexpr int max_k = 32;
 
 int element_bytes(MatrixType type) { return is_8_bit(type) ? 1 : 2; }
 int k_extent(MatrixType type) { return 32 / element_bytes(type); }
@@ -171,7 +171,7 @@ void for_each_operand_chunk(const Wgmma& op, const std::function<void(std::size_
 std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t shared_bytes) {
   const WgmmaOperand& shape = op.shape;
   const int depth = k_extent(shape.type);
-  float A[64 * most_k], B[most_k * 256];
+  float A[64 * max_k], B[max_k * 256];
   if (op.a_registers.empty()) {
     std::string wrong =
         gather(Descriptor(shape.a_descriptor), shape.type, 64, shape.a_mn_major, shared, shared_bytes, A, depth, 1);

@@ -11,7 +11,7 @@
 namespace flash_attention::emulator {
 namespace {
 
-constexpr int most_stacks = 16384;
+constexpr int max_stacks = 16384;
 
 int default_workers() {
   const int asked = support::settings().threads;
@@ -47,7 +47,7 @@ void run_grid(const Module& module, const LaunchShape& shape, const void* argume
     add_counters(scheduler.counters());
   };
   // Each thread's stack takes two of the mappings that a process may have.
-  const std::int64_t most = std::max(1, most_stacks / (shape.block * shape.cluster));
+  const std::int64_t most = std::max(1, max_stacks / (shape.block * shape.cluster));
   const std::int64_t asked = std::min<std::int64_t>(most, options.workers > 0 ? options.workers : default_workers());
   std::vector<std::thread> threads;
   for (std::int64_t i = 1; i < std::min(asked, clusters); ++i) threads.emplace_back(work);

@@ -16,11 +16,11 @@ FLASH_ATTENTION_UNSEEN bool within(const void* address, const void* begin, unsig
 
 /// Local variables and threadIdx are memory only here: on a GPU they are registers. So is the way into the library.
 FLASH_ATTENTION_UNSEEN bool is_register(const void* address) {
-  constexpr unsigned long most_stack = 1 << 16;
+  constexpr unsigned long max_stack = 1 << 16;
   const char* here = static_cast<const char*>(__builtin_frame_address(0));
   return within(address, &thread, sizeof(thread)) || within(address, thread, sizeof(ThreadView)) ||
          within(address, &table, sizeof(table)) || within(address, table, sizeof(Table)) ||
-         within(address, here - most_stack, 2 * most_stack);
+         within(address, here - max_stack, 2 * max_stack);
 }
 
 FLASH_ATTENTION_UNSEEN void plain_access(bool store, const void* address, int bytes) {

@@ -148,7 +148,7 @@ std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
 }
 
 /// The most splits of the keys: each has a good few tiles, or a quarter of a million multiplications in fewer.
-std::int64_t most_key_splits(const Problem& problem) {
+std::int64_t max_key_splits(const Problem& problem) {
   const std::int64_t a_key =
       std::max<std::int64_t>(problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v), 1);
   const std::int64_t min_split = std::clamp<std::int64_t>(250'000 / a_key, 2 * cpu_block_kv, 8 * cpu_block_kv);
@@ -158,7 +158,7 @@ std::int64_t most_key_splits(const Problem& problem) {
 /// Splits of the keys where the blocks of rows alone do not keep the threads busy.
 void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
-  int splits = static_cast<int>(std::min(most_key_splits(problem), wanted));
+  int splits = static_cast<int>(std::min(max_key_splits(problem), wanted));
   while (splits > 2 && blocks * splits % device.threads != 0) --splits;  // so that all threads have as much
   plan.num_splits = splits;
   if (plan.num_splits == 1) return;
@@ -226,18 +226,18 @@ std::int64_t even_splits(const Problem& problem, const DeviceInfo& device) {
 
 /// Splits of the keys, each with its own sums of dQ: where all rows of a key head go over the keys together.
 void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.num_splits = static_cast<int>(std::min(most_key_splits(problem), even_splits(problem, device)));
+  plan.num_splits = static_cast<int>(std::min(max_key_splits(problem), even_splits(problem, device)));
   if (plan.num_splits > 1)
     reserve(plan, CpuRegion::split_dQ, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
 }
 
-/// Splits of the keys, or of the queries, each with its own sums of dK and dV. block_q: rows of a block; most_blocks: that
+/// Splits of the keys, or of the queries, each with its own sums of dK and dV. block_q: rows of a block; max_blocks: that
 /// go over the keys together.
-Plan lay_out_any_backward(const Problem& problem, const DeviceInfo& device, int block_q, std::int64_t most_blocks) {
+Plan lay_out_any_backward(const Problem& problem, const DeviceInfo& device, int block_q, std::int64_t max_blocks) {
   Plan plan = plan_of_tiles(block_q, cpu_block_kv, device);
   if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
-  if (blocks <= most_blocks) {
+  if (blocks <= max_blocks) {
     plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
     split_keys_backward(problem, device, plan);
     return plan;

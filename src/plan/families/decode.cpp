@@ -16,7 +16,7 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr std::int64_t most_queries = 16;  // with more, a tile of rows for each query head is as good
+constexpr std::int64_t max_queries = 16;  // with more, a tile of rows for each query head is as good
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -83,16 +83,16 @@ int block_q_of(const Problem& problem) {
 struct Tile {
   int block_kv;
   int num_warps;
-  int most_bytes;  // of all stages
+  int max_bytes;  // of all stages
 };
 
 /// As many stages as shared memory holds, but no more than keep the memory busy.
-int stages_of(abi::ForwardConfig config, int shared_bytes, int most_bytes) {
+int stages_of(abi::ForwardConfig config, int shared_bytes, int max_bytes) {
   int stages = 0;
   do {
     config.num_stages = ++stages;
   } while (abi::DecodeLayout(config).shared_bytes <= shared_bytes &&
-           stages * abi::DecodeLayout(config).stage_bytes <= most_bytes);
+           stages * abi::DecodeLayout(config).stage_bytes <= max_bytes);
   return stages - 1;
 }
 
@@ -124,7 +124,7 @@ bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
 /// us, 22.4).
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp,
                                             int block_q) {
-  constexpr int most_scores = 64;  // keys of a warp: more scores than that do not fit in registers
+  constexpr int max_scores = 64;  // keys of a warp: more scores than that do not fit in registers
   abi::ForwardConfig config{.features = features_of(problem),
                             .head_dim = static_cast<int>(problem.head_dim),
                             .head_dim_v = static_cast<int>(problem.head_dim_v),
@@ -139,24 +139,24 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
       usual && device.arch == 90 && !features.softcap && !features.bias && !features.alibi && !problem.invariant;
   const bool long_runs = free && block_q <= 16 && has_long_runs(problem, device);
   const bool few_warps = narrow || (free && block_q == 16 && !long_runs && has_whole_items(problem, device));
-  const int most_keys = free && block_q <= 8 && has_short_items(problem, device) ? 64 : 128;
+  const int max_keys = free && block_q <= 8 && has_short_items(problem, device) ? 64 : 128;
   for (const Tile tile : {Tile{128, few_warps ? 4 : 8,
                                (narrow          ? 64
                                 : producer_warp ? 192
                                                 : 128)
                                    << 10},
-                          Tile{64, 4, (most_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}}) {
-    if (block_q > 16 * tile.num_warps || tile.block_kv > most_keys) continue;
+                          Tile{64, 4, (max_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}}) {
+    if (block_q > 16 * tile.num_warps || tile.block_kv > max_keys) continue;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps;
     config.key_groups = long_runs && tile.num_warps == 8 ? 2 : 1;
-    if (config.block_kv / abi::DecodeLayout(config).tile_warps > most_scores) continue;
+    if (config.block_kv / abi::DecodeLayout(config).tile_warps > max_scores) continue;
     // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and up to twice as many stages.
     abi::ForwardConfig wide = config;
     wide.features.kv_dtype = wide.features.dtype;
     wide.features.token_scales = false;
-    if (stages_of(wide, device.shared_bytes, tile.most_bytes) < 2) continue;
-    config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.most_bytes));
+    if (stages_of(wide, device.shared_bytes, tile.max_bytes) < 2) continue;
+    config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.max_bytes));
     if (abi::DecodeLayout(config).shared_bytes <= device.shared_bytes) return config;
   }
   return std::nullopt;
@@ -197,8 +197,8 @@ std::string reject_kind(const Problem& problem, const DeviceInfo& device) {
 std::string reject(const Problem& problem, const DeviceInfo& device) {
   std::string reason = reject_kind(problem, device);
   if (!reason.empty()) return reason;
-  if (problem.seq_q > most_queries && problem.page_size == 0 && !problem.invariant) {
-    return "takes at most " + std::to_string(most_queries) + " queries of a sequence where there are no pages";
+  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant) {
+    return "takes at most " + std::to_string(max_queries) + " queries of a sequence where there are no pages";
   }
   const auto config = configure(problem, device);
   return decode_tiles(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
@@ -212,8 +212,8 @@ std::string yield(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
   const std::int64_t row_tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows);
   const std::int64_t at_once = std::min<std::int64_t>(row_tiles * problem.heads_q * problem.batch, device.num_sms);
-  if (mean <= most_queries || faster * at_once * mean < device.num_sms * row_tiles * tile_rows) return "";
-  return "more than " + std::to_string(most_queries) + " queries of a sequence: a tile of rows for each head is faster";
+  if (mean <= max_queries || faster * at_once * mean < device.num_sms * row_tiles * tile_rows) return "";
+  return "more than " + std::to_string(max_queries) + " queries of a sequence: a tile of rows for each head is faster";
 }
 
 /// Boxes of a tile, or of as many rows as a page has: those begin where the swizzle does.
@@ -284,12 +284,12 @@ int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::
 /// (34 MB) takes 19.9 us, before 21.0, 1 x 32768 (134 MB) 46.6, 48.4; but 32 x 8/1 x 16384 (268 MB) 80.9, 78.0, and
 /// 16 x 8192 (537 MB) 140.0, 132.9.
 bool reads_once(const Problem& problem, const abi::ForwardConfig& config) {
-  constexpr std::int64_t most_bytes = 150 << 20;
+  constexpr std::int64_t max_bytes = 150 << 20;
   const auto own = [](const Strides& s) { return s.batch != 0 && s.head != 0; };
   const std::int64_t width = problem.head_dim + problem.head_dim_v,
                      of_element = is_narrow(key_type(config.features)) ? 1 : 2;
   return problem.page_size == 0 && config.one_row_tile && own(problem.k_strides) && own(problem.v_strides) &&
-         problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= most_bytes;
+         problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= max_bytes;
 }
 
 Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_warp) {

@@ -49,12 +49,12 @@ bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t blo
 /// Whether one tile has all keys of a head, and every query sees some of them: a task then does all that its head needs. It
 /// prepares its own queries, one tile after another, which must be few.
 bool can_be_direct(const Problem& p) {
-  constexpr std::int64_t most_keys = 2 * tile_rows, most_queries = 8 * tile_rows;
+  constexpr std::int64_t max_keys = 2 * tile_rows, max_queries = 8 * tile_rows;
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding;
   const bool light = !p.bias.present && !chooses_steps(p) && p.program.empty() && !p.sink;
   const bool every_query_sees = p.window_left < 0 && (p.window_right < 0 || p.seq_q <= p.seq_kv);
   return light && !lengths && every_query_sees && std::max(p.head_dim, p.head_dim_v) <= 128 && p.head_dim_v <= p.head_dim &&
-         p.seq_kv <= most_keys && p.seq_q * p.heads_q <= most_queries * p.heads_kv;
+         p.seq_kv <= max_keys && p.seq_q * p.heads_q <= max_queries * p.heads_kv;
 }
 
 Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whole) {

@@ -128,7 +128,7 @@ class Missing {
 enum class Kind { seen, dull, blank };
 struct Aim {
   Kind kind;
-  int most_hiding;
+  int max_hiding;
 };
 
 bool suits(const Aim& aim, const Row& row, int factor, int level) {
@@ -136,7 +136,7 @@ bool suits(const Aim& aim, const Row& row, int factor, int level) {
   if (is_blank(factor, level)) return false;
   if (aim.kind == Kind::dull) return is_dull(factor, level);
   if (is_dull(factor, level) && num_dull(row) > 0) return false;
-  return !hides_keys(factor, level) || num_hiding(row) < aim.most_hiding;
+  return !hides_keys(factor, level) || num_hiding(row) < aim.max_hiding;
 }
 
 /// How well it does: 2 where it suits, 0 for what a row of that kind has only if no other level is left.
@@ -206,8 +206,8 @@ Row best_row(const Domain& domain, const Levels& levels, const Missing& missing,
     pairs.erase(others, pairs.end());
   Row best;
   int most = -1;
-  constexpr int tries = 6, most_tries = 200;
-  for (int attempt = 0, whole = 0; whole < (pairs.empty() ? 1 : tries) && attempt < most_tries; ++attempt) {
+  constexpr int tries = 6, max_tries = 200;
+  for (int attempt = 0, whole = 0; whole < (pairs.empty() ? 1 : tries) && attempt < max_tries; ++attempt) {
     Row row = given;
     if (!pairs.empty()) {
       const auto& [a, x, b, y] = pairs[random() % pairs.size()];
@@ -235,8 +235,8 @@ std::vector<Row> cover(const Domain& domain, int share, std::uint64_t seed) {
   Missing missing(levels);
   std::vector<Row> rows;
   while (missing.any()) {
-    constexpr int most_hiding[] = {2, 2, 2, 2, 2, 4, 4, 4, 4, num_factors};
-    Aim aim{Kind::seen, most_hiding[random() % std::size(most_hiding)]};
+    constexpr int max_hiding[] = {2, 2, 2, 2, 2, 4, 4, 4, 4, num_factors};
+    Aim aim{Kind::seen, max_hiding[random() % std::size(max_hiding)]};
     Row start = best_row(domain, levels, missing, aim, Row(), 0, num_compiled, false, random);
     for (int n = 0; n < share; ++n) {
       aim.kind = kind_of(rows.size());

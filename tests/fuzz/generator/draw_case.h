@@ -10,7 +10,7 @@ namespace flash_attention::fuzz {
 /// How large problems get.
 struct Sizes {
   std::int64_t longest = 330;  // sequence of the level "long"
-  double most_products = 3e7;  // of two elements in Q K^T: long sequences of many heads are cut down to it
+  double max_products = 3e7;   // of two elements in Q K^T: long sequences of many heads are cut down to it
 };
 
 /// A problem with the row's levels. What a level leaves open (which prime, which lengths, which values) is drawn from the

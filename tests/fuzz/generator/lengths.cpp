@@ -75,9 +75,9 @@ void pack(Case& c, const Row& row, Lengths& draw) {
   if (row.is(paged, "off")) c.cu_seqlens_kv = end_to_end(p.seq_kv, p.total_kv);
 }
 
-std::int64_t rows_of_page(std::string_view level, std::int64_t most_keys, Dice& dice) {
+std::int64_t rows_of_page(std::string_view level, std::int64_t max_keys, Dice& dice) {
   if (level == "few") return dice.between(2, 9);
-  if (level == "whole") return std::max<std::int64_t>(most_keys, 1);
+  if (level == "whole") return std::max<std::int64_t>(max_keys, 1);
   return std::stoll(std::string(level));
 }
 
@@ -106,7 +106,7 @@ void set_sizes(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
   const auto products = [&] {
     return static_cast<double>(p.batch * p.heads_q * p.seq_q) * static_cast<double>(p.seq_kv * p.head_dim);
   };
-  while (products() > sizes.most_products && std::max(p.seq_q, p.seq_kv) > 200)
+  while (products() > sizes.max_products && std::max(p.seq_q, p.seq_kv) > 200)
     (p.seq_q > p.seq_kv ? p.seq_q : p.seq_kv) -= 10;
 }
 

@@ -17,7 +17,7 @@ def tables(positions, pairs, dtype=torch.float32):
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def turned(x, cos, sin, places, interleaved):
+def rotated(x, cos, sin, places, interleaved):
     """x [..., heads, dim] in float64, places [...]."""
     x, half = x.double().clone(), cos.shape[1]
     c, s = cos.double()[places][..., None, :], sin.double()[places][..., None, :]
@@ -47,8 +47,8 @@ def test_rows_go_behind_what_is_there(dtype, interleaved, rotary_dim):
     before = k_cache.clone(), v_cache.clone()
     q_out = append_kv(k_cache, v_cache, k, v, lengths=lengths, q=q, cos=cos, sin=sin, interleaved=interleaved)
     places = lengths.long()[:, None] + torch.arange(5)
-    close(q_out, turned(q, cos, sin, places, interleaved), dtype)
-    want = turned(k, cos, sin, places[:, :new], interleaved)
+    close(q_out, rotated(q, cos, sin, places, interleaved), dtype)
+    want = rotated(k, cos, sin, places[:, :new], interleaved)
     for b in range(batch):
         rows = slice(lengths[b], lengths[b] + new)
         close(k_cache[b, rows], want[b], dtype)
@@ -100,9 +100,9 @@ def test_packed_rows_and_placed_rows_say_the_same():
         q_out = append_kv(k_cache, v_cache, k, v, q=q, cos=cos, sin=sin, **places)
         results.append((k_cache, v_cache, q_out))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    close(results[0][2], turned(q, cos, sin, positions.long(), False), torch.float32)
+    close(results[0][2], rotated(q, cos, sin, positions.long(), False), torch.float32)
     want = torch.zeros(3, 12, heads, dim, dtype=torch.float64)
-    want[sequences.long(), positions.long()] = turned(k, cos, sin, positions.long(), False)
+    want[sequences.long(), positions.long()] = rotated(k, cos, sin, positions.long(), False)
     close(results[0][0], want, torch.float32)
 
 
@@ -115,13 +115,13 @@ def test_angles_of_their_own():
     q_out = append_kv(
         k_cache, v_cache, k, k, lengths=lengths, q=q, cos=cos, sin=sin, rotary_offsets=offsets, one_query_angle=True
     )
-    close(q_out, turned(q, cos, sin, offsets.long()[:, None].expand(2, 3), False), torch.float32)
-    want = turned(k, cos, sin, offsets.long()[:, None] + torch.arange(3), False)
+    close(q_out, rotated(q, cos, sin, offsets.long()[:, None].expand(2, 3), False), torch.float32)
+    want = rotated(k, cos, sin, offsets.long()[:, None] + torch.arange(3), False)
     close(k_cache[0, 4:7], want[0], torch.float32)
     close(k_cache[1, :3], want[1], torch.float32)
     same = q.clone()
     assert append_kv(k_cache, v_cache, q=same, q_out=same, lengths=lengths, cos=cos, sin=sin) is same
-    close(same, turned(q, cos, sin, lengths.long()[:, None] + torch.arange(3), False), torch.float32)
+    close(same, rotated(q, cos, sin, lengths.long()[:, None] + torch.arange(3), False), torch.float32)
 
 
 def grid_of(dtype):

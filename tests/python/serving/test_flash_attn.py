@@ -187,11 +187,11 @@ def test_cache_grows_and_is_attended_to(paged, rotary, causal, device):
     out, lse = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k_new, v_new, return_softmax_lse=True, **options)
     for b in range(batch):
         start = int(held[b])
-        turned = (lambda x, at: x) if rotary is None else (lambda x, at: turn(x, angles[at], rotary))
-        keys = torch.cat([k_rows[b, :start], turned(k_new[b], start + torch.arange(3, device=device))])
+        rotated = (lambda x, at: x) if rotary is None else (lambda x, at: rotate(x, angles[at], rotary))
+        keys = torch.cat([k_rows[b, :start], rotated(k_new[b], start + torch.arange(3, device=device))])
         values = torch.cat([v_rows[b, :start], v_new[b]])
         at = start + torch.arange(3, device=device) * int(causal)
-        exact, exact_lse = reference.attention(turned(q[b], at)[None], keys[None], values[None], causal=causal)
+        exact, exact_lse = reference.attention(rotated(q[b], at)[None], keys[None], values[None], causal=causal)
         torch.testing.assert_close(out[b : b + 1], exact, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(lse[b : b + 1], exact_lse, atol=1e-5, rtol=1e-4)
         if not paged:
@@ -199,16 +199,16 @@ def test_cache_grows_and_is_attended_to(paged, rotary, causal, device):
             torch.testing.assert_close(v_cache[b, : start + 3], values)
 
 
-def turn(x, angles, interleaved):
+def rotate(x, angles, interleaved):
     """Complex multiplication of the pairs of the first dimensions of x [seq, heads, dim] by exp(i angle)."""
     if not len(x):
         return x
     width = 2 * angles.shape[-1]
     head, rest = x[..., :width], x[..., width:]
     pairs = head.unflatten(-1, (-1, 2)) if interleaved else head.unflatten(-1, (2, -1)).transpose(-1, -2)
-    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.exp(1j * angles)[:, None])
-    turned = turned.flatten(-2) if interleaved else turned.transpose(-1, -2).flatten(-2)
-    return torch.cat([turned, rest], dim=-1)
+    rotated = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.exp(1j * angles)[:, None])
+    rotated = rotated.flatten(-2) if interleaved else rotated.transpose(-1, -2).flatten(-2)
+    return torch.cat([rotated, rest], dim=-1)
 
 
 def test_cache_rows_and_left_padding(device):

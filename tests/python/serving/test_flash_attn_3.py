@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 from flash_attention import flash_attn, flash_attn_3
-from test_flash_attn import turn
+from test_flash_attn import rotate
 from test_kv_cache import cache_in_pages
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
@@ -81,11 +81,11 @@ def test_queries_and_new_keys_end_to_end(kind, causal, interleaved, device):
     for b in range(3):
         mine, added = (slice(int(start[b]), int(start[b + 1])) for start in starts)
         at = int(first[b]) + torch.arange(fresh[b], device=device)
-        keys = torch.cat([rows[b][0][: held[b]].double(), turn(new[0][added].double(), exact_angles[at], interleaved)])
+        keys = torch.cat([rows[b][0][: held[b]].double(), rotate(new[0][added].double(), exact_angles[at], interleaved)])
         values = torch.cat([rows[b][1][: held[b]].double(), new[1][added].double()])
         at = int(first[b]) + torch.arange(queries[b], device=device) * int(causal)
-        turned = turn(q[mine].double(), exact_angles[at], interleaved)
-        want, want_lse = reference.attention(turned[None], keys[None], values[None], causal=causal)
+        rotated = rotate(q[mine].double(), exact_angles[at], interleaved)
+        want, want_lse = reference.attention(rotated[None], keys[None], values[None], causal=causal)
         torch.testing.assert_close(out[mine].double(), want[0], **CLOSE)
         torch.testing.assert_close(lse[:, mine].double(), want_lse[0], **CLOSE)
 
@@ -195,10 +195,10 @@ def test_float8_queries_over_a_float8_cache(device, pages, rotary):
             torch.arange(6, device=device, dtype=torch.int32).view(2, 3),
         )
     angles = torch.rand(64, 8, device=device)
-    turn = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False} if rotary else {}
+    rotate = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False} if rotary else {}
     out = flash_attn_3.flash_attn_with_kvcache(
         q, *caches, *new, cache_seqlens=lengths, page_table=table, causal=True, q_descale=descales[0],
-        k_descale=descales[1], v_descale=descales[2], **turn,
+        k_descale=descales[1], v_descale=descales[2], **rotate,
     )  # fmt: skip
     assert out.dtype == torch.bfloat16
     held = [x.reshape(2, 48, 2, 32) for x in caches]

@@ -14,7 +14,7 @@ from flash_attention.flash_attn.layers import rotary
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-def turned(x, position, dim, interleaved, base=10000.0, scale=None):
+def rotated(x, position, dim, interleaved, base=10000.0, scale=None):
     """x [seq, heads, head_dim] in float64: pairs as complex numbers, times exp(i angle) and a scale [seq, dim / 2]."""
     x = x.double()
     angle = position.double()[:, None] * base ** (-torch.arange(0, dim, 2, device=x.device).double() / dim)
@@ -38,8 +38,8 @@ def test_rotary_embedding(shape, interleaved, dtype, device):
     module = rotary.RotaryEmbedding(dim, base=500.0, interleaved=interleaved, device=device)
     position = torch.arange(3, 3 + seq, device=device)
 
-    def expected(x, turn=True):
-        rows = [turned(x[b], position, dim, interleaved, 500.0) if turn else x[b].double() for b in range(batch)]
+    def expected(x, rotate=True):
+        rows = [rotated(x[b], position, dim, interleaved, 500.0) if rotate else x[b].double() for b in range(batch)]
         return torch.stack(rows)
 
     if shape == "q_and_kv":
@@ -73,8 +73,8 @@ def test_rotary_embedding_with_a_scale(device):
     qkv = torch.randn(1, seq, 3, 2, dim, device=device)
     q, k, v = (tensor[0].clone() for tensor in qkv.unbind(2))
     found = module(qkv)[0]
-    close(found[:, 0], turned(q, position, dim, False, scale=scale), torch.float32)
-    close(found[:, 1], turned(k, position, dim, False, scale=1 / scale), torch.float32)
+    close(found[:, 0], rotated(q, position, dim, False, scale=scale), torch.float32)
+    close(found[:, 1], rotated(k, position, dim, False, scale=1 / scale), torch.float32)
     assert torch.equal(found[:, 2], v)
 
 
@@ -92,8 +92,8 @@ def test_positions_outside_of_the_tables(device):
         with pytest.raises(ValueError, match="positions 0 to 8"):
             rotary.apply_rotary_emb(x.flatten(0, 1), cos, sin, cu_seqlens=packed)
     else:
-        turned = rotary.apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets)
-        assert torch.equal(turned[1], rotary.apply_rotary_emb(x, cos[6:].expand(5, 4), sin[6:].expand(5, 4))[1])
+        rotated = rotary.apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets)
+        assert torch.equal(rotated[1], rotary.apply_rotary_emb(x, cos[6:].expand(5, 4), sin[6:].expand(5, 4))[1])
 
 
 def test_rotary_functions(device):

@@ -8,7 +8,7 @@ from flash_attention.flashinfer.positions import alibi_slopes
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 32, 8
 
 
-def turned(x, places, scale=1.0, theta=1e4):
+def rotated(x, places, scale=1.0, theta=1e4):
     """x [rows, heads, dim], each half a half of the pairs: as complex numbers."""
     half = x.shape[-1] // 2
     pairs = torch.complex(x[..., :half].double(), x[..., half:].double())
@@ -22,7 +22,7 @@ def exact(q, k, v, mode, causal=True, **rope):
     places, of_q = torch.arange(len(k)), torch.arange(len(k) - len(q), len(k))
     q, k, v = q.double(), k.double(), v.double()
     if mode == "ROPE_LLAMA":
-        q, k = turned(q, of_q, **rope), turned(k, places, **rope)
+        q, k = rotated(q, of_q, **rope), rotated(k, places, **rope)
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k) * DIM**-0.5
     distance = of_q[:, None] - places

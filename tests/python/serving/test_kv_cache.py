@@ -237,13 +237,13 @@ def test_a_graph_that_appends_is_replayed_behind_other_lengths():
         for b, length in enumerate(given):
             keys, values = (cache[pages[b].cuda()].flatten(0, 1)[: length + 1].double() for cache in (k, v))
             keys[:length] = before[pages[b].cuda()].flatten(0, 1)[:length].double()
-            keys[length] = turned(new[0][b], angles[length])[0]
+            keys[length] = rotated(new[0][b], angles[length])[0]
             values[length] = new[1][b, 0].double()
-            want, _ = reference.attention(turned(q[b], angles[length])[None], keys[None], values[None])
+            want, _ = reference.attention(rotated(q[b], angles[length])[None], keys[None], values[None])
             torch.testing.assert_close(out[b : b + 1].double(), want, atol=5e-3, rtol=0)
 
 
-def turned(x, angles):
+def rotated(x, angles):
     """The first dimensions of x [1, heads, dim], half-split pairs, by the angles of one position; in float64."""
     half, x = len(angles), x.double().clone()
     first, second = x[..., :half].clone(), x[..., half : 2 * half].clone()

@@ -38,8 +38,8 @@ SMALL = {
 BATCH = 3
 
 
-def turned(x, angles, interleaved):
-    """x [seq, heads, dim] with the pairs of its first dimensions turned by angles [seq, dim / 2]; in float32 or wider."""
+def rotated(x, angles, interleaved):
+    """x [seq, heads, dim] with the pairs of its first dimensions rotated by angles [seq, dim / 2]; in float32 or wider."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     width = 2 * angles.shape[-1]
     pairs = slice(0, width, 2), slice(1, width, 2)
@@ -120,7 +120,7 @@ class Problem:
 
     def new_key(self, b, dtype):
         at = int(self.held[b]) + torch.arange(self.seq_new, device=self.device)
-        return turned(self.new[0][b].to(dtype), self.angles[at], self.point["interleaved"])
+        return rotated(self.new[0][b].to(dtype), self.angles[at], self.point["interleaved"])
 
     def expected(self, dtype):
         """(out, lse) in a precision; what the cache holds is rounded to its type."""
@@ -128,7 +128,7 @@ class Problem:
         ordered = point["causal"] or point["local"]  # else all queries stand where the first one does
         for b in range(BATCH):
             at = int(self.held[b]) + torch.arange(self.seq_q, device=self.device) * int(ordered)
-            q = turned(self.q[b].to(dtype), self.angles[at], point["interleaved"])
+            q = rotated(self.q[b].to(dtype), self.angles[at], point["interleaved"])
             new = self.new_key(b, dtype), self.new[1][b].to(dtype)
             k, v = (torch.cat([old[b].to(dtype), x])[int(self.pad[b]) :] for old, x in zip(self.old, new, strict=True))
             slopes = None if self.slopes is None else self.slopes[b].to(dtype)

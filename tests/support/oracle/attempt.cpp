@@ -12,7 +12,7 @@
 namespace flash_attention::testing {
 namespace {
 
-constexpr int most_lines = 5;
+constexpr int max_lines = 5;
 
 double worst_error(const std::vector<double>& got, const std::vector<double>& want) {
   double worst = 0;
@@ -106,7 +106,7 @@ std::vector<std::string> differences(const char* name, const std::vector<double>
   const double floor = epsilon(dtype) * (dtype == Dtype::float32 ? 32 : 0.5) * std::max(largest, 0.05);
   const double allowed = slack * (2 * worst_error(plain, want) + floor) + more;
   std::vector<std::string> lines;
-  for (std::size_t x = 0; x < want.size() && lines.size() < most_lines; ++x) {
+  for (std::size_t x = 0; x < want.size() && lines.size() < max_lines; ++x) {
     const bool same_kind = std::isnan(want[x])      ? std::isnan(got[x])
                            : std::isfinite(want[x]) ? std::isfinite(got[x])
                                                     : got[x] == want[x];

@@ -92,7 +92,7 @@ class Oracle {
   }
 
  private:
-  /// Rows of keys or of values, turned: element x of all rows lies together.
+  /// Rows of keys or of values, transposed: element x of all rows lies together.
   struct Columns {
     std::vector<double> elements;
     std::int64_t rows = 0, dim = 0;

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flash_attention.flash_attn.layers.turn import (
+from flash_attention.flash_attn.layers.rotate import (
     apply_rotary_emb,
     apply_rotary_emb_kv_,
     apply_rotary_emb_qkv_,
@@ -26,7 +26,7 @@ class RotaryEmbedding(torch.nn.Module):
     """Turns queries and keys by angles position * base ** (-2 i / dim), i = 0 ... dim / 2 - 1.
 
     Args:
-        dim: how many dimensions of a head are turned.
+        dim: how many dimensions of a head are rotated.
         interleaved: pairs are neighbours, instead of half of dim apart.
         scale_base: if given, position m of a sequence of length s is scaled, too: pairs of q by
             ((2 i + 0.4 dim) / (1.4 dim)) ** ((m - s // 2) / scale_base), pairs of k by the inverse.

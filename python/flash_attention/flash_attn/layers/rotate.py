@@ -1,4 +1,4 @@
-"""The functions of rotary position embedding: tensors are turned by given cos and sin. Products are taken in float32."""
+"""The functions of rotary position embedding: tensors are rotated by given cos and sin. Products are taken in float32."""
 
 import torch
 from torch import Tensor
@@ -86,17 +86,17 @@ def _turn(x, cos, sin, interleaved, inplace):
         )
     wide = torch.promote_types(x.dtype, torch.float32)
     cos, sin = cos.to(wide).unsqueeze(-2), sin.to(wide).unsqueeze(-2)
-    turned, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]
+    rotated, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]
     if interleaved:
-        first, second = turned[..., ::2], turned[..., 1::2]
+        first, second = rotated[..., ::2], rotated[..., 1::2]
     else:
-        first, second = turned[..., :half], turned[..., half:]
+        first, second = rotated[..., :half], rotated[..., half:]
     pair = (first * cos - second * sin, first * sin + second * cos)
-    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     if inplace:
-        x[..., : 2 * half].copy_(turned)
+        x[..., : 2 * half].copy_(rotated)
         return x
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+    return torch.cat([rotated.to(x.dtype), rest], dim=-1)
 
 
 def _inside(positions, count, x, offsets, cu_seqlens):
