@@ -4,8 +4,14 @@
 
 // The gradient of the bias, in each shape that a bias may have.
 //
-// A block owns 64 x 64 elements of dbias (64 elements where the queries broadcast) and sums dS over the axes that
-// broadcast: no atomic, no workspace, the same bits in every run. Elements that no sequence reaches are written as zero.
+// A block owns 64 x 64 elements of dbias (64 elements if the queries broadcast) and sums dS over the axes that broadcast:
+//
+//     for each batch, head and query tile that share the elements:
+//       S = Q K^T, P = exp(S - lse), dP = dO V^T, dS = P * (dP - delta)      Gradients of backward/portable.cuh
+//       total += dS                                                          add_tile
+//     [the rows of total are summed];  dbias = total                         sum_rows
+//
+// No atomic, no workspace, the same bits in every run. Elements that no sequence reaches are written as zero.
 
 namespace flash_attention {
 

@@ -8,8 +8,13 @@
 // dQ of the sm80 backward pass, in one of two ways.
 //
 //   backward_sm80_finish_dq   rounds the sums that backward_sm80 has made in the workspace
-//   backward_sm80_dq          computes dQ by itself, key tile after key tile: the same bits in every run, for two products
-//   more
+//   backward_sm80_dq          computes dQ by itself: the same bits in every run, for two more products
+//
+// A block of backward_sm80_dq takes block_q queries of one head:
+//
+//     for each key tile:    K, V -> shared                            load_keys
+//       S = Q K^T,  dP = dO V^T,  P = exp(S - lse),  dS = P * (dP - delta),  dQ += dS K      add_tile
+//     dQ * scale -> shared -> global                                  finish
 
 namespace flash_attention {
 

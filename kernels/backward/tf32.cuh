@@ -7,7 +7,14 @@
 // Attention backward of float32 on tensor cores (precision = fast): sm_80 and up, the whole contract.
 //
 // It is backward/sm80 with products of floats in two parts each (tile/split.cuh, sm80_products.cuh): the same loop, copies,
-// scores and epilogue. P and dS go through shared memory as floats and are split where they are multiplied.
+// scores and epilogue:
+//
+//     for each query tile that sees some of the block's keys:
+//       S = Q K^T,  dP = dO V^T,  P = exp(S - lse),  dS = P * (dP - delta)
+//       dV += P^T dO,  dK += dS^T Q,  dQ += dS K in the workspace
+//     dK, dV -> global
+//
+// P and dS go through shared memory as floats and are split where they are multiplied.
 
 namespace flash_attention {
 

@@ -6,7 +6,12 @@
 // Attention forward of float32 on tensor cores (precision = fast): sm_80 and up, the whole contract.
 //
 // It is forward/sm80 with products of floats in two parts each (tile/split.cuh): the same loop, copies, scores and
-// epilogue. Q is read from shared memory and split for each block of keys; probabilities go from one product into the next
+// epilogue:
+//
+//     for each KV block:  S = Q K^T;  P = softmax step;  O = O * rescale + P V
+//     O / sum, lse -> global
+//
+// Q is read from shared memory and split for each block of keys; probabilities go from one product into the next
 // in registers, for which V's rows are contracted in another order.
 
 namespace flash_attention {

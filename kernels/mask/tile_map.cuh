@@ -7,8 +7,13 @@
 
 // Which tiles of 64 queries and 64 keys the masks show, before the kernel that attends: abi/tile_map.h.
 //
-// A block takes 32 tiles of keys and 8 rows of tiles, so that many SMs take part. What the hidden rows of 64 keys have in
-// common is found first, a warp for 64 keys; then a warp takes a row of tiles, a lane one tile, and a vote makes the words.
+// A block takes 32 tiles of keys and 8 rows of tiles, so that many SMs take part:
+//
+//     for each tile of keys, by a warp:    what the hidden rows of its 64 keys have in common      bounds_of
+//     for each row of tiles, by a warp:    a lane classifies one tile: none, partial or full       class_at
+//       two votes make the words of the row: seen, full
+//     [the same words by columns, for the backward pass]
+//
 // The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
 
 namespace flash_attention {

@@ -1,5 +1,6 @@
 """A folder fits in one view, and so does a kernel."""
 
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -25,3 +26,22 @@ def test_no_kernel_file_has_more_than_250_lines():
     lines = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files}
     assert files
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def entry_files():
+    """Files of kernels that hold an entry: a function that takes the arguments of a launch and nothing else."""
+    entry = re.compile(r"^__device__ __forceinline__ void \w+\(const (?:abi::)?\w*Args& args\) \{", re.MULTILINE)
+    rooms = ("forward", "backward", "decode", "mask", "standard")
+    files = [path for room in rooms for path in sorted((ROOT / "kernels" / room).rglob("*.cuh"))]
+    return [path for path in files if entry.search(path.read_text())]
+
+
+@pytest.mark.parametrize("path", entry_files(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_kernel_opens_with_its_loop_in_pseudo_code(path):
+    """As indented lines of the comment at its top."""
+    head = path.read_text().split("\nnamespace ")[0]
+    assert re.search(r"^//  +\S", head, re.MULTILINE)
+
+
+def test_the_kernels_are_found():
+    assert len(entry_files()) > 20

@@ -4,9 +4,14 @@
 // dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The main loop has no registers to look for
 // them. This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
 //
-// A warp takes 64 keys of one key head at a time. Nearly always prepare has found no row of the head that is not finite,
-// and that is all: it has to be quick, since it comes with every call. Else, or in parts of a pass, it looks at the
-// statistics of the queries at the edges of the mask.
+// A warp takes 64 keys of one key head at a time:
+//
+//     for each query head of the group, each query tile at an edge of the mask:
+//       [skip it if prepare has flagged no row of it];  is a row not finite?      is_reached
+//     if any was:  dK and dV of each key again, over visible pairs only           repair_key (backward/repair.cuh)
+//
+// Nearly always prepare has flagged nothing, and that is all: it has to be quick, since it runs in every call. Parts of a
+// pass have no flags and look at the statistics of the queries.
 
 #include "backward/repair.cuh"
 #include "backward/sm90/prepare.cuh"

@@ -10,8 +10,10 @@
 // 4u, 4u + 1, 4u + 2, 4u + 3 hold keys 2u, 2u + 1, 2u + 8, 2u + 9 (softmax.cuh says why). Keys that no query sees are 0, so
 // that a probability of 0 meets no NaN behind the end of a sequence.
 //
-// A block takes 256 keys of a head: a lane reads four columns of 16 keys, transposes 4 x 4 bytes and puts them into shared
-// memory, from which whole rows of V^T go to the workspace, 256 bytes each.
+// A block takes 256 keys of a head:
+//
+//     V -> registers, four columns of 16 keys per lane;  4 x 4 bytes transposed -> shared
+//     rows of V^T, 256 bytes each, shared -> workspace
 
 namespace flash_attention {
 
