@@ -1,4 +1,4 @@
-"""Times decoding, a few queries over long caches, against cuDNN (torch's SDPA) and flash-attn where they are there.
+"""Times decoding, a few queries over long caches, against cuDNN (torch's SDPA) and flash-attn if they are installed.
 
     python bench/benchmark_decode.py                                  # the shapes of `flash-attention bench decode`
     python bench/benchmark_decode.py --shapes 8x32/8x4096 --queries 4 --json decode.json
@@ -53,7 +53,7 @@ def parsed(text):
 
 
 def in_pages(k, v, page):
-    """(k pages, v pages, table): the same keys in pages that lie in no order."""
+    """(k pages, v pages, table): the same keys in pages in no order."""
     batch, keys = k.shape[:2]
     each = -(-keys // page)
     order = torch.randperm(batch * each, device=k.device)

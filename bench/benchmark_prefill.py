@@ -1,4 +1,4 @@
-"""Times prompts whose keys and values lie in pages against the same in one piece.
+"""Times prompts whose keys and values are in pages against the same in one piece.
 
     python bench/benchmark_prefill.py                                   # causal prompts of 2k to 16k
     python bench/benchmark_prefill.py --shapes 1x32/8x512x16384 --pages 16 256 --kernels decode/sm80 forward/sm90

@@ -52,7 +52,7 @@ def passes_of(attend, block_mask, score_mod, tensors, differentiable):
 
     if not differentiable:
         return forward, None, seconds(forward, q.device.type)
-    kept = []  # the first step of training, as a user makes it: backward is compiled beside forward
+    kept = []  # the first step of training, as a user makes it: backward is compiled together with forward
     first = seconds(lambda: kept.append(attend(q, k, v, score_mod=score_mod, block_mask=block_mask)), q.device.type)
 
     def backward():

@@ -52,7 +52,7 @@ struct BiasGradient {
   __device__ static void sum_rows(float (&total)[4][4], tile::WeightTile& tile) {
     const tile::ThreadPlace place;
     tile::store_weights_by_row(tile, total);
-    __syncthreads();  // every row is there
+    __syncthreads();  // every row is written
     if (place.row != 0) return;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {

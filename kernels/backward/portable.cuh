@@ -36,7 +36,7 @@ struct BackwardPortable {
     tile::WeightTile weights;
   };
 
-  /// One sequence and query head: where its rows lie and how its scores are made.
+  /// One sequence and query head: where its rows are and how its scores are made.
   struct Head {
     tile::Rows<const Element> Q, K, V, dO;
     tile::Score<features> score;

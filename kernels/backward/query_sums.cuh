@@ -4,8 +4,9 @@
 #include "ptx/atomic.cuh"
 #include "tile/workspace.cuh"
 
-// The fp32 sums of dQ in the workspace, BackwardSm80Region::dQ, to which many blocks add. They lie in the order in which
-// the threads of a block hold them, four neighbours a thread, so that every access of a warp is 512 neighbouring bytes:
+// The fp32 sums of dQ in the workspace, BackwardSm80Region::dQ, to which many blocks add. They are stored in the order in
+// which the threads of a block hold them, four neighbours a thread, so that every access of a warp is 512 neighbouring
+// bytes:
 //
 //   tile (head, queries / block_q):  [register / 4][thread][4]
 

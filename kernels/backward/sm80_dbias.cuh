@@ -11,7 +11,7 @@
 // the other. It sums dS over the axes that broadcast in registers: no atomic, no workspace, the same bits in every run.
 //
 //   for each step of the tile, a tile of queries of a head of a sequence that sees some of the keys:
-//     S = Q K^T            64 columns of Q and K at a time; the next ones are on their way, those of the next step, too
+//     S = Q K^T            64 columns of Q and K at a time; the next ones are in flight, those of the next step, too
 //     P = exp(S - lse)     in place
 //     dP = dO V^T          64 columns of dO and V at a time
 //     dbias += P (dP - delta)
@@ -102,7 +102,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
     return {ptx::shared_address(&storage.statistics[step_place]), lane_row};
   }
 
-  /// The biases of the step, on their way from memory; those of the next to L2.
+  /// Loads the biases of the step, and prefetches those of the next to L2.
   __device__ __forceinline__ void load_bias(typename Math::Bias (&bias)[2]) const {
     const Scores of(args, storage.steps[step_place]);
     const Place place;

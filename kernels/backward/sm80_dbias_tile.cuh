@@ -53,7 +53,7 @@ struct BackwardSm80BiasTile : BackwardSm80BiasSteps<config> {
         if (place.lane < 4) storage.sums[place.row / 32][place.lane_column + 8 * n + e] = sum;
       }
     }
-    __syncthreads();  // the sums of every warp are there
+    __syncthreads();  // the sums of every warp are written
     const int first = 2 * threadIdx.x;
     if (first >= block_kv) return false;
 #pragma unroll

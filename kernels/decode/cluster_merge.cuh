@@ -9,7 +9,7 @@
 //
 //   each block:  part -> shared;  cluster barrier
 //   each warp:   for its rows and columns: max, sum of all parts, a part per lane;  O = sum over parts;  O / sum -> global
-//   cluster barrier: nobody reads a block's shared memory any more, so it may end
+//   cluster barrier: no block reads this one's shared memory any more, so it may end
 
 namespace flash_attention::decode {
 
@@ -40,7 +40,7 @@ struct ClusterMerge : MergeParts<config> {
   __device__ __forceinline__ void merge_in_cluster(const float* part, int parts) const {
     ptx::path<"decode/sm90 merged in a cluster">();
     ptx::cluster_arrive();
-    ptx::cluster_wait();  // all parts are there
+    ptx::cluster_wait();  // all parts are written
     constexpr int chunks = tile::ceil_div(config.head_dim_v, 32);
     constexpr int row_units = repairs_rows ? 1 : chunks;  // a row that may have to be repaired belongs to one warp
     const int rank = static_cast<int>(blockIdx.x) % blocks;

@@ -167,8 +167,8 @@ struct CodeProducer {
     }
   }
 
-  /// This warp's copies of a part have landed, but for those of the parts after it, and of the next KV block where that has
-  /// been asked for.
+  /// This warp's copies of a part have landed, but for those of the parts after it, and of the next KV block if that has
+  /// been issued.
   __device__ __forceinline__ static void wait_for(int part, bool ahead) {
     if (part == 0) ahead ? ptx::copy_async_wait<5>() : ptx::copy_async_wait<2>();
     if (part == 1) ahead ? ptx::copy_async_wait<4>() : ptx::copy_async_wait<1>();

@@ -102,7 +102,7 @@ struct Producer {
       base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
     }
     const unsigned to = part_smem(stage, first);
-    constexpr int together = config.producer_warp ? 1 : 4;  // beside boxes this is the last KV block of a sequence
+    constexpr int together = config.producer_warp ? 1 : 4;  // with boxes this is the last KV block of a sequence
 #pragma unroll together
     for (int begin = 0; begin < mla_block_kv; begin += 32 / lanes) {
       const int row = begin + lane / lanes, j = now.tile * mla_block_kv + row;

@@ -28,7 +28,7 @@ struct Queries : ConsumerShape<config> {
 
   static constexpr int chunks = dim / 8;
   using Chunk = ptx::Vector<unsigned, 4>;
-  /// Q of an item is on its way while the item before ends, where registers allow it.
+  /// Q of an item is prefetched while the item before ends, if registers allow it.
   static constexpr int own_chunks = tile::ceil_div(QTile::rows * chunks, threads);
   static constexpr bool fetches_early = config.producer_warp && own_chunks <= 2 && tile::Score<features>::linear;
   Chunk fetched[fetches_early ? own_chunks : 1];

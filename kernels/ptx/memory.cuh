@@ -15,7 +15,7 @@ struct alignas(n * sizeof(T)) Vector {
   __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
 
-/// prefetch.global.L2 (9.7.9.17): the cache line of an address, on its way to L2. No thread waits for it.
+/// prefetch.global.L2 (9.7.9.17): prefetches the cache line of an address to L2. No thread waits for it.
 __device__ __forceinline__ void prefetch_L2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }

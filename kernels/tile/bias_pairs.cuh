@@ -4,7 +4,7 @@
 #include "ptx/memory.cuh"
 #include "tile/score.cuh"
 
-// The biases of a tile of scores, in the registers of a warp and as they lie in memory. They are loaded while the scores
+// The biases of a tile of scores, in the registers of a warp and as they are in memory. They are loaded while the scores
 // are computed: a load at the place where a score is made would be waited for.
 
 namespace flash_attention::tile {

@@ -191,7 +191,7 @@ __device__ __forceinline__ Span span(const int* sizes, Ranges... ranges) {
 template <typename Get>
 __device__ __forceinline__ abi::interval::Ints range_of_ints(const Span& span, Get get) {
   if (span.count == 0) return abi::interval::any_int();
-  constexpr int at_once = 16;  // on their way from memory
+  constexpr int at_once = 16;  // loads in flight
   int lo = 2147483647, hi = -lo - 1;
 #pragma unroll 1
   for (int begin = 0; begin < span.count; begin += at_once) {

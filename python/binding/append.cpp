@@ -116,7 +116,7 @@ class AppendCall {
       refuse(t_[k_cache], "there are " + std::to_string(problem.batch) + " sequences");
   }
 
-  /// Strides of [batch, rows, heads, dim], or of [total, heads, dim] where rows lie end to end.
+  /// Strides of [batch, rows, heads, dim], or of [total, heads, dim] if rows are packed end to end.
   Strides read(const Tensor& tensor, bool end_to_end, std::int64_t& rows, std::int64_t heads, std::int64_t dim) {
     const int first = end_to_end ? 0 : 1;
     if (tensor.rank != 3 + first)

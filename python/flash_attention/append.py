@@ -54,7 +54,7 @@ def append_kv(
         cache_dtype: what the bytes of a uint8 cache are: "e4m3", "e5m2" or "int8".
         q_out: where the rotated queries go; q itself rotates them in place. A new tensor if None.
 
-    Returns the rotated queries, or None without q. Where they lie on the host, lengths, tables and positions without room
+    Returns the rotated queries, or None without q. If they are on the host, lengths, tables and positions without room
     are refused; on a GPU such rows are not written.
     """
     if q is not None and q_out is None:

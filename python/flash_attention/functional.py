@@ -238,7 +238,7 @@ def attention_packed(
     attention_chunk: int = 0,
     precision: Literal["ieee", "fast"] = "ieee",
 ) -> Any:
-    """attention() for sequences of different lengths that lie end to end, without padding.
+    """attention() for sequences of different lengths, packed end to end, without padding.
 
     Args:
         q: [total_q, heads_q, head_dim].

@@ -16,7 +16,7 @@ namespace {
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// The best of several rounds, because other processes take the processor in between: work(thread) on all threads, each
-/// beginning when all are there, and what it amounts to, a second.
+/// beginning when all have started, and what it amounts to, a second.
 template <class Work>
 double best_rate(ThreadPool& pool, double amount, Work work) {
   struct Round {

@@ -84,7 +84,7 @@ class FLASH_ATTENTION_API CapturedGraph {
   void* executable_ = nullptr;
 };
 
-/// Bytes of a GPU's memory, after everything on the stream before; waits until they are there.
+/// Bytes of a GPU's memory, after everything on the stream before; waits until they have arrived.
 FLASH_ATTENTION_API void download(int device, void* to, const void* from, std::size_t bytes, void* stream);
 
 /// True while the stream records into a graph.

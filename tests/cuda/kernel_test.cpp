@@ -266,7 +266,7 @@ TEST_F(KernelTest, prewarmed_in_the_background_then_captured) {
   EXPECT_EQ(cu.launches.size(), 1u);
 }
 
-// Nobody calls backward: its kernels are there a moment after a forward that says it will follow, and not before.
+// Nobody calls backward: its kernels are ready a moment after a forward that says it will follow, and not before.
 TEST_F(KernelTest, a_first_forward_compiles_what_backward_needs) {
   Problem whole{.batch = 1, .seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::bfloat16};
   const Plan later = make_plan(whole, Pass::backward, device_info(gpu(0).device));

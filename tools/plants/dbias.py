@@ -132,7 +132,7 @@ PLANTS = (
     Plant(
         "sums are read before every warp has written its own",
         TILE,
-        "    __syncthreads();  // the sums of every warp are there\n",
+        "    __syncthreads();  // the sums of every warp are written\n",
         "",
         TILES,
     ),

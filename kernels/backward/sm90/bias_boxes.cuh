@@ -50,7 +50,7 @@ __device__ __forceinline__ void release_biases(Storage& shared, int stage) {
   }
 }
 
-/// Where they lie.
+/// Where they are.
 template <BackwardConfig config>
 struct BiasTiles {};
 template <BackwardConfig config>

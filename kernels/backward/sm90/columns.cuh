@@ -94,7 +94,7 @@ struct ColumnsConsumer : ColumnsProducts<config, gradient> {
           scores, marks, [&](int i) { return statistics.lse2(math, i); },
           [&](int i, float p, float q) { W[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
     }
-    if (pair + warpgroup >= task.num_steps) {  // there is no such step; the last one is there twice
+    if (pair + warpgroup >= task.num_steps) {  // there is no such step; the last one runs twice
       ptx::path<"backward/sm90 odd step of wide columns">();
 #pragma unroll
       for (auto& four : W) {

@@ -44,7 +44,7 @@ struct Consumer : Steps<config> {
     use_dS(step, operands);
   }
 
-  /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge lies where the
+  /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge is where the
   /// fewest numbers live and no product runs: dS of a step has been handed over, dK has not begun.
   __device__ __forceinline__ void run_step_pairs(unsigned step) {
     if (step == end_step) return;
@@ -101,7 +101,7 @@ struct Consumer : Steps<config> {
       for (; step != end_step; ++step) {
         run_step<true>(step);
         if constexpr (!S::separate_dq) {
-          if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is there by now
+          if (step != first_step && owns(step - 1)) make_dQ(step - 1);  // a step later: dS of the others is written by now
         }
       }
     }

@@ -45,7 +45,7 @@ struct DqExchange {
   }
   __device__ __forceinline__ const Task<config>& task() const { return work_tile().task; }
 
-  /// The thread, asked for anew: nothing made of it stays in registers.
+  /// The thread, read again: nothing computed from it stays in registers.
   __device__ __forceinline__ static int fresh_thread() {
     return ptx::registers_fresh(static_cast<int>(threadIdx.x)) % wg_threads;
   }
@@ -62,7 +62,7 @@ struct DqExchange {
     if constexpr (S::skips_first_step) owned = ptx::shuffle(work_tile().owned[warpgroup], 0);
   }
 
-  /// The biases of a step, on their way from memory; those of a later one to L2. With boxes they are there.
+  /// Loads the biases of a step, and prefetches those of a later one to L2. Boxes have landed with their stage.
   __device__ __forceinline__ void load_bias(unsigned step, typename Math::Bias& bias) const {
     if constexpr (config.bias_boxes) {
       if (has_bias_boxes(args))
@@ -217,10 +217,10 @@ struct DqExchange {
   __device__ __forceinline__ void make_dQ(unsigned step, Halfway halfway = {}) const {
     float dQ[S::width / 2];
     begin_dQ(dQ);
-    ptx::wgmma_wait<0>();  // dQ is there
+    ptx::wgmma_wait<0>();  // dQ is complete
     ptx::wgmma_pin(dQ);
     if constexpr (last) release_keys();  // the next keys come while dQ is sent away
-    // dS may be overwritten; told only where that happens, so that nobody leaves arrivals behind.
+    // dS may be overwritten; signalled only if that happens, so that no arrival is left over.
     if (step + S::warpgroups < end_step) ptx::barrier_arrive(barrier_dS_read + warpgroup, S::warpgroups * wg_threads);
     if constexpr (S::direct_dq) {
       write_dQ(step, dQ);
@@ -241,7 +241,7 @@ struct DqExchange {
                                                        shared.dQ[warpgroup][warp], thread % 32);
   }
   __device__ __forceinline__ void begin_dQ(float (&dQ)[S::width / 2]) const {
-    ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is there
+    ptx::barrier_sync(barrier_dS_written + warpgroup, S::warpgroups * wg_threads);  // dS of all warpgroups is written
     issue_dQ(dQ, ptx::registers_fresh(0));
   }
 };

@@ -21,7 +21,7 @@ struct Epilogue : DqExchange<config> {
   static constexpr bool may_hide = config.features.has_window() || config.features.dropout;
 
   /// direct_dq: the statistics of a task's queries, by all warpgroups, to memory, from where they are loaded as elsewhere.
-  /// While its keys are on their way: the task is known by its number.
+  /// While its keys are in flight: the task is known by its number.
   __device__ __forceinline__ void prepare_queries(int work_tile_idx) const {
     const int task_idx = static_cast<int>(blockIdx.x + work_tile_idx * gridDim.x);
     if (task_idx >= task_order<config>(args).count()) return;
@@ -93,7 +93,7 @@ struct Epilogue : DqExchange<config> {
   }
 
   /// Other tasks have dK and dV of the same keys too. The factor of dV is 1, which the compiler does not know: it must not
-  /// store the accumulators themselves, which would have to lie where the store wants them.
+  /// store the accumulators themselves, which would have to be where the store wants them.
   __device__ __forceinline__ void add_keys_to_sums(const float (&dK)[S::width / 2],
                                                    const float (&dV)[S::width_v / 2]) const {
     const long long row =

@@ -2,8 +2,8 @@
 
 // The place of a tile's scores among queries and keys, and which of them are hidden or dropped.
 //
-// The tile may lie either way: with the keys along the rows (S^T, for dK and dV) or with the queries along the rows (S, for
-// dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and
+// The tile has either orientation: with the keys along the rows (S^T, for dK and dV) or with the queries along the rows (S,
+// for dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and
 // column 8 (i / 4) + 2 (lane % 4) + i % 2.
 
 #include "backward/sm90/shape.cuh"

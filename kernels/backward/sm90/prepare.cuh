@@ -118,8 +118,9 @@ __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   if constexpr (S::ordered) zero(dkv_order_of(args, 0), tile::ceil_div(rows, static_cast<long long>(warp_keys)));
 }
 
-/// From sums to a gradient: 16 rows of a warp, whose registers lie together for each 8 columns. Those of dQ by lanes, four
-/// of each (what four neighbouring lanes hold is 8 columns of two rows); those of dK and dV by registers, 32 lanes of each.
+/// From sums to a gradient: 16 rows of a warp, whose registers are contiguous for each 8 columns. Those of dQ by lanes,
+/// four of each (what four neighbouring lanes hold is 8 columns of two rows); those of dK and dV by registers, 32 lanes of
+/// each.
 enum class SumOrder { by_lane, by_register };
 template <Type type, int dim, SumOrder order>
 __device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows<ptx::Element<type>>& rows, float factor,

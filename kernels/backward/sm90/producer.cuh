@@ -50,7 +50,7 @@ struct Task {
   int num_steps;
   StepList<config> list;  // where masks choose
 
-  /// Where it lies: the loading warp has no registers for a copy.
+  /// Where it is: the loading warp has no registers for a copy.
   __device__ __forceinline__ void set(const AttentionArgs& args, const tile::BlockCoordinates& block) {
     kv_begin = block.tile_idx * config.block_kv;
     const int splits = num_gqa_splits<config>(args), heads = args.group / splits;
@@ -75,7 +75,7 @@ struct Task {
   }
 };
 
-/// Where the queries of a step lie, and what the warpgroups see of them.
+/// Where the queries of a step are, and what the warpgroups see of them.
 struct alignas(8) Step {
   int head_idx;
   int q_begin;
@@ -140,7 +140,7 @@ template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;
   unsigned count = 0;  // steps
-  // Where nothing of the workspace is read before, the first keys are asked for while prepare still runs.
+  // If nothing of the workspace is read before, the first keys are prefetched while prepare still runs.
   constexpr bool loads_early = !S::direct_dq && !S::ordered && !config.features.packed && !StepList<config>::present;
   if constexpr (!loads_early && !S::direct_dq) ptx::await_launch_before();
   const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, Region::tasks) + counter_keys, 1); };
@@ -236,7 +236,7 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
             work_tile.owned[w] + (work_tile.end_step - work_tile.first_step + 1 - w) / 2;
     }
     ++n;
-    // Nobody has made a counter zero where tasks are prepared by themselves. They are alike.
+    // No launch has zeroed a counter if tasks are prepared by themselves. They are alike.
     task_idx = static_cast<int>(S::direct_dq ? blockIdx.x + n * gridDim.x : shared.num_blocks + take());
     prefetch_keys<config>(args, task_idx);
   }

@@ -30,7 +30,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
 
   using Pair = ptx::Vector<float, 2>;
 
-  /// The biases of a tile, on their way from memory to a thread of the warpgroup.
+  /// Loads the biases of a tile for a thread of the warpgroup.
   __device__ __forceinline__ static Bias load_bias(const tile::Score<features>& score, int q_begin, int kv_begin,
                                                    int thread) {
     const int warp_row = 16 * (thread / 32), row = thread % 32 / 4, column = 2 * (thread % 4);
@@ -57,7 +57,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     }
   }
 
-  /// Statistics of the queries of registers i and i + 1, where the queries lie along the columns.
+  /// Statistics of the queries of registers i and i + 1, if the queries are along the columns.
   __device__ __forceinline__ Pair along_columns(const float (&values)[tile_rows], int i) const {
     return *reinterpret_cast<const Pair*>(&values[column + column_of(i)]);
   }
@@ -91,7 +91,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
     }
   }
 
-  /// probabilities() and gradients() in one pass, where dP is there when S is: P and dS as operands of the next products.
+  /// probabilities() and gradients() in one pass, if dP is complete when S is: P and dS as operands of the next products.
   template <typename Lse2, typename Delta>
   __device__ __forceinline__ void operands(Tile& S, Tile& dP, const Marks& marks, Lse2 lse2, Delta delta, Packed& P,
                                            Packed& dS) const {

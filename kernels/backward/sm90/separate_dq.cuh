@@ -62,7 +62,7 @@ struct QueryConsumer : QueryKeys<config> {
     constexpr bool late_dP = config.features.bias && S::width > 128;
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
-    typename Math::Bias bias;  // of the tile whose S is on its way
+    typename Math::Bias bias;  // of the tile whose S is in flight
     zero(dQ);
 
     // Both warpgroups must say the same: they meet in zero_nonfinite_keys.

@@ -40,11 +40,11 @@ enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2 };
 
 constexpr int wg_threads = 128;
 constexpr int tile_rows = 64;  // rows of every tile: the M of the products, and the q tile
-constexpr int chunk_dim = 64;  // columns of a tile that lie together: 128 bytes, the width of the swizzle
+constexpr int chunk_dim = 64;  // contiguous columns of a tile: 128 bytes, the width of the swizzle
 constexpr int chunk_elements = tile_rows * chunk_dim;
 constexpr int chunk_bytes = chunk_elements * 2;
 
-/// Row statistics and the fp32 dQ lie in the workspace as [heads_q, padded rows]. A sequence begins at a multiple of 4 rows
+/// Row statistics and the fp32 dQ are in the workspace as [heads_q, padded rows]. A sequence begins at a multiple of 4 rows
 /// (16 bytes of floats, which bulk copies need), with room for whole tiles: at least 64 rows before the next one begins.
 __device__ __forceinline__ long long padded_start(const AttentionArgs& args, const tile::Sequence& sequence) {
   const long long start =
@@ -60,7 +60,7 @@ __device__ __forceinline__ unsigned* nonfinite_flags_of(const AttentionArgs& arg
   auto* const lse2 = workspace<float>(args, Region::lse2);
   return reinterpret_cast<unsigned*>(lse2 + padded_rows(args) * args.heads_q) + padded / tile_rows;
 }
-/// The fp32 dK and dV lie there as [heads_kv, padded keys]: a sequence has room for whole tiles.
+/// The fp32 dK and dV are there as [heads_kv, padded keys]: a sequence has room for whole tiles.
 template <BackwardConfig config>
 __device__ __forceinline__ long long padded_key(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx) {
   const long long start =
@@ -99,9 +99,9 @@ struct Shape {
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool next_sequence_rows = features.packed || features.seqused_q;
 
-  // At head dimension 128 few registers are left. One option that reads no memory has room beside dP if statistics are read
-  // late and, but for ALiBi, steps do not overlap. With others, and, but under a causal mask, with sums of dK and dV, dP is
-  // computed after P, not under it, and P is given up before dS is made.
+  // At head dimension 128 few registers are left. One option that reads no memory has room in addition to dP if statistics
+  // are read late and, but for ALiBi, steps do not overlap. With others, and, but under a causal mask, with sums of dK and
+  // dV, dP is computed after P, not under it, and P is given up before dS is made.
   static constexpr bool short_of_registers = width + width_v > 192 && features.touches_scores();
   static constexpr bool one_option = !features.bias && !features.score_program && !features.mask && !listed &&
                                      features.softcap + features.alibi + features.dropout == 1;

@@ -31,14 +31,14 @@ struct Steps : Epilogue<config> {
   };
 
   float dK[S::width / 2], dV[S::width_v / 2];
-  typename Math::Bias bias;  // of the step whose S is on its way
+  typename Math::Bias bias;  // of the step whose S is in flight
 
   __device__ __forceinline__ void await_step(unsigned step) const {
     const PipelineState<S::stages> state(step);
     ptx::mbarrier_wait(shared.full[state.stage], state.phase);  // Q, dO and the statistics have landed
   }
 
-  /// The step has been waited for; now S is on its way.
+  /// The step has been waited for; now S is issued.
   __device__ __forceinline__ void begin_S(unsigned step, Tile& St) {
     const PipelineState<S::stages> state(step);
     if constexpr (S::next_sequence_rows) {
@@ -51,7 +51,7 @@ struct Steps : Epilogue<config> {
     if constexpr (!config.bias_boxes) this->load_bias(step, bias);
   }
 
-  /// From S, which is on its way, to dS; then dV is on its way.
+  /// From S, which is in flight, to dS; then dV is in flight.
   __device__ __forceinline__ void make_operands(unsigned step, Tile& St, Operands& operands) {
     const PipelineState<S::stages> state(step);
     const Step& here = shared.step[step % steps_kept];
@@ -92,7 +92,7 @@ struct Steps : Epilogue<config> {
     if constexpr (config.bias_boxes) this->load_bias(step, math.bias);
     release_biases<config>(shared, state.stage);
     math.mark(marks);
-    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is there; dP may still run
+    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is complete; dP may still run
     ptx::wgmma_pin(St);
     math.probabilities(
         St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[state.stage], i / 4); },
@@ -105,7 +105,7 @@ struct Steps : Epilogue<config> {
       for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[state.stage], group);
     }
 
-    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // dP is there; dV may still run
+    ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // dP is complete; dV may still run
     ptx::wgmma_pin(dPt);
     if constexpr (S::serial_dP) ptx::wgmma_pin(P);
     math.gradients(St, dPt, marks,

@@ -17,7 +17,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   Chunk Q[S::stages][S::chunks];
   Chunk dO[S::stages][S::chunks_v];
   Chunk dS[S::separate_dq ? 1 : S::warpgroups][S::separate_dq ? 1 : S::warpgroups];     // [step's owner][keys of warpgroup]
-  float dQ[S::separate_dq ? 1 : S::warpgroups][4][S::separate_dq ? 4 : 16 * S::width];  // on their way to memory
+  float dQ[S::separate_dq ? 1 : S::warpgroups][4][S::separate_dq ? 4 : 16 * S::width];  // in flight to memory
   float lse2[S::stages][tile_rows];
   float delta[S::stages][tile_rows];
   ptx::Mbarrier prepared;  // direct_dq: the statistics of a task are in memory

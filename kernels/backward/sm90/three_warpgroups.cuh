@@ -94,7 +94,7 @@ struct ThreeConsumer {
   __device__ __forceinline__ void make_dQ(unsigned step) const {
     float dQ[S::width / 2];
     parts().begin_dQ(dQ);
-    ptx::wgmma_wait<0>();  // dQ is there
+    ptx::wgmma_wait<0>();  // dQ is complete
     ptx::wgmma_pin(dQ);
     if constexpr (last) parts().release_keys();  // the next keys come while dQ is sent away
     stage_dQ(dQ, step);
@@ -131,7 +131,7 @@ struct ThreeConsumer {
     };
     typename Math::Marks marks;
     if constexpr (config.features.dropout) math.mark(marks);
-    ptx::wgmma_wait<0>();  // S and dP are there
+    ptx::wgmma_wait<0>();  // S and dP are complete
     ptx::wgmma_pin(St);
     ptx::wgmma_pin(dPt);
     if constexpr (!config.features.dropout) math.mark(marks);
@@ -142,7 +142,7 @@ struct ThreeConsumer {
     ptx::wgmma_pin(dS);
   }
 
-  /// dQ is that of the step before, where this warpgroup owns it: dS of all the others is there by now.
+  /// dQ is that of the step before, where this warpgroup owns it: dS of all the others is written by now.
   template <bool makes_dQ>
   __device__ __forceinline__ void run_step(unsigned step) {
     await_step(step);

@@ -59,7 +59,7 @@ struct TaskOrder {
   }
 };
 
-/// The latest tasks of a block, on their way from the lane that takes them to everyone else.
+/// The latest tasks of a block: one lane takes them, all others read them here.
 struct TaskQueue {
   int task_idx[2];
   ptx::Mbarrier full[2], empty[2];
@@ -94,7 +94,7 @@ struct TaskQueue {
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
       const PipelineState<2> state(n);
-      ptx::mbarrier_wait(full[state.stage], state.phase);  // the task is there
+      ptx::mbarrier_wait(full[state.stage], state.phase);  // the task is written
       const int task = task_idx[state.stage];
       ptx::mbarrier_arrive(empty[state.stage]);
       if (task >= num_tasks) return;

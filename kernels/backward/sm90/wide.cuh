@@ -62,7 +62,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     zero(dV);
     unsigned K[tile::max(register_steps, 1)][4];
     load_K(task, K);
-    typename Math::Bias bias;  // of the step whose S is on its way
+    typename Math::Bias bias;  // of the step whose S is in flight
     const auto issue_S = [&](int step, int fresh) {
       const void* Q = await_Q(task, step);
       ptx::wgmma_fence();  // the registers of S have been used for other things

@@ -96,7 +96,7 @@ struct WideExchange {
     with_scores(task, step, [&](const Math& math) { marks = {}, math.mark(marks); });
   }
 
-  /// The biases of a step, on their way from memory; those of a later one to L2.
+  /// Loads the biases of a step, and prefetches those of a later one to L2.
   __device__ __forceinline__ void load_bias(const Task<config>& task, int step, typename Math::Bias& bias) const {
     if constexpr (Math::Bias::present) {
       with_scores(task, step, [&](const Math& math) {

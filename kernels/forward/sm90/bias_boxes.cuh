@@ -83,7 +83,7 @@ __device__ __forceinline__ void copy_biases(const ScoreMath<config>& math, unsig
   __syncwarp();  // all of them before one is read
 }
 
-/// The biases of a warpgroup's n-th block are there: math knows where. all: its registers hold them.
+/// The biases of a warpgroup's n-th block have landed: math knows where. all: its registers hold them.
 template <ForwardConfig config, typename Warpgroup>
 __device__ __forceinline__ void take_biases(const Warpgroup& wg, const ScoreMath<config>& math, unsigned n, int kv_begin,
                                             bool all) {

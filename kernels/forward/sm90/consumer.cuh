@@ -130,7 +130,7 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   __device__ __forceinline__ void hide_tested(const ScoreMath<config>& math, ScoreTile& scores, ListedBlock at) {
     unsigned visible[2] = {0xffffffffu, 0xffffffffu};
     if (at.masked()) {
-      ptx::mbarrier_wait(shared.mask.full[warpgroup], static_cast<int>(num_words++ & 1));  // the words are there
+      ptx::mbarrier_wait(shared.mask.full[warpgroup], static_cast<int>(num_words++ & 1));  // the words are written
       read_words<config>(math, shared.mask.words[warpgroup], visible);
       __syncwarp();  // all lanes have read
       if (ptx::registers_fresh(thread) % 32 == 0) ptx::mbarrier_arrive(shared.mask.empty[warpgroup]);

@@ -127,7 +127,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
 
   if (warpgroup == 0) {
-    if constexpr (S::listed) ptx::await_launch_before();  // the map of tiles is there; all else follows from its tiles
+    if constexpr (S::listed) ptx::await_launch_before();  // the map of tiles is complete; all else follows from its tiles
     if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
     ptx::registers_decrease<S::load_registers>();
     if constexpr (S::mask_words) {

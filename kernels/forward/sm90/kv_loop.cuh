@@ -113,7 +113,7 @@ struct KvLoop {
     return {n + 1 < seen.end ? block_at<config>(tile, n + 1) : no_block,
             n + distance < seen.end ? block_at<config>(tile, n + distance) : no_block};
   }
-  /// Biases are on their way for a whole block, unless it is not known which comes next.
+  /// Biases are prefetched a whole block ahead, unless it is not known which comes next.
   __device__ __forceinline__ void load_bias(const ScoreMath<config>& math, const NextBlocks& following) const {
     if (following.next != no_block) math.load_bias(following.next * S::block_kv);
     if (following.later != no_block) math.prefetch_bias(following.later * S::block_kv);

@@ -135,7 +135,7 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
     kv.advance();
   }
 
-  /// Where a block of keys lies. In registers: read from the tile for every box, these numbers cost more than the copies.
+  /// Where a block of keys is. In registers: read from the tile for every box, these numbers cost more than the copies.
   struct WideSource {
     int row, kv_head, batch_idx;
 

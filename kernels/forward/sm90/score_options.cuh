@@ -181,7 +181,7 @@ struct ScoreOptions {
         visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
       if constexpr (modifies && (loads_bias || !features.bias) && !features.score_program) {
-        const float modified = in_units(S[i], added[r].at(key_of(i), bias.at(i)));  // no branch: the bias is there
+        const float modified = in_units(S[i], added[r].at(key_of(i), bias.at(i)));  // no branch: the bias is loaded
         S[i] = visible ? modified : -tile::infinity;
       } else if constexpr (modifies) {
         S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i), bias.at(i))), rows[r], kv_begin, i)

@@ -178,7 +178,7 @@ struct Schedule {
     return tile::max(tile::min(tile::max(key, 0) / config.block_kv, loaded.end - 1), loaded.begin);
   }
 
-  /// ALiBi without a right edge: the first block, which gives the fixed maximum, may lie so far behind the diagonal that
+  /// ALiBi without a right edge: the first block, which gives the fixed maximum, may be so far behind the diagonal that
   /// the keys near it outgrow what a row sum may be. Such a tile would be done twice: at 8192 tokens nearly all of them.
   __device__ __forceinline__ static bool begins_far_away(const tile::Score<config.features>& score, tile::TileRange loaded,
                                                          int q_begin) {

@@ -89,7 +89,7 @@ struct Softmax {
     }
   };
 
-  /// P = 2^(top + s - reference) as the A operand of P V, 32 keys at a time: the conversions then lie between the
+  /// P = 2^(top + s - reference) as the A operand of P V, 32 keys at a time: the conversions are then between the
   /// exponentials, which take longest. The scores stay, for a reference that turns out to be too low. With `max_subtracted`
   /// they have lost it already.
   __device__ __forceinline__ static Sums exponentiate(const Math& math, const ScoreTile& S, const RowState& rows,

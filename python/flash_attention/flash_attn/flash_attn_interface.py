@@ -165,7 +165,7 @@ def flash_attn_varlen_func(
     cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]. max_seqlen_q, max_seqlen_k: the longest lengths; None = unknown.
     seqused_q, seqused_k: int32 [batch], how many tokens of each sequence count.
     block_table (or page_table): int32 [batch, pages]; then k and v are [num_pages, page_size, heads_k, head_dim]. The pages
-    are read where they lie; for gradients or dropout those in use are gathered before the call.
+    are read in place; for gradients or dropout those in use are gathered before the call.
     softmax_lse is [heads, total_q].
     """
     more = options_of_3(fa3)

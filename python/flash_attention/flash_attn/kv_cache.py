@@ -54,7 +54,7 @@ def flash_attn_with_kvcache(
     Args:
         k_cache, v_cache: [batch_cache, seq_cache, heads_k, head_dim]; with block_table
             [num_pages, page_size, heads_k, head_dim]. Changed in place where k and v are given.
-        k, v: [batch, seq_new, heads_k, head_dim], written behind the cache_seqlens keys that are there.
+        k, v: [batch, seq_new, heads_k, head_dim], written after the cache_seqlens keys of the cache.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2]; k is rotated at its place in the cache, and q there too if
             causal or windowed, else at the first new place.
         cache_seqlens: int or int32 [batch]; how many keys the cache holds. The whole cache if None.

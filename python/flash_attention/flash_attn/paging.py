@@ -1,4 +1,4 @@
-"""Keys and values in pages: attended to where they lie, or laid end to end."""
+"""Keys and values in pages: attended to in place, or packed end to end."""
 
 import torch
 

@@ -23,7 +23,7 @@ def get_batch_indices_positions(
     batch_indices: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sequence and position of each of `nnz` new tokens, int32 [nnz] each, that lie end to end as append_indptr says.
+    """Sequence and position of each of `nnz` new tokens, int32 [nnz] each, packed end to end as append_indptr says.
 
     seq_lens counts the new tokens too. Tokens behind the last of append_indptr belong to none: -1.
     """
@@ -95,7 +95,7 @@ def _check_room(batch_indices, positions, room):
 
 
 def check_table(indptr, indices, last_page_len, page_size, device=None, prefix=""):
-    """Refuses what is no table of pages, and entries out of range that lie on the host."""
+    """Refuses what is no table of pages, and entries out of range that are on the host."""
     if page_size < 1:
         raise ValueError(f"page_size: got {page_size}; allowed are 1 and more")
     check_integers(f"{prefix}indices", indices, ("pages",), device)

@@ -52,7 +52,7 @@ def context_attention(
             DTensors sharded along the sequence. With cu_seqlens: [rows, heads, head_dim].
         mesh_or_group: a ProcessGroup, a DeviceMesh of one axis, or None for the default group (the mesh of DTensors).
         causal, window, softcap, sink, scale: as in attention(), in terms of the whole sequence.
-        cu_seqlens: documents that lie end to end in the whole sequence, [documents + 1]; a list or a tensor on the host
+        cu_seqlens: documents packed end to end in the whole sequence, [documents + 1]; a list or a tensor on the host
             costs no synchronisation.
         bias, mask: rows of this rank, columns of the whole sequence: [batch | 1, heads_q | 1, rows | 1, seq].
         key_lengths: int32 [batch], in terms of the whole sequence.

@@ -133,7 +133,7 @@ def _documents(shape, segment):
 
 
 def _shared_document(starts, q, kv):
-    """What two segments have of the one document that may lie in both."""
+    """What two segments have of the one document that may be in both."""
     first = min(q, kv)
     inside = first.begin + first.length - 1
     for begin, end in itertools.pairwise(starts):

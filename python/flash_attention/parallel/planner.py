@@ -36,7 +36,7 @@ HDR_NODES = Links(300.0, 25.0)
 
 @dataclass(frozen=True)
 class Turn:
-    """One rank's work with the keys of one source. ready: when they are there; begin, end: when the work runs."""
+    """One rank's work with the keys of one source. ready: when they have arrived; begin, end: when the work runs."""
 
     source: int
     flops: float

@@ -190,7 +190,7 @@ def _of_heads(tensor, heads):
 
 
 class Return:
-    """dK and dV of a turn on their way to the owner of the keys, and those of the own keys from the other side."""
+    """dK and dV of a turn, in flight to the owner of the keys, and those of the own keys from the other side."""
 
     def __init__(self, turns, turn, dk, dv):
         self.ranges = turns.outgoing(turn).needs

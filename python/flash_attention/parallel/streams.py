@@ -34,7 +34,7 @@ class TwoStreams:
         self.caller, self.sides, self.switch = caller, sides, switch
 
     def begin(self, turn):
-        """What the caller's stream has done by now is there for the work of a turn."""
+        """What the caller's stream has done by now is visible to the work of a turn."""
         stream, begun, _ = self.sides[turn % 2]
         begun.record(self.caller)
         stream.wait_event(begun)

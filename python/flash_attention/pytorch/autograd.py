@@ -186,7 +186,7 @@ def _as_taken(tensors, options):
 
 
 def refuse_gradient(name, score_mod):
-    """An argument without a gradient that asks for one: it would not learn, and nobody would be told."""
+    """An argument without a gradient that asks for one: it would not learn, and no error would say so."""
     raise NotImplementedError(
         f"{name}: requires a gradient, which is not computed; detach() it, or write it as a score_mod, {score_mod}, whose "
         "tensors have gradients"

@@ -93,7 +93,7 @@ std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
 
 namespace {
 
-/// As many tiles of biases as fit, three at most, beside two stages of keys.
+/// As many tiles of biases as fit, three at most, in addition to two stages of keys.
 void add_bias_stages(const Problem& p, abi::ForwardConfig& config) {
   if (!has_bias_boxes(p)) return;
   config.num_stages = 2;

@@ -25,7 +25,7 @@ int rows_of_page_box(const Problem& problem, int block_kv);
 
 /// Whether TMA brings the bias of forward/sm90, where its address allows.
 bool has_bias_boxes(const Problem& problem);
-/// The same of backward/sm90: there is room for boxes beside heads of up to 64 columns.
+/// The same of backward/sm90: there is room for boxes with heads of up to 64 columns.
 bool has_backward_bias_boxes(const Problem& problem);
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.

@@ -11,7 +11,7 @@ struct BiasGradientSm80 : ::testing::TestWithParam<Case> {
 
 TEST_P(BiasGradientSm80, Emulated) { check_emulated(GetParam(), "backward/sm80", Pass::backward); }
 
-/// Those of the contract, and sizes at which a block changes from tile to tile with loads on their way.
+/// Those of the contract, and sizes at which a block changes from tile to tile with loads in flight.
 std::vector<Case> bias_gradients(Dtype dtype) {
   std::vector<Case> contract = contract_cases(dtype);
   std::erase_if(contract, [](const Case& c) { return !c.dbias; });

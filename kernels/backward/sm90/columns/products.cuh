@@ -62,7 +62,7 @@ struct ColumnsProducts {
       if (chunk > 0 || pending) release_stage();
       if (chunk == 0 && pending) release(shared.W_empty);
     }
-    ptx::wgmma_wait<0>();  // D is there
+    ptx::wgmma_wait<0>();  // D is complete
     ptx::wgmma_pin(D);
     release_stage();
   }
@@ -96,7 +96,7 @@ struct ColumnsProducts {
       if constexpr (C::of_queries) return;
       const int thread = ptx::registers_fresh(c.thread);
       c.shared.statistics[c.warpgroup][thread / tile_rows][thread % tile_rows] = of_rows[0][0];
-      ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // all are there
+      ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // the whole warpgroup has written
     }
     __device__ __forceinline__ Pair get(const Math& math, int which, int i) const {
       if constexpr (C::of_queries) return Pair{of_rows[which][Math::row_of(i)], of_rows[which][Math::row_of(i)]};
@@ -106,7 +106,7 @@ struct ColumnsProducts {
     __device__ __forceinline__ Pair delta(const Math& math, int i) const { return get(math, 1, i); }
   };
 
-  /// W of this warpgroup's step to shared memory, where both read it; returns when that of the other is there, too.
+  /// W of this warpgroup's step to shared memory, where both read it; returns when that of the other is written, too.
   __device__ __forceinline__ void publish(const typename Math::Packed& W) {
     const auto t = static_cast<unsigned>(ptx::registers_fresh(thread));
     ptx::mbarrier_wait(shared.W_empty, (phases & 1) ^ 1);  // no product reads the last W
@@ -117,7 +117,7 @@ struct ColumnsProducts {
     ptx::fence_async_shared();  // W before the products' reads
     __syncwarp();               // that of the whole warp
     if (t % 32 == 0) ptx::mbarrier_arrive(shared.W_full);
-    ptx::mbarrier_wait(shared.W_full, phases & 1);  // W of all warps is there
+    ptx::mbarrier_wait(shared.W_full, phases & 1);  // W of all warps is written
   }
 
   /// G += W Z, this warpgroup's columns, a stage of rows at a time. `kept` is kept_rows() of the first step in its lower

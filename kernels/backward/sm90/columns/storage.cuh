@@ -149,7 +149,7 @@ struct ColumnsLoader {
     ptx::tma_load_4d(to, args.maps[map], full, chunk * chunk_dim, row, head_idx, batch_idx);
   }
 
-  /// Where the rows of a step lie.
+  /// Where the rows of a step are.
   struct Source {
     int row, head_idx;
   };
