@@ -62,6 +62,7 @@ ProgramTraits program_traits(const Problem& problem) {
     for (const int arg : nodes[n].args) varies[n] = varies[n] || (arg >= 0 && varies[static_cast<std::size_t>(arg)]);
     traits.loads_scores = traits.loads_scores || (nodes[n].op == Op::load && varies[n]);
     traits.values += varies[n];
+    traits.calls = traits.calls || nodes[n].op == Op::sin || nodes[n].op == Op::cos;
     const program::Node& node = nodes[n];
     const bool real = node.type == program::Type::real;
     const bool divides = node.op == Op::div && varies[static_cast<std::size_t>(node.args[1])];

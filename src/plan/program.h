@@ -15,6 +15,7 @@ struct ProgramTraits {
   bool visible_by_head = false, visible_by_batch = false;
   bool hides = false;         // a score may become -inf
   bool loads_scores = false;  // it reads memory for every score
+  bool calls = false;         // functions that are no instruction: sine and cosine
   int values = 0;             // that a score takes
 };
 ProgramTraits program_traits(const Problem& problem);

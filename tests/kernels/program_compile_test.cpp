@@ -77,5 +77,29 @@ TEST(ProgramCompile, Sm90Tiles) {
   expect_plans_compile(plans, 90);
 }
 
+// Short programs, whose backward pass makes dQ in the same kernel as dK and dV.
+TEST(ProgramCompile, Sm90ShortPrograms) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  const char* const soft_cap = "x = div score 20.0\ny = tanh x\nz = mul y 20.0\nscore = z";
+  const char* const alibi =
+      "t0 = tensor float32 1\nd = sub i j\nf = float d\na = abs f\nx = load t0 h\ny = mul a x\nz = sub score y\nscore = z";
+  const char* const waves =  // as many values as are short
+      "d = sub i j\nf = float d\ny = mul f score\nw = sigmoid y\nz = add w score\nscore = z";
+  const DeviceInfo device{
+      .device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = shared_limit(90)};
+  std::vector<Plan> plans;
+  for (const char* const text : {soft_cap, alibi, waves}) {
+    for (const bool causal : {true, false}) {
+      if (!with_long_tail() && causal != (text == alibi)) continue;
+      Problem problem{.batch = 1, .seq_q = 2048, .seq_kv = 2048, .heads_q = 16, .heads_kv = 16, .head_dim = 128};
+      problem.dtype = Dtype::bfloat16, problem.program = text, problem.causal = causal;
+      if (text == alibi) problem.program_sizes[0] = {16, 0, 0, 0};
+      plans.push_back(make_plan(problem, Pass::backward, device, "backward/sm90"));
+      for (const Launch& launch : plans.back().launches) EXPECT_NE(launch.unit, "backward/sm90/separate_dq") << text;
+    }
+  }
+  expect_plans_compile(plans, 90);
+}
+
 }  // namespace
 }  // namespace flash_attention::testing

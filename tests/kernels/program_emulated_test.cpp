@@ -127,6 +127,31 @@ TEST(EmulatedSm90Programs, DistancesWindowsAndHugeScores) {
   }
 }
 
+// Short programs at 128, where the kernel of dK and dV makes dQ, too; several tiles of queries and keys, grouped heads.
+TEST(EmulatedSm90Programs, ShortOnesWithDqInTheSameKernel) {
+  for (const char* const text :
+       {"d = sub i j\nf = float d\na = abs f\ny = mul a 0.0625\nz = sub score y\np = ge i j\nscore = z\nvisible = p",
+        "x = div score 0.5\ny = tanh x\nz = mul y 0.5\nscore = z",
+        "d = sub i j\nf = float d\ny = mul f score\nw = sigmoid y\nz = add w score\nscore = z"}) {
+    const RandomProgram given{std::string(text)};
+    const Problem problem{.batch = 1,
+                          .seq_q = 200,
+                          .seq_kv = 200,
+                          .heads_q = 2,
+                          .heads_kv = text[0] == 'x' ? 1 : 2,
+                          .head_dim = 128,
+                          .dtype = Dtype::float16};
+    Options options;
+    options.device = {DeviceKind::emulator, 0, 90};
+    const ProgramResults got = run_program(problem, given, options, 11, {"forward/sm90", "backward/sm90"});
+    const ProgramResults expected = exact_program(problem, given, 11);
+    EXPECT_LT(difference(got.out, expected.out), 8e-3) << text;
+    EXPECT_LT(difference(got.dq, expected.dq), 8e-3) << text;
+    EXPECT_LT(difference(got.dk, expected.dk), 8e-3) << text;
+    EXPECT_LT(difference(got.dv, expected.dv), 8e-3) << text;
+  }
+}
+
 // The derivative of a score, in the kernel of wide heads: a soft cap that is a program.
 TEST(EmulatedSm90Programs, SlopesOfWideHeads) {
   const RandomProgram cap{std::string("x = div score 0.5\ny = tanh x\nz = mul y 0.5\nscore = z")};

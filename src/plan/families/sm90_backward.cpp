@@ -40,7 +40,8 @@ bool can_be_ordered(const Problem& p, const DeviceInfo& device) {
 /// about 0.6 of an SM's mean task. In a window all tasks are alike.
 bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
   const std::int64_t tasks = tiles(p.total_kv, block_kv) * p.heads_kv, sms = device.num_sms;
-  if (chooses_steps(p) || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms) return false;
+  if (chooses_steps(p) || !p.program.empty() || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms)
+    return false;
   if (p.window_right < 0) return p.window_left < 0 && p.seq_kv <= 512;
   if (p.window_left >= 0 && (p.window_left + p.window_right) * 4 <= p.seq_kv) return true;
   return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
@@ -68,11 +69,16 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whol
   if (whole && can_be_direct(p)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
   Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
-    // Other options need the registers that dQ would take, but for a bias of 16 bits by itself.
+    // Other options need the registers that dQ would take, but for a bias of 16 bits or a short program by itself.
     const bool lengths = p.packed || p.seqused_q || p.seqused_kv || has_tile_map(p);
-    const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && !p.mask.present && p.program.empty() &&
-                            light_options == 0 && !lengths;
-    if (!(light || bias_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
+    const bool alone = !p.mask.present && light_options == 0 && !lengths;
+    const bool bias_alone = alone && p.bias.present && size_of(p.bias.dtype) == 2 && p.program.empty();
+    const ProgramTraits program = program_traits(p);
+    constexpr int few_values = 8;  // tests/kernels/program_compile_test.cpp
+    const bool is_short = program.values <= few_values && !program.loads_scores && !program.hides && !program.calls;
+    const bool usual = p.head_dim == 128 && p.head_dim_v == 128;  // at 96 some of them spill
+    const bool program_alone = alone && !p.bias.present && program.score && is_short && usual;
+    if (!(light || bias_alone || program_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
   } else {
     // Three have 160 registers a thread: one light option fits in.
     // Where they are few, tasks of two are shorter.
@@ -83,7 +89,7 @@ Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whol
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
   if (p.deterministic) {
-    const bool ordered = !chooses_steps(p) && can_be_ordered(p, device);
+    const bool ordered = !chooses_steps(p) && p.program.empty() && can_be_ordered(p, device);
     structure.dq_mode = ordered ? abi::DqMode::ordered : abi::DqMode::separate_kernel;
   } else if (gains_by_order(p, device, structure.warpgroups * tile_rows)) {
     structure.dq_mode = abi::DqMode::ordered;
@@ -113,7 +119,8 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
-  const bool options = p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || chooses_steps(p);
+  const bool options =
+      p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || chooses_steps(p) || program_traits(p).score;
   if (options && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
