@@ -7,6 +7,14 @@
 //         P, dS, dV += P dO, dK += dS Q                     steps.cuh
 //         every second step: dQ = dS K                      make_dQ (dq_exchange.cuh)
 //       dK and dV to memory                                 epilogue.cuh
+//
+// S::software_pipelined: the products of a step are issued under the softmax of its neighbour. Two steps an iteration, a,
+// whose dQ this warpgroup makes, and b = a + 1 (run_step_pairs):
+//
+//     before the loop:   P(a), dS(a);  dV += P(a) dO;  dS(a) sent
+//     for each pair:     issue dK += dS(a) Q;  issue S(b);  P(b), dS(b);  dV += P(b) dO;  dK += dS(b) Q;  dS(b) sent
+//                        dQ(a) = dS(a) K, staged while S(a + 2) runs
+//                        P(a + 2), dS(a + 2);  dV += P(a + 2) dO;  dS(a + 2) sent
 
 #include "backward/sm90/steps.cuh"
 
@@ -45,7 +53,7 @@ struct Consumer : Steps<config> {
   }
 
   /// All steps from one on that this warpgroup owns, and with it each second one after it. The loop's edge is where the
-  /// fewest numbers live and no product runs: dS of a step has been handed over, dK has not begun.
+  /// fewest numbers live and no product runs: dS of a step has been sent, dK has not begun.
   __device__ __forceinline__ void run_step_pairs(unsigned step) {
     if (step == end_step) return;
     Operands operands;

@@ -55,8 +55,8 @@ struct DqExchange {
 
   __device__ __forceinline__ void begin_task() {
     const int seen = task().sequence.visible_kv - task().kv_begin - warpgroup * tile_rows;
-    const bool bad = !S::separate_dq && shared.nonfinite_lanes[warpgroup][thread / 32] != 0;
-    edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
+    const bool nonfinite = !S::separate_dq && shared.nonfinite_lanes[warpgroup][thread / 32] != 0;
+    edge = ptx::shuffle(seen < tile_rows || nonfinite ? 1 : 0, 0) != 0;
     first_step = ptx::shuffle(work_tile().first_step, 0);
     end_step = ptx::shuffle(work_tile().end_step, 0);
     if constexpr (S::skips_first_step) owned = ptx::shuffle(work_tile().owned[warpgroup], 0);
@@ -81,7 +81,7 @@ struct DqExchange {
   // -- keys that must not be multiplied ---------------------------------------------------------------------------------
 
   /// Zeroes the rows of K that no query may see, and rows with a NaN or Inf: dQ = dS K would multiply them by the zeros of
-  /// hidden scores. What a bad key does to the queries that see it, ScoreMath does (nonfinite_row).
+  /// hidden scores. What such a key does to the queries that see it, ScoreMath does (nonfinite_row).
   __device__ __forceinline__ void zero_nonfinite_keys() {
     const int thread = fresh_thread();
     const int row = thread / 2;  // two threads share a row

@@ -28,18 +28,18 @@ struct Epilogue : DqExchange<config> {
     const auto block = key_block_of<config>(args, task_idx);
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     const int thread = warpgroup * wg_threads + fresh_thread();
-    bool bad = false;
+    bool nonfinite = false;
 #pragma unroll 1
     for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
       const long long padded = head_idx * padded_rows(args) + padded_start(args, sequence);
       const int rows = tile::ceil_div(args.seq_q, tile_rows) * tile_rows;
-      bad |= prepare_rows<config, S::warpgroups * wg_threads, 4>(args, {sequence, head_idx, 0, padded}, rows, thread);
+      nonfinite |= prepare_rows<config, S::warpgroups * wg_threads, 4>(args, {sequence, head_idx, 0, padded}, rows, thread);
     }
     ptx::fence_async_global();  // the statistics before the copies that read them
-    const bool any_bad = ptx::any(bad);
+    const bool any_nonfinite = ptx::any(nonfinite);
     __syncwarp();
     if (thread % 32 != 0) return;
-    if (any_bad) shared.bad_rows[thread / 32] = true;
+    if (any_nonfinite) shared.nonfinite_rows[thread / 32] = true;
     ptx::mbarrier_arrive(shared.prepared);
   }
 
@@ -47,10 +47,10 @@ struct Epilogue : DqExchange<config> {
   /// registers left for it the main loop would spill.
   __device__ __forceinline__ void repair_keys() const {
     ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);  // everyone has written dK and dV, and its flag
-    bool bad = false;
+    bool nonfinite = false;
 #pragma unroll
-    for (int warp = 0; warp < 4 * S::warpgroups; ++warp) bad |= shared.bad_rows[warp];
-    if (!bad || fresh_thread() >= 32) return;
+    for (int warp = 0; warp < 4 * S::warpgroups; ++warp) nonfinite |= shared.nonfinite_rows[warp];
+    if (!nonfinite || fresh_thread() >= 32) return;
     ptx::path<"backward/sm90 looks for keys to repair">();
 #pragma unroll 1
     for (int task_idx = blockIdx.x; task_idx < task_order<config>(args).count(); task_idx += gridDim.x) {

@@ -17,9 +17,14 @@
 // they are summed in memory, too (key_sums). How dQ is summed is DqMode: in any order, in one order
 // (ordered_accumulate.cuh), by a second kernel (separate_dq.cuh), or, where one tile has all keys, not at all.
 //
+// Words: a task is a tile of keys with its query heads; a step is one query tile of one of these heads. The owner of a step
+// is the warpgroup that makes its dQ. Its sender, a warp of the producer's warpgroup, adds dQ to the sums in memory.
+//
 // Where to read on: prepare.cuh before, repair.cuh after this kernel; in it producer.cuh loads, consumer.cuh is the loop
-// above, scores.cuh its softmax, dq_exchange.cuh its last line, epilogue.cuh stores dK and dV. Other structures of the same
-// loop: three_warpgroups.cuh (192 keys), wide.cuh (to 256 columns), columns.cuh (more). shape.cuh has the sizes.
+// above, steps.cuh one step of it, scores.cuh the softmax, dq_exchange.cuh its last line, epilogue.cuh stores dK and dV. A
+// consumer is built of these in layers, each a base of the one before: Consumer, Steps, Epilogue, DqExchange. Other
+// structures of the same loop: three_warpgroups.cuh (192 keys), wide.cuh (to 256 columns), columns.cuh (more). shape.cuh
+// has the sizes.
 
 #include "backward/sm90/consumer.cuh"
 #include "backward/sm90/ordered_accumulate.cuh"
@@ -75,7 +80,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
     }
     if constexpr (S::direct_dq) {
       ptx::mbarrier_init(shared.prepared, 4 * S::warpgroups);
-      for (bool& bad : shared.bad_rows) bad = false;
+      for (bool& nonfinite : shared.nonfinite_rows) nonfinite = false;
     }
     ptx::mbarrier_init(shared.KV_full, 1);
     ptx::mbarrier_init(shared.KV_empty, S::warpgroups);

@@ -56,7 +56,7 @@ __device__ __forceinline__ bool prepare_rows(const AttentionArgs& args, const Ro
   const bool drops = args.keep_scale != 1.0f;
   const float log2_keep = drops ? ptx::log2(args.keep_scale) : 0, keep = drops ? 1.0f / args.keep_scale : 1;
   const int lane = thread % 8;
-  bool bad = false;
+  bool nonfinite = false;
 #pragma unroll(at_once* stride < tile_rows ? tile_rows / (at_once * stride) : 1)
   for (int first = thread / 8; first < rows; first += stride * at_once) {
     // All loads before the first is used: memory has much to do at once.
@@ -93,13 +93,13 @@ __device__ __forceinline__ bool prepare_rows(const AttentionArgs& args, const Ro
       for (int distance = 1; distance < 8; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
       if (lane != 0 || row >= rows) continue;
       sum -= dlse[n];
-      bad = bad || (used && (!(lse[n] < tile::infinity && lse[n] > -tile::infinity) || sum - sum != 0.0f));
+      nonfinite = nonfinite || (used && (!(lse[n] < tile::infinity && lse[n] > -tile::infinity) || sum - sum != 0.0f));
       workspace<float>(args, Region::lse2)[tile.padded + row] =
           lse[n] < tile::lowest_lse ? tile::infinity : ptx::fma(lse[n], tile::log2_e, -log2_keep);
       workspace<float>(args, Region::delta)[tile.padded + row] = used ? sum * keep : 0;
     }
   }
-  return bad;
+  return nonfinite;
 }
 
 /// Zeroes the sums of dK and dV and their counters, the blocks of the grid together.
@@ -176,10 +176,10 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
   constexpr int chunks = Shape<config>::chunks_v, at_once = chunks > 2 ? 1 : 4 / chunks;
-  const bool bad = ptx::any(prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x));
+  const bool nonfinite = ptx::any(prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x));
   auto* const nonfinite_flags = reinterpret_cast<unsigned char*>(nonfinite_flags_of(args, tile.padded));
   static_assert(wg_threads / 32 == sizeof(unsigned), "a byte for each warp");
-  if (threadIdx.x % 32 == 0) nonfinite_flags[threadIdx.x / 32] = bad ? 1 : 0;
+  if (threadIdx.x % 32 == 0) nonfinite_flags[threadIdx.x / 32] = nonfinite ? 1 : 0;
 }
 
 template <abi::BackwardConfig config>

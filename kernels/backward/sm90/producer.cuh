@@ -1,10 +1,17 @@
 #pragma once
 
-// The work tiles of the blocks of backward/sm90, and the producer warp that loads for them.
+// The producer warp of backward/sm90. A task is a tile of block_kv keys of one key head; its steps are the pairs (query
+// head, query tile) that see some of them. One lane of the warp:
 //
-// A block takes one task after another: a tile of keys, and every query tile that sees something of it. Its first task is
-// its own index, later ones come from a counter in the workspace, so that a block that was given less takes more. The
-// loading warp is ahead of the others: queries of the next task come under the last products of this one.
+//     for each task of the block: its steps are numbered, first_step .. end_step          WorkTile
+//       for each step:
+//         find it, and what each warpgroup sees of it                                     Step
+//         wait until its stage is empty;  Q, dO, lse2, delta -> the stage                 TMA, bulk copies
+//         with the first step: wait until K and V of the task before are read;  K, V -> shared
+//       the next task: its K and V are prefetched into L2
+//
+// The first task is the index of the block, later ones come from a counter in the workspace. The producer runs ahead:
+// queries of the next task are loaded under the last products of this one.
 
 #include "backward/sm90/bias_boxes.cuh"
 #include "backward/sm90/step_list.cuh"
@@ -21,7 +28,7 @@ __device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
   return config.key_sums ? args.num_splits : 1;
 }
 
-/// The order in which blocks take the tiles of keys; the heads are those of all splits of the groups.
+/// The order of the tiles of keys; the heads are those of all splits of the groups.
 template <BackwardConfig config>
 __device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
   const int splits = num_gqa_splits<config>(args);
@@ -111,8 +118,7 @@ struct WorkTile {
   bool exists;        // false: there are no more tasks
 };
 
-// The loading warp is ahead of the others: by the steps for which there are stages, and by a task that is shorter than
-// that.
+// The producer is ahead by the steps for which there are stages, or by a task that is shorter than that.
 constexpr int work_tiles_kept = 4, steps_kept = 8;
 
 /// Prefetches K and V of a task into L2.
@@ -195,19 +201,18 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
           ++head_idx, q_tile = task.tiles.begin;
       }
       const PipelineState<S::stages> state(count);
+      // Before the stage is waited for: it takes long. The place of the step was given up long ago.
+      Step& next = shared.step[count % steps_kept];
+      next.head_idx = head_idx;
+      next.q_begin = q_tile * tile_rows;
+      next.padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + next.q_begin;
+      next.classify<config>(args, task);
+      if constexpr (S::ordered) next.key_tile = task.kv_begin / config.block_kv;
       // Every warpgroup is done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
-      const auto await_slot = [&] { ptx::mbarrier_wait(shared.empty[state.stage], state.phase ^ 1); };
-      // A step takes long to describe: that is done before (its place was given up long ago).
-      Step& described = shared.step[count % steps_kept];
-      described.head_idx = head_idx;
-      described.q_begin = q_tile * tile_rows;
-      described.padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + described.q_begin;
-      described.classify<config>(args, task);
-      if constexpr (S::ordered) described.key_tile = task.kv_begin / config.block_kv;
-      await_slot();
-      const int row = static_cast<int>(task.sequence.start_q) + described.q_begin;
+      ptx::mbarrier_wait(shared.empty[state.stage], state.phase ^ 1);
+      const int row = static_cast<int>(task.sequence.start_q) + next.q_begin;
       ptx::mbarrier_arrive_expect_tx(shared.full[state.stage], S::stage_bytes + bias_bytes<config>(args));
-      load_biases<config>(args, shared, state.stage, task, described);
+      load_biases<config>(args, shared, state.stage, task, next);
 #pragma unroll(S::next_sequence_rows ? 1 : S::chunks)
       for (int c = 0; c < S::chunks; ++c)
         ptx::tma_load_4d(shared.Q[state.stage][c], args.maps[map_Q], shared.full[state.stage], c * chunk_dim, row, head_idx,
@@ -220,14 +225,14 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
         ptx::mbarrier_wait(shared.prepared, n % 2);  // the warpgroups have written the statistics
         ptx::fence_async_global();                   // what they wrote before the copies
       }
-      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, Region::lse2) + described.padded, tile_rows * 4,
+      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, Region::lse2) + next.padded, tile_rows * 4,
                      shared.full[state.stage]);
-      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, Region::delta) + described.padded, tile_rows * 4,
+      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, Region::delta) + next.padded, tile_rows * 4,
                      shared.full[state.stage]);
       // The first queries come under the end of the tile before.
       if (!S::direct_dq && count == work_tile.first_step && !(loads_early && n == 0)) load_keys();
-      head_idx = described.head_idx;  // both read again
-      q_tile = described.q_begin / tile_rows + 1;
+      head_idx = next.head_idx;  // both read again
+      q_tile = next.q_begin / tile_rows + 1;
       if (q_tile == task.tiles.end) ++head_idx, q_tile = task.tiles.begin;
     }
     if constexpr (S::skips_first_step) {

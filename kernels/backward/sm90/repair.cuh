@@ -59,7 +59,7 @@ struct Repairer {
 
   /// Whether NaN or Inf in Q or dO of query i can be in a product. A query that is not finite has an lse that is not, but
   /// for one that sees no key, or only keys with a score of -inf. What is not finite in dO is in delta.
-  __device__ __forceinline__ bool is_bad(int head_idx, int i) const {
+  __device__ __forceinline__ bool is_nonfinite(int head_idx, int i) const {
     const float lse = args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i];
     const float delta = delta_of(head_idx)[i];
     if (!(lse < tile::infinity) || delta - delta != 0.0f) return true;
@@ -85,10 +85,10 @@ struct Repairer {
         if constexpr (features.window_left || tile::TileMap<features>::present) continue;
         return false;  // later queries see no less
       }
-      bool bad = false;
+      bool nonfinite = false;
       for (int i = q_begin + lane; i < tile::min(q_begin + tile_rows, sequence.len_q); i += 32)
-        bad = bad || is_bad(head_idx, i);
-      if (ptx::any(bad)) return true;
+        nonfinite = nonfinite || is_nonfinite(head_idx, i);
+      if (ptx::any(nonfinite)) return true;
     }
     return false;
   }

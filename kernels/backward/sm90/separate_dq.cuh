@@ -34,7 +34,7 @@ struct QueryConsumer : QueryKeys<config> {
   unsigned done = 0;  // before this task: twice the tiles, plus whether the tasks that had tiles are odd in number
 
   __device__ __forceinline__ void run() {
-    shared.tasks.follow(query_tasks<config>(args).count(), [&](int task_idx) {
+    shared.tasks.consume(query_tasks<config>(args).count(), [&](int task_idx) {
       const QueryTask<config> task(args, task_idx);
       if (task.q_begin >= task.sequence.rows_q) return;
       const unsigned tiles = make_dQ(task);
@@ -216,7 +216,7 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
       QueryLoader<config, Shape<config>::chunks, Storage::stages_K> loader{
           args,          shared.Q,       shared.Q_full, shared.Q_empty, map_Q,          shared.K,
           shared.K_full, shared.K_empty, map_K,         shared.K_place, shared.lists[0]};
-      shared.tasks.take(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks, [&](int task_idx) {
+      shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks, [&](int task_idx) {
         loader.load({args, task_idx});
       });
     }
@@ -224,7 +224,7 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
       QueryLoader<config, Shape<config>::chunks_v, Storage::stages_V> loader{
           args,          shared.dO,      shared.dO_full, shared.dO_empty, map_dO,         shared.V,
           shared.V_full, shared.V_empty, map_V,          shared.V_place,  shared.lists[1]};
-      shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
+      shared.tasks.consume(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
     }
   } else {
     ptx::registers_increase<Shape<config>::listed ? 232 : 240>();

@@ -26,7 +26,7 @@ struct QueryKeys {
   __device__ __forceinline__ void zero_nonfinite_keys(int stage, int visible_rows) const {
     ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // both warpgroups have their S
     const int row = warpgroup * (tile_rows / 2) + thread / 4;                    // four threads share a row
-    bool bad = row >= visible_rows;
+    bool nonfinite = row >= visible_rows;
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
@@ -34,10 +34,10 @@ struct QueryKeys {
         const auto words =
             ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[stage][c]), row, piece));
 #pragma unroll
-        for (int x = 0; x < 4; ++x) bad = bad || !finite<type>(words[x]);
+        for (int x = 0; x < 4; ++x) nonfinite = nonfinite || !finite<type>(words[x]);
       }
     }
-    const unsigned nonfinite_lanes = ptx::ballot(bad);
+    const unsigned nonfinite_lanes = ptx::ballot(nonfinite);
     if ((nonfinite_lanes >> (thread % 32 & ~3) & 15) != 0) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks; ++c) {

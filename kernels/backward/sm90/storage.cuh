@@ -27,7 +27,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
   unsigned num_blocks;         // of the grid; here for the loading warp, which has no register for it
   Step step[steps_kept];
-  bool bad_rows[4 * S::warpgroups];             // direct_dq: a query that the warp prepared may not be finite
+  bool nonfinite_rows[4 * S::warpgroups];       // direct_dq: a query that the warp prepared may not be finite
   unsigned nonfinite_lanes[S::warpgroups][4];   // keys with a NaN or Inf, of each warp: two bits for each
   WorkTile<config> work_tile[work_tiles_kept];  // here, not in registers, which are short
 };

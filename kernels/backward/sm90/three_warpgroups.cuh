@@ -184,9 +184,9 @@ struct ThreeConsumer {
       zero(dK);
       zero(dV);
       const int first_key = task().kv_begin + warpgroup * tile_rows, seen = task().sequence.visible_kv - first_key;
-      const bool bad = !S::separate_dq && shared.nonfinite_lanes[warpgroup][thread() / 32] != 0;
+      const bool nonfinite = !S::separate_dq && shared.nonfinite_lanes[warpgroup][thread() / 32] != 0;
       sees_no_key = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
-      edge = ptx::shuffle(seen < tile_rows || bad ? 1 : 0, 0) != 0;
+      edge = ptx::shuffle(seen < tile_rows || nonfinite ? 1 : 0, 0) != 0;
       first_step = ptx::shuffle(work_tile().first_step, 0);
       end_step = ptx::shuffle(work_tile().end_step, 0);
       const bool one_head = task().num_steps == task().tiles.end - task().tiles.begin;

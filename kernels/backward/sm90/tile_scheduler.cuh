@@ -73,7 +73,7 @@ struct TaskQueue {
 
   /// One lane of the block: use(task) for each of its tasks.
   template <typename Use>
-  __device__ __forceinline__ void take(unsigned* counter, int num_tasks, Use use) {
+  __device__ __forceinline__ void produce(unsigned* counter, int num_tasks, Use use) {
     int task = blockIdx.x;
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
@@ -90,7 +90,7 @@ struct TaskQueue {
 
   /// Everyone else, each thread for itself.
   template <typename Use>
-  __device__ __forceinline__ void follow(int num_tasks, Use use) {
+  __device__ __forceinline__ void consume(int num_tasks, Use use) {
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
       const PipelineState<2> state(n);

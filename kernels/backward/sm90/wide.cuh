@@ -36,7 +36,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
       for (int stage = 0; stage < P_stages; ++stage)
         ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
     }
-    shared.tasks.follow(key_tasks<config>(args).count(), [&](int task_idx) {
+    shared.tasks.consume(key_tasks<config>(args).count(), [&](int task_idx) {
       const Task<config> task = key_task<config>(args, task_idx);
       if (task.kv_begin >= task.sequence.rows_kv) return;
       if constexpr (warpgroup == 0) {
@@ -233,11 +233,11 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
     WideLoader<config> loader{args, shared};
     const int num_tasks = key_tasks<config>(args).count();
     if (threadIdx.x == 0) {
-      shared.tasks.take(workspace<unsigned>(args, Region::tasks) + counter_keys, num_tasks,
-                        [&](int task_idx) { loader.load_K_Q(key_task<config>(args, task_idx)); });
+      shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_keys, num_tasks,
+                           [&](int task_idx) { loader.load_K_Q(key_task<config>(args, task_idx)); });
     }
     if (threadIdx.x == 32)
-      shared.tasks.follow(num_tasks, [&](int task_idx) { loader.load_V_dO(key_task<config>(args, task_idx)); });
+      shared.tasks.consume(num_tasks, [&](int task_idx) { loader.load_V_dO(key_task<config>(args, task_idx)); });
   } else if (warpgroup == 1) {
     ptx::registers_increase<240>();
     WideConsumer<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();

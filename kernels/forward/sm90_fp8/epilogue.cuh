@@ -95,16 +95,16 @@ struct Epilogue {
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
       const int r = row / 8;
-      bool bad = false;
+      bool nonfinite = false;
 #pragma unroll 1
       for (int part = 0; part < 4; ++part) {
         const int lane = row % 8 * 4 + part;
         const bool of_lane = r == 0 ? used[0] && poison[0] != 0.0f && sum[0] < tile::infinity
                                     : used[1] && poison[1] != 0.0f && sum[1] < tile::infinity;
-        bad = bad || ptx::shuffle(of_lane ? 1 : 0, lane) != 0;
+        nonfinite = nonfinite || ptx::shuffle(of_lane ? 1 : 0, lane) != 0;
       }
       const float row_lse = ptx::shuffle(r == 0 ? lse[0] : lse[1], row % 8 * 4);
-      if (!bad) continue;
+      if (!nonfinite) continue;
       repair_output<config, StoredTile>(wg.args, tile.sequence, tile.head_idx,
                                         tile.q_begin + wg.warpgroup * wg_rows + first_row + row, row_lse,
                                         ptx::shared_address(wg.shared.O[wg.warpgroup]), first_row + row);
