@@ -16,7 +16,7 @@ def folded(tensor, heads):
     return tensor.transpose(1, 2).reshape(-1, tensor.shape[1], tensor.shape[3])
 
 
-def weigh(q, k, v, case, softmax):
+def attend(q, k, v, case, softmax):
     batch, seq_q, heads, head_dim = q.shape
     q, k, v = (folded(t, heads) for t in (q, k, v))
     buffer = torch.empty(q.shape[0], seq_q, k.shape[1], dtype=q.dtype, device=q.device)
@@ -36,10 +36,10 @@ def separate_softmax(scores, causal):
 
 
 def local(q, k, v, case):
-    return weigh(q, k, v, case, separate_softmax)
+    return attend(q, k, v, case, separate_softmax)
 
 
 def fused(q, k, v, case):
     from peers.megatron_softmax import fused_softmax
 
-    return weigh(q, k, v, case, fused_softmax)
+    return attend(q, k, v, case, fused_softmax)
