@@ -9,28 +9,51 @@ include(cpu_isa)        # per-file flags of src/cpu
 include(unity)          # one unit for each room
 
 find_package(Threads REQUIRED)
-set(emulator_sources ${flash_attention_sources})
-list(FILTER emulator_sources INCLUDE REGEX "/src/emulator/")
-list(FILTER flash_attention_sources EXCLUDE REGEX "/src/emulator/")
-add_library(flash_attention_objects OBJECT ${flash_attention_sources} ${flash_attention_embedded_source})
-add_library(flash_attention_emulator OBJECT ${emulator_sources})
-set(flash_attention_all_objects $<TARGET_OBJECTS:flash_attention_objects> $<TARGET_OBJECTS:flash_attention_emulator>)
-foreach(objects flash_attention_objects flash_attention_emulator)
-  target_include_directories(${objects}
+
+if(FLASH_ATTENTION_UNITY)
+  # A target with nothing but a compiled header: those that use it wait for the whole target.
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/headers.cpp CONTENT "")
+  add_library(flash_attention_headers OBJECT ${PROJECT_BINARY_DIR}/headers.cpp)
+  target_link_libraries(flash_attention_headers PRIVATE flash_attention_flags Threads::Threads)
+  target_precompile_headers(flash_attention_headers PRIVATE
+    <algorithm> <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <string> <vector>)
+endif()
+
+# add_objects(NAME REGEX): compiles the sources of that name that are left.
+set(flash_attention_all_objects "")
+function(add_objects name regex)
+  set(sources ${flash_attention_sources})
+  list(FILTER sources INCLUDE REGEX ${regex})
+  list(REMOVE_ITEM flash_attention_sources ${sources})
+  set(flash_attention_sources ${flash_attention_sources} PARENT_SCOPE)
+  add_library(${name} OBJECT ${sources})
+  target_include_directories(${name}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
     PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/kernels)
-  target_link_libraries(${objects} PRIVATE flash_attention_flags Threads::Threads)
-endforeach()
+  target_link_libraries(${name} PRIVATE flash_attention_flags Threads::Threads)
+  set(flash_attention_all_objects ${flash_attention_all_objects} $<TARGET_OBJECTS:${name}> PARENT_SCOPE)
+endfunction()
+
+# In the order in which Ninja begins them: the longest first, so that no core is without work at the end.
+add_objects(flash_attention_cpu_kernels "/src/cpu/isa/")
+add_objects(flash_attention_emulator "/src/emulator/")
+add_objects(flash_attention_cold "/src/(jit|plan)/")  # a repeated call finds its plan and its kernel made
+add_objects(flash_attention_objects "/src/")
 unite(flash_attention_emulator)
 if(FLASH_ATTENTION_SANITIZE AND NOT FLASH_ATTENTION_FUZZ)
   target_compile_options(flash_attention_emulator PRIVATE -fno-sanitize=all)  # no test with sanitizers runs a kernel there
 endif()
-unite_by_room(flash_attention_objects plan/families)  # these say the same things, each of its own kernel
+unite_by_room(flash_attention_objects)
+unite_by_room(flash_attention_cold plan/families)  # these say the same things, each of its own kernel
+target_sources(flash_attention_cold PRIVATE ${flash_attention_embedded_source})
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT FLASH_ATTENTION_SANITIZE)
+  target_compile_options(flash_attention_cold PRIVATE -Og)  # 60 % of the time to compile
+endif()
 if(FLASH_ATTENTION_UNITY)
-  target_precompile_headers(flash_attention_objects PRIVATE
-    <algorithm> <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <string> <vector>)
+  target_precompile_headers(flash_attention_cold REUSE_FROM flash_attention_headers)
+  target_precompile_headers(flash_attention_objects REUSE_FROM flash_attention_headers)
   if(NOT FLASH_ATTENTION_SANITIZE)  # with other flags it is another header
-    target_precompile_headers(flash_attention_emulator REUSE_FROM flash_attention_objects)
+    target_precompile_headers(flash_attention_emulator REUSE_FROM flash_attention_headers)
   endif()
 endif()
 

@@ -31,6 +31,6 @@ endfunction()
 function(reuse_library_headers target)
   if(FLASH_ATTENTION_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT FLASH_ATTENTION_SANITIZE)
     target_compile_options(${target} PRIVATE -fPIC)  # as they are
-    target_precompile_headers(${target} REUSE_FROM flash_attention_objects)
+    target_precompile_headers(${target} REUSE_FROM flash_attention_headers)
   endif()
 endfunction()

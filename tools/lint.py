@@ -58,7 +58,8 @@ def configured(preset: str) -> list[str]:
     if done.returncode != 0:
         print(f"FAILED  cmake --preset {preset}\n{done.stdout}{done.stderr}")
         return []
-    targets = ("flash_attention_objects.dir", "flash_attention_emulator.dir", "flash-attention.dir")
+    libraries = ("cpu_kernels", "emulator", "cold", "objects")
+    targets = (*(f"flash_attention_{name}.dir" for name in libraries), "flash-attention.dir")
     units = json.loads((ROOT / build / "compile_commands.json").read_text())
     names = [u["file"] for u in units if any(f"/{t}/" in u["command"].split(" -o ")[-1] for t in targets)]
     # The embedded kernels, alone or in their unity source, are written by a build.
