@@ -93,10 +93,17 @@ def summary(files, charts):
         if set(charts_of) == {"Forward", "Backward"}:
             cells = [with_peers(charts_of[w], length) for w in ("Forward", "Backward") for length in SUMMARY_LENGTHS]
             rows.append([shape, *cells])
-    heads = dict.fromkeys(f"{f.head['machine']['device']}, commit {f.head['commit']}" for f in files if f.kind == "speed")
     peers = " / ".join(SUMMARY_PEERS.values())
-    legend = f"Each cell: ours / {peers} (ours over the better one). Measured on {'; '.join(heads)}."
+    legend = f"Each cell: ours / {peers} (ours over the better one). Measured on {measured_on(files)}."
     return table(header, rows) + "\n\n" + legend
+
+
+def measured_on(files):
+    """Each machine whose speed was measured, with its commits."""
+    commits = {}
+    for head in (f.head for f in files if f.kind == "speed"):
+        commits.setdefault(head["machine"]["device"], {})[head["commit"][:7]] = None
+    return "; ".join(f"{device}, commits {', '.join(found)}" for device, found in commits.items())
 
 
 def with_peers(chart, length):

@@ -245,6 +245,13 @@ def test_summary_has_a_row_for_each_shape_with_both_passes(head):
     assert "ours / cuDNN / FlashAttention-2" in text
 
 
+def test_a_machine_is_named_once_with_its_commits(head):
+    again = {**head, "commit": "0123456789ab"}
+    files = [report.Results("speed", each, []) for each in (head, again, head)]
+    device = head["machine"]["device"]
+    assert markdown.measured_on(files) == f"{device}, commits {head['commit'][:7]}, 0123456"
+
+
 def test_images(paths, tmp_path):
     images = tmp_path / "images"
     assert run(*paths, "--output", tmp_path / "page.html", "--images", images) == 0
