@@ -85,9 +85,4 @@ __device__ __forceinline__ void store_release(unsigned* address, unsigned value)
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// red.release.gpu.global.add: a release that counts.
-__device__ __forceinline__ void reduce_add_release(unsigned* address, unsigned value) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-
 }  // namespace flash_attention::ptx

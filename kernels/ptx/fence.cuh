@@ -11,8 +11,4 @@ __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy
 /// fence.proxy.async.global: between this thread's ordinary accesses to global memory and those of its bulk copies.
 __device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/// fence.acq_rel.gpu (9.7.13.4): this thread's earlier accesses are ordered before its later ones for all blocks of the
-/// grid.
-__device__ __forceinline__ void fence_grid() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 }  // namespace flash_attention::ptx

@@ -18,13 +18,6 @@ __device__ __forceinline__ float log2(float x) {
   return y;
 }
 
-/// tanh.approx (sm_75): relative error 2^-11, enough where the result is rounded to 16 bits.
-__device__ __forceinline__ float tanh_approx(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// rcp.approx.ftz: 1 / x, 1 ulp.
 __device__ __forceinline__ float reciprocal(float x) {
   float y;
@@ -77,12 +70,5 @@ __device__ __forceinline__ float sqrt(float x) { return ::sqrtf(x); }
 __device__ __forceinline__ float sin(float x) { return ::sinf(x); }
 __device__ __forceinline__ float cos(float x) { return ::cosf(x); }
 __device__ __forceinline__ float floor(float x) { return ::floorf(x); }
-
-/// mul.hi.u32: the upper half of the 64-bit product.
-__device__ __forceinline__ unsigned multiply_high(unsigned x, unsigned y) {
-  unsigned result;
-  asm("mul.hi.u32 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
-  return result;
-}
 
 }  // namespace flash_attention::ptx

@@ -31,22 +31,6 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&tiles)[4], unsigned
                : "memory");
 }
 
-/// ldmatrix.x2: two tiles, rows from lanes 0 to 15.
-__device__ __forceinline__ void ldmatrix_x2(unsigned (&tiles)[2], unsigned row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(tiles[0]), "=r"(tiles[1])
-               : "r"(row)
-               : "memory");
-}
-
-/// ldmatrix.x2.trans.
-__device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&tiles)[2], unsigned row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(tiles[0]), "=r"(tiles[1])
-               : "r"(row)
-               : "memory");
-}
-
 /// movmatrix.trans: of an 8x8 tile of 16-bit elements, a lane gives row g, columns 2t and 2t + 1, and receives rows 2t and
 /// 2t + 1, column g.
 __device__ __forceinline__ unsigned transpose_8x8(unsigned pair) {

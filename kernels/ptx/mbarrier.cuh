@@ -33,21 +33,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int
                : "memory");
 }
 
-/// mbarrier.try_wait.parity (9.7.13.15.16): true once the phase of that parity has completed; may suspend for a while.
-__device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, int parity) {
-  int done;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.s32 %0, 1, 0, p;\n"
-      "}\n"
-      : "=r"(done)
-      : "r"(shared_address(&barrier)), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 /// mbarrier.test_wait.parity (9.7.13.15.16): whether the phase of that parity has completed; never waits.
 __device__ __forceinline__ bool mbarrier_test(Mbarrier& barrier, int parity) {
   int done;

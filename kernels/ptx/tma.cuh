@@ -15,21 +15,6 @@ __device__ __forceinline__ void tma_prefetch(const abi::TensorMap& map) {
 }
 
 /// cp.async.bulk.tensor, global to shared. Adds the box's bytes to `barrier` when they have landed.
-__device__ __forceinline__ void tma_load_2d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-          shared_address(shared)),
-      "l"(&map), "r"(shared_address(&barrier)), "r"(x0), "r"(x1)
-      : "memory");
-}
-__device__ __forceinline__ void tma_load_3d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1,
-                                            int x2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          shared_address(shared)),
-      "l"(&map), "r"(shared_address(&barrier)), "r"(x0), "r"(x1), "r"(x2)
-      : "memory");
-}
 __device__ __forceinline__ void tma_load_4d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1,
                                             int x2, int x3) {
   asm volatile(
@@ -92,36 +77,11 @@ __device__ __forceinline__ void tma_prefetch_4d(const abi::TensorMap& map, int x
 }
 
 /// cp.async.bulk.tensor, shared to global. Joins this thread's open bulk group.
-__device__ __forceinline__ void tma_store_2d(const abi::TensorMap& map, const void* shared, int x0, int x1) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
-               "r"(shared_address(shared)), "r"(x0), "r"(x1)
-               : "memory");
-}
-__device__ __forceinline__ void tma_store_3d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
-               "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2)
-               : "memory");
-}
 __device__ __forceinline__ void tma_store_4d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2,
                                              int x3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
-}
-__device__ __forceinline__ void tma_store_5d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2, int x3,
-                                             int x4) {
-  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
-               "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
-               : "memory");
-}
-
-/// cp.reduce.async.bulk.tensor.add, shared to global: each element of the map's type is added atomically.
-__device__ __forceinline__ void tma_reduce_add_4d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2,
-                                                  int x3) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-      "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
-      : "memory");
 }
 
 /// cp.async.bulk, global to shared: a run of bytes, a multiple of 16, both ends 16-byte aligned.

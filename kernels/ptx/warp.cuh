@@ -6,13 +6,6 @@ namespace flash_attention::ptx {
 
 constexpr unsigned full_warp = 0xffffffffu;
 
-/// %laneid.
-__device__ __forceinline__ unsigned lane_id() {
-  unsigned lane;
-  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-
 // The value is any type of 32 bits.
 #define FLASH_ATTENTION_SHUFFLE(mode, clamp)                               \
   static_assert(sizeof(T) == 4, "a shuffle moves 32 bits");                \
@@ -38,12 +31,6 @@ __device__ __forceinline__ T shuffle(T value, int lane) {
 template <typename T>
 __device__ __forceinline__ T shuffle_up(T value, int lane) {
   FLASH_ATTENTION_SHUFFLE("up", "0");
-}
-
-/// shfl.sync.down: the value of lane `own + lane`; the own value where there is none.
-template <typename T>
-__device__ __forceinline__ T shuffle_down(T value, int lane) {
-  FLASH_ATTENTION_SHUFFLE("down", "31");
 }
 
 #undef FLASH_ATTENTION_SHUFFLE

@@ -45,3 +45,11 @@ def test_a_kernel_opens_with_its_loop_in_pseudo_code(path):
 
 def test_the_kernels_are_found():
     assert len(entry_files()) > 20
+
+
+def test_every_wrapper_of_an_instruction_is_used_by_a_kernel():
+    wrapper = re.compile(r"^__device__ __forceinline__ [\w ]+?\b(\w+)\(", re.MULTILINE)
+    kernels = "\n".join(path.read_text() for path in sorted((ROOT / "kernels").rglob("*.cu*")))
+    names = {name for path in (ROOT / "kernels/ptx").glob("*.cuh") for name in wrapper.findall(path.read_text())}
+    assert len(names) > 60
+    assert [name for name in sorted(names) if len(re.findall(rf"\b{name}\b", kernels)) < 2] == []

@@ -60,7 +60,6 @@ Transfer prepare(const BulkOperand& operand, const char* doing) {
       scheduler.fail("the tensor map has rank " + std::to_string(transfer.map.rank) + ", not " +
                      std::to_string(operand.rank));
     }
-    if (operand.add && transfer.map.element_bytes != 4) scheduler.fail("only fp32 is added here");
     transfer.bytes = transfer.map.box_bytes();
     transfer.swizzle_bytes = transfer.map.swizzle_bytes;
   } else {

@@ -108,19 +108,6 @@ void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing) {
   complete_phase(place, state);
 }
 
-bool mbarrier_try_wait(unsigned address, unsigned parity) {
-  Scheduler& scheduler = Scheduler::current();
-  Thread& thread = scheduler.running();
-  if (!thread.tried_mbarrier && !completed(address, parity, "mbarrier_try_wait")) {
-    thread.tried_mbarrier = true;  // in vain; the next try waits to the end, so that a dead-lock is seen
-    scheduler.yield();
-    return false;
-  }
-  thread.tried_mbarrier = false;
-  mbarrier_wait(address, parity);
-  return true;
-}
-
 bool mbarrier_test(unsigned address, unsigned parity) {
   if (!completed(address, parity, "mbarrier_test")) {
     Scheduler::current().yield();

@@ -9,8 +9,7 @@ namespace flash_attention::emulator {
 void mbarrier_init(unsigned address, int arrivals);
 void mbarrier_arrive(unsigned address, int arrivals, int bytes);  // arrive, and expect_tx where bytes is not 0
 void mbarrier_init_fence();
-bool mbarrier_try_wait(unsigned address, unsigned parity);  // false at times, as on the hardware
-bool mbarrier_test(unsigned address, unsigned parity);      // never waits: who asks may be the one waited for
+bool mbarrier_test(unsigned address, unsigned parity);  // never waits: who asks may be the one waited for
 void mbarrier_wait(unsigned address, unsigned parity);
 
 /// Refuses an mbarrier that the asynchronous proxy cannot know of yet.

@@ -27,7 +27,6 @@ const Table& runtime_table() {
       .mbarrier_init = mbarrier_init,
       .mbarrier_arrive = mbarrier_arrive,
       .mbarrier_init_fence = mbarrier_init_fence,
-      .mbarrier_try_wait = mbarrier_try_wait,
       .mbarrier_test = mbarrier_test,
       .mbarrier_wait = mbarrier_wait,
       .bulk_load = bulk_load,

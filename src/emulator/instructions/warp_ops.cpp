@@ -18,8 +18,6 @@ int source_lane(const ShuffleOperand& operand, int lane) {
       return number;
     case ShuffleMode::up:
       return lane - number;
-    case ShuffleMode::down:
-      return lane + number;
   }
   return lane;
 }

@@ -46,7 +46,6 @@ struct Thread {
   AccessLog accesses;
   int registers = 0;  // after setmaxnreg
   bool cluster_arrived = false;
-  bool tried_mbarrier = false;  // try_wait came back without success
   std::uint32_t cluster_phase = 0;
   std::uint32_t actor = 0;  // its number among those of Clocks
   Clocks known;

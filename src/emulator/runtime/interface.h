@@ -28,7 +28,7 @@ constexpr int cluster_rank_shift = 24;
 /// What all lanes of a warp do together. Each lane hands over one operand; the last to come computes for all.
 enum class WarpOp : int { sync, shuffle, vote, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_multiply, wmma_store };
 
-enum class ShuffleMode : int { exclusive_or, index, up, down };
+enum class ShuffleMode : int { exclusive_or, index, up };
 struct ShuffleOperand {
   ShuffleMode mode;
   int lane;
@@ -110,7 +110,6 @@ struct Table {
   void (*mbarrier_init)(unsigned address, int arrivals);
   void (*mbarrier_arrive)(unsigned address, int arrivals, int bytes);
   void (*mbarrier_init_fence)();
-  bool (*mbarrier_try_wait)(unsigned address, unsigned parity);
   bool (*mbarrier_test)(unsigned address, unsigned parity);
   void (*mbarrier_wait)(unsigned address, unsigned parity);
 

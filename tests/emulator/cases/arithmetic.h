@@ -113,8 +113,6 @@ inline WrapperCases math_cases() {
   add(
       "log2_of_zero", "ptx::log2(x * 0)", [](double) { return -HUGE_VAL; }, 0);
   add(
-      "tanh_approx", "ptx::tanh_approx(x + 0.1f)", [](double x) { return std::tanh(x + 0.1f); }, 1e-3);
-  add(
       "reciprocal", "ptx::reciprocal(x + 0.1f)", [](double x) -> double { return 1 / (static_cast<float>(x) + 0.1f); },
       2e-7);
   add(
@@ -162,14 +160,6 @@ inline WrapperCases math_cases() {
                "  to[0] = ptx::count_ones(word), to[1] = ptx::leading_zeros(word), to[2] = ptx::trailing_zeros(word);",
        .shape = {.block = 256},
        .expected = bytes_of(bits)});
-  std::vector<unsigned> high;
-  for (std::uint64_t i = 0; i < 256; ++i)
-    high.push_back(static_cast<unsigned>((0xD2511F53ull * (i * 0x9E3779B9ull & 0xffffffff)) >> 32));
-  cases.push_back({.name = "multiply_high",
-                   .headers = {"math"},
-                   .body = "  ((unsigned*)output)[thread] = ptx::multiply_high(0xD2511F53u, thread * 0x9E3779B9u);",
-                   .shape = {.block = 256},
-                   .expected = bytes_of(high)});
   return cases;
 }
 

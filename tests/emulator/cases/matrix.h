@@ -10,38 +10,37 @@ inline WrapperCases ldmatrix_cases() {
   WrapperCases cases;
   std::vector<std::uint16_t> elements(32 * 40);
   for (std::size_t i = 0; i < elements.size(); ++i) elements[i] = static_cast<std::uint16_t>(i * 3 + 1);
-  for (const int count : {2, 4}) {
-    for (const bool transposed : {false, true}) {
-      std::vector<std::uint32_t> expected;
-      for (int lane = 0; lane < 32; ++lane) {
-        for (int tile = 0; tile < count; ++tile) {
-          std::uint32_t pair = 0;
-          for (int e = 0; e < 2; ++e) {
-            const int row = transposed ? 2 * (lane % 4) + e : lane / 4, column = transposed ? lane / 4 : 2 * (lane % 4) + e;
-            pair |= static_cast<std::uint32_t>(elements[static_cast<std::size_t>((tile * 8 + row) * 40 + column)])
-                    << (16 * e);
-          }
-          expected.push_back(pair);
+  constexpr int count = 4;
+  for (const bool transposed : {false, true}) {
+    std::vector<std::uint32_t> expected;
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int tile = 0; tile < count; ++tile) {
+        std::uint32_t pair = 0;
+        for (int e = 0; e < 2; ++e) {
+          const int row = transposed ? 2 * (lane % 4) + e : lane / 4, column = transposed ? lane / 4 : 2 * (lane % 4) + e;
+          pair |= static_cast<std::uint32_t>(elements[static_cast<std::size_t>((tile * 8 + row) * 40 + column)])
+                  << (16 * e);
         }
+        expected.push_back(pair);
       }
-      const std::string n = std::to_string(count);
-      cases.push_back(
-          {.name = "ldmatrix_x" + n + (transposed ? "_trans" : ""),
-           .headers = {"matrix", "shared"},
-           .storage = "  alignas(16) unsigned short elements[32 * 40];",
-           .body = "  for (int i = thread; i < 32 * 40; i += 32) shared.elements[i] = ((const unsigned short*)input)[i];\n"
-                   "  __syncwarp();\n  unsigned tiles[" +
-                   n +
-                   "];\n"
-                   "  ptx::ldmatrix_x" +
-                   n + (transposed ? "_trans" : "") + "(tiles, ptx::shared_address(shared.elements + thread % (8 * " + n +
-                   ") * 40));\n"
-                   "  for (int i = 0; i < " +
-                   n + "; ++i) ((unsigned*)output)[thread * " + n + " + i] = tiles[i];",
-           .shape = {.block = 32},
-           .input = bytes_of(elements),
-           .expected = bytes_of(expected)});
     }
+    const std::string n = std::to_string(count);
+    cases.push_back(
+        {.name = "ldmatrix_x" + n + (transposed ? "_trans" : ""),
+         .headers = {"matrix", "shared"},
+         .storage = "  alignas(16) unsigned short elements[32 * 40];",
+         .body = "  for (int i = thread; i < 32 * 40; i += 32) shared.elements[i] = ((const unsigned short*)input)[i];\n"
+                 "  __syncwarp();\n  unsigned tiles[" +
+                 n +
+                 "];\n"
+                 "  ptx::ldmatrix_x" +
+                 n + (transposed ? "_trans" : "") + "(tiles, ptx::shared_address(shared.elements + thread % (8 * " + n +
+                 ") * 40));\n"
+                 "  for (int i = 0; i < " +
+                 n + "; ++i) ((unsigned*)output)[thread * " + n + " + i] = tiles[i];",
+         .shape = {.block = 32},
+         .input = bytes_of(elements),
+         .expected = bytes_of(expected)});
   }
   return cases;
 }

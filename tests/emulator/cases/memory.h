@@ -110,11 +110,10 @@ inline WrapperCases memory_cases() {
   // Each block waits for the one before it: values add up in order.
   cases.push_back({.name = "release_acquire",
                    .headers = {"atomic", "fence"},
-                   .body =
-                       "  unsigned* to = (unsigned*)output;\n  if (thread != 0) return;\n"
-                       "  while (ptx::load_acquire(to) != blockIdx.x) {}\n"
-                       "  to[1] = to[1] * 3 + blockIdx.x;\n"
-                       "  if (blockIdx.x % 2) ptx::store_release(to, blockIdx.x + 1); else ptx::reduce_add_release(to, 1);",
+                   .body = "  unsigned* to = (unsigned*)output;\n  if (thread != 0) return;\n"
+                           "  while (ptx::load_acquire(to) != blockIdx.x) {}\n"
+                           "  to[1] = to[1] * 3 + blockIdx.x;\n"
+                           "  ptx::store_release(to, blockIdx.x + 1);",
                    .shape = {.grid = {6, 1, 1}, .block = 32},
                    .expected = bytes_of(std::vector<unsigned>{6, ((((0 * 3 + 1) * 3 + 2) * 3 + 3) * 3 + 4) * 3 + 5})});
   return cases;

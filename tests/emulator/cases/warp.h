@@ -21,11 +21,9 @@ inline WrapperCases warp_cases() {
          .expected = expected});
   };
   const auto value = [](int thread) { return thread * 10 + 3; };
-  add("lane_id", "ptx::lane_id() + value", lanes([&](int t) { return t % 32 + value(t); }));
   add("shuffle_xor", "ptx::shuffle_xor(value, 5)", lanes([&](int t) { return value(t ^ 5); }));
   add("shuffle", "ptx::shuffle(value, (thread * 3) % 32)", lanes([&](int t) { return value(t / 32 * 32 + t * 3 % 32); }));
   add("shuffle_up", "ptx::shuffle_up(value, 3)", lanes([&](int t) { return value(t % 32 < 3 ? t : t - 3); }));
-  add("shuffle_down", "ptx::shuffle_down(value, 9)", lanes([&](int t) { return value(t % 32 + 9 > 31 ? t : t + 9); }));
   add("ballot", "ptx::ballot(thread % 3 == 1)", lanes([&](int t) {
         unsigned bits = 0;
         for (int lane = 0; lane < 32; ++lane) bits |= (t / 32 * 32 + lane) % 3 == 1 ? 1u << lane : 0;

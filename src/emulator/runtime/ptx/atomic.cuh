@@ -64,6 +64,4 @@ inline unsigned load_acquire(const unsigned* address) {
 
 inline void store_release(unsigned* address, unsigned value) { __atomic_store_n(address, value, __ATOMIC_RELEASE); }
 
-inline void reduce_add_release(unsigned* address, unsigned value) { __atomic_fetch_add(address, value, __ATOMIC_RELEASE); }
-
 }  // namespace flash_attention::ptx

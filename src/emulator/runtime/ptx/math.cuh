@@ -26,7 +26,6 @@ inline float log2(float x) {
   if (exact != 0 && exact > -1 && exact < 1) return exact + 0x1p-22f * static_cast<float>(direction_of(x));
   return units_off(exact, direction_of(x));
 }
-inline float tanh_approx(float x) { return __builtin_tanhf(x) * (1 + 0x1p-11f * static_cast<float>(direction_of(x))); }
 inline float reciprocal(float x) { return flush_subnormal(units_off(1.0f / flush_subnormal(x), direction_of(x))); }
 inline float fma(float x, float y, float z) {
   *emulator::thread->fma_flops += 2;
@@ -41,8 +40,5 @@ inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline float sin(float x) { return __builtin_sinf(x); }
 inline float cos(float x) { return __builtin_cosf(x); }
 inline float floor(float x) { return __builtin_floorf(x); }
-inline unsigned multiply_high(unsigned x, unsigned y) {
-  return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32);
-}
 
 }  // namespace flash_attention::ptx

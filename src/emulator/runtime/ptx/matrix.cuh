@@ -15,8 +15,6 @@ inline void ldmatrix(unsigned (&tiles)[count], unsigned row, bool transposed) {
 
 inline void ldmatrix_x4(unsigned (&tiles)[4], unsigned row) { ldmatrix(tiles, row, false); }
 inline void ldmatrix_x4_trans(unsigned (&tiles)[4], unsigned row) { ldmatrix(tiles, row, true); }
-inline void ldmatrix_x2(unsigned (&tiles)[2], unsigned row) { ldmatrix(tiles, row, false); }
-inline void ldmatrix_x2_trans(unsigned (&tiles)[2], unsigned row) { ldmatrix(tiles, row, true); }
 
 inline unsigned transpose_8x8(unsigned pair) {
   const int lane = static_cast<int>(threadIdx.x) % 32, column = lane / 4, row = 2 * (lane % 4);

@@ -18,9 +18,6 @@ inline void mbarrier_arrive(Mbarrier& barrier) { emulator::table->mbarrier_arriv
 inline void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
   emulator::table->mbarrier_arrive(shared_address(&barrier), 1, bytes);
 }
-inline bool mbarrier_try_wait(Mbarrier& barrier, int parity) {
-  return emulator::table->mbarrier_try_wait(shared_address(&barrier), static_cast<unsigned>(parity));
-}
 inline bool mbarrier_test(Mbarrier& barrier, int parity) {
   return emulator::table->mbarrier_test(shared_address(&barrier), static_cast<unsigned>(parity));
 }

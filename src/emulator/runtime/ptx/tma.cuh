@@ -22,18 +22,12 @@ inline void tma_load(void* shared, const abi::TensorMap& map, Mbarrier& barrier,
 }
 
 template <int rank>
-inline void tma_store(const abi::TensorMap& map, const void* shared, bool add, const int (&x)[rank]) {
-  emulator::BulkOperand operand{.shared = shared_address(shared), .map = &map, .rank = rank, .add = add};
+inline void tma_store(const abi::TensorMap& map, const void* shared, const int (&x)[rank]) {
+  emulator::BulkOperand operand{.shared = shared_address(shared), .map = &map, .rank = rank};
   for (int i = 0; i < rank; ++i) operand.coordinates[i] = x[i];
   emulator::table->bulk_store(operand);
 }
 
-inline void tma_load_2d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1) {
-  tma_load(shared, map, barrier, 0, {x0, x1});
-}
-inline void tma_load_3d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1, int x2) {
-  tma_load(shared, map, barrier, 0, {x0, x1, x2});
-}
 inline void tma_load_4d(void* shared, const abi::TensorMap& map, Mbarrier& barrier, int x0, int x1, int x2, int x3) {
   tma_load(shared, map, barrier, 0, {x0, x1, x2, x3});
 }
@@ -54,20 +48,8 @@ inline void tma_multicast_5d(void* shared, const abi::TensorMap& map, Mbarrier& 
                              int x1, int x2, int x3, int x4) {
   tma_load(shared, map, barrier, blocks, {x0, x1, x2, x3, x4});
 }
-inline void tma_store_2d(const abi::TensorMap& map, const void* shared, int x0, int x1) {
-  tma_store(map, shared, false, {x0, x1});
-}
-inline void tma_store_3d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2) {
-  tma_store(map, shared, false, {x0, x1, x2});
-}
 inline void tma_store_4d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2, int x3) {
-  tma_store(map, shared, false, {x0, x1, x2, x3});
-}
-inline void tma_store_5d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2, int x3, int x4) {
-  tma_store(map, shared, false, {x0, x1, x2, x3, x4});
-}
-inline void tma_reduce_add_4d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2, int x3) {
-  tma_store(map, shared, true, {x0, x1, x2, x3});
+  tma_store(map, shared, {x0, x1, x2, x3});
 }
 
 inline void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {

@@ -6,8 +6,6 @@ namespace flash_attention::ptx {
 
 constexpr unsigned full_warp = 0xffffffffu;
 
-inline unsigned lane_id() { return emulator::thread->lane; }
-
 template <typename T>
 inline T shuffle_by(emulator::ShuffleMode mode, T value, int lane) {
   static_assert(sizeof(T) == 4, "a shuffle moves 32 bits");
@@ -27,10 +25,6 @@ inline T shuffle(T value, int lane) {
 template <typename T>
 inline T shuffle_up(T value, int lane) {
   return shuffle_by(emulator::ShuffleMode::up, value, lane);
-}
-template <typename T>
-inline T shuffle_down(T value, int lane) {
-  return shuffle_by(emulator::ShuffleMode::down, value, lane);
 }
 
 inline unsigned ballot(bool predicate) {
