@@ -246,10 +246,10 @@ def test_summary_has_a_row_for_each_shape_with_both_passes(head):
 
 
 def test_a_machine_is_named_once_with_its_commits(head):
-    again = {**head, "commit": "0123456789ab"}
+    again = {**head, "commit": "fedcba9876"}
     files = [report.Results("speed", each, []) for each in (head, again, head)]
     device = head["machine"]["device"]
-    assert markdown.measured_on(files) == f"{device}, commits {head['commit'][:7]}, 0123456"
+    assert markdown.measured_on(files) == f"{device}, commits {head['commit'][:7]}, fedcba9"
 
 
 def test_images(paths, tmp_path):
