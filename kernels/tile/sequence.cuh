@@ -93,7 +93,7 @@ struct BlockCoordinates {
 /// heads; a group is as many heads as L2 has room for (`seq`: rows of a head that its blocks share).
 template <Features features>
 __device__ __forceinline__ int by_work(int block_idx, int num_blocks, int num_tiles, int seq) {
-  constexpr int rows_in_cache = 32768;
+  constexpr int rows_in_cache = 32768;  // 16 MB of K and V at 128 columns of 16 bits: an A100 has 40 MB of L2, an H200 50
   if constexpr (!features.window_right || features.window_left) return block_idx;
   const int group = max(1, rows_in_cache / max(1, seq)), first = block_idx / (group * num_tiles) * group;
   const int heads = min(group, num_blocks / num_tiles - first), rest = block_idx - first * num_tiles;

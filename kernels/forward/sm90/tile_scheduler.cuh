@@ -40,7 +40,7 @@ struct Schedule {
     const int mine = rounds + (unit_of_round(rounds) < num_units ? 1 : 0);
     num_iterations = config.pair_tiles ? 2 * mine : mine;
     if constexpr (config.dynamic_scheduler) {
-      constexpr int l2_bytes = 32 << 20;
+      constexpr int l2_bytes = 32 << 20;  // of an H200's 50 MB, for K and V: docs/lab/forward_sm90.md has what it gained
       const long long head_bytes = 2ll * args.seq_kv * (config.head_dim + config.head_dim_v);
       section = static_cast<int>(l2_bytes / head_bytes) * args.group;
       section = tile::max(1, tile::min(section, args.heads_q * args.batch));
