@@ -82,7 +82,7 @@ struct QueryTask {
 
 /// The loads of one lane: Q of a task and K of its tiles, or dO and V.
 template <BackwardConfig config, int chunks, int stages>
-struct QueryLoader {
+struct QueryProducer {
   using Chunk = typename QueryStorage<config>::Chunk;
 
   const AttentionArgs& args;

@@ -90,8 +90,8 @@ struct Shape {
   static constexpr int stage_bytes = (chunks + chunks_v) * chunk_bytes + 2 * tile_rows * 4;  // Q, dO, lse2, delta
   static constexpr int kv_bytes = warpgroups * (chunks + chunks_v) * chunk_bytes;
 
-  // setmaxnreg: what the loading warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
-  // Where masks choose the steps, the loading warp has more to do.
+  // setmaxnreg: what the producer warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
+  // Where masks choose the steps, the producer warp has more to do.
   static constexpr bool listed = tile::TileMap<features>::present;
   static constexpr int load_registers = warpgroups == 3 ? 32 : listed ? 40 : 24;
   static constexpr int work_registers = warpgroups == 3 ? 160 : listed ? 232 : 240;

@@ -40,13 +40,15 @@ __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
   }
 }
 
-/// An edge block tests every score and raises the maximum. An interior block keeps the maximum as a reference:
-/// probabilities may then attempt 1, which costs no precision, and Epilogue finds out whether they have passed what the
-/// types can hold. After the interior, scores are tested and the maximum is kept.
-/// Where masks choose the blocks, each says which of the first two it is, in any order.
+/// What a block's softmax does:
+///   edge        tests every score against the mask and raises the maximum
+///   interior    tests nothing and keeps the maximum. Probabilities may exceed 1, which costs no precision; Epilogue finds
+///               out whether they exceeded what the types can hold
+///   late_edge   after the interior: tests every score and keeps the maximum
+///   listed      if masks choose the blocks: each says whether it is an edge or interior, in any order
 enum class Visit { edge, interior, late_edge, listed };
 
-/// A warpgroup's way through the blocks of a tile, in Attempt::fixed_max and Attempt::online_max.
+/// A warpgroup's loop over the KV blocks of a tile, in Attempt::fixed_max and Attempt::online_max.
 template <ForwardConfig config>
 struct KvLoop {
   using S = Shape<config>;
@@ -77,7 +79,7 @@ struct KvLoop {
   }
 
  private:
-  /// The blocks that come, to the last.
+  /// Blocks in the order in which the producer sends them.
   __device__ __forceinline__ void run_listed(const Tile& tile, const ScoreMath<config>& math) {
     begin(tile, math, 0, {});
 #pragma unroll 1
@@ -193,7 +195,7 @@ struct KvLoop {
     if constexpr (kind == Visit::listed) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
   }
 
-  /// A row that has seen nothing yet takes 0 as its reference from the first open block on; a later maximum corrects it.
+  /// A row that has seen nothing yet takes 0 as its reference from the first open block on; a later maximum rescales it.
   /// Tested blocks need not raise it either once all rows of the warp have seen something.
   __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&rescale)[2]) {
     raised = at.raises();

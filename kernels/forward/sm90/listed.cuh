@@ -27,7 +27,7 @@ struct ListedBlock {
 template <int block_kv>
 using MaskWords = ptx::Vector<unsigned, block_kv / 32 < 2 ? 1 : block_kv / 32>;
 
-constexpr int mask_warps = 3;  // of the loading warpgroup: they make the words
+constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words
 
 /// Which pairs of a tested block are visible, by warpgroup and row.
 template <bool present, int warpgroups, int rows, int block_kv>

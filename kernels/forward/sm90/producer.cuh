@@ -14,7 +14,7 @@
 namespace flash_attention::forward_sm90 {
 
 template <ForwardConfig config>
-struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
+struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
   using Base = TileProducer<config, S, SharedStorage<config>, chunk_dim>;
   using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;

@@ -32,7 +32,7 @@ struct Shape {
   static constexpr Type type = features.dtype;
   using Element = ptx::Element<type>;
 
-  // Hidden rows or a block mask choose the blocks of keys: the loading warp says with each K which one it is.
+  // Hidden rows or a block mask choose the blocks of keys: the producer warp says with each K which one it is.
   static constexpr bool listed = tile::TileMap<features>::present;
 
   static constexpr bool mask_words = forward_sm90_has_mask_words(config);
@@ -78,7 +78,7 @@ struct Shape {
   static constexpr int bias_keys = block_kv < chunk_dim ? block_kv : chunk_dim;
   static constexpr int bias_bytes = wg_rows * block_kv * 2;  // of one warpgroup
 
-  // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
+  // setmaxnreg: what the producer warpgroup gives up, the others take. A thread enters with 168 registers where two
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
   static constexpr bool low_registers = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;

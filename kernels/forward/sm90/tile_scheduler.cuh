@@ -1,7 +1,7 @@
 #pragma once
 
-// Which tiles a block works on, in which order, and which keys each of them sees. The loading warp works this out and hands
-// it to the warpgroups that attend, together with Q.
+// Which tiles a block works on, in which order, and which keys each of them sees. The producer warp works this out and
+// hands it to the warpgroups that attend, together with Q.
 
 #include "forward/sm90/block_list.cuh"
 #include "ptx/atomic.cuh"
@@ -108,7 +108,7 @@ struct Schedule {
     return {head_of_batch - batch_idx * args.heads_q, batch_idx, unit - head_of_batch * units_per_head};
   }
 
-  /// Fills `tile` in, which is in shared memory: the loading warp has few registers. Returns whether there is one.
+  /// Fills `tile` in, which is in shared memory: the producer warp has few registers. Returns whether there is one.
   __device__ __forceinline__ bool tile_at(int iteration, Attempt attempt, Tile& tile) const {
     const RowTile unit = unit_at(iteration);
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, unit.batch_idx);

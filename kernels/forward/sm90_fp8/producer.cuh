@@ -12,7 +12,7 @@
 namespace flash_attention::forward_sm90_fp8 {
 
 template <ForwardConfig config>
-struct Loader : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
+struct Producer : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
   using Base = forward_sm90::TileProducer<config, S, SharedStorage<config>, chunk_dim>;
   using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;
