@@ -10,7 +10,7 @@
 namespace flash_attention::cli {
 namespace {
 
-/// A GPU where there is one, else the emulator.
+/// A GPU if there is one, else the emulator.
 Device device_for_lessons(const Arguments& arguments) {
   if (arguments.text("device") == "best" && !arguments.given("arch")) {
     const Device best = best_device();

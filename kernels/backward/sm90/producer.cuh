@@ -22,7 +22,7 @@
 
 namespace flash_attention::backward_sm90 {
 
-/// Where there are few key heads, the queries of one are divided between tasks, each with some of the group's heads.
+/// If there are few key heads, the queries of one are split between tasks, each with some of the group's heads.
 template <BackwardConfig config>
 __device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
   return config.key_sums ? args.num_splits : 1;
@@ -55,7 +55,7 @@ struct Task {
   int kv_begin;
   tile::TileRange tiles;  // query tiles, the same for every head of the group
   int num_steps;
-  StepList<config> list;  // where masks choose
+  StepList<config> list;  // if masks choose
 
   /// Where it is: the producer warp has no registers for a copy.
   __device__ __forceinline__ void set(const AttentionArgs& args, const tile::BlockCoordinates& block) {

@@ -86,7 +86,7 @@ struct QueryConsumer : QueryKeys<config> {
     using Storage = QueryStorage<config>;
     const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(done / 2 + tile); };
     const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(done / 2 + tile); };
-    QueryPlace place{};  // of the tile in hand, where masks choose
+    QueryPlace place{};  // of the tile in hand, if masks choose
     const auto tile_of = [&](unsigned tile) {
       return S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile);
     };

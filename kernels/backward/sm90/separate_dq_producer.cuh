@@ -11,7 +11,7 @@ constexpr int query_warpgroups = 2;
 constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
 constexpr int barrier_query_keys = 1;
 
-/// Which tile of keys a stage holds, where masks choose.
+/// Which tile of keys a stage holds, if masks choose.
 struct QueryPlace {
   int word;
 

@@ -59,9 +59,9 @@ struct KvLoop {
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   bool accumulate = false;        // O holds something of the tile
-  bool visited_interior = false;  // where masks choose: some block was open
-  bool raised = false;            // where masks choose: the block of the scores has raised the maximum
-  ListedBlock at;                 // where masks choose: the block of the scores
+  bool visited_interior = false;  // if masks choose: some block was full
+  bool raised = false;            // if masks choose: the block of the scores has raised the maximum
+  ListedBlock at;                 // if masks choose: the block of the scores
 
   __device__ __forceinline__ void run() {
     const Tile tile = wg.tile();
@@ -105,7 +105,7 @@ struct KvLoop {
     }
   }
 
-  /// The block after the n-th and one further on, where there are such.
+  /// The block after the n-th and one further on, if there are such.
   static constexpr int no_block = -1;
   struct NextBlocks {
     int next = no_block, later = no_block;
@@ -195,7 +195,7 @@ struct KvLoop {
     if constexpr (kind == Visit::listed) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
   }
 
-  /// A row that has seen nothing yet takes 0 as its reference from the first open block on; a later maximum rescales it.
+  /// A row that has seen nothing yet takes 0 as its reference from the first full block on; a later maximum rescales it.
   /// Tested blocks need not raise it either once all rows of the warp have seen something.
   __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&rescale)[2]) {
     raised = at.raises();
@@ -210,7 +210,7 @@ struct KvLoop {
       if constexpr (S::mask_words) wg.hide_tested(math, scores, at);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     } else {
-      ptx::path<"forward/sm90 listed open block">();
+      ptx::path<"forward/sm90 listed full block">();
 #pragma unroll
       for (float& maximum : out.rows.max) maximum = ScoreMath<config>::finite(maximum);
       math.probability_of(scores, block * S::block_kv, out.rows.max, out.rows.sum);

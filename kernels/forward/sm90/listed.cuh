@@ -1,6 +1,6 @@
 #pragma once
 
-// What the warps of forward/sm90 tell each other where masks choose the blocks of keys (Shape::listed).
+// What the warps of forward/sm90 tell each other if masks choose the blocks of keys (Shape::listed).
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"

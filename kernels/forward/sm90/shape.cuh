@@ -16,10 +16,9 @@ namespace flash_attention::forward_sm90 {
 
 using namespace abi;
 
-/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages K
-/// and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where it can
-/// be.
-/// The bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 keys, or all of a block, and 64 queries.
+/// Indices into AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With
+/// pages K and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where
+/// it can be. The bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 keys, or all of a block, and 64 queries.
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 
 constexpr int wg_threads = 128;
@@ -163,7 +162,7 @@ struct Tile {
   int q_begin;
   int head_idx;
   int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
-  Blocks seen[3];     // by each warpgroup; where masks choose, by all, and what the map says of the first (block_list.cuh)
+  Blocks seen[3];     // by each warpgroup; if masks choose, by all, and what the map says of the first (block_list.cuh)
   tile::Sequence sequence;
 
   __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }
@@ -197,7 +196,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
   Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // before its store
 
-  // full: a tile has landed. free: every warpgroup that reads it is done with it.
+  // full: a tile has landed. empty: every warpgroup that reads it is done with it.
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
   ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
   ptx::Mbarrier V_full[S::stages], V_empty[S::stages];

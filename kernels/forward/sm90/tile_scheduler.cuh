@@ -23,7 +23,7 @@ struct Schedule {
   int num_units;
   int step;  // places that a block moves on with each round
   int num_iterations;
-  // dynamic_scheduler: a block claims neighbouring units together where there are more than it could remember one by one.
+  // dynamic_scheduler: a block claims neighbouring units together if there are more than it could remember one by one.
   Unit* claimed;  // what it claimed, in order
   int next = 0;   // what it claims next
   int claim = 1;  // units of a claim
@@ -188,7 +188,7 @@ struct Schedule {
     return score.slope * static_cast<float>(distance) > growth;
   }
 
-  /// Where masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says
+  /// If masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says
   /// no more than whether there is one.
   __device__ __forceinline__ void list_blocks(Tile& tile, const tile::Score<config.features>& score,
                                               tile::TileRange loaded) const {
