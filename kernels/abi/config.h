@@ -82,8 +82,9 @@ struct ForwardConfig {
   int key_groups = 1;          // decode: so many groups of warps take the tiles of keys in turn
   bool strided_items = false;  // decode: a block's items are as far apart as the grid has blocks, all of them whole
   bool one_row_tile = false;   // decode: no key head has more rows than a tile
-  int item_blocks = 0;     // decode: each item has so many blocks, with TMA a cluster; 0: shares go on from item to item
-  bool read_once = false;  // decode: no two items have the same keys
+  int item_blocks = 0;      // decode: each item has so many blocks, with TMA a cluster; 0: shares go on from item to item
+  bool read_once = false;   // decode: no two items have the same keys
+  int tiles_in_flight = 0;  // decode: so many of the stages are loaded at a time; 0: all that are empty
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages
   int bias_stages = 0;             // sm90: tiles of biases in flight, by TMA; 0: each thread loads its own

@@ -79,6 +79,9 @@ struct Run {
   int begin;
   int end;
 
+  /// Of one item, whose place in the grid says which.
+  static constexpr bool is_short = config.item_blocks > 0;
+
   __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
     if constexpr (config.item_blocks > 0) {
       share_item(args);

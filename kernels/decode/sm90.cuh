@@ -88,9 +88,14 @@ struct DecodeSm90 {
       }
     }
 
-    /// The boxes of a tile. If there are pages, `page` is that of this lane's box, -1 where no query sees it.
+    /// The boxes of a tile. Where there are pages, `page` is that of this lane's box, -1 where no query sees it.
     __device__ __forceinline__ void load(int n, const decode::Item<config>& item, int tile_idx, int page) const {
       const tile::PipelineState<stages> kv(static_cast<unsigned>(n));
+      if constexpr (config.tiles_in_flight > 0) {  // no more at a time, though there is room
+        const int before = n - config.tiles_in_flight;
+        const tile::PipelineState<stages> arrived(static_cast<unsigned>(tile::max(0, before)));
+        if (before >= 0) ptx::mbarrier_wait(full[arrived.stage], arrived.phase);
+      }
       ptx::mbarrier_wait(empty[kv.stage], kv.phase ^ 1);  // stages start out empty: phase 1 counts as completed
       __syncwarp();                                       // every lane has seen it: a phase later they could not tell
       unsigned char* to = stage + kv.stage * sizeof(typename SharedStorage::Stage);
@@ -134,55 +139,54 @@ struct DecodeSm90 {
       ptx::fence_async_shared();  // and for the copies, which may begin before other threads have come
     }
 
-    /// All tiles of the run. What the next one needs is prefetched before the wait for this one's stage.
+    /// All tiles of the run. What the next one needs is looked up when this one's boxes have been asked for, and comes
+    /// while its stage is waited for.
     __device__ __forceinline__ void produce(const decode::Run<config>& run) const {
       decode::Cursor<config> cursor = run.start;
       int page = look_up(cursor);
 #pragma unroll 1
-      for (int position = run.begin; position < run.end; ++position) {
-        const decode::Cursor<config> now = cursor;
-        const int now_page = page;
-        if (position + 1 < run.end) {
-          cursor.next(args);
-          page = look_up(cursor);
-          if (cursor.tile == cursor.item.first_tile && &map == &args.maps[decode_map_K])
-            decode::prefetch_Q(args, cursor.item);
-        }
-        load(position - run.begin, now.item, now.tile, now_page);
+      for (int position = run.begin;; ++position) {
+        load(position - run.begin, cursor.item, cursor.tile, page);
+        if (position + 1 == run.end) return;
+        cursor.next(args);
+        page = look_up(cursor);
+        if (cursor.tile == cursor.item.first_tile && &map == &args.maps[decode_map_K])
+          decode::prefetch_Q(args, cursor.item);
       }
     }
   };
 
-  /// Each kind of producer has its own barriers, and waits for no other warp before its first boxes.
-  __device__ __forceinline__ void produce(int warp) const {
-    const bool of_keys = warp % 2 == 0, leads = threadIdx.x % 32 == 0;
-    const Producer producer{args,
-                            args.maps[of_keys ? decode_map_K : decode_map_V],
-                            of_keys ? barriers.K_full : barriers.V_full,
-                            of_keys ? barriers.K_empty : barriers.V_empty,
-                            of_keys ? storage.stage[0].K.bytes : storage.stage[0].V.bytes,
-                            of_keys ? KTile::panels : VTile::panels,
-                            of_keys ? KTile::panel_bytes : VTile::panel_bytes,
-                            warp / 2};
-    if (leads) ptx::tma_prefetch(producer.map);
-    if (leads && warp < 2) producer.initialize();
-    const decode::Run<config> run(args);
-    if (run.begin == run.end) return;
-    __syncwarp();  // the barriers are initialised
-    if constexpr (sharers > 1) ptx::barrier_sync_apart(barrier_sharers + warp % 2, 32 * sharers);
-    ptx::barrier_arrive(barrier_ready, all_threads);
-    producer.produce(run);
+  __device__ __forceinline__ Producer producer_of(int warp) const {
+    const bool of_keys = warp % 2 == 0;
+    return {args,
+            args.maps[of_keys ? decode_map_K : decode_map_V],
+            of_keys ? barriers.K_full : barriers.V_full,
+            of_keys ? barriers.K_empty : barriers.V_empty,
+            of_keys ? storage.stage[0].K.bytes : storage.stage[0].V.bytes,
+            of_keys ? KTile::panels : VTile::panels,
+            of_keys ? KTile::panel_bytes : VTile::panel_bytes,
+            warp / 2};
   }
 
-  __device__ __forceinline__ void work() const {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp >= config.num_warps) {
-      if constexpr (registers.producer > 0) ptx::registers_decrease<registers.producer>();
-      if (warp - config.num_warps < 2 * sharers) produce(warp - config.num_warps);
-      return Consumer::Finish::arrive_without_part();
+  /// Each kind of producer has its own barriers, and waits for no other warp before its first boxes.
+  __device__ __forceinline__ void prepare(int warp) const {
+    if (warp >= 2 * sharers || threadIdx.x % 32 != 0) return;
+    const Producer producer = producer_of(warp);
+    ptx::tma_prefetch(producer.map);
+    if (warp < 2) producer.initialize();
+  }
+
+  __device__ __forceinline__ void produce(int warp, const decode::Run<config>& run) const {
+    if (warp < 2 * sharers && run.begin != run.end) {
+      __syncwarp();  // the barriers are initialised
+      if constexpr (sharers > 1) ptx::barrier_sync_apart(barrier_sharers + warp % 2, 32 * sharers);
+      ptx::barrier_arrive(barrier_ready, all_threads);
+      producer_of(warp).produce(run);
     }
-    if constexpr (registers.consumer > 0) ptx::registers_increase<registers.consumer>();
-    const decode::Run<config> run(args);
+    Consumer::Finish::arrive_without_part();
+  }
+
+  __device__ __forceinline__ void consume(const decode::Run<config>& run) const {
     if (run.begin == run.end) return Consumer::Finish::arrive_without_part();
     Consumer consumer(args, storage, run);
     ptx::barrier_sync(barrier_ready, all_threads);  // the barriers are initialised
@@ -192,6 +196,35 @@ struct DecodeSm90 {
       consumer.take(position, gate.kv.stage, gate);
       gate.kv.advance();
     }
+  }
+
+  __device__ __forceinline__ static void give_registers() {
+    if constexpr (registers.producer > 0) ptx::registers_decrease<registers.producer>();
+  }
+  __device__ __forceinline__ static void take_registers() {
+    if constexpr (registers.consumer > 0) ptx::registers_increase<registers.consumer>();
+  }
+
+  __device__ __forceinline__ void work() const {
+    const int warp = static_cast<int>(threadIdx.x) / 32 - config.num_warps;  // of the producers; consumers are below 0
+    using Run = decode::Run<config>;
+    if constexpr (Run::is_short) {  // one place for both roles, whose code is fetched once
+      if (warp >= 0) prepare(warp);
+      const Run run(args);
+      if (warp >= 0) {
+        give_registers();
+        return produce(warp, run);
+      }
+      take_registers();
+      return consume(run);
+    }
+    if (warp >= 0) {
+      give_registers();
+      prepare(warp);
+      return produce(warp, Run(args));
+    }
+    take_registers();
+    consume(Run(args));
   }
 };
 

@@ -218,6 +218,30 @@ TEST(PlanDecode, ReadsOnceWhatNoOtherItemReads) {
   EXPECT_FALSE(once(problem));
 }
 
+/// 64 KB are on their way to an SM at a time, 128 KB where keys are in pages; all stages where SMs or keys are few.
+TEST(PlanDecode, LimitsTheTilesInFlight) {
+  const auto tiles = [](const Problem& problem, const char* kernel = "decode/sm90") {
+    return config_of(make_plan(problem, Pass::forward, h200, kernel)).tiles_in_flight;
+  };
+  Problem problem = one_token(64, 4096);
+  EXPECT_EQ(tiles(problem), 1);
+  EXPECT_EQ(tiles(problem, "decode/sm80"), 0);
+  problem.kv_dtype = Dtype::float8_e4m3;  // tiles of half the bytes
+  EXPECT_EQ(tiles(problem), 2);
+  problem = one_token(64, 4096, 64);  // two blocks an SM
+  EXPECT_EQ(tiles(problem), 1);
+  EXPECT_EQ(tiles(one_token(64, 4096, 256)), 1);
+  problem = one_token(64, 4096);
+  problem.page_size = 64, problem.num_pages = 5000;
+  EXPECT_EQ(tiles(problem), 2);
+  EXPECT_EQ(tiles(one_token(1, 8192)), 0);
+  problem = one_token(1, 128, 256);
+  problem.seq_q = 8;  // two tiles of rows read the same keys
+  EXPECT_EQ(tiles(problem), 0);
+  problem.batch = 64;
+  EXPECT_EQ(tiles(problem), 1);
+}
+
 /// A block's items are far apart where all are whole, and the host knows that.
 TEST(PlanDecode, WholeItemsAreFarApart) {
   Problem problem = one_token(64, 4096);

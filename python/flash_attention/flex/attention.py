@@ -10,10 +10,9 @@ from flash_attention.flex.program import record
 from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch.transforms import is_transformed
-from flash_attention.pytorch.untraced import untraced
 
 
-@untraced
+@torch.compiler.disable
 def flex_attention(
     query,
     key,
@@ -66,7 +65,7 @@ def flex_attention(
     return out, type("AuxOutput", (), {"lse": lse if getattr(return_aux, "lse", False) else None, "max_scores": None})()
 
 
-@untraced
+@torch.compiler.disable
 def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod):
     """attention() with a score_mod, a mask_mod or both."""
     masks = [] if mask_mod is None else [mask_mod]

@@ -292,6 +292,16 @@ bool reads_once(const Problem& problem, const abi::ForwardConfig& config) {
          problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= max_bytes;
 }
 
+/// How many tiles a block asks for at a time; 0: as many as its stages hold. 64 KB for each SM keep the memory of an H200
+/// busy. With more the SMs do not get on alike, and those that read the other heads of the same keys drift apart: 64 x 32/8
+/// x 4096 takes 253.2 us, with all stages 256.5; 256 x 1024 256.1, 260.2; 128 x 64/4 x 1024 78.8, 81.0. Pages need twice as
+/// much (64 x 4096 in pages of 64: 260.2; with 64 KB 264.8, with all 262.8). Few SMs, or a short context, need all.
+int tiles_in_flight_of(const abi::ForwardConfig& config, int blocks_per_sm, bool fills_gpu) {
+  const int bytes = (config.features.paged ? 128 : 64) << 10;
+  const int tiles = std::max(1, bytes / blocks_per_sm / abi::DecodeLayout(config).stage_bytes);
+  return !config.producer_warp || config.read_once || !fills_gpu || tiles >= config.num_stages ? 0 : tiles;
+}
+
 Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
   abi::ForwardConfig config = *configure(problem, device, producer_warp);
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
@@ -305,6 +315,7 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_war
   config.read_once = producer_warp && reads_once(problem, config);
   config.strided_items = !shared && strides_items(problem, config, most);
   const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
+  config.tiles_in_flight = tiles_in_flight_of(config, blocks_per_sm, 4 * blocks >= 3 * at_once);
   add_launch(plan,
              {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
               .entry = producer_warp ? "decode_sm90" : "decode_sm80",

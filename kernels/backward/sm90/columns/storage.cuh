@@ -119,7 +119,7 @@ struct alignas(1024) ColumnsStorage {
 };
 
 template <BackwardConfig config, Gradient gradient>
-struct ColumnsProducer {
+struct ColumnsLoader {
   using C = Columns<config, gradient>;
   using S = Shape<config>;
   using Task = ColumnsTask<config, gradient>;
