@@ -51,10 +51,12 @@ std::vector<std::string_view> lines_of(std::string_view text) {
 
 }  // namespace
 
+bool is_rung(std::string_view kernel) { return kernel.starts_with(prefix); }
+
 std::vector<Rung> rungs() {
   std::vector<Rung> all;
   for (const KernelSummary& kernel : kernels()) {
-    if (!kernel.name.starts_with(prefix)) continue;
+    if (!is_rung(kernel.name)) continue;
     const bool on_cpu = !device_traits(kernel.device).gpu_kernels;
     const std::string folder = kernel.pass == Pass::backward ? "ladder/backward/" : "ladder/";
     const std::string name = folder + kernel.name.substr(prefix.size()) + (on_cpu ? ".h" : ".cu");

@@ -21,7 +21,10 @@ struct Rung {
   std::string from;     ///< "05": the rung that it changes, by the second line; empty for the first
 };
 
-/// Every kernel of the library whose name begins with "ladder/", in the order in which they are climbed.
+/// Whether a kernel is a rung: its name begins with "ladder/".
+bool is_rung(std::string_view kernel);
+
+/// Every rung of the library, in the order in which they are climbed.
 std::vector<Rung> rungs();
 
 /// Those whose names begin with one of the words ("06"); all where there are no words. Throws where a word names none.

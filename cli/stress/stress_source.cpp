@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/ladder/rung.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/error.h"
 #include "fuzz/generator/vary.h"
@@ -42,8 +43,7 @@ std::vector<testing::Target> targets_of(const testing::Case& c, const StressOpti
   }
   const bool on_gpu = device_traits(options.device).gpu_kernels;
   for (const KernelSummary& kernel : kernels()) {
-    const bool flash =
-        (kernel.pass == Pass::forward || kernel.pass == Pass::backward) && !kernel.name.starts_with("ladder/");
+    const bool flash = (kernel.pass == Pass::forward || kernel.pass == Pass::backward) && !is_rung(kernel.name);
     if (options.every_kernel ? flash && device_traits(kernel.device).gpu_kernels == on_gpu : kernel.name == options.kernel)
       add(kernel.name, kernel.pass);
   }

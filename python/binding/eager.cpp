@@ -1,7 +1,7 @@
 // The fast path of a plain call: torch tensors, nothing that traces. One C function from attention() to the launch, for
 // calls whose work takes no longer than the way to it; where a gradient is to come, torch's autograd function is between
-// two of them. Whatever is not plain is answered with None, and the caller goes the long way, which says no where that is
-// the answer.
+// two of them. Whatever is not plain is answered with None, and the caller takes the general path, which says no where that
+// is the answer.
 #include "eager.h"
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 #include "call.h"
 #include "errors.h"
 
-// What the short ways of a plain call share (eager.cpp, eager_cache.cpp): its arguments as Python gives them, and its run.
+// What the fast paths of a plain call share (eager.cpp, eager_cache.cpp): its arguments as Python gives them, and its run.
 
 namespace flash_attention::python {
 

@@ -324,7 +324,7 @@ def make_options(
     if getattr(scale, "requires_grad", False):
         scale = _constant(scale)
     standard = kernel == "standard"
-    return Options(  # in order: by name it takes 0.3 us more, and every call of the long way comes by here
+    return Options(  # in order: by name it takes 0.3 us more, and every call of the general path comes by here
         max_seqlen_q,
         max_seqlen_kv,
         scale,

@@ -74,7 +74,7 @@ def test_backward_over_a_cache_is_refused(which, device):
     }
     tensors[which].requires_grad_()
     if which != "sink":
-        del tensors["sink"]  # the short way
+        del tensors["sink"]  # the fast path
     attend = flash_attention.attention_over_cache
     for results in ([attend(**tensors)], attend(**tensors, return_lse=True), [attend(**tensors, kernel="standard")]):
         assert all(result.requires_grad for result in results)

@@ -1,4 +1,4 @@
-"""The short way of a plain call: the same bits as the long way, and the long way wherever a call is not plain."""
+"""The fast path of a plain call: the same bits as the general path, and the general path wherever a call is not plain."""
 
 import flash_attention
 import pytest
@@ -19,7 +19,7 @@ PLAIN = {
 
 @pytest.fixture
 def short_calls(monkeypatch):
-    """The answers of the short way, None where it declined."""
+    """The answers of the fast path, None where it declined."""
     answers = []
     original = _core.attend
 
@@ -42,7 +42,7 @@ def tensors_for(name, device):
 
 
 def both_ways(name, q, k, v, short_calls):
-    """The result of the short way, which was taken, and the same bits by the long way."""
+    """The result of the fast path, which was taken, and the same bits by the general path."""
     flash_attention.attention(q, q, q)  # the first call loads what is needed
     short_calls.clear()
     short = flash_attention.attention(q, k, v, **PLAIN[name])

@@ -1,4 +1,4 @@
-"""The short way of a plain step of decoding: the same bits as the long way, which every call that is not plain takes."""
+"""The fast path of a plain decoding step: the same bits as the general path, which every call that is not plain takes."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ NOT_PLAIN = {
 
 @pytest.fixture
 def short_calls(monkeypatch):
-    """The answers of the short way, None where it declined."""
+    """The answers of the fast path, None where it declined."""
     answers = []
     original = _core.attend_cache
 
