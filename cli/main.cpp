@@ -48,7 +48,7 @@ void show_log(std::string_view message, void*) {
   if (on_terminal()) std::fprintf(stderr, "\r\033[K%.*s\n", static_cast<int>(message.size()), message.data());
 }
 
-/// The command's result is what it printed: where that is lost (a full disk), it has failed.
+/// The command's result is what it printed: if that is lost (a full disk), it has failed.
 int after_writing(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
   std::fputs("flash-attention: the output could not be written; is the disk full?\n", stderr);

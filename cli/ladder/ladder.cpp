@@ -91,10 +91,10 @@ const Verb ladder_verb{
     "  flash-attention ladder --device cpu          the four steps on the CPU, and the library's kernel\n"
     "  flash-attention ladder --update              rewrites kernels/ladder/README.md and the plots in "
     "docs/ladder/images;\n"
-    "                                               measures first where there is a GPU\n"
+    "                                               measures first if there is a GPU\n"
     "Any rung is a kernel like every other: flash-attention run --kernel ladder/06_mma --dtype bf16 --head-dim 128\n"
     "\n"
-    "Exits with 1 where a rung is wrong.\n",
+    "Exits with 1 if a rung is wrong.\n",
     32,
     {{"diff", "", "show how the second of two rungs differs from the first"},
      {"device", "D", "cuda, cuda:N, emulator, cpu or best", "best"},

@@ -15,7 +15,7 @@ std::string speed_cell(double tflops);
 std::string markdown_table(const std::vector<Rung>& rungs, const LadderResults& results);
 
 /// Puts the table between the marks of the page below `root`, and has bench/visualize_ladder.py draw the plots into
-/// docs/ladder/images from `results_file`. Throws Error(invalid_argument) where there is no such page.
+/// docs/ladder/images from `results_file`. Throws Error(invalid_argument) if there is no such page.
 void update_pages(const std::filesystem::path& root, const std::filesystem::path& results_file,
                   const std::vector<Rung>& rungs, const LadderResults& results);
 

@@ -38,7 +38,7 @@ LadderRow to_row(const Measurement& measurement);
 Json to_json(const LadderResults& results, const DeviceInfo& info);
 LadderResults results_from(std::string_view text, const std::string& name);
 
-/// The figures of the H200 that came with the source; no rows where there are none.
+/// The figures of the H200 that came with the source; no rows if there are none.
 LadderResults recorded_results();
 
 }  // namespace flash_attention::cli

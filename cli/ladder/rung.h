@@ -27,7 +27,7 @@ bool is_rung(std::string_view kernel);
 /// Every rung of the library, in the order in which they are climbed.
 std::vector<Rung> rungs();
 
-/// Those whose names begin with one of the words ("06"); all where there are no words. Throws where a word names none.
+/// Those whose names begin with one of the words ("06"); all if there are no words. Throws where a word names none.
 std::vector<Rung> rungs_named(const std::vector<std::string>& words);
 
 /// A line of one text, of the other, or of both.

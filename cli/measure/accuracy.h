@@ -12,7 +12,7 @@ namespace flash_attention::cli {
 struct Accuracy {
   std::string tensor;       ///< "out", "lse", "dq", ...
   double max_error = 0;     ///< largest |result - reference|
-  double relative_rms = 0;  ///< rms(result - reference) / rms(reference), or / 1 where that is zero
+  double relative_rms = 0;  ///< rms(result - reference) / rms(reference), or / 1 if that is zero
   double allowed = 0;       ///< bound on relative_rms
   std::int64_t rows = 0;    ///< rows compared
   std::int64_t of_rows = 0;

@@ -17,7 +17,7 @@ std::string describe(const DeviceInfo& info);
 /// The accuracy in a few words: "1.2e-07 ok" or "3.0e-01 WRONG".
 std::string describe(const std::vector<Accuracy>& accuracy);
 
-/// Writes a file in one go; throws Error(invalid_argument) where it cannot.
+/// Writes a file in one go; throws Error(invalid_argument) if it cannot.
 void save(const std::string& path, const std::string& text);
 
 }  // namespace flash_attention::cli

@@ -42,7 +42,7 @@ class Arguments {
 /// The flags, one a line, aligned.
 std::string describe(const std::vector<Flag>& flags);
 
-/// The known word that looks most like the given one, as " (did you mean X?)"; empty where none is near.
+/// The known word that looks most like the given one, as " (did you mean X?)"; empty if none is near.
 std::string suggestion(std::string_view word, const std::vector<std::string_view>& known);
 
 }  // namespace flash_attention::cli

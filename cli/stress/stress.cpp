@@ -161,7 +161,7 @@ int run_stress(const Arguments& arguments) {
 const Verb stress_verb{
     "stress",
     "random problems without end, each compared with fp64 and each call repeated",
-    "Draws problems over all options, head dimensions, lengths, strides and element types, with inputs chosen to hurt\n"
+    "Draws problems over all options, head dimensions, lengths, strides and element types, with adversarial inputs\n"
     "(maxima that come late, large logits, ties, NaN behind a mask), so that every pair of them occurs. Forward and\n"
     "backward are compared with the same attention in fp64, computed by all cores of the host. Each call is repeated and\n"
     "its bits are compared: those of forward, and of a backward pass that is asked to be deterministic. On a GPU each\n"
@@ -173,7 +173,7 @@ const Verb stress_verb{
     "  flash-attention stress --device cuda --problems 10000 --repeats 3 --json\n"
     "  flash-attention stress --device emulator --arch sm_90 --kernel forward/sm90\n"
     "\n"
-    "Exits with 1 where something differs, with the command that repeats the problem, or where nothing was compared.\n"
+    "Exits with 1 if something differs, with the command that repeats the problem, or if nothing was compared.\n"
     "Which problems a seed draws depends on their domain: with --domain as it is there and another --kernel, another\n"
     "kernel runs the same problem.\n",
     0,

@@ -25,7 +25,7 @@ class StressSource {
  public:
   explicit StressSource(const StressOptions& options);
 
-  /// False where there is no more.
+  /// False if there is no more.
   bool next(fuzz::GeneratedProblem& problem);
 
  private:

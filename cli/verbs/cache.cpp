@@ -79,7 +79,7 @@ const Verb cache_verb{
     "cache",
     "the compiled kernels on disk: list, size, verify, clear, path",
     "GPU kernels are compiled on first use and kept on disk. A damaged file is noticed and compiled again when it is\n"
-    "used, so clearing is never needed; `verify` exits with 1 where a file is damaged.\n"
+    "used, so clearing is never needed; `verify` exits with 1 if a file is damaged.\n"
     "\n"
     "Examples:\n"
     "  flash-attention cache\n"

@@ -49,7 +49,7 @@ std::string man_page() {
   return page + ".SH ENVIRONMENT\nThe variables FLASH_ATTENTION_* are listed in docs/jit.md.\n";
 }
 
-/// What may follow a flag, where that is a short list.
+/// What may follow a flag, if that is a short list.
 std::string_view values_of(std::string_view flag) {
   if (flag == "dtype") return "float32 float16 bfloat16";
   if (flag == "device") return "best cpu cuda emulator";

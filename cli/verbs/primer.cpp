@@ -10,7 +10,7 @@
 namespace flash_attention::cli {
 namespace {
 
-/// A GPU where there is one, else the emulator.
+/// A GPU if there is one, else the emulator.
 Device device_for_lessons(const Arguments& arguments) {
   if (arguments.text("device") == "best" && !arguments.given("arch")) {
     const Device best = best_device();
@@ -163,7 +163,7 @@ const Verb primer_verb{
     "  flash-attention primer --source vector_add_simple        read it first\n"
     "  flash-attention primer matrix_add --columns 100          rows that do not begin at a sector\n"
     "\n"
-    "docs/primer.md explains them. Exits with 1 where a sum is wrong.\n",
+    "docs/primer.md explains them. Exits with 1 if a sum is wrong.\n",
     1,
     {{"rows", "N", "rows of the matrices; vectors have rows * columns elements [8192; emulator: 128]"},
      {"columns", "N", "columns of the matrices [8192; emulator: 256]"},

@@ -80,7 +80,7 @@ const Verb run_verb{
     "  flash-attention run --seq-q 2048 --backward --window 256,0\n"
     "  flash-attention run --device emulator --arch sm_80 --kernel forward/portable --seq-q 64 --heads 1 --dtype fp16\n"
     "\n"
-    "Exits with 1 where the error is larger than allowed.\n",
+    "Exits with 1 if the error is larger than allowed.\n",
     0,
     problem_flags() + std::vector<Flag>{{"backward", "", "measure the backward pass"},
                                         {"standard", "", "the textbook algorithm, which stores the score matrix"},

@@ -37,7 +37,7 @@ class LaunchConfig {
   std::shared_ptr<const plan::KernelConfig> value_;
 };
 
-/// C++ source: "ForwardConfig{.features = {...}, .head_dim = 64, ...}"; empty where there is none.
+/// C++ source: "ForwardConfig{.features = {...}, .head_dim = 64, ...}"; empty if there is none.
 FLASH_ATTENTION_API std::string to_source(const LaunchConfig& config);
 
 /// One GPU kernel launch: which unit of kernels/, how it is configured, how large.

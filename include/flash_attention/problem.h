@@ -151,7 +151,7 @@ struct Problem {
   Strides k_scale_strides{}, v_scale_strides{};
 
   // Forward: latent attention (MLA). A key is its value, followed by head_dim - head_dim_v further columns: k has these
-  // alone, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. Where both are in one cache, k begins head_dim_v columns after
+  // alone, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. If both are in one cache, k begins head_dim_v columns after
   // v.
   bool latent = false;
 

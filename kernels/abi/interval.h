@@ -1,7 +1,7 @@
 #pragma once
 
 // Interval arithmetic for mask programs: what an operation can give where its arguments are in intervals. Host and device
-// share it: the CPU and the kernels ask which tiles are hidden or open. Every interval holds all results that can occur,
+// share it: the CPU and the kernels ask which tiles are hidden or full. Every interval holds all results that can occur,
 // and may hold more. Plain functions: no includes.
 
 namespace flash_attention::abi::interval {

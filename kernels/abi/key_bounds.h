@@ -43,12 +43,12 @@ constexpr void take_key(KeyBounds& bounds, const int* rows, int count) {
 
 /// Of the rows [first, last] and the keys of a unit.
 constexpr TileClass class_of(const KeyBounds& bounds, int first, int last) {
-  bool open = true;
+  bool full = true;
   for (int which = 0; which < 2; ++which) {
     if (bounds.begin_max[which] <= first && bounds.end_min[which] > last) return TileClass::none;
-    open = open && (bounds.begin_min[which] > last || bounds.end_max[which] <= first);
+    full = full && (bounds.begin_min[which] > last || bounds.end_max[which] <= first);
   }
-  return open ? TileClass::full : TileClass::partial;
+  return full ? TileClass::full : TileClass::partial;
 }
 
 /// The first position of the chunk of a position; chunks are counted from `first`, the first key. Before it there is one

@@ -8,7 +8,7 @@ namespace flash_attention::abi {
 /// Rows of such a stage.
 constexpr int wide_stage_rows(int head_dim) { return head_dim > 256 ? 16 : head_dim > 128 ? 32 : 64; }
 
-/// Chunks of it that TMA brings in one box: all where none is cut off, an even number. A lane that asks for them one after
+/// Chunks of it that TMA brings in one box: all if none is cut off, an even number. A lane that asks for them one after
 /// another is slower than the products.
 constexpr int wide_box_chunks(int head_dim) { return head_dim % 64 == 0 ? (head_dim + 127) / 128 * 2 : 1; }
 

@@ -79,7 +79,7 @@ __device__ __forceinline__ void backward_program_limits(const AttentionArgs& arg
   }
 }
 
-/// 2^shift: all terms of a tensor together stay below 2^61 of these units. 0 where there are none, or one is not finite.
+/// 2^shift: all terms of a tensor together stay below 2^61 of these units. 0 if there are none, or one is not finite.
 __device__ __forceinline__ double program_unit(const AttentionArgs& args, int tensor, int sign) {
   const unsigned bits = args.program.limits[tensor];
   if (bits == 0 || bits >= 0x7f800000u) return 0;

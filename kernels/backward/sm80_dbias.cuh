@@ -115,7 +115,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
     Math::Bias::template prefetch<block_q, block_kv>(later.score, later.q_begin, later.kv_begin, threadIdx.x);
   }
 
-  /// S, dot products, becomes P; tile::hidden() where that is not visible.
+  /// S, dot products, becomes P; tile::hidden() if that is not visible.
   __device__ __forceinline__ void exponentiate(Fragment& S, const typename Math::Bias (&bias)[2],
                                                unsigned (&dropped)[2]) const {
     const Scores of(args, storage.steps[step_place]);

@@ -80,7 +80,7 @@ struct BackwardSm80BiasSteps : BackwardSm80Shape<config> {
     return first_of(step.tile_idx + static_cast<int>(gridDim.x));
   }
 
-  /// Of the steps from `step` on the first of which something is visible; its tile is -1 where there is none.
+  /// Of the steps from `step` on the first of which something is visible; its tile is -1 if there is none.
   __device__ __forceinline__ Step visible_from(Step step) const {
 #pragma unroll 1
     while (step.tile_idx < num_tiles() && args.batch > 0) {

@@ -155,7 +155,7 @@ struct Consumer : Queries<config> {
     if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), part);
   }
 
-  /// From the end of an item, or of a split of it, to the next; where registers allow it Q comes while this one ends.
+  /// From the end of an item, or of a split of it, to the next; if registers allow it Q comes while this one ends.
   __device__ __forceinline__ void next_item(int position, int count) {
     const int batch_idx = cursor.item.batch_idx, row_tile = cursor.item.row_tile;
     same_item = item_tile + count < cursor.item.end_tile;

@@ -17,8 +17,8 @@
 
 namespace flash_attention::mla {
 
-/// Slots of AttentionArgs::maps: the values, [64, rows, 8, heads, batch or pages] in boxes of 4 panels of a KV block, and
-/// the key's own columns, [64, rows, heads, batch or pages].
+/// Indices into AttentionArgs::maps: the values, [64, rows, 8, heads, batch or pages] in boxes of 4 panels of a KV block,
+/// and the key's own columns, [64, rows, heads, batch or pages].
 enum Map : int { map_values = 0, map_own = 1 };
 
 template <ForwardConfig config>

@@ -88,7 +88,7 @@ struct DecodeSm90 {
       }
     }
 
-    /// The boxes of a tile. Where there are pages, `page` is that of this lane's box, -1 where no query sees it.
+    /// The boxes of a tile. If there are pages, `page` is that of this lane's box, -1 where no query sees it.
     __device__ __forceinline__ void load(int n, const decode::Item<config>& item, int tile_idx, int page) const {
       const tile::PipelineState<stages> kv(static_cast<unsigned>(n));
       if constexpr (config.tiles_in_flight > 0) {  // no more at a time, though there is room

@@ -17,7 +17,7 @@ struct Token {
   long long angle = 0;
 };
 
-/// A row of the cache. The page is the sequence where there are no pages.
+/// A row of the cache. The page is the sequence if there are no pages.
 struct Slot {
   bool exists = false;
   long long page = 0;

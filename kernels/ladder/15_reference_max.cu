@@ -98,7 +98,7 @@ struct Rung {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
-  /// The loading warp runs ahead as far as there are empty stages. Stages start out empty: the phase before
+  /// The producer warp runs ahead as far as there are empty stages. Stages start out empty: the phase before
   /// the first has phase 1 and counts as completed.
   __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) {
 #pragma unroll 1
@@ -182,7 +182,7 @@ struct Rung {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S, scale_log2, rescale);
   }
-  /// The same in a block that every query sees whole: the maximum stays. P may pass 1, which costs no precision.
+  /// The same in a block that every query sees whole: the maximum stays. P may exceed 1, which costs no precision.
   __device__ __forceinline__ void softmax_interior(Scores& S) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -2,7 +2,7 @@
 
 // The idea:  one query has one tile of rows and a GPU a hundred SMs: blocks share its keys, and their results are merged.
 // From 10:   a block takes a part of the tiles and leaves its output in fp32 with its lse; a second kernel merges them.
-// It buys:   nothing where there are many queries (more bytes); with one query, every SM that had been idle.
+// It buys:   nothing if there are many queries (more bytes); with one query, every SM that had been idle.
 // The limit: a tile of 64 rows holds one query of one head, and every head of a group reads the same keys for itself.
 
 #include "ptx/memory.cuh"

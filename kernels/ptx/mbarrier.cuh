@@ -4,7 +4,7 @@
 //
 // A phase completes when all expected arrivals and all expected bytes are in; its parity then flips. Waiting for parity p
 // returns once the phase of that parity has completed, so the first wait of a reader is for parity 0, and the first wait
-// of a writer, for slots that start out free, is for parity 1.
+// of a writer, for stages that start out empty, is for parity 1.
 
 #include "ptx/shared.cuh"
 

@@ -27,7 +27,7 @@ __device__ __forceinline__ T shuffle(T value, int lane) {
   FLASH_ATTENTION_SHUFFLE("idx", "31");
 }
 
-/// shfl.sync.up: the value of lane `own - lane`; the own value where there is none.
+/// shfl.sync.up: the value of lane `own - lane`; the own value if there is none.
 template <typename T>
 __device__ __forceinline__ T shuffle_up(T value, int lane) {
   FLASH_ATTENTION_SHUFFLE("up", "0");

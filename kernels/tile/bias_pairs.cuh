@@ -83,7 +83,7 @@ struct BiasPairs {
     }
   }
 
-  /// What is added to score i; 0 without a bias. Not bounded where none is large.
+  /// What is added to score i; 0 without a bias. Not bounded if none is large.
   template <bool large = true>
   __device__ __forceinline__ float at(int i) const {
     if constexpr (!present) {

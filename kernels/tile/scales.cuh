@@ -12,7 +12,7 @@ __device__ __forceinline__ float scale_of_head(const ScaleView& scales, int batc
   return scales.data[batch_idx * scales.batch_stride + kv_head_idx * scales.head_stride];
 }
 
-/// That of K or V; 1 where there is none, or each row has its own.
+/// That of K or V; 1 if there is none, or each row has its own.
 template <Features features>
 __device__ __forceinline__ float head_scale(const ScaleView& scales, int batch_idx, int kv_head_idx) {
   if constexpr (!features.kv_scales || features.token_scales) return 1;

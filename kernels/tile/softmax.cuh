@@ -16,7 +16,7 @@ __device__ __forceinline__ float reduce_quad(float value, Combine combine) {
 }
 
 /// From the maximum (in powers of two) and the sum of a row: what its outputs are to be multiplied by, 0 for a row without
-/// keys, and its log-sum-exp. The sink is -inf where there is none.
+/// keys, and its log-sum-exp. The sink is -inf if there is none.
 __device__ __forceinline__ float finish_row(float max, float sum, float sink, float& lse) {
   const float sink_log2 = sink * log2_e;
   const float new_max = ptx::max(max, sink_log2);

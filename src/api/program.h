@@ -13,7 +13,7 @@ void check_program(Problem& problem, Pass pass);
 /// Refuses pointers that do not fit the program.
 void check_program_pointers(const Problem& problem, Pass pass, const Buffers& buffers);
 
-/// The program as text for people, indented; nothing where there is none.
+/// The program as text for people, indented; nothing if there is none.
 std::string described_program(const Problem& problem);
 
 }  // namespace flash_attention::api

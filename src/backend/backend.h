@@ -37,7 +37,7 @@ struct Backend {
 
   /// Copies to the host, after everything on the stream before; waits. Null where the memory is the host's.
   void (*download)(const Device& device, void* to, const void* from, std::size_t bytes, void* stream) = nullptr;
-  /// Whether the stream records into a graph. Null where there are no streams.
+  /// Whether the stream records into a graph. Null if there are no streams.
   bool (*is_captured)(void* stream) = nullptr;
 
   std::size_t alignment(std::size_t element) const { return vector_bytes != 0 ? vector_bytes : element; }

@@ -13,7 +13,7 @@ struct KernelRow {
   bool multiplies_bfloat16 = false;  // AMX and AVX512-BF16 have their own steps for bfloat16
 };
 
-/// The row of the plan's kernel. Throws Error(internal) where there is none.
+/// The row of the plan's kernel. Throws Error(internal) if there is none.
 const KernelRow& row_of(const Plan& plan);
 
 }  // namespace flash_attention::cpu

@@ -13,7 +13,7 @@ struct SourceFile {
 };
 
 /// The file and everything it includes, sorted by name. From the library itself, or from `kernel_dir` (kernels/ of a
-/// source tree) where that is not empty. Throws Error(invalid_argument) where the file does not exist.
+/// source tree) if that is not empty. Throws Error(invalid_argument) where the file does not exist.
 std::vector<SourceFile> sources_of(const std::string& name, const std::filesystem::path& kernel_dir);
 
 /// What a text includes, directly or not: the union of sources_of for each name in it, sorted by name.

@@ -72,7 +72,7 @@ std::optional<Artifact> Store::load(const fs::path& path, const Recipe& recipe) 
 
 std::optional<Artifact> Store::find(const Recipe& recipe) const {
   if (!problem_.empty()) return std::nullopt;
-  // Kernels made ahead of time are right whatever compiler made them; so is any where there is no compiler.
+  // Kernels made ahead of time are right whatever compiler made them; so is any if there is no compiler.
   if (access_ == Access::read_write && !recipe.compiler.empty()) return load(folder_ / file_name(recipe), recipe);
   Recipe any = recipe;
   any.compiler.clear();

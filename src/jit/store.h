@@ -27,7 +27,7 @@ class Store {
   /// Why the folder is not used; empty where it is.
   const std::string& problem() const { return problem_; }
 
-  /// The product, verified. A damaged file is removed (where that is allowed), reported and not found.
+  /// The product, verified. A damaged file is removed (if that is allowed), reported and not found.
   std::optional<Artifact> find(const Recipe& recipe) const;
 
   /// Keeps the product and its source; returns its path, or an empty one where it could not be kept (reported).

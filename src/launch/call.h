@@ -19,7 +19,7 @@ struct TensorView {
   std::int64_t head_stride = 0;
 };
 
-/// [batch, heads_q, seq_q, seq_kv] with unit last stride; a stride of 0 broadcasts. Null where there is none.
+/// [batch, heads_q, seq_q, seq_kv] with unit last stride; a stride of 0 broadcasts. Null if there is none.
 struct ScoreView {
   char* data = nullptr;
   Element element = Element::float32;

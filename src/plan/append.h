@@ -15,7 +15,7 @@ inline std::int64_t new_tokens(const AppendProblem& p) {
 }
 inline std::int64_t query_tokens(const AppendProblem& p) { return p.packed_q || p.placed ? p.total_q : p.batch * p.seq_q; }
 
-/// The launch of decode/append for a normalised problem; a grid of 0 blocks where there is nothing to do.
+/// The launch of decode/append for a normalised problem; a grid of 0 blocks if there is nothing to do.
 Launch lay_out_append(const AppendProblem& problem);
 
 }  // namespace flash_attention::plan

@@ -15,7 +15,7 @@ enum class Knowledge {
   compiled,  // every kernel that is chosen there compiles; none has run
 };
 
-/// A typical GPU of an architecture, for plans and compilations where there is none.
+/// A typical GPU of an architecture, for plans and compilations if there is none.
 struct GpuFacts {
   int arch;
   std::string_view name;

@@ -64,7 +64,7 @@ int cpu_block_q(CpuIsa isa);
 
 std::span<const KernelEntry> kernel_table();
 
-/// An option of the problem that the kernel does not have at all, whatever the sizes; empty where there is none.
+/// An option of the problem that the kernel does not have at all, whatever the sizes; empty if there is none.
 std::string missing_option(const KernelEntry& entry, const Problem& problem);
 
 /// Keys of a split, where splits are fixed: the end of one costs as much as some tiles, of narrow heads more of them.

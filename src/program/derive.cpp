@@ -96,7 +96,7 @@ class Derivation {
     return add({.op = Op::where, .type = Type::real, .args = {condition, yes, no, -1}});
   }
   int sign(int x) { return choose(Op::gt, x, number(0), number(1), choose(Op::lt, x, number(0), number(-1), number(0))); }
-  /// What the first argument of min or max gets: all, nothing, or half where both are equal.
+  /// What the first argument of min or max gets: all, nothing, or half if both are equal.
   int share(Op wins, int x, int y) { return choose(wins, x, y, number(1), choose(Op::eq, x, y, number(0.5f), number(0))); }
 
   std::vector<Node>& nodes_;

@@ -15,7 +15,7 @@ struct WindowOfProgram {
 };
 
 /// The terms of `visible` that compare i - j with a number: kernels know which tiles a window hides without a map, and how
-/// long each row tile is. Nothing where there is none, or where the text cannot do without it.
+/// long each row tile is. Nothing if there is none, or where the text cannot do without it.
 std::optional<WindowOfProgram> take_window(std::string_view text);
 
 }  // namespace flash_attention::program

@@ -10,10 +10,10 @@
 
 namespace flash_attention::support {
 
-/// The bytes of a file, or nothing where it cannot be read.
+/// The bytes of a file, or nothing if it cannot be read.
 std::optional<std::string> read_file(const std::filesystem::path& path);
 
-/// A file that holds code: its bytes, or why they were not taken. Neither where there is no such file.
+/// A file that holds code: its bytes, or why they were not taken. Neither if there is no such file.
 struct TrustedFile {
   std::optional<std::string> bytes;
   std::string refused;

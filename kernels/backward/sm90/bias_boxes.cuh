@@ -21,7 +21,7 @@ __device__ __forceinline__ unsigned bias_bytes(const AttentionArgs& args) {
   return config.bias_boxes && has_bias_boxes(args) ? Shape<config>::warpgroups * chunk_bytes : 0;
 }
 
-/// The loading warp: the biases of a step.
+/// The producer warp: the biases of a step.
 template <BackwardConfig config, typename Storage, typename Task, typename Step>
 __device__ __forceinline__ void load_biases(const AttentionArgs& args, Storage& shared, int stage, const Task& task,
                                             const Step& step) {

@@ -145,7 +145,7 @@ __device__ __forceinline__ void make_columns(const AttentionArgs& args) {
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
     ptx::registers_decrease<24>();
-    if (threadIdx.x == 0) ColumnsLoader<config, gradient>{args, shared}.run();
+    if (threadIdx.x == 0) ColumnsProducer<config, gradient>{args, shared}.run();
   } else {
     ptx::registers_increase<240>();
     ColumnsConsumer<config, gradient>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();

@@ -22,7 +22,7 @@
 
 namespace flash_attention::backward_sm90 {
 
-/// Where there are few key heads, the queries of one are divided between tasks, each with some of the group's heads.
+/// If there are few key heads, the queries of one are split between tasks, each with some of the group's heads.
 template <BackwardConfig config>
 __device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
   return config.key_sums ? args.num_splits : 1;
@@ -55,9 +55,9 @@ struct Task {
   int kv_begin;
   tile::TileRange tiles;  // query tiles, the same for every head of the group
   int num_steps;
-  StepList<config> list;  // where masks choose
+  StepList<config> list;  // if masks choose
 
-  /// Where it is: the loading warp has no registers for a copy.
+  /// Where it is: the producer warp has no registers for a copy.
   __device__ __forceinline__ void set(const AttentionArgs& args, const tile::BlockCoordinates& block) {
     kv_begin = block.tile_idx * config.block_kv;
     const int splits = num_gqa_splits<config>(args), heads = args.group / splits;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int tas
   }
 }
 
-/// The loading warp: one lane issues every copy, as far ahead as there are free stages.
+/// The producer warp: one lane issues every copy, as far ahead as there are free stages.
 template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;

@@ -63,7 +63,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   }
 
   /// S becomes P before dropout, scaled as what is kept (prepare.cuh), times the slope of the soft cap and of the program
-  /// where there is one. lse2(i) are the statistics of the queries of registers i and i + 1. take(i, p, q) gets their
+  /// if there is one. lse2(i) are the statistics of the queries of registers i and i + 1. take(i, p, q) gets their
   /// probabilities after dropout and without that slope. The marks have been made, best under the products before.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {

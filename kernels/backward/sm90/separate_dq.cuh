@@ -86,7 +86,7 @@ struct QueryConsumer : QueryKeys<config> {
     using Storage = QueryStorage<config>;
     const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(done / 2 + tile); };
     const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(done / 2 + tile); };
-    QueryPlace place{};  // of the tile in hand, where masks choose
+    QueryPlace place{};  // of the tile in hand, if masks choose
     const auto tile_of = [&](unsigned tile) {
       return S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile);
     };
@@ -213,18 +213,18 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
     const int num_tasks = query_tasks<config>(args).count();
     using Storage = QueryStorage<config>;
     if (threadIdx.x == 0) {
-      QueryLoader<config, Shape<config>::chunks, Storage::stages_K> loader{
+      QueryProducer<config, Shape<config>::chunks, Storage::stages_K> producer{
           args,          shared.Q,       shared.Q_full, shared.Q_empty, map_Q,          shared.K,
           shared.K_full, shared.K_empty, map_K,         shared.K_place, shared.lists[0]};
       shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks, [&](int task_idx) {
-        loader.load({args, task_idx});
+        producer.load({args, task_idx});
       });
     }
     if (threadIdx.x == 32) {
-      QueryLoader<config, Shape<config>::chunks_v, Storage::stages_V> loader{
+      QueryProducer<config, Shape<config>::chunks_v, Storage::stages_V> producer{
           args,          shared.dO,      shared.dO_full, shared.dO_empty, map_dO,         shared.V,
           shared.V_full, shared.V_empty, map_V,          shared.V_place,  shared.lists[1]};
-      shared.tasks.consume(num_tasks, [&](int task_idx) { loader.load({args, task_idx}); });
+      shared.tasks.consume(num_tasks, [&](int task_idx) { producer.load({args, task_idx}); });
     }
   } else {
     ptx::registers_increase<Shape<config>::listed ? 232 : 240>();

@@ -11,7 +11,7 @@ constexpr int query_warpgroups = 2;
 constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
 constexpr int barrier_query_keys = 1;
 
-/// Which tile of keys a stage holds, where masks choose.
+/// Which tile of keys a stage holds, if masks choose.
 struct QueryPlace {
   int word;
 
@@ -82,7 +82,7 @@ struct QueryTask {
 
 /// The loads of one lane: Q of a task and K of its tiles, or dO and V.
 template <BackwardConfig config, int chunks, int stages>
-struct QueryLoader {
+struct QueryProducer {
   using Chunk = typename QueryStorage<config>::Chunk;
 
   const AttentionArgs& args;

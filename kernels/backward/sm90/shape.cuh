@@ -18,8 +18,8 @@ namespace flash_attention::backward_sm90 {
 
 using namespace abi;
 
-/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes).
-/// Heads wider than 256 have more, with boxes of few rows: all columns where they are whole chunks of 64, else 64.
+/// Indices into AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128
+/// bytes). Heads wider than 256 have more, with boxes of few rows: all columns where they are whole chunks of 64, else 64.
 /// That of biases is [seq_kv, seq_q, heads or 1, batch or 1], in boxes of 64 queries and 64 keys.
 enum Map : int {
   map_Q = 0,
@@ -90,8 +90,8 @@ struct Shape {
   static constexpr int stage_bytes = (chunks + chunks_v) * chunk_bytes + 2 * tile_rows * 4;  // Q, dO, lse2, delta
   static constexpr int kv_bytes = warpgroups * (chunks + chunks_v) * chunk_bytes;
 
-  // setmaxnreg: what the loading warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
-  // Where masks choose the steps, the loading warp has more to do.
+  // setmaxnreg: what the producer warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).
+  // If masks choose the steps, the producer warp has more to do.
   static constexpr bool listed = tile::TileMap<features>::present;
   static constexpr int load_registers = warpgroups == 3 ? 32 : listed ? 40 : 24;
   static constexpr int work_registers = warpgroups == 3 ? 160 : listed ? 232 : 240;

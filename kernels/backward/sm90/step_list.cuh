@@ -1,7 +1,7 @@
 #pragma once
 
-// Which steps a task of backward/sm90 has where masks choose: the query tiles that see something of its keys, head after
-// head. It is in shared memory with its task: the loading warp has few registers.
+// Which steps a task of backward/sm90 has if masks choose: the query tiles that see something of its keys, head after
+// head. It is in shared memory with its task: the producer warp has few registers.
 
 #include "backward/sm90/shape.cuh"
 #include "ptx/bits.cuh"

@@ -25,7 +25,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   ptx::Mbarrier dS_empty[S::warpgroups];                          // of three warpgroups
   ptx::Mbarrier dQ_full[S::warpgroups], dQ_empty[S::warpgroups];  // between them and their senders
   int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
-  unsigned num_blocks;         // of the grid; here for the loading warp, which has no register for it
+  unsigned num_blocks;         // of the grid; here for the producer warp, which has no register for it
   Step step[steps_kept];
   bool nonfinite_rows[4 * S::warpgroups];       // direct_dq: a query that the warp prepared may not be finite
   unsigned nonfinite_lanes[S::warpgroups][4];   // keys with a NaN or Inf, of each warp: two bits for each

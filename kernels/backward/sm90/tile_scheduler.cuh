@@ -29,7 +29,7 @@ struct TaskOrder {
 
   /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
   /// come first. Tasks that accumulate in order come head by head (ordered_accumulate.cuh), and so do those of split groups
-  /// if the loading warp has no registers for more.
+  /// if the producer warp has no registers for more.
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int rows_read) {
     // H200, 128, causal, TFLOP/s at 512, 2k, 8k: none 223, 420, 544; 16k rows 226, 436, 559; 64k 216, 437, 567. At 512
@@ -39,7 +39,7 @@ struct TaskOrder {
     constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::next_sequence_rows);
     if (!imbalanced || simple) return {num_tiles, num_heads, 1, 0};
     // Few tasks: all by length. The longest of grouped heads has half of an SM's work, too much to come near the end.
-    // Where the loading warp has registers for it: with options, or at 64, it spills.
+    // Where the producer warp has registers for it: with options, or at 64, it spills.
     constexpr bool few_by_length =
         Shape<config>::warpgroups == 2 && config.head_dim > 64 && !config.features.touches_scores();
     const bool few = few_by_length && num_tiles * num_heads <= 4 * static_cast<int>(gridDim.x);

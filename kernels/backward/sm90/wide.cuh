@@ -230,14 +230,14 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
   if (warpgroup == 0) {
     ptx::registers_decrease<32>();
-    WideLoader<config> loader{args, shared};
+    WideProducer<config> producer{args, shared};
     const int num_tasks = key_tasks<config>(args).count();
     if (threadIdx.x == 0) {
       shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_keys, num_tasks,
-                           [&](int task_idx) { loader.load_K_Q(key_task<config>(args, task_idx)); });
+                           [&](int task_idx) { producer.load_K_Q(key_task<config>(args, task_idx)); });
     }
     if (threadIdx.x == 32)
-      shared.tasks.consume(num_tasks, [&](int task_idx) { loader.load_V_dO(key_task<config>(args, task_idx)); });
+      shared.tasks.consume(num_tasks, [&](int task_idx) { producer.load_V_dO(key_task<config>(args, task_idx)); });
   } else if (warpgroup == 1) {
     ptx::registers_increase<240>();
     WideConsumer<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();

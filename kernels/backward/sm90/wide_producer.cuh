@@ -62,7 +62,7 @@ __device__ __forceinline__ Task<config> key_task(const AttentionArgs& args, int 
 
 /// The loads of one lane. Another loads V and dO.
 template <BackwardConfig config>
-struct WideLoader {
+struct WideProducer {
   using S = Shape<config>;
   using Storage = WideStorage<config>;
 

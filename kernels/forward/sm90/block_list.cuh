@@ -61,8 +61,8 @@ struct BlockList {
   __device__ __forceinline__ ListedBlock describe(int block, Attempt attempt) const {
     constexpr unsigned whole = (1u << units) - 1;
     const bool masked = bits(found.full, block) != whole;
-    const bool open = !masked && block >= seen.interior_begin && block < seen.interior_end;
-    return {block, !open, (!open && !S::keeps_tested) || attempt != Attempt::fixed_max, masked};
+    const bool full = !masked && block >= seen.interior_begin && block < seen.interior_end;
+    return {block, !full, (!full && !S::keeps_tested) || attempt != Attempt::fixed_max, masked};
   }
 
  private:

@@ -48,7 +48,7 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   WidePlace<S::stages> place{};  // wide heads, instead of num_blocks
   unsigned num_words = 0;        // blocks whose words of a mask were read
 
-  /// Which block of keys is in a stage, where masks choose; before its scores are issued, after which others may write it.
+  /// Which block of keys is in a stage, if masks choose; before its scores are issued, after which others may write it.
   __device__ __forceinline__ ListedBlock listed_block(int k_stage) const {
     return ListedBlock(uniform(shared.listed[k_stage]));
   }
@@ -105,7 +105,7 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   /// multiplied by `rescale`.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
                                                float (&rescale)[2], ListedBlock at = {}) {
-    const bool tested = at.tested();  // where masks choose
+    const bool tested = at.tested();  // if masks choose
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if constexpr (S::mask_words) {
       math.modify(scores, block * S::block_kv);

@@ -97,7 +97,7 @@ struct Epilogue {
       S::type == Type::float16 && ScoreMath<config>::P_scale == 1.0f ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
 
   /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again:
-  /// where there is room for half of O only, that is at once, and there is time to do something else.
+  /// if there is room for half of O only, that is at once, and there is time to do something else.
   template <typename Meanwhile>
   __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2],
                                         const Meanwhile& meanwhile) const {

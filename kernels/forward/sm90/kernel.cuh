@@ -2,14 +2,14 @@
 
 // Attention forward for sm_90 (Hopper): TMA, wgmma, warp specialisation.
 //
-// A block has one loading warp and two or three warpgroups that attend (or one, and then two or three blocks share an SM).
+// A block has one producer warp and two or three warpgroups that attend (or one, and then two or three blocks share an SM).
 // It stays on its SM and takes one tile after another: block_q queries (64 for each warpgroup) of one head, against all the
 // keys they see, in blocks of block_kv.
 //
-//     loading warp:    for each tile: Q, and block after block K and V, into rings of stages      producer.cuh
+//     producer warp:    for each tile: Q, and block after block K and V, into rings of stages      producer.cuh
 //     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            kv_loop.cuh
 //
-// The loading warp runs ahead over the end of a tile: Q has two stages and O a separate buffer, so the tensor cores wait
+// The producer warp runs ahead over the end of a tile: Q has two stages and O a separate buffer, so the tensor cores wait
 // for no memory between tiles.
 //
 // Softmax keeps the maximum of a row's first blocks as a reference instead of raising it with every block. A tile for
@@ -139,11 +139,11 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     }
     if (threadIdx.x != 0) return;
     Schedule<config> schedule(args, shared.claimed);
-    Loader<config> loader{args, shared};
+    Producer<config> producer{args, shared};
 #pragma unroll 1
     for (int attempt = 0; attempt <= shared.last_attempt; ++attempt) {
       int i = 0;
-      loader.load_attempt(static_cast<Attempt>(attempt), [&](Tile& tile) {
+      producer.load_attempt(static_cast<Attempt>(attempt), [&](Tile& tile) {
 #pragma unroll 1
         while (schedule.has(i, attempt)) {
           const int iteration = i++;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
         __syncwarp();
         ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // so are those of the other block
       }
-      wg.release_queries();  // the loader waits for that, too
+      wg.release_queries();  // the producer waits for that, too
       if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;
     }
     wg.pingpong_end();

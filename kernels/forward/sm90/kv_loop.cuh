@@ -40,13 +40,15 @@ __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
   }
 }
 
-/// An edge block tests every score and raises the maximum. An interior block keeps the maximum as a reference:
-/// probabilities may then attempt 1, which costs no precision, and Epilogue finds out whether they have passed what the
-/// types can hold. After the interior, scores are tested and the maximum is kept.
-/// Where masks choose the blocks, each says which of the first two it is, in any order.
+/// What a block's softmax does:
+///   edge        tests every score against the mask and raises the maximum
+///   interior    tests nothing and keeps the maximum. Probabilities may exceed 1, which costs no precision; Epilogue finds
+///               out whether they exceeded what the types can hold
+///   late_edge   after the interior: tests every score and keeps the maximum
+///   listed      if masks choose the blocks: each says whether it is an edge or interior, in any order
 enum class Visit { edge, interior, late_edge, listed };
 
-/// A warpgroup's way through the blocks of a tile, in Attempt::fixed_max and Attempt::online_max.
+/// A warpgroup's loop over the KV blocks of a tile, in Attempt::fixed_max and Attempt::online_max.
 template <ForwardConfig config>
 struct KvLoop {
   using S = Shape<config>;
@@ -57,9 +59,9 @@ struct KvLoop {
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   bool accumulate = false;        // O holds something of the tile
-  bool visited_interior = false;  // where masks choose: some block was open
-  bool raised = false;            // where masks choose: the block of the scores has raised the maximum
-  ListedBlock at;                 // where masks choose: the block of the scores
+  bool visited_interior = false;  // if masks choose: some block was full
+  bool raised = false;            // if masks choose: the block of the scores has raised the maximum
+  ListedBlock at;                 // if masks choose: the block of the scores
 
   __device__ __forceinline__ void run() {
     const Tile tile = wg.tile();
@@ -77,7 +79,7 @@ struct KvLoop {
   }
 
  private:
-  /// The blocks that come, to the last.
+  /// Blocks in the order in which the producer sends them.
   __device__ __forceinline__ void run_listed(const Tile& tile, const ScoreMath<config>& math) {
     begin(tile, math, 0, {});
 #pragma unroll 1
@@ -103,7 +105,7 @@ struct KvLoop {
     }
   }
 
-  /// The block after the n-th and one further on, where there are such.
+  /// The block after the n-th and one further on, if there are such.
   static constexpr int no_block = -1;
   struct NextBlocks {
     int next = no_block, later = no_block;
@@ -193,7 +195,7 @@ struct KvLoop {
     if constexpr (kind == Visit::listed) clear_hidden_rows(wg, k, math.score.visible_kv - block * S::block_kv);
   }
 
-  /// A row that has seen nothing yet takes 0 as its reference from the first open block on; a later maximum corrects it.
+  /// A row that has seen nothing yet takes 0 as its reference from the first full block on; a later maximum rescales it.
   /// Tested blocks need not raise it either once all rows of the warp have seen something.
   __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block, float (&rescale)[2]) {
     raised = at.raises();
@@ -208,7 +210,7 @@ struct KvLoop {
       if constexpr (S::mask_words) wg.hide_tested(math, scores, at);
       math.exponentiate(scores, out.rows.max, out.rows.sum);
     } else {
-      ptx::path<"forward/sm90 listed open block">();
+      ptx::path<"forward/sm90 listed full block">();
 #pragma unroll
       for (float& maximum : out.rows.max) maximum = ScoreMath<config>::finite(maximum);
       math.probability_of(scores, block * S::block_kv, out.rows.max, out.rows.sum);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the warps of forward/sm90 tell each other where masks choose the blocks of keys (Shape::listed).
+// What the warps of forward/sm90 tell each other if masks choose the blocks of keys (Shape::listed).
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -27,7 +27,7 @@ struct ListedBlock {
 template <int block_kv>
 using MaskWords = ptx::Vector<unsigned, block_kv / 32 < 2 ? 1 : block_kv / 32>;
 
-constexpr int mask_warps = 3;  // of the loading warpgroup: they make the words
+constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words
 
 /// Which pairs of a tested block are visible, by warpgroup and row.
 template <bool present, int warpgroups, int rows, int block_kv>

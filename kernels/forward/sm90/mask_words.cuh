@@ -1,6 +1,6 @@
 #pragma once
 
-// Which pairs of a tested block are visible, a bit a pair, where masks choose the blocks. Of the loading warpgroup three
+// Which pairs of a tested block are visible, a bit a pair, if masks choose the blocks. Of the producer warpgroup three
 // warps have nothing to load. They follow the tiles and their lists and make the words of a block while the warpgroups
 // attend to the one before:
 //

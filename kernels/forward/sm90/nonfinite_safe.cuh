@@ -1,7 +1,7 @@
 #pragma once
 
-// The sweep of Attempt::nonfinite_safe. A probability of 0 times NaN is NaN, so a product cannot leave out a key that a row
-// does not see where V is not finite there. This sweep takes what is not finite out of V before each product and adds it to
+// The loop of Attempt::nonfinite_safe. A probability of 0 times NaN is NaN, so a product cannot leave out a key that a row
+// does not see where V is not finite there. This loop takes what is not finite out of V before each product and adds it to
 // the rows that see it. One block after the other, without overlap: it hardly ever runs.
 
 #include "forward/sm90/bias_boxes.cuh"

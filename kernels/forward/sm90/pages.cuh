@@ -13,7 +13,7 @@ template <ForwardConfig config>
 struct PagedBlock {
   using S = Shape<config>;
   static constexpr int rows = config.page_rows, boxes = S::block_kv / rows;
-  // K and V have the same pages: they are looked up once, where there are registers for them.
+  // K and V have the same pages: they are looked up once, if there are registers for them.
   static constexpr bool holds_pages = boxes <= (S::load_registers < 40 ? 4 : 8);
   // A box begins where the swizzle does: at a multiple of 8 rows of 128 bytes.
   static_assert(rows % 8 == 0 && S::block_kv % rows == 0);

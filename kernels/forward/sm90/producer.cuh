@@ -3,7 +3,7 @@
 // The producer warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
 //
 //     for each attempt, for each tile of the scheduler:
-//       hand the tile over, with its Q                                    publish_tile.cuh
+//       publish the tile, with its Q                                      publish_tile.cuh
 //       for each KV block of the tile, or of its list:                   block_list.cuh
 //         wait for an empty stage; K, V -> shared, by rows or by pages    pages.cuh
 
@@ -14,7 +14,7 @@
 namespace flash_attention::forward_sm90 {
 
 template <ForwardConfig config>
-struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
+struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
   using Base = TileProducer<config, S, SharedStorage<config>, chunk_dim>;
   using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;
@@ -26,7 +26,7 @@ struct Loader : TileProducer<config, Shape<config>, SharedStorage<config>, chunk
   int last_block = 0;  // wide heads: the block whose V comes next
 
   /// All tiles of an attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
-  /// handed over while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
+  /// published while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
   /// between its first K, which may find a free stage sooner, and the rest.
   template <typename FindNext>
   __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next) {

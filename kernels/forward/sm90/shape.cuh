@@ -16,10 +16,9 @@ namespace flash_attention::forward_sm90 {
 
 using namespace abi;
 
-/// Slots of AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages K
-/// and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where it can
-/// be.
-/// The bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 keys, or all of a block, and 64 queries.
+/// Indices into AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With
+/// pages K and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where
+/// it can be. The bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 keys, or all of a block, and 64 queries.
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 
 constexpr int wg_threads = 128;
@@ -32,7 +31,7 @@ struct Shape {
   static constexpr Type type = features.dtype;
   using Element = ptx::Element<type>;
 
-  // Hidden rows or a block mask choose the blocks of keys: the loading warp says with each K which one it is.
+  // Hidden rows or a block mask choose the blocks of keys: the producer warp says with each K which one it is.
   static constexpr bool listed = tile::TileMap<features>::present;
 
   static constexpr bool mask_words = forward_sm90_has_mask_words(config);
@@ -78,7 +77,7 @@ struct Shape {
   static constexpr int bias_keys = block_kv < chunk_dim ? block_kv : chunk_dim;
   static constexpr int bias_bytes = wg_rows * block_kv * 2;  // of one warpgroup
 
-  // setmaxnreg: what the loading warpgroup gives up, the others take. A thread enters with 168 registers where two
+  // setmaxnreg: what the producer warpgroup gives up, the others take. A thread enters with 168 registers where two
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
   static constexpr bool low_registers = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
@@ -163,7 +162,7 @@ struct Tile {
   int q_begin;
   int head_idx;
   int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
-  Blocks seen[3];     // by each warpgroup; where masks choose, by all, and what the map says of the first (block_list.cuh)
+  Blocks seen[3];     // by each warpgroup; if masks choose, by all, and what the map says of the first (block_list.cuh)
   tile::Sequence sequence;
 
   __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }
@@ -197,7 +196,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
   Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // before its store
 
-  // full: a tile has landed. free: every warpgroup that reads it is done with it.
+  // full: a tile has landed. empty: every warpgroup that reads it is done with it.
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
   ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
   ptx::Mbarrier V_full[S::stages], V_empty[S::stages];

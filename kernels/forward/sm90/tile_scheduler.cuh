@@ -1,7 +1,7 @@
 #pragma once
 
-// Which tiles a block works on, in which order, and which keys each of them sees. The loading warp works this out and hands
-// it to the warpgroups that attend, together with Q.
+// Which tiles a block works on, in which order, and which keys each of them sees. The producer warp works this out and
+// hands it to the warpgroups that attend, together with Q.
 
 #include "forward/sm90/block_list.cuh"
 #include "ptx/atomic.cuh"
@@ -23,7 +23,7 @@ struct Schedule {
   int num_units;
   int step;  // places that a block moves on with each round
   int num_iterations;
-  // dynamic_scheduler: a block claims neighbouring units together where there are more than it could remember one by one.
+  // dynamic_scheduler: a block claims neighbouring units together if there are more than it could remember one by one.
   Unit* claimed;  // what it claimed, in order
   int next = 0;   // what it claims next
   int claim = 1;  // units of a claim
@@ -108,7 +108,7 @@ struct Schedule {
     return {head_of_batch - batch_idx * args.heads_q, batch_idx, unit - head_of_batch * units_per_head};
   }
 
-  /// Fills `tile` in, which is in shared memory: the loading warp has few registers. Returns whether there is one.
+  /// Fills `tile` in, which is in shared memory: the producer warp has few registers. Returns whether there is one.
   __device__ __forceinline__ bool tile_at(int iteration, Attempt attempt, Tile& tile) const {
     const RowTile unit = unit_at(iteration);
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, unit.batch_idx);
@@ -188,7 +188,7 @@ struct Schedule {
     return score.slope * static_cast<float>(distance) > growth;
   }
 
-  /// Where masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says
+  /// If masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says
   /// no more than whether there is one.
   __device__ __forceinline__ void list_blocks(Tile& tile, const tile::Score<config.features>& score,
                                               tile::TileRange loaded) const {

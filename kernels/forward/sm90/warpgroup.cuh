@@ -65,7 +65,7 @@ struct WarpgroupBase {
   /// All threads of the warpgroup meet.
   __device__ __forceinline__ void sync() const { ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads); }
 
-  /// The products that read a stage are complete: the loading warp may fill it again.
+  /// The products that read a stage are complete: the producer warp may fill it again.
   __device__ __forceinline__ void release(ptx::Mbarrier& free) const {
     if (thread == 0) ptx::mbarrier_arrive(free);
   }

@@ -29,8 +29,8 @@ struct WideLoop {
   typename Warpgroup<config>::ScoreTile scores;
   float rescale[2];               // of O, by the block of the scores
   bool accumulate = false;        // O holds something of the tile
-  bool visited_interior = false;  // where masks choose: some block was open
-  ListedBlock at;                 // where masks choose: the block of the scores
+  bool visited_interior = false;  // if masks choose: some block was full
+  ListedBlock at;                 // if masks choose: the block of the scores
   int in_P = 0;                   // the block that is in P
 
   __device__ __forceinline__ void run() {
@@ -172,7 +172,7 @@ struct WideLoop {
     }
   }
 
-  /// Where masks choose, the first stage of a block says which one it is.
+  /// If masks choose, the first stage of a block says which one it is.
   __device__ __forceinline__ int issue_first_chunk(int block) {
     const int stage = products.wait_for_stage();
     if constexpr (S::listed) at = wg.listed_block(stage), block = at.block();
@@ -224,7 +224,7 @@ struct WideLoop {
       ptx::path<"forward/sm90 wide listed edge block">();
       softmax_edge(math, block, at.tested());
     } else {
-      ptx::path<"forward/sm90 wide listed open block">();
+      ptx::path<"forward/sm90 wide listed full block">();
 #pragma unroll
       for (float& maximum : out.rows.max) maximum = ScoreMath<config>::finite(maximum);
       math.probability_of(scores, key_of(block), out.rows.max, out.rows.sum);
@@ -233,7 +233,7 @@ struct WideLoop {
   }
 };
 
-/// One tile. Returns whether masks left some block open and its scores were not searched for a maximum. The
+/// One tile. Returns whether some block was full and its scores were not searched for a maximum. The
 /// nonfinite-safe attempt searches every block, so there a row that saw only -inf is empty.
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend_wide(Warpgroup<config>& wg, Output<config>& out, bool safe) {

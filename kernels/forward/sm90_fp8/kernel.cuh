@@ -2,7 +2,7 @@
 
 // Attention forward for sm_90 (Hopper) with Q, K and V in 8 bits: TMA, wgmma of e4m3 or e5m2, warp specialisation.
 //
-// The structure is that of forward/sm90, with whose tiles and schedule it works: one loading warp, two or three warpgroups
+// The structure is that of forward/sm90, with whose tiles and schedule it works: one producer warp, two or three warpgroups
 // of 64 queries. What 8 bits change:
 //
 //     V        comes transposed, from a first launch that also puts its keys in the order of P        transpose.cuh
@@ -10,7 +10,7 @@
 //     O        leaves the tensor core every few blocks, for sums in fp32 in shared memory               consumer.cuh
 //     scales   Q's and K's are part of the scale of the scores, V's is part of the last factor          epilogue.cuh
 //
-//     loading warp:    for each tile: Q, and block after block K and V^T, into rings of stages        producer.cuh
+//     producer warp:    for each tile: Q, and block after block K and V^T, into rings of stages        producer.cuh
 //     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory                 kv_loop.cuh
 
 #include "forward/sm90_fp8/epilogue.cuh"
@@ -56,9 +56,9 @@ __device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs
     ptx::registers_decrease<S::load_registers>();
     if (threadIdx.x != 0) return;
     Schedule<config> schedule(args, nullptr);
-    Loader<config> loader{args, shared};
+    Producer<config> producer{args, shared};
     int i = 0;
-    loader.load_tiles([&](Tile& tile) {
+    producer.load_tiles([&](Tile& tile) {
 #pragma unroll 1
       while (schedule.has(i, 0)) {
         if (schedule.tile_at(i++, Attempt::fixed_max, tile)) return true;

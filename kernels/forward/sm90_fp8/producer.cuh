@@ -12,12 +12,12 @@
 namespace flash_attention::forward_sm90_fp8 {
 
 template <ForwardConfig config>
-struct Loader : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
+struct Producer : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
   using S = Shape<config>;
   using Base = forward_sm90::TileProducer<config, S, SharedStorage<config>, chunk_dim>;
   using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;
 
-  /// All tiles; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is handed over while
+  /// All tiles; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is published while
   /// the keys of the one before are loaded.
   template <typename FindNext>
   __device__ __forceinline__ void load_tiles(const FindNext& find_next) {

@@ -25,7 +25,7 @@ using forward_sm90::wg_threads;
 using forward_sm90::Work;
 using tile::PipelineState;
 
-/// Slots of AttentionArgs::maps: Q and K in boxes of 128 columns, V^T of v_chunk keys and all columns, O of 64 columns.
+/// Indices into AttentionArgs::maps: Q and K in boxes of 128 columns, V^T of v_chunk keys and all columns, O of 64 columns.
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 
 constexpr int chunk_dim = 128;   // adjacent columns of Q and K: 128 bytes

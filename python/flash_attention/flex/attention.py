@@ -10,9 +10,10 @@ from flash_attention.flex.program import record
 from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch.transforms import is_transformed
+from flash_attention.pytorch.untraced import untraced
 
 
-@torch.compiler.disable
+@untraced
 def flex_attention(
     query,
     key,
@@ -65,7 +66,7 @@ def flex_attention(
     return out, type("AuxOutput", (), {"lse": lse if getattr(return_aux, "lse", False) else None, "max_scores": None})()
 
 
-@torch.compiler.disable
+@untraced
 def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod):
     """attention() with a score_mod, a mask_mod or both."""
     masks = [] if mask_mod is None else [mask_mod]

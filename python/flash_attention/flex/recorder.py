@@ -282,6 +282,8 @@ class _Functions(TorchFunctionMode):
 class _Operations(TorchDispatchMode):
     """Sees every operation, and writes down those on symbols."""
 
+    _should_skip_dynamo = classmethod(lambda cls: False)  # untraced() has seen to it, without an import of torch._dynamo
+
     def __init__(self, recorder):
         self.recorder = recorder
         super().__init__()

@@ -14,11 +14,12 @@ from flash_attention.parallel.call import Call
 from flash_attention.parallel.peers import Peers, resolve_group
 from flash_attention.parallel.sharded import from_local, to_local
 from flash_attention.pytorch.gradients import refuse
+from flash_attention.pytorch.untraced import untraced
 
 _PASSES = {"ring": ring, "all_gather": gather}
 
 
-@torch.compiler.disable
+@untraced
 def context_attention(
     q: Tensor,
     k: Tensor,

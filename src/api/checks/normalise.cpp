@@ -160,7 +160,7 @@ void check_cache(Problem& p, Pass pass) {
   require(!p.packed || p.seqused_kv, "seqused_kv", std::int64_t{0}, "packed queries with pages need it");
 }
 
-/// Where there are as many keys as queries both diagonals are the same, and so are the kernels.
+/// If there are as many keys as queries both diagonals are the same, and so are the kernels.
 bool has_one_diagonal(const Problem& p) { return !p.packed && !p.seqused_q && !p.seqused_kv && p.seq_q == p.seq_kv; }
 void choose_alignment(Problem& p) {
   if (has_one_diagonal(p)) p.alignment = Alignment::bottom_right;

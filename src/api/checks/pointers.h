@@ -13,7 +13,7 @@ std::string address(const void* pointer);
 
 void check_pointer(const char* argument, const void* pointer, bool needed, std::size_t alignment);
 
-/// A pointer that goes with a field of the Problem: both or neither; it may be null where there is `nothing` to point to.
+/// A pointer that goes with a field of the Problem: both or neither; it may be null if there is `nothing` to point to.
 void check_pair(const char* argument, const void* pointer, bool present, const char* field, std::size_t alignment,
                 bool nothing = false);
 

@@ -9,7 +9,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// The larger; y where either is NaN.
+/// The larger; y if either is NaN.
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)_mm256_max_ps((__m256)x, (__m256)y); }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)_mm256_min_ps((__m256)x, (__m256)y); }
 

@@ -12,7 +12,7 @@ namespace {
 /// Masked forms with every lane on: the plain ones make GCC 12 warn of a variable in its own header.
 constexpr __mmask16 all_lanes = 0xffff;
 
-/// The larger; y where either is NaN.
+/// The larger; y if either is NaN.
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)_mm512_maskz_max_ps(all_lanes, (__m512)x, (__m512)y); }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)_mm512_maskz_min_ps(all_lanes, (__m512)x, (__m512)y); }
 

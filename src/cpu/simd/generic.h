@@ -7,7 +7,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// The larger; y where either is NaN.
+/// The larger; y if either is NaN.
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return x > y ? x : y; }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return x < y ? x : y; }
 

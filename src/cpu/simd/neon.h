@@ -9,7 +9,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// The larger; y where either is NaN.
+/// The larger; y if either is NaN.
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return (Vec)vmaxnmq_f32((float32x4_t)x, (float32x4_t)y); }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return (Vec)vminnmq_f32((float32x4_t)x, (float32x4_t)y); }
 

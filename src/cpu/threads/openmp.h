@@ -13,7 +13,7 @@ namespace flash_attention::cpu {
 /// __kmpc_fork_call (LLVM's and Intel's).
 class OpenMp {
  public:
-  /// The runtime to use, null where none is loaded. Libraries may come later (torch imported after us), so it looks again
+  /// The runtime to use, null if none is loaded. Libraries may come later (torch imported after us), so it looks again
   /// where some were loaded, at most every 0.1 s, and no more once it has seen torch's. Never gives one up.
   static const OpenMp* loaded();
 

@@ -67,7 +67,7 @@ constexpr int size_of(Element element) {
   return element == Element::float32 ? 4 : element == Element::byte || is_narrow(element) ? 1 : 2;
 }
 
-/// The first `count` elements, and 0; all of a vector where there are as many.
+/// The first `count` elements, and 0; all of a vector if there are as many.
 template <class T>
 FLASH_ATTENTION_INLINE Vec load_some(const typename T::Stored* from, int count) {
   return count >= vector_lanes ? T::load(from) : T::to_float(load_first(from, count));

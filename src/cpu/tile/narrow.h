@@ -69,7 +69,7 @@ inline void convert_codes(Element code, const std::uint8_t* from, int columns, t
   if (code == Element::int8) convert([](Bytes codes) { return int8_to_float(codes); });
 }
 
-/// The scale of the block's key head; 1 where there is none, or each row has its own.
+/// The scale of the block's key head; 1 if there is none, or each row has its own.
 FLASH_ATTENTION_INLINE float scale_of_head(const Call& call, const RowBlock& block, const ScaleView& scales) {
   if (scales.data == nullptr || call.token_scales) return 1;
   return scales.data[block.batch * scales.batch_stride + block.kv_head * scales.head_stride];

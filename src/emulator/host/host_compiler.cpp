@@ -64,7 +64,7 @@ std::vector<std::string> words(const std::string& text) {
   return result;
 }
 
-/// The compiler's name and version; empty where it cannot be run.
+/// The compiler's name and version; empty if it cannot be run.
 const std::string& compiler_identity() {
   static const std::string identity = [] {
     std::vector<std::string> command = words(support::settings().cxx);

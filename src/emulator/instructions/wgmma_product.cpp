@@ -129,7 +129,7 @@ FLASH_ATTENTION_CLONES void accumulate_cut(float* D, const float* A, const float
   }
 }
 
-/// A chunk of 16 bytes holds 8 neighbours along k, or along mn where that is the major one.
+/// A chunk of 16 bytes holds 8 neighbours along k, or along mn if that is the major one.
 void visit_chunks(const Descriptor& descriptor, MatrixType type, int extent, bool mn_major,
                   const std::function<void(std::size_t)>& visit) {
   const int bytes = element_bytes(type), mn_step = mn_major ? 8 : 1, k_step = mn_major ? 1 : 16 / bytes;

@@ -37,7 +37,7 @@ class AsyncEngine {
   void start_signalling(std::function<void()> effect);
 
   void advance();  ///< one step of time: what is due happens
-  bool run_one();  ///< no thread can go on: one signalling effect happens. False where there is none
+  bool run_one();  ///< no thread can go on: one signalling effect happens. False if there is none
 
  private:
   struct Due {

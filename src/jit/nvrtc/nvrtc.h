@@ -16,7 +16,7 @@ class Nvrtc {
   /// Opens the first place that works. Throws Error(unavailable) that lists every miss.
   explicit Nvrtc(const std::vector<NvrtcPlace>& places);
 
-  /// Of this process. Throws the same error where there is none, and looks again at the next call.
+  /// Of this process. Throws the same error if there is none, and looks again at the next call.
   static const Nvrtc& instance();
 
   int major() const { return major_; }

@@ -27,7 +27,7 @@ std::string arch_option(int arch, const Nvrtc* compiler) {
   return "--gpu-architecture=compute_" + std::to_string(*std::prev(newer));
 }
 
-/// NVRTC, or null where there is none: kernels that are in a cache need none.
+/// NVRTC, or null if there is none: kernels that are in a cache need none.
 const Nvrtc* nvrtc_if_any() {
   try {
     return support::settings().jit ? &Nvrtc::instance() : nullptr;

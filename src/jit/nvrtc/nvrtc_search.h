@@ -12,7 +12,7 @@ namespace flash_attention::jit {
 struct NvrtcPlace {
   std::string origin;             // "FLASH_ATTENTION_NVRTC", "Python wheel", ...
   std::filesystem::path library;  // a full path, or a name for the loader
-  std::string missing;            // why there is nothing to open; empty where there is
+  std::string missing;            // why there is nothing to open; empty if there is
 };
 
 /// What this process knows about the files around it.

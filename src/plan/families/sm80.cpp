@@ -16,7 +16,7 @@ std::string reject_problem(const Problem& problem, const DeviceInfo& device) {
 
 // Forward -------------------------------------------------------------------------------------------------------------
 
-/// 32 rows a warp where so many fit in registers, else 16; fewer rows where there are few queries or little shared memory.
+/// 32 rows a warp where so many fit in registers, else 16; fewer rows if there are few queries or little shared memory.
 MmaForwardTile forward_tile(const Problem& problem, const DeviceInfo& device) {
   const MmaForwardTile small{64, 64, 4};
   const bool wide_warps = has_simple_scores(problem) && std::max(problem.head_dim, problem.head_dim_v) <= 128;

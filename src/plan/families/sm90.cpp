@@ -178,7 +178,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took. Masks that are data or programs
-  // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing where there are many.
+  // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing if there are many.
   const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
   const bool masked = has_tile_map(p) || p.mask.present;
   const bool imbalanced = (p.window_right >= 0 || (masked && many)) && p.window_left < 0 && row_tiles > 1;

@@ -33,7 +33,7 @@ constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch
   return (total_q + 68 * batch + 3) / 4 * 4;
 }
 
-/// backward/sm90; with or without the heads of a group divided between tasks where there are few key heads.
+/// backward/sm90; with or without the heads of a group split between tasks if there are few key heads.
 Plan lay_out_sm90_backward(const Problem& problem, const DeviceInfo& device, bool whole);
 
 /// Why the problem cannot be a part of a pass, and the part of a pass that it is.

@@ -114,7 +114,7 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   return "";
 }
 
-/// In how many parts a key head's queries are divided between tasks: whole heads of the group, so many that all SMs end
+/// In how many parts a key head's queries are split between tasks: whole heads of the group, so many that all SMs end
 /// together. dK and dV are then summed in memory.
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer

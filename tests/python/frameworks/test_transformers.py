@@ -1,5 +1,7 @@
 """Hugging Face transformers: tiny random models give the same logits, tokens and gradients as with eager attention."""
 
+import inspect
+
 import flash_attention
 import pytest
 import torch
@@ -35,6 +37,9 @@ REFUSED = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
 }  # fmt: skip
 TOKENS = 19
+# transformers 5.17 itself has no masks in chunks for a static cache: its own call has an argument too many.
+MASKS_IN_CHUNKS = inspect.signature(transformers.masking_utils.create_chunked_causal_mask).parameters
+CACHES = {} if "block_sequence_ids" in MASKS_IN_CHUNKS else {"llama4_text": ("dynamic",)}
 
 
 def build(kind, changes, implementation):
@@ -86,7 +91,7 @@ def test_model(kind, device):
         tokens, mask = (tensor.to(device) for tensor in padded_tokens("left"))
         options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         expected = eager.generate(tokens, **options)
-        for cache in ("dynamic", "static"):
+        for cache in CACHES.get(kind, ("dynamic", "static")):
             found = ours.generate(tokens, cache_implementation=cache, disable_compile=True, **options)
             assert torch.equal(found, expected), f"tokens with a {cache} cache"
     for model in (eager, ours):

@@ -32,7 +32,33 @@ compiled = torch.compile(model, backend="aot_eager")
 for length in (19, 23):
     compiled(torch.randint(1, 64, (2, length))).logits.sum().backward()
 """
+SCORES = """
+slopes = torch.rand(2, requires_grad=True)
+scores = lambda s, b, h, i, j: s + slopes[h] * (i - j)
+"""
+UNTRACED = """
+import sys
+attention(q, q, q, causal=True).sum().backward()
+attention(q, q, q, score_mod=scores, mask_mod=lambda b, h, i, j: i >= j).sum().backward()
+assert "torch._dynamo" not in sys.modules  # its import takes longer than the compiler of a GPU kernel
+def step(q):
+    return attention(q * 2, q, q, score_mod=scores).sin()
+expected = step(q)
+import torch._dynamo.testing
+counter = torch._dynamo.testing.CompileCounter()
+compiled = torch.compile(step, backend=counter)
+assert torch.equal(compiled(q), expected)
+assert torch.equal(compiled(q), expected)
+assert counter.frame_count == 2, counter.frame_count  # before the call and after it, and nothing within
+try:
+    torch.compile(step, fullgraph=True, backend="eager")(q)
+except torch._dynamo.exc.Unsupported:
+    pass
+else:
+    raise AssertionError("a program was traced")
+"""
 PROGRAMS = {
+    "programs": IMPORTS + LEAF + SCORES + UNTRACED,
     "attention": IMPORTS + LEAF + BREAKS.format(call="attention(q, q, q)"),
     "flash_attn": IMPORTS + LEAF + LENGTHS.format(call="flash_attn.flash_attn_func(q, q, q)"),
     "module": IMPORTS + LEAF + "module = FlashAttention()\n" + BREAKS.format(call="module(q, q, q)"),

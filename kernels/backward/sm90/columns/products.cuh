@@ -150,7 +150,7 @@ struct ColumnsProducts {
     release(shared.W_empty);
   }
 
-  /// How many rows of a step's Z are taken as they are: all 64 where there is nothing to clear(). It takes a division where
+  /// How many rows of a step's Z are taken as they are: all 64 if there is nothing to clear(). It takes a division where
   /// heads are grouped: once for a pair, not for each stage.
   __device__ __forceinline__ int kept_rows(const ColumnsTask<config, gradient>& task, int step) const {
     const auto place = task.step(args, step);

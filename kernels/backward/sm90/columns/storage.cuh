@@ -119,7 +119,7 @@ struct alignas(1024) ColumnsStorage {
 };
 
 template <BackwardConfig config, Gradient gradient>
-struct ColumnsLoader {
+struct ColumnsProducer {
   using C = Columns<config, gradient>;
   using S = Shape<config>;
   using Task = ColumnsTask<config, gradient>;
