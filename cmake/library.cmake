@@ -44,7 +44,7 @@ if(FLASH_ATTENTION_SANITIZE AND NOT FLASH_ATTENTION_FUZZ)
   target_compile_options(flash_attention_emulator PRIVATE -fno-sanitize=all)  # no test with sanitizers runs a kernel there
 endif()
 unite_by_room(flash_attention_objects)
-unite_by_room(flash_attention_cold plan/families)  # these say the same things, each of its own kernel
+unite_by_room(flash_attention_cold plan/families plan/ladder)  # these say the same things, each of its own kernel
 target_sources(flash_attention_cold PRIVATE ${flash_attention_embedded_source})
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT FLASH_ATTENTION_SANITIZE)
   target_compile_options(flash_attention_cold PRIVATE -Og)  # 60 % of the time to compile

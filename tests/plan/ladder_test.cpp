@@ -1,4 +1,4 @@
-#include "plan/families/ladder.h"
+#include "plan/ladder/ladder.h"
 
 #include <gtest/gtest.h>
 

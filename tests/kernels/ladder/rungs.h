@@ -3,7 +3,7 @@
 #include <cctype>
 #include <tuple>
 
-#include "plan/families/ladder.h"
+#include "plan/ladder/ladder.h"
 #include "support/cases/contract.h"
 #include "support/long_tail.h"
 

@@ -1,7 +1,7 @@
 #include <array>
 
 #include "plan/families/cpu_tiles.h"
-#include "plan/families/ladder.h"
+#include "plan/ladder/ladder.h"
 
 // The ladder's four steps on the CPU: src/cpu/ladder/.
 
@@ -12,7 +12,7 @@ constexpr std::string_view requirements = "a step of the CPU ladder: float32, de
 
 std::string reject(const Problem& problem, const DeviceInfo&) {
   if (problem.dtype != Dtype::float32) return "the CPU ladder takes float32, not " + std::string(to_string(problem.dtype));
-  return reject_beside_ladder(problem);
+  return reject_for_all_rungs(problem);
 }
 
 /// The workspace is one row of scores.

@@ -1,4 +1,4 @@
-#include "plan/families/ladder.h"
+#include "plan/ladder/ladder.h"
 
 #include <algorithm>
 #include <array>
@@ -6,138 +6,14 @@
 #include <utility>
 #include <vector>
 
-#include "abi/forward_sm90_fp8.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
-#include "plan/features.h"
-#include "plan/kernel_config.h"
-#include "plan/workspace.h"
+#include "plan/ladder/shared_bytes.h"
 
 namespace flash_attention::plan {
 namespace {
 
 std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
-
-abi::ForwardConfig config_of(const Rung& rung, const Problem& problem) {
-  return {.features = features_of(problem),
-          .head_dim = static_cast<int>(problem.head_dim),
-          .head_dim_v = static_cast<int>(problem.head_dim_v),
-          .block_q = rung.block_q,
-          .block_kv = rung.block_kv,
-          .num_warps = rung.num_warps,
-          .num_stages = rung.num_stages};
-}
-
-Launch launch_of(const Rung& rung, const Problem& problem, std::string entry) {
-  return {.unit = unit_of(rung),
-          .entry = std::move(entry),
-          .config = launch_config(config_of(rung, problem)),
-          .block = 32 * rung.num_warps,
-          .shared_bytes = rung.shared_bytes ? rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) : 0,
-          .min_blocks_per_sm = rung.min_blocks_per_sm};
-}
-
-/// The workspace is S, then P in its place, fp32 [batch, heads_q, seq_q, seq_kv]. A block computes block_kv elements
-/// of a row of S, block_q rows of P, or a row of O.
-void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan) {
-  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  plan.workspace_bytes = static_cast<std::size_t>(rows * problem.seq_kv) * sizeof(float);
-  add_launch(plan, launch_of(rung, problem, "scores"), rows * tiles(problem.seq_kv, rung.block_kv));
-  add_launch(plan, launch_of(rung, problem, "softmax"),
-             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
-  add_launch(plan, launch_of(rung, problem, "output"), rows);
-}
-
-/// The workspace is V^T, which the first launch writes, a block for each tile of keys of a head.
-void add_narrow_launches(const Rung& rung, const Problem& problem, Plan& plan) {
-  const long long places = abi::transposed_places(false, problem.batch, problem.seq_kv, 0, rung.block_kv);
-  const std::int64_t heads = problem.batch * problem.heads_kv;
-  reserve(plan, abi::ForwardSm90Fp8Region::transposed_V, heads * problem.head_dim * places);
-  Launch transpose = launch_of(rung, problem, "transpose");
-  transpose.shared_bytes = 0;
-  add_launch(plan, std::move(transpose), heads * tiles(problem.seq_kv, rung.block_kv));
-  add_launch(plan, launch_of(rung, problem, "attention"),
-             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
-}
-
-/// So many parts of the keys that there are two blocks for each SM of a large GPU. The workspace has the
-/// parts' outputs, fp32, and their lse. The second launch merges them, a warp a row.
-void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
-  constexpr std::int64_t enough_blocks = 264;
-  const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
-  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  const std::int64_t most = std::max<std::int64_t>(1, tiles(problem.seq_kv, rung.block_kv));
-  const std::int64_t splits = std::min(most, std::max<std::int64_t>(1, enough_blocks / std::max<std::int64_t>(blocks, 1)));
-  plan.num_splits = static_cast<int>(splits);
-  reserve(plan, abi::LadderSplitRegion::O, splits * rows * problem.head_dim * std::int64_t{sizeof(float)});
-  reserve(plan, abi::LadderSplitRegion::lse, splits * rows * std::int64_t{sizeof(float)});
-  add_launch(plan, launch_of(rung, problem, "attention"), blocks * splits);
-  add_launch(plan, launch_of(rung, problem, "merge"), tiles(rows, rung.num_warps));
-}
-
-constexpr int float_bytes = 4, half_bytes = 2;
-
-int row_tile_bytes(const Rung& rung, int dim) {
-  const int Q = rung.block_q * dim, K = rung.block_kv * (dim + 4), V = rung.block_kv * dim,
-            P = rung.block_q * rung.block_kv;
-  return float_bytes * (Q + K + V + P);
-}
-
-/// Columns of a tile: whole steps of a product, or whole panels of tile::SwizzledTile.
-int wide(int head_dim) { return (head_dim + 15) / 16 * 16; }
-int in_panels(int head_dim) { return (head_dim + 63) / 64 * 64; }
-
-/// Two tensors of a block and of a tile, and two weights of each pair, in fp32.
-int backward_tile_bytes(const Rung& rung, int dim) {
-  return 2 * float_bytes * (rung.block_q * dim + rung.block_kv * (dim + 4) + rung.block_q * rung.block_kv);
-}
-
-/// The two tensors of a block and of each stage in tile::SwizzledTile, with two statistics of each query; each stage is
-/// rounded up to the tiles' alignment.
-int backward_mma_bytes(const Rung& rung, int dim) {
-  return 2 * half_bytes * (rung.block_q + rung.num_stages * rung.block_kv) * in_panels(dim) + 1024 * rung.num_stages;
-}
-
-/// One kernel on tiles of each kind.
-int backward_mixed_bytes(const Rung& rung, int dim) {
-  return std::max(backward_tile_bytes(rung, dim), backward_mma_bytes(rung, dim));
-}
-
-/// 16-bit Q, K, V and P; S and the product P V in fp32.
-int wmma_bytes(const Rung& rung, int head_dim) {
-  const int operands = (rung.block_q + 2 * rung.block_kv) * wide(head_dim) + rung.block_q * (rung.block_kv + 8);
-  return half_bytes * operands + float_bytes * rung.block_q * (rung.block_kv + 4 + wide(head_dim) + 4);
-}
-
-/// The same without S, and with three statistics of a row.
-int fragment_bytes(const Rung& rung, int head_dim) {
-  return wmma_bytes(rung, head_dim) - float_bytes * rung.block_q * (rung.block_kv + 4) + 3 * float_bytes * rung.block_q;
-}
-
-/// Q and stages of K and V, 16 bits.
-int plain_bytes(const Rung& rung, int head_dim) {
-  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * wide(head_dim);
-}
-
-/// The same in tile::SwizzledTile.
-int swizzled_bytes(const Rung& rung, int head_dim) {
-  return half_bytes * (rung.block_q + 2 * rung.num_stages * rung.block_kv) * in_panels(head_dim);
-}
-
-/// The same with barriers behind the tiles, rounded up to the tiles' alignment.
-int tma_bytes(const Rung& rung, int head_dim) { return swizzled_bytes(rung, head_dim) + 1024; }
-
-/// The same with a second slot of Q and a buffer for O.
-int persistent_bytes(const Rung& rung, int head_dim) {
-  return tma_bytes(rung, head_dim) + 2 * half_bytes * rung.block_q * in_panels(head_dim);
-}
-
-/// Q, O and stages of K and V^T in 8 bits, O in 16; a row of Q and K, and of V^T, is 128 bytes.
-int narrow_bytes(const Rung& rung, int head_dim) {
-  const int columns = (head_dim + 31) / 32 * 32;
-  const int stage = 128 * (rung.block_kv + columns);
-  return rung.block_q * (128 + half_bytes * in_panels(columns)) + rung.num_stages * stage + 1024;
-}
 
 /// A rung on wgmma: two warpgroups that attend, and from 13_warp_specialised on one that loads.
 constexpr Rung wgmma_rung(std::string_view name, int num_warps) {
@@ -311,7 +187,7 @@ std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& d
   if (rung.narrow && (*problem.q_dtype != Dtype::float8_e4m3 || problem.kv_scales != ScaleKind::none ||
                       problem.q_scales != ScaleKind::none))
     return "needs q, k and v of float8_e4m3 without scales";
-  if (std::string reason = reject_beside_ladder(problem); !reason.empty()) return reason;
+  if (std::string reason = reject_for_all_rungs(problem); !reason.empty()) return reason;
   const double blocks =
       static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
       static_cast<double>(rung.add_launches == add_standard_launches ? tiles(problem.seq_kv, rung.block_kv) : 1);
@@ -330,7 +206,7 @@ Plan lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device)
     return plan;
   }
   const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
-  add_launch(plan, launch_of(rung, problem, "attention"),
+  add_launch(plan, forward_launch(rung, problem, "attention"),
              rung.persistent ? std::min<std::int64_t>(blocks, device.num_sms) : blocks);
   return plan;
 }
@@ -364,7 +240,7 @@ std::vector<KernelEntry> entries(std::index_sequence<index...>) {
 
 }  // namespace
 
-std::string reject_beside_ladder(const Problem& p) {
+std::string reject_for_all_rungs(const Problem& p) {
   if (p.packed || p.seqused_q || p.seqused_kv || p.key_lengths) return "the ladder takes no packed or shortened sequences";
   if (p.window_left >= 0 || p.window_right > 0) return "the ladder takes no window but causal";
   if (p.alignment == Alignment::top_left && p.window_right >= 0) return "the ladder takes no top-left causal mask";

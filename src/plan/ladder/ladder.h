@@ -34,10 +34,18 @@ std::span<const Rung> rungs();
 /// Its file below kernels/, without the ending: "ladder/06_mma", "ladder/backward/b0_naive".
 std::string unit_of(const Rung& rung);
 
+/// A launch of a forward rung.
+Launch forward_launch(const Rung& rung, const Problem& problem, std::string entry);
+
+/// Rungs with more than one launch: three whole matrices, V^T before an 8-bit kernel, parts of the keys and their merge.
+void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan);
+void add_narrow_launches(const Rung& rung, const Problem& problem, Plan& plan);
+void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan);
+
 /// The launches of a backward rung: delta (in the layout of lse), dq, dkv.
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);
 
 /// Why no rung takes the problem; empty where all do. What one rung needs in addition is in its row.
-std::string reject_beside_ladder(const Problem& problem);
+std::string reject_for_all_rungs(const Problem& problem);
 
 }  // namespace flash_attention::plan

@@ -1,7 +1,7 @@
-#include "plan/families/ladder.h"
 #include "plan/families/portable.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
+#include "plan/ladder/ladder.h"
 
 namespace flash_attention::plan {
 namespace {
