@@ -88,6 +88,7 @@ struct ForwardConfig {
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages
   int bias_stages = 0;             // sm90: tiles of biases in flight, by TMA; 0: each thread loads its own
+  bool split_keys = false;         // sm90: several work tiles share the keys of a row tile; their parts are merged
 };
 
 /// How the tiles of keys, each of which has a term of dQ, come to its sum.

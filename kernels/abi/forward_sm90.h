@@ -56,6 +56,9 @@ constexpr int forward_sm90_tiles_kept(const ForwardConfig& config) {
   return forward_sm90_has_mask_words(config) ? 64 : 256;
 }
 
+/// Where the keys of row tiles are split: groups of 64 rows of each head, as many as tiles of 128 rows have.
+constexpr int forward_sm90_part_groups(int seq_q) { return (seq_q + 127) / 128 * 2; }
+
 /// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. Where that does not fit there is one tile
 /// of Q, then half a tile of O that is filled and stored twice.
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {

@@ -31,6 +31,9 @@ enum class BackwardSm90Region : int {
   order = 7   // who may add next: backward/sm90/ordered_accumulate.cuh
 };
 
+/// Of each split of a row's keys: forward/sm90/parts.cuh.
+enum class ForwardSm90Region : int { O = 0, statistics = 1 };
+
 /// V^T, which the first launch makes.
 enum class ForwardSm90Fp8Region : int { transposed_V = 0 };
 

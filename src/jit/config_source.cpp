@@ -122,6 +122,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);
   MEMBER(bias_stages);
+  MEMBER(split_keys);
   return out.done();
 }
 

@@ -115,6 +115,13 @@ const Narrow wide_blocks{[](Domain domain) {
 const Narrow many_queries{[](Domain domain) { return plain(domain, "8").only(queries, {"long"}).only(keys, {"few"}); },
                           {.longest = 1400, .max_products = 4e6}};
 
+/// So many keys that work tiles share those of a row tile.
+const Narrow splits_of_keys{[](Domain domain) {
+                              return plain(domain, "64").only(sink, {"off"}).only(window, {"none", "causal"});
+                            },
+                            {.longest = 2800, .max_products = 4e7},
+                            16};
+
 /// One tile has all keys: a task does all that its head needs.
 const Narrow one_key_tile{[](Domain domain) {
                             domain = plain(domain, "128").only(deterministic, {"off"}).only(sink, {"off"});
@@ -265,7 +272,7 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"forward/tf32", 1, {plain_64, soft_cap}}, Part{"backward/tf32", 1, {plain_64, plain_128}},
         Part{"forward/sm90",
              3,
-             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, blocks_of_keys, words_of_rows,
+             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, blocks_of_keys, words_of_rows,
               words_of_programs, words_by_claims, plain_wide, wide_soft_cap, wide_slopes, wide_blocks}},
         Part{"decode/sm80", 2, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},

@@ -66,5 +66,36 @@ TEST(Sm90Small, PairsAreForTilesThatWait) {
   EXPECT_TRUE(large.config.dynamic_scheduler);
 }
 
+/// The plan of `queries` on `keys`, on 132 SMs.
+Plan plan_cross(std::int64_t queries, std::int64_t keys, std::int64_t heads, std::int64_t dim,
+                void (*change)(Problem&) = {}) {
+  Problem p{.batch = 2, .seq_q = queries, .seq_kv = keys, .heads_q = heads, .heads_kv = heads, .head_dim = dim};
+  p.dtype = Dtype::bfloat16;
+  if (change != nullptr) change(p);
+  return make_plan(p, Pass::forward, typical_gpu(90), "forward/sm90");
+}
+
+TEST(Sm90Small, KeysAreSplitWhereRowTilesAreFew) {
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const Plan plan = plan_cross(256, 8192, 16, dim);  // 64 row tiles
+    EXPECT_EQ(plan.num_splits, 2);
+    ASSERT_EQ(plan.launches.size(), 2u);
+    EXPECT_EQ(plan.launches[0].grid[0], 128);
+    EXPECT_EQ(plan.launches[1].entry, "forward_sm90_merge");
+    EXPECT_GE(plan.workspace_bytes, static_cast<std::size_t>(2 * 32 * 256 * (dim + 2) * 4));
+  }
+  EXPECT_EQ(plan_cross(256, 8192, 8, 128).num_splits, 4);
+  EXPECT_EQ(plan_cross(256, 8192, 32, 128).num_splits, 1);  // 128 row tiles
+  EXPECT_EQ(plan_cross(256, 1024, 16, 128).num_splits, 1);  // few keys
+}
+
+TEST(Sm90Small, KeysAreSplitWithoutOptionsAlone) {
+  void (*const changes[])(Problem&) = {[](Problem& p) { p.softcap = 20; }, [](Problem& p) { p.sink = true; },
+                                       [](Problem& p) { p.key_lengths = true; }, [](Problem& p) { p.window_left = 4000; },
+                                       [](Problem& p) { p.dropout_p = 0.1f; }};
+  for (const auto change : changes) EXPECT_EQ(plan_cross(256, 8192, 16, 128, change).num_splits, 1);
+  EXPECT_EQ(plan_cross(256, 8192, 16, 128, [](Problem& p) { p.causal = true; }).num_splits, 2);  // a part of a prompt
+}
+
 }  // namespace
 }  // namespace flash_attention::testing

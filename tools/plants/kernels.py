@@ -275,6 +275,13 @@ PLANTS = (
         "kernels_emulated_test */ForwardScores.*",
     ),
     Plant(
+        "forward/sm90: splits of keys weigh the same whatever their references are",
+        "kernels/forward/sm90/merge.cuh",
+        "statistics[1] * ptx::exp2((statistics[0] - reference) * exponent_scale);",
+        "statistics[1];",
+        "kernels_emulated_test */ForwardSm90Splits.*",
+    ),
+    Plant(
         "forward/sm90_fp8: a huge reference is not noticed",
         "kernels/forward/sm90_fp8/kv_loop.cuh",
         "const bool large = ptx::any(Rows::is_large(math, rows));",

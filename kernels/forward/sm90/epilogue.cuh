@@ -3,6 +3,7 @@
 // The end of a tile in forward/sm90: divide by the row sums, write lse, store O through shared memory.
 
 #include "forward/sm90/consumer.cuh"
+#include "forward/sm90/parts.cuh"
 #include "ptx/matrix_store.cuh"
 #include "ptx/path.cuh"
 #include "ptx/tma.cuh"
@@ -54,11 +55,12 @@ struct Epilogue {
 #pragma unroll
     for (int i = 0; i < S::width_v / 2; ++i) {
       const int r = i / 2 % 2;
-      O[i] *= factor[r];
-      poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
+      const float scaled = O[i] * factor[r];
+      poison[r] = ptx::fma(scaled, 0.0f, poison[r]);
+      if constexpr (!config.split_keys) O[i] = scaled;
       if constexpr (features.seqused_q) O[i] = used[r] && !empty[r] ? O[i] : 0.0f;  // unused rows are 0 whatever was there
     }
-    store(tile, O, [&] {
+    const auto write_lse = [&] {
       if (args.lse != nullptr && thread % 4 == 0 && S::first_chunk(warpgroup) == 0) {
         float* const lse = args.lse + tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + math.row;
 #pragma unroll
@@ -67,7 +69,12 @@ struct Epilogue {
           lse[8 * r] = used[r] ? lse_of(tile, maximum[r], sum[r], empty[r]) : -tile::infinity;
         }
       }
-    });
+    };
+    if constexpr (config.split_keys) {
+      store_part(tile, out, sum, empty, factor);
+    } else {
+      store(tile, O, write_lse);
+    }
 
     bool retry = false;
 #pragma unroll
@@ -135,6 +142,44 @@ struct Epilogue {
         ptx::bulk_commit();
       }
       if (begin == 0) meanwhile();
+    }
+  }
+
+  /// The rows of this part, normalised by their own sums, as they are in registers; and those sums with their references.
+  /// By stmatrix, which moves 32 bits as well: with other stores the accumulators spill.
+  __device__ __forceinline__ void store_part(const Tile& tile, const Output<config>& out, const float (&sum)[2],
+                                             const bool (&empty)[2], const float (&factor)[2]) const {
+    const SplitParts<config> parts(args);
+    const int head_of_batch = tile.sequence.batch_idx * args.heads_q + tile.head_idx;
+    const int first_row = tile.q_begin + warpgroup * wg_rows;
+    constexpr int registers = 16 * S::o_chunks;  // of a thread, for which the buffer has room
+    auto* const buffer = reinterpret_cast<unsigned char*>(shared.O[warpgroup]);
+#pragma unroll
+    for (int begin = 0; begin < S::width_v / 2; begin += registers) {
+      const int count = tile::min(registers, S::width_v / 2 - begin);
+      if (thread == 0) ptx::bulk_wait_read<0>();                     // the store before this one has read the buffer
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // so all may write it
+#pragma unroll
+      for (int i = 0; i < count; i += 4) {
+        const auto word = [&](int n) {
+          return __builtin_bit_cast(unsigned, out.O[begin + i + n] * factor[(begin + i + n) / 2 % 2]);
+        };
+        ptx::stmatrix_x4(buffer + i * 512 + thread * 16, word(0), word(1), word(2), word(3));
+      }
+      ptx::fence_async_shared();                                     // what was written, before the copy reads it
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+      if (thread == 0) {
+        ptx::bulk_store(parts.rows_at(tile.split, head_of_batch, first_row) + begin * wg_threads, buffer, count * 512);
+        ptx::bulk_commit();
+      }
+    }
+    if (thread % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + static_cast<int>(thread / 32 * 16 + thread % 32 / 4) + 8 * r;
+      const float reference = empty[r] ? -tile::infinity : ScoreMath<config>::finite(out.rows.max[r]);
+      if (row < tile.sequence.rows_q)
+        ptx::store_global(parts.statistics_at(tile.split, head_of_batch, row), {{reference, sum[r]}});
     }
   }
 

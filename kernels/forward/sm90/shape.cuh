@@ -128,6 +128,8 @@ struct Shape {
   static_assert(config.head_dim % 8 == 0 && config.head_dim <= 576 && config.head_dim_v % 8 == 0 &&
                 config.head_dim_v <= 512);
   static_assert(!wide || (row_groups == 1 && cluster <= 2 && block_kv == forward_sm90_wide_keys));
+  static_assert(!config.split_keys || (forwards && !listed && !wide && !features.touches_scores() && !features.sink &&
+                                       !features.packed && !features.seqused_q && !config.pair_tiles));
   static_assert(cluster == 1 || (forwards && !listed && !features.packed && !features.paged));
   static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3);
   static_assert(block_kv % 16 == 0 && ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
@@ -163,6 +165,7 @@ struct Tile {
   int head_idx;
   int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
   Blocks seen[3];     // by each warpgroup; if masks choose, by all, and what the map says of the first (block_list.cuh)
+  int split;          // which part of its keys, if they are split
   tile::Sequence sequence;
 
   __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }

@@ -4,6 +4,7 @@
 // hands it to the warpgroups that attend, together with Q.
 
 #include "forward/sm90/block_list.cuh"
+#include "forward/sm90/blocks_seen.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/path.cuh"
@@ -15,7 +16,8 @@ namespace flash_attention::forward_sm90 {
 /// keys. Where the last row tile of a head may be short, a block moves on by one place with each round. With pair_tiles it
 /// takes row tile `last - x` and then row tile x: under a causal mask every pair is the same work.
 template <ForwardConfig config>
-struct Schedule {
+struct Schedule : BlocksSeen<config> {
+  using BlocksSeen<config>::block_at_diagonal, BlocksSeen<config>::begins_far_away, BlocksSeen<config>::blocks_seen;
   using Unit = typename Shape<config>::Unit;
 
   const AttentionArgs& args;
@@ -34,7 +36,7 @@ struct Schedule {
       : args(arguments), claimed(claimed_units) {
     const int row_tiles = tile::ceil_div(args.seq_q, config.block_q);
     units_per_head = config.pair_tiles ? tile::ceil_div(row_tiles, 2) : row_tiles;
-    num_units = units_per_head * args.heads_q * args.batch;
+    num_units = units_per_head * args.heads_q * args.batch * num_splits();
     step = config.features.packed || config.features.seqused_q || args.seq_q % config.block_q != 0 ? 1 : 0;
     const int rounds = num_units / unit_stride();
     const int mine = rounds + (unit_of_round(rounds) < num_units ? 1 : 0);
@@ -73,6 +75,8 @@ struct Schedule {
     return i < num_iterations;
   }
 
+  __device__ __forceinline__ int num_splits() const { return config.split_keys ? args.num_splits : 1; }
+
   /// Blocks of a cluster have the same units.
   __device__ __forceinline__ static int first_unit() { return static_cast<int>(blockIdx.x) / Shape<config>::cluster; }
   __device__ __forceinline__ static int unit_stride() { return static_cast<int>(gridDim.x) / Shape<config>::cluster; }
@@ -90,6 +94,7 @@ struct Schedule {
     int head_idx;
     int batch_idx;
     int position;  // in the head
+    int split;     // of its keys
   };
   __device__ __forceinline__ RowTile unit_at(int iteration) const {
     if constexpr (config.dynamic_scheduler) {  // the longest row tile of each head of a section, then the next longest
@@ -100,12 +105,13 @@ struct Schedule {
       const int row = inside / heads_here;
       const int head_of_batch = sections_before * section + inside - row * heads_here;
       const int batch_idx = head_of_batch / args.heads_q;
-      return {head_of_batch - batch_idx * args.heads_q, batch_idx, units_per_head - 1 - row};
+      return {head_of_batch - batch_idx * args.heads_q, batch_idx, units_per_head - 1 - row, 0};
     }
     const int unit = unit_of_round(config.pair_tiles ? iteration / 2 : iteration);
-    const int head_of_batch = unit / units_per_head;
+    const int split_of_head = unit / units_per_head, head_of_batch = split_of_head / num_splits();
     const int batch_idx = head_of_batch / args.heads_q;
-    return {head_of_batch - batch_idx * args.heads_q, batch_idx, unit - head_of_batch * units_per_head};
+    return {head_of_batch - batch_idx * args.heads_q, batch_idx, unit - split_of_head * units_per_head,
+            split_of_head - head_of_batch * num_splits()};
   }
 
   /// Fills `tile` in, which is in shared memory: the producer warp has few registers. Returns whether there is one.
@@ -132,13 +138,15 @@ struct Schedule {
     tile.q_begin = row_tile * config.block_q;
     tile.head_idx = unit.head_idx;
     tile.sequence = sequence;
+    if constexpr (config.split_keys) tile.split = unit.split;
     find_blocks(tile, attempt);
     return true;
   }
 
   __device__ __forceinline__ void find_blocks(Tile& tile, Attempt attempt) const {
     const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
-    const tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
+    tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
+    if constexpr (config.split_keys) loaded = take_split(loaded, tile.split);
     tile.first = Shape<config>::forwards        ? loaded.begin
                  : Shape<config>::from_diagonal ? block_at_diagonal(score, loaded, tile.q_begin + config.block_q - 1)
                                                 : loaded.end - 1;
@@ -161,6 +169,12 @@ struct Schedule {
     }
   }
 
+  /// An equal share of the blocks that the tile sees.
+  __device__ __forceinline__ tile::TileRange take_split(tile::TileRange all, int split) const {
+    const int blocks = all.end - all.begin;
+    return {all.begin + blocks * split / args.num_splits, all.begin + blocks * (split + 1) / args.num_splits};
+  }
+
   /// The rows of a tile that this block of a cluster has. It goes through all blocks of keys that any row sees.
   __device__ __forceinline__ static void take_rows_of_block(Tile& tile, const tile::Score<config.features>& score,
                                                             tile::TileRange loaded, Attempt attempt) {
@@ -169,23 +183,6 @@ struct Schedule {
     if (attempt == Attempt::nonfinite_safe || seen.interior_begin == seen.end)
       seen.interior_begin = seen.interior_end = tile.blocks;
     tile.seen[0] = {0, seen.interior_begin, seen.interior_end, tile.blocks};
-  }
-
-  /// The block nearest to the diagonal of a query.
-  __device__ __forceinline__ static int block_at_diagonal(const tile::Score<config.features>& score, tile::TileRange loaded,
-                                                          int q) {
-    const int key = tile::min(q, score.len_q - 1) + score.len_kv - score.len_q;
-    return tile::max(tile::min(tile::max(key, 0) / config.block_kv, loaded.end - 1), loaded.begin);
-  }
-
-  /// ALiBi without a right edge: the first block, which gives the fixed maximum, may be so far behind the diagonal that
-  /// the keys near it outgrow what a row sum may be. Such a tile would be done twice: at 8192 tokens nearly all of them.
-  __device__ __forceinline__ static bool begins_far_away(const tile::Score<config.features>& score, tile::TileRange loaded,
-                                                         int q_begin) {
-    if constexpr (!config.features.alibi || config.features.window_right || Shape<config>::from_diagonal) return false;
-    constexpr float growth = Shape<config>::type == Type::float16 ? 7.0f : 20.0f;  // of e^11 and e^27: highest_sum
-    const int distance = (loaded.end - 1) * config.block_kv - (q_begin + score.len_kv - score.len_q);
-    return score.slope * static_cast<float>(distance) > growth;
   }
 
   /// If masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says
@@ -204,45 +201,6 @@ struct Schedule {
     tile.first = list.seek(tile.first);
     tile.seen[1] = list.last_word();  // those who follow the list begin there, without a load
     tile.blocks = tile.first < 0 ? 0 : 1;
-  }
-
-  /// The edges are the blocks at the diagonal, which raise the maximum, and a last one that ends among its keys.
-  __device__ __forceinline__ static Blocks blocks_from_diagonal(const tile::Score<config.features>& score,
-                                                                tile::TileRange loaded, int q_begin, Attempt attempt) {
-    const int q_of_tile = q_begin / config.block_q * config.block_q;
-    const int first = block_at_diagonal(score, loaded, q_of_tile + config.block_q - 1), blocks = loaded.end;
-    if (config.features.mask || attempt != Attempt::fixed_max) return {0, blocks, blocks, blocks};
-    const bool open = score.visible_kv % config.block_kv == 0 || first == blocks - 1;
-    return {0, first - block_at_diagonal(score, loaded, q_begin) + 1, open ? blocks : blocks - 1, blocks};
-  }
-
-  __device__ __forceinline__ static Blocks blocks_seen(const tile::Score<config.features>& score, tile::TileRange loaded,
-                                                       int q_begin, Attempt attempt) {
-    constexpr Features features = config.features;
-    constexpr int block_kv = config.block_kv;
-    if constexpr (Shape<config>::from_diagonal) return blocks_from_diagonal(score, loaded, q_begin, attempt);
-    tile::TileRange range = score.template key_tiles<wg_rows, block_kv>(q_begin);
-    if (range.begin == range.end) {  // one block that the mask hides
-      ptx::path<"forward/sm90 warpgroup without keys">();
-      range = {loaded.begin, loaded.begin + 1};
-    }
-    int first = range.begin;  // the interior, clipped to the range
-    int last = score.visible_kv;
-    if constexpr (features.window_right) last = tile::min(last, score.window_end(q_begin));
-    last = tile::min(tile::max(last, 0) / block_kv, range.end);
-    if constexpr (features.left_padding) first = tile::max(first, tile::ceil_div(score.first_kv, block_kv));
-    if constexpr (features.window_left) {
-      const int q_last = tile::min(q_begin + wg_rows, score.len_q) - 1;
-      first = tile::max(first, tile::ceil_div(tile::max(score.window_begin(q_last), 0), block_kv));
-    }
-    // With the running maximum every block is an edge.
-    if (features.mask || attempt != Attempt::fixed_max || first >= last)
-      first = last = Shape<config>::forwards ? range.end : range.begin;
-    if constexpr (Shape<config>::forwards) {
-      return {range.begin - loaded.begin, first - loaded.begin, last - loaded.begin, range.end - loaded.begin};
-    } else {
-      return {loaded.end - range.end, loaded.end - last, loaded.end - first, loaded.end - range.begin};
-    }
   }
 };
 

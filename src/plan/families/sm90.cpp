@@ -13,6 +13,7 @@
 #include "plan/kernel_table.h"
 #include "plan/masks.h"
 #include "plan/program.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 
@@ -173,6 +174,28 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   return reason;
 }
 
+/// kernels/forward/sm90/parts.cuh.
+void reserve_parts(const Problem& p, int num_splits, Plan& plan) {
+  const std::int64_t heads = num_splits * p.batch * p.heads_q;
+  const std::int64_t rows = abi::forward_sm90_part_groups(static_cast<int>(p.seq_q)) * 64;
+  plan.num_splits = num_splits;
+  reserve(plan, abi::ForwardSm90Region::O, heads * rows * ((p.head_dim_v + 31) / 32 * 32) * 4);
+  reserve(plan, abi::ForwardSm90Region::statistics, heads * p.seq_q * 2 * 4);
+}
+
+void add_merge_launch(const Problem& p, Plan& plan) {
+  const std::int64_t warps = p.batch * p.heads_q * ((p.seq_q + 7) / 8) * ((p.head_dim_v + 63) / 64);
+  const abi::ForwardConfig config{
+      .features = {.dtype = features_of(p).dtype}, .head_dim_v = static_cast<int>(p.head_dim_v), .num_warps = 8};
+  add_launch(plan,
+             {.unit = "forward/sm90/merge",
+              .entry = "forward_sm90_merge",
+              .config = launch_config(config),
+              .block = config.num_warps * 32,
+              .begins_early = true},
+             (warps + config.num_warps - 1) / config.num_warps);
+}
+
 Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile& tile) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
@@ -181,7 +204,8 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing if there are many.
   const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
   const bool masked = has_tile_map(p) || p.mask.present;
-  const bool imbalanced = (p.window_right >= 0 || (masked && many)) && p.window_left < 0 && row_tiles > 1;
+  const bool splits = tile.num_splits > 1;
+  const bool imbalanced = !splits && (p.window_right >= 0 || (masked && many)) && p.window_left < 0 && row_tiles > 1;
   abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
                             .head_dim = static_cast<int>(p.head_dim),
                             .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -189,7 +213,8 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
                             .block_kv = tile.block_kv,
                             .num_warps = warps_of(p, tile.block_q),
                             .num_stages = tile.num_stages,
-                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0};
+                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0,
+                            .split_keys = splits};
   // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however
   // many there are, so that a program is compiled once for all sizes.
   const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
@@ -205,8 +230,9 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   config.dynamic_scheduler = dynamic_scheduler;
   config.pair_tiles = imbalanced && !dynamic_scheduler && !apart && !two;
   add_bias_stages(p, config);
-  const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch;
+  const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch * tile.num_splits;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
+  if (splits) reserve_parts(p, tile.num_splits, plan);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
@@ -217,6 +243,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
               .min_blocks_per_sm = blocks_per_sm,
               .begins_early = masked},
              std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster);
+  if (splits) add_merge_launch(p, plan);
   return plan;
 }
 

@@ -44,6 +44,32 @@ std::optional<Sm90Tile> choose_small_tile(const Problem& p, std::int64_t dim, st
   return std::nullopt;
 }
 
+/// Splits of the keys of each row tile, where there are so few tiles that SMs would be idle: as many as end first, by the
+/// cycles of a block of keys, of the change to another tile and of the launch that merges (H200).
+int count_splits(std::int64_t tiles, std::int64_t blocks, std::int64_t block_cycles, std::int64_t sms) {
+  constexpr std::int64_t tile_cycles = 3500, merge_cycles = 6000, max_splits = 16, min_blocks = 8;
+  const auto cycles = [&](std::int64_t splits) {
+    const std::int64_t rounds = (tiles * splits + sms - 1) / sms, longest = (blocks + splits - 1) / splits;
+    return rounds * (longest * block_cycles + tile_cycles) + (splits > 1 ? merge_cycles : 0);
+  };
+  std::int64_t best = 1;
+  for (std::int64_t splits = 2; splits <= max_splits && splits * min_blocks <= blocks; ++splits) {
+    if (cycles(splits) < cycles(best)) best = splits;
+  }
+  return 10 * cycles(best) < 9 * cycles(1) ? static_cast<int>(best) : 1;
+}
+
+/// Few queries on many keys, without options, lengths, masks or a left edge.
+std::optional<Sm90Tile> choose_split_tile(const Problem& p, std::int64_t dim, std::int64_t sms) {
+  const bool causal = p.window_right >= 0;
+  if (p.seq_q <= 64 || p.sink || (causal && p.seq_kv < 2 * p.seq_q)) return std::nullopt;
+  const int block_kv = dim <= 128 ? 128 : 64;
+  const std::int64_t block_cycles = dim <= 64 ? 1900 : 2400;
+  const int splits = count_splits(count_row_tiles(p, 128), (p.seq_kv + block_kv - 1) / block_kv, block_cycles, sms);
+  if (splits == 1) return std::nullopt;
+  return Sm90Tile{128, block_kv, dim <= 64 ? 4 : 2, splits};
+}
+
 }  // namespace
 
 /// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
@@ -60,6 +86,11 @@ Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
       p.bias.present || (p.mask.present && options > 1) || program.loads_scores || program.values > few_values;
   const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
+  const bool plain = options == 0 && !lengths && !masked && p.window_left < 0;
+  const std::int64_t sms = std::max(device.num_sms, 1);
+  if (plain) {
+    if (const std::optional<Sm90Tile> split = choose_split_tile(p, dim, sms)) return *split;
+  }
   if (dim > 192) return {128, options > 1 || p.bias.present ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
   // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
@@ -71,8 +102,8 @@ Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
     return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
   if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
   if (p.window_left >= 0 && options == 0 && !lengths && !masked && p.seq_q >= 2048) return {192, 128, 4};
-  if (options == 0 && !lengths && !masked && p.window_left < 0) {
-    if (const std::optional<Sm90Tile> small = choose_small_tile(p, dim, std::max(device.num_sms, 1))) return *small;
+  if (plain) {
+    if (const std::optional<Sm90Tile> small = choose_small_tile(p, dim, sms)) return *small;
     if (dim <= 64 && p.seq_q > 128)
       return windowed && p.seq_q <= 1024 ? Sm90Tile{64, 64, 3} : Sm90Tile{192, 128, windowed ? 4 : 2};
     if (windowed && p.seq_q <= 1024 && p.seq_q > 128) return {128, 64, 4};

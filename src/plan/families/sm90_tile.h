@@ -10,6 +10,7 @@ struct Sm90Tile {
   int block_q;
   int block_kv;
   int num_stages = 2;
+  int num_splits = 1;  // of the keys of a row tile
 };
 
 /// How many options touch every score; a program counts as two.

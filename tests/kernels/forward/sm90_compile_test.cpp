@@ -48,7 +48,11 @@ TEST(ForwardSm90Compiles, HeadDims) {
   for (const std::int64_t seq : {77, 512, 600}) add(64, false, seq);  // few row tiles: 128 x 64, 64 x 128
   add(128, true, 128);
   add(64, true, 4096);
-  problems.back().window_left = 1024;  // three warpgroups and two edges
+  problems.back().window_left = 1024;              // three warpgroups and two edges
+  for (const std::int64_t dim : {64, 128, 256}) {  // few queries, many keys: splits
+    add(dim, true, 8192);
+    problems.back().seq_q = 256;
+  }
   add(96, false, 8192);
   add(128, false, 8192);
   add(128, true, 16384);
