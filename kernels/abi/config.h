@@ -112,7 +112,8 @@ struct BackwardConfig {
   bool dlse = true;       // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;
-  bool bias_boxes = false;  // sm90: TMA brings the biases of a step with its queries
+  bool bias_boxes = false;     // sm90: TMA brings the biases of a step with its queries
+  bool heads_in_turn = false;  // sm90: neighbouring tasks are of different heads
 };
 
 }  // namespace flash_attention::abi

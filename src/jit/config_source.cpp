@@ -142,6 +142,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(dbias);
   MEMBER(dsink);
   MEMBER(bias_boxes);
+  MEMBER(heads_in_turn);
   return out.done();
 }
 

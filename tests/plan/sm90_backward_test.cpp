@@ -10,7 +10,8 @@ namespace flash_attention::testing {
 namespace {
 
 DeviceInfo hopper(int num_sms) {
-  return {.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = num_sms, .shared_bytes = 232448};
+  return {
+      .device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = num_sms, .shared_bytes = 232448, .l2_bytes = 50 << 20};
 }
 
 Problem grouped(std::int64_t heads_kv, std::int64_t head_dim, bool causal) {
@@ -56,6 +57,40 @@ TEST(Sm90Backward, KeepsAGroupTogetherWhereTasksAreMany) {
       EXPECT_EQ(plan.num_splits, 1);
       EXPECT_FALSE(sums_keys(plan));
     }
+  }
+}
+
+TEST(Sm90Backward, GivesATaskTwoHeadsOfALargeGroup) {
+  Problem p = grouped(4, 128, true);  // groups of eight
+  EXPECT_EQ(plan_of(p).num_splits, 4);
+  EXPECT_TRUE(sums_keys(plan_of(p)));
+  for (void (*const change)(Problem&) : {+[](Problem& q) { q.seq_q = q.seq_kv = 1024; },
+                                         +[](Problem& q) { q.causal = false; }, +[](Problem& q) { q.deterministic = true; },
+                                         +[](Problem& q) { q.head_dim = 64; }, +[](Problem& q) { q.softcap = 20; }}) {
+    Problem other = p;
+    other.batch = 16;
+    change(other);
+    EXPECT_EQ(plan_of(other).num_splits, 1);
+  }
+}
+
+TEST(Sm90Backward, TakesHeadsInTurnWhereQueriesAreFew) {
+  const auto in_turn = [](const Problem& p) {
+    for (const Launch& launch : plan_of(p).launches) {
+      const auto* config = plan::config_of<abi::BackwardConfig>(launch);
+      if (config != nullptr && config->heads_in_turn) return true;
+    }
+    return false;
+  };
+  for (const std::int64_t head_dim : {64, 128}) {
+    Problem p = grouped(32, head_dim, false);
+    EXPECT_FALSE(in_turn(p));
+    p.seq_q = 256;
+    EXPECT_TRUE(in_turn(p));
+    p.batch = 16;  // too many rows for L2
+    EXPECT_FALSE(in_turn(p));
+    p.batch = 2, p.causal = true;
+    EXPECT_FALSE(in_turn(p));
   }
 }
 
@@ -208,11 +243,12 @@ TEST(Sm90Backward, TheEmulatedCasesTakeTurns) {
 /// What docs/kernels/backward_sm90.md says of the workspace: besides two floats and head_dim of them a row and head,
 /// head_dim + head_dim_v a key and key head, and a tile of keys more for each sequence.
 TEST(Sm90Backward, SumsOfKeysTakeABoundedWorkspace) {
-  const Problem p = grouped(1, 128, true);
+  Problem p = grouped(1, 128, true);
+  p.seq_q = p.seq_kv = 1024;
   const Plan one = plan_of(p, 1), many = plan_of(p, 100000);
   EXPECT_EQ(one.num_splits, 1);
   EXPECT_EQ(many.num_splits, 32);
-  EXPECT_EQ(many.workspace_bytes - one.workspace_bytes, std::size_t{2} * (8192 + 128) * (128 + 128) * 4);
+  EXPECT_EQ(many.workspace_bytes - one.workspace_bytes, std::size_t{2} * (1024 + 128) * (128 + 128) * 4);
 }
 
 /// The cases of tests/kernels/backward/sm90_emulated_test.cpp that are named so, on the two SMs it has.

@@ -134,8 +134,21 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
   if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= tiles(count, sms) * sms * 85; });
   // Under a causal mask the longest tasks have twice the work of the mean. A division costs sums in memory: it begins where
   // it must, and goes on until SMs end together although, for the sake of L2, one head comes after another.
-  if (tasks * 10 >= 19 * sms) return 1;
-  return divided_until([&](std::int64_t count) { return count >= 14 * sms; });
+  const int needed = tasks * 10 >= 19 * sms ? 1 : divided_until([&](std::int64_t count) { return count >= 14 * sms; });
+  // The heads of a large group, one after another, are more than L2 holds of all that SMs work on: a task has two of them.
+  // Where tasks are short, or groups have four heads, the sums cost more (docs/lab/backward_sm90.md).
+  constexpr std::int64_t large_group = 8, long_sequence = 2048;
+  const bool pays = group >= large_group && group % 2 == 0 && std::min(p.seq_q, p.seq_kv) >= long_sequence &&
+                    std::max(p.head_dim, p.head_dim_v) > 64 && !p.packed && !p.deterministic;
+  return pays ? std::max(needed, static_cast<int>(group / 2)) : needed;
+}
+
+/// Whether neighbouring tasks had better be of different heads. Many tiles of keys on few queries would else add to the
+/// same sums of dQ at the same time; all queries must stay in L2.
+bool takes_heads_in_turn(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
+  const std::int64_t row_bytes = 6 * p.head_dim + 2 * p.head_dim_v;  // of Q and its sums, and of dO
+  return config.dq_mode == abi::DqMode::atomic && p.window_left < 0 && p.window_right < 0 && !chooses_steps(p) &&
+         !p.packed && 4 * p.seq_q <= p.seq_kv && 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;
 }
 
 std::int64_t padded_rows(const Problem& p) { return sm90_padded_rows(p.total_q, p.batch); }
@@ -180,7 +193,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
 /// What the kernels around the tiles are compiled for.
 LaunchConfig row_config(abi::BackwardConfig config) {
   config.features = row_features(config.features);
-  config.num_warps = 4, config.num_stages = 1;
+  config.num_warps = 4, config.num_stages = 1, config.heads_in_turn = false;
   return launch_config(config);
 }
 
@@ -207,6 +220,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
+  config.heads_in_turn = takes_heads_in_turn(p, device, config);
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
   const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
