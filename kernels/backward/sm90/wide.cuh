@@ -32,7 +32,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
   using typename Base::S, typename Base::Math, typename Base::Storage;
 
   __device__ __forceinline__ void run() {
-    if constexpr (warpgroup == 1) {  // the stages of P start out free
+    if constexpr (warpgroup == 1) {  // the stages of P start out empty
       for (int stage = 0; stage < P_stages; ++stage)
         ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
     }
@@ -132,7 +132,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
         ptx::wgmma_wait<1>();  // S is complete; dV of the step before may still run
         ptx::wgmma_pin(St);
         make_P(step);
-        ptx::wgmma_wait<0>();  // that dV is done: P and the stage are free
+        ptx::wgmma_wait<0>();  // that dV is done: P may be written and the stage filled
         ptx::wgmma_pin(dV);
         ptx::wgmma_pin(P);
         release(shared.dO_empty[stage_dO(step - 1)]);
@@ -187,14 +187,14 @@ struct WideConsumer : WideExchange<config, warpgroup> {
           ptx::wgmma_wait<1>();  // dP is complete; dK of the step before may still run
           ptx::wgmma_pin(dPt);
           make_dS(step);
-          ptx::wgmma_wait<0>();  // that dK is done: dS and the stage are free
+          ptx::wgmma_wait<0>();  // that dK is done: dS may be written and the stage filled
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
           release(shared.Q_empty[stage_Q(step - 1)]);
         } else {  // with two stages of Q the other warpgroup waits for that one
           issue_dK(step - 1, fresh);
           issue_dP(step, fresh);
-          ptx::wgmma_wait<1>();  // dK is done: dS and the stage are free; dP may still run
+          ptx::wgmma_wait<1>();  // dK is done: dS may be written and the stage filled; dP may still run
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
           release(shared.Q_empty[stage_Q(step - 1)]);

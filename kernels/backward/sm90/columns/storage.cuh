@@ -79,8 +79,8 @@ struct ColumnsTask {
     return true;
   }
 
-  /// use(task) for each task of this block. Under a mask that makes them uneven a long and a short one are a unit. Nothing
-  /// but the number is kept from task to task, in n.
+  /// use(task) for each task of this block. Under a mask that makes them imbalanced a long and a short one are a unit.
+  /// Nothing but the number is kept from task to task, in n.
   template <typename Use>
   __device__ __forceinline__ static void for_each(const AttentionArgs& args, int& n, Use use) {
     constexpr int of_unit = config.features.has_window() ? 2 : 1;
