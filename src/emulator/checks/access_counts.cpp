@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "emulator/checks/counting.h"
 #include "emulator/machine/scheduler.h"
 
 namespace flash_attention::emulator {
@@ -76,6 +77,7 @@ void count_open_accesses(OpenAccesses& open) {
 }
 
 void count_shared_wavefronts(const unsigned* addresses, int lanes, int bytes, bool new_request) {
+  if (!counting_accesses()) return;
   const std::vector<std::uint64_t> wide(addresses, addresses + lanes);
   count_shared(wide.data(), wide.size(), bytes, new_request);
 }

@@ -12,8 +12,14 @@
 namespace flash_attention::emulator {
 namespace {
 
-float low(MatrixType type, unsigned pair) { return float_of(type, static_cast<std::uint16_t>(pair)); }
-float high(MatrixType type, unsigned pair) { return float_of(type, static_cast<std::uint16_t>(pair >> 16)); }
+template <MatrixType type>
+float low(unsigned pair) {
+  return float_of(type, static_cast<std::uint16_t>(pair));
+}
+template <MatrixType type>
+float high(unsigned pair) {
+  return float_of(type, static_cast<std::uint16_t>(pair >> 16));
+}
 
 template <typename Operand, typename Same>
 const Operand& uniform(void* const* operands, Same same) {
@@ -71,6 +77,40 @@ FLASH_ATTENTION_CLONES void multiply_add(float (&D)[16][8], const float (&A)[16]
   }
 }
 
+template <MatrixType type>
+void multiply(void* const* operands) {
+  constexpr int k = type == MatrixType::tf32 ? 8 : 16;
+  float A[16][16], B[16][8], D[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
+    const int g = lane / 4, t = lane % 4;
+    for (int r = 0; r < 4; ++r) {
+      const int row = g + 8 * (r % 2);
+      if constexpr (type == MatrixType::tf32) {
+        A[row][t + 4 * (r / 2)] = float_of_tf32(operand.A[r]);
+      } else {
+        A[row][2 * t + 8 * (r / 2)] = low<type>(operand.A[r]);
+        A[row][2 * t + 8 * (r / 2) + 1] = high<type>(operand.A[r]);
+      }
+      D[g + 8 * (r / 2)][2 * t + r % 2] = operand.D[r];
+    }
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (type == MatrixType::tf32) {
+        B[t + 4 * r][g] = float_of_tf32(operand.B[r]);
+      } else {
+        B[2 * t + 8 * r][g] = low<type>(operand.B[r]);
+        B[2 * t + 8 * r + 1][g] = high<type>(operand.B[r]);
+      }
+    }
+  }
+  multiply_add(D, A, B, k);
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
+    for (int r = 0; r < 4; ++r) operand.D[r] = D[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2];
+  }
+  Scheduler::current().counters().mma_flops += static_cast<std::uint64_t>(2 * 16 * 8 * k);
+}
+
 }  // namespace
 
 void ldmatrix(void* const* operands) {
@@ -111,38 +151,14 @@ void stmatrix(void* const* operands) {
 }
 
 void mma(void* const* operands) {
-  const MatrixType type =
-      uniform<MultiplyOperand>(operands, [](const auto& x, const auto& y) { return x.type == y.type; }).type;
-  const int k = type == MatrixType::tf32 ? 8 : 16;
-  float A[16][16], B[16][8], D[16][8];
-  for (int lane = 0; lane < 32; ++lane) {
-    const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
-    const int g = lane / 4, t = lane % 4;
-    for (int r = 0; r < 4; ++r) {
-      const int row = g + 8 * (r % 2);
-      if (type == MatrixType::tf32) {
-        A[row][t + 4 * (r / 2)] = float_of_tf32(operand.A[r]);
-      } else {
-        A[row][2 * t + 8 * (r / 2)] = low(type, operand.A[r]);
-        A[row][2 * t + 8 * (r / 2) + 1] = high(type, operand.A[r]);
-      }
-      D[g + 8 * (r / 2)][2 * t + r % 2] = operand.D[r];
-    }
-    for (int r = 0; r < 2; ++r) {
-      if (type == MatrixType::tf32) {
-        B[t + 4 * r][g] = float_of_tf32(operand.B[r]);
-      } else {
-        B[2 * t + 8 * r][g] = low(type, operand.B[r]);
-        B[2 * t + 8 * r + 1][g] = high(type, operand.B[r]);
-      }
-    }
+  switch (uniform<MultiplyOperand>(operands, [](const auto& x, const auto& y) { return x.type == y.type; }).type) {
+    case MatrixType::tf32:
+      return multiply<MatrixType::tf32>(operands);
+    case MatrixType::float16:
+      return multiply<MatrixType::float16>(operands);
+    default:
+      return multiply<MatrixType::bfloat16>(operands);
   }
-  multiply_add(D, A, B, k);
-  for (int lane = 0; lane < 32; ++lane) {
-    const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
-    for (int r = 0; r < 4; ++r) operand.D[r] = D[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2];
-  }
-  Scheduler::current().counters().mma_flops += static_cast<std::uint64_t>(2 * 16 * 8 * k);
 }
 
 }  // namespace flash_attention::emulator

@@ -94,7 +94,8 @@ void Scheduler::prepare(std::int64_t index) {
 
 void Scheduler::thread_main() {
   Scheduler& self = current();
-  enter_fiber(self.main_stack_);
+  StackIdentity of_a_lane;
+  enter_fiber(self.main_stack_.size == 0 ? self.main_stack_ : of_a_lane);
   self.entry_.run(self.argument_);
   Thread& thread = self.running();
   thread.state = State::done;
@@ -106,11 +107,10 @@ void Scheduler::thread_main() {
   __builtin_unreachable();
 }
 
-void Scheduler::resume(Thread& thread) {
+[[gnu::always_inline]] inline void Scheduler::enter(Thread& thread, void** left_stack_pointer) {
   running_ = &thread;
   *slot_ = &thread.view;
-  switch_stack(&main_stack_pointer_, thread.stack_pointer, thread.stack->identity());
-  running_ = nullptr;
+  switch_stack(left_stack_pointer, thread.stack_pointer, thread.stack->identity());
 }
 
 void Scheduler::suspend(Wait wait, std::uint32_t key, std::uint32_t detail) {
@@ -126,7 +126,10 @@ void Scheduler::suspend(Wait wait, std::uint32_t key, std::uint32_t detail) {
 
 void Scheduler::yield() { leave(*running_); }
 
-void Scheduler::leave(Thread& thread) { switch_stack(&thread.stack_pointer, main_stack_pointer_, main_stack_); }
+void Scheduler::leave(Thread& thread) {
+  if (Thread* next = next_lane()) return enter(*next, &thread.stack_pointer);
+  switch_stack(&thread.stack_pointer, main_stack_pointer_, main_stack_);
+}
 
 void Scheduler::wake(Thread& thread) {
   thread.state = State::ready;
@@ -166,14 +169,25 @@ Warp* Scheduler::pick_warp() {
   return chosen == nullptr && starved_->ready > 0 ? starved_ : chosen;
 }
 
+/// A lane that waits hands over to the next one itself: half of the switches that the loop in between would take.
 void Scheduler::run_warp(Warp& warp) {
-  const std::size_t lanes = warp.lanes.size();
-  std::size_t next = random_.below(static_cast<std::uint32_t>(lanes));
-  for (std::size_t i = 0; i < lanes && failure_.empty(); ++i) {
-    Thread& thread = *warp.lanes[next];
-    next = next + 1 == lanes ? 0 : next + 1;
-    if (thread.state == State::ready) resume(thread);
+  turn_ = &warp;
+  lanes_left_ = warp.lanes.size();
+  next_lane_ = random_.below(static_cast<std::uint32_t>(lanes_left_));
+  if (Thread* first = next_lane()) enter(*first, &main_stack_pointer_);
+  running_ = nullptr;
+}
+
+/// Of the warp whose turn it is; null where all have had theirs, or something went wrong.
+Thread* Scheduler::next_lane() {
+  const std::vector<Thread*>& lanes = turn_->lanes;
+  while (lanes_left_ > 0 && failure_.empty()) {
+    Thread* thread = lanes[next_lane_];
+    next_lane_ = next_lane_ + 1 == lanes.size() ? 0 : next_lane_ + 1;
+    --lanes_left_;
+    if (thread->state == State::ready) return thread;
   }
+  return nullptr;
 }
 
 /// Only threads that poll global memory are left: what is in flight lands, then another block may run; give up when nothing

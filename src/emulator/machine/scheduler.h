@@ -155,8 +155,9 @@ class Scheduler {
   void prepare(std::int64_t index);
   void run_warp(Warp& warp);
   Warp* pick_warp();
-  void resume(Thread& thread);
-  void leave(Thread& thread);  // back into the loop
+  Thread* next_lane();
+  void enter(Thread& thread, void** left_stack_pointer);
+  void leave(Thread& thread);  // to the next lane of the warp, after the last one back into the loop
   void note_idle();
   std::string finish();
   std::string deadlock_report() const;
@@ -176,6 +177,8 @@ class Scheduler {
   void* main_stack_pointer_ = nullptr;
   StackIdentity main_stack_;
   Thread* running_ = nullptr;
+  Warp* turn_ = nullptr;  // the warp whose lanes run, one after another
+  std::size_t next_lane_ = 0, lanes_left_ = 0;
   int alive_ = 0;
   Warp* starved_ = nullptr;
   std::uint32_t starvation_ = 0;  // steps until another one is starved
