@@ -17,6 +17,7 @@ const Variant variants[] = {{"forward", Pass::forward, "forward/portable"},
                             {"standard_backward", Pass::standard_backward, "standard/backward"}};
 
 /// A wide head (at 256 the key gradients spill one register, which costs these kernels nothing), and every option at once.
+/// Outside of the long tail a wide head of backward alone, which needs most registers.
 std::vector<Problem> problems() {
   Problem wide{.batch = 1, .seq_q = 256, .seq_kv = 256, .heads_q = 2, .heads_kv = 2, .head_dim = 192};
   Problem everything{.batch = 2, .seq_q = 256, .seq_kv = 256, .heads_q = 4, .heads_kv = 2, .head_dim = 128};
@@ -43,8 +44,7 @@ TEST_P(PortableCompile, NoSpill) {
         .device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = 108, .shared_bytes = shared_limit(arch)};
     std::vector<Plan> plans;
     for (const Problem& problem : problems()) {
-      const bool standard = std::string_view(GetParam().kernel).starts_with("standard/");
-      if (standard && problem.head_dim == 192 && !with_long_tail()) continue;  // nothing depends on them but a comparison
+      if (problem.head_dim == 192 && GetParam().pass != Pass::backward && !with_long_tail()) continue;
       plans.push_back(make_plan(problem, GetParam().pass, device, GetParam().kernel));
     }
     expect_plans_compile(plans, arch);

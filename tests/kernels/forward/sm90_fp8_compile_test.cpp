@@ -13,19 +13,21 @@ TEST(ForwardSm90Fp8Compiles, TilesAndOptions) {
     p.q_scales = p.kv_scales = ScaleKind::head;
     plans.push_back(make_plan(p, Pass::forward, h200(), "forward/sm90_fp8"));
   };
-  add(problem(64));
   add(problem(128));
   if (with_long_tail()) {
+    add(problem(64));
     add(problem(256));
     add(problem(128, false));
     add(problem(128), Dtype::float8_e5m2);
   }
   Problem p = problem(128);
-  p.packed = true, p.total_q = p.total_kv = 2000;
-  add(p);
-  p = problem(128);
-  p.softcap = 20, p.seqused_q = p.seqused_kv = true;
-  add(p);
+  if (with_long_tail()) {
+    p.packed = true, p.total_q = p.total_kv = 2000;
+    add(p);
+    p = problem(128);
+    p.softcap = 20, p.seqused_q = p.seqused_kv = true;
+    add(p);
+  }
   p = problem(256, false);
   p.softcap = 20, p.window_left = 100, p.key_lengths = true;
   add(p);
