@@ -97,6 +97,11 @@ Results run(const Case& c, const Inputs& in, bool through_c, const Results* forw
 
 void expect_same_bits(const Case& c, bool gradients) {
   const Inputs in = draw_inputs(c);
+#if defined(__SANITIZE_ADDRESS__)  // looks at memory: the same calls by the other door show it nothing new
+  const Results done = run(c, in, true);
+  if (gradients) run(c, in, true, &done);
+  return;
+#endif
   const Results cpp = run(c, in, false), through_c = run(c, in, true);
   const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
