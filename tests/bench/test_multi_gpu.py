@@ -21,6 +21,7 @@ def run(*words):
     return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long_tail  # three processes that import torch; tests/python/parallel has the library's part
 def test_two_processes(tmp_path):
     path = tmp_path / "multi.json"
     start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
@@ -38,10 +39,9 @@ def test_two_processes(tmp_path):
         assert name in done.stdout
 
 
-@pytest.mark.long_tail
-def test_the_blocks_of_four_ranks(tmp_path):
+def test_the_blocks_of_four_ranks(tmp_path, warm_python):
     path = tmp_path / "steps.json"
-    done = run(BENCH / "multi_gpu.py", *TINY, "--seconds", "0.01", "--steps", "4", "--output", path)
+    done = warm_python(BENCH / "multi_gpu.py", *TINY, "--seconds", "0.01", "--steps", "4", "--output", path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
     assert [(row["baseline"], row["pass"]) for row in rows] == [
@@ -50,7 +50,7 @@ def test_the_blocks_of_four_ranks(tmp_path):
         ("ours", "backward"),
         ("steps_4", "backward"),
     ]
-    wrong = run(BENCH / "multi_gpu.py", *TINY, "--baselines", "nobody", "--output", path)
+    wrong = warm_python(BENCH / "multi_gpu.py", *TINY, "--baselines", "nobody", "--output", path)
     assert wrong.returncode == 2 and "baselines: got 'nobody'; allowed: data_parallel" in wrong.stderr
 
 

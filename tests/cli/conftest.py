@@ -19,8 +19,8 @@ class Command:
         assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def json(self, *words: object, code: int = 0) -> dict:
-        return json.loads(self(*words, "--json", code=code).stdout)
+    def json(self, *words: object, code: int = 0, **settings: object) -> dict:
+        return json.loads(self(*words, "--json", code=code, **settings).stdout)
 
 
 @pytest.fixture(scope="session")

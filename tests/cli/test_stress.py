@@ -57,7 +57,7 @@ def children_of(process):
 
 
 def test_a_process_that_dies_is_a_difference(command):
-    process = started(command, "--minutes", 0.1, "--jobs", 2, "--json")
+    process = started(command, "--minutes", 0.08, "--jobs", 2, "--json")
     while len(children_of(process)) < 2:
         time.sleep(0.05)
     time.sleep(2)  # by then it has told what it works on
@@ -112,7 +112,8 @@ def with_half_of_every_scale(command, folder):
     text = score.read_text()
     assert "args.scale" in text
     score.write_text(text.replace("args.scale", "(args.scale * 0.5f)"))
-    return {**os.environ, "FLASH_ATTENTION_KERNEL_DIR": str(folder / "kernels")}
+    flags = "-O0 -g0"  # to compile takes longer than to run
+    return {**os.environ, "FLASH_ATTENTION_KERNEL_DIR": str(folder / "kernels"), "FLASH_ATTENTION_CXX_FLAGS": flags}
 
 
 def test_a_difference_is_told_with_its_kernel_and_its_command(command, tmp_path):

@@ -17,6 +17,8 @@ from flash_attention.parallel import fused, partial
 device = "cuda" if torch.cuda.is_available() else "cpu"
 ranges = [(0, 10), (5, 10), (0, 5), (3, 7)]
 for dtype, count, dim in itertools.product((torch.float32, torch.bfloat16), (1, 2, 3, 4), (8, 40)):
+    if (dim == 8) != (count == 2):  # Triton interprets for seconds: each count, each size
+        continue
     torch.manual_seed(count)
     parts = []
     for begin, end in ranges[:count]:

@@ -69,7 +69,7 @@ PROGRAMS = {
 }
 
 
-LONG_TAIL = ("flash_attn", "module")  # doors to what "attention" and "torch_later" show
+LONG_TAIL = ("flash_attn", "module", "transformers")  # doors to what "attention" and "torch_later" show
 
 
 @pytest.mark.parametrize(
