@@ -115,17 +115,14 @@ nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
   slots[Slot::q].stream = current_stream(args[0], slots[Slot::q].device);
   Call call(slots, options_of(args[6]));
   call.set_forward(out, lse, 0, 0);
-  nb::object made[3];
+  NewTensor dq = empty_like(args[0], slots[Slot::q]), dk = empty_like(args[1], slots[Slot::k]),
+            dv = empty_like(args[2], slots[Slot::v]);
   Gradients gradients;
   gradients.dout = dout;
-  Tensor* const places[3] = {&gradients.dq, &gradients.dk, &gradients.dv};
-  for (int i = 0; i < 3; ++i) {
-    made[i] = result_of(torch.empty_like, {args[i]});
-    *places[i] = tensor_of(made[i], "gradient");
-  }
+  gradients.dq = dq.tensor, gradients.dk = dk.tensor, gradients.dv = dv.tensor;
   call.set_gradients(gradients);
-  run_call(call, true, made[0]);
-  return nb::make_tuple(made[0], made[1], made[2]);
+  run_call(call, true, args[0]);
+  return nb::make_tuple(dq.object, dk.object, dv.object);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "plain_call.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "gil.h"
 #include "torch_functions.h"
@@ -85,27 +86,26 @@ bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out) {
   return last >= 0 && out[slot].sizes[last] == keys && out[slot].strides[last] == 1;
 }
 
-void run_call(Call& call, bool backward, nb::handle like) {
-  nb::object workspace;
+void run_call(Call& call, bool backward, PyObject* like) {
+  std::optional<Scratch> workspace;
   if (const std::size_t bytes = call.workspace(backward)) {
-    workspace = empty_bytes(like.ptr(), bytes + Call::workspace_alignment, call.options.device);
-    call.set_workspace(tensor_of(workspace, "workspace").data, bytes);
+    workspace.emplace(like, bytes + Call::workspace_alignment, call.options.device, call.options.stream);
+    call.set_workspace(workspace->data(), bytes);
   }
   const GilRelease released;
   call.run(backward);
 }
 
 Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse, bool backward_follows) {
-  slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
+  Tensor& q = slots[Slot::q];
+  q.stream = current_stream(qkv[0], q.device);
   Call call(slots, options);
   call.options.backward_follows = backward_follows;
-  Results results{.out = result_of(torch.empty_like, {qkv[0]}), .lse = nb::none()};
-  if (with_lse) {
-    results.lse = empty_lse(qkv[0], call.problem, slots[Slot::q].device);
-  }
-  call.set_forward(tensor_of(results.out, "out"), optional_tensor(results.lse, "lse"), 0, 0);
-  run_call(call, false, results.out);
-  return results;
+  NewTensor out = empty_like(qkv[0], q), lse{.object = nb::none(), .tensor = {}};
+  if (with_lse) lse = empty_lse(qkv[0], call.problem, q.device);
+  call.set_forward(out.tensor, lse.tensor, 0, 0);
+  run_call(call, false, qkv[0]);
+  return {.out = std::move(out.object), .lse = std::move(lse.object)};
 }
 
 }  // namespace flash_attention::python

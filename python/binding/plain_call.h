@@ -41,7 +41,7 @@ bool read_tensors(PyObject* const* qkv, Slots& out);
 bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out);
 
 /// With a workspace where `like` is.
-void run_call(Call& call, bool backward, nb::handle like);
+void run_call(Call& call, bool backward, PyObject* like);
 
 struct Results {
   nb::object out, lse;

@@ -1,7 +1,12 @@
 #include "torch_functions.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <array>
+#include <bit>
+
+#include "gil.h"
 
 namespace flash_attention::python {
 
@@ -37,8 +42,105 @@ bool are_tensors(PyObject* const* objects, int count) {
 
 namespace {
 
-/// A tensor of these sizes that holds one element: torch makes one like another faster than from sizes.
-nb::object model_of(PyObject* like, const nb::tuple& sizes, const nb::tuple& strides, PyObject* dtype) {
+/// The C functions of torch for models compiled ahead of time ("AOTInductor"), whose binary interface is stable,
+/// and the one by which every extension of torch hands a tensor to Python. A handle is a tensor's address.
+struct CFunctions {
+  int (*empty_strided)(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides, std::int32_t dtype,
+                       std::int32_t device_type, std::int32_t device_index, void** handle) = nullptr;
+  int (*data_of)(void* handle, void** data) = nullptr;
+  int (*remove)(void* handle) = nullptr;
+  PyObject* (*wrap)(const void* handle) = nullptr;
+  std::int32_t float32 = 0, float16 = 0, bfloat16 = 0, uint8 = 0, cpu = 0, cuda = 0;
+  bool complete = false;
+};
+
+CFunctions find_functions() {
+  CFunctions found;
+  // Torch is loaded, or there would be no tensor: its libraries are only looked up.
+  void* const core = ::dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  void* const binding = ::dlopen("libtorch_python.so", RTLD_NOW | RTLD_NOLOAD);
+  if (core == nullptr || binding == nullptr) return found;
+  bool complete = true;
+  const auto bind = [&](void* library, auto*& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    complete = complete && function != nullptr;
+  };
+  const auto ask = [&](std::int32_t& number, const char* name) {
+    std::int32_t (*function)() = nullptr;
+    bind(core, function, name);
+    if (function != nullptr) number = function();
+  };
+  bind(core, found.empty_strided, "aoti_torch_empty_strided");
+  bind(core, found.data_of, "aoti_torch_get_data_ptr");
+  bind(core, found.remove, "aoti_torch_delete_tensor_object");
+  bind(binding, found.wrap, "_Z16THPVariable_WrapRKN2at10TensorBaseE");  // THPVariable_Wrap(const at::TensorBase&)
+  ask(found.float32, "aoti_torch_dtype_float32");
+  ask(found.float16, "aoti_torch_dtype_float16");
+  ask(found.bfloat16, "aoti_torch_dtype_bfloat16");
+  ask(found.uint8, "aoti_torch_dtype_uint8");
+  ask(found.cpu, "aoti_torch_device_type_cpu");
+  ask(found.cuda, "aoti_torch_device_type_cuda");
+  found.complete = complete;
+  return found;
+}
+
+const CFunctions& functions() {
+  static const CFunctions found = find_functions();
+  return found;
+}
+
+/// A handle, or null where torch refuses: its function of Python says why.
+void* new_handle(const Tensor& shape, std::int32_t dtype) {
+  const CFunctions& c = functions();
+  void* handle = nullptr;
+  const GilRelease released;  // the memory may have to come from the driver
+  const std::int32_t type = device_traits(shape.device).host_memory ? c.cpu : c.cuda;
+  const int status = c.empty_strided(shape.rank, shape.sizes, shape.strides, dtype, type, shape.device.index, &handle);
+  return status == 0 ? handle : nullptr;
+}
+
+void* new_bytes(std::size_t bytes, Device device) {
+  Tensor shape;
+  shape.rank = 1;
+  shape.sizes[0] = static_cast<std::int64_t>(bytes);
+  shape.strides[0] = 1;
+  shape.device = device;
+  return new_handle(shape, functions().uint8);
+}
+
+/// A new tensor of these sizes and strides; no object where torch's C functions cannot make it.
+NewTensor new_tensor(const Tensor& shape, std::int32_t dtype) {
+  const CFunctions& c = functions();
+  void* const handle = new_handle(shape, dtype);
+  if (handle == nullptr) return {};
+  NewTensor made{.object = {}, .tensor = shape};
+  PyObject* const object = c.data_of(handle, &made.tensor.data) == 0 ? c.wrap(handle) : nullptr;
+  c.remove(handle);
+  made.object = checked(object);
+  return made;
+}
+
+/// Whether the axes, in some order, have no gaps and no overlap: then torch.empty_like keeps the strides.
+bool is_dense(const Tensor& tensor) {
+  std::int64_t stride = 1, elements = 1;
+  for (int axis = 0; axis < tensor.rank; ++axis) elements *= tensor.sizes[axis];
+  while (stride < elements) {
+    int next = 0;
+    while (next < tensor.rank && (tensor.sizes[next] == 1 || tensor.strides[next] != stride)) ++next;
+    if (next == tensor.rank) return false;
+    stride *= tensor.sizes[next];
+  }
+  return true;
+}
+
+std::int32_t dtype_number(const Tensor& tensor) {
+  const CFunctions& c = functions();
+  const Dtype dtype = dtype_of(tensor);
+  return dtype == Dtype::float32 ? c.float32 : dtype == Dtype::float16 ? c.float16 : c.bfloat16;
+}
+
+/// By Python: torch.empty_strided(sizes, strides, dtype, device), which is faster than by sizes alone.
+nb::object by_python(PyObject* like, const nb::tuple& sizes, const nb::tuple& strides, PyObject* dtype) {
   static PyObject* const names = nb::make_tuple("dtype", "device").release().ptr();
   const nb::object place = checked(PyObject_GetAttr(like, torch.device));
   PyObject* const args[] = {sizes.ptr(), strides.ptr(), dtype, place.ptr()};
@@ -47,36 +149,83 @@ nb::object model_of(PyObject* like, const nb::tuple& sizes, const nb::tuple& str
 
 }  // namespace
 
-nb::object empty_lse(PyObject* like, const Problem& problem, Device device) {
-  struct Model {
-    std::int64_t batch = 0, heads = 0, seq = 0;
-    Device device;
-    nb::object tensor;
-  };
-  static auto* last = new Model;  // never freed: Python may be gone before static objects are
-  if (last->batch != problem.batch || last->heads != problem.heads_q || last->seq != problem.seq_q ||
-      !(last->device == device) || !last->tensor.is_valid()) {
-    last->tensor = model_of(like, nb::make_tuple(problem.batch, problem.heads_q, problem.seq_q), nb::make_tuple(0, 0, 0),
-                            torch.float32);
-    last->batch = problem.batch, last->heads = problem.heads_q, last->seq = problem.seq_q, last->device = device;
+NewTensor empty_like(PyObject* object, const Tensor& tensor) {
+  if (functions().complete && is_dense(tensor)) {
+    if (NewTensor made = new_tensor(tensor, dtype_number(tensor)); made.object.is_valid()) return made;
   }
-  return result_of(torch.empty_like, {last->tensor.ptr()});
+  NewTensor made{.object = result_of(torch.empty_like, {object}), .tensor = {}};
+  made.tensor = tensor_of(made.object, "a new tensor");
+  return made;
 }
 
-nb::object empty_bytes(PyObject* like, std::size_t bytes, Device device) {
-  struct Model {
-    std::size_t bytes = 0;
-    Device device;
-    nb::object tensor;
-  };
-  static auto* models = new std::array<Model, 4>;  // layers of a model differ in few sizes
-  static std::size_t oldest = 0;
-  for (const Model& model : *models) {
-    if (model.bytes == bytes && model.device == device) return result_of(torch.empty_like, {model.tensor.ptr()});
+NewTensor empty_lse(PyObject* like, const Problem& problem, Device device) {
+  const std::int64_t of_head = problem.seq_q, of_batch = problem.heads_q * problem.seq_q;
+  if (functions().complete) {
+    Tensor shape;
+    shape.name = "lse";
+    shape.rank = 3;
+    shape.sizes[0] = problem.batch, shape.sizes[1] = problem.heads_q, shape.sizes[2] = problem.seq_q;
+    shape.strides[0] = of_batch, shape.strides[1] = of_head, shape.strides[2] = 1;
+    shape.device = device;
+    if (NewTensor made = new_tensor(shape, functions().float32); made.object.is_valid()) return made;
   }
-  Model& model = (*models)[oldest++ % models->size()];
-  model = {bytes, device, model_of(like, nb::make_tuple(bytes), nb::make_tuple(0), torch.uint8)};
-  return result_of(torch.empty_like, {model.tensor.ptr()});
+  NewTensor made{.object = by_python(like, nb::make_tuple(problem.batch, problem.heads_q, problem.seq_q),
+                                     nb::make_tuple(of_batch, of_head, 1), torch.float32),
+                 .tensor = {}};
+  made.tensor = tensor_of(made.object, "lse");
+  return made;
+}
+
+/// The last workspace of a GPU's default stream, which the next call takes again instead of asking torch. What is launched
+/// there runs one after another, from whatever thread, and is never captured; another call that is being launched at the
+/// same time finds it taken.
+struct Scratch::Kept {
+  static constexpr std::size_t max_bytes = std::size_t{2} << 20;  // decoding's; larger ones go back to torch
+  static constexpr int max_devices = 16;
+
+  void* handle = nullptr;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  bool taken = false;
+};
+
+Scratch::Kept* Scratch::take_kept(std::size_t bytes, Device device, void* stream) {
+  static std::array<Kept, Kept::max_devices> all;  // never freed: torch may be gone before static objects are
+  const bool has_default_stream = device_traits(device).streams && stream == nullptr;
+  if (!has_default_stream || bytes > Kept::max_bytes || device.index >= Kept::max_devices) return nullptr;
+  Kept& kept = all[static_cast<std::size_t>(device.index)];
+  if (kept.taken) return nullptr;
+  kept.taken = true;  // from here on: torch lets go of the GIL where it makes a larger one
+  if (kept.bytes >= bytes) return &kept;
+  const CFunctions& c = functions();
+  if (kept.handle != nullptr) c.remove(kept.handle);
+  kept.bytes = 0;
+  kept.handle = new_bytes(std::bit_ceil(bytes), device);
+  if (kept.handle != nullptr && c.data_of(kept.handle, &kept.data) == 0) {
+    kept.bytes = std::bit_ceil(bytes);
+    return &kept;
+  }
+  kept.taken = false;
+  return nullptr;
+}
+
+Scratch::Scratch(PyObject* like, std::size_t bytes, Device device, void* stream) {
+  if (functions().complete) {
+    kept_ = take_kept(bytes, device, stream);
+    if (kept_ != nullptr) {
+      data_ = kept_->data;
+      return;
+    }
+    handle_ = new_bytes(bytes, device);
+    if (handle_ != nullptr && functions().data_of(handle_, &data_) == 0) return;
+  }
+  object_ = by_python(like, nb::make_tuple(bytes), nb::make_tuple(1), torch.uint8);
+  data_ = tensor_of(object_, "workspace").data;
+}
+
+Scratch::~Scratch() {
+  if (kept_ != nullptr) kept_->taken = false;
+  if (handle_ != nullptr) functions().remove(handle_);
 }
 
 namespace {

@@ -46,11 +46,38 @@ bool is_intercepted(Device device);                        ///< a mode is on in 
 bool wants_gradient(PyObject* const* tensors, int count);  ///< gradients are on, and one of them asks for its own
 bool are_tensors(PyObject* const* objects, int count);     ///< of the very class, not of one that is made from it
 
-/// float32 [batch, heads_q, seq_q] where `like` is.
-nb::object empty_lse(PyObject* like, const Problem& problem, Device device);
+// Tensors that torch makes: by its C functions where this torch has them, which take less time than Python's.
 
-/// A tensor of so many bytes where `like` is.
-nb::object empty_bytes(PyObject* like, std::size_t bytes, Device device);
+struct NewTensor {
+  nb::object object;
+  Tensor tensor;  ///< what it is made of
+};
+
+/// As torch.empty_like(object) makes it; `tensor` is what the object is made of.
+NewTensor empty_like(PyObject* object, const Tensor& tensor);
+
+/// float32 [batch, heads_q, seq_q] where `like` is.
+NewTensor empty_lse(PyObject* like, const Problem& problem, Device device);
+
+/// Memory for the time of a call, where `like` is; Python sees nothing of it where torch has C functions. Made and gone
+/// under the GIL.
+class Scratch {
+ public:
+  Scratch(PyObject* like, std::size_t bytes, Device device, void* stream);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  struct Kept;
+  static Kept* take_kept(std::size_t bytes, Device device, void* stream);
+
+  void* handle_ = nullptr;
+  Kept* kept_ = nullptr;
+  nb::object object_;
+  void* data_ = nullptr;
+};
 
 /// Adds set_eager(), which says what torch is.
 void add_torch(nb::module_& module);

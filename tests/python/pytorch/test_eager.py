@@ -1,5 +1,7 @@
 """The fast path of a plain call: the same bits as the general path, and the general path wherever a call is not plain."""
 
+import weakref
+
 import flash_attention
 import pytest
 import torch
@@ -58,6 +60,34 @@ def test_same_bits_as_the_long_way(name, device, short_calls):
     q, k, v = tensors_for(name, device)
     short, long = both_ways(name, q, k, v, short_calls)
     assert short.stride() == long.stride()
+
+
+LAYOUTS = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "permuted": lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
+    "one row": lambda x: x[:, :1],
+    "one of a batch": lambda x: x[1:, 3:9],
+    "gaps": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(2, -1, -1, -1),
+    "of three": lambda x: torch.stack((x, x, x), dim=2)[:, :, 1],
+}
+
+
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_results_lie_as_empty_like_puts_them_and_are_freed(name, device, short_calls):
+    q = LAYOUTS[name](tensors(device)[0]).detach()
+    leaves = [q.detach().requires_grad_() for _ in range(3)]
+    results = [flash_attention.attention(q, q, q)]
+    assert short_calls[-1] is results[0] and results[0].grad_fn is None
+    assert torch.equal(results[0], flash_attention.attention(q, q, q, return_lse=True)[0])
+    results += torch.autograd.grad(flash_attention.attention(*leaves), leaves, results[0])
+    short_calls.clear()
+    assert [result.stride() for result in results] == [torch.empty_like(q).stride()] * 4
+    watched = [weakref.ref(result) for result in results]
+    del results
+    assert [reference() for reference in watched] == [None] * 4
 
 
 def score_tensors(name, device):

@@ -1,5 +1,7 @@
 """The fast path of a plain decoding step: the same bits as the general path, which every call that is not plain takes."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from flash_attention import _core
@@ -89,15 +91,47 @@ def test_wrong_arguments_are_named_as_before(device, short_calls):
     assert all(answer is None for answer in short_calls)
 
 
-def test_workspaces_of_several_sizes(short_calls):
-    """More sizes of workspace than are remembered, forwards and again."""
-    calls = []
+def steps_of_several_sizes(device):
+    """[(arguments of a step, what comes of it in float64)], from the smallest workspace to the largest and back."""
+    steps = []
     for keys in (512, 1024, 2048, 4096, 8192, 16384):
-        q, k = torch.randn(1, 1, 8, 64), torch.randn(1, keys, 1, 64)
-        calls.append((q, k, k.flip(1), torch.tensor([keys], dtype=torch.int32)))
-    for q, k, v, lengths in calls + calls[::-1]:
-        got = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+        q, k, v = (torch.randn(1, size, heads, 64, device=device) for size, heads in ((1, 8), (keys, 1), (keys, 1)))
+        lengths = torch.tensor([keys], dtype=torch.int32, device=device)
         weights = (torch.einsum("bqhd,bkgd->bhqk", q.double(), k.double()) * 64**-0.5).softmax(-1)
-        want = torch.einsum("bhqk,bkgd->bqhd", weights, v.double())
-        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
+        steps.append(((q, k, v, lengths), torch.einsum("bhqk,bkgd->bqhd", weights, v.double())))
+    return steps + steps[::-1]
+
+
+def check_step(step):
+    (q, k, v, lengths), expected = step
+    got = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+    torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_workspaces_of_several_sizes(device, short_calls):
+    for step in steps_of_several_sizes(device):
+        check_step(step)
     assert len(short_calls) == 12 and all(answer is not None for answer in short_calls)
+
+
+def test_workspaces_of_several_threads(device, short_calls):
+    """All on the default stream, one of whose workspaces is kept from call to call."""
+    steps = steps_of_several_sizes(device)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(check_step, steps * 4))
+    assert len(short_calls) == 48 and all(answer is not None for answer in short_calls)
+
+
+def test_workspaces_of_several_streams():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    steps = steps_of_several_sizes("cuda")
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    got = []
+    for (arguments, _), stream in zip(steps * 3, streams * 12, strict=True):
+        with torch.cuda.stream(stream):
+            got.append(flash_attn_with_kvcache(*arguments[:3], cache_seqlens=arguments[3]))
+    torch.cuda.synchronize()
+    for result, (_, expected) in zip(got, steps * 3, strict=True):
+        torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-4)
