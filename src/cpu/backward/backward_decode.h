@@ -144,7 +144,7 @@ inline void backward_in_place(const Call& call, const RowBlock& block, const Til
   const KeyRows<T> K{key_row<T>(call, block, call.k, tile.begin), call.k.seq_stride};
   const KeyRows<T> V{key_row<T>(call, block, call.v, tile.begin), call.v.seq_stride};
   key_gradients(call, block, tile, K, V, scratch, next);
-  FloatDots<T>::add_values(block.rows, scratch.dS, K, 0, tile.count, scratch.dQ, call.head_dim);
+  FloatDots<T>::add_values(block.rows, scratch.dS, K, tile.count, scratch.dQ, call.head_dim);
 }
 
 /// A tile of which something is hidden or dropped; see hidden.h.
@@ -155,7 +155,7 @@ inline void backward_behind_mask(const Call& call, const RowBlock& block, const 
   const FloatRows V = key_rows(call, block, call.v, tile.begin, tile.count, call.head_dim_v, false, scratch.V);
   key_gradients(call, block, tile, Rows{K.data, K.stride}, Rows{V.data, V.stride}, scratch, next);
   const SafeRows safe = make_safe(K, tile.count, call.head_dim, false, scratch.safe);
-  FloatDots<Float32>::add_values(block.rows, scratch.dS, {safe.rows.data, safe.rows.stride}, 0, tile.count, scratch.dQ,
+  FloatDots<Float32>::add_values(block.rows, scratch.dS, {safe.rows.data, safe.rows.stride}, tile.count, scratch.dQ,
                                  call.head_dim);
   add_nonfinite_rows(safe, scratch.dS, {1, block_kv}, block.rows, scratch.dQ, {round_up(call.head_dim, vector_lanes), 1},
                      call.head_dim);

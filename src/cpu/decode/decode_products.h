@@ -34,15 +34,26 @@ struct KeyRows {
 /// How rows of T are multiplied: converted to float.
 template <class T>
 struct FloatDots {
-  using Element = T;
-  static constexpr int columns = vector_lanes;  // of a vector
+  using Keys = T;                               // of K and V
+  static constexpr int columns = vector_lanes;  // of a row that are loaded at once
   static constexpr bool any_width = true;       // head_dim need not be a multiple of that
+  static constexpr int vectors = 1;             // that columns of a row become
+  static constexpr int most_rows = 8;           // of a group
   static const float* query(const DecodeHead& head) { return head.Q; }
-  static FLASH_ATTENTION_INLINE Vec load_row(const typename T::Stored* from) { return T::load(from); }
+  static FLASH_ATTENTION_INLINE void load_row(const typename T::Stored* from, Vec (&to)[1]) { to[0] = T::load(from); }
   static FLASH_ATTENTION_INLINE Vec load_end(const typename T::Stored* from, int count) {
     return load_some<T>(from, count);
   }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return sum + key * query; }
+
+  /// A row of Q, of any type.
+  static void copy_query(const Call& call, const char* row, float* to) {
+    with_element(call.element, [&](auto type) {
+      using Q = decltype(type);
+      copy_row<Q>(reinterpret_cast<const typename Q::Stored*>(row), call.head_dim, to,
+                  round_up(call.head_dim, vector_lanes));
+    });
+  }
 
   static void copy_words(const typename T::Stored* from, int head_dim, float* to) {
     copy_row<T>(from, head_dim, to, round_up(head_dim, vector_lanes));
@@ -50,11 +61,12 @@ struct FloatDots {
 
   static void prepare_weights(int /*rows*/, int /*keys*/, float* /*P*/) {}
 
-  /// O[row] += sum of P[row][key] * V[key] over `keys` keys from `first` on. O has rows of whole vectors.
-  static void add_values(int rows, const float* P, KeyRows<T> V, int first, int keys, float* O, int head_dim) {
+  /// Where the weights of a key are, in rows that begin at P.
+  static const float* weights_at(const float* P, int key) { return P + key; }
+
+  /// O[row] += sum of P[row][key] * V[key]. O has rows of whole vectors.
+  static void add_values(int rows, const float* P, KeyRows<T> V, int keys, float* O, int head_dim) {
     const int width = round_up(head_dim, vector_lanes), whole = head_dim / vector_lanes;
-    P += first;
-    V.data += first * V.stride;
     multiply<Start::add, Order::row_major, T>({.A = P,
                                                .a_stride = block_kv,
                                                .B = V.data,
@@ -96,15 +108,15 @@ struct FloatDots {
 /// 32-bit words of a row of Q.
 template <class Dots>
 constexpr int words_of(int head_dim) {
-  return round_up(head_dim, Dots::columns) / Dots::columns * vector_lanes;
+  return round_up(head_dim, Dots::columns) / Dots::columns * Dots::vectors * vector_lanes;
 }
 
 /// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has rows of whole vectors,
 /// with 0 after head_dim.
 template <int rows, class Dots>
-FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const float* Q, int head_dim, float factor,
+FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Keys> K, const float* Q, int head_dim, float factor,
                                        float* S) {
-  using Stored = typename Dots::Element::Stored;
+  using Stored = typename Dots::Keys::Stored;
   constexpr int step = vector_lanes / rows, run = smaller(step, 4);
   const int q_stride = words_of<Dots>(head_dim);
   const Stored* first[step / run];  // of every fourth row: a register for each row is too many
@@ -112,25 +124,32 @@ FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const 
   for (int i = 0; i < step / run; ++i) first[i] = K.data + i * run * K.stride;
   Vec sum[vector_lanes] = {};
   const auto add_columns = [&](auto load_row) {
-    Vec q[rows];
+    Vec q[rows][Dots::vectors];
     FLASH_ATTENTION_UNROLL
-    for (int r = 0; r < rows; ++r) q[r] = load(Q + r * q_stride);
+    for (int r = 0; r < rows; ++r) {
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < Dots::vectors; ++v) q[r][v] = load(Q + r * q_stride + v * vector_lanes);
+    }
     FLASH_ATTENTION_UNROLL
     for (int j = 0; j < step; ++j) {
-      const Vec values = load_row(first[j / run] + j % run * K.stride);
+      Vec values[Dots::vectors];
+      load_row(first[j / run] + j % run * K.stride, values);
       FLASH_ATTENTION_UNROLL
-      for (int r = 0; r < rows; ++r) sum[r * step + j] = Dots::add(sum[r * step + j], values, q[r]);
+      for (int r = 0; r < rows; ++r) {
+        FLASH_ATTENTION_UNROLL
+        for (int v = 0; v < Dots::vectors; ++v) sum[r * step + j] = Dots::add(sum[r * step + j], values[v], q[r][v]);
+      }
     }
   };
   int column = 0;
-  for (; column + Dots::columns <= head_dim; column += Dots::columns, Q += vector_lanes) {
-    add_columns([](const Stored* from) { return Dots::load_row(from); });
+  for (; column + Dots::columns <= head_dim; column += Dots::columns, Q += Dots::vectors * vector_lanes) {
+    add_columns([](const Stored* from, Vec(&to)[Dots::vectors]) { Dots::load_row(from, to); });
     FLASH_ATTENTION_UNROLL
     for (int i = 0; i < step / run; ++i) first[i] += Dots::columns;
   }
   if constexpr (Dots::any_width) {
     const int left = head_dim - column;
-    if (left > 0) add_columns([&](const Stored* from) { return Dots::load_end(from, left); });
+    if (left > 0) add_columns([&](const Stored* from, Vec(&to)[1]) { to[0] = Dots::load_end(from, left); });
   }
   alignas(64) float dots[vector_lanes];
   store(dots, reduce_each<Sum>(sum) * factor);
@@ -140,21 +159,30 @@ FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Element> K, const 
 
 /// The same for a few keys, one by one.
 template <int rows, class Dots>
-inline void dot_few(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S) {
+inline void dot_few(KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor, float* S) {
   const int q_stride = words_of<Dots>(head_dim);
   for (int key = 0; key < keys; ++key) {
     Vec sum[rows] = {};
-    const auto add_columns = [&](int column, Vec values) {
+    const auto add_columns = [&](int word, const Vec(&values)[Dots::vectors]) {
       FLASH_ATTENTION_UNROLL
       for (int r = 0; r < rows; ++r) {
-        sum[r] = Dots::add(sum[r], values, load(Q + r * q_stride + column / Dots::columns * vector_lanes));
+        FLASH_ATTENTION_UNROLL
+        for (int v = 0; v < Dots::vectors; ++v)
+          sum[r] = Dots::add(sum[r], values[v], load(Q + r * q_stride + word + v * vector_lanes));
       }
     };
     const auto* row = K.data + key * K.stride;
-    int column = 0;
-    for (; column + Dots::columns <= head_dim; column += Dots::columns) add_columns(column, Dots::load_row(row + column));
+    Vec values[Dots::vectors];
+    int column = 0, word = 0;
+    for (; column + Dots::columns <= head_dim; column += Dots::columns, word += Dots::vectors * vector_lanes) {
+      Dots::load_row(row + column, values);
+      add_columns(word, values);
+    }
     if constexpr (Dots::any_width) {
-      if (column < head_dim) add_columns(column, Dots::load_end(row + column, head_dim - column));
+      if (column < head_dim) {
+        values[0] = Dots::load_end(row + column, head_dim - column);
+        add_columns(word, values);
+      }
     }
     for (int r = 0; r < rows; ++r) S[r * block_kv + key] = sum_lanes(sum[r]) * factor;
   }
@@ -162,7 +190,7 @@ inline void dot_few(KeyRows<typename Dots::Element> K, int keys, const float* Q,
 
 /// All keys of a tile; the last square begins so that it ends with them, and has some of the keys again.
 template <int rows, class Dots>
-inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor, float* S,
+inline void dot_tile(KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor, float* S,
                      NextTile& next) {
   constexpr int step = vector_lanes / rows;
   if (keys < step) return dot_few<rows, Dots>(K, keys, Q, head_dim, factor, S);
@@ -175,7 +203,7 @@ inline void dot_tile(KeyRows<typename Dots::Element> K, int keys, const float* Q
 
 /// All rows, groups of them.
 template <class Dots>
-inline void dot_rows(int rows, KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
+inline void dot_rows(int rows, KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor,
                      float* S, NextTile& next) {
   const int q_stride = words_of<Dots>(head_dim);
   for_row_groups<4>(rows, [&]<int group>(int row) {

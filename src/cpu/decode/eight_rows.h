@@ -59,9 +59,9 @@ FLASH_ATTENTION_INLINE void dot_quads(FloatRows K, int words, const float* Q, fl
 /// All keys of a tile. Rows of K are used where they are if they are words in fours and whole words apart, and else copied
 /// as such.
 template <class Dots>
-inline void dot_eight_rows(KeyRows<typename Dots::Element> K, int keys, const float* Q, int head_dim, float factor,
-                           float* S, NextTile& next) {
-  using Stored = typename Dots::Element::Stored;
+inline void dot_eight_rows(KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor, float* S,
+                           NextTile& next) {
+  using Stored = typename Dots::Keys::Stored;
   constexpr int columns_of_word = Dots::columns / vector_lanes;
   const int words = round_up(head_dim, Dots::columns) / columns_of_word;
   const bool in_place = sizeof(Stored) * columns_of_word == sizeof(float) && head_dim % (4 * columns_of_word) == 0 &&

@@ -18,13 +18,14 @@ constexpr bool only_bfloat16 = true;
 #include "cpu/simd/avx512_bf16.h"
 //
 #include "cpu/isa/bfloat16_table.h"
-#include "cpu/tile/dot_products.h"
+//
+#include "cpu/decode/code_dots.h"
 
 namespace flash_attention::cpu {
 namespace {
 constexpr KernelTable make_table() {
   KernelTable table = make_bfloat16_table<DotProducts>();
-  table.decode[0] = {decode_items, decode_with<PairDots>};
+  table.decode[0] = {decode_items, decode_pairs};
   table.decode[1] = {merge_items, merge};
   table.scratch_bytes = larger(table.scratch_bytes, sizeof(DecodeScratch));
   return table;

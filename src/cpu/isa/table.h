@@ -13,6 +13,14 @@
 namespace flash_attention::cpu {
 namespace {
 
+/// Decoding by floats.
+inline void decode(const Call& call, std::int64_t item, void* memory) {
+  const bool done =
+      with_codes(call.key_element, [&](auto type) { decode_with<FloatDots<decltype(type)>>(call, item, memory); });
+  if (done) return;
+  with_element(call.element, [&](auto type) { decode_with<FloatDots<decltype(type)>>(call, item, memory); });
+}
+
 template <Vec function(Vec)>
 inline void map(const float* from, float* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += vector_lanes) store(to + i, function(load(from + i)));

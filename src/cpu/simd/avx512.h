@@ -56,6 +56,17 @@ FLASH_ATTENTION_INLINE void store_first(std::uint16_t* to, Short x, int count) {
   _mm256_mask_storeu_epi16(to, first_lanes(count), (__m256i)x);
 }
 
+/// As a float16 of 2^-8 times its value, which may be subnormal and costs no more for that.
+FLASH_ATTENTION_INLINE Vec e4m3_to_float(Bytes codes) {
+  const __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16((__m128i)codes), 7) & _mm256_set1_epi16(0xbf80 - 0x10000);
+  const __mmask16 nan = _mm_cmpeq_epi8_mask((__m128i)(codes | 0x80), _mm_set1_epi8(-1));
+  const Vec x = (Vec)_mm512_maskz_cvtph_ps(all_lanes, halves) * 256.0f;
+  return (Vec)_mm512_mask_mov_ps((__m512)x, nan, _mm512_set1_ps(__builtin_nanf("")));
+}
+FLASH_ATTENTION_INLINE Vec int8_to_float(Bytes codes) {
+  return (Vec)_mm512_maskz_cvtepi32_ps(all_lanes, _mm512_maskz_cvtepi8_epi32(all_lanes, (__m128i)codes));
+}
+
 /// Bit i: whether byte i of 32 is not 0.
 FLASH_ATTENTION_INLINE std::uint32_t nonzero_bytes(const std::uint8_t* from) {
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

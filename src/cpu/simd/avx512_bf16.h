@@ -64,25 +64,50 @@ constexpr CodeTable make_code_table() {
 template <int code>
 alignas(64) constexpr CodeTable code_table = make_code_table<code>();
 
-/// 64 codes as bfloat16. AVX512-VBMI looks up 128 bytes at once: nothing is computed, so subnormal codes and NaN cost the
-/// same.
+/// What 64 codes are worth in bfloat16, the bytes of each apart. AVX512-VBMI looks up 128 bytes at once: nothing is
+/// computed, so subnormal codes and NaN cost the same.
 template <int code>
-FLASH_ATTENTION_INLINE void codes_to_halves(__m512i codes, __m512i& first, __m512i& second) {
+FLASH_ATTENTION_INLINE void look_up_codes(__m512i codes, __m512i& low, __m512i& high) {
   const auto look_up = [](const std::uint8_t(&table)[128], __m512i index) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
   };
-  // Eight by eight, so that the two halves of a 16-byte lane belong to the first and to the second 32 codes.
-  codes = _mm512_maskz_permutexvar_epi64(0xff, _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
   const __m512i magnitude =
       code == 6 ? _mm512_maskz_abs_epi8(~__mmask64{0}, codes) : codes;  // its upper bit is not looked at
-  __m512i high = look_up(code_table<code>.high, magnitude) | (codes & sign);
+  high = look_up(code_table<code>.high, magnitude) | (codes & sign);
   if constexpr (code == 6)
     high =
         _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(codes, sign), _mm512_set1_epi8(static_cast<char>(0xc3)));  // -128
-  const __m512i low = look_up(code_table<code>.low, magnitude);
+  low = look_up(code_table<code>.low, magnitude);
+}
+
+/// 64 codes as bfloat16.
+template <int code>
+FLASH_ATTENTION_INLINE void codes_to_halves(__m512i codes, __m512i& first, __m512i& second) {
+  // Eight by eight, so that the two halves of a 16-byte lane belong to the first and to the second 32 codes.
+  codes = _mm512_maskz_permutexvar_epi64(0xff, _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);
+  __m512i low, high;
+  look_up_codes<code>(codes, low, high);
   first = _mm512_maskz_unpacklo_epi8(~__mmask64{0}, low, high);
   second = _mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high);
+}
+
+/// Two rows of 64 codes as words of bfloat16, the first row in the low halves, columns in their order.
+template <int code>
+FLASH_ATTENTION_INLINE void codes_to_pairs(__m512i row0, __m512i row1, Vec (&pairs)[4]) {
+  // Four by four, so that each quarter of a 16-byte lane belongs to another vector of words.
+  const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+  row0 = _mm512_maskz_permutexvar_epi32(all_lanes, order, row0);
+  row1 = _mm512_maskz_permutexvar_epi32(all_lanes, order, row1);
+  const __m512i codes[2] = {_mm512_maskz_unpacklo_epi8(~__mmask64{0}, row0, row1),
+                            _mm512_maskz_unpackhi_epi8(~__mmask64{0}, row0, row1)};
+  FLASH_ATTENTION_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    __m512i low, high;
+    look_up_codes<code>(codes[i], low, high);
+    pairs[2 * i] = (Vec)_mm512_maskz_unpacklo_epi8(~__mmask64{0}, low, high);
+    pairs[2 * i + 1] = (Vec)_mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high);
+  }
 }
 
 /// Rows of codes as rows of bfloat16, columns in multiples of 32.

@@ -37,6 +37,22 @@ FLASH_ATTENTION_INLINE void store_first(std::uint16_t* to, Short x, int count) {
   for (int i = 0; i < count; ++i) to[i] = x[i];
 }
 
+/// Subnormal codes are small integers: no product with a subnormal float, which takes many times as long.
+FLASH_ATTENTION_INLINE Vec e4m3_to_float(Bytes codes) {
+  const Uint bits = __builtin_convertvector(codes, Uint), magnitude = bits & 0x7fu;
+  const Vec subnormal = __builtin_convertvector((Int)magnitude, Vec) * 0x1p-9f;
+  const Vec normal = (Vec)((magnitude << 20) + (120u << 23));
+  const Vec finite = select((Int)magnitude < 8, subnormal, normal);
+  const Uint nan = Uint{} + 0x7fc00000u;
+  return (Vec)((Uint)select((Int)magnitude == 0x7f, (Vec)nan, finite) | (bits & 0x80u) << 24);
+}
+
+/// 2^23 + 128 + code, less the rest: compilers extend signed bytes one by one.
+FLASH_ATTENTION_INLINE Vec int8_to_float(Bytes codes) {
+  const Uint fraction = __builtin_convertvector(codes ^ 0x80, Uint);
+  return (Vec)(fraction | 0x4b000000u) - 8388736.0f;
+}
+
 /// Bit i: whether byte i of 32 is not 0.
 FLASH_ATTENTION_INLINE std::uint32_t nonzero_bytes(const std::uint8_t* from) {
   constexpr std::uint64_t low_bits = 0x7f7f7f7f7f7f7f7fu, gather = 0x0102040810204080u;  // bit 8 * i to bit 56 + i

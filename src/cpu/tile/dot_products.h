@@ -41,12 +41,16 @@ struct DotProducts {
 /// How decode multiplies rows of bfloat16: as they are, pairs of columns with the query, and pairs of keys, rounded, with
 /// the values.
 struct PairDots {
-  using Element = Bfloat16;
-  static constexpr int columns = 2 * vector_lanes;
+  using Keys = Bfloat16;
+  static constexpr int columns = 2 * vector_lanes, vectors = 1, most_rows = 8;
   static constexpr bool any_width = false;
   static const float* query(const DecodeHead& head) { return head.Q_raw; }
-  static FLASH_ATTENTION_INLINE Vec load_row(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
+  static FLASH_ATTENTION_INLINE Vec load_pairs(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
+  static FLASH_ATTENTION_INLINE void load_row(const Half* from, Vec (&to)[1]) { to[0] = load_pairs(from); }
   static FLASH_ATTENTION_INLINE Vec add(Vec sum, Vec key, Vec query) { return dot_pairs(sum, key, query); }
+  static void copy_query(const Call& call, const char* row, float* to) {
+    copy_words(reinterpret_cast<const Half*>(row), call.head_dim, to);
+  }
   static void copy_words(const Half* from, int head_dim, float* to) {
     for (int c = 0; c < head_dim; c += vector_lanes) {
       store(reinterpret_cast<Half*>(to) + c, load_halves(from + c, head_dim - c));
@@ -62,64 +66,76 @@ struct PairDots {
     }
   }
 
-  static void add_values(int rows, const float* P, KeyRows<Bfloat16> V, int first, int keys, float* O, int width) {
+  static const float* weights_at(const float* P, int key) { return P + key / 2; }
+
+  static void add_values(int rows, const float* P, KeyRows<Bfloat16> V, int keys, float* O, int width) {
+    int column = 0;
+    for (; column + 64 <= width; column += 64) {
+      add_columns<4>(rows, P, keys, O + column, width, Interleaved{V.data + column, V.stride});
+    }
+    for (; column < width; column += 32) {
+      add_columns<2>(rows, P, keys, O + column, width, Interleaved{V.data + column, V.stride});
+    }
+  }
+
+ protected:
+  /// Words of a pair of keys of bfloat16.
+  struct Interleaved {
+    const Half* data;
+    std::int64_t stride;
+    template <int vectors_>
+    FLASH_ATTENTION_INLINE void load(int key, bool both, Vec (&pairs)[vectors_]) const {
+      const Half* row = data + key * stride;
+      FLASH_ATTENTION_UNROLL
+      for (int v = 0; v < vectors_; v += 2) {
+        const Vec even = load_pairs(row + v * vector_lanes);
+        const Vec odd = both ? load_pairs(row + stride + v * vector_lanes) : Vec{};
+        interleave_rows(even, odd, pairs[v], pairs[v + 1]);
+      }
+    }
+  };
+
+  /// `strip` vectors of all rows of O.
+  template <int strip, class Values>
+  static void add_columns(int rows, const float* P, int keys, float* O, int width, Values values) {
     for (int row = 0; row < rows;) {
       const int left = rows - row;
-      const float* words = P + row * block_kv + first / 2;
+      const float* words = P + row * block_kv;
       float* sums = O + row * width;
-      const KeyRows<Bfloat16> values{V.data + first * V.stride, V.stride};
       if (left == 1) {
-        add_columns<1, 4>(words, values, keys, sums, width);
+        add_strip<1, strip>(words, values, keys, sums, width);
       } else if (left < 4) {
-        add_columns<2, 4>(words, values, keys, sums, width);
+        add_strip<2, strip>(words, values, keys, sums, width);
       } else {
-        add_columns<4, 4>(words, values, keys, sums, width);
+        add_strip<4, strip>(words, values, keys, sums, width);
       }
       row += left == 1 ? 1 : left < 4 ? 2 : 4;
     }
   }
 
  private:
-  /// `rows` rows of O, strips of `vectors` vectors and at the end of two.
-  template <int rows, int vectors>
-  static void add_columns(const float* P, KeyRows<Bfloat16> V, int keys, float* O, int width) {
-    int column = 0;
-    for (; column + vectors * vector_lanes <= width; column += vectors * vector_lanes) {
-      add_strip<rows, vectors>(P, {V.data + column, V.stride}, keys, O + column, width);
-    }
-    for (; column < width; column += 2 * vector_lanes) {
-      add_strip<rows, 2>(P, {V.data + column, V.stride}, keys, O + column, width);
-    }
-  }
-
-  template <int rows, int vectors>
-  static void add_strip(const float* P, KeyRows<Bfloat16> V, int keys, float* O, int width) {
-    Vec sum[rows][vectors];
+  template <int rows, int strip, class Values>
+  static void add_strip(const float* P, Values values, int keys, float* O, int width) {
+    Vec sum[rows][strip];
     FLASH_ATTENTION_UNROLL
     for (int r = 0; r < rows; ++r) {
       FLASH_ATTENTION_UNROLL
-      for (int v = 0; v < vectors; ++v) sum[r][v] = load(O + r * width + v * vector_lanes);
+      for (int v = 0; v < strip; ++v) sum[r][v] = load(O + r * width + v * vector_lanes);
     }
     for (int key = 0; key < keys; key += 2, ++P) {
-      const Half* row = V.data + key * V.stride;
-      Vec pairs[vectors];
-      FLASH_ATTENTION_UNROLL
-      for (int v = 0; v < vectors; v += 2) {
-        const Vec even = load_row(row + v * vector_lanes);
-        const Vec odd = key + 1 < keys ? load_row(row + V.stride + v * vector_lanes) : Vec{};
-        interleave_rows(even, odd, pairs[v], pairs[v + 1]);
-      }
+      Vec pairs[strip];
+      values.load(key, key + 1 < keys, pairs);
       FLASH_ATTENTION_UNROLL
       for (int r = 0; r < rows; ++r) {
         const Vec weights = splat(P[r * block_kv]);
         FLASH_ATTENTION_UNROLL
-        for (int v = 0; v < vectors; ++v) sum[r][v] = dot_pairs(sum[r][v], weights, pairs[v]);
+        for (int v = 0; v < strip; ++v) sum[r][v] = dot_pairs(sum[r][v], weights, pairs[v]);
       }
     }
     FLASH_ATTENTION_UNROLL
     for (int r = 0; r < rows; ++r) {
       FLASH_ATTENTION_UNROLL
-      for (int v = 0; v < vectors; ++v) store(O + r * width + v * vector_lanes, sum[r][v]);
+      for (int v = 0; v < strip; ++v) store(O + r * width + v * vector_lanes, sum[r][v]);
     }
   }
 };

@@ -8,34 +8,29 @@
 namespace flash_attention::cpu {
 namespace {
 
-using Bytes = std::uint8_t __attribute__((vector_size(vector_lanes)));
-using BytesInMemory __attribute__((aligned(1), may_alias)) = Bytes;
-
-FLASH_ATTENTION_INLINE Bytes load_bytes(const std::uint8_t* from, int count) {
-  if (count >= vector_lanes) return *reinterpret_cast<const BytesInMemory*>(from);
-  alignas(vector_lanes) std::uint8_t part[vector_lanes];
-  for (int i = 0; i < vector_lanes; ++i) part[i] = i < count ? from[i] : 0;
-  return *reinterpret_cast<const BytesInMemory*>(part);
-}
-
-/// Subnormal codes are small integers: no product with a subnormal float, which takes many times as long.
-FLASH_ATTENTION_INLINE Vec e4m3_to_float(Bytes codes) {
-  const Uint bits = __builtin_convertvector(codes, Uint), magnitude = bits & 0x7fu;
-  const Vec subnormal = __builtin_convertvector((Int)magnitude, Vec) * 0x1p-9f;
-  const Vec normal = (Vec)((magnitude << 20) + (120u << 23));
-  const Vec finite = select((Int)magnitude < 8, subnormal, normal);
-  const Uint nan = Uint{} + 0x7fc00000u;
-  return (Vec)((Uint)select((Int)magnitude == 0x7f, (Vec)nan, finite) | (bits & 0x80u) << 24);
-}
-
 FLASH_ATTENTION_INLINE Vec e5m2_to_float(Bytes codes) {
   return float16_to_float(__builtin_convertvector(codes, Short) << 8);  // the upper half of a float16
 }
 
-/// 2^23 + 128 + code, less the rest: compilers extend signed bytes one by one.
-FLASH_ATTENTION_INLINE Vec int8_to_float(Bytes codes) {
-  const Uint fraction = __builtin_convertvector(codes ^ 0x80, Uint);
-  return (Vec)(fraction | 0x4b000000u) - 8388736.0f;
+/// Rows of codes as an element type; code: Element::e4m3, e5m2 or int8.
+template <Element code>
+struct Codes : FloatProduct {
+  using Stored = std::uint8_t;
+  static FLASH_ATTENTION_INLINE Vec to_float(Bytes codes) {
+    if constexpr (code == Element::e4m3) return e4m3_to_float(codes);
+    if constexpr (code == Element::e5m2) return e5m2_to_float(codes);
+    return int8_to_float(codes);
+  }
+  static FLASH_ATTENTION_INLINE Vec load(const Stored* from) { return to_float(cpu::load(from)); }
+};
+
+/// Calls use(Codes<code>{}) for 8-bit keys; false for others.
+template <class Use>
+FLASH_ATTENTION_INLINE bool with_codes(Element code, Use use) {
+  if (code == Element::e4m3) return use(Codes<Element::e4m3>{}), true;
+  if (code == Element::e5m2) return use(Codes<Element::e5m2>{}), true;
+  if (code == Element::int8) return use(Codes<Element::int8>{}), true;
+  return false;
 }
 
 /// What a code is worth is a bfloat16: nothing is left to round.
@@ -61,12 +56,10 @@ inline void convert_codes(Element code, const std::uint8_t* from, int columns, t
     c = columns / 32 * 32;
     codes_to_bfloat16(static_cast<int>(code), from, 0, 1, c, to);
   }
-  const auto convert = [&](auto to_float) {
-    for (; c < columns; c += vector_lanes) store_codes<T>(to + c, to_float(load_bytes(from + c, columns - c)), columns - c);
-  };
-  if (code == Element::e4m3) convert([](Bytes codes) { return e4m3_to_float(codes); });
-  if (code == Element::e5m2) convert([](Bytes codes) { return e5m2_to_float(codes); });
-  if (code == Element::int8) convert([](Bytes codes) { return int8_to_float(codes); });
+  with_codes(code, [&](auto codes) {
+    for (; c < columns; c += vector_lanes)
+      store_codes<T>(to + c, load_some<decltype(codes)>(from + c, columns - c), columns - c);
+  });
 }
 
 /// The scale of the block's key head; 1 if there is none, or each row has its own.

@@ -8,27 +8,48 @@
 namespace flash_attention::cpu {
 namespace {
 
+/// Rows [next, end) of a key head, page by page where there are pages.
+struct KeyRuns {
+  const Call* call;
+  const RowBlock* block;
+  const TensorView* tensor;
+  int kv_head;
+  std::int64_t next, end;
+};
+
 /// Prefetches rows that are read soon, a few cache lines at a time.
 struct RowPrefetch {
-  const char* row;
-  std::int64_t stride;  // bytes
-  std::int64_t width;   // bytes of a row
-  std::int64_t rows;
+  KeyRuns runs;
+  std::int64_t row_width;  // bytes
+  const char* row = nullptr;
+  std::int64_t stride = 0;  // bytes
+  std::int64_t width = 0;   // bytes of a row, or of all of a run where they are side by side
+  std::int64_t rows = 0;    // that are left of the run
   std::int64_t at = 0;
 
-  RowPrefetch(const char* first, std::int64_t row_stride, std::int64_t row_width, std::int64_t num_rows)
-      : row(first), stride(row_stride), width(row_width), rows(num_rows) {
-    if (stride == width && rows > 0) width *= rows, rows = 1;  // one after the other
-  }
+  RowPrefetch(const KeyRuns& key_runs, std::int64_t bytes_of_row) : runs(key_runs), row_width(bytes_of_row) { take_run(); }
 
   FLASH_ATTENTION_INLINE void prefetch(int lines) {
-    if (rows == 0) return;
-    for (int i = 0; i < lines; ++i) __builtin_prefetch(row + at + 64 * i, 0, 2);
-    at += 64 * lines;
-    if (at < width) return;
-    at = 0;
-    row += stride;
-    --rows;
+    for (int i = 0; i < lines && rows > 0; ++i) {
+      __builtin_prefetch(row + at, 0, 2);
+      at += 64;
+      if (at < width) continue;
+      at = 0;
+      row += stride;
+      if (--rows == 0) take_run();
+    }
+  }
+
+ private:
+  /// The rows that follow, as far as they are one stride apart. The block may be at another key head by now.
+  void take_run() {
+    if (runs.next >= runs.end) return;  // the table may end here
+    rows = smaller(runs.end - runs.next, runs.block->keys_together(*runs.call, runs.next));
+    row = runs.block->key_row(*runs.call, *runs.tensor, runs.next, runs.kv_head);
+    stride = runs.tensor->seq_stride * size_of(runs.call->key_element);
+    width = row_width;
+    runs.next += rows;
+    if (stride == width) width *= rows, rows = 1;
   }
 };
 
@@ -48,15 +69,11 @@ struct NextTile {
   FLASH_ATTENTION_INLINE void prefetch_values() { V.prefetch(value_lines); }
 };
 
-/// Rows [begin, end) of `heads` key heads, from the block's on, that are side by side; of pages those of the first.
+/// Rows [begin, end) of `heads` key heads, from the block's on, that are side by side.
 inline RowPrefetch prefetch_of_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns,
                                     int heads, std::int64_t begin, std::int64_t end) {
-  const int size = size_of(call.key_element);
-  const std::int64_t stride = tensor.seq_stride * size;
-  const std::int64_t rows = larger<std::int64_t>(smaller(end, block.key_end) - begin, 0);
-  if (rows == 0) return RowPrefetch(nullptr, 0, 0, 0);  // the table may end here
-  return RowPrefetch(block.key_row(call, tensor, begin), stride, heads * columns * size,
-                     smaller(rows, block.keys_together(call, begin)));
+  return RowPrefetch({&call, &block, &tensor, block.kv_head, begin, smaller(end, block.key_end)},
+                     std::int64_t{heads} * columns * size_of(call.key_element));
 }
 
 /// Rows [begin, end) of the block's key head, a row at a time.

@@ -106,12 +106,15 @@ struct RowBlock {
 
   /// Key j's row of the block's key head. The one way to K and V, in pages or not.
   FLASH_ATTENTION_INLINE char* key_row(const Call& call, const TensorView& tensor, std::int64_t j) const {
+    return key_row(call, tensor, j, kv_head);
+  }
+  FLASH_ATTENTION_INLINE char* key_row(const Call& call, const TensorView& tensor, std::int64_t j, int of_head) const {
     std::int64_t entry = batch, row = sequence.kv_begin + j;
     if (call.page_table != nullptr) {
       entry = call.page_table[batch * call.page_table_stride + j / call.page_size];
       row = j % call.page_size;
     }
-    return tensor.data + (entry * tensor.batch_stride + row * tensor.seq_stride + kv_head * tensor.head_stride) *
+    return tensor.data + (entry * tensor.batch_stride + row * tensor.seq_stride + of_head * tensor.head_stride) *
                              size_of(call.key_element);
   }
 
