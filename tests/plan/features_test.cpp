@@ -51,5 +51,36 @@ TEST(Features, EveryOptionIsAFeature) {
   }
 }
 
+/// delta and dsink are compiled once for all masks, biases and, dsink, types and sizes: their configurations hold no more
+/// than they read.
+TEST(Features, DeltaAndSinkGradientAreCompiledOnce) {
+  const auto source = [](const Problem& p, std::string_view entry) {
+    const DeviceInfo device{.device = {.kind = DeviceKind::cuda}, .arch = 80, .num_sms = 108, .shared_bytes = 163 * 1024};
+    for (const Launch& launch : make_plan(p, Pass::backward, device, "backward/sm80").launches) {
+      if (launch.entry == entry) return to_source(launch.config);
+    }
+    return std::string("no ") + std::string(entry);
+  };
+  const Problem plain{.seq_q = 40, .seq_kv = 40, .head_dim = 64, .dtype = Dtype::float16, .sink = true};
+  Problem options = plain;
+  options.causal = options.alibi = true, options.softcap = 3, options.dropout_p = 0.1f;
+  options.bias = {.present = true, .q_stride = 40};
+  Problem wide = options, packed = plain, wide_packed = plain;
+  wide.head_dim = 128, wide.head_dim_v = 64;
+  packed.packed = true, packed.total_q = packed.total_kv = 40;
+  wide_packed = packed;
+  wide_packed.head_dim = 128, wide_packed.head_dim_v = 64;
+  for (const char* entry : {"backward_delta", "backward_dsink"}) {
+    EXPECT_EQ(source(plain, entry), source(options, entry));
+    EXPECT_EQ(source(plain, entry), source(wide, entry));
+    EXPECT_NE(source(plain, entry), source(packed, entry));
+  }
+  EXPECT_NE(source(packed, "backward_delta"), source(wide_packed, "backward_delta"));  // clears as many columns
+  Problem other_type = plain;
+  other_type.dtype = Dtype::bfloat16;
+  EXPECT_NE(source(plain, "backward_delta"), source(other_type, "backward_delta"));
+  EXPECT_EQ(source(plain, "backward_dsink"), source(other_type, "backward_dsink"));
+}
+
 }  // namespace
 }  // namespace flash_attention

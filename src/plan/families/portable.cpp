@@ -92,8 +92,11 @@ void reserve_row_delta(const Problem& problem, Plan& plan) {
 }
 
 void add_delta_launch(const Problem& problem, Plan& plan) {
+  // Only what it reads: fewer kernels to compile.
   abi::BackwardConfig config = portable_backward_config(problem);
   config.features = row_features(config.features);
+  config.dbias = config.dsink = false;
+  if (!problem.packed) config.head_dim = config.head_dim_v;  // gradients past the last sequence are cleared there
   add_launch(
       plan, {.unit = "backward/delta", .entry = "backward_delta", .config = launch_config(config), .block = 32 * num_warps},
       std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
@@ -117,10 +120,12 @@ void add_bias_launch(const Problem& problem, Plan& plan) {
 void add_program_and_sink_launches(const Problem& problem, Plan& plan) {
   add_program_gradients(problem, portable_backward_config(problem), plan);
   if (!problem.sink) return;
+  abi::BackwardConfig config{.features = {.packed = problem.packed, .seqused_q = problem.seqused_q}};  // all that it reads
+  config.dq_mode = abi::DqMode::separate_kernel;
   add_launch(plan,
              {.unit = "backward/delta",
               .entry = "backward_dsink",
-              .config = launch_config(portable_backward_config(problem)),
+              .config = launch_config(config),
               .block = 32 * num_warps,
               .shared_bytes = 32 * num_warps * static_cast<int>(sizeof(float))},
              problem.heads_q);
