@@ -1,5 +1,5 @@
 // What the planner gives backward/sm90 compiles, spills nothing, and no wgmma is serialised: one configuration for each
-// structure and each option; all of them in the long tail.
+// structure, and all light options together; all of them in the long tail.
 #include "kernels/sm90_compile.h"
 
 #include "support/long_tail.h"

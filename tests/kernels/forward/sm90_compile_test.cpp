@@ -1,5 +1,5 @@
-// Configurations that the planner gives forward/sm90 compile, spill nothing, and no wgmma is serialised: one for each tile
-// and each option; every one of them in the long tail.
+// Configurations that the planner gives forward/sm90 compile, spill nothing, and no wgmma is serialised: one for each
+// structure, and all options together; every tile and option in the long tail.
 #include "kernels/sm90_compile.h"
 
 #include "support/long_tail.h"
