@@ -84,6 +84,7 @@ struct ForwardConfig {
   bool one_row_tile = false;   // decode: no key head has more rows than a tile
   int item_blocks = 0;      // decode: each item has so many blocks, with TMA a cluster; 0: shares go on from item to item
   bool read_once = false;   // decode: no two items have the same keys
+  bool head_grid = false;   // decode: blockIdx.y is the key head
   int tiles_in_flight = 0;  // decode: so many of the stages are loaded at a time; 0: all that are empty
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages

@@ -47,6 +47,9 @@ struct Item {
     return config.row_grid ? tile::min(1, tile::max(0, tiles - first_row_tile())) : tiles;
   }
   __device__ __forceinline__ static int first_row_tile() { return config.row_grid ? static_cast<int>(blockIdx.y) : 0; }
+  /// The same of key heads.
+  __device__ __forceinline__ static int heads_of(const AttentionArgs& args) { return config.head_grid ? 1 : args.heads_kv; }
+  __device__ __forceinline__ static int first_head() { return config.head_grid ? static_cast<int>(blockIdx.y) : 0; }
   __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {
     const int first = row_tile * config.block_q, rows = sequence.rows_q * config.group;
     return {first / config.group, tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};

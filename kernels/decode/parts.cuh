@@ -36,7 +36,8 @@ struct Parts {
   __device__ __forceinline__ explicit Parts(const AttentionArgs& args)
       : words(tile::workspace<Word>(args, DecodeRegion::arrivals)),
         parts(tile::workspace<float>(args, DecodeRegion::parts)) {
-    if constexpr (config.row_grid || config.item_blocks > 0) {  // blocks of another blockIdx.y or z have their own
+    if constexpr (config.row_grid || config.head_grid ||
+                  config.item_blocks > 0) {  // blocks of another blockIdx.y or z have their own
       const int before = static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z) * ptx::registers_fresh_grid();
       words += before;
       parts += 2ll * before * floats();

@@ -9,6 +9,8 @@
 // keys that these rows see. The tiles of all items stand in one row, and block c takes an equal run of them: an item that
 // the end of a run cuts is finished by several blocks (decode/parts.cuh). With config.row_grid the blocks of each
 // blockIdx.y do so for one tile of the rows of every key head: those that need the same keys ask for them at the same time.
+// With config.head_grid they do so for one key head, and those that read the other heads of the same keys do so at the
+// same time.
 // The lengths are read here, on the device, so the launch is the same whatever they are.
 
 namespace flash_attention::decode {
@@ -37,7 +39,8 @@ struct Cursor {
   __device__ __forceinline__ void next(const AttentionArgs& args) {
     if (++tile < item.end_tile) return;
     if constexpr (config.strided_items) return next_whole(args);
-    if (item.only_rows && item.kv_head_idx + 1 < args.heads_kv) {  // the same rows and keys of the next head
+    const int end_head = Item<config>::first_head() + Item<config>::heads_of(args);
+    if (item.only_rows && item.kv_head_idx + 1 < end_head) {  // the same rows and keys of the next head
       ++item.kv_head_idx;
       tile = item.first_tile;
       return;
@@ -48,10 +51,10 @@ struct Cursor {
       ++item.kv_head_idx;
     }
     if constexpr (Item<config>::alike) {
-      if (item.kv_head_idx == args.heads_kv) item.kv_head_idx = 0, ++item.batch_idx;
+      if (item.kv_head_idx == end_head) item.kv_head_idx = Item<config>::first_head(), ++item.batch_idx;
     } else {
-      while (item.kv_head_idx == args.heads_kv || Item<config>::row_tiles_of(sequence) == 0) {  // to a sequence with rows
-        item.kv_head_idx = 0;
+      while (item.kv_head_idx == end_head || Item<config>::row_tiles_of(sequence) == 0) {  // to a sequence with rows
+        item.kv_head_idx = Item<config>::first_head();
         if (++item.batch_idx >= args.batch) return;
         sequence = tile::make_sequence<config.features>(args, item.batch_idx);
       }
@@ -204,7 +207,7 @@ struct Run {
     return tiles;
   }
   __device__ __forceinline__ int tiles_of(const AttentionArgs& args, int batch_idx) const {
-    return tiles_of_head(args, tile::make_sequence<config.features>(args, batch_idx)) * args.heads_kv;
+    return tiles_of_head(args, tile::make_sequence<config.features>(args, batch_idx)) * Item<config>::heads_of(args);
   }
 
   /// The tile that is `left` tiles from the beginning of a sequence.
@@ -212,7 +215,7 @@ struct Run {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, batch_idx);
     Cursor<config> found{{batch_idx, 0, Item<config>::first_row_tile(), 0, 0, {0, 0}, false}, 0};
     const int of_head = config.one_row_tile ? found.item.find_tiles(args, sequence) : tiles_of_head(args, sequence);
-    found.item.kv_head_idx = left / of_head;
+    found.item.kv_head_idx = Item<config>::first_head() + left / of_head;
     left %= of_head;
     if constexpr (!config.one_row_tile) {
       for (int tiles; left >= (tiles = found.item.find_tiles(args, sequence)); ++found.item.row_tile) left -= tiles;

@@ -118,6 +118,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(one_row_tile);
   MEMBER(item_blocks);
   MEMBER(read_once);
+  MEMBER(head_grid);
   MEMBER(tiles_in_flight);
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);

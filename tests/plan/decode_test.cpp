@@ -144,9 +144,9 @@ TEST(PlanDecode, NarrowHeadsHaveTwoBlocksAnSm) {
        {std::array{64, 1, 256, 256}, {64, 8, 256, 128}, {128, 1, 384, 128}, {256, 1, 256, 128}}) {
     Problem problem = one_token(64, 4096, head_dim);
     problem.seq_q = queries;
-    const Launch launch = make_plan(problem, Pass::forward, h200).launches[0];
-    EXPECT_EQ(launch.block, threads) << head_dim << " " << queries;
-    EXPECT_EQ(launch.grid[0], blocks) << head_dim << " " << queries;
+    const Plan plan = make_plan(problem, Pass::forward, h200);
+    EXPECT_EQ(plan.launches[0].block, threads) << head_dim << " " << queries;
+    EXPECT_EQ(blocks_of(plan), blocks) << head_dim << " " << queries;
   }
 }
 
@@ -189,7 +189,8 @@ TEST(PlanDecode, FewItemsAreClusters) {
   EXPECT_EQ(item_blocks(one_token(1, 128)), 1);
   EXPECT_EQ(item_blocks(one_token(1, 8192), a100), 0);
   Problem problem = one_token(8, 8192);
-  EXPECT_EQ(item_blocks(problem), 0);  // lengths are on the device
+  EXPECT_EQ(item_blocks(problem), 0);             // lengths are on the device
+  EXPECT_EQ(item_blocks(one_token(8, 1024)), 2);  // of short items
   problem.seqused_kv = false;
   EXPECT_EQ(item_blocks(problem), 2);
   problem.batch = 16;  // one for each SM
@@ -218,7 +219,27 @@ TEST(PlanDecode, ReadsOnceWhatNoOtherItemReads) {
   EXPECT_FALSE(once(problem));
 }
 
-/// 64 KB are on their way to an SM at a time, 128 KB where keys are in pages; all stages where SMs or keys are few.
+/// Where lengths are on the device, the blocks of a key head share its tiles: those of other heads read the same keys
+/// meanwhile.
+TEST(PlanDecode, SharesOutBlocksAmongHeads) {
+  Problem problem = one_token(64, 4096);
+  const auto grid = [&](const char* kernel = "decode/sm90") {
+    return make_plan(problem, Pass::forward, h200, kernel).launches.at(0).grid;
+  };
+  EXPECT_EQ(grid(), (std::array{16, 8, 1}));
+  EXPECT_EQ(grid("decode/sm80"), (std::array{16, 8, 1}));
+  problem.invariant = true;
+  EXPECT_EQ(grid()[1], 1);
+  problem.invariant = false, problem.heads_kv = 16;  // 132 blocks
+  problem.batch = 61;
+  EXPECT_EQ(grid()[1], 1);
+  problem = one_token(64, 4096);
+  problem.seqused_kv = false;  // whole items, apart
+  EXPECT_EQ(grid()[1], 1);
+}
+
+/// 64 KB are on their way to an SM at a time, 128 KB where other heads are not read side by side; all stages where SMs or
+/// keys are few.
 TEST(PlanDecode, LimitsTheTilesInFlight) {
   const auto tiles = [](const Problem& problem, const char* kernel = "decode/sm90") {
     return config_of(make_plan(problem, Pass::forward, h200, kernel)).tiles_in_flight;
@@ -233,6 +254,8 @@ TEST(PlanDecode, LimitsTheTilesInFlight) {
   EXPECT_EQ(tiles(one_token(64, 4096, 256)), 1);
   problem = one_token(64, 4096);
   problem.page_size = 64, problem.num_pages = 5000;
+  EXPECT_EQ(tiles(problem), 1);
+  problem.heads_q = 4, problem.heads_kv = 1;
   EXPECT_EQ(tiles(problem), 2);
   EXPECT_EQ(tiles(one_token(1, 8192)), 0);
   problem = one_token(1, 128, 256);
@@ -279,7 +302,7 @@ TEST(PlanDecode, TilesInTurnFollowTheShapeAlone) {
 TEST(PlanDecode, ShortItemsHaveTwoBlocksAnSm) {
   const Plan small = make_plan(one_token(64, 128), Pass::forward, h200);
   EXPECT_EQ(small.block_kv, 64);
-  EXPECT_EQ(small.launches[0].grid[0], 256);
+  EXPECT_EQ(blocks_of(small), 256);
   EXPECT_EQ(make_plan(one_token(1, 128), Pass::forward, h200).block_kv, 128);
   Problem rows = one_token(64, 1024);
   rows.heads_q = 128;

@@ -27,8 +27,8 @@ PLANTS = (
     Plant(
         "sequences without rows are not passed over",
         SCHEDULE,
-        "while (item.kv_head_idx == args.heads_kv || Item<config>::row_tiles_of(sequence) == 0) {",
-        "if (item.kv_head_idx == args.heads_kv) {",
+        "while (item.kv_head_idx == end_head || Item<config>::row_tiles_of(sequence) == 0) {",
+        "if (item.kv_head_idx == end_head) {",
         COVER,
     ),
     Plant(

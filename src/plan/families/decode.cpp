@@ -260,21 +260,24 @@ bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std
          tiles >= 2 * blocks * of_item && tiles % (blocks * of_item) == 0;
 }
 
-/// Blocks for each item, where all are alike and there are few: 0 where shares had better go on from item to item. One
-/// block knows its item without a look at the others. The blocks of a cluster must be in one part of the GPU, a GPC, of
-/// which an H200 has some with less than 16 SMs: eight clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half of the
-/// SMs read a short context as fast as all, and a cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384 takes
-/// 20.7 us with 64 blocks, before 25.6 with 128; 1 x 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8.
+/// Blocks for each item, where all are alike, or short, and there are few: 0 where shares had better go on from item to
+/// item. One block knows its item without a look at the others. The blocks of a cluster must be in one part of the GPU, a
+/// GPC, of which an H200 has some with less than 16 SMs: eight clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half
+/// of the SMs read a short context as fast as all, and a cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384
+/// takes 20.7 us with 64 blocks, before 25.6 with 128; 1 x 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8. Items whose
+/// lengths are on the device may be uneven, which short ones can afford: 8 x 32/8 x 1024 in pages of 64 takes 19.7 us,
+/// before 21.8, with lengths from 1 to 1024 15.7, 18.9.
 int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config, std::int64_t most) {
   const abi::Features& features = config.features;
   const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
-  if (device.arch != 90 || features.packed || config.split_tiles > 0 || (lengths && problem.batch > 1)) return 0;
+  if (device.arch != 90 || features.packed || config.split_tiles > 0) return 0;
+  const bool uneven = lengths && problem.batch > 1;
   const std::int64_t tiles = tiles_of_item(problem, config), items = items_of(problem, config);
   if (items == 0) return 0;  // nothing is launched
   constexpr std::int64_t short_share = 8;
   for (const std::int64_t size : {16, 8, 4, 2, 1}) {
     const bool fits = size <= tiles && items * size <= (size <= 2 ? most : most * 3 / 4);
-    if (fits && (items * size * 16 >= most * 15 || tiles <= short_share * size)) return static_cast<int>(size);
+    if (fits && ((!uneven && items * size * 16 >= most * 15) || tiles <= short_share * size)) return static_cast<int>(size);
   }
   return 0;
 }
@@ -292,12 +295,23 @@ bool reads_once(const Problem& problem, const abi::ForwardConfig& config) {
          problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= max_bytes;
 }
 
+/// Whether the blocks are shared out among the key heads first, so that the heads of the same keys are read side by side:
+/// 64 x 32/8 x 4096 with lengths on the device takes 252.2 us, before 264.5; in pages of 64, lengths from 1 to 4096, 153.0,
+/// 159.9.
+bool has_head_grid(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config,
+                   std::int64_t blocks) {
+  return blocks > 0 && device.arch == 90 && config.item_blocks == 0 && config.split_tiles == 0 && !config.features.packed &&
+         !abi::decode_items_are_alike(config.features) && problem.heads_kv > 1 && blocks % problem.heads_kv == 0;
+}
+
 /// How many tiles a block asks for at a time; 0: as many as its stages hold. 64 KB for each SM keep the memory of an H200
 /// busy. With more the SMs do not get on alike, and those that read the other heads of the same keys drift apart: 64 x 32/8
-/// x 4096 takes 253.2 us, with all stages 256.5; 256 x 1024 256.1, 260.2; 128 x 64/4 x 1024 78.8, 81.0. Pages need twice as
-/// much (64 x 4096 in pages of 64: 260.2; with 64 KB 264.8, with all 262.8). Few SMs, or a short context, need all.
+/// x 4096 takes 253.2 us, with all stages 256.5; 256 x 1024 256.1, 260.2; 128 x 64/4 x 1024 78.8, 81.0. Where other heads
+/// are not read side by side, twice as much (64 x 4096 in pages of 64: 260.2; with 64 KB 264.8, with all 262.8). Few SMs,
+/// or a short context, need all.
 int tiles_in_flight_of(const abi::ForwardConfig& config, int blocks_per_sm, bool fills_gpu) {
-  const int bytes = (config.features.paged ? 128 : 64) << 10;
+  const bool side_by_side = abi::decode_items_are_alike(config.features) || config.head_grid;
+  const int bytes = (side_by_side ? 64 : 128) << 10;
   const int tiles = std::max(1, bytes / blocks_per_sm / abi::DecodeLayout(config).stage_bytes);
   return !config.producer_warp || config.read_once || !fills_gpu || tiles >= config.num_stages ? 0 : tiles;
 }
@@ -315,6 +329,7 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_war
   config.read_once = producer_warp && reads_once(problem, config);
   config.strided_items = !shared && strides_items(problem, config, most);
   const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
+  config.head_grid = has_head_grid(problem, device, config, blocks);
   config.tiles_in_flight = tiles_in_flight_of(config, blocks_per_sm, 4 * blocks >= 3 * at_once);
   add_launch(plan,
              {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
@@ -325,8 +340,10 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_war
               .shared_bytes = shared_bytes,
               .min_blocks_per_sm = producer_warp ? blocks_per_sm : 1},
              blocks);
+  const std::int64_t heads = problem.heads_kv;
+  if (config.head_grid) plan.launches.back().grid = {static_cast<int>(blocks / heads), static_cast<int>(heads), 1};
   if (shared) {
-    const std::int64_t heads = problem.heads_kv, of_head = blocks / (heads * problem.batch);
+    const std::int64_t of_head = blocks / (heads * problem.batch);
     plan.launches.back().grid = {static_cast<int>(of_head), static_cast<int>(heads), static_cast<int>(problem.batch)};
   }
   return plan;
