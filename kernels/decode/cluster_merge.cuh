@@ -1,15 +1,21 @@
 #pragma once
 
 #include "decode/merge.cuh"
+#include "ptx/bits.cuh"
 #include "ptx/cluster.cuh"
 
-// The end of an item that the blocks of a cluster share (config.item_blocks): each leaves its part in its own shared
-// memory, and the warps of all of them merge some columns of a row each, in the order of the keys, reading those of the
-// others. Nothing goes through memory but the result. The sums are those of decode/merge.cuh, bit for bit.
+// The end of an item that the blocks of a cluster share (config.item_blocks): each sends its part, by pieces, to the blocks
+// that merge them, in the order of the keys. Nothing goes through memory but the result. The sums are those of
+// decode/merge.cuh, bit for bit.
 //
-//   each block:  part -> shared;  cluster barrier
-//   each warp:   for its rows and columns: max, sum of all parts, a part per lane;  O = sum over parts;  O / sum -> global
-//   cluster barrier: no block reads this one's shared memory any more, so it may end
+//   at the start:  mbarriers are initialised;  arrive at the cluster barrier
+//   at the end:    tell the others that no tile of this block is read any more (parts come where tiles were)
+//                  when all have said so: pieces of the part -> the shared memory of who merges them, counted there
+//   each warp:     for its pieces, when all are there: max, sum of all parts, a part per lane;  O = sum over parts
+//                  O / sum -> global
+//
+// No barrier of the cluster is waited for at the end, and nothing is released to it, which would wait for all of memory:
+// the stores count themselves, and a block that has what is meant for it may end.
 
 namespace flash_attention::decode {
 
@@ -18,71 +24,120 @@ struct ClusterMerge : MergeParts<config> {
   using Base = MergeParts<config>;
   using Base::features, Base::warp, Base::lane, Base::warps, Base::repairs_rows;
   using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::output, Base::repair;
-  using typename Base::Row;
+  using Base::storage, Base::item;
+  using typename Base::Row, typename Base::Four, typename Base::Pair, typename Base::Mailbox;
 
   static constexpr bool in_cluster = decode_has_clusters(config);
   static constexpr int blocks = tile::max(1, config.item_blocks);
   static_assert(!in_cluster || blocks <= 32);  // a part per lane
-  // Of a part, in floats: its rows, then their statistics.
-  static constexpr int statistics_offset = config.block_q * config.head_dim_v;
+  // A piece is 32 columns of a row; a row that may have to be repaired is one, and belongs to one warp.
+  static constexpr int chunks = tile::ceil_div(config.head_dim_v, 32), row_pieces = repairs_rows ? 1 : chunks;
+  static constexpr int piece_columns = 32 * chunks / row_pieces;
 
-  /// The barriers, for warps and blocks that have no part.
-  __device__ __forceinline__ static void arrive_without_part() {
+  /// What a block is sent, where its tiles were: pieces of `parts` parts each, then their statistics.
+  static constexpr int statistics_offset = 2 * (config.block_q * row_pieces + blocks) * piece_columns;  // in floats
+  static constexpr int received_bytes = 4 * statistics_offset * (piece_columns + 2) / piece_columns;
+
+  /// Who merges a piece: so many blocks, a power of two, take them in turn.
+  struct Share {
+    int parts;  // of the first blocks of the cluster
+    int rank = static_cast<int>(blockIdx.x) % blocks;
+    int shift = 31 - ptx::leading_zeros(static_cast<unsigned>(parts));
+
+    __device__ __forceinline__ int owner_of(int piece) const { return piece & ((1 << shift) - 1); }
+    __device__ __forceinline__ int slot_of(int piece, int part) const { return (piece >> shift) * parts + part; }
+    __device__ __forceinline__ int pieces_of_block(int pieces) const {
+      return rank >> shift == 0 ? (tile::max(0, pieces - rank) + (1 << shift) - 1) >> shift : 0;
+    }
+  };
+
+  __device__ __forceinline__ static Share share_of(const Item<config>& item) {
+    return Share{tile::min(blocks, item.end_tile - item.first_tile)};
+  }
+
+  /// At the start, by the warps that have a part.
+  __device__ __forceinline__ static void prepare(Mailbox& mailbox, const AttentionArgs& args, const Item<config>& item) {
+    if (in_cluster && threadIdx.x == 0) {
+      const int all_rows = tile::make_sequence<features>(args, item.batch_idx).rows_q * config.group;
+      const int rows = tile::min(config.block_q, all_rows - item.row_tile * config.block_q);
+      const Share share = share_of(item);
+      ptx::mbarrier_init(mailbox.tiles_read, share.parts);
+      ptx::mbarrier_init(mailbox.received, 1);
+      ptx::mbarrier_init_fence();
+      ptx::mbarrier_arrive_expect_tx(mailbox.received, share.pieces_of_block(rows * row_pieces) * share.parts *
+                                                           static_cast<int>(4 * piece_columns + sizeof(Pair)));
+    }
+    arrive();
+  }
+
+  /// The others know that this warp's block has begun. That is all for those that have no part.
+  __device__ __forceinline__ static void arrive() {
     if constexpr (in_cluster) {
-      __syncwarp();
-      ptx::cluster_arrive_relaxed();
-      ptx::cluster_wait();
+      __syncwarp();  // lanes arrive together; not found by the emulator: its cluster barrier takes each thread
       ptx::cluster_arrive_relaxed();
     }
   }
 
-  /// `part`: this block's, in shared memory; `parts`: how many there are, of the first blocks of the cluster.
-  __device__ __forceinline__ void merge_in_cluster(const float* part, int parts) const {
+  /// After a barrier of the block's warps: none of them reads its tiles any more.
+  __device__ __forceinline__ void announce() const {
+    Mailbox& mailbox = storage.mailbox;
+    if (warp == 0) {
+      ptx::cluster_wait();  // all have begun, and their mbarriers are initialised
+      if (lane < share_of(item).parts)
+        ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&mailbox.tiles_read, static_cast<unsigned>(lane)));
+    }
+    ptx::cluster_mbarrier_wait(mailbox.tiles_read, 0);
+  }
+
+  /// Four columns of a row of this block's part, and the row's statistics with the first of a piece.
+  __device__ __forceinline__ void send(float* received, int row, int column, const Four& sum,
+                                       const Pair& statistics) const {
+    const Share share = share_of(item);
+    const int piece = row * row_pieces + (repairs_rows ? 0 : column / 32), place = column % piece_columns;
+    const int slot = share.slot_of(piece, share.rank);
+    const auto owner = static_cast<unsigned>(share.owner_of(piece));
+    const unsigned barrier = ptx::cluster_address(&storage.mailbox.received, owner),
+                   to = ptx::cluster_address(received, owner);
+    ptx::cluster_store_async(to + 4 * (slot * piece_columns + place), sum, barrier);
+    if (place == 0) ptx::cluster_store_async(to + 4 * (statistics_offset + 2 * slot), statistics, barrier);
+  }
+
+  /// The pieces that this block has been sent.
+  __device__ __forceinline__ void merge_received(const float* received) const {
     ptx::path<"decode/sm90 merged in a cluster">();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();  // all parts are written
-    constexpr int chunks = tile::ceil_div(config.head_dim_v, 32);
-    constexpr int row_units = repairs_rows ? 1 : chunks;  // a row that may have to be repaired belongs to one warp
-    const int rank = static_cast<int>(blockIdx.x) % blocks;
-    const auto address = [&](int x, int offset) { return ptx::cluster_address(part + offset, static_cast<unsigned>(x)); };
+    const Share share = share_of(item);
+    const int pieces = num_rows() * row_pieces;
+    int piece = share.rank + (warp << share.shift);
+    if (share.rank >> share.shift != 0 || piece >= pieces) return;
+    ptx::cluster_mbarrier_wait(storage.mailbox.received, 0);
+    const unsigned from = ptx::shared_address(received);
 #pragma unroll 1
-    for (int unit = rank + parts * warp; unit < num_rows() * row_units; unit += parts * warps) {
-      const int row = unit / row_units;
-      float max = -tile::infinity, sum = 0;  // of this lane's part, then of all
-      if (lane < parts) {
-        const unsigned from = address(lane, statistics_offset + 2 * row);
-        max = ptx::cluster_load(from), sum = ptx::cluster_load(from + 4);
-      }
-      float values[blocks];
-      const auto load = [&](int column) {
-#pragma unroll
-        for (int x = 0; x < blocks; ++x) {
-          const bool exists = x < parts && column < config.head_dim_v;
-          values[x] = exists ? ptx::cluster_load(address(x, row * config.head_dim_v + column)) : 0;
-        }
-      };
-      int column = unit % row_units * 32 + lane;
-      load(column);  // under the statistics
-      const float own_max = max;
+    for (; piece < pieces; piece += warps << share.shift) {
+      const int row = piece / row_pieces, slot = share.slot_of(piece, 0);
+      Pair own{{-tile::infinity, 0}};  // of this lane's part
+      if (lane < share.parts) own = ptx::load_shared<Pair>(from + 4 * (statistics_offset + 2 * (slot + lane)));
+      float max = own[0];
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) max = ptx::max(max, ptx::shuffle_xor(max, step));
-      const float own_factor = ptx::exp2(own_max - (max == -tile::infinity ? 0 : max));
-      sum *= own_factor;
+      const float own_factor = ptx::exp2(own[0] - (max == -tile::infinity ? 0 : max));
+      float sum = own[1] * own_factor;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
       float lse, check = 0;
       const Row place = row_of(row);
       const float factor = finish_row(place, max, sum, lse);
-      if (column == 0) write_lse(place, lse);
+      if (piece % row_pieces == 0 && lane == 0) write_lse(place, lse);
 #pragma unroll 1
-      for (int chunk = unit % row_units; chunk < chunks; chunk += row_units, column += 32 * row_units) {
-        if (chunk >= row_units) load(column);
+      for (int begin = 0; begin < piece_columns; begin += 32) {
         float total = 0;
 #pragma unroll
         for (int x = 0; x < blocks; ++x) {
           const float part_factor = ptx::shuffle(own_factor, x);
-          if (x < parts) total = ptx::fma(part_factor, values[x], total);
+          if (x >= share.parts) continue;
+          const auto value = ptx::load_shared<float>(from + 4 * ((slot + x) * piece_columns + begin + lane));
+          total = ptx::fma(part_factor, value, total);
         }
+        const int column = piece % row_pieces * 32 + begin + lane;
         const float value = factor == 0 ? 0 : total * factor, next = ptx::shuffle_xor(value, 1);
         check = ptx::fma(value, 0, check);
         if (column < config.head_dim_v && lane % 2 == 0)
@@ -92,8 +147,6 @@ struct ClusterMerge : MergeParts<config> {
         if (ptx::any(check != check)) repair(place, lse);
       }
     }
-    ptx::cluster_arrive_relaxed();  // what was read has gone into what was written
-    ptx::cluster_wait();
   }
 };
 

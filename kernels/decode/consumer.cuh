@@ -148,11 +148,11 @@ struct Consumer : Queries<config> {
     if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) return;
     const Finish finish{args, storage.finish, storage.sequence, storage.item};
     const int tile = item_tile, begin = item_begin;
-    cursor = {storage.item, tile + count - 1};              // kept there meanwhile, and after finish() another's
-    auto* part = reinterpret_cast<float*>(&storage.stage);  // for a cluster, whose blocks load no more
-    if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), part);
+    cursor = {storage.item, tile + count - 1};                  // kept there meanwhile, and after finish() another's
+    auto* received = reinterpret_cast<float*>(&storage.stage);  // by a block of a cluster, which loads no more
+    if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
     next_item(position, count);
-    if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), part);
+    if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
   }
 
   /// From the end of an item, or of a split of it, to the next; if registers allow it Q comes while this one ends.

@@ -48,6 +48,7 @@ struct ConsumerShape {
     alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
   };
   static_assert(sizeof(SharedStorage) <= layout.shared_bytes);
+  static_assert(!Finish::in_cluster || Finish::received_bytes <= static_cast<int>(sizeof(SharedStorage::stage)));
 };
 
 }  // namespace flash_attention::decode

@@ -9,7 +9,7 @@
 //     O of each warp -> shared
 //     for each row, a warp per row: sum over warps -> O and lse of a whole item, or a part in the workspace
 //   the last block to leave a part of an item: merge all parts, in their order    (decode/merge.cuh)
-//   or all blocks of a cluster, each some of the columns                         (decode/cluster_merge.cuh)
+//   or the blocks of a cluster, each some of the columns                         (decode/cluster_merge.cuh)
 
 namespace flash_attention::decode {
 
@@ -18,7 +18,7 @@ struct Finish : ClusterMerge<config> {
   using Base = ClusterMerge<config>;
   using Base::features, Base::layout, Base::warps, Base::columns, Base::dim_v, Base::narrow, Base::repairs_rows;
   using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::repair, Base::merge,
-      Base::in_cluster, Base::merge_in_cluster;
+      Base::in_cluster, Base::announce, Base::send, Base::merge_received;
   using Base::storage, Base::item, Base::thread, Base::lane, Base::warp;
   using typename Base::Four, typename Base::Pair, typename Base::Row;
 
@@ -118,6 +118,7 @@ struct Finish : ClusterMerge<config> {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<E, begin>(O);
       sync_consumers<config>();  // the columns, and at first the statistics, are ready
+      if constexpr (in_cluster && begin == 0) announce();
       const int rows = num_rows(), column = begin + lane % E::lanes_of_row * 4;
       for (int first = warp * E::rows_at_once; first < rows; first += warps * E::rows_at_once) {
         const int row = first + lane / E::lanes_of_row;
@@ -125,10 +126,9 @@ struct Finish : ClusterMerge<config> {
         const bool has_column = row < rows && column < tile::min(begin + E::columns, config.head_dim_v);
         const Total total = total_of(row);
         const Four sum = has_column ? add_up<E>(total, row, column - begin) : Four{};
-        if constexpr (in_cluster) {
-          const unsigned to = ptx::shared_address(part);
-          if (has_column) ptx::store_shared(to + 4 * (row * config.head_dim_v + column), sum);
-          if (leads) ptx::store_shared(to + 4 * (Base::statistics_offset + 2 * row), Pair{{total.max, total.sum}});
+        if constexpr (in_cluster) {  // whole pieces: columns that do not exist are zero
+          if (row < rows && column < tile::min(begin + E::columns, tile::round_up(config.head_dim_v, 32)))
+            send(part, row, column, sum, Pair{{total.max, total.sum}});
           continue;
         }
         if (part != nullptr) {
@@ -170,14 +170,14 @@ struct Finish : ClusterMerge<config> {
   }
 
   /// O of the tiles from `tile` on, `count` of them, of which the first is tile `position` of the run of all blocks.
-  /// `shared_part`: room for a part in shared memory, for a cluster.
+  /// `received`: room for what a cluster's blocks send, where no tile comes any more.
   __device__ __forceinline__ void operator()(const Run<config>& run, const Parts<config>& parts, int tile, int count,
                                              int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
-                                             float scale_log2, float* shared_part) const {
+                                             float scale_log2, float* received) const {
     share_statistics(rows, scale_log2);
     if constexpr (in_cluster) {
-      collect_all(O, parts, shared_part);
-      return merge_in_cluster(shared_part, run.blocks_of(item, 0, 0));
+      collect_all(O, parts, received);
+      return merge_received(received);
     }
     if constexpr (config.item_blocks == 1) return collect_all(O, parts, nullptr);
     const int start = position - (tile - item.first_tile);

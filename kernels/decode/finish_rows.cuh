@@ -3,6 +3,7 @@
 #include "decode/parts.cuh"
 #include "decode/tiles.cuh"
 #include "forward/repair.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/path.cuh"
 #include "ptx/shared.cuh"
 #include "tile/mma.cuh"
@@ -26,6 +27,12 @@ struct FinishRows {
   using Four = ptx::Vector<float, 4>;
   using Pair = ptx::Vector<float, 2>;
 
+  /// Of a block of a cluster (decode/cluster_merge.cuh).
+  struct Mailbox {
+    ptx::Mbarrier tiles_read;  // by all blocks that have a part
+    ptx::Mbarrier received;    // all pieces that this block merges
+  };
+
   struct SharedStorage {
     union {
       alignas(16) float O[layout.merge_bytes / 4];     // decode/finish.cuh
@@ -33,6 +40,7 @@ struct FinishRows {
     };
     alignas(16) Pair statistics[16 * layout.row_warps][layout.key_warps];  // maximum in powers of two, sum
     int is_last;
+    Mailbox mailbox;
   };
 
   /// By which probabilities are larger where they are multiplied by the scales of rows: of what is left, a float16 would

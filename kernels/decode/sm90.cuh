@@ -177,18 +177,18 @@ struct DecodeSm90 {
   }
 
   __device__ __forceinline__ void produce(int warp, const decode::Run<config>& run) const {
-    if (warp < 2 * sharers && run.begin != run.end) {
-      __syncwarp();  // the barriers are initialised
-      if constexpr (sharers > 1) ptx::barrier_sync_apart(barrier_sharers + warp % 2, 32 * sharers);
-      ptx::barrier_arrive(barrier_ready, all_threads);
-      producer_of(warp).produce(run);
-    }
-    Consumer::Finish::arrive_without_part();
+    Consumer::Finish::arrive();
+    if (warp >= 2 * sharers || run.begin == run.end) return;
+    __syncwarp();  // the barriers are initialised
+    if constexpr (sharers > 1) ptx::barrier_sync_apart(barrier_sharers + warp % 2, 32 * sharers);
+    ptx::barrier_arrive(barrier_ready, all_threads);
+    producer_of(warp).produce(run);
   }
 
   __device__ __forceinline__ void consume(const decode::Run<config>& run) const {
-    if (run.begin == run.end) return Consumer::Finish::arrive_without_part();
+    if (run.begin == run.end) return Consumer::Finish::arrive();
     Consumer consumer(args, storage, run);
+    Consumer::Finish::prepare(storage.finish.mailbox, args, run.start.item);
     ptx::barrier_sync(barrier_ready, all_threads);  // the barriers are initialised
     Gate gate{barriers, tile::PipelineState<stages>{0}};
 #pragma unroll 1

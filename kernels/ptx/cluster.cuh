@@ -32,18 +32,24 @@ __device__ __forceinline__ unsigned cluster_address(const void* shared, unsigned
   return address;
 }
 
-/// ld.shared::cluster.f32, by cluster_address.
-__device__ __forceinline__ float cluster_load(unsigned address) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-
 /// ld.shared::cluster.u32, by cluster_address.
 __device__ __forceinline__ unsigned cluster_load_word(unsigned address) {
   unsigned value;
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return value;
+}
+
+/// st.async (9.7.9.12): to another block's shared memory, by cluster_address; the bytes are counted by an mbarrier of that
+/// block, and whoever waits for its phase sees them. Nothing waits for the rest of memory, as arrivals that release do.
+__device__ __forceinline__ void cluster_store_async(unsigned address, const Vector<float, 4>& four, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(address),
+               "r"(barrier), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
+               : "memory");
+}
+__device__ __forceinline__ void cluster_store_async(unsigned address, const Vector<float, 2>& pair, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(address),
+               "r"(barrier), "f"(pair[0]), "f"(pair[1])
+               : "memory");
 }
 
 /// mbarrier.arrive.release.cluster: one arrival at the mbarrier of another block, by cluster_address.

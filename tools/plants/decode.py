@@ -7,6 +7,7 @@ SHAPES = "kernels_emulated_test */DecodeSm80.* DecodeSm80Workspace.*"
 SCHEDULE, ITEM, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/item.cuh", "kernels/decode/load.cuh"
 PARTS, ROWS = "kernels/decode/parts.cuh", "kernels/decode/finish_rows.cuh"
 MERGE, KERNEL = "kernels/decode/merge.cuh", "kernels/decode/consumer.cuh"
+CLUSTER, SHARED = "kernels/decode/cluster_merge.cuh", "kernels_emulated_test Shared/DecodeSm90.*"
 
 PLANTS = (
     # Schedule
@@ -212,5 +213,27 @@ PLANTS = (
         "if (!own || kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {",
         "if (kv_begin + warp_keys > seen.end || kv_begin + warp_keys <= seen.begin) {",
         COVER,
+    ),
+    # Clusters
+    Plant(
+        "a block sends while another still reads its tiles",
+        CLUSTER,
+        "    ptx::cluster_mbarrier_wait(mailbox.tiles_read, 0);\n",
+        "",
+        SHARED,
+    ),
+    Plant(
+        "pieces are shared out as if the parts were a power of two",
+        CLUSTER,
+        "return (piece >> shift) * parts + part; }",
+        "return ((piece >> shift) << shift) + part; }",
+        SHARED,
+    ),
+    Plant(
+        "pieces are merged before all of them are there",
+        CLUSTER,
+        "    ptx::cluster_mbarrier_wait(storage.mailbox.received, 0);\n",
+        "",
+        SHARED,
     ),
 )

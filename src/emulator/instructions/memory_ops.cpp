@@ -3,8 +3,10 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "emulator/checks/counting.h"
+#include "emulator/instructions/mbarrier.h"
 #include "emulator/machine/address.h"
 
 namespace flash_attention::emulator {
@@ -107,6 +109,26 @@ void copy_async(unsigned shared, const void* global, int bytes, int valid) {
     std::memset(place.generic() + valid, 0, static_cast<std::size_t>(bytes - valid));
   });
   thread.copies.open.push_back({task, number});
+}
+
+void store_async(unsigned address, const void* value, int bytes, unsigned barrier) {
+  Scheduler& scheduler = Scheduler::current();
+  Thread& thread = scheduler.running();
+  thread.doing = "cluster_store_async";
+  const auto size = static_cast<std::size_t>(bytes);
+  const SharedPlace place = locate(address, size, size), counter = locate(barrier, 8, 8);
+  if (place.block != counter.block) scheduler.fail("the mbarrier is not in the block that is stored to");
+  require_visible_mbarrier(counter);
+  Races& races = scheduler.races();
+  races.read(thread, counter, 8);  // it has been initialised
+  races.bulk_load_writes(thread, races.mbarrier(*counter.block, counter.offset), place, size);
+  const auto* from = static_cast<const unsigned char*>(value);
+  scheduler.async().start_signalling([place, counter, size, stored = std::vector(from, from + size)] {
+    if (place.block->alive == 0)
+      return Scheduler::current().fail_async(*place.block, "cluster_store_async", "the block that is stored to has ended");
+    std::memcpy(place.generic(), stored.data(), size);
+    mbarrier_complete(counter, static_cast<int>(size), "cluster_store_async");
+  });
 }
 
 void copy_async_commit() { Scheduler::current().running().copies.commit(); }

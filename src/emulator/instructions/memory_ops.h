@@ -13,6 +13,9 @@ void spin();
 void await_launch_before();
 void require_launch_before(const void* address, bool writes);
 
+/// st.async: to a block of the cluster, whose mbarrier counts the bytes.
+void store_async(unsigned address, const void* value, int bytes, unsigned barrier);
+
 void copy_async(unsigned shared, const void* global, int bytes, int valid);
 void copy_async_commit();
 void copy_async_wait(int pending);

@@ -34,6 +34,7 @@ const Table& runtime_table() {
       .bulk_commit = bulk_commit,
       .bulk_wait = bulk_wait,
       .fence_proxy_async = fence_proxy_async,
+      .store_async = store_async,
       .wgmma = wgmma,
       .wgmma_fence = wgmma_fence,
       .wgmma_commit = wgmma_commit,

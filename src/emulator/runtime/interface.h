@@ -118,6 +118,7 @@ struct Table {
   void (*bulk_commit)();
   void (*bulk_wait)(int pending, bool read);
   void (*fence_proxy_async)();
+  void (*store_async)(unsigned address, const void* value, int bytes, unsigned barrier);
 
   void (*wgmma)(const WgmmaOperand& operand);
   void (*wgmma_fence)();

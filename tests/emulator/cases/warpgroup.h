@@ -204,21 +204,51 @@ inline WrapperCase words_of_other_block() {
           .expected = bytes_of(std::vector<unsigned>{1007, 7})};
 }
 
+/// Each block of four sends a pair and four floats to the next one, which waits for their bytes.
+inline WrapperCase floats_sent_to_next_block() {
+  std::vector<float> expected;
+  for (int block = 0; block < 4; ++block) {
+    const int from = (block + 3) % 4 * 100;
+    for (int i = 0; i < 6; ++i) expected.push_back(static_cast<float>(from + i));
+  }
+  return {.name = "cluster_store_async",
+          .headers = {"cluster", "shared"},
+          .storage = "  alignas(16) float values[6];\n  ptx::Mbarrier received;",
+          .body =
+              "  const unsigned rank = ptx::cluster_rank(), next = (rank + 1) % 4;\n"
+              "  if (thread == 0) {\n    ptx::mbarrier_init(shared.received, 1);\n    ptx::mbarrier_init_fence();\n"
+              "    ptx::mbarrier_arrive_expect_tx(shared.received, 24);\n  }\n  __syncwarp();\n"
+              "  ptx::cluster_arrive_relaxed();\n  ptx::cluster_wait();\n"
+              "  if (thread == 0) {\n"
+              "    const unsigned to = ptx::cluster_address(shared.values, next);\n"
+              "    const unsigned barrier = ptx::cluster_address(&shared.received, next);\n"
+              "    const float x = rank * 100;\n"
+              "    ptx::cluster_store_async(to, ptx::Vector<float, 4>{{x, x + 1, x + 2, x + 3}}, barrier);\n"
+              "    ptx::cluster_store_async(to + 16, ptx::Vector<float, 2>{{x + 4, x + 5}}, barrier);\n"
+              "    ptx::cluster_mbarrier_wait(shared.received, 0);\n"
+              "    for (int i = 0; i < 6; ++i)\n"
+              "      ((float*)output)[rank * 6 + i] = ptx::load_shared<float>(ptx::shared_address(shared.values + i));\n"
+              "  }",
+          .arch = 90,
+          .shape = {.grid = {4, 1, 1}, .block = 64, .cluster = 4},
+          .expected = bytes_of(expected)};
+}
+
 inline WrapperCases cluster_cases() {
   WrapperCases cases;
-  std::vector<float> peers;
+  std::vector<unsigned> peers;
   for (int block = 0; block < 4; ++block) {
-    for (int t = 0; t < 64; ++t) peers.push_back(static_cast<float>((block ^ 1) * 1000 + 63 - t + block % 2 * 10000));
+    for (int t = 0; t < 64; ++t) peers.push_back(static_cast<unsigned>((block ^ 1) * 1000 + 63 - t + block % 2 * 10000));
   }
   cases.push_back(
-      {.name = "cluster_load",
+      {.name = "cluster_load_word",
        .headers = {"cluster", "shared"},
-       .storage = "  float values[64];",
+       .storage = "  unsigned values[64];",
        .body = "  shared.values[thread] = blockIdx.x * 1000 + thread;\n"
                "  ptx::cluster_arrive();\n  ptx::cluster_wait();\n"
                "  const unsigned rank = ptx::cluster_rank();\n"
-               "  ((float*)output)[blockIdx.x * 64 + thread] =\n"
-               "      ptx::cluster_load(ptx::cluster_address(&shared.values[63 - thread], rank ^ 1)) + rank * 10000;\n"
+               "  ((unsigned*)output)[blockIdx.x * 64 + thread] =\n"
+               "      ptx::cluster_load_word(ptx::cluster_address(&shared.values[63 - thread], rank ^ 1)) + rank * 10000;\n"
                "  ptx::cluster_arrive_relaxed();\n  ptx::cluster_wait();",
        .arch = 90,
        .shape = {.grid = {4, 1, 1}, .block = 64, .cluster = 2},
@@ -257,6 +287,7 @@ inline WrapperCases cluster_cases() {
        .maps = {map_of(b, false)}});
   cases.push_back(multicast_of_chunks());
   cases.push_back(words_of_other_block());
+  cases.push_back(floats_sent_to_next_block());
   return cases;
 }
 

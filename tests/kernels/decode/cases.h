@@ -101,6 +101,8 @@ inline std::vector<Case> shared_items() {
   add("shared_by_four", 4, 1, 600).problem.sink = true;
   Case& few = add("shared_one_tile", 4, 1, 1500);
   put_in_pages(few, 64, {70});
+  Case& five = add("shared_five_parts", 4, 1, 1500);
+  put_in_pages(five, 64, {600});
   Case& none = add("shared_no_key", 4, 1, 1500);
   put_in_pages(none, 64, {0});
   Case& two = add("shared_two_tiles_of_rows", 8, 3, 400);  // wide values leave room for 16 rows

@@ -15,8 +15,11 @@ inline void cluster_wait() { emulator::table->cluster_barrier(true); }
 inline unsigned cluster_address(const void* shared, unsigned rank) {
   return shared_address(shared) | (rank + 1) << emulator::cluster_rank_shift;
 }
-inline float cluster_load(unsigned address) { return load_shared<float>(address); }
 inline unsigned cluster_load_word(unsigned address) { return load_shared<unsigned>(address); }
+template <int count>
+inline void cluster_store_async(unsigned address, const Vector<float, count>& values, unsigned barrier) {
+  emulator::table->store_async(address, &values, sizeof values, barrier);
+}
 inline void cluster_mbarrier_arrive(unsigned barrier) { emulator::table->mbarrier_arrive(barrier, 1, 0); }
 
 inline void cluster_mbarrier_arrive_read(unsigned barrier) { cluster_mbarrier_arrive(barrier); }
