@@ -6,7 +6,8 @@
 //
 // What lengths, windows and, of keys, hidden rows say of a row is a range of columns: two shifts. The other masks are asked
 // by all lanes for one row at a time, two columns a lane, and a vote makes words of the answers: what a mask knows of a
-// column is found out once for 16 rows, and of a row by one lane for all.
+// column is found out once for 16 rows, and of a row by one lane for all. Of a boolean mask a lane reads 32 bytes and makes
+// a word of them, from which the others take their bits by shuffles.
 
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -106,42 +107,64 @@ struct Votes {
     return !hidden;
   }
 
-  /// Takes what the masks hide of the warp's 16 rows out of `visible`. A lane asks for two columns, one row after another,
-  /// of which each lane knows one; a vote makes the words of a row.
+  static constexpr bool has_more_masks =
+      features.block_mask || features.mask_program || (!of_keys && features.hidden_bounds != 0);
+
+  /// The same for the boolean mask. A lane reads 32 bytes and makes a word of them, and each takes what it needs of others.
+  __device__ __forceinline__ void apply_bytes(unsigned (&visible)[2]) const {
+    const int own = row % 8, lane = 4 * own + column / 2, first_row = row / 16 * 16;
+    unsigned found[2] = {};
+    if constexpr (of_keys) {  // bits k and 16 + k: what queries 2 lane and 2 lane + 1 see of key k
+      const auto shown = [&](int e) {
+        return shown_keys(tile::min(q_begin + 2 * lane + e, last_query()), kv_begin + first_row);
+      };
+      const unsigned word = shown(0) | shown(1) << 16;
+#pragma unroll
+      for (int g = 0; g < 8; ++g) {
+        const unsigned pair = ptx::shuffle(word, 4 * g + column / 2) >> own;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) found[r] |= ((pair >> 8 * r & 1) | (pair >> (8 * r + 15) & 2)) << 4 * g;
+      }
+    } else {  // bit k: whether query lane / 2 sees key 32 (lane % 2) + k
+      const int query = tile::min(q_begin + first_row + lane / 2, last_query()), key = kv_begin + lane % 2 * 32;
+      const unsigned word = shown_keys(query, key) | shown_keys(query, key + 16) << 16;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          unsigned pairs = ptx::shuffle(word, 2 * (own + 8 * r) + half) >> column & 0x03030303u;
+          pairs = (pairs | pairs >> 4) & 0x00330033u;
+          found[r] |= ((pairs | pairs >> 8) & 0x3333u) << 16 * half;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) visible[r] &= found[r];
+  }
+
+  /// Takes what the other masks hide of the warp's 16 rows out of `visible`. A lane asks for two columns, one row after
+  /// another, of which each lane knows one; a vote makes the words of a row.
   __device__ __forceinline__ void apply_masks(unsigned (&visible)[2]) const {
-    constexpr bool has_more_masks =
-        features.block_mask || features.mask_program || (!of_keys && features.hidden_bounds != 0);
+    if constexpr (features.mask) apply_bytes(visible);
+    if constexpr (!has_more_masks) return;
     constexpr int unrolled = features.mask_program ? 2 : 8;  // a program takes its time to compile
     const int own = row % 8, lane = 4 * own + column / 2;
     const int first_key = kv_begin + (of_keys ? row / 16 * 16 : 2 * lane);
     const int first_query = q_begin + (of_keys ? 2 * lane : row / 16 * 16);
     const KnownKey keys[2] = {known_key(first_key + (of_keys ? lane % 16 : 0)), known_key(first_key + 1)};
     const KnownQuery queries[2] = {known_query(first_query + (of_keys ? 0 : lane % 16)), known_query(first_query + 1)};
-    unsigned shown[2] = {};  // of_keys: bit k: the query sees row k by the boolean mask
-    if constexpr (features.mask && of_keys) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) shown[e] = shown_keys(queries[e].index, first_key);
-    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       unsigned found[2] = {};
-      unsigned bytes[8] = {};
-      if constexpr (features.mask && !of_keys) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) bytes[k] = two_bytes(tile::min(first_query + 8 * r + k, last_query()), first_key);
-      }
 #pragma unroll unrolled
       for (int k = 0; k < 8; ++k) {
         KnownKey key = keys[0];
         KnownQuery query = queries[0];
-        if constexpr (of_keys && has_more_masks) key = tile::known_by(keys[0], 8 * r + k);
-        if constexpr (!of_keys && has_more_masks) query = tile::known_by(queries[0], 8 * r + k);
+        if constexpr (of_keys) key = tile::known_by(keys[0], 8 * r + k);
+        if constexpr (!of_keys) query = tile::known_by(queries[0], 8 * r + k);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          bool sees = true;
-          if constexpr (features.mask && of_keys) sees = (shown[e] >> (8 * r + k) & 1) != 0;
-          if constexpr (features.mask && !of_keys) sees = (bytes[k] >> 8 * e & 255u) != 0;
-          if constexpr (has_more_masks) sees = sees && masks_show(of_keys ? queries[e] : query, of_keys ? key : keys[e]);
+          const bool sees = masks_show(of_keys ? queries[e] : query, of_keys ? key : keys[e]);
           const unsigned word = ptx::ballot(sees);  // bit l: of column 2 l + e
           found[e] = own == k ? word : found[e];
         }
@@ -167,15 +190,6 @@ struct Votes {
       for (int k = 0; k < 16; ++k) result |= bytes[tile::min(k, last_key() - first_key)] != 0 ? 1u << k : 0u;
     }
     return result;
-  }
-
-  /// Two bytes of a query's boolean mask.
-  __device__ __forceinline__ unsigned two_bytes(int query, int first_key) const {
-    const unsigned char* const bytes = score.mask + query * score.mask_stride + first_key;
-    if (first_key < last_key() && reinterpret_cast<unsigned long long>(bytes) % 2 == 0)
-      return ptx::load_global(reinterpret_cast<const unsigned short*>(bytes));
-    const int last = last_key() - first_key;
-    return bytes[tile::min(0, last)] | static_cast<unsigned>(bytes[tile::min(1, last)]) << 8;
   }
 };
 

@@ -90,7 +90,7 @@ struct DqExchange {
 #pragma unroll
     for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
-      for (int piece = thread % 2; piece < 8; piece += 2) {
+      for (int piece = thread % 2; S::checks_keys && piece < 8; piece += 2) {
         const auto words =
             ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[warpgroup][c]), row, piece));
 #pragma unroll
@@ -98,7 +98,7 @@ struct DqExchange {
       }
     }
     const unsigned nonfinite_lanes = ptx::ballot(bits != 0);
-    if (hidden || (nonfinite_lanes >> (thread % 32 & ~1) & 3) != 0) {
+    if (S::checks_keys && (hidden || (nonfinite_lanes >> (thread % 32 & ~1) & 3) != 0)) {
 #pragma unroll 1
       for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
@@ -107,7 +107,8 @@ struct DqExchange {
         }
       }
     }
-    ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: signal_owner has one, too
+    if constexpr (S::checks_keys)
+      ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: signal_owner has one, too
     if (thread % 32 == 0) shared.nonfinite_lanes[warpgroup][thread / 32] = nonfinite_lanes;
     // The owner of a step multiplies the keys of all warpgroups.
     ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);

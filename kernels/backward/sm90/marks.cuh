@@ -63,6 +63,14 @@ struct TilePlaces {
     if constexpr (features.dropout) mark_dropped(marks);
   }
 
+  /// Starts to bring the bytes of a boolean mask to L2, of 64 queries from `q` on: a thread for each.
+  __device__ __forceinline__ static void prefetch_mask(const tile::Score<features>& score, int q, int key, int thread) {
+    if constexpr (features.mask) {
+      if (thread < tile_rows && q + thread < score.len_q && key < score.visible_kv)
+        ptx::prefetch_L2(score.mask + (q + thread) * score.mask_stride + key);
+    }
+  }
+
   // The loops run one group of registers at a time (the group's first query is hidden from the compiler), so that addresses
   // and random words of all groups are not held at once.
 

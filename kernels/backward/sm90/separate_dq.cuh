@@ -60,6 +60,9 @@ struct QueryConsumer : QueryKeys<config> {
     }
     // The addresses of a bias take the registers of dP: there it comes after P, not under it.
     constexpr bool late_dP = config.features.bias && S::width > 128;
+    // The bytes of a boolean mask by itself come while the products are in flight.
+    constexpr bool asks_early =
+        config.features.mask && !config.features.dropout && !config.features.modifies_scores() && !S::listed;
     float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
     typename Math::Packed dS;
     typename Math::Bias bias;  // of the tile whose S is in flight
@@ -128,9 +131,11 @@ struct QueryConsumer : QueryKeys<config> {
     const auto make_dS = [&](unsigned tile) {
       const Math math = math_of(tile_of(tile));
       typename Math::Marks marks;
+      if constexpr (asks_early) math.mark(marks);
+      Math::prefetch_mask(score, q_begin, math.kv_begin + 2 * tile_rows, thread);
       ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is complete; dP may still run
       ptx::wgmma_pin(scores);
-      math.mark(marks);
+      if constexpr (!asks_early) math.mark(marks);
       math.probabilities(
           scores, marks,
           [&](int i) {

@@ -92,6 +92,7 @@ struct Steps : Epilogue<config> {
     if constexpr (config.bias_boxes) this->load_bias(step, math.bias);
     release_biases<config>(shared, state.stage);
     math.mark(marks);
+    if (warpgroup == 0) Math::prefetch_mask(score, here.q_begin + 2 * tile_rows, task().kv_begin, thread);
     ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is complete; dP may still run
     ptx::wgmma_pin(St);
     math.probabilities(

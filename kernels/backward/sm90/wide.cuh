@@ -32,10 +32,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
   using typename Base::S, typename Base::Math, typename Base::Storage;
 
   __device__ __forceinline__ void run() {
-    if constexpr (warpgroup == 1) {  // the stages of P start out empty
-      for (int stage = 0; stage < P_stages; ++stage)
-        ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
-    }
+    if constexpr (warpgroup == 1) Base::announce_empty_P();
     shared.tasks.consume(key_tasks<config>(args).count(), [&](int task_idx) {
       const Task<config> task = key_task<config>(args, task_idx);
       if (task.kv_begin >= task.sequence.rows_kv) return;
@@ -47,12 +44,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
       first_step += task.num_steps;
       tiles += task.num_steps > 0;
     });
-    // The last reads of P have been announced: no arrival may be left over.
-    if constexpr (warpgroup == 0) {
-#pragma unroll 1
-      for (int stage = 0; stage < P_stages; ++stage)
-        ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
-    }
+    if constexpr (warpgroup == 0) Base::await_last_reads_of_P();
   }
 
  private:
@@ -157,13 +149,15 @@ struct WideConsumer : WideExchange<config, warpgroup> {
       issue_dots<type, S::steps_v>(dPt, shared.V, dO, fresh);
     };
     const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[stage_Q(step)], fresh); };
+    typename Math::Marks early;  // of the step whose dP is in flight, if a mask's bytes have to come
+    const auto ask = [&](int step) { this->make_early_marks(task, step, early); };
     const auto make_dS = [&](int step) {
       release(shared.dO_empty[stage_dO(step)]);
       if (step + 1 == task.num_steps) release(shared.V_empty);
       await_Q(task, step);
       with_scores(task, step, [&](const Math& math) {
         typename Math::Marks marks;
-        Base::dropped_are_negative ? math.mark_hidden(marks) : math.mark(marks);
+        this->marks_of_gradients(math, early, marks);
         float P[tile_rows / 2];
         receive_P(step, P);
         math.template gradients<Base::dropped>(P, dPt, marks,
@@ -173,6 +167,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
     if (task.num_steps > 0) {
       ptx::mbarrier_wait(shared.V_full, tiles & 1);  // V has landed
       issue_dP(0, ptx::registers_fresh(0));
+      ask(0);
       ptx::wgmma_wait<0>();  // dP is complete
       ptx::wgmma_pin(dPt);
       make_dS(0);
@@ -184,6 +179,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
         if constexpr (S::stages > 2) {
           issue_dP(step, fresh);
           issue_dK(step - 1, fresh);
+          ask(step);
           ptx::wgmma_wait<1>();  // dP is complete; dK of the step before may still run
           ptx::wgmma_pin(dPt);
           make_dS(step);
@@ -198,6 +194,7 @@ struct WideConsumer : WideExchange<config, warpgroup> {
           ptx::wgmma_pin(dK);
           ptx::wgmma_pin(dS);
           release(shared.Q_empty[stage_Q(step - 1)]);
+          ask(step);
           ptx::wgmma_wait<0>();  // dP is complete
           ptx::wgmma_pin(dPt);
           make_dS(step);

@@ -93,7 +93,27 @@ struct WideExchange {
   }
 
   __device__ __forceinline__ void make_marks(const Task<config>& task, int step, typename Math::Marks& marks) const {
-    with_scores(task, step, [&](const Math& math) { marks = {}, math.mark(marks); });
+    with_scores(task, step, [&](const Math& math) {
+      marks = {}, math.mark(marks);
+      Math::prefetch_mask(math.score, math.q_begin + 2 * tile_rows, math.kv_begin, thread);
+    });
+  }
+
+  // The warpgroup of dK needs no marks of what is dropped if P tells. A boolean mask is asked while dP is in flight.
+  static constexpr bool asks_early = config.features.mask;
+  __device__ __forceinline__ static void mark_gradients(const Math& math, typename Math::Marks& marks) {
+    dropped_are_negative ? math.mark_hidden(marks) : math.mark(marks);
+  }
+  __device__ __forceinline__ void make_early_marks(const Task<config>& task, int step, typename Math::Marks& marks) const {
+    if constexpr (asks_early) with_scores(task, step, [&](const Math& math) { marks = {}, mark_gradients(math, marks); });
+  }
+  __device__ __forceinline__ static void marks_of_gradients(const Math& math, const typename Math::Marks& early,
+                                                            typename Math::Marks& marks) {
+    if constexpr (asks_early) {
+      marks = early;
+    } else {
+      mark_gradients(math, marks);
+    }
   }
 
   /// Loads the biases of a step, and prefetches those of a later one to L2.
@@ -108,6 +128,17 @@ struct WideExchange {
   }
 
   // -- P -----------------------------------------------------------------------------------------------------------------
+
+  /// The stages of P start out empty.
+  __device__ __forceinline__ static void announce_empty_P() {
+    for (int stage = 0; stage < P_stages; ++stage)
+      ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
+  }
+  /// The last reads of P have been announced: no arrival may be left over.
+  __device__ __forceinline__ static void await_last_reads_of_P() {
+#pragma unroll 1
+    for (int stage = 0; stage < P_stages; ++stage) ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
+  }
 
   __device__ __forceinline__ static void negate_dropped(typename Math::Tile& P, const typename Math::Marks& marks) {
     if constexpr (dropped_are_negative) {
