@@ -40,19 +40,37 @@ Linears linears(const std::vector<Node>& nodes) {
   return found;
 }
 
-/// Takes a comparison in where it bounds i - j; false where it does not.
-bool take(const Node& node, const Linears& known, WindowOfProgram& window) {
+/// The bound on i - j that `positive` >= 0 is, or nothing where it is none that has the diagonal.
+struct Bound {
+  bool is_right;
+  std::int64_t keys;
+};
+std::optional<Bound> bound_of(const Linear& positive) {
+  if (positive.of_i * positive.of_j != -1 || positive.constant < 0) return std::nullopt;
+  return Bound{positive.of_i == 1, positive.constant};
+}
+
+/// Takes a comparison in where it bounds i - j, or the distance of i and j; false where it does not.
+bool take(const std::vector<Node>& nodes, const Node& node, const Linears& known, WindowOfProgram& window) {
   const bool upwards = node.op == Op::ge || node.op == Op::gt;
   if (!upwards && node.op != Op::le && node.op != Op::lt) return false;
-  const auto of = [&](int arg) { return known[static_cast<std::size_t>(node.args[static_cast<std::size_t>(arg)])]; };
-  const auto more = of(upwards ? 0 : 1), less = of(upwards ? 1 : 0);
-  if (!more || !less) return false;
-  // of_i * i + of_j * j + slack >= 0
-  const std::int64_t of_i = more->of_i - less->of_i, of_j = more->of_j - less->of_j;
-  const std::int64_t slack = more->constant - less->constant - (node.op == Op::gt || node.op == Op::lt ? 1 : 0);
-  if (of_i * of_j != -1 || slack < 0) return false;
-  std::int64_t& bound = of_i == 1 ? window.right : window.left;
-  bound = bound < 0 || slack < bound ? slack : bound;
+  const int less = node.args[upwards ? 1 : 0];
+  const auto of = [&](int arg) { return known[static_cast<std::size_t>(arg)]; };
+  const Node& less_node = nodes[static_cast<std::size_t>(less)];
+  const bool is_distance = less_node.op == Op::abs && less_node.type == Type::integer;
+  const auto more = of(node.args[upwards ? 0 : 1]), smaller = is_distance ? of(less_node.args[0]) : of(less);
+  if (!more || !smaller) return false;
+  std::vector<std::optional<Bound>> bounds;
+  for (const std::int64_t sign : {-1, 1}) {  // more - smaller, and of a distance more + smaller
+    if (sign == 1 && !is_distance) continue;
+    const std::int64_t slack = more->constant + sign * smaller->constant - (node.op == Op::gt || node.op == Op::lt ? 1 : 0);
+    bounds.push_back(bound_of({more->of_i + sign * smaller->of_i, more->of_j + sign * smaller->of_j, slack}));
+    if (!bounds.back()) return false;
+  }
+  for (const std::optional<Bound>& bound : bounds) {
+    std::int64_t& taken = bound->is_right ? window.right : window.left;
+    taken = taken < 0 || bound->keys < taken ? bound->keys : taken;
+  }
   return true;
 }
 
@@ -99,7 +117,7 @@ std::optional<WindowOfProgram> take_window(std::string_view text) {
   std::vector<int> kept;
   WindowOfProgram window;
   for (const int term : terms) {
-    if (!take(program.nodes[static_cast<std::size_t>(term)], known, window)) kept.push_back(term);
+    if (!take(program.nodes, program.nodes[static_cast<std::size_t>(term)], known, window)) kept.push_back(term);
   }
   if (kept.size() == terms.size() || program.nodes.size() + kept.size() > max_values) return std::nullopt;
   // A captured tensor needs a program that knows it, to be given a gradient.
