@@ -32,12 +32,13 @@ struct Features {
   bool mask = false;
   bool dropout = false;
   bool sink = false;
-  int hidden_bounds = 0;          // hidden_rows: 1, 2 or 4 numbers a key
-  bool block_mask = false;        // a byte for each block of queries and keys
-  bool mask_map = false;          // there is a map of the tiles of a boolean mask: abi/tile_map.h
-  bool score_program = false;     // a program changes scores
-  bool score_hides = false;       // it may make one -inf, which is hidden
-  bool mask_program = false;      // a program hides keys
+  int hidden_bounds = 0;       // hidden_rows: 1, 2 or 4 numbers a key
+  bool block_mask = false;     // a byte for each block of queries and keys
+  bool mask_map = false;       // there is a map of the tiles of a boolean mask: abi/tile_map.h
+  bool made_words = false;     // sm90: a launch before has made a bit of each pair that masks may hide; no other mask is on
+  bool score_program = false;  // a program changes scores
+  bool score_hides = false;    // it may make one -inf, which is hidden
+  bool mask_program = false;   // a program hides keys
   Type kv_dtype = Type::float32;  // of 8-bit k and v; any other means dtype
   bool kv_scales = false;         // they have scales
   bool token_scales = false;      // of rows
@@ -51,9 +52,11 @@ struct Features {
   /// Masks that are data or a program: hidden rows, blocks, pairs that a program hides.
   constexpr bool has_mask_data() const { return hidden_bounds != 0 || block_mask || mask_program; }
   /// There is a map of tiles: abi/tile_map.h.
-  constexpr bool has_tile_map() const { return has_mask_data() || mask_map; }
+  constexpr bool has_tile_map() const { return has_mask_data() || mask_map || made_words; }
   /// Keys may be hidden from some queries and not from others.
-  constexpr bool hides_keys() const { return has_window() || mask || left_padding || score_hides || has_mask_data(); }
+  constexpr bool hides_keys() const {
+    return has_window() || mask || left_padding || score_hides || has_mask_data() || made_words;
+  }
   /// Something is done to each score by itself: it is modified, hidden or dropped.
   constexpr bool touches_scores() const { return modifies_scores() || mask || dropout || has_tile_map(); }
 };

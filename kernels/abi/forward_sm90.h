@@ -40,14 +40,18 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
   return config.head_dim <= 64 && config.head_dim_v <= 64 && config.block_kv <= 64 ? 3 : 2;
 }
 
-/// Whether masks that choose their tiles come to the warpgroups as words of bits: kernels/forward/sm90/mask_words.cuh.
+/// Whether masks that choose their tiles come to the warpgroups as words of bits: a launch before has made them
+/// (kernels/mask/word_maker.cuh), or warps of the kernel do (mask_words.cuh).
 /// Blocks, and hidden rows of two numbers a key, are tested by the warpgroups where they are by themselves.
 constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
   const Features& f = config.features;
   const bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   const bool spills = f.softcap && f.bias && f.alibi && f.dropout;  // spills with words, 8 bytes at head_dim 128
   const bool from_rows = f.hidden_bounds == 1 || f.hidden_bounds == 4;
-  return (f.mask_program || f.mask_map || from_rows) && config.block_q == 128 && !wide && !spills;
+  return (f.mask_program || f.mask_map || f.made_words || from_rows) && config.block_q == 128 && !wide && !spills;
+}
+constexpr bool forward_sm90_makes_words(const ForwardConfig& config) {
+  return forward_sm90_has_mask_words(config) && !config.features.made_words;
 }
 
 /// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes
@@ -74,8 +78,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int o_chunk_bytes = config.block_q * chunk_bytes;
   // An SM has 228 KiB, and keeps 1 KiB of each block for itself.
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
-  const int mask_bytes = forward_sm90_has_mask_words(config) ? config.block_q * config.block_kv / 8 : 0;
-  const bool many_marks = config.dynamic_scheduler && mask_bytes == 0;
+  const int mask_bytes = forward_sm90_makes_words(config) ? config.block_q * config.block_kv / 8 : 0;
+  const bool many_marks = config.dynamic_scheduler && !forward_sm90_has_mask_words(config);
   const bool much = many_marks || (config.bias_stages > 0 && (config.block_q > 128 || mask_bytes > 0));
   const int tail_bytes = mask_bytes + (much ? 2048 : 1024);  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;

@@ -14,7 +14,8 @@ struct TileWords {
   unsigned full;  // all are
 };
 
-constexpr int mask_map_rows = 8;  // rows of tiles that a block of mask/tile_map.cuh takes: a byte of a column
+/// Rows of tiles that a block of mask/tile_map.cuh takes: a byte of a column, or as many as make words of masks together.
+constexpr int mask_map_rows(bool makes_words) { return makes_words ? 2 : 8; }
 
 /// Words of a row of tiles.
 constexpr int map_words(long long seq_kv) { return static_cast<int>((seq_kv + 32 * mask_unit - 1) / (32 * mask_unit)); }

@@ -31,8 +31,8 @@ enum class BackwardSm90Region : int {
   order = 7   // who may add next: backward/sm90/ordered_accumulate.cuh
 };
 
-/// Of each split of a row's keys: forward/sm90/parts.cuh.
-enum class ForwardSm90Region : int { O = 0, statistics = 1 };
+/// Of each split of a row's keys: forward/sm90/parts.cuh. Words of the masks that all heads share: mask/words.cuh.
+enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2 };
 
 /// V^T, which the first launch makes.
 enum class ForwardSm90Fp8Region : int { transposed_V = 0 };

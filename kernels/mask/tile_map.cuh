@@ -1,5 +1,6 @@
 #pragma once
 
+#include "mask/word_maker.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/shared.cuh"
@@ -7,12 +8,13 @@
 
 // Which tiles of 64 queries and 64 keys the masks show, before the kernel that attends: abi/tile_map.h.
 //
-// A block takes 32 tiles of keys and 8 rows of tiles, so that many SMs take part:
+// A block takes 32 tiles of keys and 8 rows of tiles, or 2 where it makes words of masks, so that many SMs take part:
 //
 //     for each tile of keys, by a warp:    what the hidden rows of its 64 keys have in common      bounds_of
 //     for each row of tiles, by a warp:    a lane classifies one tile: none, partial or full       class_at
 //       two votes make the words of the row: seen, full
 //     [the same words by columns, for the backward pass]
+//     [for each partial block, for 32 rows, by a warp: a bit for each pair]                        word_maker.cuh
 //
 // The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
 
@@ -23,12 +25,13 @@ using namespace abi;
 template <ForwardConfig config>
 struct MaskMap {
   static constexpr Features features = config.features;
-  static constexpr int rows_of_block = mask_map_rows;
+  static constexpr bool makes_words = config.block_kv != 0;
+  static constexpr int rows_of_block = mask_map_rows(makes_words);
   static constexpr int byte_parts = features.mask ? config.num_warps / rows_of_block : 1;
 
   struct SharedStorage {
     KeyBounds bounds[32];
-    unsigned seen[rows_of_block];
+    TileWords rows[rows_of_block];
     TileWords bytes[rows_of_block][byte_parts];
   };
 
@@ -207,19 +210,26 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
     const TileClass found = inside && exists ? map.class_at(bounds, row, unit, bytes) : TileClass::none;
     const TileWords words_of_row{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
     if (map.lane == 0 && inside) to.rows[row * words + word] = words_of_row;
-    if (map.lane == 0 && by_columns) storage.seen[n] = words_of_row.seen;
+    if (map.lane == 0 && (by_columns || Map::makes_words))
+      storage.rows[n] = inside ? words_of_row : TileWords{0, 0xffffffffu};
   }
-  if constexpr (!by_columns) return;
+  if constexpr (!by_columns && !Map::makes_words) return;
   __syncthreads();  // the words of all rows are ready
+  if constexpr (Map::makes_words) {
+    const TileWords found{storage.rows[0].seen | storage.rows[1].seen, storage.rows[0].full & storage.rows[1].full};
+    mask::make_words<features, config.block_q, config.block_kv, config.num_warps>(args, sequence, head_idx,
+                                                                                  row_begin * mask_unit, word, found);
+    return;
+  }
 
   auto* const columns = reinterpret_cast<unsigned char*>(tile::map_columns<features>(args, sequence, head_idx));
   const int column_bytes = 4 * map_words(args.seq_q);
-  static_assert(Map::rows_of_block == 8, "a byte of a column's words");
+  static_assert(!by_columns || Map::rows_of_block == 8, "a byte of a column's words");
 #pragma unroll 1
   for (int n = map.warp; n < 32; n += config.num_warps) {
     const int column = 32 * word + n;
     if (column * mask_unit >= sequence.rows_kv) break;
-    const unsigned seen = storage.seen[map.lane % Map::rows_of_block];
+    const unsigned seen = storage.rows[map.lane % Map::rows_of_block].seen;
     const unsigned found = ptx::ballot(map.lane < Map::rows_of_block && (seen >> n & 1) != 0);
     if (map.lane == 0) columns[column * column_bytes + row_begin / Map::rows_of_block] = static_cast<unsigned char>(found);
   }

@@ -86,6 +86,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(hidden_bounds);
   MEMBER(block_mask);
   MEMBER(mask_map);
+  MEMBER(made_words);
   MEMBER(score_program);
   MEMBER(score_hides);
   MEMBER(mask_program);

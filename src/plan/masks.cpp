@@ -22,7 +22,7 @@ void reserve_bounds(const Problem& p, Plan& plan) {
 
 /// A map of tiles, and the launch that makes it.
 void add_map(const Problem& p, Plan& plan) {
-  const int warps = p.mask.present ? 32 : 8;  // a boolean mask is read by four warps for a row of tiles
+  int warps = p.mask.present ? 32 : 8;  // a boolean mask is read by four warps for a row of tiles
   const std::int64_t heads = map_heads(p), batches = map_batches(p), words = abi::map_words(p.seq_kv);
   const std::int64_t rows = abi::map_rows(p.packed, batches, p.seq_q, p.total_q);
   std::int64_t bytes = heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords));
@@ -44,11 +44,19 @@ void add_map(const Problem& p, Plan& plan) {
     if (reader == nullptr || !reader->dynamic_scheduler) continue;
     config.dynamic_scheduler = true;  // it sets the counter to 0, which then needs no launch of its own
     plan.zeroed_bytes = 0;
+    if (!reader->features.made_words) continue;
+    config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // of which it makes the words
+    config.num_warps = warps = 16;
+    config.features.window_left = reader->features.window_left;
+    config.features.window_right = reader->features.window_right;
+    config.features.chunk = reader->features.chunk;
+    config.features.top_left = reader->features.top_left;
   }
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = launch_config(config), .block = 32 * warps};
-  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) + abi::mask_map_rows * 4 +
-                        warps * static_cast<int>(sizeof(abi::TileWords));
-  launch.grid[0] = static_cast<int>(words * (32 / abi::mask_map_rows * abi::map_words(p.seq_q)) * heads * batches);
+  const int rows_of_block = abi::mask_map_rows(config.block_kv != 0);
+  launch.shared_bytes =
+      32 * static_cast<int>(sizeof(abi::KeyBounds)) + (rows_of_block + warps) * static_cast<int>(sizeof(abi::TileWords));
+  launch.grid[0] = static_cast<int>(words * (32 / rows_of_block * abi::map_words(p.seq_q)) * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
 }
 

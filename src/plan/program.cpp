@@ -15,7 +15,11 @@ namespace flash_attention::plan {
 namespace {
 
 /// The same for every program.
-bool is_without_scores(std::string_view unit) { return unit == "backward/delta" || unit == "backward/sm90/prepare"; }
+bool is_without_program(const Launch& launch) {
+  if (launch.unit == "backward/delta" || launch.unit == "backward/sm90/prepare") return true;
+  const auto* config = config_of<abi::ForwardConfig>(launch);
+  return config != nullptr && !config->features.score_program && !config->features.mask_program;
+}
 
 // One source for all sequences that are short, one for all others: a program is compiled once for all lengths.
 constexpr std::int64_t short_sequence = 1 << 22;
@@ -83,7 +87,7 @@ void add_program_source(const Problem& problem, Plan& plan) {
   if (std::max(problem.seq_q, problem.seq_kv) + tile <= short_sequence) options.longest = short_sequence;
   const std::string source = program::cuda_source(std::move(parsed), options);
   for (Launch& launch : plan.launches) {
-    if (!is_without_scores(launch.unit)) launch.prelude = source;
+    if (!is_without_program(launch)) launch.prelude = source;
   }
 }
 

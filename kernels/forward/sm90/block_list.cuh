@@ -20,23 +20,24 @@ struct BlockList {
   const Blocks&
       seen;    // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
   int loaded;  // the word that is in `found`
-  TileWords found;
+  TileWords found[S::row_groups];  // of each row of tiles
 
   /// From the word that the tile remembers on.
   __device__ __forceinline__ BlockList(const AttentionArgs& args, const Tile& tile)
-      : seen(tile.seen[0]),
-        loaded(tile.seen[1].begin),
-        found{static_cast<unsigned>(tile.seen[1].interior_begin), static_cast<unsigned>(tile.seen[1].interior_end)} {
+      : seen(tile.list.range), loaded(tile.list.word) {
+#pragma unroll
+    for (int row = 0; row < S::row_groups; ++row) found[row] = tile.list.found[row];
     const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
     words = map.words;
     rows = map.rows + tile.q_begin / mask_unit * words;
     num_rows = tile::min(S::row_groups, map.last_row + 1 - tile.q_begin / mask_unit);
   }
 
-  /// What a tile remembers of a list: the word that was loaded last, or none.
-  __device__ __forceinline__ static Blocks nothing_loaded() { return {-1, 0, 0, 0}; }
-  __device__ __forceinline__ Blocks last_word() const {
-    return {loaded, static_cast<int>(found.seen), static_cast<int>(found.full), 0};
+  /// What a tile remembers of a list.
+  __device__ __forceinline__ void remember(Tile& tile) const {
+    tile.list.word = loaded;
+#pragma unroll
+    for (int row = 0; row < S::row_groups; ++row) tile.list.found[row] = found[row];
   }
 
   /// The first listed block from `block` on, or -1.
@@ -45,9 +46,12 @@ struct BlockList {
 #pragma unroll 1
     while (block >= seen.begin && block < seen.end) {
       load(block * units / 32);
-      if ((bits(found.seen, block)) != 0) return block;
+      unsigned any = 0;
+#pragma unroll
+      for (const TileWords& row : found) any |= row.seen;
+      if (bits(any, block) != 0) return block;
       const int word_begin = block / blocks_of_word * blocks_of_word;
-      if (found.seen == 0) {
+      if (any == 0) {
         block = S::forwards ? word_begin + blocks_of_word : word_begin - 1;
       } else {
         block += step;
@@ -60,9 +64,16 @@ struct BlockList {
   /// `block` was found last.
   __device__ __forceinline__ ListedBlock describe(int block, Attempt attempt) const {
     constexpr unsigned whole = (1u << units) - 1;
-    const bool masked = bits(found.full, block) != whole;
-    const bool full = !masked && block >= seen.interior_begin && block < seen.interior_end;
-    return {block, !full, (!full && !S::keeps_tested) || attempt != Attempt::fixed_max, masked};
+    unsigned seen_by = 0, masked_for = 0;
+#pragma unroll
+    for (int row = 0; row < S::row_groups; ++row) {
+      // In Attempt::nonfinite_safe the warpgroups go through the blocks together.
+      const bool together = !S::skips_listed || attempt == Attempt::nonfinite_safe;
+      seen_by |= bits(found[row].seen, block) != 0 || together ? 1u << row : 0u;
+      masked_for |= bits(found[row].full, block) != whole ? 1u << row : 0u;
+    }
+    const bool edge = block < seen.interior_begin || block >= seen.interior_end;
+    return {block, edge, attempt != Attempt::fixed_max, seen_by, masked_for};
   }
 
  private:
@@ -73,14 +84,30 @@ struct BlockList {
   __device__ __forceinline__ void load(int word) {
     if (word == loaded) return;
     loaded = word;
-    found = {0, 0xffffffffu};
-#pragma unroll 1
-    for (int row = 0; row < num_rows; ++row) {
-      const TileWords here = rows[row * words + word];
-      found.seen |= here.seen;
-      found.full &= here.full;
-    }
+#pragma unroll
+    for (int row = 0; row < S::row_groups; ++row)
+      found[row] = row < num_rows ? rows[row * words + word] : TileWords{0, 0xffffffffu};
   }
 };
+
+/// The range that masks choose from, and the first of the blocks. `blocks` of the tile says no more than whether there is
+/// one.
+template <ForwardConfig config>
+__device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& tile,
+                                            const tile::Score<config.features>& score, tile::TileRange loaded) {
+  constexpr Features features = config.features;
+  const int q_last = tile::min(tile.q_begin + config.block_q, score.len_q) - 1;
+  int first = 0, last = score.visible_kv;
+  if constexpr (features.window_right) last = tile::min(last, score.window_end(tile.q_begin));
+  if constexpr (features.left_padding) first = score.first_kv;
+  if constexpr (features.window_left) first = tile::max(score.window_begin(q_last), first);
+  tile.list.range = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv,
+                     loaded.end};
+  tile.list.word = -1;
+  BlockList<config> list(args, tile);
+  tile.first = list.seek(tile.first);
+  list.remember(tile);
+  tile.blocks = tile.first < 0 ? 0 : 1;
+}
 
 }  // namespace flash_attention::forward_sm90

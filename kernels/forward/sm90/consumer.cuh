@@ -15,6 +15,14 @@ namespace flash_attention::forward_sm90 {
 
 using tile::RowState;
 
+/// What a block's softmax does:
+///   edge        tests every score against the mask and raises the maximum
+///   interior    tests nothing and keeps the maximum. Probabilities may exceed 1, which costs no precision; Epilogue finds
+///               out whether they exceeded what the types can hold
+///   late_edge   after the interior: tests every score and keeps the maximum
+///   listed      if masks choose the blocks: each says whether it is an edge or interior, in any order
+enum class Visit { edge, interior, late_edge, listed };
+
 /// What softmax and P V leave behind for 64 query rows, spread over the warpgroup as ptx/wgmma.cuh says.
 template <ForwardConfig config>
 struct Output {
@@ -43,14 +51,28 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   using PackedTile = typename ScoreMath<config>::Packed;
   using OutputTile = typename Output<config>::Tile;
   using Descriptor = tile::Descriptor<!S::uniform_by_vote>;
+  using SeenBlock = forward_sm90::SeenBlock<S::keeps_tested>;
   using QueryTile = unsigned[S::holds_queries ? S::steps_qk : 1][4];  // Q as the A operand, where it is held
 
   WidePlace<S::stages> place{};  // wide heads, instead of num_blocks
   unsigned num_words = 0;        // blocks whose words of a mask were read
+  WordPair words[2];             // where they come from memory: of the block whose scores are computed
 
   /// Which block of keys is in a stage, if masks choose; before its scores are issued, after which others may write it.
-  __device__ __forceinline__ ListedBlock listed_block(int k_stage) const {
-    return ListedBlock(uniform(shared.listed[k_stage]));
+  __device__ __forceinline__ SeenBlock listed_block(int k_stage) const {
+    return SeenBlock::of(uniform(shared.listed[k_stage]), S::row_group(warpgroup));
+  }
+
+  /// The words of a block are on their way while its scores are computed.
+  __device__ __forceinline__ void load_words(const ScoreMath<config>& math, SeenBlock at) {
+    if constexpr (S::features.made_words) {
+      if (!at.masked()) return;
+      ptx::path<"forward/sm90 words from memory">();
+      const int row = ptx::registers_fresh(math.row);
+      const auto* const own = mask::made_words<S::block_q, S::block_kv>(this->args, row, at.block()) + row % S::block_q;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) words[r] = ptx::load_global(word_pair<config>(math, own + 8 * r));
+    }
   }
 
   // -- products ---------------------------------------------------------------------------------------------------------
@@ -104,7 +126,7 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   /// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
   /// multiplied by `rescale`.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, ScoreTile& scores, RowState& rows,
-                                               float (&rescale)[2], ListedBlock at = {}) {
+                                               float (&rescale)[2], SeenBlock at = {}) {
     const bool tested = at.tested();  // if masks choose
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if constexpr (S::mask_words) {
@@ -127,9 +149,11 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
   }
 
   /// What the masks, lengths and windows hide of a tested block becomes -inf.
-  __device__ __forceinline__ void hide_tested(const ScoreMath<config>& math, ScoreTile& scores, ListedBlock at) {
+  __device__ __forceinline__ void hide_tested(const ScoreMath<config>& math, ScoreTile& scores, SeenBlock at) {
     unsigned visible[2] = {0xffffffffu, 0xffffffffu};
-    if (at.masked()) {
+    if constexpr (!S::makes_words) {
+      if (at.masked()) take_bits<config>(math, words, visible);
+    } else if (at.masked()) {
       ptx::mbarrier_wait(shared.mask.full[warpgroup], static_cast<int>(num_words++ & 1));  // the words are written
       read_words<config>(math, shared.mask.words[warpgroup], visible);
       __syncwarp();  // all lanes have read

@@ -43,24 +43,33 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
   }
 }
 
-/// What the words of this warpgroup (mask_words.cuh) say of the keys of a thread's two rows. A lane has made those of
-/// block_kv / 32 neighbouring keys, so a group of 8 keys has as many bits as lanes: key 8 * group + column + e has bit
-/// 256 / block_kv * group + e.
+/// The words of a row that are about a thread's keys. A lane has made those of block_kv / 32 neighbouring keys, so a group
+/// of 8 keys has as many bits as lanes.
+using WordPair = ptx::Vector<unsigned, 2>;
 template <ForwardConfig config>
-__device__ __forceinline__ void read_words(const ScoreMath<config>& math, const MaskWords<Shape<config>::block_kv>* words,
-                                           unsigned (&visible)[2]) {
+__device__ __forceinline__ const WordPair* word_pair(const ScoreMath<config>& math,
+                                                     const mask::Words<Shape<config>::block_kv>* row) {
+  return reinterpret_cast<const WordPair*>(row) + (Shape<config>::block_kv == 128 ? math.column / 2 % 2 : 0);
+}
+
+/// What the words say of the keys of a thread's two rows: key 8 * group + column + e has bit 256 / block_kv * group + e.
+template <ForwardConfig config>
+__device__ __forceinline__ void take_bits(const ScoreMath<config>& math, const WordPair (&words)[2],
+                                          unsigned (&visible)[2]) {
   constexpr int keys = Shape<config>::block_kv / 32;
   constexpr unsigned firsts = keys == 4 ? 0x55555555u : 0x11111111u;
-  using Pair = ptx::Vector<unsigned, 2>;
   static_assert(keys == 2 || keys == 4);
-  const int column = math.column;
-  const auto* const own = words + ptx::registers_fresh(math.row) % wg_rows;
-  const int pair = keys == 4 ? column / 2 % 2 : 0, shift = keys == 4 ? column / 4 : column / 2;
+  const int shift = keys == 4 ? math.column / 4 : math.column / 2;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Pair found = *(reinterpret_cast<const Pair*>(own + 8 * r) + pair);
-    visible[r] = (found[0] >> shift & firsts) | (found[1] >> shift & firsts) << 1;
-  }
+  for (int r = 0; r < 2; ++r) visible[r] = (words[r][0] >> shift & firsts) | (words[r][1] >> shift & firsts) << 1;
+}
+
+/// The same from the words of this warpgroup in shared memory (mask_words.cuh).
+template <ForwardConfig config>
+__device__ __forceinline__ void read_words(const ScoreMath<config>& math, const mask::Words<Shape<config>::block_kv>* words,
+                                           unsigned (&visible)[2]) {
+  const auto* const own = words + ptx::registers_fresh(math.row) % wg_rows;
+  take_bits<config>(math, {*word_pair<config>(math, own), *word_pair<config>(math, own + 8)}, visible);
 }
 
 /// Hides what is not in `visible`, and what is not in the range of keys that a row sees.

@@ -130,7 +130,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     if constexpr (S::listed) ptx::await_launch_before();  // the map of tiles is complete; all else follows from its tiles
     if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
     ptx::registers_decrease<S::load_registers>();
-    if constexpr (S::mask_words) {
+    if constexpr (S::makes_words) {
       const int warp = ptx::shuffle(static_cast<int>(threadIdx.x) / 32, 0);
       if (warp > 0) {
         MaskWriter<config>{args, shared, warp - 1, static_cast<int>(threadIdx.x) % 32}.run();
@@ -143,21 +143,27 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
 #pragma unroll 1
     for (int attempt = 0; attempt <= shared.last_attempt; ++attempt) {
       int i = 0;
-      producer.load_attempt(static_cast<Attempt>(attempt), [&](Tile& tile) {
+      producer.load_attempt(
+          static_cast<Attempt>(attempt),
+          [&](Tile& tile) {
 #pragma unroll 1
-        while (schedule.has(i, attempt)) {
-          const int iteration = i++;
-          if (!retry.marked(iteration, attempt) || !schedule.tile_at(iteration, static_cast<Attempt>(attempt), tile))
-            continue;
-          if (attempt != 0) ptx::path<"forward/sm90 repeated tile">();
-          if (attempt != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
-          return true;
-        }
-        return false;
-      });
+            while (schedule.has(i, attempt)) {
+              const int iteration = i++;
+              if (!retry.marked(iteration, attempt) || !schedule.tile_at(iteration, static_cast<Attempt>(attempt), tile))
+                continue;
+              if (attempt != 0) ptx::path<"forward/sm90 repeated tile">();
+              if (attempt != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
+              return true;
+            }
+            return false;
+          },
+          [&] {
+            if (S::claims_late && attempt == 0) schedule.claim_after(i - 1);
+          });
     }
   } else {
     ptx::registers_increase<S::attend_registers>();
+    if constexpr (config.features.made_words) ptx::await_launch_before();  // so are the words of the masks
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
     wg.pingpong_begin();
 #pragma unroll 1

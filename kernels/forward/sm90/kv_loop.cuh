@@ -10,58 +10,24 @@
 //
 // The warpgroups issue products by ping-pong: while one does softmax, another's products run.
 
-#include "forward/sm90/bias_boxes.cuh"
-#include "forward/sm90/consumer.cuh"
-#include "ptx/path.cuh"
+#include "forward/sm90/skip_blocks.cuh"
 
 namespace flash_attention::forward_sm90 {
-
-/// Blocks that only other warpgroups see. The ping-pong goes on. V is loaded after K, but copies land in any
-/// order: a stage that is freed while its K is still in flight lets the next wait for that stage return at once.
-template <ForwardConfig config>
-__device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
-  using S = Shape<config>;
-#pragma unroll 1
-  for (; blocks > 0; --blocks) {
-    ptx::path<"forward/sm90 skipped block">();
-    const PipelineState<S::stages> kv(wg.num_blocks++);
-    ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);
-    ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);
-    wg.sync_without_pingpong();  // no warp has missed a phase
-    wg.pingpong_wait();
-    wg.pingpong_signal();
-    wg.release(wg.shared.K_empty[kv.stage]);
-    wg.release(wg.shared.V_empty[kv.stage]);
-    if constexpr (S::bias_stages > 0) {
-      const PipelineState<S::bias_stages> bias(wg.num_blocks - 1);
-      if (has_bias_boxes(wg.args)) ptx::mbarrier_wait(wg.shared.bias_full[bias.stage][wg.warpgroup], bias.phase);
-      release_biases(wg, wg.num_blocks - 1);
-    }
-  }
-}
-
-/// What a block's softmax does:
-///   edge        tests every score against the mask and raises the maximum
-///   interior    tests nothing and keeps the maximum. Probabilities may exceed 1, which costs no precision; Epilogue finds
-///               out whether they exceeded what the types can hold
-///   late_edge   after the interior: tests every score and keeps the maximum
-///   listed      if masks choose the blocks: each says whether it is an edge or interior, in any order
-enum class Visit { edge, interior, late_edge, listed };
 
 /// A warpgroup's loop over the KV blocks of a tile, in Attempt::fixed_max and Attempt::online_max.
 template <ForwardConfig config>
 struct KvLoop {
   using S = Shape<config>;
-
   Warpgroup<config>& wg;
   Output<config>& out;
   typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
-  bool accumulate = false;        // O holds something of the tile
-  bool visited_interior = false;  // if masks choose: some block was full
-  bool raised = false;            // if masks choose: the block of the scores has raised the maximum
-  ListedBlock at;                 // if masks choose: the block of the scores
+  bool accumulate = false;                   // O holds something of the tile
+  bool visited_interior = false;             // if masks choose: some block was full
+  bool raised = false;                       // if masks choose: the block of the scores has raised the maximum
+  typename Warpgroup<config>::SeenBlock at;  // if masks choose: the block of the scores
+  bool has_output = false;                   // if masks choose: P has a block whose output was not issued
 
   __device__ __forceinline__ void run() {
     const Tile tile = wg.tile();
@@ -79,13 +45,58 @@ struct KvLoop {
   }
 
  private:
-  /// Blocks in the order in which the producer sends them.
+  /// The blocks that come, to the last. Every warpgroup has a turn for each, and one for the end.
   __device__ __forceinline__ void run_listed(const Tile& tile, const ScoreMath<config>& math) {
-    begin(tile, math, 0, {});
+    if constexpr (!S::skips_listed) {
+      find_listed(math);
+      begin(tile, math, at.block(), {});
 #pragma unroll 1
-    while (!at.is_last()) visit<Visit::listed>(tile, math, 0, {});
+      while (!at.is_last()) {
+        find_listed(math);
+        visit<Visit::listed>(tile, math, at.block(), {});
+      }
+      wg.release_queries();
+      return end(math, 0);
+    }
+#pragma unroll 1
+    do {
+      find_listed(math);
+      if (!at.is_seen()) {
+        skip_listed();
+      } else if (has_output) {
+        visit<Visit::listed>(tile, math, at.block(), {});
+      } else {
+        begin(tile, math, at.block(), {});
+      }
+    } while (!at.is_last());
     wg.release_queries();
-    end(math, 0);
+    if (has_output) return end(math, 0);
+    wg.pingpong_wait();
+    wg.pingpong_signal();
+#pragma unroll
+    for (float& x : out.O) x = accumulate ? x : 0.0f;  // nothing was seen
+  }
+  __device__ __forceinline__ void find_listed(const ScoreMath<config>& math) {
+    const PipelineState<S::stages> k(wg.num_blocks);
+    ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    at = wg.listed_block(k.stage);
+    if (S::skips_listed && !at.is_seen()) return;
+    math.load_bias(at.block() * S::block_kv);
+    wg.load_words(math, at);
+  }
+
+  /// The output of the block before is computed in the turn of this one, in one branch: else all products are serialised.
+  __device__ __forceinline__ void skip_listed() {
+    const PipelineState<S::stages> v(wg.num_blocks - 1);
+    skip_block(wg, [&] {
+      if (!has_output) return;
+      ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
+      wg.issue_output(out.O, P, v.stage, accumulate);
+      ptx::wgmma_wait<0>();  // O and P are ours again
+      ptx::wgmma_pin(out.O);
+      wg.release(wg.shared.V_empty[v.stage]);
+      has_output = false, accumulate = true;
+    });
   }
 
   /// All blocks but the first, whose probabilities are in P.
@@ -125,9 +136,10 @@ struct KvLoop {
   __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block,
                                         const NextBlocks& following) {
     const PipelineState<S::stages> k(wg.num_blocks++);
-    if constexpr (!S::listed) math.load_bias(block * S::block_kv);
-    ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
-    if constexpr (S::listed) at = wg.listed_block(k.stage), block = at.block(), math.load_bias(block * S::block_kv);
+    if constexpr (!S::listed) {
+      math.load_bias(block * S::block_kv);
+      ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
+    }
     wg.pingpong_wait();
     wg.issue_scores(scores, queries, k.stage);
     wg.pingpong_signal();
@@ -139,7 +151,11 @@ struct KvLoop {
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
     release_biases(wg, wg.num_blocks - 1);
     wg.softmax_edge(math, block, scores, out.rows, rescale, at);
-    if constexpr (S::listed) visited_interior = !at.tested();
+    if constexpr (S::listed) {
+      if (S::skips_listed && accumulate) wg.rescale_output(out.O, rescale);
+      visited_interior = visited_interior || !at.tested();
+      has_output = true;
+    }
     load_bias(math, following);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     math.pack(scores, P);
@@ -153,9 +169,7 @@ struct KvLoop {
                                         const NextBlocks& following) {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
     float rescale[2];
-    ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
-    if constexpr (kind == Visit::listed)
-      at = wg.listed_block(k.stage), block = at.block(), math.load_bias(block * S::block_kv);
+    if constexpr (kind != Visit::listed) ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
     wg.pingpong_wait();
     wg.issue_scores(scores, queries, k.stage);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed

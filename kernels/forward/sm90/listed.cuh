@@ -1,31 +1,68 @@
 #pragma once
 
-// What the warps of forward/sm90 tell each other if masks choose the blocks of keys (Shape::listed).
+// What the warps of forward/sm90 tell each other of the blocks of keys, above all if masks choose them (Shape::listed).
 
+#include "abi/tile_map.h"
+#include "mask/words.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/memory.cuh"
 
 namespace flash_attention::forward_sm90 {
 
-/// A block of keys that the masks show something of, where they choose (Shape::listed).
+/// A block of keys that the masks show something of, if they choose (Shape::listed): of a tile, with bits for each
+/// group of 64 rows.
 struct ListedBlock {
   int word = 0;
 
   __device__ __forceinline__ ListedBlock() = default;
-  __device__ __forceinline__ ListedBlock(int block, bool tested, bool raises, bool masked)
-      : word(block * 16 + (tested ? 1 : 0) + (raises ? 2 : 0) + (masked ? 8 : 0)) {}
-  __device__ __forceinline__ explicit ListedBlock(int stored) : word(stored) {}
+  __device__ __forceinline__ ListedBlock(int block, bool edge, bool raises, unsigned seen, unsigned masked)
+      : word(block * 512 + (edge ? 2 : 0) + (raises ? 4 : 0) + static_cast<int>(seen * 8 + masked * 64)) {}
 
-  __device__ __forceinline__ int block() const { return word / 16; }
-  __device__ __forceinline__ bool tested() const { return (word & 1) != 0; }   // some pair may be hidden
-  __device__ __forceinline__ bool raises() const { return (word & 2) != 0; }   // it raises the maximum
-  __device__ __forceinline__ bool is_last() const { return (word & 4) != 0; }  // of the tile
-  __device__ __forceinline__ bool masked() const { return (word & 8) != 0; }   // the masks may hide some, not edges alone
+  static constexpr int last = 1;
+
+  __device__ __forceinline__ int block() const { return word / 512; }
+  __device__ __forceinline__ bool is_last() const { return (word & last) != 0; }  // of the tile
+  __device__ __forceinline__ bool at_edge() const { return (word & 2) != 0; }     // of a window or of the keys
+  __device__ __forceinline__ bool always_raises() const { return (word & 4) != 0; }
+  __device__ __forceinline__ bool is_seen(int group) const { return (word >> group & 8) != 0; }
+  __device__ __forceinline__ bool is_masked(int group) const { return (word >> group & 64) != 0; }
 };
 
-/// Of a row and a block of keys: bit l of word k is of key l * (block_kv / 32) + k.
-template <int block_kv>
-using MaskWords = ptx::Vector<unsigned, block_kv / 32 < 2 ? 1 : block_kv / 32>;
+/// The same for one group of rows, and whether a tested block raises the maximum.
+template <bool keeps_tested>
+struct SeenBlock {
+  ListedBlock listed;  // with the bits of the group in the first place: all is one register
+
+  __device__ __forceinline__ static SeenBlock of(int word, int group) {
+    constexpr int all_groups = 63 * 8;
+    SeenBlock block;
+    block.listed.word = (word & ~all_groups) | (word >> group & (8 | 64));
+    return block;
+  }
+  __device__ __forceinline__ int block() const { return listed.block(); }
+  __device__ __forceinline__ bool is_last() const { return listed.is_last(); }
+  __device__ __forceinline__ bool is_seen() const { return listed.is_seen(0); }
+  __device__ __forceinline__ bool masked() const { return listed.is_masked(0); }  // the masks may hide some pair
+  __device__ __forceinline__ bool tested() const { return masked() || listed.at_edge(); }
+  __device__ __forceinline__ bool raises() const { return listed.always_raises() || (tested() && !keeps_tested); }
+};
+
+/// The blocks of keys that a warpgroup visits, counted in the order in which the tile's blocks are loaded:
+///
+///     begin .. interior_begin .. interior_end .. end
+///     edge     interior          edge
+///
+/// Every query of the warpgroup sees every key of an interior block; in edge blocks each score is tested.
+struct Blocks {
+  int begin, interior_begin, interior_end, end;
+};
+
+/// If masks choose: the range they choose from, in which [interior_begin, interior_end) need no test but the masks', and
+/// a word of the map for each row of tiles, so that those who follow the list begin there without a load.
+struct ListPlace {
+  Blocks range;
+  int word;  // -1: none was loaded
+  abi::TileWords found[3];
+};
 
 constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words
 
@@ -33,7 +70,7 @@ constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words
 template <bool present, int warpgroups, int rows, int block_kv>
 struct MaskStorage {
   ptx::Mbarrier full[warpgroups], empty[warpgroups];  // as of the other rings, which are longer
-  MaskWords<block_kv> words[warpgroups][rows];
+  mask::Words<block_kv> words[warpgroups][rows];
 };
 template <int warpgroups, int rows, int block_kv>
 struct MaskStorage<false, warpgroups, rows, block_kv> {};

@@ -82,12 +82,12 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
 #pragma unroll
   for (float& x : out.O) x = 0;
 
-  ListedBlock at;
+  typename Warpgroup<config>::SeenBlock at;
 #pragma unroll 1
   for (int n = 0; S::listed ? !at.is_last() : n < tile.blocks; ++n) {
     const PipelineState<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);  // K has landed
-    if constexpr (S::listed) at = wg.listed_block(kv.stage);
+    if constexpr (S::listed) at = wg.listed_block(kv.stage), wg.load_words(math, at);
     const int block = S::listed ? at.block() : block_at<config>(tile, n);
     wg.issue_scores(scores, queries, kv.stage);
     math.load_bias(block * S::block_kv);

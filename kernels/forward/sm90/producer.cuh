@@ -27,10 +27,11 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
 
   /// All tiles of an attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
   /// published while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
-  /// between its first K, which may find a free stage sooner, and the rest.
-  template <typename FindNext>
-  __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next) {
-    constexpr bool early = S::q_stages == 2;
+  /// between its first K, which may find a free stage sooner, and the rest. Tiles that are claimed late are published
+  /// behind the last block of the one before; claim_next() is called before that block.
+  template <typename FindNext, typename ClaimNext>
+  __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next, const ClaimNext& claim_next) {
+    constexpr bool early = S::q_stages == 2, between = early && !S::claims_late;
     bool exists = find_next(next_tile());
     if (early && exists) publish_tile(next_tile());
 #pragma unroll 1
@@ -38,22 +39,25 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
       const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
       if (!early && tile.blocks == 0) publish_tile(tile);
       int n = 0;
-      for_blocks(tile, [&](int block) {
-        if constexpr (S::wide) {
-          load_wide_keys(tile, block, n == 0);
-        } else {
-          load_keys(tile, block, !early && n == 0);
-        }
-        if (early && n == 1) {
-          exists = find_next(next_tile());
-          if (exists) publish_tile(next_tile());
-        }
-        ++n;
-      });
+      for_blocks(
+          tile,
+          [&](int block) {
+            if constexpr (S::wide) {
+              load_wide_keys(tile, block, n == 0);
+            } else {
+              load_keys(tile, block, !early && n == 0);
+            }
+            if (between && n == 1) {
+              exists = find_next(next_tile());
+              if (exists) publish_tile(next_tile());
+            }
+            ++n;
+          },
+          claim_next);
       if constexpr (S::wide) {
         if (n > 0) load_wide_values(tile);
       }
-      if (early && n > 1) continue;
+      if (between && n > 1) continue;
       exists = find_next(next_tile());
       if (early && exists) publish_tile(next_tile());
     }
@@ -65,9 +69,9 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
   }
 
  private:
-  /// load(block) for the blocks of a tile.
-  template <typename Load>
-  __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load) {
+  /// load(block) for the blocks of a tile; if masks choose, before_last() before the last.
+  template <typename Load, typename BeforeLast>
+  __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load, const BeforeLast& before_last) {
     if constexpr (S::listed) {
       if (tile.blocks == 0) return;
       BlockList<config> list(args, tile);
@@ -76,7 +80,8 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
       while (block >= 0) {
         ListedBlock described = list.describe(block, tile.attempt);
         const int next = list.after(block);
-        if (next < 0) described.word |= 4;
+        if (next < 0) described.word |= ListedBlock::last;
+        if (next < 0) before_last();
         listed = described.word;
         load(block);
         block = next;

@@ -52,7 +52,7 @@ __device__ __forceinline__ void init_barriers(Storage& shared) {
     for (int w = 0; w < S::row_groups; ++w) {
       ptx::mbarrier_init(shared.Q_full[s][w], 1);
       // Those who make words of masks read the tile, too: they say so to the first warpgroup's.
-      const int writers = S::mask_words && w == 0 ? mask_warps : 0;
+      const int writers = S::makes_words && w == 0 ? mask_warps : 0;
       ptx::mbarrier_init(shared.Q_empty[s][w], S::warpgroups / S::row_groups + writers);
     }
   }
@@ -72,7 +72,7 @@ __device__ __forceinline__ void init_barriers(Storage& shared) {
       ptx::mbarrier_init(shared.V_empty[s], S::warpgroups);
     }
   }
-  if constexpr (S::mask_words) {
+  if constexpr (S::makes_words) {
     for (int w = 0; w < S::warpgroups; ++w) {
       ptx::mbarrier_init(shared.mask.full[w], mask_warps);
       ptx::mbarrier_init(shared.mask.empty[w], wg_threads / 32);

@@ -33,13 +33,16 @@ struct Shape {
 
   // Hidden rows or a block mask choose the blocks of keys: the producer warp says with each K which one it is.
   static constexpr bool listed = tile::TileMap<features>::present;
-
   static constexpr bool mask_words = forward_sm90_has_mask_words(config);
+  static constexpr bool makes_words = forward_sm90_makes_words(config);  // else they are in memory
   // A tested block may keep the maximum. Each copy of a program of scores would take its time to compile.
   static constexpr bool keeps_tested = mask_words && !features.score_program;
   static constexpr int tiles_kept = forward_sm90_tiles_kept(config);
+  // A warpgroup skips listed blocks that only the other sees; beside options it has no registers to do so.
+  static constexpr bool skips_listed = !features.modifies_scores() && !features.dropout;
   using Unit = UnitNumber<mask_words>;  // of the scheduler
-
+  // A block claims a tile before the last block of the one before: what it holds, others wait for at the end.
+  static constexpr bool claims_late = mask_words;
   static constexpr int block_q = config.block_q;
   static constexpr int block_kv = config.block_kv;
   static constexpr int stages = config.num_stages;
@@ -81,21 +84,25 @@ struct Shape {
   // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
   static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
   static constexpr bool low_registers = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
-  // Warps that make words of a mask need more than one that loads.
-  static constexpr int load_registers = mask_words                              ? 88
+  // Warps that make words of a mask need more than one that loads, one that follows a list more than one that counts.
+  static constexpr int load_registers = makes_words                             ? 88
+                                        : features.made_words                   ? 56
                                         : low_registers                         ? 24
                                         : blocks_per_sm == 3 || warpgroups == 3 ? 32
                                                                                 : 40;
-  static constexpr int attend_registers = blocks_per_sm == 3 ? 160 - load_registers
-                                          : mask_words       ? 208
-                                          : warpgroups == 1  ? 216
-                                          : warpgroups == 2  ? 232
-                                                             : 160;
+  static constexpr int attend_registers = blocks_per_sm == 3    ? 160 - load_registers
+                                          : makes_words         ? 208
+                                          : features.made_words ? 224
+                                          : warpgroups == 1     ? 216
+                                          : warpgroups == 2     ? 232
+                                                                : 160;
 
   // Q stays in registers where all of it finds room in addition to S, P and O: read from shared memory for every block it
   // would be a quarter of what the products read, and they nearly use up what shared memory gives.
+  static constexpr int free_registers = attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk);
+  static constexpr bool by_words = features.made_words && !features.modifies_scores() && !features.dropout;
   static constexpr bool holds_queries =
-      !wide && !features.touches_scores() && attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk) >= 40;
+      !wide && (by_words ? free_registers >= 32 : !features.touches_scores() && free_registers >= 40);
 
   // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
   // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
@@ -131,8 +138,8 @@ struct Shape {
   static_assert(!config.split_keys || (forwards && !listed && !wide && !features.touches_scores() && !features.sink &&
                                        !features.packed && !features.seqused_q && !config.pair_tiles));
   static_assert(cluster == 1 || (forwards && !listed && !features.packed && !features.paged));
-  static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3);
-  static_assert(block_kv % 16 == 0 && ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
+  static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3 && block_kv % 16 == 0);
+  static_assert(ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
   static_assert(config.num_warps * 32 == threads);
 };
 
@@ -141,16 +148,6 @@ enum class Attempt : int {
   fixed_max = 0,   // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
   online_max = 1,  // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
   nonfinite_safe = 2,  // as before, and what is not finite in V is added only to the rows that see it
-};
-
-/// The blocks of keys that a warpgroup visits, counted in the order in which the tile's blocks are loaded:
-///
-///     begin .. interior_begin .. interior_end .. end
-///     edge     interior          edge
-///
-/// Every query of the warpgroup sees every key of an interior block; in edge blocks each score is tested.
-struct Blocks {
-  int begin, interior_begin, interior_end, end;
 };
 
 /// What the warpgroups do with a tile.
@@ -164,8 +161,11 @@ struct Tile {
   int q_begin;
   int head_idx;
   int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
-  Blocks seen[3];     // by each warpgroup; if masks choose, by all, and what the map says of the first (block_list.cuh)
-  int split;          // which part of its keys, if they are split
+  union {
+    Blocks seen[3];  // by each warpgroup
+    ListPlace list;  // if masks choose
+  };
+  int split;  // which part of its keys, if they are split
   tile::Sequence sequence;
 
   __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }
@@ -211,7 +211,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   int last_attempt;
   typename S::Unit claimed[config.dynamic_scheduler ? S::tiles_kept : 1];  // the unit of each iteration
   int listed[S::listed ? S::stages : 1];                                   // the ListedBlock of each stage of K
-  [[no_unique_address]] MaskStorage<S::mask_words, S::warpgroups, wg_rows, S::block_kv> mask;
+  [[no_unique_address]] MaskStorage<S::makes_words, S::warpgroups, wg_rows, S::block_kv> mask;
 };
 
 /// Wide heads: one ring for K and V.

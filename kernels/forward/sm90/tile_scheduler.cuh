@@ -27,7 +27,8 @@ struct Schedule : BlocksSeen<config> {
   int num_iterations;
   // dynamic_scheduler: a block claims neighbouring units together if there are more than it could remember one by one.
   Unit* claimed;  // what it claimed, in order
-  int next = 0;   // what it claims next
+  int next = 0;   // what it has claimed and not begun
+  static constexpr int not_claimed = -1;
   int claim = 1;  // units of a claim
   int num_claims = 0;
   int section;  // heads whose keys L2 holds together
@@ -57,6 +58,11 @@ struct Schedule : BlocksSeen<config> {
     return unit_stride() + static_cast<int>(ptx::atomic_add(static_cast<unsigned*>(args.workspace), 1));
   }
 
+  /// Claims what comes after iteration i, where that is not of the same claim: a while before it is asked for.
+  __device__ __forceinline__ void claim_after(int i) {
+    if (next == not_claimed && (i + 1) % claim == 0) next = take();
+  }
+
   /// Whether this block has an iteration i. Called for each in order.
   __device__ __forceinline__ bool has(int i, int attempt) {
     if constexpr (config.dynamic_scheduler) {
@@ -64,11 +70,13 @@ struct Schedule : BlocksSeen<config> {
         num_iterations = i;
         const int place = i / claim;
         if (place * claim < i) return claimed_unit(i) < num_units;  // of the same claim
+        if (next == not_claimed) next = take();
         if (next >= num_claims) return false;
         if (i > 0) ptx::path<"forward/sm90 tile by the counter">();
         claimed[place] = static_cast<Unit>(next);
         // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
-        next = place + 1 < Shape<config>::tiles_kept ? take() : num_claims;
+        next = place + 1 < Shape<config>::tiles_kept ? not_claimed : num_claims;
+        if (!Shape<config>::claims_late) claim_after(i);
         return true;
       }
     }
@@ -155,7 +163,7 @@ struct Schedule : BlocksSeen<config> {
       ptx::path<"forward/sm90 tile far from the diagonal">();
       attempt = tile.attempt = Attempt::online_max;
     }
-    if constexpr (Shape<config>::listed) list_blocks(tile, score, loaded);
+    if constexpr (Shape<config>::listed) list_blocks<config>(args, tile, score, loaded);
     tile.work = tile.sees_nothing()                  ? Work::write_zeros
                 : attempt == Attempt::nonfinite_safe ? Work::attend_nonfinite_safe
                                                      : Work::attend;
@@ -183,24 +191,6 @@ struct Schedule : BlocksSeen<config> {
     if (attempt == Attempt::nonfinite_safe || seen.interior_begin == seen.end)
       seen.interior_begin = seen.interior_end = tile.blocks;
     tile.seen[0] = {0, seen.interior_begin, seen.interior_end, tile.blocks};
-  }
-
-  /// If masks choose: the range they choose from, in which seen[0] counts blocks, and the first of them. `blocks` says
-  /// no more than whether there is one.
-  __device__ __forceinline__ void list_blocks(Tile& tile, const tile::Score<config.features>& score,
-                                              tile::TileRange loaded) const {
-    constexpr Features features = config.features;
-    const int q_last = tile::min(tile.q_begin + config.block_q, score.len_q) - 1;
-    int first = 0, last = score.visible_kv;
-    if constexpr (features.window_right) last = tile::min(last, score.window_end(tile.q_begin));
-    if constexpr (features.left_padding) first = score.first_kv;
-    if constexpr (features.window_left) first = tile::max(score.window_begin(q_last), first);
-    tile.seen[0] = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv, loaded.end};
-    tile.seen[1] = BlockList<config>::nothing_loaded();
-    BlockList<config> list(args, tile);
-    tile.first = list.seek(tile.first);
-    tile.seen[1] = list.last_word();  // those who follow the list begin there, without a load
-    tile.blocks = tile.first < 0 ? 0 : 1;
   }
 };
 

@@ -27,11 +27,11 @@ struct WideLoop {
   Output<config>& out;
   WideProducts<config> products{wg};
   typename Warpgroup<config>::ScoreTile scores;
-  float rescale[2];               // of O, by the block of the scores
-  bool accumulate = false;        // O holds something of the tile
-  bool visited_interior = false;  // if masks choose: some block was full
-  ListedBlock at;                 // if masks choose: the block of the scores
-  int in_P = 0;                   // the block that is in P
+  float rescale[2];                          // of O, by the block of the scores
+  bool accumulate = false;                   // O holds something of the tile
+  bool visited_interior = false;             // if masks choose: some block was full
+  typename Warpgroup<config>::SeenBlock at;  // if masks choose: the block of the scores
+  int in_P = 0;                              // the block that is in P
 
   __device__ __forceinline__ void run() {
     const Tile tile = wg.tile();

@@ -233,6 +233,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch * tile.num_splits;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   if (splits) reserve_parts(p, tile.num_splits, plan);
+  config = with_made_words(p, config, plan);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "abi/config.h"
 #include "plan/kernel_table.h"
 
 // What forward/sm90, backward/sm90, decode/sm90 and the ladder's Hopper rungs share.
@@ -27,6 +28,11 @@ int rows_of_page_box(const Problem& problem, int block_kv);
 bool has_bias_boxes(const Problem& problem);
 /// The same of backward/sm90: there is room for boxes with heads of up to 64 columns.
 bool has_backward_bias_boxes(const Problem& problem);
+
+/// Where many heads and sequences share their masks, and the words of those are few, the launch that makes the map of tiles
+/// makes the words, too, once for all. Returns the configuration of a kernel that reads them, which knows no mask by
+/// itself: all masks have it in common. Else `config`.
+abi::ForwardConfig with_made_words(const Problem& problem, const abi::ForwardConfig& config, Plan& plan);
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
 constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch) {

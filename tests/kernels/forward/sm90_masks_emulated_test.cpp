@@ -33,6 +33,12 @@ std::vector<Case> long_lists() {
   add("wide_heads", 389, 200, 1, [](Case&, Problem& p) { p.head_dim = 256, p.causal = true; });
   add("edges_without_words", 521, 600, 4, [](Case&, Problem& p) { p.head_dim = 128, p.causal = true; });
   add("words_beside_edges", 650, 300, 4, [](Case&, Problem& p) { p.causal = true; });
+  add("rows_of_many_heads", 261, 150, 4, [](Case&, Problem& p) { p.heads_q = p.heads_kv = 8; });
+  add("grouped_heads", 389, 200, 1, [](Case& c, Problem& p) { p.heads_q = 8, p.causal = true, c.nan_value = 210; });
+  add("bytes_of_many_heads", 197, 0, 0, [](Case&, Problem& p) {
+    p.heads_q = p.heads_kv = 8, p.head_dim = 256;
+    p.mask = over(p, false, false, true);
+  });
   add("bytes_together", 384, 0, 0, [](Case&, Problem& p) { p.head_dim = 128, p.mask = over(p, false, false, true); });
   add("bytes_one_by_one", 389, 0, 0, [](Case&, Problem& p) { p.mask = over(p, false, true, true), p.causal = true; });
   add("bytes_256", 200, 0, 0, [](Case&, Problem& p) { p.head_dim = 256, p.mask = over(p, false, false, true); });
