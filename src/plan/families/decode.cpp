@@ -265,19 +265,20 @@ bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std
 /// GPC, of which an H200 has some with less than 16 SMs: eight clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half
 /// of the SMs read a short context as fast as all, and a cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384
 /// takes 20.7 us with 64 blocks, before 25.6 with 128; 1 x 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8. Items whose
-/// lengths are on the device may be uneven, which short ones can afford: 8 x 32/8 x 1024 in pages of 64 takes 19.7 us,
+/// lengths are on the device may differ, which short ones can afford: 8 x 32/8 x 1024 in pages of 64 takes 19.7 us,
 /// before 21.8, with lengths from 1 to 1024 15.7, 18.9.
 int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config, std::int64_t most) {
   const abi::Features& features = config.features;
   const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
   if (device.arch != 90 || features.packed || config.split_tiles > 0) return 0;
-  const bool uneven = lengths && problem.batch > 1;
+  const bool lengths_differ = lengths && problem.batch > 1;
   const std::int64_t tiles = tiles_of_item(problem, config), items = items_of(problem, config);
   if (items == 0) return 0;  // nothing is launched
   constexpr std::int64_t short_share = 8;
   for (const std::int64_t size : {16, 8, 4, 2, 1}) {
     const bool fits = size <= tiles && items * size <= (size <= 2 ? most : most * 3 / 4);
-    if (fits && ((!uneven && items * size * 16 >= most * 15) || tiles <= short_share * size)) return static_cast<int>(size);
+    if (fits && ((!lengths_differ && items * size * 16 >= most * 15) || tiles <= short_share * size))
+      return static_cast<int>(size);
   }
   return 0;
 }
