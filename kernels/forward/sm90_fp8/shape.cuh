@@ -41,9 +41,9 @@ struct Shape {
   static constexpr int block_q = config.block_q;
   static constexpr int block_kv = config.block_kv;
   static constexpr int stages = config.num_stages;
-  static constexpr int warpgroups = block_q / wg_rows;  // that attend; one more loads
-  static constexpr int row_groups = warpgroups;         // of 64 query rows: each warpgroup has its own
-  static constexpr bool mask_words = false;             // it takes no masks
+  static constexpr int warpgroups = block_q / wg_rows;            // that attend; one more loads
+  static constexpr int row_groups = warpgroups;                   // of 64 query rows: each warpgroup has its own
+  static constexpr bool mask_words = false, makes_words = false;  // it takes no masks
   static constexpr bool wide = false;
   static constexpr bool uniform_by_vote = false;
   static constexpr int threads = (warpgroups + 1) * wg_threads;
