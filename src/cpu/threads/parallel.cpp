@@ -10,6 +10,7 @@
 #include <new>
 
 #include "cpu/detect.h"
+#include "cpu/threads/contention.h"
 #include "cpu/threads/openmp.h"
 #include "flash_attention/runtime.h"
 #include "support/settings.h"
@@ -70,20 +71,6 @@ const int registered = pthread_atfork(before_fork, after_fork_in_parent, after_f
 
 using Clock = std::chrono::steady_clock;
 
-/// A team waits for all of its threads, which takes time slices where others need the processors. Once that was seen, the
-/// pool, whose caller waits for no thread that has not begun, has the loops of the next second.
-class Contention {
- public:
-  void seen() { until_ = (Clock::now() + std::chrono::seconds(1)).time_since_epoch().count(); }
-  bool is_recent() const {
-    const Clock::rep until = until_.load(std::memory_order_relaxed);
-    return until != 0 && Clock::now().time_since_epoch().count() < until;
-  }
-
- private:
-  std::atomic<Clock::rep> until_{0};
-};
-
 Contention contention;
 
 /// Whose threads a loop that begins now would use, and how many.
@@ -113,7 +100,7 @@ struct Threads {
   static Threads in_a_crowd() {
     const Threads threads = now();
     const bool any = support::settings().thread_source == support::ThreadSource::automatic;
-    if (threads.team == nullptr || !any || !contention.is_recent()) return threads;
+    if (threads.team == nullptr || !any || !contention.is_recent(Clock::now())) return threads;
     return {.count = std::min(threads.count, own_threads())};
   }
 };
@@ -180,7 +167,8 @@ void parallel_for(std::int64_t count, bool serial, Body body, void* context) {
   } else if (threads.hook != nullptr) {
     threads.hook->function(threads.hook->context, count, Guarded::call, &guarded);
   } else if (threads.team != nullptr) {
-    if (!threads.team->run(count, Guarded::call, &guarded, threads.count)) contention.seen();
+    const bool on_time = threads.team->run(count, Guarded::call, &guarded, threads.count);
+    on_time ? contention.saw_team() : contention.saw_late_team(Clock::now());
   } else {
     pool().run(count, Guarded::call, &guarded, threads.count);
   }
