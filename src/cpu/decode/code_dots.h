@@ -13,7 +13,7 @@ struct CodeDots : PairDots {
   using Keys = Codes<element>;
   static constexpr int code = static_cast<int>(element);
   static constexpr int columns = 64, vectors = 2;
-  static constexpr int most_rows = 4;  // more need K in memory (eight_rows.h)
+  static constexpr int max_rows = 4;  // more need K in memory (eight_rows.h)
 
   static bool takes(const Call& call) {
     return call.key_element == element && call.head_dim % 64 == 0 && call.head_dim_v % 64 == 0 &&

@@ -46,19 +46,20 @@ inline void decode_scores(const Call& call, const RowBlock& block, const Tile& t
                           DecodeScratch& scratch, NextTile& next) {
   const float* Q = Dots::query(head);
   const float factor = query_factor(call) * scale_of_head(call, block, call.k_scale);
-  for_key_runs<typename Dots::Keys>(call, block, tile, call.k, call.head_dim, scratch.gathered[0],
-                                    [&](int first, KeyRows<typename Dots::Keys> K, int count) {
-                                      for_row_groups<Dots::most_rows>(padded_rows(block), [&]<int group>(int row) {
-                                        const float* rows = Q + row * words_of<Dots>(call.head_dim);
-                                        float* S = scratch.S + row * block_kv + first;
-                                        if constexpr (group == 8) {
-                                          dot_eight_rows<Dots>(K, count, rows, call.head_dim, factor, S, next);
-                                        } else {
-                                          dot_tile<group, Dots>(K, count, rows, call.head_dim, factor, S, next);
-                                        }
-                                      });
-                                    });
-  weigh_keys(call, block, tile, head, scratch);
+  using Keys = typename Dots::Keys;
+  const auto dot_run = [&](int first, KeyRows<Keys> K, int count) {
+    for_row_groups<Dots::max_rows>(padded_rows(block), [&]<int group>(int row) {
+      const float* rows = Q + row * words_of<Dots>(call.head_dim);
+      float* S = scratch.S + row * block_kv + first;
+      if constexpr (group == 8) {
+        dot_eight_rows<Dots>(K, count, rows, call.head_dim, factor, S, next);
+      } else {
+        dot_tile<group, Dots>(K, count, rows, call.head_dim, factor, S, next);
+      }
+    });
+  };
+  for_key_runs<Keys>(call, block, tile, call.k, call.head_dim, scratch.gathered[0], dot_run);
+  exponentiate_keys(call, block, tile, head, scratch);
 }
 
 inline void rescale_sums(int rows, int width, const float* rescale, float* O) {
@@ -158,7 +159,7 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
 template <class Dots>
 inline void copy_query(const Call& call, const RowBlock& block, float* Q, float* buffer) {
   const int stride = words_of<Dots>(call.head_dim);
-  for_row_groups<Dots::most_rows>(padded_rows(block), [&]<int group>(int first) {
+  for_row_groups<Dots::max_rows>(padded_rows(block), [&]<int group>(int first) {
     float* rows = group == 8 ? buffer : Q + first * stride;
     for (int row = 0; row < group; ++row) {
       const char* from = block.row(call, call.q, smaller(first + row, block.rows - 1));  // padding repeats the last

@@ -71,8 +71,8 @@ inline void scale_keys(const Call& call, const RowBlock& block, const Tile& tile
 }
 
 /// Scores in scratch.S become what the values are weighted with.
-inline void weigh_keys(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head,
-                       DecodeScratch& scratch) {
+inline void exponentiate_keys(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head,
+                              DecodeScratch& scratch) {
   if (call.token_scales) scale_keys(call, block, tile, call.k_scale, scratch.S);
   finish_scores_in_rows(call, block, tile, scratch.S);
   for_row_groups<4>(padded_rows(block),

@@ -42,7 +42,7 @@ struct DotProducts {
 /// the values.
 struct PairDots {
   using Keys = Bfloat16;
-  static constexpr int columns = 2 * vector_lanes, vectors = 1, most_rows = 8;
+  static constexpr int columns = 2 * vector_lanes, vectors = 1, max_rows = 8;
   static constexpr bool any_width = false;
   static const float* query(const DecodeHead& head) { return head.Q_raw; }
   static FLASH_ATTENTION_INLINE Vec load_pairs(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
