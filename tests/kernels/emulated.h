@@ -23,6 +23,15 @@ inline std::vector<std::uint64_t> schedules(const Case& c) {
   return {std::hash<std::string>{}(c.name)};
 }
 
+/// The case on so few SMs that a block takes several tiles or tasks, one after another, under all of its schedules.
+inline void check_sm90(const Case& c, const char* kernel, Pass pass, int num_sms) {
+  emulator::set_num_sms(num_sms);
+  for (const std::uint64_t seed : schedules(c)) {
+    emulator::set_seed(seed);
+    check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = kernel, .pass = pass});
+  }
+}
+
 /// A few of the cases: enough for a second type, whose only difference is how elements are rounded. In the long tail all.
 inline std::vector<Case> some_of(const std::vector<Case>& cases, std::size_t one_in = 8) {
   std::vector<Case> some;

@@ -11,13 +11,7 @@ constexpr Device emulated_sm90{.kind = DeviceKind::emulator, .emulated_arch = 90
 
 using BackwardSm90Boxes = ::testing::TestWithParam<Case>;
 
-TEST_P(BackwardSm90Boxes, KeepTheContract) {
-  emulator::set_num_sms(2);  // so that a block takes several tasks, one after another
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(GetParam(), {.device = emulated_sm90, .kernel = "backward/sm90", .pass = Pass::backward});
-  }
-}
+TEST_P(BackwardSm90Boxes, KeepTheContract) { check_sm90(GetParam(), "backward/sm90", Pass::backward, 2); }
 
 /// Rows that are a multiple of 16 bytes apart: queries and keys past the end, steps that one warpgroup passes over, biases
 /// that heads or sequences share, biases of -inf, dQ by its own loop; and rows that are not, whose biases threads load.

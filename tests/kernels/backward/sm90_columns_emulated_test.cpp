@@ -6,15 +6,7 @@ namespace {
 
 using BackwardSm90Columns = ::testing::TestWithParam<Case>;
 
-TEST_P(BackwardSm90Columns, KeepTheContract) {
-  emulator::set_num_sms(2);  // so that a block takes several tasks, one after another
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(
-        GetParam(),
-        {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "backward/sm90", .pass = Pass::backward});
-  }
-}
+TEST_P(BackwardSm90Columns, KeepTheContract) { check_sm90(GetParam(), "backward/sm90", Pass::backward, 2); }
 
 /// One sequence, bfloat16.
 Case columns(const char* name, std::int64_t dim, std::int64_t dim_v, std::int64_t seq_q, std::int64_t seq_kv,

@@ -10,24 +10,14 @@ const Target target{
 
 using BackwardSm90 = ::testing::TestWithParam<Case>;
 
-TEST_P(BackwardSm90, KeepsTheContract) {
-  emulator::set_num_sms(3);  // so that a block takes several tasks, one after another
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(GetParam(), target);
-  }
-}
+TEST_P(BackwardSm90, KeepsTheContract) { check_sm90(GetParam(), "backward/sm90", Pass::backward, 3); }
 
 using BackwardSm90Deterministic = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90Deterministic, KeepsTheContract) {
   Case c = GetParam();
   c.problem.deterministic = true;
-  emulator::set_num_sms(3);
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(c, target);
-  }
+  check_sm90(c, "backward/sm90", Pass::backward, 3);
 }
 
 using BackwardSm90Wide = ::testing::TestWithParam<Case>;
@@ -42,13 +32,7 @@ TEST_P(BackwardSm90Wide, KeepsTheContract) {
 
 using BackwardSm90Loops = ::testing::TestWithParam<Case>;
 
-TEST_P(BackwardSm90Loops, KeepTheContract) {
-  emulator::set_num_sms(2);
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(GetParam(), target);
-  }
-}
+TEST_P(BackwardSm90Loops, KeepTheContract) { check_sm90(GetParam(), "backward/sm90", Pass::backward, 2); }
 
 class BackwardSm90Turns : public ::testing::TestWithParam<Case> {};
 

@@ -6,15 +6,7 @@ namespace {
 
 using BackwardSm90Masks = ::testing::TestWithParam<Case>;
 
-TEST_P(BackwardSm90Masks, KeepTheContract) {
-  emulator::set_num_sms(2);  // so that a block takes several tasks, one after another
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(
-        GetParam(),
-        {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "backward/sm90", .pass = Pass::backward});
-  }
-}
+TEST_P(BackwardSm90Masks, KeepTheContract) { check_sm90(GetParam(), "backward/sm90", Pass::backward, 2); }
 
 /// Many steps with holes between them: documents, several heads, dQ by a kernel of its own.
 std::vector<Case> masked_steps() {

@@ -12,13 +12,7 @@ constexpr Device gpu{.kind = DeviceKind::emulator, .emulated_arch = 90};
 
 using ForwardSm90 = ::testing::TestWithParam<Case>;
 
-TEST_P(ForwardSm90, KeepsTheContract) {
-  emulator::set_num_sms(3);  // so that a block takes several tiles, one after another
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(GetParam(), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
-  }
-}
+TEST_P(ForwardSm90, KeepsTheContract) { check_sm90(GetParam(), "forward/sm90", Pass::forward, 3); }
 
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16), 24)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90,
@@ -30,13 +24,7 @@ TEST(ForwardSm90FarSequence, KeepsTheContract) {
 
 using ForwardSm90Loops = ::testing::TestWithParam<Case>;
 
-TEST_P(ForwardSm90Loops, KeepTheContract) {
-  emulator::set_num_sms(2);
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(GetParam(), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
-  }
-}
+TEST_P(ForwardSm90Loops, KeepTheContract) { check_sm90(GetParam(), "forward/sm90", Pass::forward, 2); }
 
 /// One sequence, bfloat16 unless it says float16.
 Case make_loop(const char* name, Problem p, std::vector<std::int32_t> key_lengths = {}) {

@@ -6,14 +6,7 @@ namespace {
 
 using ForwardSm90Masks = ::testing::TestWithParam<Case>;
 
-TEST_P(ForwardSm90Masks, KeepTheContract) {
-  emulator::set_num_sms(2);  // so that a block takes several tiles, one after another
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(GetParam(),
-          {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "forward/sm90", .pass = Pass::forward});
-  }
-}
+TEST_P(ForwardSm90Masks, KeepTheContract) { check_sm90(GetParam(), "forward/sm90", Pass::forward, 2); }
 
 /// Lists of many blocks, with holes: rings of stages come round, and open blocks lie between tested ones.
 std::vector<Case> long_lists() {

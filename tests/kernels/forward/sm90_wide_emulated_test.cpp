@@ -6,14 +6,7 @@ namespace {
 
 using ForwardSm90Wide = ::testing::TestWithParam<Case>;
 
-TEST_P(ForwardSm90Wide, KeepsTheContract) {
-  emulator::set_num_sms(2);  // so that a block takes several tiles, one after another
-  for (const std::uint64_t seed : schedules(GetParam())) {
-    emulator::set_seed(seed);
-    check(GetParam(),
-          {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}, .kernel = "forward/sm90", .pass = Pass::forward});
-  }
-}
+TEST_P(ForwardSm90Wide, KeepsTheContract) { check_sm90(GetParam(), "forward/sm90", Pass::forward, 2); }
 
 /// One sequence, one key head, bfloat16.
 Case wide(const char* name, std::int64_t dim, std::int64_t dim_v, std::int64_t seq_q, std::int64_t seq_kv,
