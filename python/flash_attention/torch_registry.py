@@ -14,10 +14,11 @@ _fallback = None  # the handle, where torch has no registry to keep it
 
 
 def register() -> None:
-    """Makes torch's own attention use this library wherever torch would choose its flash kernels.
+    """Makes torch's own attention use this library wherever torch could use its flash kernels.
 
     That is scaled_dot_product_attention, nested tensors in it, and torch.nn.attention.varlen.varlen_attn; CPU and CUDA,
-    forward and backward. What the kernels do not take (float64, head_dim above 576) stays with torch; why_torch says why.
+    forward and backward. Where torch prefers cuDNN to its flash kernels, flash comes first until unregister().
+    What the kernels do not take (float64, head_dim above 576) stays with torch; why_torch says why.
     """
     global _fallback
     attention = torch.nn.attention
@@ -75,13 +76,54 @@ def unregister() -> None:
 class _Handle:
     """Keeps the overrides in place until remove()."""
 
-    def __init__(self, libraries):
+    def __init__(self, libraries, preference=None):
         self.libraries = libraries
+        self.preference = preference
 
     def remove(self):
         for library in self.libraries:
             library._destroy()
         self.libraries = []
+        if self.preference is not None:
+            self.preference.remove()
+
+
+def flash_first(order: list[int]) -> list[int]:
+    """torch's order of attention backends with flash at cuDNN's place, where cuDNN came before it."""
+    backends = torch.nn.attention.SDPBackend
+    flash, cudnn = int(backends.FLASH_ATTENTION), int(backends.CUDNN_ATTENTION)
+    if flash not in order or cudnn not in order[: order.index(flash)]:
+        return list(order)
+    moved = [backend for backend in order if backend != flash]
+    moved.insert(moved.index(cudnn), flash)
+    return moved
+
+
+class _FlashFirst:
+    """Puts flash before cuDNN, which torch 2.10 and later prefer on Hopper and Blackwell, until remove().
+
+    torch makes its order at its first choice on a GPU, over any order set before. So a choice is made first; and it waits
+    until the program has initialized CUDA, because a process that has cannot fork any more.
+    """
+
+    def __init__(self):
+        self.orders = None
+        self.removed = False
+        torch.cuda._lazy_call(self._apply)
+
+    def _apply(self):
+        if self.removed:
+            return
+        probe = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+        torch._fused_sdp_choice(probe, probe, probe)
+        order = torch._C._get_sdp_priority_order()
+        self.orders = order, flash_first(order)
+        torch._C._set_sdp_priority_order(self.orders[1])
+
+    def remove(self):
+        self.removed = True
+        if self.orders is not None and torch._C._get_sdp_priority_order() == self.orders[1]:
+            torch._C._set_sdp_priority_order(self.orders[0])
 
 
 def _override():
@@ -91,6 +133,7 @@ def _override():
     for name, function in torch_varlen.OPS.items():
         _impl(cpu, name, function, "CPU")
     libraries = [cpu]
+    preference = None
     if torch.cuda.is_available():
         cuda = torch.library.Library("aten", "IMPL", "CUDA")
         _impl(cuda, "_scaled_dot_product_flash_attention", _cuda_forward, "CUDA")
@@ -98,7 +141,9 @@ def _override():
         for name, function in torch_varlen.OPS.items():
             _impl(cuda, name, function, "CUDA")
         libraries.append(cuda)
-    return _Handle(libraries)
+        if hasattr(torch._C, "_set_sdp_priority_order"):  # torch 2.6
+            preference = _FlashFirst()
+    return _Handle(libraries, preference)
 
 
 def _impl(library, name, function, key):

@@ -165,6 +165,68 @@ def test_register_on_cuda(causal, compiled, registered, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_register_comes_before_cudnn(monkeypatch):
+    """Without sdpa_kernel, as programs call it; a mask, which torch's flash refuses, keeps torch's choice."""
+    calls = counted(monkeypatch)
+    q, k, v = (torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    torch_sdpa(q, k, v)
+    order = torch._C._get_sdp_priority_order()
+    flash_attention.register()
+    out = torch_sdpa(q, k, v, is_causal=True)
+    assert len(calls) == 1
+    torch.testing.assert_close(out.double(), exact(q, k, v, is_causal=True), atol=2e-2, rtol=2e-2)
+    masked = torch_sdpa(q, k, v, attn_mask=torch.rand(200, 200, device="cuda") < 0.9)
+    assert len(calls) == 1 and masked.isfinite().all()
+    flash_attention.unregister()
+    torch_sdpa(q, k, v)
+    assert len(calls) == 1
+    assert torch._C._get_sdp_priority_order() == order
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_set_sdp_priority_order"), reason="torch is older than 2.6")
+def test_flash_takes_the_place_of_cudnn_alone():
+    from flash_attention.torch_registry import flash_first
+
+    math, flash, efficient, cudnn, other = 0, 1, 2, 3, 4
+    assert flash_first([cudnn, flash, efficient, math, other]) == [flash, cudnn, efficient, math, other]
+    assert flash_first([efficient, cudnn, math, flash]) == [efficient, flash, cudnn, math]
+    for order in ([flash, efficient, math, cudnn, other], [efficient, flash, cudnn], [cudnn, math], []):
+        assert flash_first(order) == order
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_set_sdp_priority_order"), reason="torch is older than 2.6")
+def test_the_order_waits_for_cuda_and_is_given_back(monkeypatch):
+    """On a torch that prefers cuDNN at its first choice, as on Hopper."""
+    from flash_attention import torch_registry
+
+    waiting, orders = [], {"now": [1, 2, 0, 3, 4]}
+
+    def choose(*_):
+        orders["now"] = [3, 1, 2, 0, 4]
+
+    monkeypatch.setattr(torch.cuda, "_lazy_call", waiting.append)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+    monkeypatch.setattr(torch._C, "_get_sdp_priority_order", lambda: list(orders["now"]))
+    monkeypatch.setattr(torch._C, "_set_sdp_priority_order", lambda order: orders.update(now=order))
+    preference = torch_registry._FlashFirst()
+    assert orders["now"] == [1, 2, 0, 3, 4]
+    waiting.pop()()
+    assert orders["now"] == [1, 3, 2, 0, 4]
+    preference.remove()
+    assert orders["now"] == [3, 1, 2, 0, 4]
+    torch_registry._FlashFirst().remove()
+    waiting.pop()()  # CUDA starts after unregister()
+    assert orders["now"] == [3, 1, 2, 0, 4]
+    preference = torch_registry._FlashFirst()
+    waiting.pop()()
+    orders["now"] = [0, 1, 2, 3, 4]  # the program has chosen another since
+    preference.remove()
+    assert orders["now"] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_register_on_cuda_drops_what_its_backward_drops(registered):
     """out is linear in v, so its gradient is P^T dout with the P that was used, dropout included."""
     q, k = (torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.float16) for _ in range(2))
