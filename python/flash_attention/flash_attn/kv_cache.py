@@ -167,7 +167,10 @@ def _over_cache(q, k, v, *, qv=None, scale=None, **options):
 @torch.no_grad()
 def attend(call, *, return_lse, causal, window, **options):
     """Writes the new keys and values of a CacheCall, then attends."""
-    left, right = window
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window_size: got {window!r}; expected (left, right)") from None
     local = left not in (-1, None) or right not in (-1, None) or "attention_chunk" in options
     scales = {name: options[name] for name in ("k_scale", "v_scale")}
     q, lengths = append_and_turn(call, one_place=not causal and not local, **scales)

@@ -178,6 +178,14 @@ def test_refusals_name_the_argument(change, message):
         attention_over_cache(**arguments)
 
 
+@pytest.mark.parametrize("window", [3, None, (1,), (1, 2, 3)])
+@pytest.mark.parametrize("lengths", [7, torch.tensor([7, 9], dtype=torch.int32)])
+def test_a_window_that_is_no_pair_is_refused(window, lengths):
+    q, cache = torch.randn(2, 1, 4, 32), torch.randn(2, 16, 2, 32)
+    with pytest.raises(ValueError, match="window_size: got"):
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, window_size=window)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.parametrize("seq_q", [1, 4])
