@@ -186,10 +186,7 @@ double Call::slope(std::int64_t b, std::int64_t head) const {
 double Call::sink(std::int64_t head) const { return problem.sink ? double{number(buffers.sink, head)} : -INFINITY; }
 
 double Call::kept(std::int64_t b, std::int64_t head, std::int64_t i, std::int64_t j) const {
-  const double p = problem.dropout_p;
-  if (p == 0) return 1;
-  const bool keeps = dropout_keeps(options.seed, options.offset, problem.dropout_p, b, head, problem.heads_q, i, j);
-  return keeps ? 1 / (1 - p) : 0;
+  return kept_factor(problem, options.seed, options.offset, b, head, i, j);
 }
 
 }  // namespace flash_attention::check

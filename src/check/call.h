@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "check/formula.h"
 #include "flash_attention/attention.h"
 
 namespace flash_attention::check {
@@ -14,12 +15,9 @@ namespace flash_attention::check {
 using Fetch = std::function<const char*(const void* from, std::size_t bytes, std::vector<char>& scratch)>;
 
 /// Where one sequence of the batch is, and how much of it counts.
-struct Sequence {
+struct Sequence : Extent {
   std::int64_t first_q = 0, first_kv = 0;  // rows before it in a packed tensor
   std::int64_t rows_q = 0, rows_kv = 0;    // that it owns
-  std::int64_t len_q = 0, len_kv = 0;      // that it uses: the diagonal follows these
-  std::int64_t first_key = 0;              // keys before it are padding
-  std::int64_t end_key = 0;                // keys from it on are hidden
 };
 
 /// Rows of numbers with one stride: row j begins at base + j * stride.

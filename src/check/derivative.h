@@ -28,9 +28,6 @@ inline double allowed_of(double value, double errors, Dtype dtype) {
   return slack * (errors + unit_of(dtype) * std::fabs(value)) + smallest_of(dtype);
 }
 
-/// Rows below it have no gradients: docs/numerics.md.
-constexpr double lowest_lse = -1e7;
-
 /// Of a score relative to a log-sum-exp.
 double probability(const Score& s, double lse);
 

@@ -35,9 +35,7 @@ void Call::hide_rows(std::int64_t b, std::int64_t head, std::int64_t begin, std:
   for (std::int64_t n = 0; n < width; ++n) {
     const std::int32_t* r = &bounds[static_cast<std::size_t>(n * hidden.bounds)];
     for (std::int64_t i = begin; i < end; ++i) {
-      const bool first = i >= r[0] && (hidden.bounds == 1 || i < r[1]);
-      const bool second = hidden.bounds == 4 && i >= r[2] && i < r[3];
-      if (first || second) shown[static_cast<std::size_t>((i - begin) * width + n)] = 0;
+      if (hidden_by(r, hidden.bounds, i)) shown[static_cast<std::size_t>((i - begin) * width + n)] = 0;
     }
   }
 }

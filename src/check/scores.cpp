@@ -22,14 +22,6 @@ Scores::Scores(const Call& call, std::int64_t b, std::int64_t head)
       slope_(call.slope(b, head)),
       q_scale_(call.q_scale(b, head)) {}
 
-bool Scores::in_window(std::int64_t i, std::int64_t j) const {
-  const std::int64_t diagonal = p_.alignment == Alignment::bottom_right ? i + sequence_.len_kv - sequence_.len_q : i;
-  if (const std::int64_t size = p_.attention_chunk, origin = sequence_.first_key; size > 0) {
-    if (diagonal < origin || j < origin || (diagonal - origin) / size != (j - origin) / size) return false;
-  }
-  return (p_.window_left < 0 || j >= diagonal - p_.window_left) && (p_.window_right < 0 || j <= diagonal + p_.window_right);
-}
-
 Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const double* k, double bias) const {
   double dot = 0, size = 0;
   for (std::int64_t d = 0; d < p_.head_dim; ++d) {
@@ -41,15 +33,16 @@ Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const doubl
   s.error = float32_unit * (4 + std::sqrt(static_cast<double>(p_.head_dim))) * std::fabs(scale) * size;
   if (p_.q_dtype.value_or(p_.dtype) != p_.dtype) s.error += 0x1p-11 * std::fabs(scale) * size;  // 14 bits of 8-bit products
   if (p_.softcap > 0) {
-    const double tanh = std::tanh(s.value / p_.softcap);
-    s.value = p_.softcap * tanh;
-    s.derivative = 1 - tanh * tanh;
+    const Capped cap = capped(p_.softcap, tanh_of(p_.softcap, s.value));
+    s.value = cap.value;
+    s.derivative = cap.slope;
     s.error += p_.softcap * tanh_error;
     s.derivative_error = 2 * tanh_error;
   }
-  const double distance = std::fabs(static_cast<double>(i + sequence_.len_kv - sequence_.len_q - j));
-  s.value += bias - slope_ * distance;
-  s.error += 8 * float32_unit * (std::fabs(bias) + std::fabs(slope_ * distance) + std::fabs(s.value));
+  bias = bounded_bias(bias);
+  const double penalty = alibi_penalty(slope_, sequence_, i, j);
+  s.value += bias - penalty;
+  s.error += 8 * float32_unit * (std::fabs(bias) + std::fabs(penalty) + std::fabs(s.value));
   if (std::isinf(bias)) s.error = 0;
   return s;
 }
@@ -73,8 +66,8 @@ std::vector<Score> Scores::of_query(std::int64_t i) const {
   if (i >= sequence_.len_q) return scores;
   const auto q = call_.read_row(call_.queries(call_.buffers.q, p_.q_strides, p_.head_dim, b_, head_), i);
   std::int64_t begin = sequence_.first_key, end = sequence_.end_key;
-  while (begin < end && !in_window(i, begin)) ++begin;
-  while (begin < end && !in_window(i, end - 1)) --end;
+  while (begin < end && !sees(i, begin)) ++begin;
+  while (begin < end && !sees(i, end - 1)) --end;
   for (std::int64_t first = begin; first < end; first += rows_at_once) {
     const std::int64_t last = std::min(first + rows_at_once, end), count = last - first;
     const auto keys = call_.read_whole_keys(b_, call_.kv_head(head_), first, last);
@@ -96,8 +89,8 @@ std::vector<Score> Scores::of_key(std::int64_t j, std::int64_t begin, std::int64
   const auto k = call_.read_keys(call_.buffers.k, p_.k_strides, p_.head_dim, b_, call_.kv_head(head_), j, j + 1);
   const Rows queries = call_.queries(call_.buffers.q, p_.q_strides, p_.head_dim, b_, head_);
   end = std::min(end, sequence_.len_q);
-  while (begin < end && !in_window(begin, j)) ++begin;
-  while (begin < end && !in_window(end - 1, j)) --end;
+  while (begin < end && !sees(begin, j)) ++begin;
+  while (begin < end && !sees(end - 1, j)) --end;
   for (std::int64_t first = begin; first < end; first += rows_at_once) {
     const std::int64_t last = std::min(first + rows_at_once, end), count = last - first;
     const auto q = call_.read(queries, first, last);

@@ -34,7 +34,7 @@ class Scores {
   std::vector<Score> of_key(std::int64_t j) const { return of_key(j, 0, sequence_.len_q); }
 
  private:
-  bool in_window(std::int64_t i, std::int64_t j) const;
+  bool sees(std::int64_t i, std::int64_t j) const { return visible(p_, sequence_, i, j); }
   Score score(std::int64_t i, std::int64_t j, const double* q, const double* k, double bias) const;
   /// Appends the score unless a program hides it.
   void add(std::vector<Score>& scores, Score score) const;

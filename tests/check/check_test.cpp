@@ -111,6 +111,18 @@ TEST(Check, SeesAWrongNumberInEveryTensor) {
       c, Pass::backward, [](const Buffers& b) -> void* { return b.dv; }, 2 * 11 * 16, "dv");
 }
 
+TEST(Check, SeesAWrongLseBesideTheLowestBiases) {
+  Case c = plain();
+  c.problem.bias = {.present = true, .q_stride = 11};
+  c.lowest_bias = true;
+  Changed call(c, Pass::forward);
+  ASSERT_EQ(call.check_all(), "");
+  float* const lowest = std::min_element(call.buffers().lse, call.buffers().lse + 2 * 2 * 9);
+  EXPECT_FLOAT_EQ(*lowest, -2.3e38f);
+  *lowest = -2.2e38f;
+  EXPECT_NE(call.check_all().find(" in lse["), std::string::npos);
+}
+
 /// With every way to broadcast, and sums over more rows than are read at once.
 TEST(Check, SeesAWrongSumOverRows) {
   for (const std::string axes : {"", "q", "h", "b", "hq", "bhq"}) {

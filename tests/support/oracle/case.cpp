@@ -46,15 +46,7 @@ Shape::Shape(const Case& c) {
 }
 
 bool Shape::visible(const Problem& p, const Sequence& s, std::int64_t i, std::int64_t j) const {
-  const std::int64_t diagonal = p.alignment == Alignment::bottom_right ? i + s.len_kv - s.len_q : i;
-  const std::int64_t right = p.causal ? 0 : p.window_right;
-  if (p.attention_chunk > 0) {  // the same chunk, counted by floors
-    const double size = static_cast<double>(p.attention_chunk);
-    const auto chunk_of = [&](std::int64_t place) { return std::floor(static_cast<double>(place - s.padding_kv) / size); };
-    if (chunk_of(diagonal) != chunk_of(j)) return false;
-  }
-  return i < s.len_q && j >= s.padding_kv && j < s.visible_kv && (p.window_left < 0 || j >= diagonal - p.window_left) &&
-         (right < 0 || j <= diagonal + right);
+  return check::visible(p, s.extent(), i, j);
 }
 
 std::int64_t score_index(const Case& c, const ScoreTensor& t, std::int64_t b, std::int64_t h, std::int64_t i,

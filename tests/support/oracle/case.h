@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "check/formula.h"
 #include "flash_attention/attention.h"
 
 namespace flash_attention::testing {
@@ -81,6 +82,8 @@ struct Shape {
     std::int64_t len_q, len_kv;      // rows it uses (seqused)
     std::int64_t visible_kv;         // keys after key_lengths
     std::int64_t padding_kv;         // keys before it are hidden
+
+    check::Extent extent() const { return {len_q, len_kv, padding_kv, visible_kv}; }
   };
   std::vector<Sequence> sequences;
 

@@ -50,8 +50,7 @@ bool hidden_by_rows(const Case& c, const Shape& shape, const Inputs& in, std::in
   const int bounds = c.problem.hidden_rows.bounds;
   if (bounds == 0) return false;
   const std::int32_t* r = &in.hidden_rows[hidden_index(c, shape, b, h / shape.group, j)];
-  if (bounds == 1) return i >= r[0];
-  return (i >= r[0] && i < r[1]) || (bounds == 4 && i >= r[2] && i < r[3]);
+  return check::hidden_by(r, bounds, i);
 }
 
 bool hidden_by_blocks(const Case& c, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {

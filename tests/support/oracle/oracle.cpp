@@ -3,36 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "check/formula.h"
 #include "support/clones.h"
 #include "support/oracle/case_programs.h"
 #include "support/oracle/rounding.h"
 
 namespace flash_attention::testing {
 namespace {
-
-// An own copy of the published dropout function, so that a mistake in the library's is seen.
-bool keeps(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  // Blocks of 2 x 4 scores: rows that differ in bit 3, columns that differ in bits 0 and 3.
-  const auto without_bit = [](std::uint32_t x, int bit) { return (x >> (bit + 1) << bit) | (x & ((1u << bit) - 1)); };
-  const auto row = static_cast<std::uint32_t>(i), column = static_cast<std::uint32_t>(j);
-  std::uint32_t counter[4] = {without_bit(row, 3), without_bit(without_bit(column, 3), 0),
-                              static_cast<std::uint32_t>(b * c.problem.heads_q + h),
-                              static_cast<std::uint32_t>(c.dropout_offset)};
-  std::uint32_t key[2] = {static_cast<std::uint32_t>(c.dropout_seed),
-                          static_cast<std::uint32_t>((c.dropout_seed >> 32) ^ (c.dropout_offset >> 32))};
-  for (int round = 0; round < 7; ++round) {
-    const std::uint64_t a = 0xD2511F53ull * counter[0], d = 0xCD9E8D57ull * counter[2];
-    const std::uint32_t next[4] = {static_cast<std::uint32_t>(d >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(d),
-                                   static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1],
-                                   static_cast<std::uint32_t>(a)};
-    for (int w = 0; w < 4; ++w) counter[w] = next[w];
-    key[0] += 0x9E3779B9u;
-    key[1] += 0xBB67AE85u;
-  }
-  std::uint32_t word = counter[(row >> 3 & 1) << 1 | (column >> 3 & 1)];
-  if (column & 1) word = (word & 0xFFFF) << 16 | word >> 16;
-  return word >= static_cast<std::uint64_t>(std::floor(static_cast<double>(c.problem.dropout_p) * 4294967296.0));
-}
 
 FLASH_ATTENTION_CLONES void add(double* __restrict to, double factor, const double* __restrict from, std::int64_t count) {
   for (std::int64_t x = 0; x < count; ++x) to[x] += factor * from[x];
@@ -127,8 +104,6 @@ class Oracle {
     if (!rounding_) out.sum = out.exact;
   }
 
-  /// Finite biases are bounded.
-  static double bounded(double bias) { return std::isfinite(bias) ? std::clamp(bias, -2.3e38, 2.3e38) : bias; }
   /// What is left of a probability, relative to the largest of its row, in e4m3. A kernel's reference may lie below the
   /// largest score, so that even the largest probability is rounded, by up to 2^-4 (docs/numerics.md): here it is 66, which
   /// is half as wrong, and the yardstick counts twice.
@@ -173,15 +148,15 @@ class Oracle {
       double value_of = scale_ * dot, exact = scale_ * products_.exact[j];
       double t = 0;
       if (p_.softcap > 0) {
-        t = accumulated(std::tanh(value_of / p_.softcap));
-        value_of = p_.softcap * t;
-        exact = p_.softcap * std::tanh(exact / p_.softcap);
+        t = accumulated(check::tanh_of(p_.softcap, value_of));
+        value_of = check::capped(p_.softcap, t).value;
+        exact = check::capped(p_.softcap, check::tanh_of(p_.softcap, exact)).value;
       }
       const double capped = value_of;
-      if (p_.bias.present) value_of += bounded(in_.bias[score_index(c_, p_.bias, b, h, i, j)]);
+      if (p_.bias.present) value_of += check::bounded_bias(in_.bias[score_index(c_, p_.bias, b, h, i, j)]);
       if (p_.alibi) {
         const double slope = in_.alibi_slopes[(p_.alibi_batch_stride ? b * shape_.heads_q : 0) + h];
-        value_of -= slope * std::fabs(static_cast<double>(i + s.len_kv - s.len_q - j));
+        value_of -= check::alibi_penalty(slope, s.extent(), i, j);
       }
       exact += value_of - capped;
       if (c_.program != CaseProgram::none) {
@@ -209,10 +184,10 @@ class Oracle {
     for (std::size_t n = 0; n < keys.size(); ++n) {
       p[n] = weight(std::exp(score[n] - largest)) / sum;  // lse may have no room for the sum beside the maximum
       if (!c_.narrow_products) p[n] = rounded(p[n]);
-      kept[n] = p_.dropout_p == 0 ? 1 : keeps(c_, b, h, i, keys[n]) ? 1 / (1 - static_cast<double>(p_.dropout_p)) : 0;
+      kept[n] = check::kept_factor(p_, c_.dropout_seed, c_.dropout_offset, b, h, i, keys[n]);
       if (kept[n] != 0) add(out, p[n] * kept[n], &in_.v[value(keys[n])], shape_.dim_v);
     }
-    if (!backward_ || lse < -1e7) return;  // such a row has no gradients
+    if (!backward_ || lse < check::lowest_lse) return;
     // Backward is given the exact out and lse, so its own P does not sum to exactly 1.
     std::vector<double> exact_out(shape_.dim_v);
     double exact_sum = p_.sink ? std::exp(in_.sink[h] - largest) : 0;
@@ -270,7 +245,7 @@ class Oracle {
         r_.dbias[at] += ds;
         if (rounding_ && std::isfinite(ds)) dbias_squares_[at] += std::pow(p[n] * of_rows * through, 2);
       }
-      const double slope = p_.softcap > 0 ? 1 - tanh_score[n] * tanh_score[n] : 1;
+      const double slope = p_.softcap > 0 ? check::capped(p_.softcap, tanh_score[n]).slope : 1;
       ds = rounded(ds * slope) * scale_;
       if (c_.draw == Draw::ties && rounding_ && std::isfinite(ds)) {
         const double each = p[n] * of_rows * through * slope * scale_ * largest(q, shape_.dim);

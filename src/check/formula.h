@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash_attention/problem.h"
+
+namespace flash_attention::check {
+
+// docs/numerics.md in fp64, a function for each of its rules: the one place in which the library says what is right. The
+// check of calls and the tests' oracle are made of these, and no backend uses them.
+
+/// How much of one sequence counts.
+struct Extent {
+  std::int64_t len_q = 0, len_kv = 0;       // the diagonal follows these
+  std::int64_t first_key = 0, end_key = 0;  // keys before and from there on are hidden
+};
+
+/// Whether query i sees key j by lengths, window and chunks; masks and programs hide more.
+bool visible(const Problem& problem, const Extent& extent, std::int64_t i, std::int64_t j);
+
+/// A score under a soft cap and its derivative, from the tanh; a yardstick rounds that first.
+struct Capped {
+  double value = 0, slope = 1;
+};
+double tanh_of(float softcap, double score);
+Capped capped(float softcap, double tanh);
+
+/// Whether the bounds of a key (HiddenRows) hide it from query i.
+bool hidden_by(const std::int32_t* bounds, int count, std::int64_t i);
+
+/// A finite bias stays finite: its size counts as at most 2.3e38.
+double bounded_bias(double bias);
+
+/// What ALiBi takes from a score.
+double alibi_penalty(double slope, const Extent& extent, std::int64_t i, std::int64_t j);
+
+/// Whether dropout keeps a score: the published function, written a second time.
+bool keeps(const Problem& problem, std::uint64_t seed, std::uint64_t offset, std::int64_t b, std::int64_t head,
+           std::int64_t i, std::int64_t j);
+/// What it multiplies a probability with.
+double kept_factor(const Problem& problem, std::uint64_t seed, std::uint64_t offset, std::int64_t b, std::int64_t head,
+                   std::int64_t i, std::int64_t j);
+
+/// Rows whose lse is below it have no gradients.
+constexpr double lowest_lse = -1e7;
+
+}  // namespace flash_attention::check
