@@ -18,8 +18,11 @@ from pathlib import Path
 class WarmPython:
     """Called with the words after `python` (a script, -c TEXT or -m MODULE, and arguments) as subprocess.run would be."""
 
+    spent_cpu_s = 0.0  # by programs of servers that still run: their parents have not waited for it yet
+
     def __init__(self) -> None:
         self._server = None
+        self._spent_cpu_s = 0.0
 
     def __call__(self, *words: object, **environment: str) -> subprocess.CompletedProcess:
         if self._server is None:
@@ -29,14 +32,17 @@ class WarmPython:
             request = {"words": [str(word) for word in words], "folder": folder, "cwd": os.getcwd()}
             request["environment"] = {**os.environ, **environment}
             print(json.dumps(request), file=self._server.stdin, flush=True)
-            code = int(self._server.stdout.readline())
+            code, cpu_s = self._server.stdout.readline().split()
+            self._spent_cpu_s += float(cpu_s)
+            WarmPython.spent_cpu_s += float(cpu_s)
             texts = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
-        return subprocess.CompletedProcess(["python", *request["words"]], code, *texts)
+        return subprocess.CompletedProcess(["python", *request["words"]], int(code), *texts)
 
     def close(self) -> None:
         if self._server is not None:
             self._server.stdin.close()
             self._server.wait()
+            WarmPython.spent_cpu_s -= self._spent_cpu_s
 
 
 def run_program(words: list[str]) -> None:
@@ -78,7 +84,8 @@ def serve() -> None:
         if child == 0:
             become(request)
             return run_program(request["words"])
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        _, status, usage = os.wait4(child, 0)
+        print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, flush=True)
     return None
 
 

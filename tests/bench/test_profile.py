@@ -1,8 +1,5 @@
 """Profiling with a stand-in for Nsight Compute: what is asked of it, and what becomes of its answer."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,27 +37,27 @@ def test_the_call_is_set_beside_the_formulas():
     assert "barrier 0.10" in text and text.count("tensor pipe                -") == 2
 
 
-def run(directory, *arguments):
-    environment = {**os.environ, "PATH": str(directory)}
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def run(warm_python, tmp_path):
+    """The script; programs are found in the test's folder alone."""
+    return lambda *arguments: warm_python(SCRIPT, *arguments, PATH=str(tmp_path))
 
 
-def test_with_a_stand_in(tmp_path):
+def test_with_a_stand_in(run, tmp_path):
     ncu = tmp_path / "ncu"
     ncu.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n/bin/cat <<END\n{ANSWER}END\n')
     ncu.chmod(0o755)
-    done = run(tmp_path, "sdpa_flash", "--seq", "1024", "--mask", "causal")
+    done = run("sdpa_flash", "--seq", "1024", "--mask", "causal")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("sdpa_flash, forward, B1 L1024 H16 D128 bfloat16 causal\n") and "the call:" in done.stdout
     asked = (tmp_path / "asked").read_text()
     assert "--profile-from-start off" in asked and asked.rstrip().endswith("sdpa_flash --seq 1024 --mask causal --target")
     assert all(counter in asked for counter in profile_kernel.COUNTERS)
     ncu.write_text("#!/bin/sh\necho no permission >&2\nexit 1\n")
-    done = run(tmp_path, "sdpa_flash")
+    done = run("sdpa_flash")
     assert done.returncode == 2 and "ncu: failed" in done.stderr and "no permission" in done.stderr
 
 
-def test_without_nsight_compute_it_says_so(tmp_path):
-    done = run(tmp_path, "sdpa_flash")
+def test_without_nsight_compute_it_says_so(run):
+    done = run("sdpa_flash")
     assert done.returncode == 2 and "ncu: not found; allowed: Nsight Compute on the PATH" in done.stderr

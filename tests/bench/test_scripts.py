@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 memory = pytest.importorskip("benchmark_memory")
 import benchmark_decode  # noqa: E402
+import command  # noqa: E402
 import record  # noqa: E402
 import timing  # noqa: E402
 from progress import Progress  # noqa: E402
@@ -79,17 +81,33 @@ def test_models(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.count("times as fast") == 4
 
 
-def test_overhead(run):
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    """Runs a script in this process, as `run` does in its own: exit code and what it wrote."""
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            command.exit_on_bad_input(importlib.import_module(script.removesuffix(".py")).main)
+        return subprocess.CompletedProcess(sys.argv, end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def test_overhead(run_here, monkeypatch):
     if package.unavailable:
         pytest.skip(package.unavailable)
-    done = run("benchmark_overhead.py", "--device", "cpu", "--seq", "8", "--heads", "1", "--head-dim", "16")
+    overhead = importlib.import_module("benchmark_overhead")
+    monkeypatch.setattr(overhead, "CALLS", 2)
+    monkeypatch.setattr(overhead, "BATCHES", 2)
+    done = run_here("benchmark_overhead.py", "--device", "cpu", "--seq", "8", "--heads", "1", "--head-dim", "16")
     assert done.returncode == 0, done.stderr
     for name in ("attention()", "flash_attn_func()", "attention() and its backward", "backward of torch's"):
         assert name in done.stdout
     assert all(float(line[40:].split()[0]) > 0 for line in done.stdout.splitlines())
 
 
-def test_decode(run, tmp_path):
+def test_decode(run, run_here, tmp_path):
     if package.unavailable:
         pytest.skip(package.unavailable)
     path = tmp_path / "decode.json"
@@ -113,7 +131,7 @@ def test_decode(run, tmp_path):
     assert row["shape"] == [2, 4, 2, 70, 16, 1] and set(row["times"]) == {"ours", "invariant", "page 16", "torch"}
     assert all(entry["p10"] <= entry["ms"] <= entry["p90"] for entry in row["times"].values())
     assert row["over_others"] == pytest.approx(row["times"]["ours"]["ms"] / row["times"]["torch"]["ms"], abs=1e-4)
-    wrong = run("benchmark_decode.py", "--device", "cpu", "--shapes", "2x4x70")
+    wrong = run_here("benchmark_decode.py", "--device", "cpu", "--shapes", "2x4x70")
     assert wrong.returncode == 2 and "expected BATCHxHEADS/KV_HEADSxKEYS" in wrong.stderr
 
 
@@ -128,14 +146,14 @@ def test_the_list_of_decoding_has_forty_shapes():
     assert set(zip(heads, heads_kv, strict=True)) == {(32, 8), (8, 1), (32, 32), (64, 4)}
 
 
-def test_prefill_in_pages_is_measured(run, tmp_path):
+def test_prefill_in_pages_is_measured(run, run_here, tmp_path):
     path = tmp_path / "prefill.json"
     tiny = ["--device", "cpu", "--shapes", "1x4/2x20x70", "--head-dim", "16", "--pages", "16", "--dtype", "float32"]
     done = run("benchmark_prefill.py", *tiny, "--kernels", "cpu/prefill", "--seconds", "0.01", "--json", path)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(path.read_text())["rows"]
     assert row["shape"] == [1, 4, 2, 20, 70, 16] and set(row["times"]) == {"one piece", "page 16", "cpu/prefill"}
-    wrong = run("benchmark_prefill.py", "--device", "cpu", "--shapes", "1x4/2x70")
+    wrong = run_here("benchmark_prefill.py", "--device", "cpu", "--shapes", "1x4/2x70")
     assert wrong.returncode == 2 and "expected BATCHxHEADS/KV_HEADSxQUERIESxKEYS" in wrong.stderr
 
 
@@ -173,23 +191,23 @@ def test_accuracy(run, tmp_path):
         (["--device", "cpu", "--graph"], "graph: got a CPU run; allowed: --device cuda"),
     ],
 )
-def test_bad_input_is_one_line(run, tmp_path, arguments, message):
-    done = run("benchmark_speed.py", *arguments, "--output", tmp_path / "x.json")
+def test_bad_input_is_one_line(run_here, tmp_path, arguments, message):
+    done = run_here("benchmark_speed.py", *arguments, "--output", tmp_path / "x.json")
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "x.json").exists()
 
 
 @pytest.mark.parametrize("script", ["benchmark_speed.py", "benchmark_overhead.py"])
-def test_a_gpu_that_is_not_here_is_refused_by_its_flag(run, script, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = run(script, "--device", "cuda")
+def test_a_gpu_that_is_not_here_is_refused_by_its_flag(run_here, script, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = run_here(script, "--device", "cuda")
     assert done.returncode == 2
     assert "argument --device: got cuda, but torch sees no NVIDIA GPU here; allowed: cpu" in done.stderr
 
 
-def test_list_names_presets_and_baselines(run):
-    done = run("benchmark_speed.py", "--list", "--device", "cpu")
+def test_list_names_presets_and_baselines(run_here):
+    done = run_here("benchmark_speed.py", "--list", "--device", "cpu")
     assert done.returncode == 0
     for name in ("paper", "quick", "sdpa_flash", "megatron_fused", "ours"):
         assert f"  {name} " in done.stdout
@@ -252,6 +270,13 @@ def test_words_of_a_stage(stage, short, tmp_path):
     assert (words[-len(added) - 2 : -2] == added or words[-len(added) - 3 : -3] == added) == short
 
 
+@pytest.fixture
+def known_ceilings(monkeypatch):
+    """For scripts that are told nothing by them: to measure takes a second."""
+    monkeypatch.setattr(timing, "ceilings", lambda device: {"tflops": 1.0, "copy_gbs": 1.0, "dtype": "float32"})
+
+
+@pytest.mark.usefixtures("known_ceilings")
 def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
     torch.randn(600, 600) @ torch.randn(600, 600)  # starts threads, which a fork does not have
     words = ["benchmark_speed.py", *TINY, "--baselines", "sdpa_math", "--seconds", "0.01"]
@@ -266,6 +291,7 @@ def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
     json.loads((tmp_path / "gqa.json").read_text())  # the old file or the new one, whole
 
 
+@pytest.mark.usefixtures("known_ceilings")
 @pytest.mark.parametrize("end", ["error", "signal"])
 def test_a_stage_goes_on_after_the_gpu_was_lost(end, tmp_path, monkeypatch):
     """A call that leaves the context unusable, or kills the process, is a row with its reason; another process measures

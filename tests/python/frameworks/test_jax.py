@@ -119,8 +119,15 @@ DOT_PRODUCT = {
 }
 
 
-@pytest.mark.parametrize("head_dim, dtype, tolerance", [(20, "float32", 1e-5), (32, "bfloat16", 2e-2)])
-@pytest.mark.parametrize("name", DOT_PRODUCT)
+SINGLE, HALF = (20, "float32", 1e-5), (32, "bfloat16", 2e-2)
+DOT_PRODUCT_CASES = [pytest.param(name, *SINGLE, id=f"{name}-float32") for name in DOT_PRODUCT]
+DOT_PRODUCT_CASES += [
+    pytest.param(name, *HALF, id=f"{name}-bfloat16", marks=[] if name in ("plain", "lengths") else pytest.mark.long_tail)
+    for name in DOT_PRODUCT
+]
+
+
+@pytest.mark.parametrize("name, head_dim, dtype, tolerance", DOT_PRODUCT_CASES)
 def test_dot_product_attention(name, head_dim, dtype, tolerance):
     """jax.nn's own, in float32 of the same numbers, is the judge: values, residual and gradients."""
     shapes = (2, 13, 4, head_dim), (2, 21, 2, head_dim), (2, 21, 2, head_dim), (1, 4, 13, 21), (2, 1, 13, 21)

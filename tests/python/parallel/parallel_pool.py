@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "flash_attention.parallel"])
+# Imported once instead of by each process: what the library, the functions and the modules they come from need.
+_context.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "torch.distributed.tensor",
+        "flash_attention.parallel",
+        "transformers.models.llama.modeling_llama",
+        "pytest",
+    ]
+)
 
 
 def free_port():

@@ -1,8 +1,5 @@
 """What torch's tools see of a call: FLOPs, the profiler, the compiler's count of graphs."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from flash_attention import attention, attention_over_cache, attention_packed, flash_attn
@@ -125,7 +122,7 @@ assert counter.get_total_flops() == 4 * 2 * 8 * 8 * 16, counter.get_total_flops(
 """
 
 
-def test_the_counter_may_come_later():
+def test_the_counter_may_come_later(warm_python):
     """torch's module of it imports Triton: that is no part of a program's first call."""
-    done = subprocess.run([sys.executable, "-c", COUNTED_LATER], capture_output=True, text=True, timeout=300)
+    done = warm_python("-c", COUNTED_LATER)
     assert done.returncode == 0, done.stderr[-2000:]

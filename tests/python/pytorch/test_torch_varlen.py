@@ -1,8 +1,6 @@
 """torch's varlen_attn and nested tensors on this library, against attention of each sequence in float64."""
 
 import inspect
-import subprocess
-import sys
 
 import flash_attention
 import pytest
@@ -222,7 +220,7 @@ def test_what_neither_takes_says_so():
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "list_flash_attention_impls"), reason="torch has no such list")
-def test_importing_registers_nothing_and_torchs_list_works():
+def test_importing_registers_nothing_and_torchs_list_works(warm_python):
     program = """
 import torch, flash_attention, flash_attention.torch_registry as r
 a = torch.nn.attention
@@ -233,5 +231,5 @@ assert r.is_registered()
 a.restore_flash_attention_impl()
 assert not r.is_registered()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = warm_python("-c", program)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,5 @@
 """FlashAttention-2's other names: rotary embedding, padding, function classes, the alias; against formulas in float64."""
 
-import subprocess
-import sys
-
 import flash_attention
 import pytest
 import reference
@@ -165,7 +162,7 @@ def test_version():
     assert torch.torch_version.TorchVersion(flash_attn.__version__) >= (2, 8)
 
 
-def test_alias():
+def test_alias(warm_python):
     program = """
 import sys, flash_attention
 flash_attention.register_flash_attn()
@@ -187,6 +184,6 @@ except RuntimeError as error:
 else:
     raise AssertionError
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = warm_python("-c", program)
     assert done.returncode == 0, done.stderr[-2000:]
     assert {"register_flash_attn", "unregister_flash_attn"} <= set(flash_attention.__all__)
