@@ -200,6 +200,12 @@ def sanitized(preset: str) -> list[Job]:
     return [(preset, functools.partial(run_sanitized, preset))]
 
 
+def keep_bytecode() -> None:
+    """Where Python is told to write none, as in many containers, each process would compile torch and all it imports."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "pycache")
+
+
 STAGES: dict[str, Callable[[], list[Job]]] = {
     "includes": lambda: [("includes", includes)],
     "gtest": gtest,
@@ -218,6 +224,7 @@ def main() -> int:
     if arguments.all:
         os.environ["FLASH_ATTENTION_TEST_ALL"] = "1"  # read by tests/support/long_tail.h and tests/conftest.py
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    keep_bytecode()
     start = time.monotonic()
     results = build("release", []) if {"gtest", "pytest"} & set(chosen) else []
     if not results:
