@@ -124,7 +124,7 @@ def passes_that_run(name, mask, tensors, arguments):
 def report(name, mask, tensors, arguments, timer, kept):
     """Measures a mask, keeps it and prints a line for each pass."""
     length = tensors[0].shape[1]
-    pairs = int(mask.visible().sum()) * arguments.batch * arguments.heads
+    pairs = int(mask.to(arguments.device).visible().sum()) * arguments.batch * arguments.heads
     made = passes_that_run(name, mask, tensors, arguments)
     if arguments.launches:
         for way, (forward, _) in made.items():

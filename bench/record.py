@@ -68,6 +68,8 @@ STAGES = {
     "mla": ["benchmark_mla.py", *TIMED, "--fp8"],
     "masks": ["benchmark_masks.py", *TIMED],
     "programs": ["benchmark_programs.py", *TIMED, "--heads", "16", "--batch", "1"],
+    "masks_16k": ["benchmark_masks.py", *TIMED, "--lengths", "16384"],
+    "programs_16k": ["benchmark_programs.py", *TIMED, "--heads", "16", "--batch", "1", "--lengths", "16384"],
     "decode": ["benchmark_decode.py", "--preset", "forty", *TIMED],
     "prefill": ["benchmark_prefill.py", *TIMED],
     "fp32": [*SPEED, "--preset", "fp32", "--baselines", "ours", "ours_fast", "sdpa_efficient", "sdpa_math"],
