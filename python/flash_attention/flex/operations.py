@@ -279,3 +279,21 @@ TABLE = {
         "new_full": _made(2, 1),
     }.items()
 } | composed.TABLE
+
+
+def in_place(name):
+    """What records x += y and its kin, by the operation that makes a result of its own; None where there is none."""
+    short = name.removeprefix("aten::")
+    plain = f"__{short[3:]}" if short.startswith("__i") else short.removesuffix("_")
+    record = TABLE.get(f"aten::{plain}") if plain != short else None
+    if record is None:
+        return None
+
+    def update(r, x, *args, **kwargs):
+        value, kinds = r.known(record(r, x, *args, **kwargs)), ("bool", "int", "float")
+        if kinds.index(value.kind) > kinds.index(r.kind(x)):
+            r.refuse(f"a {value.kind} is assigned in place to a symbol of dtype {x.dtype}; x = x + y may change its dtype")
+        r.replace(x, r.converted(value, r.kind(x)))
+        return x
+
+    return update

@@ -181,6 +181,12 @@ class Recorder:
         self._keep.append(tensor)
         return tensor
 
+    def replace(self, symbol, value):
+        """From here on the symbol is another value."""
+        if not isinstance(self.known(symbol), Value):
+            self.refuse("the function writes into a tensor; a program only reads")
+        self._known[id(symbol)] = value
+
     def _captured(self, tensor):
         """A tensor without axes that the function has from elsewhere."""
         if tensor.dim() != 0:
@@ -297,7 +303,7 @@ class _Operations(TorchDispatchMode):
                 things.extend(thing)
         name = function._schema.name
         on_meta = "device" in kwargs and torch.device(kwargs["device"] or "cpu").type == "meta"
-        record = operations.TABLE.get(name)
+        record = operations.TABLE.get(name) or operations.in_place(name)
         if not recorder.is_symbolic(things) and (record is None or not on_meta):
             recorder.only_symbols = recorder.only_symbols and name == "aten::empty" and on_meta  # one of our own symbols
             return function(*args, **kwargs)

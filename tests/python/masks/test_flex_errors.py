@@ -69,6 +69,8 @@ def test_operations():
     assert "aten::erfinv" in message and "tanh" in message
     assert "not allowed" in refused(lambda s, b, h, i, j: torch.stack([s, s]).sum())
     assert "only reads" in refused(lambda s, b, h, i, j: TABLE.__setitem__((h, i), s))
+    assert "only reads" in refused(lambda s, b, h, i, j: torch.zeros(()).add_(s))
+    assert "in place" in refused(lambda s, b, h, i, j: s + i.add_(0.5))
 
 
 def test_errors_of_the_function_itself():
