@@ -90,7 +90,7 @@ TEST(ProgramCompile, Sm90ShortPrograms) {
   std::vector<Plan> plans;
   for (const char* const text : {soft_cap, alibi, waves}) {
     for (const bool causal : {true, false}) {
-      if (!with_long_tail() && causal != (text == alibi)) continue;
+      if (!with_long_tail() && (causal || text != waves)) continue;
       Problem problem{.batch = 1, .seq_q = 2048, .seq_kv = 2048, .heads_q = 16, .heads_kv = 16, .head_dim = 128};
       problem.dtype = Dtype::bfloat16, problem.program = text, problem.causal = causal;
       if (text == alibi) problem.program_sizes[0] = {16, 0, 0, 0};
