@@ -106,7 +106,9 @@ void set_sizes(Case& c, const Row& row, const Sizes& sizes, Dice& dice) {
   const auto products = [&] {
     return static_cast<double>(p.batch * p.heads_q * p.seq_q) * static_cast<double>(p.seq_kv * p.head_dim);
   };
-  while (products() > sizes.max_products && std::max(p.seq_q, p.seq_kv) > 200)
+  const bool fewer = row.level(inputs).starts_with("nan") && sizes.max_nan_products < sizes.max_products;
+  const double most = fewer ? sizes.max_nan_products : sizes.max_products;
+  while (products() > most && std::max(p.seq_q, p.seq_kv) > (fewer ? 100 : 200))
     (p.seq_q > p.seq_kv ? p.seq_q : p.seq_kv) -= 10;
 }
 
