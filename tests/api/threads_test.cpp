@@ -13,7 +13,7 @@
 namespace flash_attention {
 namespace {
 
-/// One forward and backward pass on inputs that depend on `number`.
+/// One forward and backward pass on inputs that depend on `number`; from 20 on large enough to be shared out.
 std::vector<float> results_of(int number) {
   Problem problem;
   problem.batch = 2;
@@ -59,14 +59,14 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 TEST(Threads, CallsFromManyThreadsGiveTheSameBits) {
   constexpr int num_threads = 4, num_problems = 2;  // with and without a mask
   std::vector<std::vector<float>> wanted;
-  for (int n = 0; n < num_problems; ++n) wanted.push_back(results_of(200 + n));
+  for (int n = 0; n < num_problems; ++n) wanted.push_back(results_of(80 + n));
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < num_threads; ++t) {
     threads.emplace_back([&, t] {
       for (int n = 0; n < num_problems; ++n) {
         const int number = (n + t) % num_problems;
-        if (!same_bits(results_of(200 + number), wanted[static_cast<std::size_t>(number)])) ++wrong;
+        if (!same_bits(results_of(80 + number), wanted[static_cast<std::size_t>(number)])) ++wrong;
       }
     });
   }
@@ -78,13 +78,13 @@ TEST(Threads, FirstCallsAtTheSameTime) {
   // Problems that nobody has planned yet: planning and the kernel cache are entered by all threads at once.
   std::vector<std::thread> threads;
   std::vector<std::vector<float>> got(4);
-  for (std::size_t t = 0; t < got.size(); ++t) threads.emplace_back([&, t] { got[t] = results_of(100); });
+  for (std::size_t t = 0; t < got.size(); ++t) threads.emplace_back([&, t] { got[t] = results_of(50); });
   for (std::thread& thread : threads) thread.join();
   for (const std::vector<float>& result : got) EXPECT_TRUE(same_bits(result, got[0]));
 }
 
 TEST(Threads, AnEngineMayBringItsOwn) {
-  const std::vector<float> wanted = results_of(300);  // large enough to be shared out
+  const std::vector<float> wanted = results_of(90);
   std::atomic<std::int64_t> bodies = 0;
   const ParallelFor with_new_threads = [](void* context, std::int64_t count, void (*body)(void*, std::int64_t),
                                           void* body_context) {
@@ -94,7 +94,7 @@ TEST(Threads, AnEngineMayBringItsOwn) {
     for (std::thread& thread : threads) thread.join();
   };
   set_parallel_for(with_new_threads, &bodies, device_info({}).threads);  // as many: the sums are split alike
-  const std::vector<float> got = results_of(300);
+  const std::vector<float> got = results_of(90);
   set_parallel_for(nullptr, nullptr, 0);
   EXPECT_GT(bodies, 0);
   EXPECT_TRUE(same_bits(got, wanted));
