@@ -47,8 +47,8 @@ TEST_P(Watchdog, LeavesRightCallsAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Float32, Watchdog, ::testing::ValuesIn(contract_cases(Dtype::float32)), case_name);
-INSTANTIATE_TEST_SUITE_P(Float16, Watchdog, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, Watchdog, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Float16, Watchdog, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16))), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, Watchdog, ::testing::ValuesIn(some_of(contract_cases(Dtype::bfloat16))), case_name);
 INSTANTIATE_TEST_SUITE_P(Masks, Watchdog, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, Watchdog, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Latent, Watchdog, ::testing::ValuesIn(latent_cases(Dtype::bfloat16)), case_name);

@@ -32,13 +32,6 @@ inline void check_sm90(const Case& c, const char* kernel, Pass pass, int num_sms
   }
 }
 
-/// A few of the cases: enough for a second type, whose only difference is how elements are rounded. In the long tail all.
-inline std::vector<Case> some_of(const std::vector<Case>& cases, std::size_t one_in = 8) {
-  std::vector<Case> some;
-  for (std::size_t i = 0; i < cases.size(); i += with_long_tail() ? 1 : one_in) some.push_back(cases[i]);
-  return some;
-}
-
 /// The kernels of a pass share the cases: of `shares` neighbours this one takes those from `first`, `taken` of them. The
 /// covering arrays of tests/fuzz take every option through every kernel, and find the planted bugs; the contract's cases
 /// are the sizes and values at which kernels broke once. In the long tail each takes all.

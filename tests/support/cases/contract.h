@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "support/long_tail.h"
 #include "support/oracle/attempt.h"
 
 namespace flash_attention::testing {
@@ -29,12 +30,19 @@ std::vector<Case> narrow_key_cases(Dtype dtype);
 /// Queries of 8 bits beside them; dtype is that of the output.
 std::vector<Case> narrow_query_cases(Dtype dtype);
 
+/// A few of the cases: enough for a second type, whose only difference is how elements are rounded. In the long tail all.
+inline std::vector<Case> some_of(const std::vector<Case>& cases, std::size_t one_in = 8) {
+  std::vector<Case> some;
+  for (std::size_t i = 0; i < cases.size(); i += with_long_tail() ? 1 : one_in) some.push_back(cases[i]);
+  return some;
+}
+
 /// The same results, to the bit, as from the 16-bit keys and values that the codes and scales of a case are worth; the
 /// scales become powers of two.
 void check_narrow_bits(Case c, const Target& target);
 
-/// Runs one case and compares every result with the oracle (support/oracle/attempt.h); gaps must be untouched. A case that the
-/// named kernel does not support is skipped only if its reject() says so.
+/// Runs one case and compares every result with the oracle (support/oracle/attempt.h); gaps must be untouched. A case that
+/// the named kernel does not support is skipped only if its reject() says so.
 void check(const Case& c, const Target& target);
 
 /// The comparison alone: `plain` is the oracle's result with the rounding of that type.
