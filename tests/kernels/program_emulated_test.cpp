@@ -52,7 +52,7 @@ TEST_P(EmulatedPrograms, NanBehindAProgramIsHarmless) {
   const auto [forward_kernel, backward_kernel, arch] = GetParam();
   const bool narrow = std::string(forward_kernel) != "forward/portable";
   for (const bool by_mask : {true, false}) {
-    if (!with_long_tail() && by_mask && !narrow) continue;
+    if (!with_long_tail() && by_mask && arch != 90) continue;
     const RandomProgram given(std::string("m = mod j 5\nv = ne m 0\n") +
                               (by_mask ? "visible = v" : "s = where v score -inf\nscore = s"));
     const Problem problem{.batch = 1,
@@ -78,6 +78,7 @@ TEST(EmulatedSm90Programs, MasksOfDivisionAndRemainder) {
       "x = mod i 40\ny = floordiv i 40\nu = mod j 40\nv = floordiv j 40\np = sub x u\nq = sub y v\nr = abs p\n"
       "s = abs q\nnear = le r 9\nclose = le s 1\nsee = and near close\nvisible = see");
   for (const std::int64_t head_dim : {32, 128}) {
+    if (!with_long_tail() && head_dim == 32) continue;
     const Problem problem{.batch = 1,
                           .seq_q = 150,
                           .seq_kv = 200,
@@ -132,6 +133,7 @@ TEST(EmulatedSm90Programs, ShortOnesWithDqInTheSameKernel) {
        {"d = sub i j\nf = float d\na = abs f\ny = mul a 0.0625\nz = sub score y\np = ge i j\nscore = z\nvisible = p",
         "x = div score 0.5\ny = tanh x\nz = mul y 0.5\nscore = z",
         "d = sub i j\nf = float d\ny = mul f score\nw = sigmoid y\nz = add w score\nscore = z"}) {
+    if (!with_long_tail() && text[0] == 'x') continue;  // the same cap goes through the kernel of wide heads
     const RandomProgram given{std::string(text)};
     const Problem problem{.batch = 1,
                           .seq_q = 200,

@@ -208,14 +208,15 @@ INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90,
 INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                            std::vector<Case> cases = contract_cases(Dtype::float16);
                            cases.resize(12);  // the sizes
-                           return some_of(cases, 3);
+                           return some_of(cases, 6);
                          }()),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Slopes, BackwardSm90, ::testing::Values(contract_case("softcap_negative_scale", Dtype::bfloat16)),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90, ::testing::ValuesIn(nan_gradients(Dtype::bfloat16)), case_name);
-INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Wide, ::testing::ValuesIn(every_other(nan_gradients(Dtype::bfloat16))),
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90, ::testing::ValuesIn(every_other(nan_gradients(Dtype::bfloat16))),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm90Wide,
+                         ::testing::ValuesIn(share_of(nan_gradients(Dtype::bfloat16), 4, 1)), case_name);
 INSTANTIATE_TEST_SUITE_P(NanBesideHiddenScores, BackwardSm90,
                          ::testing::ValuesIn(nan_beside_hidden_scores(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(NanBesideHiddenScores, BackwardSm90Wide,
@@ -225,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Deterministic, ::testing::ValuesI
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Wide, ::testing::ValuesIn(share_of(structure_cases(), 2, 1)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Loops, ::testing::ValuesIn(deterministic(long_loops())), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(share_of(deterministic(turns()), 3, 0)),
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(share_of(deterministic(turns()), 5, 0)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Options, BackwardSm90Loops, ::testing::ValuesIn(optional_loops()), case_name);
 INSTANTIATE_TEST_SUITE_P(Sums, BackwardSm90Loops, ::testing::ValuesIn(summing_loops()), case_name);

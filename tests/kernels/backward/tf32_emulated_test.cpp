@@ -7,15 +7,15 @@ using BackwardTf32 = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardTf32, Emulated) { check_emulated(GetParam(), "backward/tf32", Pass::backward); }
 
-INSTANTIATE_TEST_SUITE_P(Masks, BackwardTf32, ::testing::ValuesIn(some_of(fast(mask_cases(Dtype::float32)), 10)),
+INSTANTIATE_TEST_SUITE_P(Masks, BackwardTf32, ::testing::ValuesIn(some_of(fast(mask_cases(Dtype::float32)), 20)),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Float32, BackwardTf32, ::testing::ValuesIn(some_of(fast(contract_cases(Dtype::float32)), 14)),
+INSTANTIATE_TEST_SUITE_P(Float32, BackwardTf32, ::testing::ValuesIn(some_of(fast(contract_cases(Dtype::float32)), 24)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Deterministic, BackwardTf32,
-                         ::testing::ValuesIn(some_of(deterministic(fast(contract_cases(Dtype::float32))), 30)), case_name);
+                         ::testing::ValuesIn(some_of(deterministic(fast(contract_cases(Dtype::float32))), 60)), case_name);
 INSTANTIATE_TEST_SUITE_P(Slopes, BackwardTf32, ::testing::ValuesIn(fast({contract_case("softcap_far", Dtype::float32)})),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardTf32, ::testing::ValuesIn(some_of(fast(nan_gradients(Dtype::float32)), 4)),
+INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardTf32, ::testing::ValuesIn(some_of(fast(nan_gradients(Dtype::float32)), 8)),
                          case_name);
 
 /// So few columns that some warps have none: they read nothing behind the tiles, where the next ones land.

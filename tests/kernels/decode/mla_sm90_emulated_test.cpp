@@ -20,7 +20,7 @@ TEST_P(DecodeMla, Emulated) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16, DecodeMla, ::testing::ValuesIn(mla_cases(Dtype::bfloat16)), case_name);
-INSTANTIATE_TEST_SUITE_P(Float16, DecodeMla, ::testing::ValuesIn(some_of(mla_cases(Dtype::float16), 5)), case_name);
+INSTANTIATE_TEST_SUITE_P(Float16, DecodeMla, ::testing::ValuesIn(some_of(mla_cases(Dtype::float16), 12)), case_name);
 
 }  // namespace
 }  // namespace flash_attention::testing

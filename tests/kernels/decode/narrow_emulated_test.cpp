@@ -55,7 +55,7 @@ std::vector<Case> long_runs() {
 
 INSTANTIATE_TEST_SUITE_P(Runs, NarrowKeysRuns, ::testing::ValuesIn(long_runs()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, NarrowKeys, ::testing::ValuesIn(decoded(Dtype::bfloat16)), case_name);
-INSTANTIATE_TEST_SUITE_P(Float16, NarrowKeys, ::testing::ValuesIn(some_of(decoded(Dtype::float16))), case_name);
+INSTANTIATE_TEST_SUITE_P(Float16, NarrowKeys, ::testing::ValuesIn(some_of(decoded(Dtype::float16), 16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, NarrowKeysPortable, ::testing::ValuesIn(some_of(narrow_key_cases(Dtype::bfloat16), 4)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, NarrowKeysBits, ::testing::ValuesIn(some_of(decoded(Dtype::bfloat16), 5)), case_name);

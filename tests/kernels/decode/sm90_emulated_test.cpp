@@ -45,22 +45,15 @@ std::vector<Case> fixed_splits() {
   return cases;
 }
 
-/// Each third case of the contract: that of decode/sm80 has all.
-std::vector<Case> some_of_the_contract() {
-  std::vector<Case> cases;
-  const std::vector<Case> all = few_queries(Dtype::bfloat16);
-  for (std::size_t i = 0; i < all.size(); i += with_long_tail() ? 1 : 3) cases.push_back(all[i]);
-  return cases;
-}
-
 INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90, ::testing::ValuesIn(box_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(FixedSplits, DecodeSm90, ::testing::ValuesIn(fixed_splits()), case_name);
-INSTANTIATE_TEST_SUITE_P(Contract, DecodeSm90, ::testing::ValuesIn(some_of_the_contract()), case_name);
+INSTANTIATE_TEST_SUITE_P(Contract, DecodeSm90, ::testing::ValuesIn(share_of(few_queries(Dtype::bfloat16), 6, 1)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Runs, DecodeSm90, ::testing::ValuesIn(long_and_many()), case_name);
 INSTANTIATE_TEST_SUITE_P(Shared, DecodeSm90, ::testing::ValuesIn(shared_items()), case_name);
 INSTANTIATE_TEST_SUITE_P(Shared, DecodeSm90Bits, ::testing::ValuesIn(shared_items()), case_name);
 INSTANTIATE_TEST_SUITE_P(Runs, DecodeSm90Bits, ::testing::ValuesIn(long_and_many()), case_name);
-INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90Bits, ::testing::ValuesIn(box_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90Bits, ::testing::ValuesIn(share_of(box_cases(), 3, 0)), case_name);
 
 }  // namespace
 }  // namespace flash_attention::testing

@@ -14,7 +14,7 @@ using ForwardSm90 = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardSm90, KeepsTheContract) { check_sm90(GetParam(), "forward/sm90", Pass::forward, 3); }
 
-INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16), 24)), case_name);
+INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16), 48)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90,
                          ::testing::ValuesIn(telling_share_of(contract_cases(Dtype::bfloat16), 3, 2)), case_name);
 

@@ -7,9 +7,10 @@ using ForwardTf32 = ::testing::TestWithParam<Case>;
 
 TEST_P(ForwardTf32, Emulated) { check_emulated(GetParam(), "forward/tf32", Pass::forward); }
 
-INSTANTIATE_TEST_SUITE_P(Masks, ForwardTf32, ::testing::ValuesIn(some_of(fast(mask_cases(Dtype::float32)), 7)), case_name);
-INSTANTIATE_TEST_SUITE_P(Cache, ForwardTf32, ::testing::ValuesIn(some_of(fast(cache_cases(Dtype::float32)), 6)), case_name);
-INSTANTIATE_TEST_SUITE_P(Float32, ForwardTf32, ::testing::ValuesIn(some_of(fast(contract_cases(Dtype::float32)), 10)),
+INSTANTIATE_TEST_SUITE_P(Masks, ForwardTf32, ::testing::ValuesIn(some_of(fast(mask_cases(Dtype::float32)), 14)), case_name);
+INSTANTIATE_TEST_SUITE_P(Cache, ForwardTf32, ::testing::ValuesIn(some_of(fast(cache_cases(Dtype::float32)), 12)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Float32, ForwardTf32, ::testing::ValuesIn(some_of(fast(contract_cases(Dtype::float32)), 16)),
                          case_name);
 
 using ForwardTf32Accuracy = ::testing::TestWithParam<Case>;
