@@ -34,14 +34,24 @@ function(add_objects name regex)
   set(flash_attention_all_objects ${flash_attention_all_objects} $<TARGET_OBJECTS:${name}> PARENT_SCOPE)
 endfunction()
 
+# No test with sanitizers runs a kernel in the emulator, and the oracle is what judges: neither is compiled with them, so
+# those of a build without serve, where one is named.
+set(FLASH_ATTENTION_PLAIN_BUILD "$ENV{FLASH_ATTENTION_PLAIN_BUILD}" CACHE PATH "A build without sanitizers, for the parts that need none")
+
 # In the order in which Ninja begins them: the longest first, so that no core is without work at the end.
 add_objects(flash_attention_cpu_kernels "/src/cpu/isa/")
-add_objects(flash_attention_emulator "/src/emulator/")
+if(FLASH_ATTENTION_PLAIN_BUILD)
+  file(GLOB_RECURSE plain_objects ${FLASH_ATTENTION_PLAIN_BUILD}/CMakeFiles/flash_attention_emulator.dir/*.o)
+  list(FILTER flash_attention_sources EXCLUDE REGEX "/src/emulator/")
+  list(APPEND flash_attention_all_objects ${plain_objects})
+else()
+  add_objects(flash_attention_emulator "/src/emulator/")
+  unite(flash_attention_emulator)
+endif()
 add_objects(flash_attention_cold "/src/(jit|plan)/")  # a repeated call finds its plan and its kernel made
 add_objects(flash_attention_objects "/src/")
-unite(flash_attention_emulator)
-if(FLASH_ATTENTION_SANITIZE AND NOT FLASH_ATTENTION_FUZZ)
-  target_compile_options(flash_attention_emulator PRIVATE -fno-sanitize=all)  # no test with sanitizers runs a kernel there
+if(TARGET flash_attention_emulator AND FLASH_ATTENTION_SANITIZE AND NOT FLASH_ATTENTION_FUZZ)
+  target_compile_options(flash_attention_emulator PRIVATE -fno-sanitize=all)
 endif()
 unite_by_room(flash_attention_objects)
 unite_by_room(flash_attention_cold plan/families plan/ladder)  # these say the same things, each of its own kernel
