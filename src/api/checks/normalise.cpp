@@ -1,22 +1,16 @@
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "api/checks/narrow.h"
 #include "api/checks/overlap.h"
 #include "api/checks/refuse.h"
+#include "api/checks/sizes.h"
 #include "api/checks/validate.h"
+#include "api/checks/window.h"
 #include "api/program.h"
-#include "program/window.h"
 
 namespace flash_attention::api {
 namespace {
-
-constexpr std::int64_t max_size = std::numeric_limits<std::int32_t>::max();
-
-void check_size(const char* argument, std::int64_t got, std::int64_t smallest) {
-  if (got >= smallest && got <= max_size) return;
-  refuse(argument, std::to_string(got), "allowed are " + std::to_string(smallest) + " to " + std::to_string(max_size));
-}
 
 void check_dtype(const char* argument, Dtype got) {
   require(got == Dtype::float32 || got == Dtype::float16 || got == Dtype::bfloat16, argument,
@@ -36,37 +30,6 @@ void check_latent_dims(const Problem& p) {
   refuse("head_dim", std::to_string(p.head_dim),
          "allowed are multiples of 8 above head_dim_v, " + std::to_string(p.head_dim_v) +
              ", and up to 576 where keys are latent");
-}
-
-/// So that the bytes that all axes reach together are counted in 64 bits.
-void check_reach(const char* argument, std::int64_t stride, std::int64_t size) {
-  const bool good = std::abs(static_cast<double>(stride)) * static_cast<double>(size) <= 0x1p58;
-  require(good, argument, stride, "offsets must stay below 2^58 elements");
-}
-
-/// A tensor's axes before the heads.
-struct RowAxes {
-  bool packed;
-  std::int64_t batch;  // or pages
-  std::int64_t seq;
-};
-
-/// Dense strides where the caller gave none; refuses a tensor whose offsets would leave 64 bits.
-Strides resolve(const char* argument, const Strides& given, const RowAxes& rows, std::int64_t heads, std::int64_t dim) {
-  Strides s = given;
-  const std::int64_t seq = rows.seq;
-  if (s.head == Strides::dense) s.head = dim;
-  if (s.seq == Strides::dense) s.seq = heads * dim;
-  check_reach(argument, s.head, heads);
-  check_reach(argument, s.seq, seq);
-  if (rows.packed) {
-    s.batch = 0;
-  } else if (s.batch == Strides::dense) {
-    check_reach(argument, heads * dim, seq);
-    s.batch = seq * heads * dim;
-  }
-  check_reach(argument, s.batch, rows.batch);
-  return s;
 }
 
 void check_score_strides(const char* argument, const ScoreTensor& tensor, const Problem& p) {
@@ -160,109 +123,6 @@ void check_cache(Problem& p, Pass pass) {
   require(!p.packed || p.seqused_kv, "seqused_kv", std::int64_t{0}, "packed queries with pages need it");
 }
 
-/// If there are as many keys as queries both diagonals are the same, and so are the kernels.
-bool has_one_diagonal(const Problem& p) { return !p.packed && !p.seqused_q && !p.seqused_kv && p.seq_q == p.seq_kv; }
-void choose_alignment(Problem& p) {
-  if (has_one_diagonal(p)) p.alignment = Alignment::bottom_right;
-}
-
-/// K and V in 8 bits, and their scales.
-void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv) {
-  if (!p.kv_dtype) p.kv_dtype = p.dtype;
-  const bool narrow = size_of(*p.kv_dtype) == 1 && *p.kv_dtype <= Dtype::int8;
-  if (!narrow && *p.kv_dtype != p.dtype) {
-    refuse("kv_dtype", std::string(to_string(*p.kv_dtype)),
-           "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3, float8_e5m2 and int8");
-  }
-  if (narrow && pass != Pass::forward) refuse("kv_dtype", std::string(to_string(*p.kv_dtype)), "only forward takes 8 bits");
-  require(p.kv_scales <= ScaleKind::token, "kv_scales", static_cast<std::int64_t>(p.kv_scales),
-          "allowed are none, tensor, head and token");
-  if (p.kv_scales != ScaleKind::none && !narrow) {
-    refuse("kv_scales", std::string(to_string(p.kv_scales)),
-           "they belong to float8_e4m3, float8_e5m2 and int8, and k and v are " + std::string(to_string(*p.kv_dtype)));
-  }
-  const auto strides = [&](const char* argument, Strides given) {
-    if (p.kv_scales == ScaleKind::none || p.kv_scales == ScaleKind::tensor) return Strides{0, 0, 0};
-    if (p.kv_scales == ScaleKind::token) return resolve(argument, given, of_kv, p.heads_kv, 1);
-    if (given.batch == Strides::dense) given.batch = p.heads_kv;
-    given.seq = 0;
-    return resolve(argument, given, {false, p.batch, 1}, p.heads_kv, 1);
-  };
-  p.k_scale_strides = strides("k_scale_strides", p.k_scale_strides);
-  p.v_scale_strides = strides("v_scale_strides", p.v_scale_strides);
-}
-
-/// Q in 8 bits, and its scales: with K and V of the same type.
-void check_narrow_queries(Problem& p, Pass pass) {
-  if (!p.q_dtype) p.q_dtype = p.dtype;
-  const bool narrow = *p.q_dtype != p.dtype;
-  const std::string got(to_string(*p.q_dtype));
-  if (narrow && *p.q_dtype != Dtype::float8_e4m3 && *p.q_dtype != Dtype::float8_e5m2) {
-    refuse("q_dtype", got, "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3 and float8_e5m2");
-  }
-  if (narrow && pass != Pass::forward) refuse("q_dtype", got, "only forward takes 8 bits");
-  if (narrow && *p.q_dtype != *p.kv_dtype) {
-    refuse("q_dtype", got, "it goes with k and v of the same type, and they are " + std::string(to_string(*p.kv_dtype)));
-  }
-  if (narrow && p.latent) refuse("q_dtype", got, "latent keys take queries of 16 or 32 bits");
-  require(p.q_scales <= ScaleKind::head, "q_scales", static_cast<std::int64_t>(p.q_scales),
-          "allowed are none, tensor and head");
-  if (p.q_scales != ScaleKind::none && !narrow) {
-    refuse("q_scales", std::string(to_string(p.q_scales)),
-           "they belong to float8_e4m3 and float8_e5m2, and q is " + std::string(to_string(*p.q_dtype)));
-  }
-  if (p.q_scales != ScaleKind::head) {
-    p.q_scale_strides = {0, 0, 0};
-    return;
-  }
-  if (p.q_scale_strides.batch == Strides::dense) p.q_scale_strides.batch = p.heads_kv;
-  p.q_scale_strides.seq = 0;
-  p.q_scale_strides = resolve("q_scale_strides", p.q_scale_strides, {false, p.batch, 1}, p.heads_kv, 1);
-}
-
-bool one_query_at_the_end(const Problem& p) { return p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right; }
-
-/// A bound that no score of this problem can cross costs mask work for nothing.
-void drop_idle_window(Problem& p) {
-  if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;
-  if (p.window_right >= p.seq_q + p.seq_kv) p.window_right = -1;
-  if (one_query_at_the_end(p)) p.window_right = -1;
-  p.causal = p.window_right == 0;
-}
-
-/// Keys of a query's chunk are less than a chunk away. So a chunk is a window, whose edges it moves; one query at the end
-/// has no key after it. A chunk that holds all keys and queries hides nothing.
-void make_chunk_a_window(Problem& p) {
-  const bool lengths = p.packed || p.seqused_q || p.seqused_kv;
-  const bool no_query_before_keys =
-      !p.left_padding && (p.alignment == Alignment::top_left || (!lengths && p.seq_q <= p.seq_kv));
-  if (no_query_before_keys && p.attention_chunk >= std::max(p.seq_q, p.seq_kv)) p.attention_chunk = 0;
-  if (p.attention_chunk == 0) return;
-  const auto within = [&](std::int64_t bound) {
-    return bound < 0 ? p.attention_chunk - 1 : std::min(bound, p.attention_chunk - 1);
-  };
-  p.window_left = within(p.window_left);
-  if (!one_query_at_the_end(p)) p.window_right = within(p.window_right);
-  p.causal = p.window_right == 0;
-}
-
-/// Bounds on i - j in a mask program become those of the window, where that has the diagonal j = i, too.
-void take_window_of_program(Problem& p) {
-  const bool windowed = p.window_left >= 0 || p.window_right >= 0 || p.attention_chunk != 0;
-  const bool one_diagonal = has_one_diagonal(p);
-  if (p.program.empty() || (windowed && !one_diagonal && p.alignment != Alignment::top_left)) return;
-  const std::optional<program::WindowOfProgram> taken = program::take_window(p.program);
-  if (!taken) return;
-  const auto tighten = [](std::int64_t& bound, std::int64_t by) {
-    if (by >= 0) bound = bound < 0 ? by : std::min(bound, by);
-  };
-  tighten(p.window_left, taken->left);
-  tighten(p.window_right, taken->right);
-  if (!one_diagonal) p.alignment = Alignment::top_left;
-  p.program = taken->rest;
-  drop_idle_window(p);
-}
-
 }  // namespace
 
 Problem normalise(const Problem& problem, Pass pass) {
@@ -290,9 +150,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   if (!p.scale) p.scale = p.head_dim > 0 ? 1.0f / std::sqrt(static_cast<float>(p.head_dim)) : 1.0f;
   check_options(p);
   if (p.dtype != Dtype::float32) p.precision = Precision::ieee;
-  choose_alignment(p);
-  drop_idle_window(p);
-  make_chunk_a_window(p);
+  choose_window(p);
 
   const RowAxes of_q{p.packed, p.batch, p.packed ? p.total_q : p.seq_q};
   const RowAxes of_kv = p.page_size != 0 ? RowAxes{false, p.num_pages, p.page_size}

@@ -1,0 +1,234 @@
+#include "api/c/structs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "api/checks/refuse.h"
+#include "api/problem_fields.h"
+
+namespace flash_attention::api {
+namespace {
+
+void set_defaults(flash_attention_problem* problem) {
+  *problem = {};
+  const Problem defaults;
+  const flash_attention_strides dense{Strides::dense, Strides::dense, Strides::dense};
+  for (flash_attention_strides* s :
+       {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides, &problem->dout_strides,
+        &problem->dq_strides, &problem->dk_strides, &problem->dv_strides, &problem->k_scale_strides,
+        &problem->v_scale_strides, &problem->q_scale_strides}) {
+    *s = dense;
+  }
+  problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
+  problem->window_left = defaults.window_left, problem->window_right = defaults.window_right;
+  problem->scale = std::numeric_limits<float>::quiet_NaN();
+  problem->kv_dtype = problem->q_dtype = -1;
+}
+
+void set_defaults(flash_attention_buffers* buffers) { *buffers = {}; }
+
+void set_defaults(flash_attention_options* options) { *options = {}; }
+
+void set_defaults(flash_attention_append_problem* problem) {
+  *problem = {};
+  const flash_attention_strides dense{Strides::dense, Strides::dense, Strides::dense};
+  for (flash_attention_strides* s :
+       {&problem->q_strides, &problem->q_out_strides, &problem->k_strides, &problem->v_strides, &problem->k_cache_strides,
+        &problem->v_cache_strides, &problem->k_scale_strides, &problem->v_scale_strides}) {
+    *s = dense;
+  }
+  problem->batch = problem->heads_q = problem->heads_kv = 1;
+  problem->cache_dtype = -1;
+}
+
+void set_defaults(flash_attention_append_buffers* buffers) { *buffers = {}; }
+
+template <class T>
+void init(T* given, std::size_t size) {
+  if (given == nullptr || size < sizeof(size_t)) return;
+  T all;
+  set_defaults(&all);
+  std::memset(static_cast<void*>(given), 0, size);
+  std::memcpy(static_cast<void*>(given), &all, std::min(size, sizeof all));
+  given->size = size;
+}
+
+/// The caller's struct in this library's size: what an older caller does not have keeps its default.
+template <class T>
+T received(const char* argument, const T* given) {
+  if (given == nullptr) refuse(argument, "null", "a pointer to an initialised struct");
+  if (given->size < sizeof(size_t) || given->size > sizeof(T)) {
+    refuse(std::string(argument) + "->size", std::to_string(given->size),
+           "call the _init function of the struct; this library knows up to " + std::to_string(sizeof(T)));
+  }
+  T copy;
+  set_defaults(&copy);
+  std::memcpy(&copy, given, given->size);
+  return copy;
+}
+
+template <class Enum>
+Enum enumerator(const char* argument, int32_t value, Enum last) {
+  require(value >= 0 && value <= static_cast<int32_t>(last), argument, std::int64_t{value},
+          ("allowed are 0 to " + std::to_string(static_cast<int>(last))).c_str());
+  return static_cast<Enum>(value);
+}
+
+Strides strides(const flash_attention_strides& s) { return {s.batch, s.seq, s.head}; }
+
+// One field of a problem from C's form of it, for each type that a field has; `name` is what a refusal says.
+
+template <class T>
+void read_field(const char*, const T& given, T& field) {
+  field = given;
+}
+
+void read_field(const char*, int32_t given, bool& field) { field = given != 0; }
+
+void read_field(const char*, float given, std::optional<float>& field) {
+  if (!std::isnan(given)) field = given;
+}
+
+void read_field(const char*, const flash_attention_strides& given, Strides& field) { field = strides(given); }
+
+void read_field(const char* name, int32_t given, Dtype& field) { field = enumerator(name, given, Dtype::bfloat16); }
+
+void read_field(const char* name, int32_t given, std::optional<Dtype>& field) {
+  if (given != -1) field = enumerator(name, given, Dtype::int8);
+}
+
+void read_field(const char* name, int32_t given, Alignment& field) { field = enumerator(name, given, Alignment::top_left); }
+
+void read_field(const char* name, int32_t given, Precision& field) { field = enumerator(name, given, Precision::fast); }
+void read_field(const char* name, int32_t given, ScaleKind& field) { field = enumerator(name, given, ScaleKind::token); }
+
+void read_field(const char* name, const flash_attention_score_tensor& given, ScoreTensor& field) {
+  const std::string dtype = std::string(name) + ".dtype";
+  field = {given.present != 0, enumerator(dtype.c_str(), given.dtype, Dtype::bfloat16), given.batch_stride,
+           given.head_stride, given.q_stride};
+}
+
+void read_field(const char*, const char* given, std::string& field) {
+  if (given != nullptr) field = given;
+}
+
+void read_field(const char*, const int64_t (&given)[8][4], decltype(Problem::program_sizes)& field) {
+  for (std::size_t n = 0; n < field.size(); ++n) std::copy_n(given[n], field[n].size(), field[n].begin());
+}
+
+}  // namespace
+
+void init_sized(flash_attention_problem* given, std::size_t size) { init(given, size); }
+void init_sized(flash_attention_buffers* given, std::size_t size) { init(given, size); }
+void init_sized(flash_attention_options* given, std::size_t size) { init(given, size); }
+void init_sized(flash_attention_append_problem* given, std::size_t size) { init(given, size); }
+void init_sized(flash_attention_append_buffers* given, std::size_t size) { init(given, size); }
+
+Problem problem_of(const flash_attention_problem* given) {
+  const flash_attention_problem c = received("problem", given);
+  Problem p;
+#define FLASH_ATTENTION_READ(name) read_field(#name, c.name, p.name);
+#define FLASH_ATTENTION_SKIP(name)
+  FLASH_ATTENTION_PROBLEM_FIELDS(FLASH_ATTENTION_READ, FLASH_ATTENTION_SKIP)
+#undef FLASH_ATTENTION_SKIP
+#undef FLASH_ATTENTION_READ
+  p.hidden_rows = {c.hidden_bounds, c.hidden_batch_stride, c.hidden_head_stride};
+  p.block_mask = {c.mask_block_q, c.mask_block_kv, c.block_mask_batch_stride, c.block_mask_head_stride,
+                  c.block_mask_q_stride};
+  return p;
+}
+
+Buffers buffers_of(const flash_attention_buffers* given) {
+  const flash_attention_buffers c = received("buffers", given);
+  return {.q = c.q,
+          .k = c.k,
+          .v = c.v,
+          .out = c.out,
+          .lse = c.lse,
+          .bias = c.bias,
+          .mask = c.mask,
+          .alibi_slopes = c.alibi_slopes,
+          .sink = c.sink,
+          .cu_seqlens_q = c.cu_seqlens_q,
+          .cu_seqlens_kv = c.cu_seqlens_kv,
+          .seqused_q = c.seqused_q,
+          .seqused_kv = c.seqused_kv,
+          .key_lengths = c.key_lengths,
+          .left_padding = c.left_padding,
+          .page_table = c.page_table,
+          .hidden_rows = c.hidden_rows,
+          .block_mask = c.block_mask,
+          .program_tensors = c.program_tensors,
+          .program_scalars = c.program_scalars,
+          .k_scale = c.k_scale,
+          .v_scale = c.v_scale,
+          .q_scale = c.q_scale,
+          .dout = c.dout,
+          .dlse = c.dlse,
+          .dq = c.dq,
+          .dk = c.dk,
+          .dv = c.dv,
+          .dbias = c.dbias,
+          .dsink = c.dsink,
+          .program_gradients = c.program_gradients};
+}
+
+Options options_of(const flash_attention_options* given) {
+  const flash_attention_options c = received("options", given);
+  Options o;
+  o.device = {enumerator("device_kind", c.device_kind, DeviceKind::emulator), c.device_index, c.emulated_arch};
+  o.stream = c.stream, o.workspace = c.workspace, o.workspace_bytes = c.workspace_bytes;
+  o.seed = c.seed, o.offset = c.offset;
+  if (c.kernel != nullptr) o.kernel = c.kernel;
+  return o;
+}
+
+AppendProblem append_problem_of(const flash_attention_append_problem* given) {
+  const auto c = received("problem", given);
+  AppendProblem p;
+  p.batch = c.batch, p.seq_new = c.seq_new, p.seq_q = c.seq_q, p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
+  p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v, p.total_new = c.total_new, p.total_q = c.total_q;
+  p.dtype = enumerator("dtype", c.dtype, Dtype::bfloat16);
+  if (c.cache_dtype != -1) p.cache_dtype = enumerator("cache_dtype", c.cache_dtype, Dtype::int8);
+  p.rotary_dtype = enumerator("rotary_dtype", c.rotary_dtype, Dtype::bfloat16);
+  p.packed_new = c.packed_new != 0, p.packed_q = c.packed_q != 0, p.placed = c.placed != 0;
+  p.q_strides = strides(c.q_strides), p.q_out_strides = strides(c.q_out_strides);
+  p.k_strides = strides(c.k_strides), p.v_strides = strides(c.v_strides);
+  p.k_cache_strides = strides(c.k_cache_strides), p.v_cache_strides = strides(c.v_cache_strides);
+  p.capacity = c.capacity, p.page_size = c.page_size, p.num_pages = c.num_pages;
+  p.page_table_stride = c.page_table_stride, p.rotary_dim = c.rotary_dim, p.rotary_positions = c.rotary_positions;
+  p.rotary_stride = c.rotary_stride, p.rotary_interleaved = c.rotary_interleaved != 0;
+  p.rotary_offsets = c.rotary_offsets != 0, p.rotary_one_query = c.rotary_one_query != 0;
+  p.scales = enumerator("scales", c.scales, ScaleKind::token);
+  p.k_scale_strides = strides(c.k_scale_strides), p.v_scale_strides = strides(c.v_scale_strides);
+  return p;
+}
+
+AppendBuffers append_buffers_of(const flash_attention_append_buffers* given) {
+  const auto c = received("buffers", given);
+  return {.q = c.q,
+          .q_out = c.q_out,
+          .k = c.k,
+          .v = c.v,
+          .k_cache = c.k_cache,
+          .v_cache = c.v_cache,
+          .cos = c.cos,
+          .sin = c.sin,
+          .lengths = c.lengths,
+          .rotary_offsets = c.rotary_offsets,
+          .cu_seqlens_new = c.cu_seqlens_new,
+          .cu_seqlens_q = c.cu_seqlens_q,
+          .sequences = c.sequences,
+          .positions = c.positions,
+          .page_table = c.page_table,
+          .k_scale = c.k_scale,
+          .v_scale = c.v_scale};
+}
+
+Pass pass_of(int32_t pass) { return enumerator("pass", pass, Pass::standard_backward); }
+
+}  // namespace flash_attention::api

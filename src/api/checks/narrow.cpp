@@ -1,0 +1,61 @@
+#include "api/checks/narrow.h"
+
+#include <string>
+
+#include "api/checks/refuse.h"
+
+namespace flash_attention::api {
+
+void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv) {
+  if (!p.kv_dtype) p.kv_dtype = p.dtype;
+  const bool narrow = size_of(*p.kv_dtype) == 1 && *p.kv_dtype <= Dtype::int8;
+  if (!narrow && *p.kv_dtype != p.dtype) {
+    refuse("kv_dtype", std::string(to_string(*p.kv_dtype)),
+           "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3, float8_e5m2 and int8");
+  }
+  if (narrow && pass != Pass::forward) refuse("kv_dtype", std::string(to_string(*p.kv_dtype)), "only forward takes 8 bits");
+  require(p.kv_scales <= ScaleKind::token, "kv_scales", static_cast<std::int64_t>(p.kv_scales),
+          "allowed are none, tensor, head and token");
+  if (p.kv_scales != ScaleKind::none && !narrow) {
+    refuse("kv_scales", std::string(to_string(p.kv_scales)),
+           "they belong to float8_e4m3, float8_e5m2 and int8, and k and v are " + std::string(to_string(*p.kv_dtype)));
+  }
+  const auto strides = [&](const char* argument, Strides given) {
+    if (p.kv_scales == ScaleKind::none || p.kv_scales == ScaleKind::tensor) return Strides{0, 0, 0};
+    if (p.kv_scales == ScaleKind::token) return resolve(argument, given, of_kv, p.heads_kv, 1);
+    if (given.batch == Strides::dense) given.batch = p.heads_kv;
+    given.seq = 0;
+    return resolve(argument, given, {false, p.batch, 1}, p.heads_kv, 1);
+  };
+  p.k_scale_strides = strides("k_scale_strides", p.k_scale_strides);
+  p.v_scale_strides = strides("v_scale_strides", p.v_scale_strides);
+}
+
+void check_narrow_queries(Problem& p, Pass pass) {
+  if (!p.q_dtype) p.q_dtype = p.dtype;
+  const bool narrow = *p.q_dtype != p.dtype;
+  const std::string got(to_string(*p.q_dtype));
+  if (narrow && *p.q_dtype != Dtype::float8_e4m3 && *p.q_dtype != Dtype::float8_e5m2) {
+    refuse("q_dtype", got, "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3 and float8_e5m2");
+  }
+  if (narrow && pass != Pass::forward) refuse("q_dtype", got, "only forward takes 8 bits");
+  if (narrow && *p.q_dtype != *p.kv_dtype) {
+    refuse("q_dtype", got, "it goes with k and v of the same type, and they are " + std::string(to_string(*p.kv_dtype)));
+  }
+  if (narrow && p.latent) refuse("q_dtype", got, "latent keys take queries of 16 or 32 bits");
+  require(p.q_scales <= ScaleKind::head, "q_scales", static_cast<std::int64_t>(p.q_scales),
+          "allowed are none, tensor and head");
+  if (p.q_scales != ScaleKind::none && !narrow) {
+    refuse("q_scales", std::string(to_string(p.q_scales)),
+           "they belong to float8_e4m3 and float8_e5m2, and q is " + std::string(to_string(*p.q_dtype)));
+  }
+  if (p.q_scales != ScaleKind::head) {
+    p.q_scale_strides = {0, 0, 0};
+    return;
+  }
+  if (p.q_scale_strides.batch == Strides::dense) p.q_scale_strides.batch = p.heads_kv;
+  p.q_scale_strides.seq = 0;
+  p.q_scale_strides = resolve("q_scale_strides", p.q_scale_strides, {false, p.batch, 1}, p.heads_kv, 1);
+}
+
+}  // namespace flash_attention::api
