@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "call.h"
+#include "call/call.h"
 #include "xla_threads.h"
 
 namespace flash_attention::python {

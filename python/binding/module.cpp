@@ -1,7 +1,7 @@
 // flash_attention._core: Python's tensors in, the library's calls out. Everything that decides is on either side.
 #include <nanobind/nanobind.h>
 
-#include "call.h"
+#include "call/call.h"
 #include "diagnosis.h"
 #include "eager.h"
 #include "errors.h"

@@ -1,6 +1,6 @@
 #include <type_traits>
 
-#include "call.h"
+#include "call/call.h"
 
 namespace flash_attention::python {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "call.h"
+#include "call/call.h"
 #include "errors.h"
 
 // What the fast paths of a plain call share (eager.cpp, eager_cache.cpp): its arguments as Python gives them, and its run.

@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "call.h"
+#include "call/call.h"
 
 namespace flash_attention::python {
 

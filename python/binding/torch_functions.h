@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "call.h"
+#include "call/call.h"
 
 namespace flash_attention::python {
 

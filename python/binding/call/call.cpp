@@ -1,4 +1,4 @@
-#include "call.h"
+#include "call/call.h"
 
 #include <algorithm>
 
@@ -110,26 +110,8 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
     if (problem.total_q == 0) problem.seq_q = 0;
     if (problem.total_kv == 0 && !paged) problem.seq_kv = 0;
   }
-  if (const Tensor& slopes = tensors[Slot::alibi_slopes]; slopes.present()) {
-    need_float32(here(slopes));
-    const bool per_batch = slopes.rank == 2 && slopes.sizes[0] == problem.batch && slopes.sizes[1] == problem.heads_q;
-    if (!per_batch && !(slopes.rank == 1 && slopes.sizes[0] == problem.heads_q)) {
-      refuse(slopes, "expected " + axes({problem.heads_q}) + " or " + axes({problem.batch, problem.heads_q}));
-    }
-    need_unit_last_stride(slopes);
-    problem.alibi = true;
-    problem.alibi_batch_stride = per_batch ? slopes.strides[0] : 0;
-    buffers.alibi_slopes = static_cast<const float*>(slopes.data);
-  }
-  if (const Tensor& sink = tensors[Slot::sink]; sink.present()) {
-    need_float32(here(sink));
-    if (sink.rank != 1 || sink.sizes[0] != problem.heads_q) {
-      refuse(sink, "expected " + axes({problem.heads_q}));
-    }
-    need_unit_last_stride(sink);
-    problem.sink = true;
-    buffers.sink = static_cast<const float*>(sink.data);
-  }
+  read_slopes(tensors[Slot::alibi_slopes]);
+  read_sink(tensors[Slot::sink]);
   buffers.seqused_q = lengths(tensors[Slot::seqused_q], problem.batch);
   buffers.seqused_kv = lengths(tensors[Slot::seqused_kv], problem.batch);
   buffers.key_lengths = lengths(tensors[Slot::key_lengths], problem.batch);
@@ -142,133 +124,6 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
   if (narrow_queries) problem.q_dtype = cache_dtype_of(q, codes);
   read_scales(tensors);
   read_query_scale(tensors[Slot::q_scale]);
-}
-
-/// Of Q in 8 bits: one number, or [batch, heads_kv].
-void Call::read_query_scale(const Tensor& scale) {
-  if (!scale.present()) return;
-  need_float32(here(scale));
-  buffers.q_scale = static_cast<const float*>(scale.data);
-  problem.q_scales = ScaleKind::tensor;
-  if (scale.rank == 0 || (scale.rank == 1 && scale.sizes[0] == 1)) return;
-  if (scale.rank != 2 || scale.sizes[0] != problem.batch || scale.sizes[1] != problem.heads_kv) {
-    refuse(scale, "expected one number or " + axes({problem.batch, problem.heads_kv}));
-  }
-  problem.q_scales = ScaleKind::head;
-  problem.q_scale_strides = {scale.strides[0], 0, scale.strides[1]};
-  if (scale.empty()) problem.q_scale_strides = {};
-}
-
-/// Of K and V in 8 bits: one number, [batch, heads], or one of each row and head.
-void Call::read_scales(const Slots& tensors) {
-  const Tensor& k = tensors[Slot::k];
-  const bool packed = problem.packed && problem.page_size == 0, heads_first = seq_axis_ == 2;
-  const auto read = [&](const Tensor& scale, Strides& strides) -> const float* {
-    if (!scale.present()) return nullptr;
-    need_float32(here(scale));
-    ScaleKind kind = ScaleKind::tensor;
-    const int heads_axis = packed ? 1 : heads_first ? 1 : 2, rows_axis = packed ? 0 : 3 - heads_axis;
-    const bool of_rows = scale.rank == (packed ? 2 : 3) && scale.sizes[0] == k.sizes[0] &&
-                         scale.sizes[rows_axis] == k.sizes[rows_axis] && scale.sizes[heads_axis] == problem.heads_kv;
-    if (scale.rank == 2 && scale.sizes[0] == problem.batch && scale.sizes[1] == problem.heads_kv && !(packed && of_rows)) {
-      kind = ScaleKind::head;
-      strides = {scale.strides[0], 0, scale.strides[1]};
-    } else if (of_rows) {
-      kind = ScaleKind::token;
-      strides = {packed ? 0 : scale.strides[0], scale.strides[rows_axis], scale.strides[heads_axis]};
-    } else if (scale.rank > 1 || (scale.rank == 1 && scale.sizes[0] != 1)) {
-      refuse(scale,
-             "expected one number, " + axes({problem.batch, problem.heads_kv}) + " or one for each row and head of k");
-    }
-    if (problem.kv_scales != ScaleKind::none && problem.kv_scales != kind)
-      refuse(scale, "expected scales like those of k_scale, of " + std::string(to_string(problem.kv_scales)));
-    problem.kv_scales = kind;
-    if (scale.empty()) strides = {};
-    return static_cast<const float*>(scale.data);
-  };
-  const Tensor &k_scale = tensors[Slot::k_scale], &v_scale = tensors[Slot::v_scale];
-  if (k_scale.present() != v_scale.present())
-    refuse(k_scale.present() ? k_scale : v_scale, "k_scale and v_scale go together");
-  buffers.k_scale = read(k_scale, problem.k_scale_strides);
-  buffers.v_scale = read(v_scale, problem.v_scale_strides);
-}
-
-/// K and V in pages, [num_pages, page_size, heads, head_dim] or as heads_first says; whatever q looks like.
-void Call::read_pages(const Slots& tensors) {
-  const Tensor &k = tensors[Slot::k], &v = tensors[Slot::v], &table = tensors[Slot::page_table];
-  const int seq_axis = seq_axis_ == 2 ? 2 : 1, head_axis = 3 - seq_axis;
-  if (!here(table).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(table, "dtype int32");
-  if (table.rank != 2 || table.sizes[0] != problem.batch)
-    refuse(table, "expected [" + std::to_string(problem.batch) + ", pages]");
-  need_unit_last_stride(table);
-  const auto strides_in_pages = [&](const Tensor& tensor, std::int64_t dim) -> Strides {
-    if (tensor.sizes[0] != k.sizes[0] || tensor.sizes[seq_axis] != k.sizes[seq_axis] ||
-        tensor.sizes[head_axis] != problem.heads_kv || tensor.sizes[3] != dim) {
-      refuse(tensor, "expected pages like those of k, with a head_dim of " + std::to_string(dim));
-    }
-    if (tensor.empty()) return {};
-    return {.batch = tensor.strides[0], .seq = tensor.strides[seq_axis], .head = tensor.strides[head_axis]};
-  };
-  problem.k_strides = strides_in_pages(k, key_columns());
-  problem.v_strides = strides_in_pages(v, problem.head_dim_v);
-  problem.num_pages = k.sizes[0];
-  problem.page_size = k.sizes[seq_axis];
-  problem.page_table_stride = table.sizes[0] > 1 ? table.strides[0] : table.sizes[1];
-  problem.seq_kv = table.sizes[1] * problem.page_size;  // the capacity: one plan for all lengths
-  problem.total_kv = 0;
-  buffers.page_table = static_cast<const std::int32_t*>(table.data);
-}
-
-/// int32 [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, total_kv, bounds]; leading axes may be left out.
-void Call::read_hidden_rows(const Tensor& tensor) {
-  if (!tensor.present()) return;
-  if (!here(tensor).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(tensor, "dtype int32");
-  const bool flat = problem.packed && problem.page_size == 0;
-  const std::int64_t keys = flat ? problem.total_kv : problem.seq_kv, last = tensor.rank - 1;
-  const std::int64_t batch = flat ? 1 : problem.batch;
-  const auto size = [&](std::int64_t axis) { return axis < 0 ? 1 : tensor.sizes[axis]; };
-  const auto fits = [](std::int64_t got, std::int64_t whole) { return got == 1 || got == whole; };
-  const bool good = tensor.rank >= 2 && tensor.rank <= 4 && size(last - 1) == keys &&
-                    fits(size(last - 2), problem.heads_kv) && fits(size(last - 3), batch) &&
-                    (size(last) == 1 || size(last) == 2 || size(last) == 4);
-  if (!good) {
-    refuse(tensor, "expected " + (flat ? axes({problem.heads_kv, keys}) : axes({batch, problem.heads_kv, keys})) +
-                       " and 1, 2 or 4 bounds behind it, or 1 in place of any size but that of the keys");
-  }
-  const std::int64_t bounds = size(last);
-  if (!tensor.empty() && ((bounds > 1 && tensor.strides[last] != 1) || (keys > 1 && tensor.strides[last - 1] != bounds))) {
-    refuse(tensor, "the last two axes must be dense");
-  }
-  problem.hidden_rows = {.bounds = static_cast<std::int32_t>(bounds),
-                         .batch_stride = size(last - 3) > 1 ? tensor.strides[last - 3] : 0,
-                         .head_stride = size(last - 2) > 1 ? tensor.strides[last - 2] : 0};
-  buffers.hidden_rows = static_cast<const std::int32_t*>(tensor.data);
-}
-
-/// Bytes [batch|1, heads_q|1, blocks of queries, blocks of keys].
-void Call::read_block_mask(const Tensor& tensor, const CallOptions& given) {
-  if (!tensor.present()) return;
-  using Code = nb::dlpack::dtype_code;
-  if (!here(tensor).is_dtype(Code::Bool, 8) && !tensor.is_dtype(Code::UInt, 8)) refuse_dtype(tensor, "dtype bool or uint8");
-  const std::int64_t block_q = given.mask_block_q, block_kv = given.mask_block_kv;
-  if (block_q < 1 || block_kv < 1) refuse(tensor, "the sizes of its blocks must be 1 and up");
-  const std::int64_t seq_q = problem.packed && problem.seq_q == 0 ? problem.total_q : problem.seq_q;
-  const std::int64_t seq_kv = problem.packed && problem.seq_kv == 0 ? problem.total_kv : problem.seq_kv;
-  const std::int64_t rows = (seq_q + block_q - 1) / block_q, columns = (seq_kv + block_kv - 1) / block_kv;
-  const auto fits = [](std::int64_t got, std::int64_t whole) { return got == 1 || got == whole; };
-  if (tensor.rank != 4 || !fits(tensor.sizes[0], problem.batch) || !fits(tensor.sizes[1], problem.heads_q) ||
-      tensor.sizes[2] != rows || tensor.sizes[3] != columns) {
-    refuse(tensor, "expected " + axes({problem.batch, problem.heads_q, rows, columns}) + " for blocks of " +
-                       std::to_string(block_q) + " x " + std::to_string(block_kv) +
-                       ", or 1 in place of the first two sizes");
-  }
-  need_unit_last_stride(tensor);
-  problem.block_mask = {.block_q = block_q,
-                        .block_kv = block_kv,
-                        .batch_stride = tensor.sizes[0] > 1 ? tensor.strides[0] : 0,
-                        .head_stride = tensor.sizes[1] > 1 ? tensor.strides[1] : 0,
-                        .q_stride = tensor.sizes[2] > 1 ? tensor.strides[2] : 0};
-  buffers.block_mask = static_cast<const std::uint8_t*>(tensor.data);
 }
 
 const Tensor& Call::here(const Tensor& tensor) const {
@@ -298,38 +153,6 @@ const Tensor& Call::like(const Tensor& tensor, std::int64_t seq, std::int64_t he
   }
   need_unit_last_stride(tensor);
   return tensor;
-}
-
-const void* Call::score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const {
-  if (!tensor.present()) {
-    return nullptr;
-  }
-  const std::int64_t full[4] = {problem.batch, problem.heads_q,
-                                problem.packed && problem.seq_q == 0 ? problem.total_q : problem.seq_q,
-                                problem.packed && problem.seq_kv == 0 ? problem.total_kv : problem.seq_kv};
-  std::int64_t strides[4] = {};
-  bool fits = here(tensor).rank >= 1 && tensor.rank <= 4 && tensor.sizes[tensor.rank - 1] == full[3];
-  for (int axis = 4 - tensor.rank; fits && axis < 4; ++axis) {
-    const int own = axis - (4 - tensor.rank);
-    fits = tensor.sizes[own] == full[axis] || tensor.sizes[own] == 1;
-    // The stride of an empty axis may be anything; 0 would mean that it is broadcast and has one element.
-    strides[axis] = tensor.sizes[own] == 1 ? 0 : tensor.sizes[own] == 0 ? 1 : tensor.strides[own];
-  }
-  if (!fits) {
-    refuse(tensor, "expected " + axes({full[0], full[1], full[2], full[3]}) + " or 1 in place of any but the last size");
-  }
-  need_unit_last_stride(tensor);
-  using Code = nb::dlpack::dtype_code;
-  if (!boolean) {
-    out.dtype = dtype_of(tensor);
-  } else if (!tensor.is_dtype(Code::Bool, 8) && !tensor.is_dtype(Code::UInt, 8)) {
-    refuse_dtype(tensor, "dtype bool");
-  }
-  out.present = true;
-  out.batch_stride = strides[0];
-  out.head_stride = strides[1];
-  out.q_stride = strides[2];
-  return tensor.data;
 }
 
 const std::int32_t* Call::lengths(const Tensor& tensor, std::int64_t count) const {

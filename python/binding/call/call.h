@@ -78,6 +78,8 @@ class Call {
   Strides strides_of(const Tensor& tensor) const;
   void read_hidden_rows(const Tensor& tensor);
   void read_block_mask(const Tensor& tensor, const CallOptions& given);
+  void read_slopes(const Tensor& slopes);
+  void read_sink(const Tensor& sink);
   const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;
   const std::int32_t* lengths(const Tensor& tensor, std::int64_t count) const;
   const Tensor& like(const Tensor& tensor, std::int64_t seq, std::int64_t heads, std::int64_t dim) const;

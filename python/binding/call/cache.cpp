@@ -1,0 +1,82 @@
+// Keys as a cache holds them: in pages, and in 8 bits with scales.
+#include "call/call.h"
+#include "checks.h"
+
+namespace flash_attention::python {
+
+/// K and V in pages, [num_pages, page_size, heads, head_dim] or as heads_first says; whatever q looks like.
+void Call::read_pages(const Slots& tensors) {
+  const Tensor &k = tensors[Slot::k], &v = tensors[Slot::v], &table = tensors[Slot::page_table];
+  const int seq_axis = seq_axis_ == 2 ? 2 : 1, head_axis = 3 - seq_axis;
+  if (!here(table).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(table, "dtype int32");
+  if (table.rank != 2 || table.sizes[0] != problem.batch)
+    refuse(table, "expected [" + std::to_string(problem.batch) + ", pages]");
+  need_unit_last_stride(table);
+  const auto strides_in_pages = [&](const Tensor& tensor, std::int64_t dim) -> Strides {
+    if (tensor.sizes[0] != k.sizes[0] || tensor.sizes[seq_axis] != k.sizes[seq_axis] ||
+        tensor.sizes[head_axis] != problem.heads_kv || tensor.sizes[3] != dim) {
+      refuse(tensor, "expected pages like those of k, with a head_dim of " + std::to_string(dim));
+    }
+    if (tensor.empty()) return {};
+    return {.batch = tensor.strides[0], .seq = tensor.strides[seq_axis], .head = tensor.strides[head_axis]};
+  };
+  problem.k_strides = strides_in_pages(k, key_columns());
+  problem.v_strides = strides_in_pages(v, problem.head_dim_v);
+  problem.num_pages = k.sizes[0];
+  problem.page_size = k.sizes[seq_axis];
+  problem.page_table_stride = table.sizes[0] > 1 ? table.strides[0] : table.sizes[1];
+  problem.seq_kv = table.sizes[1] * problem.page_size;  // the capacity: one plan for all lengths
+  problem.total_kv = 0;
+  buffers.page_table = static_cast<const std::int32_t*>(table.data);
+}
+
+/// Of K and V in 8 bits: one number, [batch, heads], or one of each row and head.
+void Call::read_scales(const Slots& tensors) {
+  const Tensor& k = tensors[Slot::k];
+  const bool packed = problem.packed && problem.page_size == 0, heads_first = seq_axis_ == 2;
+  const auto read = [&](const Tensor& scale, Strides& strides) -> const float* {
+    if (!scale.present()) return nullptr;
+    need_float32(here(scale));
+    ScaleKind kind = ScaleKind::tensor;
+    const int heads_axis = packed ? 1 : heads_first ? 1 : 2, rows_axis = packed ? 0 : 3 - heads_axis;
+    const bool of_rows = scale.rank == (packed ? 2 : 3) && scale.sizes[0] == k.sizes[0] &&
+                         scale.sizes[rows_axis] == k.sizes[rows_axis] && scale.sizes[heads_axis] == problem.heads_kv;
+    if (scale.rank == 2 && scale.sizes[0] == problem.batch && scale.sizes[1] == problem.heads_kv && !(packed && of_rows)) {
+      kind = ScaleKind::head;
+      strides = {scale.strides[0], 0, scale.strides[1]};
+    } else if (of_rows) {
+      kind = ScaleKind::token;
+      strides = {packed ? 0 : scale.strides[0], scale.strides[rows_axis], scale.strides[heads_axis]};
+    } else if (scale.rank > 1 || (scale.rank == 1 && scale.sizes[0] != 1)) {
+      refuse(scale,
+             "expected one number, " + axes({problem.batch, problem.heads_kv}) + " or one for each row and head of k");
+    }
+    if (problem.kv_scales != ScaleKind::none && problem.kv_scales != kind)
+      refuse(scale, "expected scales like those of k_scale, of " + std::string(to_string(problem.kv_scales)));
+    problem.kv_scales = kind;
+    if (scale.empty()) strides = {};
+    return static_cast<const float*>(scale.data);
+  };
+  const Tensor &k_scale = tensors[Slot::k_scale], &v_scale = tensors[Slot::v_scale];
+  if (k_scale.present() != v_scale.present())
+    refuse(k_scale.present() ? k_scale : v_scale, "k_scale and v_scale go together");
+  buffers.k_scale = read(k_scale, problem.k_scale_strides);
+  buffers.v_scale = read(v_scale, problem.v_scale_strides);
+}
+
+/// Of Q in 8 bits: one number, or [batch, heads_kv].
+void Call::read_query_scale(const Tensor& scale) {
+  if (!scale.present()) return;
+  need_float32(here(scale));
+  buffers.q_scale = static_cast<const float*>(scale.data);
+  problem.q_scales = ScaleKind::tensor;
+  if (scale.rank == 0 || (scale.rank == 1 && scale.sizes[0] == 1)) return;
+  if (scale.rank != 2 || scale.sizes[0] != problem.batch || scale.sizes[1] != problem.heads_kv) {
+    refuse(scale, "expected one number or " + axes({problem.batch, problem.heads_kv}));
+  }
+  problem.q_scales = ScaleKind::head;
+  problem.q_scale_strides = {scale.strides[0], 0, scale.strides[1]};
+  if (scale.empty()) problem.q_scale_strides = {};
+}
+
+}  // namespace flash_attention::python
