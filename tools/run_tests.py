@@ -115,12 +115,11 @@ Job = tuple[str, Callable[[], list[Result]]]
 LONGEST = (
     "python package",
     "asan",
+    "pytest python",
     "fuzz_cover_emulated",
     "tsan",
     "kernels_backward_",
     "cpu_contract_",
-    "pytest bench",
-    "pytest cli",
     "pytest",
     "kernels_forward_sm90_",
     "kernels_ladder_",
@@ -160,10 +159,10 @@ def install_python_package() -> list[Result]:
 
 
 def pytest_groups() -> dict[str, list[str]]:
-    """Files of Python tests that share a process, and with it the imports: those of a folder."""
+    """Files of Python tests that share a process, and with it the imports: those of a folder of tests/ and below it."""
     groups: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        groups.setdefault(path.parent.name, []).append(str(path.relative_to(ROOT)))
+        groups.setdefault(path.relative_to(ROOT / "tests").parts[0], []).append(str(path.relative_to(ROOT)))
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
