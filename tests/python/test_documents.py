@@ -24,8 +24,9 @@ def blocks(name):
     ]
 
 
-def test_readme_needs_nothing_besides():
-    (found,) = blocks("README.md")
+@pytest.mark.parametrize("page", ["README.md", "python/README.md"])
+def test_readme_needs_nothing_besides(page):
+    (found,) = blocks(page)
     names = {}
     exec(compile(found[1], found[0], "exec"), names)
     assert names["out"].shape == (2, 1024, 8, 64) and names["k"].grad.abs().sum() > 0

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / name for name in ("README.md", "python/README.md", "CONTRIBUTING.md", "SECURITY.md")]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 ROOMS = ("include", "src", "kernels", "cli", "python", "examples", "bench", "tests", "tools", "cmake", "docs")
 PATH = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
@@ -98,6 +99,12 @@ def test_documents_that_explain_are_short():
     """README is for the first minute; docs/kernels explain and docs/lab remember."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs/kernels").glob("*.md"))]
     assert [path.name for path in pages if len(path.read_text().splitlines()) > 120] == []
+
+
+def test_the_page_of_a_package_index_leads_to_nothing_in_the_tree():
+    """An index shows the page alone: a link to a file of the repository would be broken there."""
+    page = re.search(r'^readme = "(.+?)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert LINK.findall((ROOT / page).read_text()) == []
 
 
 def test_no_file_names_a_place_outside_the_project():
