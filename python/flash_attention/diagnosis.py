@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flash_attention import _core, functional
+from flash_attention.arguments.options import binding_arguments
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
@@ -61,4 +62,4 @@ def _bind(q, k, v, options):
     function = functional.attention_packed if "cu_seqlens_q" in options else functional.attention
     bound = inspect.signature(function).bind(q, k, v, **options)
     bound.apply_defaults()
-    return functional.binding_arguments(bound.arguments)
+    return binding_arguments(bound.arguments)

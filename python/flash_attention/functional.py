@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 
 from flash_attention import _core
+from flash_attention.arguments.options import make_options, plain_masks, planned, with_tile
 from flash_attention.arguments.seeds import check_seed
-from flash_attention.options import Options, Tensors
+from flash_attention.options import Tensors
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
     from typing import Any, Literal
-
-_LAYOUTS = {"bshd": False, "bhsd": True}
-_ALIGNMENTS = {"bottom_right": False, "top_left": True}
-_PRECISIONS = {"ieee": False, "fast": True}
 
 
 # Import statements, which torch.compile can follow: a compiled function may be the first to come here.
@@ -162,12 +158,12 @@ def attention(
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
     if tile is not None:
-        kernel = _with_tile(kernel, tile)
+        kernel = with_tile(kernel, tile)
     plain = kernel is None and score_mod is None and mask_mod is None
     plain = plain and q_descale is None and k_descale is None and v_descale is None and out_dtype is None
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
-        hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
+        hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask)
     elif (
         not is_tracing()
         and type(q) is eager_type
@@ -185,7 +181,7 @@ def attention(
     )  # fmt: skip
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
-        deterministic=deterministic, layout=layout, kernel=_planned(kernel) if invariant else kernel,
+        deterministic=deterministic, layout=layout, kernel=planned(kernel) if invariant else kernel,
         block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
@@ -256,7 +252,7 @@ def attention_packed(
     float32 [heads_q, total_q].
     """
     if tile is not None:
-        kernel = _with_tile(kernel, tile)
+        kernel = with_tile(kernel, tile)
     if cu_seqlens_q is None:
         raise TypeError("cu_seqlens_q: expected int32 [batch + 1], got None")
     if cu_seqlens_kv is None:
@@ -264,14 +260,14 @@ def attention_packed(
         max_seqlen_kv = max_seqlen_kv or max_seqlen_q
     block_sizes = (0, 0)
     if hidden_rows is not None or block_mask is not None:
-        hidden_rows, causal, window, block_mask, block_sizes = _masks(hidden_rows, causal, window, block_mask)
+        hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask)
     tensors = Tensors(
         q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths,
         hidden_rows, block_mask,
     )  # fmt: skip
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
-        deterministic=deterministic, kernel=_planned(kernel) if invariant else kernel, max_seqlen_q=max_seqlen_q or 0,
+        deterministic=deterministic, kernel=planned(kernel) if invariant else kernel, max_seqlen_q=max_seqlen_q or 0,
         max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
     if score_mod is not None or mask_mod is not None:
@@ -298,63 +294,6 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
     return keeps
 
 
-def make_options(
-    *,
-    scale=None,
-    softcap=0.0,
-    causal=False,
-    alignment="bottom_right",
-    window=(-1, -1),
-    dropout_p=0.0,
-    deterministic=False,
-    layout="bshd",
-    kernel=None,
-    max_seqlen_q=0,
-    max_seqlen_kv=0,
-    block_sizes=(0, 0),
-    attention_chunk=0,
-    precision="ieee",
-):
-    """Options from the arguments of attention()."""
-    try:
-        left, right = window
-        top_left, heads_first, fast = _ALIGNMENTS[alignment], _LAYOUTS[layout], _PRECISIONS[precision]
-    except (KeyError, TypeError, ValueError):
-        raise _refusal(alignment, window, layout, precision) from None
-    if getattr(scale, "requires_grad", False):
-        scale = _constant(scale)
-    standard = kernel == "standard"
-    return Options(  # in order: by name it takes 0.3 us more, and every call of the general path comes by here
-        max_seqlen_q,
-        max_seqlen_kv,
-        scale,
-        softcap,
-        causal,
-        top_left,
-        -1 if left is None else left,
-        -1 if right is None else right,
-        dropout_p,
-        deterministic,
-        heads_first,
-        standard,
-        "" if kernel is None or standard else kernel,
-        *block_sizes,
-        attention_chunk,
-        fast,
-    )
-
-
-def _constant(scale):
-    """A scale that is a tensor of torch and requires a gradient."""
-    import torch
-
-    from flash_attention.pytorch.autograd import refuse_gradient
-
-    if torch.is_grad_enabled():
-        refuse_gradient("scale", "score * scale with scale=1")
-    return scale.detach()
-
-
 def _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
     """Whether q is of 8 bits, or something of the call says so."""
     if not (q_descale is k_descale is v_descale is out_dtype is None):
@@ -367,68 +306,6 @@ def _run_narrow():
     from flash_attention.pytorch import narrow as torch_narrow
 
     return torch_narrow.run
-
-
-def _with_tile(kernel, tile):
-    """The kernel's name with a tile, as the planner reads it: "forward/sm80@64x128"."""
-    try:
-        queries, keys = map(operator.index, tile)
-    except (TypeError, ValueError):
-        raise TypeError(f"tile: expected (queries, keys), got {tile!r}") from None
-    if kernel == "standard":
-        raise ValueError('tile: the textbook algorithm, kernel="standard", has none')
-    return f"{kernel or ''}@{queries}x{keys}"
-
-
-def _masks(hidden_rows, causal, window, block_mask):
-    """hidden_rows, causal, window, the map of a block mask and the sizes of its blocks."""
-    from flash_attention.masks.blocks import block_map
-    from flash_attention.masks.intervals import plain_rows
-
-    hidden_rows, causal, window = plain_rows(hidden_rows, causal, window)
-    return (hidden_rows, causal, window, *block_map(block_mask))
-
-
-def _planned(kernel):
-    """What the binding takes for the kernel of an invariant call: "invariant", for which the planner has one of its own."""
-    if kernel is not None:
-        raise ValueError(f"kernel: got {kernel!r}; with invariant=True allowed is None")
-    return "invariant"
-
-
-def _refusal(alignment, window, layout, precision):
-    for name, value, allowed in (
-        ("layout", layout, _LAYOUTS),
-        ("alignment", alignment, _ALIGNMENTS),
-        ("precision", precision, _PRECISIONS),
-    ):
-        if value not in tuple(allowed):
-            return ValueError(f"{name}: got {value!r}; allowed are {' and '.join(map(repr, allowed))}")
-    return ValueError(f"window: got {window!r}; expected (left, right)")
-
-
-def binding_arguments(arguments):
-    """(Tensors, Options) from the arguments of attention() or attention_packed() by name."""
-    tensors = Tensors(**{name: arguments.get(name) for name in Tensors._fields})
-    if tensors.cu_seqlens_kv is None:
-        tensors = tensors._replace(cu_seqlens_kv=tensors.cu_seqlens_q)
-    given = {name: arguments[name] for name in _OPTIONS_BY_NAME if name in arguments}
-    if tensors.hidden_rows is not None or tensors.block_mask is not None:
-        hidden_rows, given["causal"], given["window"], block_mask, given["block_sizes"] = _masks(
-            tensors.hidden_rows, arguments["causal"], arguments["window"], tensors.block_mask
-        )
-        tensors = tensors._replace(hidden_rows=hidden_rows, block_mask=block_mask)
-    for name in ("max_seqlen_q", "max_seqlen_kv"):
-        given[name] = arguments.get(name) or 0
-    kernel, tile = arguments["kernel"], arguments.get("tile")
-    kernel = kernel if tile is None else _with_tile(kernel, tile)
-    return tensors, make_options(**given, kernel=_planned(kernel) if arguments.get("invariant") else kernel)
-
-
-_OPTIONS_BY_NAME = (
-    *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout", "attention_chunk"),
-    "precision",
-)
 
 
 def _run_of(q):

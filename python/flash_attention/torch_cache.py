@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flash_attention import _core, functional
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
-from flash_attention.functional import _planned, make_options
+from flash_attention.arguments.options import make_options, planned
 from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors
 from flash_attention.pytorch import flops as torch_flops
 from flash_attention.pytorch import ops as torch_ops
@@ -89,7 +89,7 @@ def attention_over_cache(
     narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, window=window, max_seqlen_q=max_seqlen_q or 0,
-        kernel=_planned(kernel) if invariant else kernel, attention_chunk=attention_chunk,
+        kernel=planned(kernel) if invariant else kernel, attention_chunk=attention_chunk,
     )  # fmt: skip
     if torch_ops.is_watched(q):
         out, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)

@@ -3,7 +3,7 @@
 import flash_attention
 import numpy
 import pytest
-from flash_attention.functional import binding_arguments, make_options
+from flash_attention.arguments.options import binding_arguments, make_options
 from flash_attention.options import NUM_TENSORS, Options, Tensors, made_deterministic, split
 
 GIVEN = {

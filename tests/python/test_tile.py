@@ -3,14 +3,14 @@
 import flash_attention
 import pytest
 import torch
-from flash_attention import functional
+from flash_attention.arguments.options import with_tile
 
 Q = torch.randn(1, 32, 2, 16)
 
 
 def test_it_is_a_part_of_the_kernels_name():
-    assert functional._with_tile(None, (64, 32)) == "@64x32"
-    assert functional._with_tile("forward/sm80", [128, 64]) == "forward/sm80@128x64"
+    assert with_tile(None, (64, 32)) == "@64x32"
+    assert with_tile("forward/sm80", [128, 64]) == "forward/sm80@128x64"
 
 
 @pytest.mark.parametrize("tile", [64, (64,), (64, 32, 16), ("64", "32"), (64.0, 32)], ids=str)

@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from flash_attention import functional
+from flash_attention.arguments.options import binding_arguments
 from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
 from flash_attention.flash_attn.weights import signed_weights
 from flash_attention.pytorch import ops as torch_ops
@@ -158,7 +158,7 @@ def packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequs
 def _bound(q, k, v, options, packed):
     """(Tensors, Options)"""
     fixed = {"alignment": "bottom_right", "kernel": None}
-    return functional.binding_arguments({"q": q, "k": k, "v": v, **options, **(packed or {}), **fixed})
+    return binding_arguments({"q": q, "k": k, "v": v, **options, **(packed or {}), **fixed})
 
 
 @torch.no_grad()

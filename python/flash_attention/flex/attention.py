@@ -2,7 +2,7 @@
 
 import torch
 
-from flash_attention import functional
+from flash_attention.arguments.options import make_options
 from flash_attention.arguments.seeds import signed
 from flash_attention.flex import passes
 from flash_attention.flex.block_mask import check_sizes, mask_mods_of
@@ -58,7 +58,7 @@ def flex_attention(
     wants_lse = return_lse or return_aux is not None
     tensors = Tensors(query, key, value)
     kernel = (kernel_options or {}).get("kernel")
-    options = functional.make_options(scale=scale, alignment="top_left", layout="bhsd", kernel=kernel)
+    options = make_options(scale=scale, alignment="top_left", layout="bhsd", kernel=kernel)
     result = run(tensors, options, 0, 0, wants_lse, score_mod, masks)
     if return_aux is None:
         return result

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention import functional
+from flash_attention.arguments.options import make_options
 from flash_attention.options import Tensors
 from flash_attention.parallel.cut import Block, Shape
 from flash_attention.parallel.peers import Peers
@@ -51,7 +51,7 @@ class Call:
         # As plain calls have it where that is the same: then the kernels are those that are compiled already.
         plain = bool(block.lengths) or seq_q == seq_kv or block.left < 0 > block.right
         causal = block.left < 0 and block.right == (0 if plain else seq_kv - seq_q)
-        options = functional.make_options(
+        options = make_options(
             max_seqlen_q=max(block.lengths, default=0),
             max_seqlen_kv=max(block.kv_lengths, default=0),
             scale=self.scale,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from flash_attention import attention, scaled_dot_product_attention
-from flash_attention.functional import binding_arguments
+from flash_attention.arguments.options import binding_arguments
 from flash_attention.options import NUM_TENSORS
 
 REFUSED = pytest.raises(RuntimeError, match="second derivatives")

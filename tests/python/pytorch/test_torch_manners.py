@@ -6,7 +6,7 @@ import flash_attention
 import pytest
 import torch
 from flash_attention import attention, attention_packed, flash_attn, flashinfer
-from flash_attention.functional import binding_arguments
+from flash_attention.arguments.options import binding_arguments
 from flash_attention.options import NUM_TENSORS
 from torch.utils.checkpoint import checkpoint
 
