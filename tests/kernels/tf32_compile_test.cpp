@@ -39,7 +39,6 @@ Problem with_every_option() {
   return problem;
 }
 
-TEST(Tf32Compile, Forward128) { expect_tf32_compiles(causal(128), Pass::forward, 90, 512); }
 TEST(Tf32Compile, Backward128Deterministic) { expect_tf32_compiles(causal(128, true), Pass::backward, 90); }
 TEST(Tf32Compile, EveryOption) {
   expect_tf32_compiles(with_every_option(), Pass::forward, 80, 512);
@@ -47,7 +46,7 @@ TEST(Tf32Compile, EveryOption) {
 }
 TEST(Tf32Compile, LongTail) {
   if (!with_long_tail()) GTEST_SKIP() << "long tail";
-  expect_tf32_compiles(causal(64), Pass::forward, 90);
+  expect_tf32_compiles(causal(64), Pass::forward, 90);  // without a spill
   for (const int arch : {80, 90, 120}) {
     for (const std::int64_t head_dim : {64, 96, 128, 256}) expect_tf32_compiles(causal(head_dim), Pass::forward, arch, 512);
     for (const std::int64_t head_dim : {64, 96}) expect_tf32_compiles(causal(head_dim), Pass::backward, arch);
