@@ -1,10 +1,13 @@
 #include "cuda/modules.h"
 
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "cuda/status.h"
+#include "flash_attention/error.h"
 #include "jit/compile.h"
+#include "support/log.h"
 
 namespace flash_attention::cuda {
 namespace {
@@ -26,15 +29,30 @@ Registry& registry() {
   return process;
 }
 
-Function load(const Driver& cu, const std::string& image, const std::string& name) {
+/// The driver's refusal, or 0.
+Status load(const Driver& cu, const std::string& image, const std::string& name, Function& function) {
   Library library = nullptr;
-  check(cu, cu.LibraryLoadData(&library, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
-  Function function = nullptr;
+  if (const Status status = cu.LibraryLoadData(&library, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0)) {
+    return status;
+  }
   if (const Status status = cu.LibraryGetKernel(&function, library, name.c_str()); status != 0) {
     cu.LibraryUnload(library);
     fail(cu, status, "cuLibraryGetKernel");
   }
-  return function;
+  return 0;
+}
+
+/// In place of a kernel made ahead of time by a toolkit that is newer than the driver: one by the NVRTC that is here.
+std::shared_ptr<const jit::CompiledKernel> compiled_instead(const std::string& refusal, const jit::CompiledKernel& kernel,
+                                                            const jit::KernelKey& key) {
+  const std::string reason = refusal + ": " + kernel.path.string() + " is not for this driver";
+  try {
+    auto other = jit::compiled_here(key);
+    support::log("flash_attention: " + reason + "; it was compiled here");
+    return other;
+  } catch (const Error& error) {
+    throw Error(error.code(), reason + "; " + error.what());
+  }
 }
 
 bool fits(const Module& module, const Launch& launch, int device) {
@@ -51,10 +69,17 @@ Function find_function(const jit::KernelKey& key, const Launch& launch, int devi
 }
 
 Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch& launch, int device) {
-  const auto compiled = jit::compiled(key);  // outside the lock: it may take seconds
-  const std::lock_guard lock(registry().mutex);
+  auto kernel = jit::compiled(key);  // outside the lock: it may take seconds
+  std::unique_lock lock(registry().mutex);
+  while (registry().modules[key].function == nullptr) {
+    const Status status = load(cu, kernel->image, key.plain ? key.entry : "kernel", registry().modules[key].function);
+    if (status == 0) break;
+    if (!kernel->ahead_of_time) fail(cu, status, "cuLibraryLoadData");
+    lock.unlock();
+    kernel = compiled_instead(describe(cu, status, "cuLibraryLoadData"), *kernel, key);
+    lock.lock();
+  }
   Module& module = registry().modules[key];
-  if (module.function == nullptr) module.function = load(cu, compiled->image, key.plain ? key.entry : "kernel");
   if (!fits(module, launch, device)) {
     check(cu,
           cu.KernelSetAttribute(FunctionAttribute::max_dynamic_shared_bytes, launch.shared_bytes, module.function, device),

@@ -25,26 +25,32 @@ std::filesystem::path this_library() {
   return error ? std::filesystem::path{} : library;
 }
 
-Store ahead_of_time_store(const support::Settings& settings) {
-  if (!settings.aot_dir.empty()) return Store(settings.aot_dir, Store::Access::read_only, 0);
+/// Those that are there; the only one that the settings name, even where it is not.
+std::vector<Store> ahead_of_time_stores(const support::Settings& settings) {
+  std::vector<Store> stores;
+  if (!settings.aot_dir.empty()) {
+    stores.emplace_back(settings.aot_dir, Store::Access::read_only, 0);
+    return stores;
+  }
   const std::filesystem::path library = this_library();
-  return Store(kernels_beside(library), Store::Access::read_only, 0, support::trust_in(library));
+  for (const std::filesystem::path& folder : kernels_beside(library)) {
+    std::error_code error;
+    if (std::filesystem::is_directory(folder, error))
+      stores.emplace_back(folder, Store::Access::read_only, 0, support::trust_in(library));
+  }
+  return stores;
 }
 
 }  // namespace
 
-std::filesystem::path kernels_beside(const std::filesystem::path& library) {
+std::vector<std::filesystem::path> kernels_beside(const std::filesystem::path& library) {
   if (library.empty()) return {};
   const std::filesystem::path name = "flash_attention_kernels", folder = library.parent_path();
-  std::error_code error;
-  const auto of_package = folder.parent_path() / name;  // a separate Python package, next to the one the library is in
-  return !std::filesystem::is_directory(folder / name, error) && std::filesystem::is_directory(of_package, error)
-             ? of_package
-             : folder / name;
+  return {folder.parent_path() / name, folder / name};
 }
 
 ProductCache::ProductCache(const support::Settings& settings)
-    : ahead_of_time_(ahead_of_time_store(settings)),
+    : ahead_of_time_(ahead_of_time_stores(settings)),
       store_(settings.cache_dir, Store::Access::read_write, settings.cache_limit_bytes),
       may_produce_(settings.jit) {
   if (!store_.problem().empty()) {
@@ -52,9 +58,11 @@ ProductCache::ProductCache(const support::Settings& settings)
   }
 }
 
-std::optional<Artifact> ProductCache::find(const Recipe& recipe) const {
-  if (auto artifact = ahead_of_time_.find(recipe)) return artifact;
-  return store_.find(recipe);
+std::optional<Artifact> ProductCache::find_ahead_of_time(const Recipe& recipe) const {
+  for (const Store& store : ahead_of_time_) {
+    if (auto artifact = store.find(recipe)) return artifact;
+  }
+  return std::nullopt;
 }
 
 Artifact ProductCache::get(const Recipe& recipe, const std::function<Product()>& produce, bool quiet) const {
@@ -70,7 +78,7 @@ Artifact ProductCache::get(const Recipe& recipe, const std::function<Product()>&
   if (auto artifact = find(recipe)) return *artifact;  // another process made it while this one waited
   Product product = produce();
   auto path = store_.keep(recipe, product);
-  return {std::move(product.payload), std::move(product.notes), std::move(path), true};
+  return {std::move(product.payload), std::move(product.notes), std::move(path), true, false};
 }
 
 const ProductCache& product_cache() {

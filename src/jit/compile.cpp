@@ -12,7 +12,8 @@ namespace {
 
 std::shared_ptr<const CompiledKernel> to_kernel(Artifact artifact) {
   return std::make_shared<CompiledKernel>(CompiledKernel{std::move(artifact.payload), read_report(artifact.notes),
-                                                         std::move(artifact.path), artifact.compiled});
+                                                         std::move(artifact.path), artifact.compiled,
+                                                         artifact.ahead_of_time});
 }
 
 std::shared_ptr<const CompiledKernel> look_up_or_compile(const KernelKey& key, bool quiet) {
@@ -63,6 +64,15 @@ std::shared_ptr<const CompiledKernel> compiled(const KernelKey& key, bool quiet)
     memory().kernels.erase(key);  // the next call tries again
     throw;
   }
+}
+
+std::shared_ptr<const CompiledKernel> compiled_here(const KernelKey& key) {
+  std::promise<std::shared_ptr<const CompiledKernel>> promise;
+  auto kernel = to_kernel(build_here(nvrtc_compiler(), unit_of(key)));
+  promise.set_value(kernel);
+  const std::lock_guard lock(memory().mutex);
+  memory().kernels.insert_or_assign(key, promise.get_future().share());
+  return kernel;
 }
 
 std::shared_ptr<const CompiledKernel> find_compiled(const KernelKey& key) {

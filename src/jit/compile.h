@@ -16,12 +16,16 @@ struct CompiledKernel {
   CompileReport report;
   std::filesystem::path path;  // where it is kept; empty where it is not
   bool compiled = false;       // just now: found in no cache
+  bool ahead_of_time = false;  // elsewhere, by another toolkit perhaps
 };
 
 /// Looks in memory, among the kernels made ahead of time and in the disk cache; else compiles. Throws Error(unavailable)
 /// without NVRTC or with FLASH_ATTENTION_JIT off, Error(compile_failed) with the compiler's log and the source's path.
 /// `quiet`: no caller waits, and the log hears of no long compilation.
 std::shared_ptr<const CompiledKernel> compiled(const KernelKey& key, bool quiet = false);
+
+/// The same for a kernel made ahead of time that the driver does not take: compiled here, and so from then on.
+std::shared_ptr<const CompiledKernel> compiled_here(const KernelKey& key);
 
 /// Only looks; null where the kernel would have to be compiled.
 std::shared_ptr<const CompiledKernel> find_compiled(const KernelKey& key);

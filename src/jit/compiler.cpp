@@ -7,8 +7,9 @@ namespace {
 
 /// Those come first: where they serve, the compiler is not even opened.
 std::optional<Artifact> find_ahead_of_time(const Compiler& compiler, const Unit& unit) {
-  const Store& store = product_cache().ahead_of_time();
-  return store.problem().empty() ? store.find(compiler.prepare(unit, Compiler::Maker::anyone).recipe) : std::nullopt;
+  const ProductCache& cache = product_cache();
+  if (cache.ahead_of_time().empty()) return std::nullopt;
+  return cache.find_ahead_of_time(compiler.prepare(unit, Compiler::Maker::anyone).recipe);
 }
 
 }  // namespace
@@ -25,6 +26,10 @@ void Job::make_recipe(const std::string& kind, const std::string& identity) {
 
 Artifact build(const Compiler& compiler, const Unit& unit, bool quiet) {
   if (auto artifact = find_ahead_of_time(compiler, unit)) return std::move(*artifact);
+  return build_here(compiler, unit, quiet);
+}
+
+Artifact build_here(const Compiler& compiler, const Unit& unit, bool quiet) {
   const Job job = compiler.prepare(unit, Compiler::Maker::this_compiler);
   return product_cache().get(
       job.recipe, [&] { return compiler.compile(job); }, quiet);

@@ -50,6 +50,9 @@ class Compiler {
 /// takes.
 Artifact build(const Compiler& compiler, const Unit& unit, bool quiet = false);
 
+/// The same without what was made ahead of time, which this machine's driver may be too old for.
+Artifact build_here(const Compiler& compiler, const Unit& unit, bool quiet = false);
+
 /// Only looks.
 std::optional<Artifact> find_built(const Compiler& compiler, const Unit& unit);
 

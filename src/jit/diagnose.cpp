@@ -45,9 +45,11 @@ std::vector<Finding> diagnose() {
         {"kernel cache", false, store.problem(),
          "kernels are compiled anew in each process; set FLASH_ATTENTION_CACHE_DIR to a folder of your own"});
   }
-  const Store& ahead = cache.ahead_of_time();
-  findings.push_back(
-      {"kernels made ahead of time", true, ahead.problem().empty() ? contents_of(ahead) : "none: " + ahead.problem(), ""});
+  for (const Store& ahead : cache.ahead_of_time()) {
+    findings.push_back({"kernels made ahead of time", true,
+                        ahead.problem().empty() ? contents_of(ahead) : "none: " + ahead.problem(), ""});
+  }
+  if (cache.ahead_of_time().empty()) findings.push_back({"kernels made ahead of time", true, "none", ""});
   return findings;
 }
 

@@ -27,6 +27,7 @@ struct Artifact {
   std::string notes;
   std::filesystem::path path;  // a file that begins with the payload (dlopen takes it); empty where no cache could keep it
   bool compiled = false;       // made just now, not found
+  bool ahead_of_time = false;  // found among kernels that were made elsewhere
 };
 
 }  // namespace flash_attention::jit

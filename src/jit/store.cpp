@@ -7,6 +7,7 @@
 
 #include "jit/entry.h"
 #include "jit/file_names.h"
+#include "jit/pack.h"
 #include "support/files.h"
 #include "support/log.h"
 #include "support/sha256.h"
@@ -54,20 +55,26 @@ Store::Store(fs::path folder, Access access, std::int64_t limit_bytes, support::
                                               : "no folder " + folder_.string();
 }
 
+std::optional<Artifact> Store::verified(std::string_view bytes, const fs::path& path, const Recipe& recipe) const {
+  const std::optional<Entry> entry = decode(bytes);
+  if (!entry || entry->content != digest(recipe.content, whole_digest) ||
+      (!recipe.compiler.empty() && entry->compiler != recipe.compiler)) {
+    support::log("flash_attention: the cached kernel " + path.string() + " is damaged; it is compiled again");
+    return std::nullopt;
+  }
+  return Artifact{entry->payload, entry->notes, path, false, access_ == Access::read_only};
+}
+
 std::optional<Artifact> Store::load(const fs::path& path, const Recipe& recipe) const {
   const auto [bytes, refused] = support::read_trusted_file(path, trust_);
   if (!refused.empty()) support::log("flash_attention: not loaded: " + refused);
   if (!bytes) return std::nullopt;
   std::error_code error;
-  const std::optional<Entry> entry = decode(*bytes);
-  if (entry && entry->content == digest(recipe.content, whole_digest) &&
-      (recipe.compiler.empty() || entry->compiler == recipe.compiler)) {
-    if (access_ == Access::read_write) fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // used just now
-    return Artifact{entry->payload, entry->notes, path, false};
-  }
-  if (access_ == Access::read_write) fs::remove(path, error);
-  support::log("flash_attention: the cached kernel " + path.string() + " is damaged; it is compiled again");
-  return std::nullopt;
+  auto artifact = verified(*bytes, path, recipe);
+  if (access_ == Access::read_write && artifact)
+    fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // used
+  if (access_ == Access::read_write && !artifact) fs::remove(path, error);
+  return artifact;
 }
 
 std::optional<Artifact> Store::find(const Recipe& recipe) const {
@@ -76,10 +83,24 @@ std::optional<Artifact> Store::find(const Recipe& recipe) const {
   if (access_ == Access::read_write && !recipe.compiler.empty()) return load(folder_ / file_name(recipe), recipe);
   Recipe any = recipe;
   any.compiler.clear();
-  const std::string start = name_beginning(recipe);
+  const auto is_wanted = [start = name_beginning(recipe), ending = "." + recipe.kind](const std::string& name) {
+    return name.starts_with(start) && name.ends_with(ending);
+  };
   for (const File& file : files_in(folder_)) {
-    if (!file.path.filename().string().starts_with(start) || file.path.extension() != "." + recipe.kind) continue;
+    if (!is_wanted(file.path.filename().string())) continue;
     if (auto artifact = load(file.path, any)) return artifact;
+  }
+  return access_ == Access::read_only ? find_packed(any, is_wanted) : std::nullopt;
+}
+
+std::optional<Artifact> Store::find_packed(const Recipe& recipe,
+                                           const std::function<bool(const std::string&)>& is_wanted) const {
+  const fs::path path = folder_ / (recipe.stem + std::string(pack_ending));
+  const auto pack = Pack::open(path, trust_);
+  if (!pack) return std::nullopt;
+  for (const Pack::File& file : pack->files()) {
+    if (!is_wanted(file.name)) continue;
+    if (auto artifact = verified(file.bytes, path, recipe)) return artifact;
   }
   return std::nullopt;
 }
@@ -141,8 +162,26 @@ std::vector<CacheEntry> Store::entries() const {
     const auto entry = bytes ? decode(*bytes) : std::nullopt;
     entries.push_back({file.path.string(), entry ? entry->name : file.path.stem().string(), file.bytes, entry.has_value()});
   }
+  if (access_ == Access::read_only) add_packed(entries);
   std::ranges::sort(entries, {}, &CacheEntry::path);
   return entries;
+}
+
+void Store::add_packed(std::vector<CacheEntry>& entries) const {
+  std::error_code error;
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() != pack_ending) continue;
+    const auto pack = Pack::open(it->path(), trust_);
+    if (!pack) {
+      entries.push_back({it->path().string(), it->path().stem().string(), 0, false});
+      continue;
+    }
+    for (const Pack::File& file : pack->files()) {
+      const auto entry = decode(file.bytes);
+      entries.push_back({it->path().string(), entry ? entry->name : file.name, static_cast<std::int64_t>(file.bytes.size()),
+                         entry.has_value()});
+    }
+  }
 }
 
 std::int64_t Store::clear() const {

@@ -3,8 +3,10 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "flash_attention/runtime.h"
@@ -14,8 +16,8 @@
 
 namespace flash_attention::jit {
 
-/// A folder of compiled products. What is found there is code, so nothing is taken from a folder or file that another
-/// user could have written. Safe for any number of processes at once.
+/// A folder of compiled products; one that is only read may hold packs of them (pack.h). What is found there is code, so
+/// nothing is taken from a folder or file that another user could have written. Safe for any number of processes at once.
 class Store {
  public:
   enum class Access { read_only, read_write };
@@ -41,6 +43,9 @@ class Store {
 
  private:
   std::optional<Artifact> load(const std::filesystem::path& path, const Recipe& recipe) const;
+  std::optional<Artifact> verified(std::string_view bytes, const std::filesystem::path& path, const Recipe& recipe) const;
+  std::optional<Artifact> find_packed(const Recipe& recipe, const std::function<bool(const std::string&)>& is_wanted) const;
+  void add_packed(std::vector<CacheEntry>& entries) const;
   void make_room() const;
 
   std::filesystem::path folder_;

@@ -86,6 +86,7 @@ Status StreamIsCapturing(Stream, int* status) { return *status = state.capturing
 Status LibraryLoadData(Library* library, const void* image, int*, void**, unsigned, int*, void**, unsigned) {
   if (state.contexts.empty()) return 201;
   if (const Status status = called_unsafe("cuLibraryLoadData")) return status;
+  if (!state.too_new.empty() && state.too_new == static_cast<const char*>(image)) return 222;  // UNSUPPORTED_PTX_VERSION
   images.push_back(std::make_unique<std::string>(static_cast<const char*>(image)));
   state.loaded.push_back(*images.back());
   *library = reinterpret_cast<Library>(images.back().get());

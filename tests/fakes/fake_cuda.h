@@ -33,6 +33,7 @@ struct FakeCuda {
   std::vector<std::string> loaded;      // images
   std::vector<Attribute> attributes;    // set on kernels
   std::map<std::string, int> failures;  // function name -> status it returns
+  std::string too_new;                  // an image that this driver is too old for
   std::vector<void*> contexts;          // of the calling thread, the last one is current
   int device_count = 2;
   int version = 13000;

@@ -169,7 +169,7 @@ TEST(ProductCache, a_folder_of_another_user_is_not_used) {
   EXPECT_TRUE(cache.get(demo_recipe, slow_produce(folder, 0ms)).compiled);
 }
 
-TEST(ProductCache, kernels_made_ahead_of_time_come_first_and_need_no_compiler) {
+TEST(ProductCache, kernels_made_ahead_of_time_need_no_compiler) {
   const TemporaryFolder folder;
   support::Settings maker = settings_for(folder);
   maker.cache_dir = maker.aot_dir;
@@ -179,22 +179,19 @@ TEST(ProductCache, kernels_made_ahead_of_time_come_first_and_need_no_compiler) {
   Recipe without_compiler = demo_recipe;
   without_compiler.compiler.clear();
   for (const Recipe& wanted : {demo_recipe, without_compiler}) {
-    const Artifact artifact = ProductCache(user).get(wanted, never);
-    EXPECT_EQ(artifact.payload, code);
-    EXPECT_EQ(artifact.path.parent_path(), user.aot_dir);
+    const auto artifact = ProductCache(user).find_ahead_of_time(wanted);
+    ASSERT_TRUE(artifact.has_value());
+    EXPECT_EQ(artifact->payload, code);
+    EXPECT_EQ(artifact->path.parent_path(), user.aot_dir);
+    EXPECT_TRUE(artifact->ahead_of_time);
   }
 }
 
-TEST(ProductCache, kernels_lie_beside_the_library_or_its_package) {
-  const TemporaryFolder folder;
-  const fs::path package = folder / "packages" / "flash_attention", library = package / "library.so";
-  fs::create_directories(package);
-  EXPECT_EQ(kernels_beside(library), package / "flash_attention_kernels");  // neither is there
-  fs::create_directories(folder / "packages" / "flash_attention_kernels");
-  EXPECT_EQ(kernels_beside(library), folder / "packages" / "flash_attention_kernels");
-  fs::create_directories(package / "flash_attention_kernels");
-  EXPECT_EQ(kernels_beside(library), package / "flash_attention_kernels");
-  EXPECT_EQ(kernels_beside({}), fs::path{});
+TEST(ProductCache, kernels_lie_beside_the_library_and_its_package) {
+  const fs::path packages = "/packages", package = packages / "flash_attention";
+  EXPECT_EQ(kernels_beside(package / "library.so"),
+            (std::vector{packages / "flash_attention_kernels", package / "flash_attention_kernels"}));
+  EXPECT_EQ(kernels_beside({}), std::vector<fs::path>{});
 }
 
 TEST(ProductCache, without_compilation_a_missing_kernel_is_named) {

@@ -7,6 +7,13 @@ DRIVER = "cuda_test DriverTest.*"
 
 PLANTS = (
     Plant(
+        "a kernel of a toolkit that is too new for the driver is an error",
+        "src/cuda/modules.cpp",
+        "if (!kernel->ahead_of_time) fail(",
+        "fail(",
+        "cuda_test OtherToolkitTest.*",
+    ),
+    Plant(
         "a failed driver is remembered",
         "src/cuda/driver.cpp",
         '  const auto* opened = new Driver(open_driver(chosen.empty() ? "libcuda.so.1" : chosen));',

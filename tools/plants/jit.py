@@ -118,9 +118,16 @@ PLANTS = (
     Plant(
         "a kernel's content is not compared",
         "src/jit/store.cpp",
-        "entry && entry->content == digest(recipe.content, whole_digest) &&",
-        "entry &&",
+        "!entry || entry->content != digest(recipe.content, whole_digest) ||",
+        "!entry ||",
         STORE,
+    ),
+    Plant(
+        "a pack with bytes behind its last file is taken",
+        "src/jit/pack.cpp",
+        "  if (!content.empty()) return std::nullopt;\n",
+        "",
+        "jit_test Pack.*",
     ),
     Plant(
         "a damaged file is taken",

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/files.h"
+
+namespace flash_attention::jit {
+
+/// Cache files of one stem in one compressed file, "STEM.pack": kernels that differ in a few options are alike, and
+/// together take a seventh of the room that each takes by itself. tools/kernel_packs.py makes it.
+///
+///     LZMA of:   a line "NAME BYTES" for each file | an empty line | the files, one behind the other
+class Pack {
+ public:
+  struct File {
+    std::string name;
+    std::string_view bytes;
+  };
+
+  /// Nothing where there is no such file, or where it is damaged or not to be trusted, which is said in the log. A pack is
+  /// read once, and stays in memory.
+  static std::shared_ptr<const Pack> open(const std::filesystem::path& path, const support::Trust& trust);
+
+  const std::vector<File>& files() const { return files_; }
+
+ private:
+  static std::shared_ptr<const Pack> read(const std::filesystem::path& path, const support::Trust& trust);
+
+  std::string content_;
+  std::vector<File> files_;
+};
+
+/// How the names of packs end.
+inline constexpr std::string_view pack_ending = ".pack";
+
+}  // namespace flash_attention::jit
