@@ -7,7 +7,7 @@
 #   lint    clang++, clang-format, clang-tidy, ruff
 #   fuzz    clang++
 #   docs    mkdocs
-#   wheels  Python headers, and what makes virtual environments
+#   wheels  Python headers, what makes virtual environments, and NVRTC for the kernels that wheels carry
 #
 # System packages are installed with apt where that is allowed (root, or sudo without a password); otherwise the exact
 # line to type is printed. Python packages go into $VENV (default .venv) and nowhere else.
@@ -91,6 +91,7 @@ for stage in "$@"; do
       requirements+=(tools/requirements/plots.txt tools/requirements/nvrtc.txt tools/requirements/test.txt)
       [ ! -e tests/python/requirements.txt ] || requirements+=(tests/python/requirements.txt)
       ;;
+    wheels) requirements+=(tools/requirements/nvrtc.txt) ;;  # the kernels that they carry are compiled
     lint) requirements+=(tools/requirements/lint.txt) ;;
     docs) requirements+=(tools/requirements/docs.txt) ;;
   esac

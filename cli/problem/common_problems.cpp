@@ -63,7 +63,14 @@ void add_both(Calls& calls, Problem problem, bool packed) {
   for (const Pass pass : {Pass::forward, Pass::backward}) calls.add(problem, pass);
 }
 
-/// Full, causal, and causal with a sliding window; packed where the type has 16 bits.
+using AddSized = void(Calls& calls, Dtype dtype, std::int64_t head_dim, const Size& size);
+
+/// Full and causal.
+void add_dense(Calls& calls, Dtype dtype, std::int64_t head_dim, const Size& size) {
+  for (const bool causal : {false, true}) add_both(calls, sized(size, dtype, head_dim, causal), false);
+}
+
+/// The same, and causal with a sliding window; packed where the type has 16 bits.
 void add_sized(Calls& calls, Dtype dtype, std::int64_t head_dim, const Size& size) {
   for (const bool causal : {false, true}) {
     const Problem problem = sized(size, dtype, head_dim, causal);
@@ -76,10 +83,10 @@ void add_sized(Calls& calls, Dtype dtype, std::int64_t head_dim, const Size& siz
   add_both(calls, sliding, false);
 }
 
-void add_training(Calls& calls, Dtype dtype, std::int64_t head_dim) {
+void add_training(Calls& calls, Dtype dtype, std::int64_t head_dim, AddSized& add = add_sized) {
   for (const std::int64_t batch : batches) {
     for (const auto& [heads_q, heads_kv] : heads) {
-      for (const std::int64_t length : lengths) add_sized(calls, dtype, head_dim, {batch, heads_q, heads_kv, length});
+      for (const std::int64_t length : lengths) add(calls, dtype, head_dim, {batch, heads_q, heads_kv, length});
     }
   }
 }
@@ -108,6 +115,17 @@ std::vector<CommonCall> common_calls(const DeviceInfo& device) {
     }
   }
   for (const std::int64_t head_dim : {128, 64}) add_training(calls, Dtype::float32, head_dim);
+  return calls.take();
+}
+
+std::vector<CommonCall> core_calls(const DeviceInfo& device) {
+  Calls calls(device);
+  for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {
+    for (const std::int64_t head_dim : {128, 64}) {
+      add_training(calls, dtype, head_dim, add_dense);
+      add_decoding(calls, dtype, head_dim);
+    }
+  }
   return calls.take();
 }
 

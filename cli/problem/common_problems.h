@@ -19,6 +19,10 @@ struct CommonCall {
 /// different kernels on the device.
 std::vector<CommonCall> common_calls(const DeviceInfo& device);
 
+/// The part of it that wheels carry (`compile --core`): 16 bits at head dimensions 64 and 128, full and causal, and
+/// decoding.
+std::vector<CommonCall> core_calls(const DeviceInfo& device);
+
 /// New rows for the caches of such models: dense and in pages, without a rotary embedding and with either pairing.
 std::vector<AppendProblem> common_appends();
 

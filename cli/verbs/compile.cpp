@@ -12,6 +12,12 @@
 namespace flash_attention::cli {
 namespace {
 
+std::vector<CommonCall> calls_from(const Arguments& arguments, const DeviceInfo& info) {
+  if (arguments.on("common")) return common_calls(info);
+  if (arguments.on("core")) return core_calls(info);
+  return {{problem_from(arguments), arguments.on("backward") ? Pass::backward : Pass::forward}};
+}
+
 /// The GPU's own architecture, or the one that was requested: no GPU is needed.
 DeviceInfo device_to_compile_for(const Arguments& arguments) {
   if (!arguments.given("arch"))
@@ -27,9 +33,7 @@ int compile(const Arguments& arguments) {
   }
   const std::string kernel =
       arguments.words().empty() ? kernel_from(arguments) : kernel_from(arguments, arguments.words().front());
-  const Pass asked = arguments.on("backward") ? Pass::backward : Pass::forward;
-  const std::vector<CommonCall> calls =
-      arguments.on("common") ? common_calls(info) : std::vector<CommonCall>{{problem_from(arguments), asked}};
+  const std::vector<CommonCall> calls = calls_from(arguments, info);
 
   Progress progress;
   Json done = Json::array();
@@ -95,6 +99,7 @@ const Verb compile_verb{
     problem_flags() +
         std::vector<Flag>{{"backward", "", "compile the backward pass"},
                           {"common", "", "what most models ask for: usual widths and types, training, packed, decoding"},
+                          {"core", "", "a part of --common: 16 bits, head dimensions 64 and 128, full, causal, decoding"},
                           {"json", "", "print JSON"}},
     compile};
 

@@ -110,6 +110,16 @@ def test_what_is_in_a_wheel(wheels):
         assert any(need.startswith("nvidia-cuda-nvrtc") and "cuda" in need for need in needs)
 
 
+def test_it_carries_the_kernels_of_most_calls(wheels, environment_here):
+    wheel = wheel_for(wheels, HERE)
+    if not any(name.endswith(".pack") for name in zipfile.ZipFile(wheel).namelist()):
+        pytest.skip("it was made without NVRTC")
+    environment_here.install("--no-index", "--no-deps", wheel)
+    said = environment_here.run("import flash_attention; print(flash_attention.doctor())")
+    kernels = re.search(r"flash_attention_kernels: (\d+) kernels, \d+ bytes$", said, re.MULTILINE)
+    assert kernels and int(kernels.group(1)) > 150, said
+
+
 def test_the_sdist_builds_without_a_network(wheels, tmp_path):
     (archive,) = wheels.glob("flash_attention-*.tar.gz")
     made = Environment(tmp_path / "environment", sys.executable)
