@@ -168,14 +168,21 @@ def worst_error(model, requests):
     return worst
 
 
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {number}; allowed are 1 and more")
+    return number
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--requests", type=int, default=12)
-    parser.add_argument("--pages", type=int, default=64)
-    parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--budget", type=int, default=64, help="tokens of a step")
+    parser.add_argument("--requests", type=positive, default=12)
+    parser.add_argument("--pages", type=positive, default=64)
+    parser.add_argument("--page-size", type=positive, default=16)
+    parser.add_argument("--budget", type=positive, default=64, help="tokens of a step")
     parser.add_argument("--check", action="store_true", help="compare with a dense computation in float64")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)

@@ -58,6 +58,13 @@ def test_a_page_of_another_request_is_found_out(serve):
     assert serve.worst_error(model, requests) > 1e-3
 
 
+@pytest.mark.parametrize("flag", ["--requests", "--pages", "--page-size", "--budget"])
+def test_sizes_are_positive(serve, flag, capsys):
+    with pytest.raises(SystemExit):
+        serve.main([flag, "0"])
+    assert f"argument {flag}: got 0; allowed are 1 and more" in capsys.readouterr().err
+
+
 def test_a_request_that_never_fits_is_refused(serve):
     server = serve.Server(serve.Model(), pages=2, page_size=8, budget=8, device="cpu", dtype=torch.float32)
     with pytest.raises(ValueError, match="request: needs 3 pages; the cache has 2"):
