@@ -1,5 +1,6 @@
 """flash_attn_with_kvcache: append to a cache of keys and values, and attend to it."""
 
+import re
 from typing import Any
 
 import torch
@@ -128,7 +129,13 @@ def flash_attn_with_kvcache(
     starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "max_seqlen_q": max_seqlen_q}
     rotary = (rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
     call = CacheCall(q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, **starts)
-    return attend(call, **options)
+    try:
+        return attend(call, **options)
+    except (TypeError, ValueError) as error:
+        text = re.sub(r"\b([kv])_scale\b", r"\1_descale", str(error))  # the caller's name of it
+        if text == str(error):
+            raise
+        raise type(error)(text) from None
 
 
 def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):

@@ -20,6 +20,11 @@ def check_layout(kv_layout):
         raise ValueError(f"kv_layout: got {kv_layout!r}; allowed are 'NHD' and 'HND'")
 
 
+def check_heads(num_qo_heads, num_kv_heads):
+    if num_kv_heads < 1 or num_qo_heads < 1 or num_qo_heads % num_kv_heads:
+        raise ValueError(f"num_qo_heads: got {num_qo_heads}; allowed are multiples of num_kv_heads, {num_kv_heads}")
+
+
 def split_cache(paged_kv_cache, kv_layout):
     """(k, v), views [num_pages, page_size, heads, head_dim] of a pair of tensors or of one tensor that holds both."""
     check_layout(kv_layout)

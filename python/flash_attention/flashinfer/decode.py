@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded, padded_cache
-from flash_attention.flashinfer.arguments import finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.arguments import check_heads, finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.plan import Tables
 from flash_attention.flashinfer.positions import Positions
 
@@ -132,6 +132,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         and non_blocking change nothing.
         """
         options = _options(positional, keywords)
+        check_heads(num_qo_heads, num_kv_heads)
         self._positions = Positions(options["pos_encoding_mode"], options["rope_scale"], options["rope_theta"])
         self._tables.plan(indptr, indices, last_page_len, page_size, options["block_tables"], options["seq_lens"])
         self._heads = (num_qo_heads, num_kv_heads, head_dim)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded, padded_cache
 from flash_attention.arguments.tables import check_starts
-from flash_attention.flashinfer.arguments import finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.arguments import check_heads, finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.masks import mask_of_batch, unpacked
 from flash_attention.flashinfer.plan import Tables
 from flash_attention.flashinfer.positions import Positions
@@ -161,6 +161,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         refuse_given(
             prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr, max_item_len_ptr=max_item_len_ptr
         )
+        check_heads(num_qo_heads, num_kv_heads)
         check_starts("qo_indptr", qo_indptr, None)
         if len(qo_indptr) != len(paged_kv_indptr):
             raise ValueError(

@@ -253,3 +253,14 @@ def test_lengths_of_numpy():
     assert torch.equal(got, flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=9))
     with pytest.raises(TypeError, match="cache_seqlens: expected an int"):
         flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=numpy.float64(9))
+
+
+def test_scales_are_refused_by_the_callers_name():
+    q, cache = torch.randn(2, 1, 4, 32), torch.randn(2, 8, 2, 32).to(torch.float8_e4m3fn)
+    lengths = torch.tensor([3, 8], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"k_descale: got float32\[3, 2\]; expected one number, \[2, 2\]"):
+        flash_attn_3.flash_attn_with_kvcache(
+            q, cache, cache, cache_seqlens=lengths, k_descale=torch.ones(3, 2), v_descale=torch.ones(2, 2)
+        )
+    with pytest.raises(ValueError, match="k_descale: .*k_descale and v_descale go together"):
+        flash_attn_3.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, k_descale=torch.ones(1))

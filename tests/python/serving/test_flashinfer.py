@@ -287,6 +287,8 @@ def tables_for_errors(**changes):
         ({"last_page_len": torch.tensor([4, 0], dtype=torch.int32)}, r"last_page_len: entry \[1\] is 0"),
         ({"last_page_len": torch.tensor([4], dtype=torch.int32)}, r"last_page_len: got shape \[1\]"),
         ({"page_size": 0}, "page_size: got 0"),
+        ({"num_qo_heads": 5}, "num_qo_heads: got 5; allowed are multiples of num_kv_heads, 2"),
+        ({"num_kv_heads": 0}, "num_qo_heads: got 4; allowed are multiples of num_kv_heads, 0"),
         ({"pos_encoding_mode": "XPOS"}, "pos_encoding_mode: got 'XPOS'"),
         ({"q_len_per_req": 0}, "q_len_per_req: got 0"),
         ({"block_tables": torch.zeros(3, 1, dtype=torch.int32)}, "block_tables: got shape"),
