@@ -34,17 +34,30 @@ function(add_objects name regex)
   set(flash_attention_all_objects ${flash_attention_all_objects} $<TARGET_OBJECTS:${name}> PARENT_SCOPE)
 endfunction()
 
-# No test with sanitizers runs a kernel in the emulator, and the oracle is what judges: neither is compiled with them, so
-# those of a build without serve, where one is named.
+# What is compiled without sanitizers in any case, or gains nothing by one, is taken from a build without, where one is named: the
+# emulator, since no test with sanitizers runs a kernel there, and the oracle, which is what judges. Under the thread sanitizer rooms
+# that share nothing between threads, too.
 set(FLASH_ATTENTION_PLAIN_BUILD "$ENV{FLASH_ATTENTION_PLAIN_BUILD}" CACHE PATH "A build without sanitizers, for the parts that need none")
+if(FLASH_ATTENTION_PLAIN_BUILD)
+  set(plain_sources "/src/emulator/")
+  set(plain_places "_emulator.dir/")
+  if(FLASH_ATTENTION_SANITIZE MATCHES "thread")
+    string(APPEND plain_sources "|/src/(plan|program|check)/")
+    string(APPEND plain_places "|_cold.dir/(src/plan/|Unity/unity_plan_)|_objects.dir/(src/(program|check)/|Unity/unity_(program|check)_)")
+  endif()
+  file(GLOB_RECURSE plain_objects ${FLASH_ATTENTION_PLAIN_BUILD}/CMakeFiles/*.o)
+  list(FILTER plain_objects INCLUDE REGEX "/flash_attention(${plain_places})")
+  list(FILTER flash_attention_sources EXCLUDE REGEX "${plain_sources}")
+  foreach(object ${plain_objects})
+    if(NOT object MATCHES "/(src/[a-z0-9_/]+\\.cpp)\\.o$" OR EXISTS ${PROJECT_SOURCE_DIR}/${CMAKE_MATCH_1})  # else a file that is no more
+      list(APPEND flash_attention_all_objects ${object})
+    endif()
+  endforeach()
+endif()
 
 # In the order in which Ninja begins them: the longest first, so that no core is without work at the end.
 add_objects(flash_attention_cpu_kernels "/src/cpu/isa/")
-if(FLASH_ATTENTION_PLAIN_BUILD)
-  file(GLOB_RECURSE plain_objects ${FLASH_ATTENTION_PLAIN_BUILD}/CMakeFiles/flash_attention_emulator.dir/*.o)
-  list(FILTER flash_attention_sources EXCLUDE REGEX "/src/emulator/")
-  list(APPEND flash_attention_all_objects ${plain_objects})
-else()
+if(NOT FLASH_ATTENTION_PLAIN_BUILD)
   add_objects(flash_attention_emulator "/src/emulator/")
   unite(flash_attention_emulator)
 endif()
