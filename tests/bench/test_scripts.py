@@ -2,11 +2,8 @@
 
 import importlib
 import json
-import os
-import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import package
@@ -18,7 +15,6 @@ import benchmark_decode  # noqa: E402
 import command  # noqa: E402
 import record  # noqa: E402
 import timing  # noqa: E402
-from progress import Progress  # noqa: E402
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = ["--seq", "32", "64", "--heads", "2", "--head-dim", "16", "--device", "cpu", "--quiet"]
@@ -214,173 +210,6 @@ def test_list_names_presets_and_baselines(run_here):
     assert "not here: runs on cuda only" in done.stdout
 
 
-@pytest.mark.parametrize("stage", [name for name, words in record.STAGES.items() if words[0] in record.SCRIPTS])
-def test_every_stage_of_the_record_is_a_command_that_exists(stage, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [*record.STAGES[stage], "--list"])
-    assert not importlib.import_module(sys.argv[0].removesuffix(".py")).main()
-    named = sys.argv[sys.argv.index("--baselines") + 1 : -1]
-    assert set(named) <= {line.split()[0] for line in capsys.readouterr().out.splitlines()} | {"ladder"}
-
-
-@pytest.mark.parametrize("stage", [name for name, words in record.STAGES.items() if words[0] in record.OTHERS])
-def test_every_list_of_the_record_is_a_command_that_exists(stage, monkeypatch, tmp_path):
-    script, *words = record.STAGES[stage]
-    lengths = ["--lengths", "64"] if stage.startswith(("masks", "programs")) else []
-    path = tmp_path / "none.json"
-    monkeypatch.setattr(sys, "argv", [script, *words, *lengths, "--first", "0", "--device", "cpu", "--json", str(path)])
-    assert record.OTHERS[script].main() == 0 and not path.exists()
-
-
-def test_what_is_compiled_ahead_is_every_case_once(monkeypatch, tmp_path):
-    speed, seen = record.benchmark_speed, []
-    monkeypatch.setattr(speed.command, "measure_all", lambda results, path, work, quiet: seen.append([w[0] for w in work]))
-    for words in record.compiling(["options", "wide"]):
-        assert words[0] == "benchmark_speed.py" and "sdpa_cudnn" not in words
-        monkeypatch.setattr(sys, "argv", [*words, "--device", "cpu", "--output", str(tmp_path / "x.json"), "--force"])
-        speed.main()
-    rows = [json.dumps(row) for part in seen for row in part]
-    options, wide = speed.presets.options(), speed.presets.wide()
-    assert len(rows) == len(set(rows)) == 2 * (len(options) + 2 * len(wide))
-    lists = record.compiling(["programs", "mla", "capacity", "ladder"])
-    assert {words[0] for words in lists} == {"benchmark_programs.py", "benchmark_mla.py"}
-
-
-def test_parts_of_the_kernels_are_taken_once(monkeypatch, tmp_path):
-    """By workers that are processes of their own; one part fails, which stops nobody."""
-    monkeypatch.setattr(record, "compiling", lambda stages: [["benchmark_mla.py", str(i)] for i in range(7)])
-
-    def part():
-        index = sys.argv[1]
-        (tmp_path / f"{index}.{os.getpid()}").touch()
-        if index == "3":
-            raise RuntimeError("a part that fails")
-
-    monkeypatch.setattr(record.benchmark_mla, "main", part)
-    assert record.warm([], 60.0)
-    assert sorted(path.name.split(".")[0] for path in tmp_path.iterdir()) == [str(i) for i in range(7)]
-
-
-@pytest.mark.parametrize("stage", record.STAGES)
-@pytest.mark.parametrize("short", [False, True], ids=["whole", "dry"])
-def test_words_of_a_stage(stage, short, tmp_path):
-    words = record.command_of(stage, tmp_path / "x.json", short, force=False)
-    own = "--save" if stage == "ladder" else "--json" if record.STAGES[stage][0] in record.OTHERS else None
-    assert words[-2:] == [own, str(tmp_path / "x.json")] if own else words[-1] == "--resume"
-    added = record.SHORT.get(stage, record.SHORT[record.STAGES[stage][0]])
-    assert (words[-len(added) - 2 : -2] == added or words[-len(added) - 3 : -3] == added) == short
-
-
-@pytest.fixture
-def known_ceilings(monkeypatch):
-    """For scripts that are told nothing by them: to measure takes a second."""
-    monkeypatch.setattr(timing, "ceilings", lambda device: {"tflops": 1.0, "copy_gbs": 1.0, "dtype": "float32"})
-
-
-@pytest.mark.usefixtures("known_ceilings")
-def test_a_stage_is_a_process_that_can_be_stopped(tmp_path, monkeypatch):
-    torch.randn(600, 600) @ torch.randn(600, 600)  # starts threads, which a fork does not have
-    words = ["benchmark_speed.py", *TINY, "--baselines", "sdpa_math", "--seconds", "0.01"]
-    monkeypatch.setitem(record.STAGES, "gqa", words)
-    assert record.run_stage("gqa", tmp_path, 100.0, short=False, force=False) == "done"
-    kept = (tmp_path / "gqa.json").read_text()
-    monkeypatch.setenv("FLASH_ATTENTION_COMMIT", "another")
-    assert "is of commit" in record.run_stage("gqa", tmp_path, 100.0, short=False, force=False)
-    assert (tmp_path / "gqa.json").read_text() == kept
-    monkeypatch.setitem(record.STAGES, "gqa", [*words, "--rest", "100"])
-    assert record.run_stage("gqa", tmp_path, 3.0, short=False, force=True) == "NOT COMPLETE"
-    json.loads((tmp_path / "gqa.json").read_text())  # the old file or the new one, whole
-
-
-@pytest.mark.usefixtures("known_ceilings")
-@pytest.mark.parametrize("end", ["error", "signal"])
-def test_a_stage_goes_on_after_the_gpu_was_lost(end, tmp_path, monkeypatch):
-    """A call that leaves the context unusable, or kills the process, is a row with its reason; another process measures
-    the rest."""
-    speed = record.benchmark_speed
-
-    def run_words(words):
-        failed, call_of = [], speed.call_of
-
-        def broken(case, entry, which, tensors):
-            if entry.name != "megatron_local" or which != "backward":
-                return call_of(case, entry, which, tensors)
-            if end == "signal":
-                os.kill(os.getpid(), signal.SIGKILL)
-            failed.append(entry.name)
-            raise RuntimeError("an illegal memory access was encountered")
-
-        monkeypatch.setattr(speed.command, "is_lost", lambda: failed)
-        monkeypatch.setattr(speed, "call_of", broken)
-        sys.argv = words
-        speed.command.exit_on_bad_input(speed.main)
-
-    monkeypatch.setattr(record, "run_words", run_words)
-    words = ["benchmark_speed.py", *TINY, "--baselines", "megatron_local", "sdpa_math", "--seconds", "0.001"]
-    monkeypatch.setitem(record.STAGES, "gqa", words)
-    assert record.run_stage("gqa", tmp_path, 100.0, short=False, force=True) == "done, the GPU lost 2 times"
-    rows = json.loads((tmp_path / "gqa.json").read_text())["rows"]
-    assert len(rows) == 2 * 2 * 2 and sorted(path.name for path in tmp_path.iterdir()) == ["gqa.json"]
-    left_out = {(row["case"]["seq"], row["baseline"], row["pass"]): row["reason"] for row in rows if "reason" in row}
-    assert set(left_out) == {(seq, "megatron_local", "backward") for seq in (32, 64)}
-    assert all(("illegal memory" if end == "error" else "died with signal 9") in reason for reason in left_out.values())
-
-
-def test_a_file_of_the_command_is_signed(tmp_path, head, monkeypatch):
-    record.benchmark_speed.command.Results("speed", {**head, "commit": ""}).save(tmp_path / "ladder.json")
-    monkeypatch.setenv("FLASH_ATTENTION_COMMIT", "0123456789abcdef")
-    record.sign(tmp_path / "ladder.json")
-    assert json.loads((tmp_path / "ladder.json").read_text())["commit"] == "0123456789ab"
-    assert not record.foreign(tmp_path / "ladder.json")
-
-
-@pytest.mark.parametrize("counts", [[1], [3, 1], [5, 5, 5], [20, 3, 7]])
-def test_turns_are_spread_evenly(counts):
-    turns = timing.schedule(counts)
-    assert [turns.count(i) for i in range(len(counts))] == counts
-    for i, number in enumerate(counts):
-        half = turns[: len(turns) // 2].count(i)
-        assert abs(half - number / 2) <= 1
-
-
-class CountingTimer:
-    """Instead of a GPU: which calls were timed together."""
-
-    device, stream = "cuda", nullcontext
-
-    def __init__(self):
-        self.together = []
-
-    def warmed(self, call):
-        return call(), 0.0
-
-    def in_turn(self, calls):
-        self.together.append([name for name, _ in calls])
-        return [{"ms": 1.0, "p10": 1.0, "p90": 1.0, "samples": 5} for _ in calls]
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_who_takes_turns_with_whom(alone, monkeypatch):
-    speed = importlib.import_module("benchmark_speed")
-    monkeypatch.setattr(speed, "call_of", lambda case, entry, which, tensors: lambda: entry.run(entry.name))
-    monkeypatch.setattr(speed.baselines, "inputs", lambda *arguments: None)
-
-    def entry(name, run=lambda name: name, **more):
-        return speed.baselines.Baseline(name, "", run, lambda case, device: "", **more)
-
-    def broken(name):
-        raise RuntimeError("no such kernel")
-
-    entries = [entry("a"), entry("scores", stores_scores=True), entry("bad", broken), entry("b"), entry("c")]
-    timer = CountingTimer()
-    turns = speed.InTurn(speed.cases.Case(1, 64, 1, 64), entries, "forward", timer, alone=alone)
-    rows = {each.name: turns.row(each) for each in entries}
-    assert rows["bad"] == {"reason": "RuntimeError: no such kernel"}
-    assert all(row["ms"] == 1.0 for name, row in rows.items() if name != "bad")
-    assert [group for group in timer.together if group] == (
-        [["a"], ["scores"], ["b"], ["c"]] if alone else [["a", "b", "c"], ["scores"]]
-    )
-
-
 @pytest.mark.parametrize("answer", [0, 1, 2, 3, 7, 8, 100, 128])
 def test_bisection_finds_the_last_that_fits(answer):
     tried = []
@@ -388,45 +217,3 @@ def test_bisection_finds_the_last_that_fits(answer):
     assert max(tried, default=0) <= 128
     if answer < 128:
         assert answer + 1 in tried  # the next larger one was run and did not fit
-
-
-def test_summary_is_median_and_deciles():
-    found = timing.summary([float(i) for i in range(101)])
-    assert (found["ms"], found["p10"], found["p90"], found["samples"]) == (50.0, 10.0, 90.0, 101)
-
-
-class Screen:
-    """A stream that is no terminal."""
-
-    def __init__(self):
-        self.text = ""
-
-    def isatty(self):
-        return False
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
-
-
-def test_progress_tells_the_time_left():
-    now = iter(range(0, 1000, 10))
-    screen = Screen()
-    with Progress(4, stream=screen, clock=lambda: next(now)) as progress:
-        progress.step("a")
-        progress.step("b")
-    assert "[1/4] " in screen.text and "[2/4] " in screen.text
-    assert progress.done == 2
-    quiet = Screen()
-    with Progress(1, quiet=True, stream=quiet) as progress:
-        progress.step("a")
-    assert quiet.text == ""
-
-
-def test_eta():
-    times = iter([0.0, 30.0])
-    progress = Progress(4, quiet=True, stream=Screen(), clock=lambda: next(times))
-    progress.done = 1
-    assert progress.eta() == "1:30"

@@ -1,0 +1,100 @@
+"""bench/timing.py and bench/progress.py: whose turn it is, what is kept of the samples, the time left."""
+
+import importlib
+from contextlib import nullcontext
+
+import pytest
+
+pytest.importorskip("torch")
+import timing
+from progress import Progress
+
+
+@pytest.mark.parametrize("counts", [[1], [3, 1], [5, 5, 5], [20, 3, 7]])
+def test_turns_are_spread_evenly(counts):
+    turns = timing.schedule(counts)
+    assert [turns.count(i) for i in range(len(counts))] == counts
+    for i, number in enumerate(counts):
+        half = turns[: len(turns) // 2].count(i)
+        assert abs(half - number / 2) <= 1
+
+
+class CountingTimer:
+    """Instead of a GPU: which calls were timed together."""
+
+    device, stream = "cuda", nullcontext
+
+    def __init__(self):
+        self.together = []
+
+    def warmed(self, call):
+        return call(), 0.0
+
+    def in_turn(self, calls):
+        self.together.append([name for name, _ in calls])
+        return [{"ms": 1.0, "p10": 1.0, "p90": 1.0, "samples": 5} for _ in calls]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_who_takes_turns_with_whom(alone, monkeypatch):
+    speed = importlib.import_module("benchmark_speed")
+    monkeypatch.setattr(speed, "call_of", lambda case, entry, which, tensors: lambda: entry.run(entry.name))
+    monkeypatch.setattr(speed.baselines, "inputs", lambda *arguments: None)
+
+    def entry(name, run=lambda name: name, **more):
+        return speed.baselines.Baseline(name, "", run, lambda case, device: "", **more)
+
+    def broken(name):
+        raise RuntimeError("no such kernel")
+
+    entries = [entry("a"), entry("scores", stores_scores=True), entry("bad", broken), entry("b"), entry("c")]
+    timer = CountingTimer()
+    turns = speed.InTurn(speed.cases.Case(1, 64, 1, 64), entries, "forward", timer, alone=alone)
+    rows = {each.name: turns.row(each) for each in entries}
+    assert rows["bad"] == {"reason": "RuntimeError: no such kernel"}
+    assert all(row["ms"] == 1.0 for name, row in rows.items() if name != "bad")
+    assert [group for group in timer.together if group] == (
+        [["a"], ["scores"], ["b"], ["c"]] if alone else [["a", "b", "c"], ["scores"]]
+    )
+
+
+def test_summary_is_median_and_deciles():
+    found = timing.summary([float(i) for i in range(101)])
+    assert (found["ms"], found["p10"], found["p90"], found["samples"]) == (50.0, 10.0, 90.0, 101)
+
+
+class Screen:
+    """A stream that is no terminal."""
+
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return False
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_tells_the_time_left():
+    now = iter(range(0, 1000, 10))
+    screen = Screen()
+    with Progress(4, stream=screen, clock=lambda: next(now)) as progress:
+        progress.step("a")
+        progress.step("b")
+    assert "[1/4] " in screen.text and "[2/4] " in screen.text
+    assert progress.done == 2
+    quiet = Screen()
+    with Progress(1, quiet=True, stream=quiet) as progress:
+        progress.step("a")
+    assert quiet.text == ""
+
+
+def test_eta():
+    times = iter([0.0, 30.0])
+    progress = Progress(4, quiet=True, stream=Screen(), clock=lambda: next(times))
+    progress.done = 1
+    assert progress.eta() == "1:30"
