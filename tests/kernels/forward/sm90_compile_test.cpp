@@ -21,10 +21,10 @@ TEST(ForwardSm90Compiles, HeadDims) {
     if (with_long_tail()) problems.push_back(problem(dim, false));
     if (dim == 256 || with_long_tail()) problems.push_back(problem(dim, true));
   }
-  problems.push_back(problem(192));
-  problems.back().head_dim_v = 128;
   problems.push_back(problem(512));
   if (with_long_tail()) {
+    problems.push_back(problem(192));
+    problems.back().head_dim_v = 128;
     problems.push_back(problem(576, false));
     problems.back().head_dim_v = 512;
     problems.push_back(problem(64));
