@@ -262,5 +262,5 @@ def test_scales_are_refused_by_the_callers_name():
         flash_attn_3.flash_attn_with_kvcache(
             q, cache, cache, cache_seqlens=lengths, k_descale=torch.ones(3, 2), v_descale=torch.ones(2, 2)
         )
-    with pytest.raises(ValueError, match="k_descale: .*k_descale and v_descale go together"):
+    with pytest.raises(ValueError, match=r"k_descale: .*k_descale and v_descale go together"):
         flash_attn_3.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, k_descale=torch.ones(1))
