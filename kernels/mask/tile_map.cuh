@@ -1,6 +1,7 @@
 #pragma once
 
-#include "mask/word_maker.cuh"
+#include "mask/byte_class.cuh"
+#include "mask/byte_words.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/shared.cuh"
@@ -15,6 +16,8 @@
 //       two votes make the words of the row: seen, full
 //     [the same words by columns, for the backward pass]
 //     [for each partial block, for 32 rows, by a warp: a bit for each pair]                        word_maker.cuh
+//
+// With a boolean mask and words: those of all blocks first, which say what the tiles are          byte_words.cuh
 //
 // The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
 
@@ -41,18 +44,22 @@ struct MaskMap {
     const int n = warp / byte_parts, part = warp % byte_parts;
     const int first = (row_begin + n) * mask_unit + part * rows, last = tile::min(first + rows, sequence.rows_q) - 1;
     TileClass found = TileClass::full;  // of no rows
-    if (exists && first <= last) found = bytes_of(first, last, unit);
+    if (exists && first <= last) found = mask::byte_class(args, sequence, head_idx, first, last, unit);
     const TileWords words{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
     const bool is_empty = first > last;
     if (lane == 0) storage.bytes[n][part] = is_empty ? TileWords{0, 0xffffffffu} : words;
   }
-  __device__ __forceinline__ TileClass class_of_bytes(const SharedStorage& storage, int n) const {
+  __device__ __forceinline__ static TileWords words_of_bytes(const SharedStorage& storage, int n) {
     TileWords words{0, 0xffffffffu};
 #pragma unroll
     for (int part = 0; part < byte_parts; ++part) {
       words.seen |= storage.bytes[n][part].seen;
       words.full &= storage.bytes[n][part].full;
     }
+    return words;
+  }
+  __device__ __forceinline__ TileClass class_of_bytes(const SharedStorage& storage, int n) const {
+    const TileWords words = words_of_bytes(storage, n);
     if ((words.full >> lane & 1) != 0) return TileClass::full;
     return (words.seen >> lane & 1) != 0 ? TileClass::partial : TileClass::none;
   }
@@ -108,49 +115,6 @@ struct MaskMap {
     return found;
   }
 
-  /// What a boolean mask says of the rows [first, last] and the keys of a unit: 16 bytes at a time where they are so
-  /// aligned, and of several rows at once.
-  __device__ __forceinline__ TileClass bytes_of(int first, int last, int unit) const {
-    constexpr int rows_at_once = 2;
-    const int begin = unit * mask_unit, count = tile::min(mask_unit, sequence.rows_kv - begin);
-    const auto* const mask = static_cast<const unsigned char*>(args.mask.data) +
-                             sequence.batch_idx * args.mask.batch_stride + head_idx * args.mask.head_stride + begin;
-    const bool aligned =
-        count == mask_unit &&
-        (reinterpret_cast<unsigned long long>(mask) | static_cast<unsigned long long>(args.mask.q_stride)) % 16 == 0;
-    bool some = false, all = true;
-    for (int i = first; i <= last && (all || !some); i += rows_at_once) {
-      if (aligned) {
-        ptx::Vector<unsigned, 4> words[rows_at_once][mask_unit / 16];
-#pragma unroll
-        for (int r = 0; r < rows_at_once; ++r) {
-          const auto* const row =
-              reinterpret_cast<const ptx::Vector<unsigned, 4>*>(mask + tile::min(i + r, last) * args.mask.q_stride);
-#pragma unroll
-          for (int piece = 0; piece < mask_unit / 16; ++piece) words[r][piece] = ptx::load_global(row + piece);
-        }
-#pragma unroll
-        for (int r = 0; r < rows_at_once; ++r) {
-#pragma unroll
-          for (int x = 0; x < mask_unit / 4; ++x) {
-            const unsigned word = words[r][x / 4][x % 4];
-            some = some || word != 0;
-            all = all && ((word - 0x01010101u) & ~word & 0x80808080u) == 0;  // no byte is 0
-          }
-        }
-      } else {
-        for (int r = i; r <= tile::min(i + rows_at_once - 1, last); ++r) {
-          for (int j = 0; j < count; ++j) {
-            const bool visible = mask[r * args.mask.q_stride + j] != 0;
-            some = some || visible;
-            all = all && visible;
-          }
-        }
-      }
-    }
-    return !some ? TileClass::none : all ? TileClass::full : TileClass::partial;
-  }
-
   /// What a block mask says of the rows [first, last] and the keys of a unit.
   __device__ __forceinline__ TileClass blocks_of(int first, int last, int unit) const {
     const int key_last = tile::min((unit + 1) * mask_unit, sequence.rows_kv) - 1;
@@ -165,6 +129,26 @@ struct MaskMap {
     return !some ? TileClass::none : all ? TileClass::full : TileClass::partial;
   }
 };
+
+/// Words of a boolean mask, and its map by them.
+template <ForwardConfig config>
+__device__ __forceinline__ void map_by_words(const MaskMap<config>& map, const tile::TileMap<config.features>& to,
+                                             int row_begin, int word) {
+  using Warps = mask::WarpsOfWords<config.block_q, config.num_warps>;
+  using Map = MaskMap<config>;
+  static_assert(Warps::row_tiles == Map::rows_of_block);
+  auto& storage = ptx::shared_storage<typename Map::SharedStorage>();
+  constexpr int groups_of_tile = Warps::row_groups / Warps::row_tiles;
+  const TileWords found = mask::make_all_words<config.features, config.block_q, config.block_kv, config.num_warps>(
+      map.args, map.sequence, map.head_idx, row_begin * mask_unit, word);
+  const int group = map.warp % Warps::row_groups;
+  if (map.lane == 0)
+    storage.bytes[group / groups_of_tile][map.warp / Warps::row_groups * groups_of_tile + group % groups_of_tile] = found;
+  __syncthreads();  // what the words of all warps say is ready
+  const int n = static_cast<int>(threadIdx.x), row = row_begin + n;
+  if (n < Map::rows_of_block && row * mask_unit < map.sequence.rows_q)
+    to.rows[row * to.words + word] = map.words_of_bytes(storage, n);
+}
 
 template <ForwardConfig config>
 __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
@@ -184,6 +168,7 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   const tile::Sequence sequence = tile::make_sequence<features>(args, batch_idx);
   const Map map{args, sequence, head_idx, {args, sequence, head_idx}};
   const tile::TileMap<features> to(args, sequence, head_idx);
+  if constexpr (features.mask && Map::makes_words) return map_by_words(map, to, row_begin, word);
   const int unit = 32 * word + map.lane;
   const bool exists = unit * mask_unit < sequence.rows_kv;
 

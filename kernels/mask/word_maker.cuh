@@ -13,14 +13,18 @@ using abi::AttentionArgs, abi::Features;
 
 /// A lane has block_kv / 32 neighbouring keys, and asks the masks for one row after another; a vote makes the words of a
 /// row, which lane n keeps of row n.
-template <Features features, int block_kv, int rows>
+template <Features features, int block_kv, int rows, int rows_ahead = rows>
 struct WordMaker {
   using Words = mask::Words<block_kv>;
   using Program = tile::Program<features.mask_program>;
   static constexpr int keys = block_kv / 32;  // of a lane, one after another
-  // A program takes its time to compile, and a block mask registers.
-  static constexpr int unrolled = features.mask_program || features.block_mask ? 2 : rows;
-  static constexpr bool loads_ahead = features.mask && unrolled == rows;  // the bytes of all rows
+  // Rows whose bytes are loaded together, or that stand in the code. A program takes its time to compile, and a block mask
+  // registers; so do bytes that come one by one.
+  static constexpr int together(bool aligned) {
+    if (features.mask_program || features.block_mask) return 2;
+    if (!features.mask) return rows;
+    return aligned ? rows_ahead : 2;
+  }
 
   const AttentionArgs& args;
   const tile::Sequence& sequence;
@@ -117,30 +121,32 @@ struct WordMaker {
 
   template <bool aligned>
   __device__ __forceinline__ Words words_of(const Keys& known, const Row& own, int first) const {
+    constexpr int step = together(aligned);
+    static_assert(rows % step == 0);
     const int last_row = sequence.len_q - 1;
-    unsigned bytes[loads_ahead ? rows : 1];
-    if constexpr (loads_ahead) {
-#pragma unroll
-      for (int n = 0; n < rows; ++n) bytes[n] = bytes_at<aligned>(known, tile::min(first + n, last_row));
-    }
     unsigned hidden_rows[keys] = {};
 #pragma unroll
     for (int k = 0; k < keys; ++k) {
       if constexpr (features.hidden_bounds != 0) hidden_rows[k] = rows_hidden(known.hidden[k], first);
     }
     Words result{};
-#pragma unroll unrolled
-    for (int n = 0; n < rows; ++n) {
-      Row row{};
-      if constexpr (features.mask_program) row.known = tile::known_by(own.known, n);
-      if constexpr (features.block_mask) row.block = ptx::shuffle(own.block, n);
-      unsigned here = 0;
-      if constexpr (features.mask)
-        here = loads_ahead ? bytes[loads_ahead ? n : 0] : bytes_at<aligned>(known, tile::min(first + n, last_row));
+#pragma unroll 1
+    for (int begin = 0; begin < rows; begin += step) {
+      unsigned bytes[step] = {};
 #pragma unroll
-      for (int k = 0; k < keys; ++k) {
-        const unsigned word = ptx::ballot(sees(known, k, n, hidden_rows[k], row, here));
-        result[k] = lane == n ? word : result[k];
+      for (int n = 0; n < step; ++n) {
+        if constexpr (features.mask) bytes[n] = bytes_at<aligned>(known, tile::min(first + begin + n, last_row));
+      }
+#pragma unroll
+      for (int n = 0; n < step; ++n) {
+        Row row{};
+        if constexpr (features.mask_program) row.known = tile::known_by(own.known, begin + n);
+        if constexpr (features.block_mask) row.block = ptx::shuffle(own.block, begin + n);
+#pragma unroll
+        for (int k = 0; k < keys; ++k) {
+          const unsigned word = ptx::ballot(sees(known, k, begin + n, hidden_rows[k], row, bytes[n]));
+          result[k] = lane == begin + n ? word : result[k];
+        }
       }
     }
     return result;
@@ -161,6 +167,7 @@ __device__ __forceinline__ void make_words(const AttentionArgs& args, const tile
   const int first = q_begin + warp % (block_q / rows) * rows;
   const WordMaker<features, block_kv, rows> maker{args, sequence, head_idx, lane, {args, sequence, head_idx}};
   const auto own = maker.row_at(first + lane);
+  const int row_tile = row_tile_of_words<block_q>(args, sequence.batch_idx, head_idx, q_begin);
   const tile::TileRange range =
       tile::Visibility<features>(args, sequence, head_idx).template key_tiles<block_q, block_kv>(q_begin);
 #pragma unroll 1
@@ -170,7 +177,7 @@ __device__ __forceinline__ void make_words(const AttentionArgs& args, const tile
     if (!seen || full || block < range.begin || block >= range.end) continue;
     ptx::path<"mask/tile_map words">();
     const auto words = maker.words(maker.keys_at(block * block_kv), own, first);
-    ptx::store_global(made_words<block_q, block_kv>(args, q_begin, block) + (first - q_begin) + lane, words);
+    ptx::store_global(made_words<block_q, block_kv>(args, row_tile, block) + (first - q_begin) + lane, words);
   }
 }
 

@@ -47,6 +47,7 @@ void add_map(const Problem& p, Plan& plan) {
     if (!reader->features.made_words) continue;
     config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // of which it makes the words
     config.num_warps = warps = 16;
+    if (has_lengths(p)) continue;  // where the edges of windows are differs by sequence: all blocks have words
     config.features.window_left = reader->features.window_left;
     config.features.window_right = reader->features.window_right;
     config.features.chunk = reader->features.chunk;
@@ -54,6 +55,8 @@ void add_map(const Problem& p, Plan& plan) {
   }
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = launch_config(config), .block = 32 * warps};
   const int rows_of_block = abi::mask_map_rows(config.block_kv != 0);
+  const bool bytes_alone = p.mask.present && !has_tile_map(p) && config.block_kv != 0;
+  if (bytes_alone) launch.min_blocks_per_sm = 2;  // some warps wait for bytes while others vote
   launch.shared_bytes =
       32 * static_cast<int>(sizeof(abi::KeyBounds)) + (rows_of_block + warps) * static_cast<int>(sizeof(abi::TileWords));
   launch.grid[0] = static_cast<int>(words * (32 / rows_of_block * abi::map_words(p.seq_q)) * heads * batches);
@@ -65,6 +68,8 @@ void add_map(const Problem& p, Plan& plan) {
 bool has_tile_map(const Problem& p) {
   return p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || program_traits(p).visible;
 }
+
+bool has_lengths(const Problem& p) { return p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding; }
 
 std::int64_t map_heads(const Problem& p) {
   if (program_traits(p).visible_by_head) return p.heads_q;

@@ -7,6 +7,9 @@ namespace flash_attention::plan {
 /// Whether a kernel on a GPU reads a map of tiles: hidden rows, a block mask, or a program that hides keys.
 bool has_tile_map(const Problem& problem);
 
+/// Whether the rows or keys of a sequence may be fewer than those of the tensors.
+bool has_lengths(const Problem& problem);
+
 /// Query heads, or groups of them, and batch entries whose masks differ.
 std::int64_t map_heads(const Problem& problem);
 std::int64_t map_batches(const Problem& problem);

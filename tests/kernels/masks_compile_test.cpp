@@ -1,5 +1,5 @@
-// Kernels with hidden rows and block masks compile and spill nothing, on every architecture that has one of its own: hidden
-// rows of two intervals, which need most, and block masks once; all of it in the long tail.
+// Kernels with hidden rows, block masks and boolean masks compile and spill nothing, on every architecture that has one of
+// its own: hidden rows of two intervals, which need most, block and boolean masks once; all of it in the long tail.
 #include "kernels/sm90_compile.h"
 #include "support/long_tail.h"
 
@@ -62,6 +62,11 @@ TEST(MasksCompile, Sm80Backward) {
 
 TEST(MasksCompile, Sm90Forward) {
   std::vector<Problem> problems = mask_problems({64, 128});
+  for (const std::int64_t dim : {128, 256}) {  // blocks of 128 and of 64 keys
+    if (dim != 128 && !with_long_tail()) continue;
+    problems.push_back(problem(dim));
+    problems.back().mask = {.present = true, .q_stride = 1024};
+  }
   if (with_long_tail()) {
     problems.push_back(with_rows(128, 2));
     problems.back().packed = true, problems.back().total_q = problems.back().total_kv = 2000;

@@ -111,6 +111,11 @@ TEST(Programs, WordsAreMadeOnceWhereHeadsShareThem) {
   Problem of_lengths = of_size(documents, 1, 16, 8192);
   of_lengths.key_lengths = true;
   EXPECT_FALSE(makes_words(of_lengths)) << "each sequence has its own last key";
+  Problem of_bytes = of_size("", 2, 2, 8192);
+  of_bytes.mask = {.present = true, .batch_stride = 2 << 26, .head_stride = 1 << 26, .q_stride = 8192};
+  EXPECT_TRUE(makes_words(of_bytes)) << "a boolean mask of each head";
+  of_bytes.batch = 9, of_bytes.heads_q = of_bytes.heads_kv = 4;
+  EXPECT_FALSE(makes_words(of_bytes)) << "288 MB";
   EXPECT_FALSE(makes_words(of_size("v0 = lt j h\nvisible = v0\n", 1, 16, 8192))) << "heads differ";
 }
 

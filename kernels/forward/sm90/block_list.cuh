@@ -104,6 +104,9 @@ __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& til
   tile.list.range = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv,
                      loaded.end};
   tile.list.word = -1;
+  if constexpr (features.made_words)
+    tile.list.row_tile =
+        mask::row_tile_of_words<config.block_q>(args, tile.sequence.batch_idx, tile.head_idx, tile.q_begin);
   BlockList<config> list(args, tile);
   tile.first = list.seek(tile.first);
   list.remember(tile);

@@ -68,8 +68,9 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
     if constexpr (S::features.made_words) {
       if (!at.masked()) return;
       ptx::path<"forward/sm90 words from memory">();
-      const int row = ptx::registers_fresh(math.row);
-      const auto* const own = mask::made_words<S::block_q, S::block_kv>(this->args, row, at.block()) + row % S::block_q;
+      const int row_tile = this->stored_tile().list.row_tile;
+      const auto* const own = mask::made_words<S::block_q, S::block_kv>(this->args, row_tile, at.block()) +
+                              ptx::registers_fresh(math.row) % S::block_q;
 #pragma unroll
       for (int r = 0; r < 2; ++r) words[r] = ptx::load_global(word_pair<config>(math, own + 8 * r));
     }
@@ -159,7 +160,7 @@ struct Warpgroup : WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
       __syncwarp();  // all lanes have read
       if (ptx::registers_fresh(thread) % 32 == 0) ptx::mbarrier_arrive(shared.mask.empty[warpgroup]);
     }
-    hide_unseen<config>(math, scores, at.block() * S::block_kv, visible);
+    hide_unseen<config>(math, scores, at.block() * S::block_kv, at.at_edge(), visible);
   }
 
   __device__ __forceinline__ static void rescale_output(OutputTile& O, const float (&rescale)[2]) {

@@ -72,10 +72,10 @@ __device__ __forceinline__ void read_words(const ScoreMath<config>& math, const 
   take_bits<config>(math, {*word_pair<config>(math, own), *word_pair<config>(math, own + 8)}, visible);
 }
 
-/// Hides what is not in `visible`, and what is not in the range of keys that a row sees.
+/// Hides what is not in `visible`, and at an edge what is not in the range of keys that a row sees.
 template <ForwardConfig config>
 __device__ __forceinline__ void hide_unseen(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
-                                            int kv_begin, unsigned (&visible)[2]) {
+                                            int kv_begin, bool at_edge, unsigned (&visible)[2]) {
   using Math = ScoreMath<config>;
   constexpr int places = 256 / Math::block_kv;  // bits of a group of 8 keys
   const int first_row = ptx::registers_fresh(math.row), column = math.column;
@@ -85,11 +85,13 @@ __device__ __forceinline__ void hide_unseen(const ScoreMath<config>& math, typen
     return bits > 31 ? 0xffffffffu : (1u << bits) - 1;
   };
   const tile::Score<config.features>& score = math.score;
+  if (at_edge) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const tile::KeyRange range = score.keys_of(first_row + 8 * r);
-    visible[r] &= before(range.end - kv_begin - column);
-    if constexpr (Shape<config>::left_edge) visible[r] &= ~before(range.begin - kv_begin - column);
+    for (int r = 0; r < 2; ++r) {
+      const tile::KeyRange range = score.keys_of(first_row + 8 * r);
+      visible[r] &= before(range.end - kv_begin - column);
+      if constexpr (Shape<config>::left_edge) visible[r] &= ~before(range.begin - kv_begin - column);
+    }
   }
 #pragma unroll
   for (int i = 0; i < Math::count; ++i) {

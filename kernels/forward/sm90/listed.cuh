@@ -42,7 +42,8 @@ struct SeenBlock {
   __device__ __forceinline__ bool is_last() const { return listed.is_last(); }
   __device__ __forceinline__ bool is_seen() const { return listed.is_seen(0); }
   __device__ __forceinline__ bool masked() const { return listed.is_masked(0); }  // the masks may hide some pair
-  __device__ __forceinline__ bool tested() const { return masked() || listed.at_edge(); }
+  __device__ __forceinline__ bool at_edge() const { return listed.at_edge(); }
+  __device__ __forceinline__ bool tested() const { return masked() || at_edge(); }
   __device__ __forceinline__ bool raises() const { return listed.always_raises() || (tested() && !keeps_tested); }
 };
 
@@ -62,6 +63,7 @@ struct ListPlace {
   Blocks range;
   int word;  // -1: none was loaded
   abi::TileWords found[3];
+  int row_tile;  // of the words that were made before: mask/words.cuh
 };
 
 constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words

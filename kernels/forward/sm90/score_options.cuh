@@ -196,7 +196,7 @@ struct ScoreOptions {
   __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                                  int key) const {
     bool result = score.visible(q, key);
-    if constexpr (features.made_words) result = result && is_in_words(args, q, key);
+    if constexpr (features.made_words) result = result && is_in_words(args, tile, q, key);
     if constexpr (features.score_program) result = result && score_of(args, tile, q, key) != -tile::infinity;
     if constexpr (features.dropout)
       result = result && tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).keeps(q, key);
@@ -204,13 +204,15 @@ struct ScoreOptions {
   }
 
   /// Whether the masks show a pair, by the words that were made before: a tile that they show completely has none.
-  __device__ __forceinline__ bool is_in_words(const AttentionArgs& args, int q, int key) const {
+  __device__ __forceinline__ bool is_in_words(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
+                                              int key) const {
     if (score.map.template of<mask_unit, mask_unit>(q / mask_unit * mask_unit, key / mask_unit * mask_unit) ==
         TileClass::full)
       return true;
     constexpr int keys = Shape::block_kv / 32;  // of a bit's lane
     const auto* const row =
-        mask::made_words<Shape::block_q, Shape::block_kv>(args, q, key / Shape::block_kv) + q % Shape::block_q;
+        mask::made_words<Shape::block_q, Shape::block_kv>(args, tile.list.row_tile, key / Shape::block_kv) +
+        q % Shape::block_q;
     const int inside = key % Shape::block_kv;
     return ((*row)[inside % keys] >> inside / keys & 1) != 0;
   }

@@ -111,7 +111,7 @@ struct Shape {
   static constexpr bool uniform_by_vote =
       !low_registers &&
       (!features.touches_scores() || (config.head_dim <= 128 && config.head_dim_v <= 128) ||
-       !((features.bias && config.bias_stages == 0) || features.mask || features.score_program || listed));
+       !((features.bias && config.bias_stages == 0) || features.mask || features.score_program || (listed && !by_words)));
 
   // Keys before the first visible one are hidden, by a window or as padding.
   static constexpr bool left_edge = features.window_left || features.left_padding;

@@ -51,7 +51,7 @@ bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t blo
 /// prepares its own queries, one tile after another, which must be few.
 bool can_be_direct(const Problem& p) {
   constexpr std::int64_t max_keys = 2 * tile_rows, max_queries = 8 * tile_rows;
-  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding;
+  const bool lengths = has_lengths(p);
   const bool light = !p.bias.present && !chooses_steps(p) && p.program.empty() && !p.sink;
   const bool every_query_sees = p.window_left < 0 && (p.window_right < 0 || p.seq_q <= p.seq_kv);
   return light && !lengths && every_query_sees && std::max(p.head_dim, p.head_dim_v) <= 128 && p.head_dim_v <= p.head_dim &&

@@ -84,7 +84,7 @@ Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
   // A mask by itself comes as words of bits (kernels/forward/sm90/mask_words.cuh).
   const bool loads_scores =
       p.bias.present || (p.mask.present && options > 1) || program.loads_scores || program.values > few_values;
-  const bool lengths = p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding || p.page_size != 0;
+  const bool lengths = has_lengths(p) || p.page_size != 0;
   const bool windowed = p.window_left >= 0 || p.window_right >= 0;
   const bool plain = options == 0 && !lengths && !masked && p.window_left < 0;
   const std::int64_t sms = std::max(device.num_sms, 1);

@@ -35,6 +35,22 @@ std::vector<Case> long_lists() {
   add("bytes_together", 384, 0, 0, [](Case&, Problem& p) { p.head_dim = 128, p.mask = over(p, false, false, true); });
   add("bytes_one_by_one", 389, 0, 0, [](Case&, Problem& p) { p.mask = over(p, false, true, true), p.causal = true; });
   add("bytes_256", 200, 0, 0, [](Case&, Problem& p) { p.head_dim = 256, p.mask = over(p, false, false, true); });
+  add("bytes_of_each_sequence", 389, 150, 0, [](Case& c, Problem& p) {  // words of each, full and hidden tiles between
+    p.batch = 2, p.heads_q = 4, p.mask = over(p, true, false, true), c.nan_value = 160;
+  });
+  add("bytes_of_each_head", 260, 0, 0, [](Case&, Problem& p) {
+    p.batch = 2, p.heads_q = 4, p.mask = over(p, true, true, true), p.window_left = 100, p.causal = true;
+  });
+  add("bytes_of_keys", 200, 0, 0, [](Case&, Problem& p) { p.batch = 3, p.mask = over(p, true, false, false); });
+  add("bytes_of_fewer_keys", 300, 0, 0, [](Case& c, Problem& p) {
+    p.batch = 2, p.mask = over(p, false, false, true), p.causal = true;
+    p.key_lengths = true, c.key_lengths = {290, 131}, c.nan_value = 140;
+  });
+  add("bytes_of_used_rows", 270, 0, 0, [](Case& c, Problem& p) {  // edges differ by sequence
+    p.batch = 2, p.mask = over(p, true, true, true), p.window_left = 90, p.causal = true;
+    p.seqused_q = p.seqused_kv = p.left_padding = true;
+    c.seqused_q = {200, 270}, c.seqused_kv = {270, 151}, c.left_padding = {70, 5};
+  });
   add("with_a_mask", 389, 200, 1, [](Case&, Problem& p) { p.mask = over(p, false, false, true); });
   return cases;
 }
