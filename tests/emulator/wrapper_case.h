@@ -42,11 +42,12 @@ struct WrapperCase {
   double tolerance = 0;  // relative, of floats; 0: the same bits
 };
 
-/// The parameter of every test kernel.
+/// The parameter of every test kernel. Where several cases are one unit, `which` says whose kernel runs.
 struct WrapperArgs {
   abi::TensorMap maps[4];
   const unsigned char* input;
   unsigned char* output;
+  int which = 0;
 };
 
 /// What comes before the kernels of some cases.
@@ -55,7 +56,7 @@ inline std::string opening_of(const std::set<std::string>& headers) {
   for (const std::string& header : headers) text += "#include \"ptx/" + header + ".cuh\"\n";
   return text +
          "using namespace flash_attention;\nusing abi::Type;\n"
-         "struct Args { abi::TensorMap maps[4]; const unsigned char* input; unsigned char* output; };\n";
+         "struct Args { abi::TensorMap maps[4]; const unsigned char* input; unsigned char* output; int which; };\n";
 }
 
 inline std::string kernel_of(const WrapperCase& c) {
@@ -68,6 +69,14 @@ inline std::string kernel_of(const WrapperCase& c) {
   text += "  [[maybe_unused]] const int thread = threadIdx.x;\n";
   if (!c.storage.empty()) text += "  auto& shared = ptx::shared_storage<SharedStorage>();\n";
   return text + c.body + "\n}\n";
+}
+
+/// The kernel in a namespace named after the case, so that one unit can hold those of many.
+inline std::string kernel_in_namespace(const WrapperCase& c) {
+  std::string kernel = kernel_of(c);
+  const std::string linkage = "extern \"C\" ";
+  kernel.erase(kernel.find(linkage), linkage.size());
+  return "namespace case_" + c.name + " {\n" + kernel + "}\n";
 }
 
 inline std::string text_of(const WrapperCase& c) { return opening_of({c.headers.begin(), c.headers.end()}) + kernel_of(c); }

@@ -18,10 +18,7 @@ bool compile_together(int arch) {
   for (const WrapperCase& c : wrapper_cases()) {
     if (c.arch > arch) continue;
     headers.insert(c.headers.begin(), c.headers.end());
-    std::string kernel = kernel_of(c);
-    const std::string linkage = "extern \"C\" ";
-    kernel.erase(kernel.find(linkage), linkage.size());  // in a namespace each
-    kernels += "namespace case_" + c.name + " {\n" + kernel + "}\n";
+    kernels += kernel_in_namespace(c);
   }
   return compile_with_nvrtc(opening_of(headers) + kernels, "all", headers, arch).ok;
 }

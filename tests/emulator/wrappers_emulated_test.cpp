@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "emulator/compare.h"
-#include "emulator/emulate.h"
+#include "emulator/together.h"
 #include "emulator/wrapper_cases.h"
 
 namespace flash_attention::testing {
@@ -10,9 +10,10 @@ namespace {
 using Wrapper = ::testing::TestWithParam<WrapperCase>;
 
 TEST_P(Wrapper, DoesWhatTheInstructionDoes) {
+  static Together all(wrapper_cases());
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    expect_output(GetParam(), emulate(GetParam(), seed));
+    expect_output(GetParam(), all.run(GetParam().name, seed));
     if (HasFatalFailure()) return;
   }
 }
