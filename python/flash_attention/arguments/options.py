@@ -34,7 +34,8 @@ def make_options(
         top_left, heads_first, fast = _ALIGNMENTS[alignment], _LAYOUTS[layout], _PRECISIONS[precision]
     except (KeyError, TypeError, ValueError):
         raise _refusal(alignment, window, layout, precision) from None
-    if getattr(scale, "requires_grad", False):
+    # A number first: in a trace with sizes that vary it is symbolic, and has no attributes to ask for.
+    if not (scale is None or isinstance(scale, (float, int))) and getattr(scale, "requires_grad", False):
         scale = _constant(scale)
     standard = kernel == "standard"
     return Options(  # in order: by name it takes 0.3 us more, and every call of the general path comes by here

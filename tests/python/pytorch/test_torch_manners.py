@@ -47,6 +47,15 @@ def test_compile_dynamic_shapes_with_inductor(device):
         torch.testing.assert_close(compiled(*inputs), attention(*inputs, causal=True) * 2)
 
 
+def test_compile_with_a_symbolic_scale(device):
+    """FlashAttention's entry computes 1 / sqrt(head_dim) itself; where sizes vary that is no number yet."""
+    torch._dynamo.reset()
+    step = lambda q, k, v: flash_attn.flash_attn_func(q, k, v, causal=True)  # noqa: E731
+    inputs = tensors(device)
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="eager")
+    torch.testing.assert_close(compiled(*inputs), attention(*inputs, causal=True))
+
+
 def test_compile_with_bias_mask_and_sink(device):
     torch._dynamo.reset()
     q, k, v = tensors(device, grad=True)
