@@ -11,6 +11,7 @@ from torch import Tensor
 from flash_attention import _core, functional
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
 from flash_attention.arguments.options import make_options, planned
+from flash_attention.arguments.shapes import lse_shape
 from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors
 from flash_attention.pytorch import flops as torch_flops
 from flash_attention.pytorch import ops as torch_ops
@@ -47,6 +48,7 @@ def attention_over_cache(
     cache_dtype: str | None = None,
     latent: bool = False,
     attention_chunk: int = 0,
+    out: Tensor | None = None,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
 
@@ -66,13 +68,14 @@ def attention_over_cache(
         latent: a key is its value followed by the columns of k, which is [..., head_dim - head_dim_v]: multi-head latent
             attention. One cache of both has them as views: k = cache[..., head_dim_v:], v = cache[..., :head_dim_v].
         cache_dtype: what the bytes of k and v in uint8 are: "e4m3", "e5m2" or "int8".
+        out: a tensor for the result, as q with the last size of v, of any strides with a unit last one; made if None.
 
     The other arguments are those of attention(). Returns out as q, or (out, lse); a backward pass through them is refused.
     """
     plain = left_padding is None and cu_seqlens_q is None and seqused_q is None and alibi_slopes is None and mask is None
     if (
         plain and sink is None and kernel is None and not invariant and not latent and cache_dtype is None
-        and k_scale is None and v_scale is None and not attention_chunk
+        and k_scale is None and v_scale is None and not attention_chunk and out is None
         and not functional.is_tracing() and type(q) is functional.eager_type
     ):  # fmt: skip
         found = _core.attend_cache(
@@ -91,11 +94,24 @@ def attention_over_cache(
         scale=scale, softcap=softcap, causal=causal, window=window, max_seqlen_q=max_seqlen_q or 0,
         kernel=planned(kernel) if invariant else kernel, attention_chunk=attention_chunk,
     )  # fmt: skip
+    if out is not None:
+        check_out(out, q, v)
     if torch_ops.is_watched(q):
-        out, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)
+        found, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)
+        out = found if out is None else out.copy_(found)
     else:
-        out, lse = _forward(tensors, options, return_lse, *narrow)
+        out, lse = _forward(tensors, options, return_lse, *narrow, out=out)
     return refusing_gradients("attention_over_cache", (out, lse) if return_lse else out, *sources)
+
+
+def check_out(out, q, v):
+    """What the kernels do not ask for themselves: they are told no type of out."""
+    shape = [*q.shape[:-1], v.shape[-1]]
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out: expected a tensor, got {type(out).__name__}")
+    if list(out.shape) != shape or out.dtype != q.dtype or out.device != q.device:
+        got = f"{out.dtype} {list(out.shape)} on {out.device}"
+        raise ValueError(f"out: got {got}; expected {q.dtype} {shape} on {q.device}")
 
 
 def _single(values):
@@ -103,8 +119,11 @@ def _single(values):
     return values.float() if isinstance(values, Tensor) and values.is_floating_point() else values
 
 
-def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", latent=False):
-    out, lse = torch_ops.empty_results(tensors, options, need_lse)
+def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", latent=False, out=None):
+    if out is None:
+        out, lse = torch_ops.empty_results(tensors, options, need_lse)
+    else:
+        lse = out.new_empty(lse_shape(tensors, options), dtype=torch.float32) if need_lse else None
     tensors = tensors._replace(k_scale=k_scale, v_scale=v_scale)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
     _core.forward(

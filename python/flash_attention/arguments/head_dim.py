@@ -14,11 +14,15 @@ def padded(q, k, v, *, scale=None, return_lse=False, packed=None, **options):
     return _padded(function, q, k, v, scale, return_lse, **(packed or {}), **options)
 
 
-def padded_cache(q, k, v, *, scale=None, return_lse=False, **options):
+def padded_cache(q, k, v, *, scale=None, return_lse=False, out=None, **options):
     """attention_over_cache() in the same way."""
-    from flash_attention.torch_cache import attention_over_cache
+    from flash_attention.torch_cache import attention_over_cache, check_out
 
-    return _padded(attention_over_cache, q, k, v, scale, return_lse, **options)
+    if out is None or v.shape[-1] % 8 == 0:
+        return _padded(attention_over_cache, q, k, v, scale, return_lse, out=out, **options)
+    check_out(out, q, v)
+    found = _padded(attention_over_cache, q, k, v, scale, return_lse, **options)
+    return (out.copy_(found[0]), found[1]) if return_lse else out.copy_(found)
 
 
 def _padded(function, q, k, v, scale, return_lse, **options):

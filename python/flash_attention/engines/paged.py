@@ -23,7 +23,9 @@ def write_slots(cache, rows, slots):
 
 
 @torch.no_grad()
-def attend(q, k_pages, v_pages, table, starts, lengths, longest, *, causal, window, softcap, scale, alibi_slopes, sink):
+def attend(
+    q, k_pages, v_pages, table, starts, lengths, longest, *, causal, window, softcap, scale, alibi_slopes, sink, out=None
+):
     """out as q [tokens, heads, dim]; sequence b has queries starts[b] : starts[b + 1], pages table[b], lengths[b] keys."""
     return padded_cache(
         q,
@@ -39,4 +41,5 @@ def attend(q, k_pages, v_pages, table, starts, lengths, longest, *, causal, wind
         scale=scale,
         alibi_slopes=alibi_slopes,
         sink=sink,
+        out=out,
     )

@@ -170,7 +170,7 @@ class Impl(AttentionImpl[Metadata]):
             write_slots(v_pages, value[:tokens].view(tokens, self.num_kv_heads, self.head_size), slots)
         if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
             self.alibi_slopes = self.alibi_slopes.to(query.device)
-        out = attend(
+        attend(
             query[:tokens].view(tokens, self.num_heads, self.head_size),
             k_pages,
             v_pages,
@@ -184,6 +184,6 @@ class Impl(AttentionImpl[Metadata]):
             scale=self.scale,
             alibi_slopes=self.alibi_slopes,
             sink=self.sinks,
+            out=output[:tokens].view(tokens, self.num_heads, self.head_size),
         )
-        output[:tokens].view(tokens, self.num_heads, self.head_size).copy_(out)
         return output

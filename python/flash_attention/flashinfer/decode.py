@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded, padded_cache
-from flash_attention.flashinfer.arguments import check_heads, finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.arguments import check_heads, direct, finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.plan import Tables
 from flash_attention.flashinfer.positions import Positions
 
@@ -176,6 +176,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             raise ValueError(f"q: got shape {list(q.shape)}; expected {list(expected)}, as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
         table, lengths = self._tables.over(k, heads_kv, head_dim)
+        place = direct(out, q, v, v_scale)
         rows = q[:, None] if tokens == 1 else q.unflatten(0, (-1, tokens))
         rows, k, v, table = self._positions.over_pages(rows, k, v, table, lengths)
         found = padded_cache(
@@ -191,11 +192,12 @@ class BatchDecodeWithPagedKVCacheWrapper:
             window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
             invariant=options["fixed_split_size"] is not None,
             return_lse=return_lse,
+            out=None if place is None else place.unflatten(0, (-1, tokens)),
         )
         found, natural = found if return_lse else (found, None)
-        if tokens == 1:
-            return finish(found[:, 0], natural[..., 0] if return_lse else None, v_scale, out, lse, return_lse)
         natural = natural.transpose(1, 2).flatten(0, 1) if return_lse else None
+        if place is not None:
+            return finish(place, natural, None, None, lse, return_lse)
         return finish(found.flatten(0, 1), natural, v_scale, out, lse, return_lse)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded, padded_cache
 from flash_attention.arguments.tables import check_starts
-from flash_attention.flashinfer.arguments import check_heads, finish, nhd, refuse_given, scale_of, split_cache
+from flash_attention.flashinfer.arguments import check_heads, direct, finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.masks import mask_of_batch, unpacked
 from flash_attention.flashinfer.plan import Tables
 from flash_attention.flashinfer.positions import Positions
@@ -231,6 +231,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
         table, lengths = self._tables.over(k, heads_kv, head_dim)
         q, k, v, table = self._positions.over_pages(q, k, v, table, lengths, self._starts)
+        place = direct(out, q, v, v_scale)
         found = padded_cache(
             q,
             k,
@@ -248,9 +249,13 @@ class BatchPrefillWithPagedKVCacheWrapper:
             window=(options["window_left"] if window_left is None else window_left, -1),
             invariant=self._invariant,
             return_lse=return_lse,
+            out=place,
         )
         found, natural = found if return_lse else (found, None)
-        return finish(found, natural.transpose(0, 1) if return_lse else None, v_scale, out, lse, return_lse)
+        natural = natural.transpose(0, 1) if return_lse else None
+        if place is not None:
+            return finish(place, natural, None, None, lse, return_lse)
+        return finish(found, natural, v_scale, out, lse, return_lse)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 

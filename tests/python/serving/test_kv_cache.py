@@ -6,6 +6,7 @@ import pytest
 import reference
 import torch
 from flash_attention import flash_attn
+from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.options import Options
 from flash_attention.torch_cache import attention_over_cache
 
@@ -138,16 +139,57 @@ def test_head_dim_of_no_multiple_of_eight(device):
     torch.testing.assert_close(out.double(), exact(q, rows)[0], **CLOSE)
 
 
+@pytest.mark.parametrize("dim", [32, 36])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_result_goes_where_it_is_wanted(dim, packed, device):
+    """Into a part of a larger tensor, whose other elements stay."""
+    k, v, table, rows = cache_in_pages([20, 33], 16, 2, dim, device)
+    q = torch.randn(2, 1, 4, dim, device=device)
+    lengths = torch.tensor([20, 33], dtype=torch.int32, device=device)
+    starts = {"cu_seqlens_q": torch.tensor([0, 1, 2], dtype=torch.int32, device=device), "max_seqlen_q": 1}
+    whole = torch.full((3, 6, dim + 8), 7.0, device=device)
+    place = whole[1:, 1:5, :dim]
+    given = {"out": place} if packed else {"out": place[:, None]}
+    call = functools.partial(padded_cache, q[:, 0] if packed else q, k, v, page_table=table, seqused_kv=lengths, **given)
+    out, lse = call(return_lse=True, **(starts if packed else {}))
+    want, want_lse = exact(q, rows)
+    assert out is given["out"]
+    torch.testing.assert_close(place.double(), want[:, 0], **CLOSE)
+    torch.testing.assert_close((lse.T if packed else lse[..., 0]).double(), want_lse[..., 0], **CLOSE)
+    place.fill_(7.0)
+    assert torch.equal(whole, torch.full_like(whole, 7.0))
+
+
+@pytest.mark.parametrize("dim", [32, 36])
+def test_places_for_a_result_that_are_refused(dim):
+    q, cache, lengths = torch.randn(2, 1, 4, dim), torch.randn(2, 16, 2, dim), torch.tensor([3, 9], dtype=torch.int32)
+    call = functools.partial(padded_cache, q, cache, cache, seqused_kv=lengths)
+    for wrong in (torch.empty(2, 4, dim), torch.empty(2, 1, 4, dim + 8), torch.empty_like(q, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=rf"out: got .*; expected torch.float32 \[2, 1, 4, {dim}\] on cpu"):
+            call(out=wrong)
+    with pytest.raises(TypeError, match="out: expected a tensor, got list"):
+        call(out=[])
+    if dim % 8 == 0:
+        with pytest.raises(ValueError, match=r"^out\b"):
+            call(out=torch.empty(2, 1, 4, 2 * dim)[..., ::2])
+        with pytest.raises(ValueError, match="out"):
+            call(out=q)
+
+
 def test_compiled_and_traced(device):
     k, v, table, rows = cache_in_pages([20, 33], 16, 2, 32, device)
     q = torch.randn(2, 1, 4, 32, device=device)
     lengths = torch.tensor([20, 33], dtype=torch.int32, device=device)
 
-    def call(q, lengths):
-        return attention_over_cache(q, k, v, seqused_kv=lengths, page_table=table)
+    def call(q, lengths, out=None):
+        return attention_over_cache(q, k, v, seqused_kv=lengths, page_table=table, out=out)
 
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(q, lengths).double(), exact(q, rows)[0], **CLOSE)
+    place = torch.empty_like(q)
+    into = torch.compile(functools.partial(call, out=place), fullgraph=True, backend="eager")
+    torch.testing.assert_close(into(q, lengths).double(), exact(q, rows)[0], **CLOSE)
+    torch.testing.assert_close(place.double(), exact(q, rows)[0], **CLOSE)
     tensors = (q, k, v, *[None] * 7, lengths, None, None, None, table, None)
     arguments = (*tensors, *Options())
     torch.library.opcheck(torch.ops.flash_attention.forward_cache, arguments, test_utils="test_faketensor")
