@@ -1,23 +1,24 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 
 namespace flash_attention::cpu {
 
-/// Whether others need the processors. A team of OpenMP waits for all of its threads, which takes time slices then. Once
-/// two of 16 teams had a thread that came late, the pool, whose caller waits for no thread that has not begun, has the
-/// loops of the next second. One late thread says nothing: a virtual processor that was away for a moment makes one, and
-/// beside a team that another library keeps awake the pool is the slower one.
+/// Whether others need the processors. A team of OpenMP waits for all of its threads, which takes time slices then. Where
+/// that is the rule, eight of the last 16 teams with a thread that came late, the pool, whose caller waits for no thread
+/// that has not begun, has the loops of the next second. A few say nothing: a virtual processor that was away for a moment
+/// makes one, and beside a team that another library keeps awake the pool is several times slower.
 class Contention {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  void saw_team() { teams_since_late_.fetch_add(1, std::memory_order_relaxed); }
+  void saw_team() { note(0); }
 
   void saw_late_team(Time now) {
-    if (teams_since_late_.exchange(0, std::memory_order_relaxed) >= 15) return;
+    if (std::popcount(note(1)) < 8) return;
     until_.store((now + std::chrono::seconds(1)).time_since_epoch().count(), std::memory_order_relaxed);
   }
 
@@ -27,7 +28,14 @@ class Contention {
   }
 
  private:
-  std::atomic<std::int64_t> teams_since_late_{15};  // none has been late
+  /// Threads may note at the same time and lose one.
+  std::uint16_t note(unsigned late) {
+    const auto last = static_cast<std::uint16_t>(last_teams_.load(std::memory_order_relaxed) << 1 | late);
+    last_teams_.store(last, std::memory_order_relaxed);
+    return last;
+  }
+
+  std::atomic<std::uint16_t> last_teams_{0};  // a bit each, the last one lowest: it came late
   std::atomic<Time::rep> until_{0};
 };
 
