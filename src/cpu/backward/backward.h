@@ -56,15 +56,21 @@ inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W,
   const int stride = round_up(columns, vector_lanes);
   static_assert(block_q <= block_kv, "rows fit in make_safe's list");
   const SafeRows safe = make_safe({rows, stride}, block.rows, stride, tile.weighted, buffer);
-  multiply<Start::add, Order::row_major>({.A = W,
-                                          .a_stride = block.lanes(),
-                                          .B = safe.rows.data,
-                                          .b_stride = safe.rows.stride,
-                                          .C = sums,
-                                          .c_stride = sums_stride,
-                                          .rows = tile.count,
-                                          .depth = block.rows,
-                                          .vectors = stride / vector_lanes});
+  const int step = diagonal_step(block, tile);
+  for (int key = 0; key < tile.count; key += step) {
+    const int count = smaller(tile.count - key, step);
+    const VectorsOfKeys vectors(block, tile, key, count);
+    const int row = vectors.first * vector_lanes;
+    multiply<Start::add, Order::row_major>({.A = W + key * block.lanes() + row,
+                                            .a_stride = block.lanes(),
+                                            .B = safe.rows.data + row * safe.rows.stride,
+                                            .b_stride = safe.rows.stride,
+                                            .C = sums + key * sums_stride,
+                                            .c_stride = sums_stride,
+                                            .rows = count,
+                                            .depth = larger(smaller(block.rows, vectors.last * vector_lanes) - row, 0),
+                                            .vectors = stride / vector_lanes});
+  }
   add_nonfinite_rows(safe, W, {1, block.lanes()}, tile.count, sums, {sums_stride, 1}, columns);
 }
 

@@ -88,15 +88,9 @@ struct GradientTile {
                              FloatRows K, FloatRows V, NextTile* next, ProgramTerms terms) {
     const int lanes = block.lanes();
     score_tile(call, block, tile, K, rows.Qt, P, derivative, next, terms);
-    multiply<Start::zero, Order::row_major>({.A = V.data,
-                                             .a_stride = V.stride,
-                                             .B = rows.dOt,
-                                             .b_stride = lanes,
-                                             .C = dS,
-                                             .c_stride = lanes,
-                                             .rows = tile.count,
-                                             .depth = call.head_dim_v,
-                                             .vectors = block.vectors});
+    const int step = diagonal_step(block, tile);
+    for (int key = 0; key < tile.count; key += step)
+      multiply_keys(block, tile, key, smaller(tile.count - key, step), V, rows.dOt, call.head_dim_v, dS);
     if (call.dropout) dropout_factors(call, block, tile, keep);
     for (int key = 0; key < tile.count; ++key) {
       for (int v = 0; v < lanes; v += vector_lanes) {

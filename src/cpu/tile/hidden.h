@@ -78,16 +78,27 @@ template <Start start>
 inline void add_to_lanes(const RowBlock& block, const Tile& tile, FloatRows rows, int columns, const float* W, float* Ct,
                          float* buffer, const float* factor = nullptr) {
   const SafeRows safe = make_safe(rows, tile.count, columns, tile.weighted, buffer);
-  multiply<start, Order::column_major>({.A = safe.rows.data,
-                                        .a_stride = safe.rows.stride,
-                                        .B = W,
-                                        .b_stride = block.lanes(),
-                                        .C = Ct,
-                                        .c_stride = block.lanes(),
-                                        .rows = columns,
-                                        .depth = tile.count,
-                                        .vectors = block.vectors,
-                                        .factor = factor});
+  const auto add = [&](int v, int vectors, int first, int count) {
+    const int lane = v * vector_lanes;
+    multiply<start, Order::column_major>({.A = safe.rows.data + first * safe.rows.stride,
+                                          .a_stride = safe.rows.stride,
+                                          .B = W + first * block.lanes() + lane,
+                                          .b_stride = block.lanes(),
+                                          .C = Ct + lane,
+                                          .c_stride = block.lanes(),
+                                          .rows = columns,
+                                          .depth = count,
+                                          .vectors = vectors,
+                                          .factor = factor == nullptr ? nullptr : factor + lane});
+  };
+  if (apart_by_vectors(block, tile)) {
+    for (int v = 0; v < block.vectors; ++v) {
+      const KeysOfVector keys(block, tile, v);
+      add(v, 1, keys.first, keys.count);
+    }
+  } else {
+    add(0, block.vectors, 0, tile.count);
+  }
   add_nonfinite_rows(safe, W, {block.lanes(), 1}, block.lanes(), Ct, {1, block.lanes()}, columns);
 }
 

@@ -7,7 +7,7 @@
 // Each step is one multiply-add, by name: C * factor + a * b, left to the compiler, may be contracted in two ways, which
 // differ in the last bit, and tiles of other shapes would not have to agree.
 
-#include "cpu/tile/element.h"
+#include "cpu/tile/rows.h"
 
 namespace flash_attention::cpu {
 namespace {

@@ -60,8 +60,10 @@ struct RowBlock {
   std::int32_t query[block_q], head[block_q];
   alignas(64) std::int32_t begin[block_q], end[block_q];  // the keys that a lane sees, but for the boolean mask
   bool unused[block_q];                                   // a row past seqused_q
-  std::int64_t key_begin = 0, key_end = 0;                // seen by any lane
-  std::int64_t full_begin = 0, full_end = 0;              // seen by all lanes
+  std::int64_t vector_begin[block_vectors],
+      vector_end[block_vectors];              // the keys that some lane of a vector sees, likewise
+  std::int64_t key_begin = 0, key_end = 0;    // seen by any lane
+  std::int64_t full_begin = 0, full_end = 0;  // seen by all lanes
 
   RowBlock(const Call& call, std::int64_t batch_idx, int first_head, int stack, std::int64_t first_row)
       : batch(batch_idx), kv_head(first_head / call.group), sequence(call, batch_idx) {
@@ -70,6 +72,7 @@ struct RowBlock {
     rows = static_cast<int>(smaller<std::int64_t>(left, block_q));
     vectors = round_up(rows, lane_multiple) / vector_lanes;
     key_begin = full_end = sequence.kv_rows;
+    for (int v = 0; v < vectors; ++v) vector_begin[v] = sequence.kv_rows, vector_end[v] = 0;
     std::int32_t row_query = static_cast<std::int32_t>(first_row / stack), member = static_cast<int>(first_row % stack);
     for (int lane = 0; lane < vectors * vector_lanes; ++lane) {
       query[lane] = row_query;
@@ -81,6 +84,9 @@ struct RowBlock {
       if (begin[lane] >= end[lane]) continue;
       key_begin = smaller<std::int64_t>(key_begin, begin[lane]);
       key_end = larger<std::int64_t>(key_end, end[lane]);
+      std::int64_t &first = vector_begin[lane / vector_lanes], &last = vector_end[lane / vector_lanes];
+      first = smaller<std::int64_t>(first, begin[lane]);
+      last = larger<std::int64_t>(last, end[lane]);
     }
     const int unit = call.invariant ? block_kv : 16;  // dropout's bits come in groups of 16 keys
     key_begin = key_begin / unit * unit;

@@ -3,6 +3,7 @@
 // What happens to a tile of raw scores S[key][lane] before the softmax: softcap, bias, ALiBi, program and masks, in the
 // order of docs/numerics.md. Scores are kept in units of log2(e), so that the softmax takes 2^x. A hidden score is -inf.
 
+#include "cpu/tile/diagonal.h"
 #include "cpu/tile/lanes.h"
 #include "cpu/tile/math.h"
 #include "cpu/tile/multiply.h"
@@ -137,18 +138,11 @@ inline void finish_scores(const Call& call, const RowBlock& block, const Tile& t
 /// once, the requests would wait for each other.
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
                        float* derivative = nullptr, NextTile* next = nullptr, ProgramTerms terms = {}) {
-  const int step = next != nullptr && next->is_wanted() ? 8 : tile.count;  // keys
+  const bool asks = next != nullptr && next->is_wanted();
+  const int step = asks ? 8 : diagonal_step(block, tile);  // keys
   for (int key = 0; key < tile.count; key += step) {
-    for (int i = 0; next != nullptr && i < step; ++i) next->prefetch_keys(), next->prefetch_values();
-    multiply<Start::zero, Order::row_major>({.A = K.data + key * K.stride,
-                                             .a_stride = K.stride,
-                                             .B = Qt,
-                                             .b_stride = block.lanes(),
-                                             .C = S + key * block.lanes(),
-                                             .c_stride = block.lanes(),
-                                             .rows = smaller(tile.count - key, step),
-                                             .depth = call.head_dim,
-                                             .vectors = block.vectors});
+    for (int i = 0; asks && i < step; ++i) next->prefetch_keys(), next->prefetch_values();
+    multiply_keys(block, tile, key, smaller(tile.count - key, step), K, Qt, call.head_dim, S);
   }
   finish_scores(call, block, tile, S, derivative, terms);
 }
