@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "program/periods.h"
@@ -23,16 +24,36 @@ T element_at(const void* data, std::int64_t index) {
   return value;
 }
 
-std::int64_t int_at(const void* data, Element element, std::int64_t index) {
-  if (element == Element::int32) return element_at<std::int32_t>(data, index);
-  if (element == Element::int64) return static_cast<std::int32_t>(element_at<std::int64_t>(data, index));
-  return element_at<std::uint8_t>(data, index) != 0;
-}
-
 float real_at(const void* data, Element element, std::int64_t index) {
   if (element == Element::float32) return element_at<float>(data, index);
   const auto bits = element_at<std::uint16_t>(data, index);
   return element == Element::float16 ? support::float_of_fp16(bits) : support::float_of_bf16(bits);
+}
+
+/// Of some elements, each read as T.
+template <class T>
+Range ints_in(const void* data, std::int64_t place, std::int64_t count) {
+  std::int32_t lo = std::numeric_limits<std::int32_t>::max(), hi = std::numeric_limits<std::int32_t>::min();
+  std::int64_t zeros = 0;
+  for (std::int64_t n = place; n < place + count; ++n) {
+    const auto value = static_cast<std::int32_t>(element_at<T>(data, n));
+    lo = std::min(lo, value);
+    hi = std::max(hi, value);
+    zeros += value == 0 ? 1 : 0;
+  }
+  return {.ints = {lo, hi}, .bools = {zeros<count, zeros> 0}};
+}
+
+Range bools_in(const void* data, std::int64_t place, std::int64_t count) {
+  const Range bytes = ints_in<std::uint8_t>(data, place, count);
+  return {.ints = interval::to_int(bytes.bools), .bools = bytes.bools};
+}
+
+Range reals_in(const void* data, Element element, std::int64_t place, std::int64_t count) {
+  interval::Reals range{interval::unbounded, -interval::unbounded, false};
+  for (std::int64_t n = place; n < place + count; ++n)
+    range = interval::either(range, interval::constant(real_at(data, element, n)));
+  return {.reals = range};
 }
 
 Range unknown() { return {interval::any_int(), interval::any_real(), interval::any_bool()}; }
@@ -165,20 +186,10 @@ Range Classes::load(const Node& node, const std::vector<Range>& ranges) const {
     count = hi - lo + 1;
   }
   if (count > max_elements) return unknown();
-  Range range = {.ints = {interval::largest, interval::smallest},
-                 .reals = {interval::unbounded, -interval::unbounded, false},
-                 .bools = {false, false}};
-  for (std::int64_t n = place; n < place + count; ++n) {
-    if (is_real(element)) {
-      const float value = real_at(tensor.data, element, n);
-      range.reals = interval::either(range.reals, interval::constant(value));
-    } else {
-      const std::int64_t value = int_at(tensor.data, element, n);
-      range.ints = interval::either(range.ints, {value, value});
-      range.bools = interval::either(range.bools, interval::constant(value != 0));
-    }
-  }
-  return range;
+  if (is_real(element)) return reals_in(tensor.data, element, place, count);
+  if (element == Element::int32) return ints_in<std::int32_t>(tensor.data, place, count);
+  if (element == Element::int64) return ints_in<std::int64_t>(tensor.data, place, count);
+  return bools_in(tensor.data, place, count);
 }
 
 void Classes::ranges(const Area& area, std::vector<Range>& into) const {

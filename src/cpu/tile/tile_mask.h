@@ -95,6 +95,13 @@ struct MaskBits {
     return what_is_left(block, count);
   }
 
+  /// Whether no row sees any of the keys [from, to), which are in one word.
+  bool hides_all(const RowBlock& block, int from, int to) const {
+    std::uint32_t any = 0;
+    for (int lane = 0; lane < block.rows; ++lane) any |= keys[from / 32][lane];
+    return (any >> from % 32 & (0xffffffffu >> (32 - (to - from)))) == 0;
+  }
+
   void hide_all(const RowBlock& block, int count) {
     fill(block, count, 0);
     hides = true;
