@@ -29,7 +29,8 @@ struct ClusterMerge : MergeParts<config> {
 
   static constexpr bool in_cluster = decode_has_clusters(config);
   static constexpr int blocks = tile::max(1, config.item_blocks);
-  static_assert(!in_cluster || blocks <= 32);  // a part per lane
+  static_assert(!in_cluster || blocks <= 16);
+  static constexpr int part_lanes = blocks <= 4 ? 4 : blocks <= 8 ? 8 : 16;  // a part per lane, and again the same
   // A piece is 32 columns of a row; a row that may have to be repaired is one, and belongs to one warp.
   static constexpr int chunks = tile::ceil_div(config.head_dim_v, 32), row_pieces = repairs_rows ? 1 : chunks;
   static constexpr int piece_columns = 32 * chunks / row_pieces;
@@ -115,14 +116,15 @@ struct ClusterMerge : MergeParts<config> {
     for (; piece < pieces; piece += warps << share.shift) {
       const int row = piece / row_pieces, slot = share.slot_of(piece, 0);
       Pair own{{-tile::infinity, 0}};  // of this lane's part
-      if (lane < share.parts) own = ptx::load_shared<Pair>(from + 4 * (statistics_offset + 2 * (slot + lane)));
+      const int part = lane % part_lanes;
+      if (part < share.parts) own = ptx::load_shared<Pair>(from + 4 * (statistics_offset + 2 * (slot + part)));
       float max = own[0];
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) max = ptx::max(max, ptx::shuffle_xor(max, step));
+      for (int step = 1; step < part_lanes; step *= 2) max = ptx::max(max, ptx::shuffle_xor(max, step));
       const float own_factor = ptx::exp2(own[0] - (max == -tile::infinity ? 0 : max));
       float sum = own[1] * own_factor;
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
+      for (int step = 1; step < part_lanes; step *= 2) sum += ptx::shuffle_xor(sum, step);
       float lse, check = 0;
       const Row place = row_of(row);
       const float factor = finish_row(place, max, sum, lse);

@@ -97,10 +97,10 @@ struct Consumer : Queries<config> {
     score_rows<some_hidden>(S[0], args, storage.item, storage.sequence, warp_row + place.row, kv_begin + place.column);
   }
 
-  /// O = O * rescale + P V for the warp's keys.
-  __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V) {
+  /// O = O * rescale + P V for the warp's keys; O is zero if they are the first.
+  __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V, bool are_first) {
     // Once a row has met its maximum, which is soon, every factor is 1.
-    if (ptx::any(rescale[0] != 1 || rescale[1] != 1)) {
+    if (!are_first && ptx::any(rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
@@ -138,7 +138,7 @@ struct Consumer : Queries<config> {
     if (position == item_begin) {
       start(cursor.item);
       // The counts of the items that this block may share, while its first tiles are in flight.
-      if (!Finish::in_cluster && config.item_blocks != 1 && position == run.begin && threadIdx.x == 0) {
+      if (!Finish::in_cluster && Finish::shares_items && position == run.begin && threadIdx.x == 0) {
         parts.prepare(static_cast<int>(blockIdx.x));
         parts.prepare(run.first_block());
       }
@@ -151,7 +151,7 @@ struct Consumer : Queries<config> {
     cursor = {storage.item, tile + count - 1};                  // kept there meanwhile, and after finish() another's
     auto* received = reinterpret_cast<float*>(&storage.stage);  // by a block of a cluster, which loads no more
     if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
-    next_item(position, count);
+    if constexpr (config.item_blocks == 0) next_item(position, count);
     if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
   }
 
@@ -199,23 +199,32 @@ struct Consumer : Queries<config> {
     if constexpr (features.token_scales) scale_columns<Finish::P_scale>(S, storage.scales[stage] + block_kv);
     gate.V_ready();
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
-    add_values(S, rescale, V_smem(stage));
+    add_values(S, rescale, V_smem(stage), tile_idx < item_tile + config.key_groups);
     gate.V_read();
   }
 
+  /// A barrier of the warps that have the same keys, and other rows.
+  __device__ __forceinline__ void sync_rows() const {
+    if constexpr (layout.row_warps == 1) {
+      __syncwarp();
+    } else {
+      ptx::barrier_sync(barrier_rows + warp / layout.row_warps, 32 * layout.row_warps);
+    }
+  }
+
   /// Boxes load rows that no query sees, or leave what was in the stage before. Those of the warp's keys become zero: a
-  /// probability of 0 times NaN would be NaN.
+  /// probability of 0 times NaN would be NaN. Warps that have the same keys share the work.
   __device__ __forceinline__ void clear_unseen_values(int kv_begin, const tile::KeyRange& seen, unsigned V) const {
     if (kv_begin >= seen.begin && kv_begin + warp_keys <= seen.end) return;
     ptx::path<"decode/sm90 unseen values">();
     constexpr int chunks = VTile::columns / 8;
-    for (int index = lane; index < warp_keys * chunks; index += 32) {
+    for (int index = 2 * warp_row + lane; index < warp_keys * chunks; index += 32 * layout.row_warps) {
       const int row = index / chunks, j = kv_begin + row;
       if (j >= seen.begin && j < seen.end) continue;
       ptx::store_shared(V + VTile::offset(warp_key + row, index % chunks), ptx::Vector<unsigned, 4>{});
     }
     ptx::fence_async_shared();  // the next box is written here later
-    __syncwarp();               // all rows are clear before they are read
+    sync_rows();                // all rows are clear before they are read
   }
 };
 

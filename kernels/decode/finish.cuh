@@ -179,7 +179,7 @@ struct Finish : ClusterMerge<config> {
       collect_all(O, parts, received);
       return merge_received(received);
     }
-    if constexpr (config.item_blocks == 1) return collect_all(O, parts, nullptr);
+    if constexpr (!Base::shares_items) return collect_all(O, parts, nullptr);
     const int start = position - (tile - item.first_tile);
     if constexpr (config.split_tiles > 0) return end_split(run.shares, parts, start, tile, O);
     const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;

@@ -23,6 +23,7 @@ struct FinishRows {
   static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
   static constexpr bool narrow = is_narrow(key_type(features));
   static constexpr bool repairs_rows = tile::Score<features>::hides;
+  static constexpr bool shares_items = config.item_blocks != 1 && !config.strided_items;  // with other blocks
   using Element = ptx::Element<features.dtype>;
   using Four = ptx::Vector<float, 4>;
   using Pair = ptx::Vector<float, 2>;

@@ -79,11 +79,11 @@ template <ForwardConfig config>
 struct Run {
   Cursor<config> start;
   Shares shares;
-  int begin;
+  int begin;  // its tiles, counted from the first of all, or from its own first where no other block's matter
   int end;
 
-  /// Of one item, whose place in the grid says which.
-  static constexpr bool is_short = config.item_blocks > 0;
+  /// Found in few instructions, by which a short context's start is shorter.
+  static constexpr bool is_short = config.item_blocks > 0 && config.key_groups == 1 && config.block_q <= 16;
 
   __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
     if constexpr (config.item_blocks > 0) {
@@ -118,7 +118,7 @@ struct Run {
     end = shares.begin_of(static_cast<int>(blockIdx.x) + 1);
   }
 
-  /// Where each item has blocks of its own: blockIdx.x counts them, and tiles of rows. Positions count from its first tile.
+  /// Where each item has blocks of its own: blockIdx.x counts them, and tiles of rows.
   __device__ __forceinline__ void share_item(const AttentionArgs& args) {
     constexpr int blocks = tile::max(1, config.item_blocks);
     static_assert(config.item_blocks == 0 || !(config.features.packed || config.split_tiles > 0 || config.row_grid));
@@ -129,9 +129,9 @@ struct Run {
     start.item.row_tile = static_cast<int>(blockIdx.x) / blocks;
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, start.item.batch_idx);
     shares = Shares(start.item.find_tiles(args, sequence), blocks);
-    begin = shares.begin_of(rank);
-    end = shares.begin_of(rank + 1);
-    start.tile = start.item.first_tile + begin;
+    const int first = shares.begin_of(rank);
+    begin = 0, end = shares.begin_of(rank + 1) - first;
+    start.tile = start.item.first_tile + first;
   }
 
   /// Where all items have the same tiles.
@@ -140,7 +140,14 @@ struct Run {
     start.item = {};
     start.item.row_tile = Item<config>::first_row_tile();
     const int tiles = start.item.find_tiles(args, sequence), row_tiles = Item<config>::row_tiles_of(sequence);
-    take(tiles * row_tiles * args.heads_kv * args.batch);
+    const int items = row_tiles * args.heads_kv * args.batch;
+    if constexpr (config.strided_items) {  // whole ones, as many for each block
+      begin = 0, end = items / static_cast<int>(gridDim.x) * tiles;
+      start.item.place(static_cast<int>(blockIdx.x), row_tiles, args.heads_kv);
+      start.tile = start.item.first_tile;
+      return;
+    }
+    take(tiles * items);
     if constexpr (config.split_tiles > 0) {  // a split belongs to the block in whose share it begins
       const auto to_split = [&](int position) {
         const int tile = position % tiles;
@@ -148,7 +155,7 @@ struct Run {
       };
       begin = to_split(begin), end = to_split(end);
     }
-    start.item.place(config.strided_items ? static_cast<int>(blockIdx.x) : begin / tiles, row_tiles, args.heads_kv);
+    start.item.place(begin / tiles, row_tiles, args.heads_kv);
     start.tile = start.item.first_tile + begin % tiles;
   }
 

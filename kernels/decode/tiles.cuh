@@ -17,6 +17,9 @@ struct DecodeTiles {
   using V = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim_v)>;
 };
 
+/// Named barriers of the warps that have the same keys (decode/sm90): this one and the next. 1 to 4 are others.
+constexpr int barrier_rows = 5;
+
 /// A barrier of the warps that compute: all of the block, or all but the producer.
 template <ForwardConfig config>
 __device__ __forceinline__ void sync_consumers() {
