@@ -35,7 +35,7 @@ struct DecodeSm90 {
   static constexpr int stages = config.num_stages, block_kv = config.block_kv;
   // Of the planner's device, whose shared memory is that of sm_90.
   static constexpr DecodeRegisters registers{config, decode_blocks_per_sm(config, 227 << 10)};
-  static_assert(config.producer_warp && Consumer::layout.row_warps == 1 && !features.token_scales);
+  static_assert(config.producer_warp && !features.token_scales);
 
   using SharedStorage = typename Consumer::SharedStorage;
 
@@ -170,10 +170,18 @@ struct DecodeSm90 {
 
   /// Each kind of producer has its own barriers, and waits for no other warp before its first boxes.
   __device__ __forceinline__ void prepare(int warp) const {
+    if (features.paged && decode::Run<config>::is_short && warp == producer_warps - 1) prefetch_pages();
     if (warp >= 2 * sharers || threadIdx.x % 32 != 0) return;
     const Producer producer = producer_of(warp);
     ptx::tma_prefetch(producer.map);
     if (warp < 2) producer.initialize();
+  }
+
+  /// The table of this block's sequence goes to L2 while its length is read, 128 bytes a lane.
+  __device__ __forceinline__ void prefetch_pages() const {
+    const int first = static_cast<int>(threadIdx.x) % 32 * 32;
+    const int* table = args.page_table + static_cast<long long>(blockIdx.z) * args.page_table_stride;
+    if (first < tile::ceil_div(args.seq_kv, args.page_size)) ptx::prefetch_l2(table + first);
   }
 
   __device__ __forceinline__ void produce(int warp, const decode::Run<config>& run) const {

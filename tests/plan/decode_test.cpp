@@ -37,7 +37,7 @@ TEST(PlanDecode, TakesFewQueries) {
   EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm90");
   EXPECT_EQ(make_plan(problem, Pass::forward, a100).kernel, "decode/sm80");
   problem.seq_q = 16;
-  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm80");
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "decode/sm90");
   problem.seq_q = 17;
   EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/sm90");
   EXPECT_EQ(make_plan(problem, Pass::forward, a100).kernel, "forward/sm80");
@@ -71,9 +71,9 @@ TEST(PlanDecode, YieldsPromptsInPages) {
   problem.page_size = 4;  // no box of TMA
   EXPECT_EQ(kernel(h200), "forward/sm80");
   problem.page_size = 16, problem.seq_q = 16;
-  EXPECT_EQ(kernel(h200), "decode/sm80");
+  EXPECT_EQ(kernel(h200), "decode/sm90");
   problem.seq_q = 64, problem.batch = 1;  // 32 tiles for 132 SMs, and half of their rows
-  EXPECT_EQ(kernel(h200), "decode/sm80");
+  EXPECT_EQ(kernel(h200), "decode/sm90");
   problem.seq_q = 128;
   EXPECT_EQ(kernel(h200), "forward/sm90");
   problem.seq_q = 2000, problem.batch = 4, problem.invariant = true;
@@ -83,7 +83,7 @@ TEST(PlanDecode, YieldsPromptsInPages) {
   problem.kv_dtype = Dtype::bfloat16, problem.packed = true, problem.total_q = 2000 + 63, problem.batch = 64;
   EXPECT_EQ(kernel(h200), "forward/sm90");
   problem.total_q = 512 + 63, problem.seq_q = 512;  // nearly all sequences have one query
-  EXPECT_EQ(kernel(h200), "decode/sm80");
+  EXPECT_EQ(kernel(h200), "decode/sm90");
   problem.kv_dtype.reset();
   EXPECT_EQ(make_plan(problem, Pass::forward, h200, "forward/sm90").kernel, "forward/sm90");
   problem.total_q = 8000, problem.seq_q = 2000;
@@ -99,7 +99,7 @@ TEST(PlanDecode, IsOneLaunchWithoutMemset) {
         problem.seq_q = queries;
         SCOPED_TRACE(to_string(problem) + " on " + std::to_string(device.arch));
         const Plan plan = make_plan(problem, Pass::forward, device);
-        EXPECT_EQ(plan.kernel, device.arch == 90 && plan.block_q <= 16 ? "decode/sm90" : "decode/sm80");
+        EXPECT_EQ(plan.kernel, device.arch == 90 ? "decode/sm90" : "decode/sm80");
         ASSERT_EQ(plan.launches.size(), 1u);
         EXPECT_LE(plan.launches[0].grid[0], 2 * device.num_sms);
         EXPECT_LE(plan.launches[0].shared_bytes, device.shared_bytes);
@@ -141,7 +141,7 @@ TEST(PlanDecode, TmaTakesPagesThatAreBoxes) {
 /// 128 of 132 SMs have whole items.
 TEST(PlanDecode, NarrowHeadsHaveTwoBlocksAnSm) {
   for (const auto& [head_dim, queries, threads, blocks] :
-       {std::array{64, 1, 256, 256}, {64, 8, 256, 128}, {128, 1, 384, 128}, {256, 1, 256, 128}}) {
+       {std::array{64, 1, 256, 256}, {64, 8, 384, 128}, {128, 1, 384, 128}, {256, 1, 256, 128}}) {
     Problem problem = one_token(64, 4096, head_dim);
     problem.seq_q = queries;
     const Plan plan = make_plan(problem, Pass::forward, h200);
@@ -190,7 +190,15 @@ TEST(PlanDecode, FewItemsAreClusters) {
   EXPECT_EQ(item_blocks(one_token(1, 8192), a100), 0);
   Problem problem = one_token(8, 8192);
   EXPECT_EQ(item_blocks(problem), 0);             // lengths are on the device
-  EXPECT_EQ(item_blocks(one_token(8, 1024)), 2);  // of short items
+  EXPECT_EQ(item_blocks(one_token(4, 1024)), 2);  // of short items
+  EXPECT_EQ(item_blocks(one_token(8, 1024)), 1);  // enough of them
+  Problem narrow = one_token(8, 8192, 64);
+  narrow.heads_q = 64, narrow.heads_kv = 4;
+  EXPECT_EQ(item_blocks(narrow), 0);
+  narrow.seqused_kv = false;
+  EXPECT_EQ(item_blocks(narrow), 6);
+  narrow.seq_kv = 32768;
+  EXPECT_EQ(item_blocks(narrow), 0);
   problem.seqused_kv = false;
   EXPECT_EQ(item_blocks(problem), 2);
   problem.batch = 16;  // one for each SM
@@ -199,6 +207,22 @@ TEST(PlanDecode, FewItemsAreClusters) {
   EXPECT_EQ(item_blocks(problem), 0);
   problem.batch = 1, problem.invariant = true;
   EXPECT_EQ(item_blocks(problem), 0);
+}
+
+/// Rows of an item: 16 where tiles of keys are too few for all SMs, 32 where items are cut, else 64.
+TEST(PlanDecode, RowsOfAnItemFollowTheKeys) {
+  const auto rows = [](std::int64_t batch, std::int64_t keys, std::int64_t group, const DeviceInfo& device = h200) {
+    Problem problem = one_token(batch, keys);
+    problem.heads_q = 4 * group, problem.heads_kv = 4, problem.seq_q = 4;
+    return make_plan(problem, Pass::forward, device).block_q;
+  };
+  EXPECT_EQ(rows(8, 1024, 16), 16);
+  EXPECT_EQ(rows(8, 1024, 8), 16);
+  EXPECT_EQ(rows(1, 32768, 16), 32);
+  EXPECT_EQ(rows(64, 2048, 16), 64);
+  EXPECT_EQ(rows(64, 2048, 8), 32);
+  EXPECT_EQ(rows(64, 2048, 2), 8);
+  EXPECT_EQ(rows(8, 1024, 16, a100), 64);
 }
 
 /// What is read once leaves L2 first, where it is not much; not pages, which sequences may share, nor what several tiles of
@@ -217,6 +241,8 @@ TEST(PlanDecode, ReadsOnceWhatNoOtherItemReads) {
   problem = one_token(4, 8192);
   problem.page_size = 64, problem.num_pages = 5000;
   EXPECT_FALSE(once(problem));
+  problem.batch = 1;
+  EXPECT_TRUE(once(problem));
 }
 
 /// Where lengths are on the device, the blocks of a key head share its tiles: those of other heads read the same keys

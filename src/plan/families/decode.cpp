@@ -70,10 +70,22 @@ std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConf
 
 namespace {
 
-/// Sums of wide rows leave no registers for the scores of many.
-int block_q_of(const Problem& problem) {
+/// Rows of an item at most. Sums of wide rows leave no registers for the scores of many. On sm_90 a few tiles of keys are
+/// read for each 16 rows once more from L2, by SMs that would have nothing to do: 8 x 64/4 x 1024 with 4 queries takes 17.6
+/// us, with 32 rows 20.6, with 64 28.3. Items that are cut have 32, which are merged sooner: 1 x 64/4 x 32768 45.4 us, with
+/// 64 58.9; 64 x 64/4 x 2048, which are whole, 105.5 and 90.2.
+std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t tile_keys = 128, most = 64;
+  if (problem.head_dim_v > 128) return 16;
+  if (device.arch != 90) return most;
+  const std::int64_t heads = problem.batch * problem.heads_kv;
+  if (heads * ceil_div(problem.seq_kv, tile_keys) <= 2 * device.num_sms) return 16;
+  return heads * ceil_div(decode_rows(problem), most) < device.num_sms ? 32 : most;
+}
+
+int block_q_of(const Problem& problem, const DeviceInfo& device) {
   if (problem.invariant) return 16;  // warps share keys in one way, whatever the number of rows
-  const std::int64_t most = problem.head_dim_v > 128 ? 16 : 64;
+  const std::int64_t most = max_rows(problem, device);
   for (const int rows : {8, 16, 32}) {
     if (decode_rows(problem) <= rows || rows == most) return rows;
   }
@@ -164,7 +176,7 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
 
 /// With as many rows as there are, or as few as fit.
 std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp = false) {
-  for (int block_q = block_q_of(problem); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
+  for (int block_q = block_q_of(problem, device); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
     auto config = configure(problem, device, producer_warp, block_q);
     if (config && problem.invariant)
       config->split_tiles = static_cast<int>(invariant_split_keys(problem)) / config->block_kv;
@@ -228,7 +240,7 @@ std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device)
   std::string reason = reject(problem, device);
   if (!reason.empty()) return reason;
   const auto config = configure(problem, device, true);
-  if (config->block_q > 16) return "takes at most 16 rows of a key head at a time";
+  if (config->block_q > 16 && is_narrow(key_type(config->features))) return "takes at most 16 rows of 8-bit keys at a time";
   if (config->num_warps % 4 != 0) return "needs whole warpgroups";
   if (problem.kv_scales == ScaleKind::token) return "takes no scales of tokens";
   if (problem.page_size != 0 && !pages_are_boxes(problem, config->block_kv)) {
@@ -266,7 +278,8 @@ bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std
 /// of the SMs read a short context as fast as all, and a cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384
 /// takes 20.7 us with 64 blocks, before 25.6 with 128; 1 x 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8. Items whose
 /// lengths are on the device may differ, which short ones can afford: 8 x 32/8 x 1024 in pages of 64 takes 19.7 us,
-/// before 21.8, with lengths from 1 to 1024 15.7, 18.9.
+/// before 21.8, with lengths from 1 to 1024 15.7, 18.9. A block for each of few items has nothing to merge: 8 x 32/8 x 1024
+/// takes 17.7 us, with two 18.0; with 4 queries 17.9, 19.8. Six, of two an SM: 8 x 64/4 x 8192 at head_dim 64 28.3, 31.4.
 int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config, std::int64_t most) {
   const abi::Features& features = config.features;
   const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
@@ -275,25 +288,29 @@ int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::
   const std::int64_t tiles = tiles_of_item(problem, config), items = items_of(problem, config);
   if (items == 0) return 0;  // nothing is launched
   constexpr std::int64_t short_share = 8;
-  for (const std::int64_t size : {16, 8, 4, 2, 1}) {
+  const bool two_an_sm = most > device.num_sms;
+  if (!two_an_sm && tiles <= short_share && items <= most && 9 * items >= 4 * most) return 1;
+  for (const std::int64_t size : {16, 8, 6, 4, 2, 1}) {
     const bool fits = size <= tiles && items * size <= (size <= 2 ? most : most * 3 / 4);
-    if (fits && ((!lengths_differ && items * size * 16 >= most * 15) || tiles <= short_share * size))
+    const bool fill = size != 6 && items * size * 16 >= most * 15;  // the GPU
+    const bool few = size == 6 && two_an_sm && tiles <= 2 * short_share * size && 2 * items * size >= most;
+    if (fits && ((!lengths_differ && (fill || few)) || (size != 6 && tiles <= short_share * size)))
       return static_cast<int>(size);
   }
   return 0;
 }
 
 /// Whether K and V had better leave L2 first, so that what others left there stays, and is not written back meanwhile: no
-/// two items have the same keys (pages may be those of a prefix that sequences share), and there are few. 1 x 32/8 x 8192
-/// (34 MB) takes 19.9 us, before 21.0, 1 x 32768 (134 MB) 46.6, 48.4; but 32 x 8/1 x 16384 (268 MB) 80.9, 78.0, and
+/// two items have the same keys (pages may be those of a prefix that several sequences share), and there are few. 1 x 32/8
+/// x 8192 (34 MB) takes 19.9 us, before 21.0, 1 x 32768 (134 MB) 46.6, 48.4; but 32 x 8/1 x 16384 (268 MB) 80.9, 78.0, and
 /// 16 x 8192 (537 MB) 140.0, 132.9.
 bool reads_once(const Problem& problem, const abi::ForwardConfig& config) {
   constexpr std::int64_t max_bytes = 150 << 20;
   const auto own = [](const Strides& s) { return s.batch != 0 && s.head != 0; };
   const std::int64_t width = problem.head_dim + problem.head_dim_v,
                      of_element = is_narrow(key_type(config.features)) ? 1 : 2;
-  return problem.page_size == 0 && config.one_row_tile && own(problem.k_strides) && own(problem.v_strides) &&
-         problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= max_bytes;
+  return (problem.page_size == 0 || problem.batch == 1) && config.one_row_tile && own(problem.k_strides) &&
+         own(problem.v_strides) && problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= max_bytes;
 }
 
 /// Whether the blocks are shared out among the key heads first, so that the heads of the same keys are read side by side:
@@ -361,8 +378,8 @@ std::span<const KernelEntry> decode_kernels() {
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements =
-                      "sm_90; what decode/sm80 takes, with at most 16 rows of a key head at a time, strides that "
-                      "TMA can take, pages of 8, 16, 32, 64 or multiples of a tile's keys, no scales of tokens",
+                      "sm_90; what decode/sm80 takes, with strides that TMA can take, pages of 8, 16, 32, 64 or multiples "
+                      "of a tile's keys, at most 16 rows of 8-bit keys at a time, no scales of tokens",
                   .pages = true,
                   .left_padding = true,
                   .invariant = true,

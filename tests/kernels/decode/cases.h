@@ -109,8 +109,11 @@ inline std::vector<Case> shared_items() {
   two.problem.head_dim = two.problem.head_dim_v = 136;
   Case& masked = add("shared_masked", 4, 4, 700);
   masked.problem.causal = true, masked.nan_value = 698;
+  Case& cut = add("eight_sms_many_rows", 16, 4, 1100);  // tiles of 32, of two warps, that two blocks share
+  cut.problem.causal = true, cut.nan_value = 1098;
   Case& nan = add("shared_nan_query", 4, 1, 700);  // no score of the row is a number, in any part
   nan.problem.sink = true, nan.nan_query = 0;
+  add("shared_by_six", 4, 1, 900).problem.batch = 5;  // 40 SMs have two blocks each of narrow heads
   Case& wide = add("shared_narrow_values", 3, 2, 700);
   wide.problem.head_dim = 64, wide.problem.head_dim_v = 40;
   return cases;
@@ -138,6 +141,12 @@ inline std::vector<Case> box_cases() {
   Case wide = shape("head_dim_200_by_72", 16, 1, 300);
   wide.problem.head_dim = 200, wide.problem.head_dim_v = 72, wide.problem.sink = true;
   cases.push_back(wide);
+  Case many = shape("a_tile_of_64_rows", 16, 4, 600);  // four warps have the same keys
+  put_in_pages(many, 16, {600, 3, 0, 470});
+  cases.push_back(many);
+  Case two = shape("rows_of_two_warps", 8, 3, 500);
+  two.problem.seqused_kv = true, two.seqused_kv = {490, 131}, two.nan_value = 495;
+  cases.push_back(two);
   Case narrow = shape("head_dim_64_packed", 4, 3, 0);
   narrow.problem.head_dim = 64;
   narrow.problem.packed = true, narrow.cu_seqlens_q = {0, 3, 3, 5}, narrow.cu_seqlens_kv = {0, 150, 171, 400};

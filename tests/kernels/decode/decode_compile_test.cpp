@@ -78,8 +78,11 @@ TEST_P(DecodeCompile, WithoutSpills) {
     narrow.kv_dtype = Dtype::float8_e4m3, narrow.kv_scales = ScaleKind::head;
     Problem cluster = all_options(128, 4, 4);  // one for each key head
     cluster.batch = 1;
-    std::vector<Problem> loaded{in_pages(decoding(128, 4, 1)), all_options(128, 4, 1), narrow, cluster};
-    if (with_long_tail()) loaded.insert(loaded.end(), {decoding(64, 8, 1), decoding(256, 4, 2), splits});
+    Problem two_warps = decoding(128, 8, 4);  // along the rows
+    two_warps.batch = 2;
+    std::vector<Problem> loaded{in_pages(decoding(128, 4, 1)), all_options(128, 4, 1), narrow, cluster, two_warps};
+    if (with_long_tail())
+      loaded.insert(loaded.end(), {decoding(64, 8, 1), decoding(256, 4, 2), splits, all_options(128, 16, 4)});
     for (const Problem& problem : loaded) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm90"));
   }
   expect_plans_compile(plans, arch);
