@@ -204,7 +204,7 @@ std::vector<Case> structure_cases() {
 
 INSTANTIATE_TEST_SUITE_P(Bias, BackwardSm90Loops, ::testing::ValuesIn(bias_loops()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90,
-                         ::testing::ValuesIn(telling_share_of(contract_cases(Dtype::bfloat16), 3, 2)), case_name);
+                         ::testing::ValuesIn(telling_share_of(contract_cases(Dtype::bfloat16), 6, 2)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, BackwardSm90, ::testing::ValuesIn([] {
                            std::vector<Case> cases = contract_cases(Dtype::float16);
                            cases.resize(12);  // the sizes

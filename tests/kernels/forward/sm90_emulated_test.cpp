@@ -16,7 +16,7 @@ TEST_P(ForwardSm90, KeepsTheContract) { check_sm90(GetParam(), "forward/sm90", P
 
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm90, ::testing::ValuesIn(some_of(contract_cases(Dtype::float16), 48)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, ForwardSm90,
-                         ::testing::ValuesIn(telling_share_of(contract_cases(Dtype::bfloat16), 3, 2)), case_name);
+                         ::testing::ValuesIn(telling_share_of(contract_cases(Dtype::bfloat16), 6, 2)), case_name);
 
 TEST(ForwardSm90FarSequence, KeepsTheContract) {
   check(far_case(Dtype::bfloat16), {.device = gpu, .kernel = "forward/sm90", .pass = Pass::forward});
