@@ -115,14 +115,14 @@ nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
   slots[Slot::q].stream = current_stream(args[0], slots[Slot::q].device);
   Call call(slots, options_of(args[6]));
   call.set_forward(out, lse, 0, 0);
-  NewTensor dq = empty_like(args[0], slots[Slot::q]), dk = empty_like(args[1], slots[Slot::k]),
-            dv = empty_like(args[2], slots[Slot::v]);
+  NewTensor results[] = {NewTensor::like(args[0], slots[Slot::q]), NewTensor::like(args[1], slots[Slot::k]),
+                         NewTensor::like(args[2], slots[Slot::v])};
   Gradients gradients;
   gradients.dout = dout;
-  gradients.dq = dq.tensor, gradients.dk = dk.tensor, gradients.dv = dv.tensor;
+  gradients.dq = results[0].tensor, gradients.dk = results[1].tensor, gradients.dv = results[2].tensor;
   call.set_gradients(gradients);
-  run_call(call, true, args[0]);
-  return nb::make_tuple(dq.object, dk.object, dv.object);
+  run_call(call, true, args[0], results);
+  return nb::make_tuple(results[0].to_python(), results[1].to_python(), results[2].to_python());
 }
 
 }  // namespace

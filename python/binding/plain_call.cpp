@@ -30,6 +30,18 @@ int which(nb::handle value, const char* zero, const char* one) {
   return PyUnicode_CompareWithASCIIString(value.ptr(), one) == 0 ? 1 : -1;
 }
 
+/// Where the results are.
+void set_results(Call& call, bool backward, std::span<const NewTensor> results) {
+  if (backward) {
+    call.buffers.dq = results[0].tensor.data;
+    call.buffers.dk = results[1].tensor.data;
+    call.buffers.dv = results[2].tensor.data;
+  } else {
+    call.buffers.out = results[0].tensor.data;
+    call.buffers.lse = static_cast<float*>(results[1].tensor.data);
+  }
+}
+
 }  // namespace
 
 bool read_options(PyObject* const* args, CallOptions& out) {
@@ -86,14 +98,25 @@ bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out) {
   return last >= 0 && out[slot].sizes[last] == keys && out[slot].strides[last] == 1;
 }
 
-void run_call(Call& call, bool backward, PyObject* like) {
+void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> results) {
   std::optional<Scratch> workspace;
-  if (const std::size_t bytes = call.workspace(backward)) {
-    workspace.emplace(like, bytes + Call::workspace_alignment, call.options.device, call.options.stream);
-    call.set_workspace(workspace->data(), bytes);
-  }
-  const GilRelease released;
-  call.run(backward);
+  const std::size_t bytes = call.workspace(backward);
+  if (bytes > 0) workspace.emplace(bytes + Call::workspace_alignment, call.options.device, call.options.stream);
+  const auto make_and_run = [&] {
+    const GilRelease released;  // memory may have to come from the driver, and a launch may have to wait
+    for (NewTensor& result : results) {
+      if (!result.make()) return false;
+    }
+    if (workspace && !workspace->make()) return false;
+    set_results(call, backward, results);
+    if (workspace) call.set_workspace(workspace->data(), bytes);
+    call.run(backward);
+    return true;
+  };
+  if (make_and_run()) return;
+  for (NewTensor& result : results) result.make_by_python();
+  if (workspace) workspace->make_by_python(like);
+  make_and_run();
 }
 
 Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse, bool backward_follows) {
@@ -101,11 +124,11 @@ Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options
   q.stream = current_stream(qkv[0], q.device);
   Call call(slots, options);
   call.options.backward_follows = backward_follows;
-  NewTensor out = empty_like(qkv[0], q), lse{.object = nb::none(), .tensor = {}};
-  if (with_lse) lse = empty_lse(qkv[0], call.problem, q.device);
-  call.set_forward(out.tensor, lse.tensor, 0, 0);
-  run_call(call, false, qkv[0]);
-  return {.out = std::move(out.object), .lse = std::move(lse.object)};
+  NewTensor results[] = {NewTensor::like(qkv[0], q),
+                         with_lse ? NewTensor::lse_of(qkv[0], call.problem, q.device) : NewTensor()};
+  call.set_forward(results[0].tensor, results[1].tensor, 0, 0);
+  run_call(call, false, qkv[0], results);
+  return {.out = results[0].to_python(), .lse = results[1].to_python()};
 }
 
 }  // namespace flash_attention::python

@@ -2,8 +2,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <span>
+
 #include "call/call.h"
 #include "errors.h"
+#include "torch_functions.h"
 
 // What the fast paths of a plain call share (eager.cpp, eager_cache.cpp): its arguments as Python gives them, and its run.
 
@@ -40,8 +43,8 @@ bool read_tensors(PyObject* const* qkv, Slots& out);
 /// A bias or a mask over `keys` keys, None where there is none; false where it is not plain.
 bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out);
 
-/// With a workspace where `like` is.
-void run_call(Call& call, bool backward, PyObject* like);
+/// Makes the results, out and lse or dq, dk and dv, and a workspace, where `like` is; then runs the call.
+void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> results);
 
 struct Results {
   nb::object out, lse;

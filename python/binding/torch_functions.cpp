@@ -93,7 +93,6 @@ const CFunctions& functions() {
 void* new_handle(const Tensor& shape, std::int32_t dtype) {
   const CFunctions& c = functions();
   void* handle = nullptr;
-  const GilRelease released;  // the memory may have to come from the driver
   const std::int32_t type = device_traits(shape.device).host_memory ? c.cpu : c.cuda;
   const int status = c.empty_strided(shape.rank, shape.sizes, shape.strides, dtype, type, shape.device.index, &handle);
   return status == 0 ? handle : nullptr;
@@ -106,18 +105,6 @@ void* new_bytes(std::size_t bytes, Device device) {
   shape.strides[0] = 1;
   shape.device = device;
   return new_handle(shape, functions().uint8);
-}
-
-/// A new tensor of these sizes and strides; no object where torch's C functions cannot make it.
-NewTensor new_tensor(const Tensor& shape, std::int32_t dtype) {
-  const CFunctions& c = functions();
-  void* const handle = new_handle(shape, dtype);
-  if (handle == nullptr) return {};
-  NewTensor made{.object = {}, .tensor = shape};
-  PyObject* const object = c.data_of(handle, &made.tensor.data) == 0 ? c.wrap(handle) : nullptr;
-  c.remove(handle);
-  made.object = checked(object);
-  return made;
 }
 
 /// Whether the axes, in some order, have no gaps and no overlap: then torch.empty_like keeps the strides.
@@ -149,31 +136,47 @@ nb::object by_python(PyObject* like, const nb::tuple& sizes, const nb::tuple& st
 
 }  // namespace
 
-NewTensor empty_like(PyObject* object, const Tensor& tensor) {
-  if (functions().complete && is_dense(tensor)) {
-    if (NewTensor made = new_tensor(tensor, dtype_number(tensor)); made.object.is_valid()) return made;
-  }
-  NewTensor made{.object = result_of(torch.empty_like, {object}), .tensor = {}};
-  made.tensor = tensor_of(made.object, "a new tensor");
-  return made;
+NewTensor::NewTensor(PyObject* like, bool is_lse, const Tensor& shape) : tensor(shape), like_(like), is_lse_(is_lse) {
+  tensor.data = nullptr;
+  if (!is_lse && (!functions().complete || !is_dense(shape))) make_by_python();  // which finds the strides
 }
 
-NewTensor empty_lse(PyObject* like, const Problem& problem, Device device) {
-  const std::int64_t of_head = problem.seq_q, of_batch = problem.heads_q * problem.seq_q;
-  if (functions().complete) {
-    Tensor shape;
-    shape.name = "lse";
-    shape.rank = 3;
-    shape.sizes[0] = problem.batch, shape.sizes[1] = problem.heads_q, shape.sizes[2] = problem.seq_q;
-    shape.strides[0] = of_batch, shape.strides[1] = of_head, shape.strides[2] = 1;
-    shape.device = device;
-    if (NewTensor made = new_tensor(shape, functions().float32); made.object.is_valid()) return made;
-  }
-  NewTensor made{.object = by_python(like, nb::make_tuple(problem.batch, problem.heads_q, problem.seq_q),
-                                     nb::make_tuple(of_batch, of_head, 1), torch.float32),
-                 .tensor = {}};
-  made.tensor = tensor_of(made.object, "lse");
-  return made;
+NewTensor NewTensor::like(PyObject* object, const Tensor& tensor) { return {object, false, tensor}; }
+
+NewTensor NewTensor::lse_of(PyObject* like, const Problem& problem, Device device) {
+  Tensor shape;
+  shape.name = "lse";
+  shape.rank = 3;
+  shape.sizes[0] = problem.batch, shape.sizes[1] = problem.heads_q, shape.sizes[2] = problem.seq_q;
+  shape.strides[0] = problem.heads_q * problem.seq_q, shape.strides[1] = problem.seq_q, shape.strides[2] = 1;
+  shape.device = device;
+  return {like, true, shape};
+}
+
+NewTensor::~NewTensor() {
+  if (handle_ != nullptr) functions().remove(handle_);
+}
+
+bool NewTensor::make() {
+  if (like_ == nullptr || tensor.data != nullptr) return true;
+  const CFunctions& c = functions();
+  if (!c.complete) return false;
+  handle_ = new_handle(tensor, is_lse_ ? c.float32 : dtype_number(tensor));
+  return handle_ != nullptr && c.data_of(handle_, &tensor.data) == 0;
+}
+
+void NewTensor::make_by_python() {
+  if (like_ == nullptr || tensor.data != nullptr) return;
+  const auto& [sizes, strides] = std::tie(tensor.sizes, tensor.strides);
+  object_ = is_lse_ ? by_python(like_, nb::make_tuple(sizes[0], sizes[1], sizes[2]),
+                                nb::make_tuple(strides[0], strides[1], strides[2]), torch.float32)
+                    : result_of(torch.empty_like, {like_});
+  tensor = tensor_of(object_, "a new tensor");
+}
+
+nb::object NewTensor::to_python() {
+  if (like_ == nullptr) return nb::none();
+  return object_.is_valid() ? object_ : checked(functions().wrap(handle_));
 }
 
 /// The last workspace of a GPU's default stream, which the next call takes again instead of asking torch. What is launched
@@ -195,12 +198,15 @@ Scratch::Kept* Scratch::take_kept(std::size_t bytes, Device device, void* stream
   if (!has_default_stream || bytes > Kept::max_bytes || device.index >= Kept::max_devices) return nullptr;
   Kept& kept = all[static_cast<std::size_t>(device.index)];
   if (kept.taken) return nullptr;
-  kept.taken = true;  // from here on: torch lets go of the GIL where it makes a larger one
+  kept.taken = true;  // from here on: the GIL is let go of where a larger one is made
   if (kept.bytes >= bytes) return &kept;
   const CFunctions& c = functions();
   if (kept.handle != nullptr) c.remove(kept.handle);
   kept.bytes = 0;
-  kept.handle = new_bytes(std::bit_ceil(bytes), device);
+  {
+    const GilRelease released;
+    kept.handle = new_bytes(std::bit_ceil(bytes), device);
+  }
   if (kept.handle != nullptr && c.data_of(kept.handle, &kept.data) == 0) {
     kept.bytes = std::bit_ceil(bytes);
     return &kept;
@@ -209,17 +215,21 @@ Scratch::Kept* Scratch::take_kept(std::size_t bytes, Device device, void* stream
   return nullptr;
 }
 
-Scratch::Scratch(PyObject* like, std::size_t bytes, Device device, void* stream) {
-  if (functions().complete) {
-    kept_ = take_kept(bytes, device, stream);
-    if (kept_ != nullptr) {
-      data_ = kept_->data;
-      return;
-    }
-    handle_ = new_bytes(bytes, device);
-    if (handle_ != nullptr && functions().data_of(handle_, &data_) == 0) return;
-  }
-  object_ = by_python(like, nb::make_tuple(bytes), nb::make_tuple(1), torch.uint8);
+Scratch::Scratch(std::size_t bytes, Device device, void* stream)
+    : bytes_(bytes), device_(device), kept_(functions().complete ? take_kept(bytes, device, stream) : nullptr) {
+  if (kept_ != nullptr) data_ = kept_->data;
+}
+
+bool Scratch::make() {
+  if (data_ != nullptr) return true;
+  if (!functions().complete) return false;
+  handle_ = new_bytes(bytes_, device_);
+  return handle_ != nullptr && functions().data_of(handle_, &data_) == 0;
+}
+
+void Scratch::make_by_python(PyObject* like) {
+  if (data_ != nullptr) return;
+  object_ = by_python(like, nb::make_tuple(bytes_), nb::make_tuple(1), torch.uint8);
   data_ = tensor_of(object_, "workspace").data;
 }
 

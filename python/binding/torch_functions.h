@@ -46,33 +46,57 @@ bool is_intercepted(Device device);                        ///< a mode is on in 
 bool wants_gradient(PyObject* const* tensors, int count);  ///< gradients are on, and one of them asks for its own
 bool are_tensors(PyObject* const* objects, int count);     ///< of the very class, not of one that is made from it
 
-// Tensors that torch makes: by its C functions where this torch has them, which take less time than Python's.
+// Tensors that torch makes: by its C functions where this torch has them, which take less time than Python's and need no
+// GIL. A call lets go of it once, for the memory of its results and its launch: each time, a thread that waits for it, as
+// torch's for gradients does, may take it and keep the call waiting.
 
-struct NewTensor {
-  nb::object object;
-  Tensor tensor;  ///< what it is made of
+/// A tensor for a result: described first, then made, then Python's.
+class NewTensor {
+ public:
+  NewTensor() = default;  ///< none
+
+  /// As torch.empty_like(object) makes it; `tensor` is what the object is made of.
+  static NewTensor like(PyObject* object, const Tensor& tensor);
+
+  /// float32 [batch, heads_q, seq_q] where `like` is.
+  static NewTensor lse_of(PyObject* like, const Problem& problem, Device device);
+
+  NewTensor(NewTensor&&) = delete;
+  ~NewTensor();
+
+  bool make();             ///< its memory, with the GIL or without; false where torch's C functions cannot
+  void make_by_python();   ///< the same with the GIL, or the error that torch raises; nothing where there is memory already
+  nb::object to_python();  ///< with the GIL; None where there is none
+
+  Tensor tensor;  ///< without data until it is made
+
+ private:
+  NewTensor(PyObject* like, bool is_lse, const Tensor& shape);
+
+  PyObject* like_ = nullptr;
+  bool is_lse_ = false;
+  void* handle_ = nullptr;
+  nb::object object_;
 };
 
-/// As torch.empty_like(object) makes it; `tensor` is what the object is made of.
-NewTensor empty_like(PyObject* object, const Tensor& tensor);
-
-/// float32 [batch, heads_q, seq_q] where `like` is.
-NewTensor empty_lse(PyObject* like, const Problem& problem, Device device);
-
-/// Memory for the time of a call, where `like` is; Python sees nothing of it where torch has C functions. Made and gone
-/// under the GIL.
+/// Memory for the time of a call; Python sees nothing of it where torch has C functions. Begun and gone under the GIL.
 class Scratch {
  public:
-  Scratch(PyObject* like, std::size_t bytes, Device device, void* stream);
+  Scratch(std::size_t bytes, Device device, void* stream);
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
+
+  bool make();                          ///< as NewTensor's
+  void make_by_python(PyObject* like);  ///< where `like` is
   void* data() const { return data_; }
 
  private:
   struct Kept;
   static Kept* take_kept(std::size_t bytes, Device device, void* stream);
 
+  std::size_t bytes_;
+  Device device_;
   void* handle_ = nullptr;
   Kept* kept_ = nullptr;
   nb::object object_;
