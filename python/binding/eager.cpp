@@ -74,7 +74,7 @@ nb::object attend(PyObject* const* args, Py_ssize_t count) {
   const std::int64_t keys = slots[Slot::k].sizes[options.heads_first ? 2 : 1];
   if (!read_scores(bias, Slot::bias, keys, slots) || !read_scores(mask, Slot::mask, keys, slots)) return nb::none();
   if (bias != Py_None && wants_gradient(&bias, 1)) return nb::none();
-  if (!wants_gradient(args, 3)) return run_plain(args, slots, options, false).out;
+  if (!wants_gradient(args, 3)) return run_plain(args, slots, options, {}).out;
   if (bias != Py_None || mask != Py_None) return nb::none();
   options.deterministic = options.deterministic || answer(torch.deterministic).ptr() == Py_True;
   return differentiate({.qkv = args, .slots = slots, .options = options});
@@ -91,7 +91,7 @@ nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
   if (count != 5 || pending == nullptr || !std::equal(qkv, qkv + 3, pending->qkv)) {
     throw nb::type_error("differentiable_forward: only attend() calls it, by way of torch");
   }
-  const Results results = run_plain(qkv, pending->slots, pending->options, true, true);
+  const Results results = run_plain(qkv, pending->slots, pending->options, {.lse = true, .backward_follows = true});
   set(args[0], torch.to_save,
       nb::make_tuple(nb::handle(qkv[0]), nb::handle(qkv[1]), nb::handle(qkv[2]), results.out, results.lse));
   set(args[0], torch.options, args[4]);

@@ -119,13 +119,14 @@ void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> re
   make_and_run();
 }
 
-Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse, bool backward_follows) {
+Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, const Wanted& wanted) {
   Tensor& q = slots[Slot::q];
   q.stream = current_stream(qkv[0], q.device);
   Call call(slots, options);
-  call.options.backward_follows = backward_follows;
-  NewTensor results[] = {NewTensor::like(qkv[0], q),
-                         with_lse ? NewTensor::lse_of(qkv[0], call.problem, q.device) : NewTensor()};
+  call.options.backward_follows = wanted.backward_follows;
+  NewTensor results[] = {
+      wanted.into == Py_None ? NewTensor::like(qkv[0], q) : NewTensor::given(wanted.into, tensor_of(wanted.into, "out")),
+      wanted.lse ? NewTensor::lse_of(qkv[0], call.problem, q.device) : NewTensor()};
   call.set_forward(results[0].tensor, results[1].tensor, 0, 0);
   run_call(call, false, qkv[0], results);
   return {.out = results[0].to_python(), .lse = results[1].to_python()};

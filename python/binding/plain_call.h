@@ -51,8 +51,12 @@ struct Results {
 };
 
 /// Forward of a plain call: out like q, and lse if it is wanted.
-Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, bool with_lse,
-                  bool backward_follows = false);
+struct Wanted {
+  bool lse = false;
+  bool backward_follows = false;
+  PyObject* into = Py_None;  ///< a tensor of the shape and type of q for out; None: a new one
+};
+Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, const Wanted& wanted);
 
 template <nb::object (*function)(PyObject* const*, Py_ssize_t)>
 PyObject* or_error(PyObject*, PyObject* const* args, Py_ssize_t count) {

@@ -143,6 +143,8 @@ NewTensor::NewTensor(PyObject* like, bool is_lse, const Tensor& shape) : tensor(
 
 NewTensor NewTensor::like(PyObject* object, const Tensor& tensor) { return {object, false, tensor}; }
 
+NewTensor NewTensor::given(PyObject* object, const Tensor& tensor) { return {nb::borrow(object), tensor}; }
+
 NewTensor NewTensor::lse_of(PyObject* like, const Problem& problem, Device device) {
   Tensor shape;
   shape.name = "lse";

@@ -61,6 +61,9 @@ class NewTensor {
   /// float32 [batch, heads_q, seq_q] where `like` is.
   static NewTensor lse_of(PyObject* like, const Problem& problem, Device device);
 
+  /// One that the caller has made; `tensor` is what the object is made of.
+  static NewTensor given(PyObject* object, const Tensor& tensor);
+
   NewTensor(NewTensor&&) = delete;
   ~NewTensor();
 
@@ -72,6 +75,7 @@ class NewTensor {
 
  private:
   NewTensor(PyObject* like, bool is_lse, const Tensor& shape);
+  NewTensor(nb::object object, const Tensor& made) : tensor(made), like_(object.ptr()), object_(std::move(object)) {}
 
   PyObject* like_ = nullptr;
   bool is_lse_ = false;

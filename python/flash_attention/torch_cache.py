@@ -75,12 +75,13 @@ def attention_over_cache(
     plain = left_padding is None and cu_seqlens_q is None and seqused_q is None and alibi_slopes is None and mask is None
     if (
         plain and sink is None and kernel is None and not invariant and not latent and cache_dtype is None
-        and k_scale is None and v_scale is None and not attention_chunk and out is None
+        and k_scale is None and v_scale is None and not attention_chunk
         and not functional.is_tracing() and type(q) is functional.eager_type
     ):  # fmt: skip
         found = _core.attend_cache(
-            q, k, v, causal, window, softcap, scale, 0.0, False, "bshd", "bottom_right", seqused_kv, page_table, return_lse
-        )
+            q, k, v, causal, window, softcap, scale, 0.0, False, "bshd", "bottom_right",
+            seqused_kv, page_table, return_lse, out,
+        )  # fmt: skip
         if found is not None:
             return refusing_gradients("attention_over_cache", found, q, k, v)
     sources = q, k, v, sink, alibi_slopes

@@ -90,7 +90,7 @@ def flash_attn_with_kvcache(
     ):  # fmt: skip
         found = _core.attend_cache(
             q, k_cache, v_cache, causal, window_size, softcap, softmax_scale, 0.0, False, "bshd", "bottom_right",
-            cache_seqlens, page_table if block_table is None else block_table, return_softmax_lse,
+            cache_seqlens, page_table if block_table is None else block_table, return_softmax_lse, None,
         )  # fmt: skip
         if found is not None:
             return found
