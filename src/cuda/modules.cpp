@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "cuda/status.h"
 #include "flash_attention/error.h"
@@ -18,9 +19,13 @@ struct Module {
   std::map<int, int> shared_bytes;  // what each GPU has been told that a launch may use
 };
 
+/// How SMs divide their memory is an attribute of a kernel: one that is launched both ways is loaded twice.
+using ModuleKey = std::pair<jit::KernelKey, bool>;
+ModuleKey module_key(const jit::KernelKey& key, const Launch& launch) { return {key, launch.much_shared}; }
+
 struct Registry {
   std::mutex mutex;
-  std::map<jit::KernelKey, Module> modules;
+  std::map<ModuleKey, Module> modules;
 };
 
 /// Never destroyed: at the end of the process the driver may be gone before our statics.
@@ -64,22 +69,22 @@ bool fits(const Module& module, const Launch& launch, int device) {
 
 Function find_function(const jit::KernelKey& key, const Launch& launch, int device) {
   const std::lock_guard lock(registry().mutex);
-  const auto place = registry().modules.find(key);
+  const auto place = registry().modules.find(module_key(key, launch));
   return place != registry().modules.end() && fits(place->second, launch, device) ? place->second.function : nullptr;
 }
 
 Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch& launch, int device) {
   auto kernel = jit::compiled(key);  // outside the lock: it may take seconds
   std::unique_lock lock(registry().mutex);
-  while (registry().modules[key].function == nullptr) {
-    const Status status = load(cu, kernel->image, key.plain ? key.entry : "kernel", registry().modules[key].function);
+  Module& module = registry().modules[module_key(key, launch)];  // stays where it is while the lock is given back
+  while (module.function == nullptr) {
+    const Status status = load(cu, kernel->image, key.plain ? key.entry : "kernel", module.function);
     if (status == 0) break;
     if (!kernel->ahead_of_time) fail(cu, status, "cuLibraryLoadData");
     lock.unlock();
     kernel = compiled_instead(describe(cu, status, "cuLibraryLoadData"), *kernel, key);
     lock.lock();
   }
-  Module& module = registry().modules[key];
   if (!fits(module, launch, device)) {
     check(cu,
           cu.KernelSetAttribute(FunctionAttribute::max_dynamic_shared_bytes, launch.shared_bytes, module.function, device),

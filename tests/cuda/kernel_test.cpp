@@ -163,6 +163,20 @@ TEST_F(KernelTest, a_launch_with_more_shared_memory_raises_the_limit) {
   EXPECT_EQ(cu.attributes.back().value, 60000);
 }
 
+TEST_F(KernelTest, a_kernel_that_sms_divide_their_memory_for_in_two_ways_is_loaded_twice) {
+  Plan plan = plan_of("divided");
+  load_kernel(plan, gpu(0));
+  const std::size_t loaded = cu.loaded.size();
+  for (Launch& launch : plan.launches) launch.much_shared = true;
+  load_kernel(plan, gpu(0));
+  EXPECT_EQ(cu.loaded.size(), 2 * loaded);
+  EXPECT_EQ(cu.attributes.back().which, 9);
+  EXPECT_EQ(cu.attributes.back().value, 100);
+  load_kernel(plan, gpu(0));
+  load_kernel(plan_of("divided"), gpu(0));
+  EXPECT_EQ(cu.loaded.size(), 2 * loaded) << "either is kept";
+}
+
 TEST_F(KernelTest, without_a_context_the_primary_one_is_used_and_taken_back) {
   const Plan plan = plan_of("context");
   load_kernel(plan, gpu(1))->launch(problem, plan, buffers, {.device = gpu(1).device});

@@ -177,6 +177,15 @@ TEST(Sm90Backward, BeginsNoFirstLaunchEarly) {
   }
 }
 
+TEST(Sm90Backward, KeepsTheDivisionOfMemoryWhereLaunchesAreShort) {
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Problem p = grouped(8, head_dim, true);
+    for (const Launch& launch : plan_of(p).launches) EXPECT_FALSE(launch.much_shared) << launch.entry;  // 134 MB and more
+    p.batch = 1, p.seq_q = p.seq_kv = 197;
+    for (const Launch& launch : plan_of(p).launches) EXPECT_TRUE(launch.much_shared) << launch.entry;
+  }
+}
+
 /// Three have more keys to a task, two have shorter ones.
 TEST(Sm90Backward, TakesTwoWarpgroupsWhereTasksAreFew) {
   const auto keys = [](std::int64_t batch, std::int64_t seq) {

@@ -151,6 +151,13 @@ bool takes_heads_in_turn(const Problem& p, const DeviceInfo& device, const abi::
          !p.packed && 4 * p.seq_q <= p.seq_kv && 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;
 }
 
+/// Whether the launches around the tiles take a few microseconds, as long as SMs take to divide their memory anew. Longer
+/// ones have many loads in flight, and want room for them in L1 (docs/lab/backward_sm90.md).
+bool are_launches_short(const Problem& p, const DeviceInfo& device) {
+  const std::int64_t row_bytes = 4 * std::max(p.head_dim, p.head_dim_v);  // of sums of dQ; as much of O and dO is read
+  return 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;
+}
+
 std::int64_t padded_rows(const Problem& p) { return sm90_padded_rows(p.total_q, p.batch); }
 
 void reserve_floats(Plan& plan, abi::BackwardSm90Region region, std::int64_t floats) { reserve(plan, region, floats * 4); }
@@ -308,7 +315,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                 .block = 32 * repair_warps},
                repair_blocks(p, device) + (together ? row_tiles : 0));
   }
-  for (Launch& launch : plan.launches) launch.much_shared = true;
+  for (Launch& launch : plan.launches) launch.much_shared = are_launches_short(p, device);
   if (portable_parts) {
     add_delta_launch(p, plan);
     add_sm80_bias_launch(p, device, plan);
