@@ -65,17 +65,20 @@ struct Steps : Epilogue<config> {
     const auto pair_of = [&](const float(&values)[tile_rows], int group) {
       return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
     };
-    // Under the products: what is known of the tile.
-    const int kv_begin = task().kv_begin + warpgroup * tile_rows;
-    const tile::Sequence sequence = fresh_sequence(task().sequence);
-    const tile::Score<config.features> score(args, sequence, here.head_idx);
-    const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
+    // Under the products: what is known of the tile. Without a mask most need no place.
+    const bool needs_place = has_edges || config.features.touches_scores() || edge;
+    const int kv_begin = needs_place ? task().kv_begin + warpgroup * tile_rows : 0,
+              q_begin = needs_place ? here.q_begin : 0;
+    const int head_idx = needs_place ? here.head_idx : 0;
+    const tile::Sequence sequence = needs_place ? fresh_sequence(task().sequence) : tile::Sequence{};
+    const tile::Score<config.features> score(args, sequence, head_idx);
+    const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
     const unsigned nonfinite_lanes = S::separate_dq || !edge ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
     const Math math{score,
                     dropout,
                     score.unit_scale() * tile::log2_e,
-                    here.q_begin,
+                    q_begin,
                     kv_begin,
                     16 * (thread / 32) + lane / 4,
                     2 * (lane % 4),

@@ -111,20 +111,29 @@ struct ThreeConsumer {
 
     // Under the products: what is known of the tile.
     const int thread = ThreeConsumer::thread(), lane = thread % 32;
-    const Step& here = step_at(step);
-    const tile::Sequence sequence = fresh_sequence(task().sequence);
+    const bool at_edge = edge || (!steady_state(step) && (step_at(step).edge >> warpgroup & 1) != 0);
+    tile::Sequence sequence{};
+    Step here{};
+    int kv_begin = 0;
+    unsigned nonfinite_lanes = 0;
+    // Most tiles need no place: shared memory has enough to do.
+    if (config.features.touches_scores() || at_edge) {
+      sequence = fresh_sequence(task().sequence);
+      here = step_at(step);
+      kv_begin = task().kv_begin + warpgroup * tile_rows;
+      // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
+      if constexpr (!S::separate_dq) nonfinite_lanes = shared.nonfinite_lanes[warpgroup][thread / 32];
+    }
     const tile::Score<config.features> score(args, sequence, here.head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
-    // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
-    const unsigned nonfinite_lanes = S::separate_dq ? 0 : shared.nonfinite_lanes[warpgroup][thread / 32];
     const Math math{score,
                     dropout,
                     score.unit_scale() * tile::log2_e,
                     here.q_begin,
-                    task().kv_begin + warpgroup * tile_rows,
+                    kv_begin,
                     16 * (thread / 32) + lane / 4,
                     2 * (lane % 4),
-                    edge || (!steady_state(step) && (here.edge >> warpgroup & 1) != 0),
+                    at_edge,
                     {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
     const auto pair_of = [&](const float(&values)[tile_rows], int i) {
       return *reinterpret_cast<const typename Math::Pair*>(&values[8 * (i / 4) + 2 * (lane % 4)]);
