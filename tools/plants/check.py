@@ -60,8 +60,15 @@ PLANTS = (
         "ALiBi follows the window's diagonal",
         "src/check/formula.cpp",
         "static_cast<double>(i + extent.len_kv - extent.len_q - j)",
-        "static_cast<double>(i - j)",
+        "static_cast<double>(i - j + 0 * extent.len_q)",
         RIGHT + "alibi*",
+    ),
+    Plant(
+        "the lowest biases are as low as they are",
+        "src/check/formula.cpp",
+        "std::clamp(bias, -2.3e38, 2.3e38)",
+        "bias",
+        SEEN,
     ),
     Plant(
         "the sink is forgotten",
